@@ -17,7 +17,6 @@ from gpuloader.batches.kept import Intake, NestedStager
 from gpuloader.batches.readers import Reached, close_items, stage_all
 from gpuloader.batches.schema import Collation, build_batch
 from gpuloader.batches.staged import StagedBatch
-from gpuloader.devices.foreign import current_cuda_device
 from gpuloader.devices.opening import default_place
 from gpuloader.devices.outputs import FollowingOutput
 from gpuloader.devices.places import parse_places
@@ -26,6 +25,7 @@ from gpuloader.epoch.epoch import DeliveredStep, Epoch, Iteration, open_epoch
 from gpuloader.errors import BadType
 from gpuloader.fetch.contract import Fetch
 from gpuloader.fetch.read_ahead import InlineFetch, ReadAhead
+from gpuloader.foreign import current_cuda_device
 from gpuloader.order.order import check_whole
 from gpuloader.order.randomness import Draw
 from gpuloader.order.worker_info import find_local_rank

@@ -94,6 +94,7 @@ class Assembler:
         collation = self.collation
         value: Any = samples if collation.batched else samples[0]
         if collation.function is not None:
+            # It runs for the whole batch, so what it draws belongs to no sample either.
             draw = current_draw()
             draw.index = draw.generator = None
             try:
@@ -120,6 +121,7 @@ class Assembler:
         draw = current_draw()
         many, make = self.fetch_many, self.collation.pictures
         if many is not None:
+            # It reads many samples in one call, so what it draws belongs to none of them.
             draw.index = draw.generator = None
             self._fetch_many(many, samples, [*indices], number, start)
             if make is not None:
@@ -136,6 +138,7 @@ class Assembler:
             try:
                 sample = dataset[index]
             except Exception as error:
+                # Only pictures are left out. Any other exception may be a bug, and must not pass in silence.
                 if isinstance(error, PictureError) and bad is not None:
                     bad.append(position)
                     continue
@@ -206,6 +209,7 @@ class Assembler:
         self, error: SampleError, number: int, gaps: Gaps | None, indices: Sequence[Any] | None = None
     ) -> None:
         """Add the batch, the worker, the sample's position and its dataset index to an error."""
+        # The writer counts rows, and users count samples: with samples left out, these are two numbers.
         if gaps is not None:
             gaps.locate(error)
         error.batch, error.worker = number, self.worker
@@ -214,6 +218,7 @@ class Assembler:
         if indices is None or error.index is None or error.dataset_index is not None:
             return
         error.dataset_index = indices[error.index]
+        # Two chained datasets of different shapes are a common cause, and only their names tell which.
         part, first = self.source.name_part(error.dataset_index), self.source.name_part(indices[0])
         if part:
             error.problem += f"; the sample is from {part}"
@@ -253,8 +258,11 @@ class Assembly:
             return
         assembler, gaps, indices = self._assembler, self._gaps, self._indices
         bad = None if gaps is None else gaps.begin(start, stop)
+        # Chunks are for samples that are written as they come. Kept samples have nothing to wait for, and
+        # `__getitems__` is asked once for a part, because reading samples together is what it is for.
         at_once = assembler.collation.keeps or assembler.fetch_many is not None
         samples: list[Any] = []  # those that were fetched, but not written yet
+        # A sample that is left out leaves no gap within its part, so rows may fall behind positions.
         row = position = start
         try:
             while position < stop:
@@ -270,6 +278,8 @@ class Assembly:
                 if self._write(samples, row):
                     row += len(samples)
                     samples = []
+            # No thread waits for the batch's first sample, which may be the slowest to read. What came before
+            # it is written by `finish`, in the thread that ends last.
             if samples:
                 self._early.append((row, samples))
         except SampleError as error:
@@ -283,6 +293,7 @@ class Assembly:
             with self._placing:
                 if not self._kept:
                     self._kept = [None] * len(self._indices)
+            # Each part has its own rows, and assigning a list to a slice is one step for Python's threads.
             self._kept[row : row + len(samples)] = samples
             return True
         schema = self._schema
@@ -325,6 +336,9 @@ class Assembly:
         """
         if not self._assembler.collation.stages_regions:
             return 0
+        # Where a picture lies depends on the sizes of those before it, so its place is known only when all
+        # headers have been read. Decoding is then divided again, and no thread keeps pixels of one picture
+        # while it decodes another.
         try:
             self._batch = self._make_kept_batch()
         except SampleError as error:
@@ -346,6 +360,7 @@ class Assembly:
         assembler, collation, gaps = self._assembler, self._assembler.collation, self._gaps
         try:
             if self._by_block:
+                # Parts arrive in any order; a block holds them in the batch's.
                 block = Block([part for start in sorted(self._blocks) for part in self._blocks[start]])
                 found = assembler.stage_block(block, self.number, self._reserve)
                 if found is not None:
@@ -412,6 +427,7 @@ class Assembly:
         assert slot is not None
         assert layout is not None
         objects = tuple(self._objects.values())
+        # Within a part the rows moved up as they were written; what remains are gaps between the parts.
         if gaps is not None and gaps.count:
             for view in slot.views(layout):
                 gaps.close_up(view)

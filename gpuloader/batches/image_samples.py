@@ -73,11 +73,13 @@ class PictureStage:
         SampleError
             A picture cannot be decoded, a value is not a picture, or there is no such field.
         """
+        # Numbers of their own for each sample, so that its crops are the same whichever worker makes them.
         making = _Making(self, draw.make_generator(key, _LANE), key)
         if self.names is not None and isinstance(sample, tuple | list) and len(sample) == len(self.names):
             made: Any = [making.walk(one, name) for name, one in zip(self.names, sample, strict=True)]
         else:
             made = making.walk(sample, "")
+        # A transform that met no picture is a mistyped field, which would otherwise pass in silence.
         if not self.chains.keys() <= making.done:
             missing = next(name for name in self.chains if name not in making.done)
             what = "no picture" if missing is None else f"no field {missing!r}"
@@ -105,6 +107,7 @@ class _Making:
             return self._make(value, named, named)
         if isinstance(value, Picture):
             return self._make(value, named, None)
+        # A transform without a field is for the first picture; a mask or a second view beside it stays.
         first = None in chains and None not in self.done
         if is_encoded(value):
             return self._make(value, named, None) if stage.decodes or first else value
@@ -128,6 +131,7 @@ class _Making:
         if is_picture:
             if first:
                 return self._make(value, named, None)
+            # Errors about its shape can then say what to do about pictures.
             stage.found.add(named)
         self.seen.append(named)
         return value

@@ -71,6 +71,7 @@ class ItemAssembler(Assembler):
                     gaps, items, least = Gaps(len(read)), iter(read), 1
                     bad = gaps.begin(0, len(read))
                 items = self._make_all_pictures(items, names, bad)
+            # The first item settles the schema, before room for a full batch is reserved.
             first = next(items, _END)
             staged, count = None, 0
             if first is not _END:
@@ -84,6 +85,7 @@ class ItemAssembler(Assembler):
             if staged is None:
                 return None
             staged.skipped = 0 if gaps is None else gaps.count
+            # What a collate_fn returns is the user's, and has no fields to transform.
             return staged if collation.whole else self._complete(staged, keys, count)
         except SampleError as error:
             self.locate(error, number, gaps)
@@ -112,6 +114,8 @@ class ItemAssembler(Assembler):
         self, first: Any, items: Iterator[Any], number: int, size: int, least: int, reserve: Reserve
     ) -> tuple[StagedBatch | None, int]:
         """Write items as they arrive, into memory that grows with them if a full batch would be large."""
+        # The number of items is unknown, and a last batch may be far smaller than `size` allows. So nothing
+        # large is reserved before one batch has been full.
         schema = self.schemas.find((first,))
         tree, levels = schema.tree, schema.levels
         gradually = schema.is_large(size, AT_ONCE)
@@ -260,6 +264,7 @@ class ItemStream:
         staged = stage(self._items, number, self._size, reserve, drop_last=self._drop_last)
         if staged is None:
             return None
+        # A short batch has met the end. After a full one nobody knows, without reading one item too many.
         ended = inspect.getgeneratorstate(self._items) == inspect.GEN_CLOSED
         state = self._read_state(number) if self._keep_state and not ended else None
         self._reached = ItemState(
@@ -283,6 +288,7 @@ class ItemStream:
         dataset, reached = self._assembler.dataset, self._reached
         draw = current_draw()
         draw.index, draw.generator = reached.worker, None
+        # A pass that had ended must not call the dataset again: its next iterator may be the next epoch's.
         if reached.ended:
             return iter(())
         try:
@@ -292,7 +298,7 @@ class ItemStream:
             if reached.state is None and reached.batches:
                 size = 1 if self._in_blocks else self._size
                 skip(items, reached.batches * size, size, "the dataset")
-        except BadValue:
+        except BadValue:  # from `skip`: the dataset is shorter than the state says, which is the user's news
             raise
         except Exception as error:
             raise self._assembler.failure(error, number, None, None) from error
@@ -347,6 +353,7 @@ class ShareStream:
         finally:
             exchange_worker(outer)
         division, world_size = self._division, self._division.world_size
+        # All ranks count the same items here, so they agree on who gets how many without a message.
         own, size = division.own_items(count, self._size)
         if not size or (self._drop_last and count < self._size * world_size):
             return None
@@ -366,6 +373,8 @@ class ShareStream:
         division, assembler = self._division, self._assembler
         if self._items is None:
             self._items = self._open(number)
+        # Steps of other workers come in between. Their items are read and dropped, because what a dataset
+        # yields may depend on what it has yielded.
         read = assembler.read(self._items, lambda count: (number, count))
         for _ in itertools.islice(read, begin - self._read):
             self._read += 1
@@ -374,10 +383,11 @@ class ShareStream:
         first: list[Any] = []
         count = 0
         for count, item in enumerate(itertools.islice(read, self._size * division.world_size), 1):
+            # Dealt one by one, the ranks' shares of a short step differ by one item at most.
             if (count - 1) % division.world_size == division.rank:
                 kept.append(item)
             elif count == 1:
-                first = [item]
+                first = [item]  # a rank without items of its own repeats it, so that all ranks have a batch
         self._read += count
         return kept or first, count
 

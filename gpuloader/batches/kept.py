@@ -21,20 +21,17 @@ from gpuloader.batches.staged import (
     Reserve,
     StagedBatch,
     complete,
-    complete_apart,
     fill_slot,
-    list_draws,
+    find_program,
     room_for,
     write_arrays,
 )
-from gpuloader.batches.tree import Leaf, Node, Tree, is_proper_array, is_proper_value
-from gpuloader.devices.foreign import is_on_host
-from gpuloader.devices.outputs import find_library
+from gpuloader.batches.tree import Branch, Leaf, Node, Tree, is_proper_array, is_proper_value
 from gpuloader.errors import SampleError
 from gpuloader.fields.convert import as_numbers, cast, fit, fit_if_alike, matches
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import Array, FeedSpec, is_stageable
-from gpuloader.fields.tensors import can_stage, is_tensor, needs_gradient
+from gpuloader.foreign import can_stage, find_library, is_on_host, is_tensor, needs_gradient
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.staging.layout import Layout, arrange, arrange_last
 from gpuloader.staging.ring import Ring
@@ -103,6 +100,7 @@ def stage_whole(
     SampleError
         The value's fields are not those declared, or one of them does not hold numbers.
     """
+    # A collate_fn returns batches of one kind but for the last, so most of them need no walk.
     if signature is not None and (found := signature.take_apart(value)) is not None:
         arrays, objects, _ = found
         slot = reserve(signature.layout.nbytes)
@@ -121,6 +119,7 @@ def stage_whole(
     layout = arrange(tuple((array.shape, array.dtype) for array in parts.arrays))
     slot = reserve(layout.nbytes)
     write_arrays(parts.arrays, slot.views(layout))
+    # Declared fields convert every value, so one value says nothing about the next.
     staged = StagedBatch(slot, layout, parts.levels, number, parts.tree, parts.objects)
     return staged, None if feeds is not None else BatchSignature.of(value, staged, parts.arrays)
 
@@ -131,6 +130,7 @@ def _find_staged(collation: Collation) -> Callable[[Any], bool]:
         return is_proper_value
     if not collation.keeps_gradients:
         return is_proper_array
+    # Copied into a slot, a tensor would lose the graph that its gradient flows through.
     return lambda value: not needs_gradient(value) and is_proper_array(value)
 
 
@@ -178,6 +178,7 @@ class BatchSignature:
         `arrays` were written into the slot; fields in `host` are never staged.
         """
         tree = staged.tree
+        # A ragged field has a length of its own in every batch, and so has the layout.
         if tree is None or not tree.has_plain_keys or any(staged.levels):
             return None
         entries = tree.match(value)
@@ -302,12 +303,21 @@ class NestedStager:
                 levels = (0,) * len(arrays)
                 return StagedBatch(slot, signature.layout, levels, number, signature.tree, objects)
         parts = take_apart(self._open(batch), batch)
+        # The first batch that has arrays decides the library for all: a later one may have none to tell by.
         if parts.arrays and not self._settled:
-            self._settle(parts.tree, batch)
+            owners = map(find_library, parts.tree.flatten(batch))
+            library = next((one for one in owners if one not in (None, "numpy")), None)
+            self._library = self._intake.settle(library)
+            self._settled = True
+        # Transforms draw by this epoch, whichever thread reads and whatever other loaders it serves.
         before = exchange_draw(self._draw)
         try:
             turned = self._turn(parts.arrays)
-            apart = self._find_apart(parts.arrays)
+            apart = tuple(
+                number
+                for number, array in enumerate(parts.arrays)
+                if array.nbytes >= SMALL and array.flags.c_contiguous and self._is_apart(array)
+            )
             staged = self._stage(parts, turned, apart, number, begun)
         finally:
             exchange_draw(before)
@@ -354,16 +364,12 @@ class NestedStager:
         intake = self._intake
         return is_copied(value) and not (intake.stays and find_library(value) == intake.output)
 
-    def _settle(self, tree: Tree, batch: Any) -> None:
-        found = map(find_library, tree.flatten(batch))
-        self._library = self._intake.settle(next((one for one in found if one not in (None, "numpy")), None))
-        self._settled = True
-
     def _turn(self, arrays: list[Array]) -> Turned:
         """Put the dimensions of dense arrays into memory's order; return how to deliver them.
 
         So a batch in PyTorch's channels_last format keeps it, and is copied as one block.
         """
+        # A transform reads fields by their shapes, and arrays of JAX and Paddle lie in C order only.
         if self._intake.collation.programmer is not None or self._library in ("jax", "paddle"):
             return ()
         found = []
@@ -376,28 +382,16 @@ class NestedStager:
                     found.append((number, tuple(map(order.index, range(array.ndim)))))
         return tuple(found)
 
-    def _find_apart(self, arrays: list[Array]) -> tuple[int, ...]:
-        """Return the numbers of the arrays that a device can copy from where they lie."""
-        if self._intake.is_page_locked is None:
-            return ()
-        return tuple(
-            number
-            for number, array in enumerate(arrays)
-            if array.nbytes >= SMALL and array.flags.c_contiguous and self._is_apart(array)
-        )
-
     def _is_apart(self, array: Array) -> bool:
-        """Return whether a device can copy an array from where it lies, because it is page-locked.
-
-        Loaders use memory again, and asking the driver takes long. So what is not page-locked is remembered
-        for a while. If it is by then, the array takes the way through a slot, like any other.
-        """
+        """Return whether a device can copy an array from where it lies, because it is page-locked."""
         place = _address(array), array.nbytes
         ask = self._intake.is_page_locked
         if ask is None or place in self._pageable:
             return False
         if ask(*place):
             return True
+        # Loaders use memory again, and asking the driver takes long. So what is not page-locked is remembered
+        # for a while. If it is by then, the array goes through a slot, like any other.
         if len(self._pageable) >= _MOST_KEPT:
             self._pageable.clear()
         self._pageable.add(place)
@@ -427,11 +421,17 @@ class NestedStager:
                 )
                 for one in apart
             )
+            # The device copies the slot's part and each array apart to where one layout has them all, so what
+            # follows on the device is the same as for a batch in one piece.
             staged.in_slot = inside.nbytes
             self._meter.nbytes += whole.nbytes - inside.nbytes
             views = iter(slot.views(inside))
             arrays = [parts.arrays[one] if one in apart else next(views) for one in range(len(whole.fields))]
-            return complete_apart(collation, staged, arrays, keys)
+            program = find_program(collation, tree, levels, whole, drawn=True)
+            if program is not None and collation.programmer is not None:
+                program.check(arrays)
+                collation.programmer.fill_draws(program, arrays, keys)
+            return staged
         except BaseException:
             self._ring.release(slot)
             raise
@@ -439,12 +439,16 @@ class NestedStager:
     def _arrange(self, parts: Parts, turned: Turned, apart: tuple[int, ...]) -> tuple[Layout, Layout]:
         """Return where the arrays lie on a device, and those of them that are in the slot."""
         specs = tuple((array.shape, array.dtype) for array in parts.arrays)
-        drawn = self._intake.collation.programmer is not None
-        key = specs, turned, apart, parts.levels, tuple(parts.tree.array_names) if drawn else ()
+        # Which program runs depends on the names of the fields too.
+        names = () if self._intake.collation.programmer is None else (*parts.tree.array_names,)
+        key = specs, turned, apart, parts.levels, names
         if key != self._key:
             whole = inside = arrange(specs)
             if apart:
-                draws = list_draws(self._intake.collation, parts.tree, parts.levels, whole)
+                # The random draws of transforms are copied with the batch, so they need a place too.
+                program = find_program(self._intake.collation, parts.tree, parts.levels, whole)
+                drawn = () if program is None else program.copied.fields[len(specs) :]
+                draws = tuple((one.shape, one.dtype) for one in drawn)
                 whole, inside = arrange_last((*specs, *draws), apart)
             if turned:
                 whole = replace(whole, turned=turned)
@@ -464,6 +468,7 @@ def is_copied(value: Any) -> bool:
         return can_stage(value)
     if isinstance(value, Ragged):
         return all(map(is_copied, (value.values, *value.row_splits)))
+    # Single numbers are handed through: a step count is for the host, and a copy of 8 bytes is not worth one.
     if isinstance(value, np.generic) or not all(
         hasattr(value, name) for name in ("dtype", "shape", "__array__")
     ):
@@ -481,24 +486,22 @@ def number_samples(number: int, arrays: list[Array]) -> Array:
     >>> number_samples(2, [np.zeros((3, 5))]) - (2 << 32)
     array([0, 1, 2])
     """
+    # The batch's number in the upper half keeps two batches from drawing the same numbers.
     most = max((len(array) for array in arrays if array.ndim), default=0)
     return np.arange(most, dtype=np.int64) + (number << 32)
 
 
 def _check_names(names: Collection[str], tree: Tree) -> None:
-    known = set(_list_names(tree.root))
+    known, nodes = set[str](), list[Node]([tree.root])
+    while nodes:
+        node = nodes.pop()
+        known.add(node.name)
+        nodes += node.children if isinstance(node, Branch) else ()
     if missing := sorted(set(names) - known):
         raise SampleError(
             f"host names {missing}, but the first batch has no such fields; it has "
             f"{[leaf.name for leaf in tree.leaves]}"
         )
-
-
-def _list_names(node: Node) -> Iterator[str]:
-    yield node.name
-    if not isinstance(node, Leaf):
-        for child in node.children:
-            yield from _list_names(child)
 
 
 def _address(array: Array) -> int:

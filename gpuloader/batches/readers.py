@@ -77,6 +77,7 @@ def stage_all(
                 if items is None:
                     items, number = _open(reader, reached), reached.batches
                 staged = stage(items, number)
+                # Now: the reader will be ahead of this batch by the time the user asks for a state.
                 if staged is not None and own_state is not None:
                     staged.state = own_state()
             except BaseException as error:
@@ -111,6 +112,7 @@ def _name_batch(error: BaseException, number: int) -> None:
         raise LoaderError(
             f"the reader raised {describe_error(error)} while it produced batch {number}"
         ) from error
+    # A Ctrl-C is not the reader's doing, and the loader's own errors name the batch already.
     elif not isinstance(error, LoaderError | GeneratorExit | KeyboardInterrupt):
         note_batch(error, number)
 
@@ -167,10 +169,13 @@ class SampleStager:
         rows.begin(first)
         samples = itertools.chain((first,), itertools.islice(items, size - 1))
         if rows.ragged:
+            # Copied, because the reader may fill the same buffer again with its next sample.
             kept = [copy.deepcopy(sample) for sample in samples]
             if len(kept) < size and self._drop_last:
                 return None
             return self._stage_ragged(kept, number, begun)
+        # One full batch shows that the reader has as many samples. Before that, a `batch_size` that stands
+        # for "all" would reserve far more memory than the samples need.
         is_known = self._has_been_full or rows.count == size
         gradually = not is_known and rows.layout_of(size).nbytes > AT_ONCE
         least = size if self._drop_last else 1
@@ -274,6 +279,7 @@ class BatchStager:
         item: Any = next(items, _END)
         if item is _END:
             return None
+        # Most readers yield batches of one kind, so their fields and their layout are worked out once.
         arrays = item if self._is_like_last(item) else self._check(item)
         slot = fill_slot(partial(write_arrays, arrays), self._layout, self._ring, self._meter, begun)
         return StagedBatch(slot, self._layout, self._levels, number)
@@ -285,7 +291,7 @@ class BatchStager:
         for value, field in zip(item, fields):  # noqa: B905 - strict= costs time
             if type(value) is not np.ndarray or value.dtype is not field.dtype or value.shape != field.shape:
                 return False
-        return bool(fields)
+        return bool(fields)  # at first there is no batch to be like
 
     def _check(self, item: Any) -> list[Array]:
         """Return the arrays of a batch, and take its layout and its levels for the batches to come."""
@@ -304,7 +310,7 @@ class BatchStager:
         for index, given in enumerate(item):
             feed = None if feeds is None else feeds[index]
             name = str(index) if feed is None else feed.name
-            value = as_ragged(given)
+            value = as_ragged(given)  # a LoDTensor of Paddle's, for one
             try:
                 pieces = self._check_value(value, feed)
             except SampleError as error:

@@ -32,9 +32,8 @@ from gpuloader.errors import SampleError
 from gpuloader.fields.convert import IF_A_LIST, IF_IT_VARIES
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import is_stageable
-from gpuloader.fields.tensors import can_stage
+from gpuloader.foreign import can_stage, is_instance
 from gpuloader.sources.block import WholeList
-from gpuloader.system.imported import is_instance
 
 # Templates: containers without their entries, for classes with more than entries, and for dataclasses.
 
@@ -67,6 +66,7 @@ class Template:
     @classmethod
     def of(cls, value: Any) -> Template | None:
         """Return the template of a container; None if its class alone is enough to make it again."""
+        # Calling such a class with the batch's entries is cheaper than copying a template.
         if type(value) in _PLAIN:
             return None
         for base, clear in _CLEAR:
@@ -205,6 +205,7 @@ class Branch:
 
     def entries(self, value: Any) -> Sequence[Any]:
         """Return the values below `value`, one per child; raise `SampleError` if keys or length differ."""
+        # More than the first sample's own class will do: a JSON reader yields lists where another had tuples.
         if self.keys is None:
             if isinstance(value, list | tuple) and len(value) == len(self.children):
                 return value
@@ -423,6 +424,7 @@ def _grow(
     if isinstance(value, list | tuple):
         if name in whole:
             return Leaf(name, True)
+        # Lists of a table's column vary in length from row to row, so they are no containers of fields.
         if isinstance(value, WholeList):
             return Leaf(name or "0", False)
         packed = opens and is_instance(value, "torch.nn.utils.rnn", "PackedSequence")
@@ -507,6 +509,7 @@ def is_array(value: Any) -> bool:
     >>> is_array(3), is_array(np.zeros(2)), is_array("cat"), is_array(None), is_array(np.array(["a"]))
     (True, True, False, False, False)
     """
+    # By what a value offers, not by its class, because no library is imported to ask.
     dtype = getattr(value, "dtype", None)
     if isinstance(dtype, np.dtype):  # also rules out other libraries' arrays of text or objects
         return is_stageable(dtype)
@@ -514,6 +517,7 @@ def is_array(value: Any) -> bool:
         return True
     if isinstance(value, str | bytes | bytearray):
         return False
+    # Tensors have `__array__`, and images of Pillow only the interface.
     return hasattr(value, "__array__") or hasattr(value, "__array_interface__")
 
 

@@ -664,5 +664,4 @@ class KernelsAhead:
             thread, self._thread = self._thread, None
         if thread is not None and os.getpid() == self._process:
             self._stop.set()
-            if not thread.is_current:  # which may have collected an epoch as garbage
-                thread.join()
+            thread.join()  # not if it is this thread, which may have collected an epoch as garbage

@@ -15,7 +15,7 @@ from gpuloader.checks import THREAD
 from gpuloader.fetch.contract import DEFAULT_METHOD, EpochRequest, Fetch, WorkerOptions, WorkerSetup
 from gpuloader.fetch.jobs import Window
 from gpuloader.fetch.read_ahead import STRETCH, InlineFetch, ReadAhead, stage_inline, without_indices
-from gpuloader.fetch.threads import PART_NBYTES, Threads, ThreadStreams, ThreadWorkers
+from gpuloader.fetch.threads import PART_NBYTES, ThreadStreams, ThreadWorkers
 from gpuloader.order.dividing import Division, RankInfo
 from gpuloader.staging.ring import Ring
 from gpuloader.system.cores import Cores
@@ -195,12 +195,12 @@ class Fetching:
 
     def _open_threads(self, epoch: EpochRequest, window: Window, meter: Meter) -> Fetch:
         count = self._workers.count
-        threads = Threads(self._make_setup(), epoch, self._workers.timeout)
+        shared = window, self._make_setup(), epoch, self._workers.timeout, meter
         if epoch.numbered is not None:
-            return ThreadWorkers(self._gatherer or self._assembler, window, threads, count, meter)
+            return ThreadWorkers(self._gatherer or self._assembler, count, *shared)
         # Threads share the dataset object, so its state is the position of one thread only if it is alone.
         streams = [self._open_stream(number, epoch, keep_state=count == 1) for number in range(count)]
-        return ThreadStreams(streams, window, threads, meter, epoch.turn)
+        return ThreadStreams(streams, *shared)
 
     def _open_processes(self, epoch: EpochRequest, window: Window, meter: Meter) -> Fetch:
         # Imported late, because these modules take as long to import as the rest of the package.

@@ -178,6 +178,8 @@ class Encoded:
 
     def write(self, target: Array) -> None:
         """Write what `read_codes` reads; raise `PictureError` if there are pixels that cannot be decoded."""
+        # All in one array of bytes, so that one copy takes a batch of files to the device. The head has
+        # 8-byte numbers, which is why each code begins at a multiple of 8.
         code, name, begin = self.code, self._name, 8 * _HEAD
         end = begin + self._size
         numbers = *code.part, code.orientation, code.channels, code.index, end - begin, len(name)

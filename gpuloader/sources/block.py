@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.fields.ragged import Ragged
-from gpuloader.fields.tensors import tensor_over, torch_name
+from gpuloader.foreign import tensor_over, torch_name
 
 Rows = slice | NDArray[np.int64]
 """Rows of a column: a slice with a start and a stop but no step, or an array of row numbers from 0."""

@@ -18,9 +18,16 @@ from numpy.typing import ArrayLike, NDArray
 from gpuloader.errors import BadType, BadValue
 from gpuloader.fields.convert import check_mask
 from gpuloader.fields.spec import is_stageable
-from gpuloader.fields.tensors import as_array, is_tensor, needs_gradient, tensor_over
+from gpuloader.foreign import (
+    as_array,
+    is_tensor,
+    is_torch_generator,
+    needs_gradient,
+    tensor_over,
+    values_by_position,
+)
 from gpuloader.order.order import IndexArray, Shuffled, as_indices, check_whole, interleave
-from gpuloader.order.randomness import GeneratorLike, is_torch_generator
+from gpuloader.order.randomness import GeneratorLike
 from gpuloader.sources.array_rows import ArrayRows, check_index, check_rows, find_arrays, locate, own_method
 from gpuloader.sources.block import Block, each_row
 from gpuloader.sources.dataset_base import (
@@ -39,7 +46,6 @@ from gpuloader.sources.dataset_base import (
     read_many,
     refuse_mix,
 )
-from gpuloader.sources.frameworks import values_by_position
 
 # Parts of a dataset: the samples at given indices, and random splits.
 

@@ -12,11 +12,9 @@ import numpy as np
 
 from gpuloader.errors import BadType, BadTypeOrValue, BadValue, NoIndices, SampleError, describe_error
 from gpuloader.fields.spec import is_stageable
-from gpuloader.fields.tensors import is_tensor
+from gpuloader.foreign import COLUMNS, FRAME, find_classes, is_tensor, name_table, values_by_position
 from gpuloader.sources.array_rows import check_index, locate
 from gpuloader.sources.block import WholeList, each_row
-from gpuloader.sources.frameworks import COLUMNS, FRAME, name_table, values_by_position
-from gpuloader.system.imported import find_classes
 from gpuloader.system.iterators import refuse_read
 
 # Datasets that are read in an order of their own, such as a `MixDataset`, must not lose it inside others.

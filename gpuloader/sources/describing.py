@@ -18,7 +18,16 @@ import numpy as np
 
 from gpuloader.errors import SampleError
 from gpuloader.fields.convert import find_kind
-from gpuloader.fields.tensors import as_array, can_stage, is_tensor
+from gpuloader.foreign import (
+    COLUMNS,
+    SERIES,
+    as_array,
+    can_stage,
+    find_classes,
+    is_instance,
+    is_tensor,
+    name_table,
+)
 from gpuloader.sources.array_rows import READING, ArrayRows, find_arrays, own_method, reads_like
 from gpuloader.sources.block import Block
 from gpuloader.sources.dataset import ComposeDataset, ConcatDataset, Subset
@@ -29,10 +38,8 @@ from gpuloader.sources.dataset_base import (
     is_iterable,
     refuse_mix,
 )
-from gpuloader.sources.frameworks import COLUMNS, SERIES, name_table
 from gpuloader.sources.known_fields import SampleFields, name_dtype, of_arrays
 from gpuloader.sources.tables.table import TableDataset
-from gpuloader.system.imported import find_classes, is_instance
 from gpuloader.system.iterators import refuse_read
 
 TakeBlock = Callable[[Sequence[int]], Block]

@@ -4,47 +4,12 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import CodeType, FunctionType
 from typing import Any
 
 from gpuloader.order.worker_info import WORKER_MODULES, WorkerInfo, own_worker_info
-from gpuloader.system.imported import find_classes, is_instance
-
-# Recognize objects of other libraries without importing these libraries.
-
-FRAME, COLUMNS, SERIES = "frame", "columns", "series"
-
-
-def name_table(value: object) -> str:
-    """Return whether a value is a 'frame', a dict of 'columns', or a 'series' of pandas; empty for others.
-
-    Frames are the data frames of pandas and Polars, and tables of Arrow. The keys of a dict of columns are
-    all text.
-
-    >>> name_table({"a": [1, 2]}), name_table({0: "first sample"}), name_table({})
-    ('columns', '', '')
-    """
-    frames = (
-        *find_classes("DataFrame", "LazyFrame", modules=("pandas", "polars")),
-        *find_classes("Table", "RecordBatch", modules=("pyarrow",)),
-    )
-    if isinstance(value, frames):
-        return FRAME
-    if isinstance(value, Mapping) and value and all(isinstance(key, str) for key in value):
-        return COLUMNS
-    return SERIES if is_instance(value, "pandas", "Series") else ""
-
-
-def values_by_position(value: Any) -> Any:
-    """Return the values of a series of pandas, which are read by position and not by label; others unchanged.
-
-    >>> values_by_position([1, 2])
-    [1, 2]
-    """
-    return value.array if is_instance(value, "pandas", "Series") else value
-
 
 _COLLATING = "torch.utils.data._utils.collate"
 

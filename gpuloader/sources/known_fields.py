@@ -10,7 +10,7 @@ import numpy as np
 
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import is_stageable, native
-from gpuloader.fields.tensors import describe_dtype
+from gpuloader.foreign import describe_dtype
 from gpuloader.sources.block import Chunked, Column
 
 Field = tuple[np.dtype[Any] | None, tuple[int, ...] | None]

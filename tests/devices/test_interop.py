@@ -10,8 +10,9 @@ import pytest
 from gpuloader import DataLoader, Dataset, PlaceError, Ragged, TensorDataset
 from gpuloader.devices import cuda, cuda_calls
 from gpuloader.devices.host import HostDevice
-from gpuloader.devices.outputs import CopiedOutput, ForeignStream, open_output
+from gpuloader.devices.outputs import CopiedOutput, open_output
 from gpuloader.errors import LoaderError
+from gpuloader.foreign import ForeignStream
 from gpuloader.testing import simulated_places
 from gpuloader.transforms import Cast, Pad
 from tests.fakes import nothing_left_behind

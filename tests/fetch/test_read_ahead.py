@@ -17,7 +17,6 @@ import pytest
 from gpuloader import DataLoader, IterableDataset, LoaderError, SampleError
 from gpuloader.errors import QueueClosed
 from gpuloader.fetch import read_ahead
-from gpuloader.fetch import read_ahead as relay
 from gpuloader.fetch.contract import EpochRequest
 from gpuloader.fetch.read_ahead import InlineFetch, stage_inline
 from gpuloader.order.randomness import current_draw
@@ -102,7 +101,7 @@ def test_without_a_buffer_reader_nothing_is_read_ahead():
 
 def test_short_work_is_done_without_a_thread(monkeypatch):
     """If nothing is longer than what a hand-over costs, no thread is even started."""
-    for module, name in ((policy, "PAYS"), (read_ahead, "PAYS"), (relay, "PAYS"), (policy, "LONG")):
+    for module, name in ((policy, "PAYS"), (read_ahead, "PAYS"), (policy, "LONG")):
         monkeypatch.setattr(module, name, 10**12)
     numbers = Numbers(400)
     loader = load(numbers)
@@ -194,7 +193,7 @@ def test_an_epoch_that_has_ended_waits_for_no_garbage_collection(way, fails):
 @pytest.mark.parametrize(("place", "read"), [("cpu", [0]), (CustomPlace(SimulatedDevice()), [0, 1])])
 def test_without_a_thread_the_next_batch_is_read_early_if_it_has_to_be_copied(monkeypatch, place, read):
     """Its copy then runs while the loop computes; in host memory, reading it early would gain nothing."""
-    for module, name in ((policy, "PAYS"), (read_ahead, "PAYS"), (relay, "PAYS"), (policy, "LONG")):
+    for module, name in ((policy, "PAYS"), (read_ahead, "PAYS"), (policy, "LONG")):
         monkeypatch.setattr(module, name, 10**12)
     numbers = Numbers(6)
     loader = DataLoader(numbers, places=place, batch_size=1)
@@ -206,7 +205,7 @@ def test_without_a_thread_the_next_batch_is_read_early_if_it_has_to_be_copied(mo
 
 
 def test_a_thread_that_takes_turns_with_the_loop_reads_beside_a_long_step(monkeypatch):
-    for module, name in ((policy, "PAYS"), (read_ahead, "PAYS"), (relay, "PAYS"), (policy, "LONG")):
+    for module, name in ((policy, "PAYS"), (read_ahead, "PAYS"), (policy, "LONG")):
         monkeypatch.setattr(module, name, 10**12)
     numbers = Numbers(30, 0.002)
     epoch = iter(load(Stream(numbers)))

@@ -48,6 +48,8 @@ MORE: dict[str, str] = {
     "fetch/read_ahead.py": "fetch/timeouts api/endings",
     "fetch/threads.py": "epoch/epoch api/rank_streams fetch/timeouts fetch/leaving "
     "watch/tracing transforms/staging",
+    "foreign.py": "devices/interop devices/places order/sampler sources/dataset "
+    "sources/frameworks torch/formats",
     "fields/spec.py": "fields/declaring",
     "order/batch_samplers.py": "order/batch_sampler order/bucket_sampler",
     "order/batching.py": "order/epochs order/batch_sampler order/division api/ranks order/plan "
