@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from gpuloader.sources.files.stored_arrays import HDF5Dataset, ZarrDataset
     from gpuloader.sources.files.tar import TarDataset
     from gpuloader.sources.images.folder import ImageFiles, ImageFolder, ImageSample
-    from gpuloader.sources.images.image import Picture
+    from gpuloader.sources.images.image import Image, Picture
     from gpuloader.sources.images.showing import show
     from gpuloader.sources.mix import MixDataset
     from gpuloader.sources.packed import PackedList
@@ -91,6 +91,7 @@ __all__ = [
     "FeedError",
     "FeedSpec",
     "HDF5Dataset",
+    "Image",
     "ImageFiles",
     "ImageFolder",
     "ImageSample",
@@ -165,6 +166,7 @@ __getattr__ = import_on_demand(
         "FeedError": "gpuloader.errors",
         "FeedSpec": "gpuloader.fields.spec",
         "HDF5Dataset": "gpuloader.sources.files.stored_arrays",
+        "Image": "gpuloader.sources.images.image",
         "ImageFiles": "gpuloader.sources.images.folder",
         "ImageFolder": "gpuloader.sources.images.folder",
         "ImageSample": "gpuloader.sources.images.folder",

@@ -42,7 +42,7 @@ from gpuloader.watch.explaining import Configuration, Measured
 from gpuloader.watch.stats import Meter
 
 if TYPE_CHECKING:
-    from gpuloader.transforms.image_transforms import PictureTransform
+    from gpuloader.transforms.image_transforms import ImageTransform
 
 
 CACHE_BATCH = 64
@@ -242,7 +242,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         on_worker_death: str = "raise",
         ragged: Sequence[str] = (),
         pad: Mapping[str, float] | None = None,
-        transforms: Sequence[Transform | PictureTransform] = (),
+        transforms: Sequence[Transform | ImageTransform] = (),
         decode: str | None = None,
         on_bad: str = "raise",
         cache: str | None = None,

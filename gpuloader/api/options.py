@@ -28,7 +28,7 @@ from gpuloader.system.imported import find_classes
 from gpuloader.transforms.programmer import Programmer
 
 if TYPE_CHECKING:
-    from gpuloader.batches.image_samples import PictureStage
+    from gpuloader.batches.image_samples import ImageStage
 
 
 # The options of a loader that are about pictures: which transforms are done to each, and who decodes.
@@ -40,7 +40,7 @@ def find_stage(
     feeds: Sequence[FeedSpec] | None,
     *,
     holds_images: bool,
-) -> PictureStage | None:
+) -> ImageStage | None:
     """Return what a loader does to the pictures of each sample; None if there are none.
 
     Raises
@@ -55,12 +55,12 @@ def find_stage(
     if not (pictures or decode or holds_images):
         return None
     # Imported late, because only loaders of pictures need it.
-    from gpuloader.batches.image_samples import PictureStage
+    from gpuloader.batches.image_samples import ImageStage
     from gpuloader.sources.images.decoding import load_pillow
 
     load_pillow()
     names = None if feeds is None else tuple(feed.name for feed in feeds)
-    return PictureStage.of(pictures, decodes=decode is not None, names=names)
+    return ImageStage.of(pictures, decodes=decode is not None, names=names)
 
 
 def make_on_device(
@@ -92,11 +92,11 @@ def make_on_device(
 
     before = collation.programmer
     transforms = [] if before is None else list(before.transforms)
-    staged: dict[str | None, str] = {}
+    staged: dict[str | None, Any] = {}
     for name, chain in stage.chains.items():
         made = plan_resampling(name, chain)
         if made is not None:
-            staged[name] = made.interpolation
+            staged[name] = made
             fields = [one.field for one in transforms]
             at = fields.index(name) if name in fields else len(fields)
             transforms[at:at] = [made] if codecs is None else [Decode(name, collation.skips), made]
@@ -144,14 +144,14 @@ def is_of_pictures(transform: object) -> bool:
     return not isinstance(transform, type) and all(hasattr(transform, name) for name in ("field", "extend"))
 
 
-def check_on_bad(on_bad: str, stage: PictureStage | None, *, equal: bool) -> bool:
+def check_on_bad(on_bad: str, stage: ImageStage | None, *, equal: bool) -> bool:
     """Return whether samples with pictures that cannot be decoded are left out.
 
     Parameters
     ----------
     on_bad : str
         The user's word.
-    stage : PictureStage or None
+    stage : ImageStage or None
         What is done to pictures.
     equal : bool
         Whether batches must have the size that all ranks and places expect.
@@ -180,7 +180,7 @@ def check_on_bad(on_bad: str, stage: PictureStage | None, *, equal: bool) -> boo
     return True
 
 
-def choose_worker_type(given: str | None, stage: PictureStage | None, start_method: str | None) -> str:
+def choose_worker_type(given: str | None, stage: ImageStage | None, start_method: str | None) -> str:
     """Return which workers to use: threads for pictures, whose decoders release the GIL, else processes.
 
     >>> choose_worker_type(None, None, None), choose_worker_type("thread", None, None)
@@ -309,7 +309,7 @@ def check_collation(
     transforms: Sequence[Any] = (),
     on_host: bool = True,
     output: str | None = None,
-    pictures: PictureStage | None = None,
+    pictures: ImageStage | None = None,
     skips: bool = False,
 ) -> Collation:
     """Return how to collate samples.
@@ -348,8 +348,7 @@ def check_collation(
     programmer = None
     if others:
         # Imported late: its kernels are slow to import.
-        from gpuloader.transforms.layouts import settle_layouts
-        from gpuloader.transforms.normalizing import CHANNELS_LAST, fuse
+        from gpuloader.transforms.batch_transforms import CHANNELS_LAST, fuse, settle_layouts
 
         if output in ("jax", "paddle") and any(getattr(one, "to", "") == CHANNELS_LAST for one in others):
             raise ValueError(

@@ -12,7 +12,7 @@ import numpy as np
 from gpuloader.doctor.finding import Finding
 from gpuloader.errors import install_command
 from gpuloader.kernels.compiling import kernel_names, read_source
-from gpuloader.sources.images.decoding import load_turbojpeg
+from gpuloader.sources.images.turbojpeg import load_turbojpeg
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_NUMPY = (1, 26)
