@@ -27,8 +27,8 @@ test-frameworks: .venv-frameworks/stamp
 	set -e; for tests in tests/devices/test_interop.py tests/sources/test_frameworks.py tests/api/test_exact_values.py \
 	  tests/test_documents.py tests/examples tests/api/test_from_ray.py \
 	  tests/sources/tables tests/paddle_suite tests/dataset \
-	  "tests/torch gpuloader/api/torch_loader.py gpuloader/api/torch_upcoming.py gpuloader/order/torch_samplers.py" \
-	  tests/torch_suite tests/frameworks; do \
+	  "tests/torch gpuloader/api/torch_loader.py gpuloader/sources/torch_classes.py" \
+	  tests/torch_suite tests/frameworks tests/cli/test_bench.py; do \
 	  KERAS_BACKEND=torch .venv-frameworks/bin/python -m pytest $$tests; done; \
 	for backend in torch jax; do \
 	  KERAS_BACKEND=$$backend .venv-frameworks/bin/python -m pytest tests/keras gpuloader/api/keras_loader.py; done
@@ -66,7 +66,7 @@ mutants: .venv/dev.stamp .venv-mutants/stamp
 	.venv-mutants/bin/python -m tests.mutants --python $(BIN)/python $(MUTANTS) $(MODULE)
 
 kernels: .venv/dev.stamp
-	$(BIN)/python -m gpuloader.kernels.compiling
+	$(BIN)/python -m gpuloader.kernels.compiler
 
 # Builds into build/site; warnings are errors. The variable silences the theme's announcement of MkDocs 2.
 docs: .venv/docs.stamp
@@ -92,7 +92,7 @@ BENCH ?=
 bench: .venv/bench.stamp
 	$(if $(PEERS),$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	  $(patsubst paddle,paddlepaddle,$(PEERS)))
-	$(BIN)/gpuloader bench $(BENCH)
+	$(BIN)/python -m benchmarks.peers $(BENCH)
 
 .venv/demo.stamp: pyproject.toml | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo$(CUPY)]'

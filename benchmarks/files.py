@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.hosts import take_turns
-from benchmarks.measure import Candidate, Result
-from gpuloader.bench.consumer import turn
-from gpuloader.bench.peers.floor import touch
+from benchmarks.measure import Candidate, Result, turn
+from benchmarks.peers.floor import touch
 
 BATCH, ROWS, GROUP, WIDTH = 256, 200_000, 20_000, 64
 BARE = "pyarrow's iter_batches, bare loop"

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from gpuloader.bench.cases import CASES
-from gpuloader.bench.consumer import Endless
-from gpuloader.bench.measure import Candidate
-from gpuloader.bench.peers import find_peer
-from gpuloader.bench.samples import Pictures
-from gpuloader.bench.sides import Here
+from benchmarks.hosts import Here
+from benchmarks.measure import Candidate, Endless
+from benchmarks.peers import find_peer
+from benchmarks.peers.cases import CASES
+from benchmarks.peers.samples import Pictures
 from gpuloader.devices.base import DevicePicture
 
 CASE = CASES["pictures"]
@@ -222,13 +221,13 @@ def load(
 def _open_dali(root: str, side: int) -> dict[str, Iterable[Any]]:
     from nvidia.dali import fn, pipeline_def
 
-    from gpuloader.bench.peers import dali
+    from benchmarks.peers import dali
 
     paths = list_files(root)
     epoch = len(paths) // CASE.size
     pictures = Pictures([path.read_bytes() for path in paths], len(paths), side)
 
-    @pipeline_def(batch_size=CASE.size, num_threads=WORKERS, device_id=None, seed=0)  # type: ignore[untyped-decorator,unused-ignore]
+    @pipeline_def(batch_size=CASE.size, num_threads=WORKERS, device_id=None, seed=0)
     def read() -> Any:
         files, labels = fn.readers.file(file_root=root, random_shuffle=True, initial_fill=len(paths))
         return dali.augment(files, side), labels
@@ -266,7 +265,7 @@ def _open_torch(root: str, side: int) -> dict[str, Iterable[Any]]:
 def _open_tensorflow(root: str, side: int) -> dict[str, Iterable[Any]]:
     import tensorflow as tf
 
-    from gpuloader.bench.peers.tensorflow import augment
+    from benchmarks.peers.tensorflow import augment
 
     paths = list_files(root)
     labels = list(range(len(paths)))

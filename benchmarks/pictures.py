@@ -29,13 +29,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import picture_loaders, picture_memory
-from benchmarks.measure import Result, describe_machine, spread
+from benchmarks.hosts import Host, TurnFailed
+from benchmarks.measure import Result, describe_machine, make_parser, run_script, spread
+from benchmarks.peers.samples import Pictures, photos
 from benchmarks.picture_loaders import DISK, ELAPSED, MEMORY
 from benchmarks.run import render
-from benchmarks.script import make_parser, run_script
-from gpuloader.bench.hosts import Host
-from gpuloader.bench.samples import Pictures, photos
-from gpuloader.bench.sides import TurnFailed
 
 MODULE = picture_loaders.__name__
 COUNT, SIDE = 4096, 64

@@ -24,11 +24,11 @@ import numpy as np
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.measure import describe_machine
-from benchmarks.script import make_parser, run_script
+from benchmarks.measure import describe_machine, make_parser, run_script
 from gpuloader import DataLoader
+from gpuloader.order.dividing import Division, Share
 from gpuloader.order.order import Shuffled
-from gpuloader.order.plan import DividedPlan, Division, Share
+from gpuloader.order.plan import OrderedPlan
 
 WORLD_SIZES = (1, 8, 64, 512, 4096)
 GOAL_MS = 1.0
@@ -60,7 +60,7 @@ def time_slices(samples: int, batch_size: int, world_size: int, repeats: int) ->
         begin = int(draw.integers(len(share) // batch_size)) * batch_size
         return share.slice(begin, begin + batch_size)
 
-    plan = DividedPlan(
+    plan = OrderedPlan(
         Shuffled(samples, 1, 2), batch_size, False, Division(world_size - 1, world_size, "pad")
     )
     count = samples // world_size // batch_size

@@ -1,7 +1,7 @@
 """Measure gpuloader against a bare floor and against installed peers.
 
 python benchmarks/run.py [--case NAME ...] [--repeats N] [--output FILE]
-python benchmarks/run.py --table FILE     prints the tables of an earlier run, or of `gpuloader bench`
+python benchmarks/run.py --table FILE     prints the tables of an earlier run, or of benchmarks.peers
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import (
     dataset_start,
-    datasets,
     drawing,
     files,
     footprint,
@@ -27,13 +26,14 @@ from benchmarks import (
     tokens,
     watching,
 )
-from benchmarks.measure import describe_machine
-from benchmarks.script import make_parser, run_script
-from gpuloader.bench.overlap import WAYS, Overlapped
-from gpuloader.bench.report import Report
+from benchmarks.measure import describe_machine, make_parser, run_script
+from benchmarks.overlap import WAYS, Overlapped
+from benchmarks.peers.cases import CASES as PEER_CASES
+from benchmarks.peers.report import Report
+from benchmarks.peers.running import measure_case
 
 CASES = {
-    **datasets.beside_peers(),
+    **{name: partial(measure_case, name) for name in PEER_CASES},
     "parquet": files.parquet,
     "huggingface": huggingface.huggingface,
     "tokens": tokens.tokens,
@@ -88,7 +88,7 @@ def render(report: dict[str, Any]) -> str:
 
 def _render_peers(report: Report) -> str:
     versions = {name: version for name, version in report.versions.items() if version is not None}
-    cases = [datasets.to_result(case).to_json() for case in report.cases]
+    cases = [case.to_result().to_json() for case in report.cases]
     rendered = render({"machine": report.machine | versions, "repeats": report.repeats, "cases": cases})
     return "\n".join([rendered, *_render_overlap(report.overlap)])
 

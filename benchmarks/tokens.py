@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.hosts import take_turns
-from benchmarks.measure import Candidate, Result
-from gpuloader.bench.consumer import turn
+from benchmarks.measure import Candidate, Result, turn
 
 BATCH, LENGTH, TOKENS, BATCHES = 64, 1024, 50_000_000, 500
 FLOOR = "bare NumPy, slices stacked"

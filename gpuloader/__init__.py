@@ -38,9 +38,11 @@ if TYPE_CHECKING:
     )
     from gpuloader.fields.ragged import Ragged
     from gpuloader.fields.spec import FeedSpec, data
-    from gpuloader.order.batch_samplers import BatchSampler, BucketSampler, DistributedBatchSampler
     from gpuloader.order.randomness import sample_rng, sample_rngs
     from gpuloader.order.samplers import (
+        BatchSampler,
+        BucketSampler,
+        DistributedBatchSampler,
         RandomSampler,
         Sampler,
         SequenceSampler,
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
         ConcatDataset,
         Dataset,
         IterableDataset,
+        MixDataset,
         Subset,
         TensorDataset,
         random_split,
@@ -64,7 +67,6 @@ if TYPE_CHECKING:
     from gpuloader.sources.images.folder import ImageFiles, ImageFolder, ImageSample
     from gpuloader.sources.images.image import Image, Picture
     from gpuloader.sources.images.showing import show
-    from gpuloader.sources.mix import MixDataset
     from gpuloader.sources.packed import PackedList
     from gpuloader.sources.readers.decorators import batch
     from gpuloader.sources.tables.table import TableDataset
@@ -148,8 +150,8 @@ find_moved_modules()
 __getattr__ = import_on_demand(
     __name__,
     {
-        "BatchSampler": "gpuloader.order.batch_samplers",
-        "BucketSampler": "gpuloader.order.batch_samplers",
+        "BatchSampler": "gpuloader.order.samplers",
+        "BucketSampler": "gpuloader.order.samplers",
         "CPUPlace": "gpuloader.devices.places",
         "CUDAPinnedPlace": "gpuloader.devices.places",
         "CUDAPlace": "gpuloader.devices.places",
@@ -161,7 +163,7 @@ __getattr__ = import_on_demand(
         "DataFileError": "gpuloader.errors",
         "DataLoader": "gpuloader.api.loader",
         "Dataset": "gpuloader.sources.dataset",
-        "DistributedBatchSampler": "gpuloader.order.batch_samplers",
+        "DistributedBatchSampler": "gpuloader.order.samplers",
         "EOFException": "gpuloader.errors",
         "FeedError": "gpuloader.errors",
         "FeedSpec": "gpuloader.fields.spec",
@@ -174,7 +176,7 @@ __getattr__ = import_on_demand(
         "LoaderError": "gpuloader.errors",
         "LoaderStats": "gpuloader.watch.stats",
         "MissingPackage": "gpuloader.errors",
-        "MixDataset": "gpuloader.sources.mix",
+        "MixDataset": "gpuloader.sources.dataset",
         "PackedList": "gpuloader.sources.packed",
         "ParquetDataset": "gpuloader.sources.files.parquet",
         "Picture": "gpuloader.sources.images.image",

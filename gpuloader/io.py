@@ -6,8 +6,9 @@
 """
 
 from gpuloader.api.loader import DataLoader
-from gpuloader.order.batch_samplers import BatchSampler, DistributedBatchSampler
 from gpuloader.order.samplers import (
+    BatchSampler,
+    DistributedBatchSampler,
     RandomSampler,
     Sampler,
     SequenceSampler,

@@ -24,14 +24,17 @@ else:
         from torch.utils.data import Sampler as Sampler
         from torch.utils.data import StackDataset as StackDataset
 
-        from gpuloader.order.torch_samplers import (
+        from gpuloader.sources.torch_classes import (
             BatchSampler,
+            ChainDataset,
+            ConcatDataset,
             RandomSampler,
             SequentialSampler,
+            Subset,
             SubsetRandomSampler,
+            TensorDataset,
             WeightedRandomSampler,
         )
-        from gpuloader.sources.torch_datasets import ChainDataset, ConcatDataset, Subset, TensorDataset
 
     __all__ = [
         "BatchSampler",
@@ -79,8 +82,8 @@ else:
     __getattr__ = import_on_demand(
         __name__,
         {
-            **dict.fromkeys(_SAMPLERS, "gpuloader.order.torch_samplers"),
-            **dict.fromkeys(_DATASETS, "gpuloader.sources.torch_datasets"),
+            **dict.fromkeys(_SAMPLERS, "gpuloader.sources.torch_classes"),
+            **dict.fromkeys(_DATASETS, "gpuloader.sources.torch_classes"),
             **dict.fromkeys(_THEIRS, "torch.utils.data"),
         },
     )

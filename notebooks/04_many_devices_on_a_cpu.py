@@ -104,7 +104,7 @@ name_places(figure)
 # ## Batches that do not divide evenly
 #
 # With 21 samples in batches of 8, the last batch holds 5. Five samples do not divide evenly over 4 places,
-# which is an error unless you choose another `remainder`. `"drop"` drops the excess. `"pad"` repeats the
+# which is an error unless you choose another `uneven`. `"drop"` drops the excess. `"pad"` repeats the
 # last sample of a part that is too short, and adds a mask as the last entry. Sums over the unmasked samples
 # are unchanged.
 
@@ -117,11 +117,11 @@ try:
 except ValueError as error:
     print(error)
 else:
-    raise AssertionError("a remainder went unnoticed")
+    raise AssertionError("surplus samples went unnoticed")
 
-dropped = [[values(entry) for entry in step] for step in DataLoader(few, remainder="drop", **shards)]
+dropped = [[values(entry) for entry in step] for step in DataLoader(few, uneven="drop", **shards)]
 padded, masks = [], []
-for step in DataLoader(few, remainder="pad", **shards):
+for step in DataLoader(few, uneven="pad", **shards):
     padded.append([np.asarray(numbers) for numbers, _ in step])
     masks.append([np.asarray(mask) for _, mask in step])
 
@@ -132,8 +132,8 @@ assert everything[counting].tolist() == list(range(21))
 
 # %%
 figure, panels = plt.subplots(2, 1, figsize=(9, 2.8), dpi=90, layout="constrained")
-show(panels[0], dropped, 'remainder="drop"')
-show(panels[1], padded, 'remainder="pad" (hollow: repeated, the mask is 0)', masks)
+show(panels[0], dropped, 'uneven="drop"')
+show(panels[1], padded, 'uneven="pad" (hollow: repeated, the mask is 0)', masks)
 name_places(figure)
 
 # %% [markdown]
@@ -170,7 +170,7 @@ def fit(steps):
 one, one_weight = fit(
     [(images, labels, np.ones(len(images)))] for images, labels in DataLoader(train, places="cpu", **common)
 )
-four, four_weight = fit(DataLoader(train, places=PLACES, split="shards", remainder="pad", **common))
+four, four_weight = fit(DataLoader(train, places=PLACES, split="shards", uneven="pad", **common))
 
 assert len(one) == len(four) == 40  # the last batch of 90 is padded to 4 x 23
 print(f"largest difference between losses: {np.abs(one - four).max():.1e}")

@@ -13,6 +13,7 @@ import pytest
 from gpuloader import CPUPlace, DataLoader, LoaderError, ReaderError, SampleError, StagingMemoryError, data
 from gpuloader.testing import StepReader, simulated_places
 from tests.fakes import loader_threads, nothing_left_behind, wait_until
+from tests.loading import read_batches
 
 FEEDS = [data("image", [None, 784]), data("label", [None, 1], "int64")]
 GOOD = (np.zeros(784, np.float32), 1)
@@ -24,7 +25,7 @@ def loader(request):
     with nothing_left_behind():
         loader = DataLoader.from_generator(FEEDS, capacity=3, use_double_buffer=request.param)
         yield loader
-        loader._idle.clear()  # slots outlive an epoch on purpose; anything else left is a leak
+        loader._epochs._idle.clear()  # slots outlive an epoch on purpose; anything else left is a leak
 
 
 def consume(loader):
@@ -125,8 +126,7 @@ def test_batches(loader, case):
 
 @pytest.mark.parametrize("second", [np.zeros((2, 4)), np.zeros((2, 3), np.int8), np.zeros((2, 3, 1))])
 def test_without_feeds_every_batch_has_its_own_shape_and_dtype(second):
-    loader = DataLoader.from_generator(capacity=1)
-    loader.set_batch_generator(lambda: [[np.zeros((2, 3))], [second]], places="cpu")
+    loader = read_batches(lambda: [[np.zeros((2, 3))], [second]], capacity=1)
     shapes = [(batch.shape, batch.dtype) for (batch,) in loader]
     assert shapes == [((2, 3), np.float64), (second.shape, second.dtype)]
 
@@ -205,9 +205,7 @@ def test_more_memory_than_there_is(loader):
 
 @pytest.mark.parametrize("places", [CPUPlace(), simulated_places(1)])
 def test_a_capacity_beyond_all_memory_is_one_error_at_once(places):
-    loader = DataLoader.from_generator(capacity=10**12).set_batch_generator(
-        lambda: [GOOD_BATCH], places=places
-    )
+    loader = read_batches(lambda: [GOOD_BATCH], places, capacity=10**12)
     steps, error = consume(loader)
     assert (steps, type(error)) == (0, StagingMemoryError)
 
@@ -215,7 +213,7 @@ def test_a_capacity_beyond_all_memory_is_one_error_at_once(places):
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_an_epoch_taken_along_into_a_forked_process_is_an_error_there():
     reader = StepReader([[np.zeros(1)]] * 3)
-    loader = DataLoader.from_generator(capacity=2).set_batch_generator(reader, places="cpu")
+    loader = read_batches(reader)
     epoch = iter(loader)
     if (child := os.fork()) == 0:
         try:
@@ -238,7 +236,7 @@ def test_a_reader_that_waits_for_ever_does_not_hold_the_consumer():
         yield [np.zeros(1)]
 
     with nothing_left_behind():
-        loader = DataLoader.from_generator(capacity=2).set_batch_generator(read, places="cpu")
+        loader = read_batches(read)
         for _ in loader:
             waits.wait(60)
             break
@@ -250,7 +248,7 @@ def test_a_reader_that_waits_for_ever_does_not_hold_the_consumer():
 def test_keyboard_interrupt_in_the_consumer():
     reader = StepReader([[np.zeros(1)]] * 3)
     reader.allow(1)
-    loader = DataLoader.from_generator(capacity=2).set_batch_generator(reader, places="cpu")
+    loader = read_batches(reader)
 
     def loop():
         for _ in loader:

@@ -192,19 +192,14 @@ def check_pip(words):
 
 
 def check_gpuloader(words):
-    pytest.importorskip("typer")
-    from typer.main import get_command
+    from gpuloader.cli import make_parser
 
-    from gpuloader.cli.app import app
-
-    group = get_command(app)
-    names = [word for word in words[1:2] if not word.startswith("-")]
-    command = group.commands[names[0]] if names else group
-    options = {option for parameter in command.params for option in parameter.opts} | {
-        "--help",
-        "-h",
-        "--version",
-    }
+    shown = io.StringIO()
+    command = [] if not words[1:] or words[1].startswith("-") else words[1:2]
+    with contextlib.redirect_stdout(shown), pytest.raises(SystemExit) as ended:
+        make_parser().parse_args([*command, "--help"])
+    assert not ended.value.code, f"no command {command}"
+    options = set(re.findall(r"(?<![\w-])--?[a-z]+\b", shown.getvalue()))
     for word in words[1:]:
         assert not word.startswith("-") or word.split("=")[0] in options, f"no option {word}"
 
@@ -213,7 +208,7 @@ def check_python(words):
     arguments = [word for word in words[1:] if not word.startswith("-")]
     module = "-m" in words and words[words.index("-m") + 1]
     if module:
-        assert module.split(".")[0] in ("pip", "pytest", "gpuloader", "tests", "torch"), module
+        assert module.split(".")[0] in ("pip", "pytest", "gpuloader", "tests", "torch", "benchmarks"), module
         if module == "pip":
             check_pip(words)
     elif arguments and not arguments[0].startswith("train"):

@@ -138,9 +138,7 @@ LOADERS = {
     ),
     "DataLoader with a sampler": lambda: load(shuffle=False, sampler=gpuloader.RandomSampler(ITEMS)),
     "DataLoader with feeds": lambda: load(feed_list=[gpuloader.data("x", [-1]), gpuloader.data("y", [-1])]),
-    "DataLoader on two places": lambda: load(
-        places=[gpuloader.CPUPlace()] * 2, split="shards", remainder="pad"
-    ),
+    "DataLoader on two places": lambda: load(places=[gpuloader.CPUPlace()] * 2, split="shards", uneven="pad"),
     "prefetch": lambda: gpuloader.prefetch([np.arange(3) + number for number in range(4)], "cpu"),
     "prefetch of a loader": lambda: gpuloader.prefetch(ITEMS, "cpu", 2, seed=5),
     "torch.DataLoader": with_torch("DataLoader", ITEMS, 3, num_workers=0),

@@ -63,13 +63,18 @@ def tree(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def wheel(tree, tmp_path_factory):
-    return build("wheel", tree, tmp_path_factory.mktemp("wheel"))
+def sdist(tree, tmp_path_factory):
+    return build("sdist", tree, tmp_path_factory.mktemp("sdist"))
 
 
 @pytest.fixture(scope="module")
-def sdist(tree, tmp_path_factory):
-    return build("sdist", tree, tmp_path_factory.mktemp("sdist"))
+def wheel(sdist, tmp_path_factory):
+    """The wheel that is built from the sdist, as installers do that find no wheel."""
+    folder = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    (unpacked,) = folder.iterdir()
+    return build("wheel", unpacked, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +112,8 @@ def test_the_wheel_holds_every_module_and_every_file_that_is_read(wheel):
         if path.suffix in {".py", ".cu", ".cuh", ".npz"} and "kernels" not in path.relative_to(folder).parts
     }
     assert {"gpuloader/kernels/spin.cu", "gpuloader/sources/mnist/mnist-5k.npz"} <= expected
-    assert expected | {"gpuloader/py.typed"} <= names
+    shipped = {name for name in names if ".dist-info/" not in name}
+    assert shipped == expected | {"gpuloader/py.typed"}
     assert any(name.endswith("dist-info/licenses/LICENSE") for name in names)
 
 
@@ -133,16 +139,8 @@ def test_the_sdist_holds_all_there_is_to_test_read_and_run(tree, sdist):
     assert not [name for name in held if "__pycache__" in name or name.endswith(".pyc")]
 
 
-def test_the_wheel_built_from_the_sdist_holds_the_same_files(wheel, sdist, tmp_path):
-    with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path, filter="data")
-    (unpacked,) = tmp_path.iterdir()
-    (tmp_path / "wheel").mkdir()
-    assert names_in_wheel(build("wheel", unpacked, tmp_path / "wheel")) == names_in_wheel(wheel)
-
-
 KERNELS = [
-    *("cast", "checksum", "crop", "erase", "gather", "mix", "normalize", "one_hot", "pad", "recolor"),
+    *("cast", "checksum", "crop", "gather", "mix", "normalize", "one_hot", "pad", "recolor"),
     *("resample", "shuffle", "spin"),
 ]
 
@@ -153,7 +151,7 @@ def test_the_installed_package_runs_away_from_the_checkout(installed):
         """
         import importlib.util
         import gpuloader, gpuloader.kernels.spin
-        from gpuloader.kernels.compiling import kernel_names, read_source
+        from gpuloader.kernels.compiler import kernel_names, read_source
         gpuloader.kernels.spin.spin_on_host(1)
         assert all("__global__" in read_source(name) for name in kernel_names())
         print(gpuloader.__file__, gpuloader.kernels.__file__, kernel_names())
@@ -214,7 +212,7 @@ def test_make_installs_the_extras_that_the_driver_needs(tmp_path, version, demo,
     else:  # an empty name hides a real driver
         (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
         (tmp_path / "nvidia-smi").chmod(0o755)
-    command = ["make", "-n", "-W", "pyproject.toml", "demo", "test"]
+    command = ["make", "-n", "-W", "pyproject.toml", f"PYTHON={sys.executable}", "demo", "test"]
     shown = run(*command, cwd=ROOT, PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert [line.split("'")[1] for line in shown.splitlines() if "pip install" in line] == [
         f".[{demo}]",

@@ -10,6 +10,7 @@ import pytest
 from gpuloader import DataLoader
 from gpuloader.errors import MissingPackage
 from gpuloader.prometheus import PARTS, export
+from tests.loading import read_batches
 
 client = pytest.importorskip("prometheus_client")
 
@@ -102,9 +103,7 @@ def test_a_scrape_while_other_threads_export_and_drop_loaders(registry):
 
 
 def test_readers_are_exported_too(registry):
-    reading = DataLoader.from_generator(capacity=2).set_batch_generator(
-        lambda: ([np.zeros(4)] for _ in range(3)), places="cpu"
-    )
+    reading = read_batches(lambda: ([np.zeros(4)] for _ in range(3)))
     export(reading, "reader", registry)
     list(reading)
     assert registry.get_sample_value("gpuloader_steps_total", {"loader": "reader"}) == 3

@@ -15,6 +15,7 @@ from gpuloader.epoch.device_slots import SPARE
 from gpuloader.testing import CustomPlace, RaceError, SimulatedDevice, simulated_places
 from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
 from tests.fakes import loader_threads, wait_until
+from tests.loading import read_batches
 
 keeping = st.lists(st.sampled_from(["drop", "keep", "slice", "corner", "read late"]), min_size=1, max_size=8)
 ways_to_read = st.sampled_from([True, False, "thread"])
@@ -40,7 +41,7 @@ def expected(number):
 def assert_whole_again(loader: GeneratorLoader, held: int = 0):
     """Assert that every slot is free again after a last drain, and no more are kept than were in use."""
     gc.collect()
-    [road] = loader._idle
+    [road] = loader._epochs._idle
     road.ring.drain()
     assert road.ring.leased == 0
     assert road.ring.free in (0, road.ring.count)  # 0 if no batch was ever staged
@@ -150,13 +151,11 @@ def test_batches_are_the_same_whoever_reads_them(count, pattern, places, seed, d
     where = [CPUPlace()] * places if on_cpu else simulated_places(places, seed)
     kept = []
     if bound:
-        loader = DataLoader.from_generator(capacity=2, return_list=True, drop_last=False)
-        loader.set_batch_generator(lambda: ([expected(n)[None]] for n in range(count)), places=where)
-        loader._pace, loading = Erratic().decide_by(drawn), loader
+        loader = read_batches(lambda: ([expected(n)[None]] for n in range(count)), where, drop_last=False)
+        loader._epochs.policy = Erratic().decide_by(drawn)
     else:
         loader = DataLoader([expected(n) for n in range(count)], places=where, batch_size=1)
-        loading = loader._loading
-        loading._fetching.pace = Erratic().decide_by(drawn)
+        loader._epochs._fetching.policy = Erratic().decide_by(drawn)
     for _ in range(2):
         number = 0
         for step in loader:
@@ -174,7 +173,7 @@ def test_batches_are_the_same_whoever_reads_them(count, pattern, places, seed, d
     check(kept)
     images = part = step = None
     kept.clear()
-    assert_whole_again(loading, held=2 * count)
+    assert_whole_again(loader, held=2 * count)
     assert not loader_threads()
 
 
@@ -233,8 +232,7 @@ def test_a_batch_may_be_used_on_further_streams(uses, seed):
 def test_a_further_stream_that_the_loader_is_not_told_of_is_caught():
     device = SimulatedDevice()
     main, side = device.consumer_stream(), device.stream()
-    loader = DataLoader.from_generator(capacity=2, return_list=True)
-    loader.set_batch_generator(numbered_batches(8), places=CustomPlace(device))
+    loader = read_batches(numbered_batches(8), CustomPlace(device))
     with pytest.raises(RaceError, match="overwritten while a kernel may still read"):
         for images, _ in loader:
             ready = device.event()
@@ -250,8 +248,7 @@ def test_a_pipeline_without_waits_is_caught(monkeypatch):
         device = SimulatedDevice(seed=seed)
         monkeypatch.setattr(device, "wait", lambda stream, event: None)
         place = CustomPlace(device)
-        loader = DataLoader.from_generator(capacity=2, return_list=True)
-        loader.set_batch_generator(numbered_batches(8), places=place)
+        loader = read_batches(numbered_batches(8), place)
         with pytest.raises(RaceError):
             for images, _ in loader:
                 images.launch_read()
@@ -262,8 +259,7 @@ def test_a_host_slot_given_back_too_early_is_caught(monkeypatch):
     monkeypatch.setattr(device, "query", lambda event: True)
     monkeypatch.setattr(device, "synchronize", lambda event: None)
     place = CustomPlace(device)
-    loader = DataLoader.from_generator(capacity=1, return_list=True)
-    loader.set_batch_generator(numbered_batches(30), places=place)
+    loader = read_batches(numbered_batches(30), place, capacity=1)
     for _ in loader:
         pass
     with pytest.raises(RaceError, match="rewritten before the copy"):
@@ -289,8 +285,7 @@ def test_double_buffering_hides_the_shorter_of_copy_and_compute(copy, compute):
     def epoch_time(double_buffer):
         device = SimulatedDevice(copy_time=lambda nbytes: copy)
         place = CustomPlace(device)
-        loader = DataLoader.from_generator(capacity=4, return_list=True, use_double_buffer=double_buffer)
-        loader.set_batch_generator(numbered_batches(steps), places=place)
+        loader = read_batches(numbered_batches(steps), place, capacity=4, use_double_buffer=double_buffer)
         for number, (images, _) in enumerate(loader):
             if (
                 double_buffer == "thread"
@@ -308,8 +303,7 @@ def test_double_buffering_hides_the_shorter_of_copy_and_compute(copy, compute):
 def test_full_device_memory_is_one_typed_error():
     device = SimulatedDevice(memory_limit=1500)
     place = CustomPlace(device)
-    loader = DataLoader.from_generator(capacity=2, return_list=True)
-    loader.set_batch_generator(numbered_batches(20), places=place)
+    loader = read_batches(numbered_batches(20), place)
     kept = []
     with pytest.raises(StagingMemoryError, match="bytes on simulated:0"):
         kept.extend(loader)  # every kept batch needs its own memory

@@ -1,6 +1,6 @@
 """The public names. A change to them is a change for users and belongs in the changelog."""
 
-import pickle
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -93,6 +93,13 @@ def test_importing_the_package_imports_no_gpu_library_and_nothing_for_tests():
     assert "gpuloader.testing" not in listed.stdout.split()
 
 
+def test_no_module_hides_a_public_name():
+    """Importing a module puts it into its package, over a function of the same name."""
+    public_modules = {line.partition(":")[0] for line in FILE.read_text().splitlines() if ": module" in line}
+    there = {f"gpuloader.{name}" for _, name, _ in pkgutil.iter_modules(gpuloader.__path__)}
+    assert there & {f"gpuloader.{name}" for name in gpuloader.__all__} <= public_modules
+
+
 def test_an_error_is_also_the_builtin_one_a_caller_may_expect():
     builtin = {
         "ComposeNotAligned": ValueError,
@@ -110,17 +117,3 @@ def test_an_error_is_also_the_builtin_one_a_caller_may_expect():
     for name, base in builtin.items():
         assert issubclass(getattr(gpuloader, name), base)
         assert issubclass(getattr(gpuloader, name), RuntimeError)  # as all of PyTorch's are
-
-
-def test_every_error_keeps_its_particulars_through_a_pickle():
-    """Errors travel from a reader's process to the consumer's."""
-    sample = gpuloader.SampleError("expected 1, got 2", batch=3, index=4, field="image")
-    feed = gpuloader.FeedError("expected 1, got 2", index=4, field="image")
-    worker = gpuloader.WorkerError("it died", pid=5, signal=9, indices=(1, 2))
-    source = gpuloader.SourceError("it is gone", url="http://host/a.tar", attempts=5)
-    file = gpuloader.DataFileError("it is damaged", file="a.parquet", row_group=2, column="label")
-    for error in (sample, feed, worker, source, file, gpuloader.EOFException("end")):
-        again = pickle.loads(pickle.dumps(error))
-        assert type(again) is type(error)
-        assert str(again) == str(error)
-        assert vars(again) == vars(error)

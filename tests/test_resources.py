@@ -10,6 +10,7 @@ import pytest
 
 from gpuloader import DataLoader
 from tests.fakes import leave_early, nothing_left_behind
+from tests.loading import read_batches
 
 
 def run_python(code, *, expect=0):
@@ -30,14 +31,14 @@ def endless():
 def test_a_thousand_loaders_leave_nothing(ending):
     with nothing_left_behind():
         for _ in range(250):  # the four endings make a thousand
-            loader = DataLoader.from_generator(capacity=2).set_batch_generator(endless, places="cpu")
+            loader = read_batches(endless)
             leave_early(loader, ending)
         del loader
 
 
 def test_memory_is_flat():
     """The loader only uses the memory of its slots: 20,000 more batches do not make the process larger."""
-    loader = DataLoader.from_generator(capacity=4).set_batch_generator(endless, places="cpu")
+    loader = read_batches(endless, capacity=4)
     epoch = iter(loader)
     for _ in range(2000):
         next(epoch)
@@ -54,7 +55,7 @@ def resident_bytes():
 
 def test_kept_batches_are_all_the_memory_that_grows():
     with nothing_left_behind():
-        loader = DataLoader.from_generator(capacity=2).set_batch_generator(endless, places="cpu")
+        loader = read_batches(endless)
         kept = [batch for (batch,), _ in zip(loader, range(500), strict=False)]
         assert len({batch.ctypes.data for batch in kept}) == 500
         del loader, kept

@@ -17,7 +17,7 @@ from typing import Any
 
 _DOCTOR = """
 import sys
-from gpuloader.doctor.examination import examine
+from gpuloader.doctor.findings import examine
 report = examine()
 for one in report.to_json():
     print("{verdict:4} {section}: {name}: {value}  {advice}".format(**one).rstrip())
@@ -137,7 +137,7 @@ PARTS = (
     ),
     Part(
         "kernels",
-        lambda limit, folder: [sys.executable, "-m", "gpuloader.kernels.compiling"],  # noqa: ARG005
+        lambda limit, folder: [sys.executable, "-m", "gpuloader.kernels.compiler"],  # noqa: ARG005
         limit=420,
         least=60,
         needs_gpu=False,

@@ -22,9 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.gpu.limited import run_limited
 from benchmarks.gpu.one import CASES
 from benchmarks.gpu.turns import verdict
-from benchmarks.measure import write_report
+from benchmarks.measure import make_parser, write_report
 from benchmarks.run import render
-from benchmarks.script import make_parser
 
 ROOT = Path(__file__).parents[2]
 

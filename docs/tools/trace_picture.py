@@ -1,6 +1,6 @@
 """Record a trace of a loader and draw it as docs/images/trace.png.
 
-    python docs/tools/trace_picture.py [trace.json]
+    python docs/tools/trace_picture.py
 
 Two worker processes take about 7 ms each to make a batch of images. A simulated device
 runs in real time: it copies a batch in 1.5 ms and computes on it for 4 ms. The consumer
@@ -9,8 +9,6 @@ waits for the loss in each step.
 
 from __future__ import annotations
 
-import sys
-import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -19,8 +17,9 @@ from typing import Any
 import gpuloader
 import numpy as np
 from gpuloader import DataLoader, Dataset
-from gpuloader.demo.timeline import draw_trace
+from gpuloader.demo.timeline import add_legend, choose_window, draw_run
 from gpuloader.testing import CustomPlace, SimulatedDevice
+from matplotlib.figure import Figure
 
 PICTURE = Path(__file__).parents[1] / "images" / "trace.png"
 COPY, STEP, SAMPLE, BATCH = 0.0015, 0.004, 0.0006, 10
@@ -69,13 +68,16 @@ def main() -> None:
     loader = DataLoader(
         Pictures(), places=CustomPlace(device), batch_size=BATCH, num_workers=2
     )
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(sys.argv[1]) if sys.argv[1:] else Path(folder) / "trace.json"
-        with gpuloader.trace(file):
-            for images, _ in loader:
-                images.launch_read(duration=STEP)  # the step's kernel
-                device.finish(device.consumer_stream())  # its loss, on the host
-        draw_trace(file, PICTURE, steps=8)
+    with gpuloader.trace() as spans:
+        for images, _ in loader:
+            images.launch_read(duration=STEP)  # the step's kernel
+            device.finish(device.consumer_stream())  # its loss, on the host
+    start, end = choose_window(spans, steps=8)
+    rows = {one.thread for one in spans}
+    figure = Figure(figsize=(11, 1.1 + 0.45 * len(rows)), dpi=120, layout="constrained")
+    draw_run(figure.subplots(), spans, start, end)
+    add_legend(figure, (one for one in spans if one.end > start and one.start < end))
+    figure.savefig(PICTURE)
 
 
 if __name__ == "__main__":

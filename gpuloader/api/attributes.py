@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from gpuloader.api.loading import Loading
-from gpuloader.api.state import Cursor, read_state
+from gpuloader.api.epochs import DatasetEpochs
+from gpuloader.api.options import Options
 from gpuloader.devices.places import Place
-from gpuloader.fetch.fetching import WorkerOptions
-from gpuloader.order.batch_samplers import BatchSampler
 from gpuloader.order.batching import Batching
-from gpuloader.order.order import check_whole
 from gpuloader.order.randomness import GeneratorLike
-from gpuloader.sources.describing import Source
-
-# The batch sampler of a `DataLoader` that has made its own: the batches of its next epoch.
+from gpuloader.order.samplers import BatchSampler
 
 
 class UpcomingBatches(BatchSampler):
@@ -24,19 +20,6 @@ class UpcomingBatches(BatchSampler):
 
     So a loader of PyTorch over this batch sampler, as Accelerate and Hugging Face's Trainer make one to skip
     batches, reads what the loader itself would read. Iterating begins no epoch of the loader.
-
-    Parameters
-    ----------
-    sampler : iterable
-        The loader's sampler.
-    loading : Loading
-        Opens the loader's epochs.
-    course : Course
-        Knows which epoch comes next.
-    batch_size : int
-        Samples per batch.
-    drop_last : bool
-        Whether an incomplete last batch is dropped.
 
     Examples
     --------
@@ -50,142 +33,52 @@ class UpcomingBatches(BatchSampler):
     """The class of a copy, which is not a loader's."""
 
     def __init__(
-        self, sampler: Iterable[Any], loading: Loading, course: Cursor, batch_size: int, drop_last: bool
+        self, sampler: Iterable[Any], epochs: DatasetEpochs, batch_size: int, drop_last: bool
     ) -> None:
         super().__init__(sampler=sampler, batch_size=batch_size, drop_last=drop_last)
-        self._loading = loading
-        self._course = course
+        self._epochs = epochs
 
     def __iter__(self) -> Iterator[list[int]]:
-        return self._loading.list_batches(self._course.upcoming())
+        return self._epochs.list_batches()
 
     def __len__(self) -> int:
-        return self._loading.count_batches()
+        return self._epochs.count_batches()
 
     @property
     def num_replicas(self) -> int:
         """The number of ranks that the batches are divided among."""
-        return self._loading.find_ranks()[1]
+        return self._epochs.ranks[1]
 
     @property
     def rank(self) -> int:
         """The rank whose batches these are."""
-        return self._loading.find_ranks()[0]
+        return self._epochs.ranks[0]
 
     def set_epoch(self, epoch: int) -> None:
         """Make that epoch the loader's next one."""
-        self._course.set_epoch(check_whole("epoch", epoch, 2**64))
+        self._epochs.set_epoch(epoch)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._plain, (None, self.sampler, False, self.batch_size, self.drop_last)
 
 
-# The part of a `DataLoader` that numbers epochs, returns states and resumes from them.
-
-
 class EpochOf:
     """The ``set_epoch`` of a loader's own sampler. It does not keep the loader alive; a copy does nothing.
 
-    Parameters
-    ----------
-    loader : Resumable or None
-        The loader whose epoch to set.
+    A cycle through the sampler would keep the loader's page-locked slots until garbage is collected.
     """
 
-    def __init__(self, loader: Resumable | None = None) -> None:
-        self._loader = None if loader is None else weakref.ref(loader)
+    def __init__(self, epochs: DatasetEpochs | None = None) -> None:
+        self._epochs = None if epochs is None else weakref.ref(epochs)
 
     def __call__(self, epoch: int) -> None:
         """Set the loader's epoch."""
-        loader = None if self._loader is None else self._loader()
-        if loader is not None:
-            loader.set_epoch(epoch)
+        epochs = None if self._epochs is None else self._epochs()
+        if epochs is not None:
+            epochs.set_epoch(epoch)
 
     def __reduce__(self) -> tuple[type[EpochOf], tuple[()]]:
         return EpochOf, ()
-
-
-class Resumable:
-    """Numbered epochs and resumable states; the loader that inherits this provides the attributes."""
-
-    _course: Cursor
-    _loading: Loading
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next loop run epoch number `epoch`, counted from 0; later loops continue from there.
-
-        If `load_state_dict` set this same epoch to resume in its middle, the next loop still resumes it.
-
-        >>> from gpuloader import DataLoader
-        >>> loader = DataLoader(range(100), places="cpu", shuffle=True, seed=1, batch_size=3)
-        >>> first = next(iter(loader))
-        >>> loader.set_epoch(0)
-        >>> bool((next(iter(loader)) == first).all())
-        True
-        """
-        self._course.set_epoch(check_whole("epoch", epoch, 2**64))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the user's position in the latest epoch, as a dict under 1 kB that JSON can store.
-
-        Only delivered batches count, not batches fetched ahead. An iterable dataset with its own
-        ``state_dict``, in the main process or in worker processes, adds its own state, of any size. With
-        `shard`, the state is the seed, the epoch and the position in the epoch. It is the same on all ranks
-        that have received the same number of batches, so any rank's state can resume every rank.
-
-        Examples
-        --------
-        >>> from gpuloader import DataLoader
-        >>> loader = DataLoader(range(6), places="cpu", batch_size=2, seed=1)
-        >>> epoch = iter(loader)
-        >>> next(epoch)
-        array([0, 1])
-        >>> state = loader.state_dict()
-        >>> again = DataLoader(range(6), places="cpu", batch_size=2, num_workers=1, worker_type="thread")
-        >>> again.load_state_dict(state)
-        >>> [batch.tolist() for batch in again]
-        [[2, 3], [4, 5]]
-        """
-        return self._course.state()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Make the next loop resume at a state that this or another loader returned.
-
-        That loader may have had other workers, another batch size and, with `shard`, another number of ranks.
-        Each remaining sample of the epoch is delivered once. A map-style dataset is not read again, because
-        the loader enters the order in its middle. With your own batch sampler, the loader steps through the
-        earlier indices without fetching them. An iterable dataset that has no ``state_dict``, or is read with
-        `shard`, is read from its start, and the samples already delivered are dropped.
-
-        Raises
-        ------
-        TypeError
-            The state is not a dict.
-        ValueError
-            The dict is not a loader's state. Or it counts batches of another size or kind than this loader's,
-            as with a batch sampler or shards. Or it comes from another number of workers and the order
-            depends on it, as with an iterable dataset without `shard`.
-
-        Examples
-        --------
-        >>> from gpuloader import DataLoader
-        >>> ranks = [DataLoader(range(10), shard=(rank, 2), places="cpu", batch_size=2) for rank in (0, 1)]
-        >>> [next(iter(loader)).tolist() for loader in ranks]
-        [[0, 1], [2, 3]]
-        >>> states = [loader.state_dict() for loader in ranks]
-        >>> states[0] == states[1], states[0]["position"]
-        (True, 4)
-        >>> alone = DataLoader(range(10), shard=(0, 1), places="cpu", batch_size=4)
-        >>> alone.load_state_dict(states[0])
-        >>> [batch.tolist() for batch in alone]
-        [[4, 5, 6, 7], [8, 9]]
-        """
-        progress = read_state(state)
-        if progress.seed is None:
-            raise ValueError(
-                "this is the state of a loader made by DataLoader.from_generator, not of one over a dataset"
-            )
-        self._course.resume(self._loading.adopt(progress))
 
 
 class Described:
@@ -194,40 +87,20 @@ class Described:
     A copy or a pickle of a loader has the same options, and starts with its first epoch.
     """
 
-    _given: dict[str, Any]
-    _source: Source
-    _batching: Batching
+    _options: Options
+    _epochs: DatasetEpochs
     _batches: Iterable[Any] | None
-    _loading: Loading
-    _course: Cursor
-    _own: frozenset[str]
-
-    def _describe_as(self, given: dict[str, Any], added: frozenset[str]) -> None:
-        """Keep the options, and the names that a subclass added; called when the loader is complete."""
-        self._given = given
-        self._batches = self._batching.batch_sampler
-        sampler, size = self.sampler, self._batching.given_size
-        if self._batching.sampler is not None and sampler is not None and size is not None:
-            drop_last = self._batching.drop_last
-            kind = self._upcoming_batches()
-            self._batches = kind(sampler, self._loading, self._course, size, drop_last)
-        self._own = frozenset()
-        self._own = frozenset(vars(self)) - added
-
-    @staticmethod
-    def _upcoming_batches() -> type[UpcomingBatches]:
-        """Return the class of a batch sampler that the loader makes."""
-        return UpcomingBatches
+    _generator: GeneratorLike
 
     @property
     def dataset(self) -> Any:
         """The dataset."""
-        return self._given["dataset"]
+        return self._options.dataset
 
     @property
     def batch_size(self) -> int | None:
         """Samples per batch; None if samples are delivered singly or a batch sampler determines the size."""
-        return self._batching.given_size
+        return self._epochs.plan.batching.given_size
 
     @property
     def sampler(self) -> Iterable[Any] | None:
@@ -237,9 +110,15 @@ class Described:
         another order: the loader's follows from its seed and the epoch. The ``set_epoch`` of a sampler that
         the loader made sets the loader's epoch, because trainers such as Lightning call it.
         """
-        if self._batching.batch_sampler is not None:
-            return getattr(self._batching.batch_sampler, "sampler", None)
-        return self._batching.sampler if self._given["sampler"] is None else self._given["sampler"]
+        options, batching = self._options, self._epochs.plan.batching
+        if batching.batch_sampler is not None:
+            return getattr(batching.batch_sampler, "sampler", None)
+        if options.sampler is not None:
+            return options.sampler
+        # Nobody else has the loader's own sampler, so it is soon enough to tell it of the loader here.
+        if batching.sampler is not None:
+            vars(batching.sampler).setdefault("set_epoch", EpochOf(self._epochs))
+        return batching.sampler
 
     @property
     def batch_sampler(self) -> Iterable[Any] | None:
@@ -248,54 +127,68 @@ class Described:
         None for an iterable dataset, or if samples are delivered singly. One that the loader made yields the
         indices of this rank's batches in the loader's next epoch, and its ``set_epoch`` chooses that epoch.
         """
+        batching = self._epochs.plan.batching
+        if batching.batch_sampler is not None:
+            return batching.batch_sampler
+        if self._batches is None and batching.sampler is not None and batching.given_size is not None:
+            sampler = self.sampler
+            assert sampler is not None
+            kind = self._upcoming_batches()
+            self._batches = kind(sampler, self._epochs, batching.given_size, batching.drop_last)
         return self._batches
+
+    @staticmethod
+    def _upcoming_batches() -> type[UpcomingBatches]:
+        """Return the class of a batch sampler that the loader makes."""
+        return UpcomingBatches
 
     @property
     def drop_last(self) -> bool:
         """Whether an incomplete last batch is dropped; False if a batch sampler decides."""
-        return bool(self._given["drop_last"])
+        return self._options.drop_last
 
     @property
     def num_workers(self) -> int:
         """The number of workers; with 'auto', the number in use now."""
-        workers = self._loading.workers
-        return self._loading.configuration.workers if workers.most else workers.count
+        workers = self._epochs.workers  # 'auto' changes them while loops run
+        return self._epochs.configuration.workers if workers.most else workers.count
 
     @property
     def prefetch_factor(self) -> int | None:
         """Batches in progress per worker; None without workers."""
-        return self._loading.workers.prefetch_factor if self.num_workers else None
+        return self._epochs.workers.prefetch_factor if self.num_workers else None
 
     @property
     def persistent_workers(self) -> bool:
         """Whether worker processes are kept from one epoch to the next."""
-        return self._loading.workers.persistent
+        return self._epochs.workers.persistent
 
     @property
     def in_order(self) -> bool:
         """Whether batches are delivered in the sampler's order."""
-        return self._loading.workers.in_order
+        return self._options.in_order
 
     @property
     def timeout(self) -> float:
         """Seconds to wait for a batch; 0 means no limit."""
-        return self._loading.workers.timeout
+        return self._options.timeout
 
     @property
     def worker_init_fn(self) -> Callable[[int], object] | None:
         """Called in each worker before its first sample. Setting it affects workers that start later."""
-        return self._loading.workers.init
+        return self._options.worker_init_fn
 
     @worker_init_fn.setter
     def worker_init_fn(self, function: Callable[[int], object] | None) -> None:
         # Trainers set it, such as Lightning's with `seed_everything(workers=True)`.
-        self._loading.set_worker_init(function)
-        self._given["worker_init_fn"] = function
+        self._options = dataclasses.replace(self._options, worker_init_fn=function)
+        self._epochs.set_worker_init(function)
 
     @property
     def multiprocessing_context(self) -> Any:
         """The context of multiprocessing for the start method that was asked for; None if none was."""
-        method = self._loading.workers.start_method
+        # A context, because trainers and PyTorch compare and copy contexts, not names.
+        method = self._options.start_method
         if method is None:
             return None
         import multiprocessing  # imported late: the loader itself may never need it
@@ -305,57 +198,55 @@ class Described:
     @property
     def collate_fn(self) -> Callable[[Any], Any] | None:
         """The function that makes batches from lists of samples; None if the loader does it."""
-        function: Callable[[Any], Any] | None = self._given["collate_fn"]
-        return function
+        return self._options.collate_fn
 
     @property
     def generator(self) -> GeneratorLike:
         """The generator that the seed was drawn from, or None."""
-        generator: GeneratorLike = self._given["generator"]
-        return generator
+        return self._generator
 
     @property
     def feed_list(self) -> Any:
         """The feeds that were passed, or None."""
-        return self._given["feed_list"]
+        return self._options.feed_list
 
     @property
     def places(self) -> list[Place]:
         """The places where batches land."""
-        return list(self._loading.places)
+        return list(self._epochs.delivery.places)
 
     @property
     def return_list(self) -> bool:
         """Whether a batch has the form of a sample, also if there is a feed_list."""
-        return bool(self._given["return_list"])
+        return self._options.return_list
 
     @property
     def use_buffer_reader(self) -> bool | str:
         """Whether steps are read and copied ahead; 'thread' if a thread always reads them."""
-        given: bool | str = self._given["use_buffer_reader"]
-        return given
+        return self._options.use_buffer_reader
 
     @property
     def use_shared_memory(self) -> bool:
         """What was passed; it has no effect."""
-        return bool(self._given["use_shared_memory"])
+        return self._options.use_shared_memory
 
     @property
     def auto_collate_batch(self) -> bool:
         """Whether samples make up batches; False if they are delivered singly."""
-        return not self._batching.single
+        return not self._epochs.plan.batching.single
 
     @property
     def pin_memory(self) -> bool:
         """What was passed; it has no effect."""
-        return bool(self._given["pin_memory"])
+        return self._options.pin_memory
 
     @property
     def pin_memory_device(self) -> str:
         """What was passed; it has no effect."""
-        return str(self._given["pin_memory_device"])
+        return self._options.pin_memory_device
 
     def __setattr__(self, name: str, value: object) -> None:
+        # As PyTorch's loader refuses it. Silently ignored, `loader.batch_size = 64` would train on.
         if name in _FIXED:
             raise ValueError(
                 f"{name} cannot be changed once the loader is made: make another DataLoader, with the {name} "
@@ -364,73 +255,62 @@ class Described:
         super().__setattr__(name, value)
 
     def __repr__(self) -> str:
-        batching = self._batching
-        parts = [
-            _describe_dataset(self.dataset, self._source.dataset),
-            _describe_batches(batching),
-            _describe_order(self._given, batching),
-            _describe_workers(self._loading.workers, self.num_workers),
-            f"on {', '.join(self._loading.devices)}",
-        ]
-        if rank := _describe_rank(batching):
-            parts.insert(3, rank)
+        plan, options, count = self._epochs.plan, self._options, self.num_workers
+        batching = plan.batching
+        name = type(self.dataset).__name__  # the user's word for it, not the table that is read
+        try:
+            # The source's length: that of a dict is its number of columns. Nothing that the user's class
+            # raises may make a description fail.
+            dataset = f"{name} of {len(plan.source.dataset):,} samples"
+        except Exception:
+            dataset = name
+        batches = "single samples" if batching.given_size is None else f"batches of {batching.given_size}"
+        order = "in the dataset's order" if batching.batch_sampler is None else "in its order"
+        if batching.batch_sampler is not None:
+            batches = f"batches of {type(batching.batch_sampler).__name__}"
+        if options.sampler is not None:
+            order = f"in the order of {type(options.sampler).__name__}"
+        elif options.shuffle:
+            order = "shuffled" if batching.seed is None else f"shuffled with seed {batching.seed}"
+        workers = f"{count or 'no'} worker {self._epochs.workers.kind}" if count else "no workers"
+        if count > 1:
+            workers += "es" if self._epochs.workers.kind == "process" else "s"
+        if count and self._epochs.workers.most:
+            workers += ", a number found automatically"
+        devices = ", ".join(device.name for device in plan.delivery.devices)
+        parts = [dataset, batches, order, *_describe_rank(batching), workers, f"on {devices}"]
         return f"<{type(self).__name__}: {'; '.join(parts)}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        options = {**self._given, "seed": self._batching.seed, "generator": None}
-        own = {name: value for name, value in vars(self).items() if name not in self._own}
+        names = Options.__dataclass_fields__
+        options = {name: getattr(self._options, name) for name in names}
+        # A copy has the seed that was drawn from the generator, not the next one that it would give.
+        options |= {"seed": self._epochs.plan.batching.seed, "generator": None}
+        own = {name: value for name, value in vars(self).items() if name not in _PRIVATE}
         return {"options": options, "generator": self.generator, "own": own}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self._open(**state["options"])
-        self._given["generator"] = state["generator"]  # the seed that was drawn from it is an option now
+        self._open(Options(**state["options"]))
+        self._generator = state["generator"]  # whose seed is an option now
         vars(self).update(state["own"])
 
-    def _open(self, **options: Any) -> None:
-        """Make the loader again from its options."""
+    def _open(self, options: Options) -> None:
+        """Make the loader from its options."""
         raise NotImplementedError
 
 
 _FIXED = frozenset(
     name for name, found in vars(Described).items() if isinstance(found, property) and found.fset is None
 )
+_PRIVATE = frozenset({"_options", "_epochs", "_batches", "_generator", "_meter", "_cache"})
+"""The attributes of a loader that a copy makes again; all others were added by a subclass or by the user."""
 
 
-def _describe_dataset(dataset: Any, source: Any) -> str:
-    """Describe a user's dataset, of which the loader has made `source`; a dict's length is not a table's."""
-    name = type(dataset).__name__
-    try:
-        return f"{name} of {len(source):,} samples"
-    except Exception:  # the user's class may raise anything, and a description must not fail
-        return name
-
-
-def _describe_batches(batching: Batching) -> str:
-    if batching.batch_sampler is not None:
-        return f"batches of {type(batching.batch_sampler).__name__}"
-    return "single samples" if batching.given_size is None else f"batches of {batching.given_size}"
-
-
-def _describe_order(given: Mapping[str, Any], batching: Batching) -> str:
-    if given["sampler"] is not None:
-        return f"in the order of {type(given['sampler']).__name__}"
-    if not given["shuffle"]:
-        return "in the dataset's order" if batching.batch_sampler is None else "in its order"
-    return "shuffled" if batching.seed is None else f"shuffled with seed {batching.seed}"
-
-
-def _describe_rank(batching: Batching) -> str | None:
+def _describe_rank(batching: Batching) -> list[str]:
     try:
         division = batching.settle().division
     except ValueError:
-        return None  # a description must not fail if the launcher's variables are inconsistent
-    return f"rank {division.rank} of {division.world_size}" if division and division.world_size > 1 else None
-
-
-def _describe_workers(workers: WorkerOptions, count: int) -> str:
-    if not count:
-        return "no workers"
-    found = f"{count} worker {workers.kind}"
-    if count > 1:
-        found += "es" if workers.kind == "process" else "s"
-    return f"{found}, a number found automatically" if workers.most else found
+        return []  # a description must not fail if the launcher's variables are inconsistent
+    if division is None or division.world_size == 1:
+        return []
+    return [f"rank {division.rank} of {division.world_size}"]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Any, Protocol, Self, runtime_checkable
 
-from gpuloader.api.state import Cursor, Progress, end_epoch, find_spent_reader, read_state
+from gpuloader.api.epochs import Epochs
+from gpuloader.api.options import check_option
+from gpuloader.api.state import Position, end_epoch, find_spent_reader, read_state
 from gpuloader.batches.readers import (
     BatchStager,
     Reached,
@@ -19,16 +21,14 @@ from gpuloader.batches.readers import (
     check_takes_state,
     stage_all,
 )
-from gpuloader.batches.staged import StagedBatch
-from gpuloader.checks import THREAD, check_count, check_flags, check_read_ahead
+from gpuloader.checks import THREAD, check_count, check_read_ahead
 from gpuloader.devices.opening import default_place, guarded_place
-from gpuloader.devices.outputs import check_output
-from gpuloader.devices.places import Place, parse_places
+from gpuloader.devices.places import parse_places
 from gpuloader.epoch.delivery import Delivery
-from gpuloader.epoch.epoch import DeliveredStep, Epoch, EpochBuffers, Iteration, open_epoch, take_buffers
+from gpuloader.epoch.epoch import DeliveredStep, Epoch, Iteration, open_epoch, take_buffers
 from gpuloader.errors import BadType, BadValue, EOFException, Misuse
-from gpuloader.fetch.inline import Fetch, InlineFetch
-from gpuloader.fetch.read_ahead import ReadAhead
+from gpuloader.fetch.contract import Fetch
+from gpuloader.fetch.read_ahead import InlineFetch, ReadAhead
 from gpuloader.fields.ragged import gather_fields
 from gpuloader.fields.spec import FeedSpec, resolve_feeds
 from gpuloader.sources.readers.decorators import Reader, batch, check_reader
@@ -36,176 +36,84 @@ from gpuloader.sources.readers.reader_processes import multiprocess_reader
 from gpuloader.staging.ring import Ring
 from gpuloader.system.finalizers import Finalizer
 from gpuloader.system.platforms import usable_cores
-from gpuloader.system.rereading import check_not_reading
+from gpuloader.system.threads import check_not_reading
 from gpuloader.watch.explaining import Configuration, Measured
 from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
 from gpuloader.watch.stats import Meter
 
-# The part of a reader's loader that loops, and that programs drive by hand with start, next and reset.
 
+class ReaderEpochs(Epochs):
+    """The epochs of a reader: each has an iterator, a thread and slots of its own."""
 
-class Driven:
-    """Looping over a loader, or driving it by hand; the loader that inherits this begins the epochs.
+    def __init__(
+        self,
+        meter: Meter,
+        capacity: int,
+        policy: ReadAheadPolicy | None,
+        names: tuple[str, ...] | None,
+        *,
+        as_list: bool,
+    ) -> None:
+        super().__init__(meter)
+        # The reader, what makes the function that stages its items in slots, and the items per batch.
+        self.source: tuple[Reader, Callable[[Ring], Any], int] | None = None
+        self.policy = policy  # whether reading ahead takes a thread; None if nothing is read ahead
+        self._capacity = capacity
+        self._names = names
+        self._as_list = as_list or names is None
 
-    One thread drives a loader by hand. Loops are independent of that and of each other.
-
-    Parameters
-    ----------
-    iterable : bool
-        Whether the loader was made to be looped over, not to be started and reset.
-    has_feeds : bool
-        Whether the loader was made with a feed list. Without one, it can always be looped over.
-    """
-
-    def __init__(self, *, iterable: bool, has_feeds: bool) -> None:
-        self._made_iterable = iterable
-        self._has_feeds = has_feeds
-        self._started: Iteration | None = None
-        self._ended = False
-        self._looped: weakref.ref[Iteration] | None = None
-        self._taken: Iteration | None = None
-
-    def _begin(self) -> Iteration:
-        raise NotImplementedError
-
-    @property
-    def iterable(self) -> bool:
-        """Whether ``for`` may loop over the loader; if not, `start` and `reset` it."""
-        return self._made_iterable or not self._has_feeds
-
-    def __call__(self) -> Self:
-        """Return the loader itself; a loop over it, or `next`, then begins a new epoch."""
-        self._forget()
-        return self
-
-    def __iter__(self) -> Iterator[Any]:
-        """Begin the next epoch and return its iterator.
-
-        Raises
-        ------
-        LoaderError
-            The loader has no source, or was made with a feed_list and ``iterable=False``.
-        """
-        if not self.iterable:
+    def check_ready(self) -> None:
+        """Raise `Misuse` if there is no source, or if an epoch cannot begin now."""
+        check_not_reading(self._token)
+        if self.source is None:
             raise Misuse(
-                "this loader was made with iterable=False: call start(), take batches with next(loader) "
-                "until EOFException, then reset(); or make it with iterable=True to loop over it"
+                "the loader has no source: call set_sample_generator, set_sample_list_generator or "
+                "set_batch_generator first"
             )
-        if not self._made_iterable:
-            warnings.warn(
-                "this loader was made with iterable=False, but is looped over; make it with iterable=True",
-                stacklevel=2,
-            )
-        self._forget()
-        epoch = self._begin()
-        self._looped = weakref.ref(epoch)  # weak: leaving the loop ends the epoch
-        return epoch
+        self.delivery.refuse_capture()
 
-    def _forget(self) -> None:
-        """End the epoch that `next` began, if there is one."""
-        taken, self._taken, self._looped = self._taken, None, None
-        if taken is not None:
-            taken.close()
+    def open(self, position: Position, guard: Finalizer) -> Iteration:
+        """Open an epoch that reads from the start, or from the reader's own state."""
+        assert self.source is not None
+        reader, make_stager, items_a_batch = self.source
+        # One pair: another thread may set another source, with other places, while this epoch opens.
+        delivery, idle = self.delivery, self._idle
+        delivery.refuse_another()
+        buffers = take_buffers(idle, delivery, self._capacity, self._meter)
+        reached = Reached(position.batches, items_a_batch, position.own)
+        batches = stage_all(reader, make_stager(buffers.ring), reached, self._token)
+        fetch: Fetch = InlineFetch(batches)
+        if self.policy is not None:
+            fetch = ReadAhead(batches, buffers.ring, self._capacity, self.policy, bound=True, eager=True)
+        epoch = Epoch(
+            buffers,
+            fetch,
+            partial(self._present, position, self._names is None and len(delivery.devices) == 1),
+            idle,
+            drop_last=delivery.drop_last,
+            meter=self._meter,
+            ended=partial(end_epoch, position, partial(find_spent_reader, reader)),
+        )
+        return open_epoch(epoch, guard)
 
-    def start(self) -> None:
-        """Begin an epoch of a loader made with ``iterable=False``.
-
-        After the end of an epoch, call `reset` first. Without it, `start` warns and the epoch stays over, as
-        in Paddle.
-
-        Raises
-        ------
-        LoaderError
-            The loader is iterable, has no source, or an epoch is running.
-        """
-        self._require_not_iterable("start()")
-        if self._started is None:
-            self._started = self._begin()
-        elif self._ended:
-            warnings.warn(
-                "start() without reset(): the epoch that has ended stays over; call reset(), then start()",
-                stacklevel=2,
-            )
-        else:
-            raise Misuse("start() was called twice; call reset() between epochs")
-
-    def reset(self) -> None:
-        """End the epoch that `start` began, whether or not it has reached its end.
-
-        Raises
-        ------
-        LoaderError
-            The loader is iterable.
-        """
-        self._require_not_iterable("reset()")
-        epoch, self._started, self._ended = self._started, None, False
-        if epoch is not None:
-            epoch.close()
-
-    def next(self) -> Any:
-        """Return the next step of the epoch that `start` began.
-
-        An iterable loader returns the next step of the latest epoch: the one of the latest ``iter(loader)``,
-        or else one that the first `next` begins. ``next(loader())`` is the first step of a new epoch.
-
-        Raises
-        ------
-        EOFException
-            The epoch is over; call `reset`.
-        StopIteration
-            The epoch of an iterable loader is over.
-        LoaderError
-            `start` was not called.
-
-        Examples
-        --------
-        >>> from gpuloader import DataLoader, EOFException
-        >>> loader = DataLoader.from_generator(capacity=2, iterable=False)
-        >>> _ = loader.set_sample_generator(lambda: [(1,), (2,)], batch_size=2, places="cpu")
-        >>> loader.start()
-        >>> next(loader)
-        [array([1, 2])]
-        >>> try:
-        ...     next(loader)
-        ... except EOFException:
-        ...     loader.reset()
-        """
-        if self._made_iterable:
-            return self._next_of_latest()
-        if self._started is None:
-            raise Misuse("no epoch has begun: call start() first")
-        try:
-            return self._started.__next__()
-        except StopIteration:
-            self._ended = True
-            raise EOFException("the epoch has no further batch; call reset(), then start()") from None
-
-    def __next__(self) -> Any:
-        return self.next()
-
-    def _next_of_latest(self) -> Any:
-        latest = self._taken if self._looped is None else self._looped()
-        if latest is None:
-            latest = self._taken = self._begin()
-            self._looped = None
-        return latest.__next__()
-
-    def _require_not_iterable(self, call: str) -> None:
-        if self._made_iterable:
-            raise Misuse(f"{call} is for loaders made with iterable=False; loop over this one instead")
+    def _present(self, position: Position, is_flat: bool, step: DeliveredStep) -> Any:
+        batches: list[Any] = []
+        for staged, arrays in step:
+            position.received(staged)
+            levels = staged.levels
+            fields = gather_fields(levels, arrays) if any(levels) else arrays
+            batches.append(fields if self._as_list else dict(zip(self._names or (), fields, strict=True)))
+        return batches[0] if is_flat else batches
 
 
-Stream = Callable[[Ring, Progress], Iterator[StagedBatch]]
-
-
-class GeneratorLoader(Driven, Measured):
+class GeneratorLoader(Measured):
     """A loader over a reader, made by `DataLoader.from_generator`, which describes the parameters.
 
     Set its source with one of the three setters. Then loop over it (``iterable=True``), or call `start`,
     `next` until `EOFException`, and `reset` (``iterable=False``).
 
     Several loaders, and several loops over one loader, may run at once. Every loop is a separate epoch with
-    its own iterator of the reader, its own thread and its own slots.
+    its own iterator of the reader, its own thread and its own slots. One thread drives a loader by hand.
     """
 
     def __init__(
@@ -222,24 +130,25 @@ class GeneratorLoader(Driven, Measured):
         stream: object = None,
         static: bool = False,
     ) -> None:
-        check_flags(static=static)
-        super().__init__(iterable=iterable, has_feeds=feed_list is not None)
-        self._output, self._output_stream, self._static = output, stream, static
+        self._output, self._stream = check_option("output", output), stream
+        self._static = check_option("static", static)
         self._capacity = check_count("capacity", capacity)
         self._feeds = None if feed_list is None else resolve_feeds(feed_list)
-        self._read_ahead = check_read_ahead("use_double_buffer", use_double_buffer)
-        self._pace = ReadAheadPolicy(fixed=self._read_ahead == THREAD, bound=True)
-        self._as_list = return_list or self._feeds is None
+        read_ahead = check_read_ahead("use_double_buffer", use_double_buffer)
+        policy = ReadAheadPolicy(fixed=read_ahead == THREAD, bound=True) if read_ahead else None
         self._multiprocess = use_multiprocess
         self._drop_last = drop_last
         self._meter = Meter()
-        self._delivery: Delivery | None = None
-        self._reader: Reader | None = None
+        names = None if self._feeds is None else tuple(map(attrgetter("name"), self._feeds))
+        self._epochs = ReaderEpochs(self._meter, self._capacity, policy, names, as_list=return_list)
         self._kind = ""
-        self._stream: Stream | None = None
-        self._token = object()
-        self._idle: deque[EpochBuffers] = deque(maxlen=1)
-        self._course = Cursor(lambda epoch: Progress(None, epoch))
+        # Driving by hand: the epoch that `start` began, whether it is over, and for an iterable loader the
+        # latest loop's epoch, weakly because leaving the loop ends it, or the one that `next` began.
+        self._made_iterable = iterable
+        self._started: Iteration | None = None
+        self._ended = False
+        self._looped: weakref.ref[Iteration] | None = None
+        self._taken: Iteration | None = None
 
     def set_sample_generator(
         self, reader: Callable[[], Any], batch_size: int, drop_last: bool = True, places: Any = None
@@ -285,14 +194,8 @@ class GeneratorLoader(Driven, Measured):
         [[0, 1], [2]]
         """
         size = check_count("batch_size", batch_size)
-        feeds, meter = self._feeds, self._meter
-        return self._set(
-            reader,
-            places,
-            lambda ring: SampleStager(feeds, ring, meter, size, drop_last=drop_last),
-            f"samples, in batches of {size}",
-            items_a_batch=size,
-        )
+        stager = partial(SampleStager, self._feeds, meter=self._meter, batch_size=size, drop_last=drop_last)
+        return self._set(reader, places, stager, f"samples, in batches of {size}", size)
 
     def set_sample_list_generator(self, reader: Callable[[], Any], places: Any = None) -> GeneratorLoader:
         """Read lists of samples, one list per batch, such as `gpuloader.batch` makes.
@@ -307,10 +210,8 @@ class GeneratorLoader(Driven, Measured):
         >>> [labels.tolist() for _, labels in loader.set_sample_list_generator(reader, places="cpu")]
         [[0, 1], [2, 3]]
         """
-        feeds, meter = self._feeds, self._meter
-        return self._set(
-            reader, places, lambda ring: SampleListStager(feeds, ring, meter), "lists of samples"
-        )
+        stager = partial(SampleListStager, self._feeds, meter=self._meter)
+        return self._set(reader, places, stager, "lists of samples")
 
     def set_batch_generator(self, reader: Callable[[], Any], places: Any = None) -> GeneratorLoader:
         """Read ready batches, each a list or tuple of arrays that share their first dimension.
@@ -326,45 +227,55 @@ class GeneratorLoader(Driven, Measured):
         >>> [float(images.sum()) for images, in loader.set_batch_generator(reader, places="cpu")]
         [0.0, 6.0]
         """
-        feeds, meter = self._feeds, self._meter
-        return self._set(reader, places, lambda ring: BatchStager(feeds, ring, meter), "batches")
+        stager = partial(BatchStager, self._feeds, meter=self._meter)
+        return self._set(reader, places, stager, "batches")
 
     def _set(
         self,
         reader: Callable[[], Any],
         places: Any,
-        stager: Callable[[Ring], Any],
+        make_stager: Callable[[Ring], Any],
         kind: str,
         items_a_batch: int = 1,
     ) -> GeneratorLoader:
         source = check_reader(reader)
-        parsed = self._choose_places(places)
+        if places is None:
+            if self._made_iterable and self._feeds is not None and guarded_place() is None:
+                raise BadValue(
+                    "an iterable loader with a feed_list needs places: pass where its batches land, "
+                    "e.g. places=gpuloader.CPUPlace()"
+                )
+            places = default_place()
+        parsed = parse_places(places)
+        if not self._made_iterable:
+            if len(parsed) > 1:
+                warnings.warn(
+                    f"a loader made with iterable=False delivers one batch at a time, to one place: all go "
+                    f"to {parsed[0]}, none to the other {len(parsed) - 1} places",
+                    stacklevel=3,
+                )
+            parsed = parsed[:1]  # `next` returns one batch, as in Paddle
         if self._started is not None:
             warnings.warn(
                 "the source changed while an epoch runs: it is read from the next start() on", stacklevel=3
             )
+        epochs = self._epochs
         delivery = Delivery.of(
             parsed,
             self._output,
-            self._output_stream,
-            prefetch=1 if self._read_ahead else 0,
+            self._stream,
+            prefetch=0 if epochs.policy is None else 1,
             drop_last=self._drop_last,
             static=self._static,
         )
-        if self._delivery is not None and self._delivery.places == parsed:
-            delivery = replace(
-                delivery, statics=self._delivery.statics
-            )  # a graph may have been captured there
-        self._delivery = delivery
+        if epochs.source is not None and epochs.delivery.places == parsed:
+            # A graph may have been captured over the addresses where the earlier source's batches lay.
+            delivery = replace(delivery, statics=epochs.delivery.statics)
         if self._multiprocess:
+            # Its queue is as long as the loader reads ahead, so that the process may run as far ahead.
             source = multiprocess_reader([source], queue_size=self._capacity)
-        self._reader, self._kind = source, kind
-        self._stream = lambda ring, progress: stage_all(
-            source, stager(ring), Reached(progress.batches, items_a_batch, progress.own), self._token
-        )
-        self._course.forget_prepared()
-        # A new deque: an epoch that still runs returns its buffers, with the old places, to the old one.
-        self._idle = deque(maxlen=1)
+        epochs.deliver_to(delivery)
+        epochs.source, self._kind = (source, make_stager, items_a_batch), kind
         return self
 
     def __repr__(self) -> str:
@@ -372,33 +283,126 @@ class GeneratorLoader(Driven, Measured):
             "" if self._feeds is None else f" with the fields {', '.join(one.name for one in self._feeds)}"
         )
         parts = [f"a reader of {self._kind}{fields}" if self._kind else f"no source yet{fields}"]
-        parts.append(f"up to {self._capacity} batches ahead" if self._read_ahead else "nothing read ahead")
-        if self._delivery is not None:
-            parts.append(f"on {', '.join(device.name for device in self._delivery.devices)}")
+        reads_ahead = self._epochs.policy is not None
+        parts.append(f"up to {self._capacity} batches ahead" if reads_ahead else "nothing read ahead")
+        if self._epochs.source is not None:
+            parts.append(f"on {', '.join(device.name for device in self._epochs.delivery.devices)}")
         return f"<{type(self).__name__}: {'; '.join(parts)}>"
 
-    def _choose_places(self, places: Any) -> tuple[Place, ...]:
-        if places is None:
-            if self._made_iterable and self._has_feeds and guarded_place() is None:
-                raise BadValue(
-                    "an iterable loader with a feed_list needs places: pass where its batches land, "
-                    "e.g. places=gpuloader.CPUPlace()"
+    @property
+    def iterable(self) -> bool:
+        """Whether ``for`` may loop over the loader; if not, `start` and `reset` it."""
+        return self._made_iterable or self._feeds is None
+
+    def __call__(self) -> Self:
+        """Return the loader itself; a loop over it, or `next`, then begins a new epoch."""
+        self._forget_taken()
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin the next epoch and return its iterator.
+
+        A loader that has no source, or was made with a feed_list and ``iterable=False``, raises LoaderError.
+        """
+        if not self._made_iterable:
+            if not self.iterable:
+                raise Misuse(
+                    "this loader was made with iterable=False: call start(), take batches with next(loader) "
+                    "until EOFException, then reset(); or make it with iterable=True to loop over it"
                 )
-            places = default_place()
-        parsed = parse_places(places)
-        if len(parsed) > 1 and not self._made_iterable:
             warnings.warn(
-                f"a loader made with iterable=False delivers one batch at a time, to one place: all go to "
-                f"{parsed[0]}, none to the other {len(parsed) - 1} places",
-                stacklevel=4,
+                "this loader was made with iterable=False, but is looped over; make it with iterable=True",
+                stacklevel=2,
             )
-        return parsed if self._made_iterable else parsed[:1]
+        self._forget_taken()
+        epoch = self._epochs.begin()
+        self._looped = weakref.ref(epoch)  # a loop that is left drops its epoch, which ends it
+        return epoch
+
+    def _forget_taken(self) -> None:
+        """End the epoch that `next` began, if there is one."""
+        taken, self._taken, self._looped = self._taken, None, None
+        if taken is not None:
+            taken.close()
+
+    def start(self) -> None:
+        """Begin an epoch of a loader made with ``iterable=False``; raise LoaderError if one is running.
+
+        After the end of an epoch, call `reset` first. Without it, `start` warns and the epoch stays over, as
+        in Paddle.
+        """
+        self._require_not_iterable("start()")
+        if self._started is None:
+            self._started = self._epochs.begin()
+        elif self._ended:
+            warnings.warn(
+                "start() without reset(): the epoch that has ended stays over; call reset(), then start()",
+                stacklevel=2,
+            )
+        else:
+            raise Misuse("start() was called twice; call reset() between epochs")
+
+    def reset(self) -> None:
+        """End the epoch that `start` began, whether or not it has reached its end."""
+        self._require_not_iterable("reset()")
+        epoch, self._started, self._ended = self._started, None, False
+        if epoch is not None:
+            epoch.close()
+
+    def _require_not_iterable(self, call: str) -> None:
+        if self._made_iterable:
+            raise Misuse(f"{call} is for loaders made with iterable=False; loop over this one instead")
+
+    def next(self) -> Any:
+        """Return the next step of the epoch that `start` began.
+
+        An iterable loader returns the next step of the latest epoch: the one of the latest ``iter(loader)``,
+        or else one that the first `next` begins. ``next(loader())`` is the first step of a new epoch.
+
+        Raises
+        ------
+        EOFException
+            The epoch is over; call `reset`.
+        StopIteration
+            The epoch of an iterable loader is over.
+        LoaderError
+            `start` was not called.
+
+        Examples
+        --------
+        >>> from gpuloader import DataLoader, EOFException
+        >>> loader = DataLoader.from_generator(capacity=2, iterable=False)
+        >>> _ = loader.set_sample_generator(lambda: [(1,), (2,)], batch_size=2, places="cpu")
+        >>> loader.start()
+        >>> next(loader)
+        [array([1, 2])]
+        >>> try:
+        ...     next(loader)
+        ... except EOFException:
+        ...     loader.reset()
+        """
+        if self._made_iterable:
+            latest = self._taken if self._looped is None else self._looped()
+            if latest is None:
+                latest = self._taken = self._epochs.begin()
+                self._looped = None
+            return latest.__next__()
+        if self._started is None:
+            raise Misuse("no epoch has begun: call start() first")
+        try:
+            return self._started.__next__()
+        except StopIteration:
+            self._ended = True
+            raise EOFException("the epoch has no further batch; call reset(), then start()") from None
+
+    def __next__(self) -> Any:
+        return self.next()
 
     def _configuration(self) -> Configuration:
-        places = 1 if self._delivery is None else len(self._delivery.devices)
-        pace = self._pace if self._read_ahead else None
-        threads = int(pace is not None and pace.threaded)
-        return Configuration("reader", threads, "thread", usable_cores(), places, policy=pace)
+        epochs = self._epochs
+        places = 1 if epochs.source is None else len(epochs.delivery.devices)
+        threads = int(epochs.policy is not None and epochs.policy.threaded)
+        return Configuration("reader", threads, "thread", usable_cores(), places, policy=epochs.policy)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the user's position in the latest epoch, as a dict that JSON can store.
@@ -406,41 +410,26 @@ class GeneratorLoader(Driven, Measured):
         Only delivered batches count, not batches read ahead. A reader that is an object with ``state_dict``
         adds its own state.
         """
-        return self._course.state()
+        return self._epochs.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next epoch resume at a state that this or another loader returned.
 
         A reader with its own ``load_state_dict`` continues there. Any other reader is read from its start,
-        and the items already delivered are dropped.
-
-        Raises
-        ------
-        TypeError
-            The state is not a dict.
-        ValueError
-            The dict is not a loader's state, or is that of a loader over a dataset.
+        and the items already delivered are dropped. Anything but the state of a loader over a reader raises
+        TypeError or ValueError.
         """
-        progress = read_state(state)
-        if progress.seed is not None:
+        position = read_state(state)
+        if position.seed is not None:
             raise ValueError("this is the state of a DataLoader over a dataset, not over a reader")
-        if progress.own is not None and self._reader is not None:
-            check_takes_state(self._reader)
-        self._course.resume(progress)
+        if position.own is not None and self._epochs.source is not None:
+            check_takes_state(self._epochs.source[0])
+        self._epochs.resume(position)
 
     def warm_up(self) -> None:
         """Do now what the first batch of the next epoch would wait for; that epoch then begins at once.
 
-        Begins to read, allocates and page-locks the slots, and copies the first step to its places. Returns
-        when that is done. Batches and the loader's state stay the same; an error of the reader is raised by
-        the loop.
-
-        Raises
-        ------
-        LoaderError
-            The loader has no source, or the calling thread captures a CUDA graph.
-        StagingMemoryError
-            Host or device memory is not available.
+        Begins to read. Everything else is as for `DataLoader.warm_up`.
 
         Examples
         --------
@@ -451,60 +440,7 @@ class GeneratorLoader(Driven, Measured):
         >>> loader.stats().batches > 0, [numbers.tolist() for numbers, in loader]
         (True, [[0, 0], [1, 1]])
         """
-        opening = self._ready()
-
-        def prepare(progress: Progress) -> Iteration:
-            epoch = opening(progress)
-            epoch.prepare()
-            return epoch
-
-        self._course.prepare(prepare)
-
-    def _begin(self) -> Iteration:
-        return self._course.begin(self._ready())
-
-    def _ready(self) -> Callable[[Progress], Iteration]:
-        """Return the function that opens an epoch, if one can begin now."""
-        check_not_reading(self._token)
-        if self._stream is None or self._delivery is None or self._reader is None:
-            raise Misuse(
-                "the loader has no source: call set_sample_generator, set_sample_list_generator or "
-                "set_batch_generator first"
-            )
-        self._delivery.refuse_capture()
-        return partial(self._open, self._stream, self._delivery, self._reader)
-
-    def _open(self, stream: Stream, delivery: Delivery, reader: Reader, progress: Progress) -> Iteration:
-        delivery.refuse_another()
-        guard = Finalizer()
-        buffers = take_buffers(self._idle, delivery, self._capacity, self._meter)
-        batches = stream(buffers.ring, progress)
-        fetch: Fetch = InlineFetch(batches)
-        if self._read_ahead:
-            fetch = ReadAhead(batches, buffers.ring, self._capacity, self._pace, bound=True, eager=True)
-        # The deque of this source: a source set meanwhile has its own.
-        epoch = Epoch(
-            buffers,
-            fetch,
-            partial(self._present, progress, is_flat=self._feeds is None and len(delivery.devices) == 1),
-            self._idle,
-            drop_last=self._drop_last,
-            meter=self._meter,
-            ended=partial(end_epoch, progress, partial(find_spent_reader, reader, drops=True)),
-        )
-        return open_epoch(epoch, guard)
-
-    def _present(self, progress: Progress, step: DeliveredStep, *, is_flat: bool) -> Any:
-        batches: list[Any] = []
-        for staged, arrays in step:
-            progress.received(staged)
-            levels = staged.levels
-            fields = gather_fields(levels, arrays) if any(levels) else arrays
-            batches.append(fields if self._as_list else self._name_fields(fields))
-        return batches[0] if is_flat else batches
-
-    def _name_fields(self, fields: list[Any]) -> dict[str, Any]:
-        return {feed.name: field for feed, field in zip(self._feeds or (), fields, strict=True)}
+        self._epochs.prepare()
 
 
 # `DataLoader.from_generator`: make a loader over a reader, as in Paddle.
@@ -583,7 +519,7 @@ def from_generator(
         return_list=return_list,
         use_multiprocess=use_multiprocess,
         drop_last=drop_last,
-        output=check_output(output),
+        output=output,
         stream=stream,
         static=static,
     )
@@ -591,8 +527,7 @@ def from_generator(
 
 # `DataLoader.from_dataset`: make a loader over a dataset of text files, as in Paddle.
 
-_BATCHES_AHEAD = 2
-"""Batches per place that are read ahead."""
+_BATCHES_AHEAD = 2  # per place: one to copy while another is read
 
 
 @runtime_checkable
@@ -624,13 +559,6 @@ def from_dataset(dataset: FileDataset, places: Any, drop_last: bool = True) -> G
     GeneratorLoader
         A loader whose steps are lists with one dict per place. Every loop reads the dataset from its start,
         in the order of its files.
-
-    Raises
-    ------
-    TypeError
-        The dataset is of another kind.
-    ValueError
-        The dataset has no feeds, or a place is unknown.
 
     Examples
     --------

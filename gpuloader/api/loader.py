@@ -5,38 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic
 
-import numpy as np
-
-from gpuloader.api.attributes import Described, EpochOf, Resumable
+from gpuloader.api.attributes import Described
+from gpuloader.api.epochs import DatasetEpochs
 from gpuloader.api.generator_loader import from_dataset, from_generator
-from gpuloader.api.loading import Loading, Presenter
-from gpuloader.api.options import (
-    check_collation,
-    check_delivery,
-    check_on_bad,
-    check_parts,
-    check_priority,
-    check_seed,
-    check_transforms,
-    choose_worker_type,
-    find_stage,
-    make_on_device,
-    may_ask_by_key,
-    read_positions,
-    resolve_seed,
-    resolve_start_method,
-)
-from gpuloader.api.state import Cursor, Progress
-from gpuloader.checks import check_flags
-from gpuloader.epoch.cache import ArraySource, check_cache, materialise
+from gpuloader.api.loading import Framework, decide
+from gpuloader.api.options import Options, warn_of_deprecated
+from gpuloader.api.state import read_state
+from gpuloader.epoch.cache import ArraySource, materialise
 from gpuloader.epoch.epoch import Iteration
-from gpuloader.fetch.fetching import WorkerOptions
-from gpuloader.fields.spec import FeedSpec, resolve_feeds
-from gpuloader.order.batching import Batching, StoredOrder
+from gpuloader.fields.spec import FeedSpec
+from gpuloader.order.batching import StoredOrder
 from gpuloader.order.randomness import GeneratorLike
-from gpuloader.order.samplers import Sampler, make_sampler
 from gpuloader.sources.dataset import Readable, S
-from gpuloader.sources.describing import describe
 from gpuloader.transforms.program import Transform
 from gpuloader.watch.explaining import Configuration, Measured
 from gpuloader.watch.stats import Meter
@@ -45,11 +25,10 @@ if TYPE_CHECKING:
     from gpuloader.transforms.image_transforms import ImageTransform
 
 
-CACHE_BATCH = 64
-"""Samples per batch while a cache is filled."""
+_CACHE_BATCH = 64  # samples that are in memory twice while a cache is filled
 
 
-class DataLoader(Described, Resumable, Measured, Generic[S]):
+class DataLoader(Described, Measured, Generic[S]):
     """Loads a dataset in batches. For a reader instead of a dataset, see `from_generator`.
 
     Each loop over the loader is one epoch. Workers, or the calling thread, write samples straight into
@@ -119,8 +98,8 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         Steps to copy to a GPU ahead of the current one. 'auto' tunes it in the first steps, together with
         prefetch_factor; neither grows beyond 8.
     memory_budget : int or None
-        Bytes of host memory that slots may grow to under an 'auto' option; None means 1 GiB. The slots that
-        a loop starts with are allocated in any case.
+        Deprecated, without effect. Under an 'auto' option, slots grow to at most 1 GiB of host memory, and to
+        half of what is available.
     in_order : bool
         True delivers batches in the sampler's order. False delivers them as they arrive.
     worker_type : str or None
@@ -131,7 +110,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         How worker processes start: 'fork', 'forkserver' or 'spawn'. None uses a fork server if sending it the
         dataset is cheap, otherwise fork.
     multiprocessing_context : str, multiprocessing context, or None
-        PyTorch's way to pass start_method.
+        PyTorch's name for start_method, which also takes a context; both must agree.
     on_worker_death : str
         'raise' raises WorkerError. 'respawn' replaces the worker and retries its samples, at most three
         times.
@@ -160,11 +139,8 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
     split : str
         How a step is divided among several places. 'batches' sends each place a batch of its own. 'shards'
         cuts each batch into equal consecutive parts, so that a step is one batch for any number of places.
-    remainder : str
-        What to do with a batch that cannot be cut into equal shards. 'error' raises ValueError when the
-        loader is made if the batch's size is known by then, else LoaderError. 'drop' drops the surplus
-        samples. 'pad' repeats the last sample of each short part and adds a mask of the real samples to each
-        place's batch, as its last entry.
+    remainder : str or None
+        Deprecated: `uneven` for places alone.
     output : str or None
         The library whose arrays make up a batch: 'torch', 'jax', 'paddle', 'cupy' or 'numpy'. None means CuPy
         on a GPU and NumPy elsewhere. The conversion copies nothing, except for JAX on a GPU.
@@ -172,9 +148,8 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         The CUDA stream on which you use the batches: an object with ``__cuda_stream__``, or a function that
         returns one. None means the output library's current stream in the thread that requests the batch.
     copy_priority : str or None
-        The priority of the stream on which batches are copied to a GPU and transforms run: 'high' makes their
-        kernels go ahead of the model's, 'normal' behind those that wait already. None means 'high' if there
-        are transforms or a cache on the device; copies alone need no priority.
+        Deprecated, without effect. The kernels of transforms and of a cache on the device go ahead of the
+        model's.
     static : bool
         True delivers every batch at the same addresses, for CUDA graphs: asking for the next batch refills
         the arrays of the last one, once the work on them has run. All batches must have one shape, and
@@ -185,10 +160,13 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         a seed.
     pin_memory, pin_memory_device : bool and str
         Accepted as in PyTorch, without effect: batches for a GPU are always copied from page-locked memory.
-    uneven : str
-        With shard, how to divide an incomplete last step among the ranks. 'pad' repeats samples to make it
-        even and adds a mask of the real samples to every batch, as its last entry. 'drop' drops the surplus
-        samples. 'error' raises ValueError when the loader is made. drop_last drops the whole step.
+    uneven : str or None
+        What to do with samples that do not divide evenly: in an epoch's last step among the ranks of `shard`,
+        and in any batch among the places of ``split='shards'``. 'pad' repeats samples to make parts equal and
+        adds a mask of the real samples to every batch, as its last entry. 'drop' drops the surplus samples.
+        'error' raises ValueError when the loader is made if the sizes are known by then, else LoaderError.
+        'repeat', for ranks, pads without a mask; places then need equal parts. None means 'pad' among ranks
+        and 'error' among places. drop_last drops the whole step.
 
     Raises
     ------
@@ -210,6 +188,7 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
 
     from_dataset = staticmethod(from_dataset)
     from_generator = staticmethod(from_generator)
+    _framework = Framework()
 
     def __init__(
         self,
@@ -247,156 +226,58 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         on_bad: str = "raise",
         cache: str | None = None,
         split: str = "batches",
-        remainder: str = "error",
+        remainder: str | None = None,
         output: str | None = None,
         stream: object = None,
         copy_priority: str | None = None,
         static: bool = False,
         shard: str | tuple[int, int] | None = None,
-        uneven: str = "pad",
+        uneven: str | None = None,
         pin_memory: bool = False,
         pin_memory_device: str = "",
     ) -> None:
-        feed_list, places, batch_size, shuffle = read_positions(
-            feed_list, places, return_list, batch_size, shuffle
+        # In the order of the table, which a test compares by name.
+        # fmt: off
+        options = Options(
+            dataset, feed_list, places, return_list, batch_sampler, batch_size, shuffle, drop_last,
+            collate_fn, num_workers, use_buffer_reader, prefetch_factor, use_shared_memory, timeout,
+            worker_init_fn, persistent_workers, sampler, seed, generator, prefetch, memory_budget,
+            in_order, worker_type, start_method, multiprocessing_context, on_worker_death, ragged,
+            pad, transforms, decode, on_bad, cache, split, remainder, output, stream, copy_priority,
+            static, shard, uneven, pin_memory, pin_memory_device,
         )
-        given = dict(locals())  # the options, for the attributes and for copies
-        added = frozenset(vars(given.pop("self")))  # by a subclass, before it called this
-        by_key = may_ask_by_key(sampler, batch_sampler)
-        source = describe(dataset, by_key=by_key, encoded=decode is not None)
-        iterable = source.iterable
-        check_flags(
-            return_list=return_list,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            static=static,
-        )
-        self._feeds = None if feed_list is None else resolve_feeds(feed_list)
-        transforms = check_transforms(transforms)
-        pictures = find_stage(transforms, decode, self._feeds, holds_images=source.holds_images)
-        start_method = resolve_start_method(start_method, multiprocessing_context)
-        workers = WorkerOptions.of(
-            num_workers=num_workers,
-            worker_type=choose_worker_type(worker_type, pictures, start_method),
-            prefetch_factor=prefetch_factor,
-            prefetch=prefetch,
-            memory_budget=memory_budget,
-            use_buffer_reader=use_buffer_reader,
-            iterable=iterable,
-            in_order=in_order,
-            timeout=timeout,
-            worker_init_fn=worker_init_fn,
-            persistent_workers=persistent_workers,
-            start_method=start_method,
-            on_worker_death=on_worker_death,
-        )
-        batching = Batching.choose(
-            source.dataset,
-            iterable=iterable,
-            own_order=source.own_order,
-            sampler=sampler,
-            batch_sampler=batch_sampler,
-            batch_size=batch_size,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            seed=check_seed(resolve_seed(seed, generator)),
-            make=self._make_sampler,
-        )
-        self._batching = self._divide(
-            batching, shard, uneven=uneven, dataset=source.dataset, in_order=workers.in_order
-        )
-        delivery = check_delivery(
-            places=places,
-            batching=self._batching,
-            workers=workers,
-            transforms=transforms,
-            split=split,
-            remainder=remainder,
-            output=output,
-            stream=stream,
-            prefetch=prefetch,
-            drop_last=drop_last,
-            static=static,
-            urgent=check_priority(copy_priority, runs_kernels=bool(transforms) or cache == "device"),
-        )
-        collation = check_collation(
-            feeds=self._feeds,
-            collate_fn=collate_fn,
-            batched=batch_size is not None,
-            ragged=ragged,
-            pad=pad,
-            transforms=transforms,
-            on_host=delivery.on_host,
-            output=output,
-            pictures=pictures,
-            skips=check_on_bad(
-                on_bad,
-                pictures,
-                equal=delivery.shards > 1 or (self._batching.sharding is not None and uneven == "pad"),
-            ),
-        )
-        collation = make_on_device(
-            collation,
-            whole=delivery.shards == 1 and not static,
-            codecs=delivery.open_codecs if decode == "device" else None,
-        )
-        self._cache = check_cache(
-            cache, cacheable=not iterable and collation.fixed and not (pictures and pictures.chains)
-        )
-        chosen = sampler is not None or batch_sampler is not None
-        check_parts(source, self._batching, collation, chosen=chosen, cached=self._cache is not None)
-        self._source = source
+        # fmt: on
+        warn_of_deprecated(options)
+        self._open(options)
+
+    def _open(self, options: Options) -> None:
+        plan = decide(options, self._framework)
+        self._options = options
+        self._generator = options.generator
         self._meter = Meter()
-        presenter = Presenter(
-            delivery,
-            None if return_list else self._feeds,
-            alike=delivery.shards > 1 and not collation.keeps,
-        )
-        self._loading = Loading(
-            source, self._batching, collation, workers, delivery, presenter, self._meter, self._draw_seed
-        )
-        self._course = Cursor(self._loading.start_epoch)
-        if sampler is None and batch_sampler is None and self._batching.sampler is not None:
-            vars(self._batching.sampler)["set_epoch"] = EpochOf(self)
-        self._describe_as(given, added)
-
-    @staticmethod
-    def _divide(batching: Batching, shard: object, **options: Any) -> Batching:
-        """Return the batching, divided among ranks as `shard` asks."""
-        return batching.divide(shard, **options)
-
-    @staticmethod
-    def _make_sampler(dataset: Any, shuffle: bool) -> Sampler[int]:
-        """Return the sampler of a loader that was passed none."""
-        return make_sampler(dataset, shuffle)
-
-    @staticmethod
-    def _draw_seed() -> int:
-        """Return a seed from NumPy's global generator."""
-        return int(np.random.randint(2**31))
-
-    def _open(self, **options: Any) -> None:
-        DataLoader.__init__(self, **options)  # a subclass's own may take other parameters
+        self._epochs = DatasetEpochs(plan, self._meter)
+        self._batches = None
+        self._cache = plan.cache  # until the first epoch fills it
 
     def __call__(self) -> Iterator[Any]:
         """Begin the next epoch and return its iterator, as ``iter(loader)`` does."""
         return iter(self)
 
     def __len__(self) -> int:
-        """Return the number of steps in an epoch.
+        """Return the number of steps in an epoch; raise `TypeError` if dataset or sampler has no length.
 
         For an iterable dataset, it follows from the dataset's length, as if one worker read all items.
-
-        Raises
-        ------
-        TypeError
-            The dataset or the sampler has no length.
         """
-        return self._loading.count_steps()
+        return self._epochs.count_steps()
 
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator over the next epoch, which begins when its first step is requested."""
-        return Iteration(self._begin, self._loading.count_steps)
+        return Iteration(self._begin, self._epochs.count_steps)
+
+    def _begin(self) -> Iteration:
+        if self._cache is not None:
+            self._fill_cache()
+        return self._epochs.begin()
 
     def warm_up(self) -> None:
         """Do now what the first batch of the next loop would wait for; that loop then begins at once.
@@ -422,46 +303,113 @@ class DataLoader(Described, Resumable, Measured, Generic[S]):
         >>> loader.stats().batches > 0, [batch.tolist() for batch in loader]
         (True, [[0, 1], [2, 3]])
         """
-        self._ready()
-        self._course.prepare(self._open_prepared)
-
-    def _open_prepared(self, progress: Progress) -> Iteration:
-        epoch = self._loading.begin(progress)
-        epoch.prepare()
-        return epoch
-
-    def _begin(self) -> Iteration:
-        self._ready()
-        return self._course.begin(self._loading.begin)
-
-    def _ready(self) -> None:
-        self._loading.refuse_capture()
         if self._cache is not None:
-            self._loading.cache_as(self._read_all(), resident=self._cache == "device")
-            self._cache = None
+            self._fill_cache()
+        self._epochs.prepare()
 
-    def _read_all(self) -> ArraySource:
-        """Return all samples as arrays; the loader's own workers read them if they are not arrays yet."""
-        source = ArraySource.of(self._source) if self._feeds is None else None
-        if source is not None:
-            return source
-        reading = DataLoader(
-            self._source.dataset,
-            self._feeds,
-            "cpu",
-            batch_size=CACHE_BATCH,
-            sampler=StoredOrder(self._source.dataset),
-            seed=self._loading.draw_seed(),
-            shard=(0, 1),
-            decode=self._given["decode"],
-            **self._loading.workers.as_options(),
-        )
-        promise = self._loading.promise_cache if self._cache == "device" else None
-        return materialise(reading, len(self._source.dataset), promise)
+    def _fill_cache(self) -> None:
+        """Read all samples as arrays; the loader's own workers read them if they are not arrays yet."""
+        self._epochs.check_ready()
+        options, plan = self._options, self._epochs.plan
+        source = ArraySource.of(plan.source) if plan.collation.feeds is None else None
+        if source is None:
+            # By a loader of its own, in the dataset's order: ranks, places and transforms come afterwards.
+            # Random numbers in `__getitem__` follow from the same seed.
+            reading = DataLoader(
+                plan.source.dataset,
+                plan.collation.feeds,
+                "cpu",
+                batch_size=_CACHE_BATCH,
+                sampler=StoredOrder(plan.source.dataset),
+                seed=self._epochs.draw_seed(),
+                shard=(0, 1),
+                decode=options.decode,
+                num_workers=options.num_workers,
+                timeout=options.timeout,
+                worker_init_fn=options.worker_init_fn,
+                worker_type=plan.workers.kind,
+                start_method=options.start_method,
+                on_worker_death=options.on_worker_death,
+            )
+            promise = self._epochs.promise_cache if self._cache == "device" else None
+            source = materialise(reading, len(plan.source.dataset), promise)
+        self._epochs.cache_as(source, resident=self._cache == "device")
+        self._cache = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next loop run epoch number `epoch`, counted from 0; later loops continue from there.
+
+        If `load_state_dict` set this same epoch to resume in its middle, the next loop still resumes it.
+
+        >>> from gpuloader import DataLoader
+        >>> loader = DataLoader(range(100), places="cpu", shuffle=True, seed=1, batch_size=3)
+        >>> first = next(iter(loader))
+        >>> loader.set_epoch(0)
+        >>> bool((next(iter(loader)) == first).all())
+        True
+        """
+        self._epochs.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the user's position in the latest epoch, as a dict under 1 kB that JSON can store.
+
+        Only delivered batches count, not batches fetched ahead. An iterable dataset with its own
+        ``state_dict``, in the main process or in worker processes, adds its own state, of any size. With
+        `shard`, the state is the seed, the epoch and the position in the epoch. It is the same on all ranks
+        that have received the same number of batches, so any rank's state can resume every rank.
+
+        Examples
+        --------
+        >>> from gpuloader import DataLoader
+        >>> loader = DataLoader(range(6), places="cpu", batch_size=2, seed=1)
+        >>> epoch = iter(loader)
+        >>> next(epoch)
+        array([0, 1])
+        >>> state = loader.state_dict()
+        >>> again = DataLoader(range(6), places="cpu", batch_size=2, num_workers=1, worker_type="thread")
+        >>> again.load_state_dict(state)
+        >>> [batch.tolist() for batch in again]
+        [[2, 3], [4, 5]]
+        """
+        return self._epochs.state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Make the next loop resume at a state that this or another loader returned.
+
+        That loader may have had other workers, another batch size and, with `shard`, another number of ranks.
+        Each remaining sample of the epoch is delivered once. A map-style dataset is not read again, because
+        the loader enters the order in its middle. With your own batch sampler, the loader steps through the
+        earlier indices without fetching them. An iterable dataset that has no ``state_dict``, or is read with
+        `shard`, is read from its start, and the samples already delivered are dropped.
+
+        A ValueError refuses what is not a loader's state, what counts batches of another size or kind than
+        this loader's, as with a batch sampler or shards, and what comes from another number of workers on
+        which the order depends, as with an iterable dataset without `shard`.
+
+        Examples
+        --------
+        >>> from gpuloader import DataLoader
+        >>> ranks = [DataLoader(range(10), shard=(rank, 2), places="cpu", batch_size=2) for rank in (0, 1)]
+        >>> [next(iter(loader)).tolist() for loader in ranks]
+        [[0, 1], [2, 3]]
+        >>> states = [loader.state_dict() for loader in ranks]
+        >>> states[0] == states[1], states[0]["position"]
+        (True, 4)
+        >>> alone = DataLoader(range(10), shard=(0, 1), places="cpu", batch_size=4)
+        >>> alone.load_state_dict(states[0])
+        >>> [batch.tolist() for batch in alone]
+        [[4, 5, 6, 7], [8, 9]]
+        """
+        position = read_state(state)
+        if position.seed is None:
+            raise ValueError(
+                "this is the state of a loader made by DataLoader.from_generator, not of one over a dataset"
+            )
+        self._epochs.resume_at(position)
 
     def _configuration(self) -> Configuration:
-        return self._loading.configuration
+        return self._epochs.configuration
 
     def close(self) -> None:
         """End persistent worker processes; the next loop starts new ones."""
-        self._loading.close()
+        self._epochs.close()

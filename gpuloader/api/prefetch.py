@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,36 +9,31 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.api.options import check_collation, check_seed, check_transform_places, check_transforms
-from gpuloader.api.state import OF_BATCHES, Cursor, Progress, end_epoch, find_spent_batches, read_state
+from gpuloader.api.epochs import Epochs
+from gpuloader.api.loading import check_transform_places, plan_transforms
+from gpuloader.api.options import check_names, check_option, find_unit
+from gpuloader.api.state import OF_BATCHES, Position, end_epoch, find_spent_batches, read_state
 from gpuloader.batches.kept import Intake, NestedStager
 from gpuloader.batches.readers import Reached, close_items, stage_all
-from gpuloader.batches.schema import build_batch
+from gpuloader.batches.schema import Collation, build_batch
 from gpuloader.batches.staged import StagedBatch
-from gpuloader.devices.foreign import current_cuda_device
 from gpuloader.devices.opening import default_place
-from gpuloader.devices.outputs import FollowingOutput, check_output
+from gpuloader.devices.outputs import FollowingOutput
 from gpuloader.devices.places import parse_places
 from gpuloader.epoch.delivery import Delivery
-from gpuloader.epoch.epoch import (
-    DeliveredStep,
-    Epoch,
-    EpochBuffers,
-    Iteration,
-    KernelsAhead,
-    open_epoch,
-    take_buffers,
-)
+from gpuloader.epoch.epoch import DeliveredStep, Epoch, Iteration, open_epoch, take_buffers
 from gpuloader.errors import BadType
-from gpuloader.fetch.inline import Fetch, InlineFetch
-from gpuloader.fetch.read_ahead import ReadAhead
+from gpuloader.fetch.contract import Fetch
+from gpuloader.fetch.read_ahead import InlineFetch, ReadAhead
+from gpuloader.foreign import current_cuda_device
 from gpuloader.order.order import check_whole
 from gpuloader.order.randomness import Draw
-from gpuloader.order.ranks import find_local_rank
+from gpuloader.order.worker_info import find_local_rank
 from gpuloader.system.finalizers import Finalizer
+from gpuloader.system.iterators import Steady, refuse_read
 from gpuloader.system.platforms import usable_cores
-from gpuloader.system.rereading import Steady, check_not_reading, refuse_read
 from gpuloader.transforms.program import Transform
+from gpuloader.transforms.programmer import Programmer
 from gpuloader.watch.explaining import Configuration, Measured
 from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
 from gpuloader.watch.stats import Meter
@@ -50,18 +43,10 @@ from gpuloader.watch.stats import Meter
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What was true of the iterable right after it yielded a batch.
+    """What was true of the iterable right after it yielded a batch, which may be read far ahead."""
 
-    Attributes
-    ----------
-    own : object
-        The iterable's own state; None if it has none.
-    is_last : bool
-        Whether the iterable has announced that batch as its last one.
-    """
-
-    own: Any
-    is_last: bool
+    own: Any  # the iterable's own state; None if it has none
+    is_last: bool  # whether the iterable has announced that batch as its last one
 
 
 _NOTHING = Moment(None, False)
@@ -80,40 +65,17 @@ def has_state(batches: Any) -> bool:
 
 
 class PrefetchedSource:
-    """One pass over an iterable of batches: the reader of an epoch, as `stage_all` takes it.
-
-    The iterator is made by the thread that asks for the first batch, because loaders start their worker
-    processes then. Batches may be read by another thread, and further ahead than the user is. So each
-    batch takes along what was true of the iterable when it was read.
-
-    Loaders prepared by Accelerate announce their last batch to the whole program. That must not happen before
-    the user has received it, so it is taken back when the batch is read, and repeated by `delivered`. Such a
-    loader is to be read by the thread that asks for batches.
-
-    Parameters
-    ----------
-    batches : iterable
-        What is read.
-    stateful : bool
-        Whether to ask the iterable for its state after every batch.
-
-    Attributes
-    ----------
-    announces : bool
-        Whether the iterable announces its last batch.
-
-    Raises
-    ------
-    ReaderError
-        The iterable is a generator that has been read already.
-    """
+    """One pass over an iterable of batches: the reader of an epoch, as `stage_all` takes it."""
 
     def __init__(self, batches: Any, *, stateful: bool) -> None:
         refuse_read(batches, "the iterable of batches is", OF_BATCHES)
         self._batches = batches
         self._stateful = stateful
+        # Loaders prepared by Accelerate announce their last batch to the whole program. That must not happen
+        # before the user has it: it is taken back when the batch is read, and repeated by `delivered`.
         self.announces = hasattr(batches, "end_of_dataloader") and hasattr(batches, "gradient_state")
         self._is_last = False
+        # Made here, in the thread that asks for the first batch: loaders fork their workers now.
         self._items = Steady.of(iter(batches))
 
     def __call__(self) -> Iterator[Any]:
@@ -252,21 +214,13 @@ def prefetch(
     )
 
 
-class PrefetchedLoader(Measured):
-    """A loader around another one, made by `prefetch`, which describes the parameters.
+class WrappedEpochs(Epochs):
+    """The epochs around another loader: each is a pass over it, whose first batch starts its workers."""
 
-    Attributes that it does not have are those of the wrapped loader, such as ``sampler``, ``dataset`` and
-    ``batch_size``, and can be set there through it.
-
-    Several loops may run at once if the wrapped loader allows that.
-    """
-
-    def __init__(self, batches: Iterable[Any], **options: Any) -> None:
-        vars(self).update(_batches=_check_batches(batches), _options=options)
-        self._open(**options)
-
-    def _open(
+    def __init__(
         self,
+        batches: Any,
+        meter: Meter,
         *,
         places: Any,
         prefetch: int,
@@ -277,108 +231,189 @@ class PrefetchedLoader(Measured):
         drop_last: bool,
         seed: int | None,
     ) -> None:
-        ahead = check_whole("prefetch", prefetch, 1 << 31)
+        self.ahead = ahead = check_whole("prefetch", prefetch, 1 << 31)
         if places is None:
+            # The GPU that the program has selected, as torchrun's programs do by their local rank.
             places = default_place(current_cuda_device() or find_local_rank())
         parsed = parse_places(places)
-        listed = check_transforms(transforms, batches_only=True)
+        listed = check_option("transforms", transforms)
+        for transform in listed:
+            if find_unit(transform) != "batches":
+                raise TypeError(
+                    f"{type(transform).__name__} is done to single pictures before they are a batch: pass it "
+                    "to a gpuloader.DataLoader"
+                )
         delivery = Delivery.of(
             parsed,
-            check_output(output),
+            check_option("output", output),
             stream,
             prefetch=ahead,
             drop_last=drop_last,
             urgent=bool(listed),
         )
         if output is None:
+            # Tensors stay those of their library, which the first batch shows.
             following = tuple(FollowingOutput(device, stream) for device in delivery.devices)
             delivery = replace(delivery, outputs=following)
-        check_transform_places(listed, delivery)
-        collation = check_collation(
-            feeds=None,
-            collate_fn=None,
-            batched=True,
-            ragged=(),
-            pad=None,
-            transforms=listed,
+        if listed:
+            check_transform_places(delivery)
+        programmer = plan_transforms(listed, set(), output) if listed else None
+        collation = Collation(
+            pads={},
+            programmer=programmer,
             on_host=delivery.on_host,
-            output=output,
+            keeps_gradients=delivery.on_host and output == "torch",
         )
-        self._ahead = ahead
-        self._delivery = delivery
-        self._programmer = collation.programmer
-        self._kernels = None if delivery.on_host else KernelsAhead(delivery.devices)
-        if self._programmer is not None and self._kernels is not None:
-            self._programmer.planned = self._kernels.begin
-        self._library: Any = _MISSING
-        self._draws = any(one.draws for one in listed)
-        self._seed = check_seed(seed)
         self._intake = Intake(
             collation,
-            _check_host(host),
+            check_names("host", host),
             output,
+            # Nothing is staged for a host, unless a transform has to write somewhere.
             delivery.on_host and delivery.locker is None and not listed,
-            _settle_weakly(weakref.ref(self)),
+            _settle_once(delivery.outputs, programmer),
+            # Tensors that are page-locked already are copied from where they lie. A host would hand them out.
             None if delivery.has_host else delivery.devices[0].is_page_locked,
         )
-        self._pace = ReadAheadPolicy(bound=True)
-        self._meter = Meter()
-        self._token = object()
-        self._idle: deque[EpochBuffers] = deque(maxlen=1)
-        self._course = Cursor(self._start)
-        # The wrapped loader's state before `warm_up` began a pass over it, until the user begins that pass.
+        super().__init__(meter, programmer)
+        self.deliver_to(delivery)
+        self.policy = ReadAheadPolicy(bound=True)
+        self.seed = check_option("seed", seed)
+        self._batches = batches
+        self._draws = any(one.draws for one in listed)
+        # The wrapped loader's state before `prepare` began a pass over it, until the user begins that pass.
         self._before: Any = _MISSING
 
-    def _settle(self, library: str | None) -> str | None:
-        """Deliver arrays of a library, that of the first batch; return it. Later calls change nothing."""
-        if self._library is _MISSING:
-            self._library = library
-            for output in self._delivery.outputs:
-                if isinstance(output, FollowingOutput):
-                    output.settle(library)
-            if self._programmer is not None:
-                self._programmer.native = library == "torch"
-        found: str | None = self._library
+    def start(self, epoch: int) -> Position:
+        """Return the position at the start of an epoch; draw a seed first if a transform needs one."""
+        if self._draws and self.seed is None:
+            self.seed = int(np.random.randint(2**31))
+        return Position(self.seed if self._draws else None, epoch)
+
+    def begin(self) -> Iteration:
+        """Open the next pass, or the one that `prepare` has opened."""
+        epoch = super().begin()
+        self._before = _MISSING
+        return epoch
+
+    def prepare(self) -> None:
+        """Open the next pass and take its first step to its places, for the next `begin`."""
+        self.check_ready()
+        before = self._before
+        if before is _MISSING and has_state(self._batches):
+            before = self._batches.state_dict()
+        super().prepare()
+        self._before = before
+
+    def forget_prepared(self) -> None:
+        """Drop what `prepare` has opened."""
+        super().forget_prepared()
+        self._before = _MISSING
+
+    def open(self, position: Position, guard: Finalizer) -> Iteration:
+        """Open a pass over the wrapped loader, whose state the user has loaded already."""
+        delivery = self.delivery
+        source = PrefetchedSource(self._batches, stateful=has_state(self._batches))
+        # One more than is copied ahead: a batch that is read when it is asked for would be copied late.
+        capacity = (self.ahead + (not delivery.on_host or not self.ahead)) * len(delivery.devices)
+        buffers = take_buffers(self._idle, delivery, capacity, self._meter, programmer=self._programmer)
+        draw = Draw(position.seed, position.epoch)
+        stager = NestedStager(self._intake, buffers.ring, self._meter, draw)
+        batches = stage_all(source, stager, Reached(position.batches, 1, position.own), self._token)
+        fetch: Fetch = InlineFetch(batches)
+        if self.ahead:
+            # What a loader announces while it is read must not be seen before `next` returns.
+            policy = ReadAheadPolicy(bound=True, read=1.0) if source.announces else self.policy
+            fetch = ReadAhead(batches, buffers.ring, capacity, policy, bound=True, eager=True)
+        epoch = Epoch(
+            buffers,
+            fetch,
+            partial(self._present, position, source),
+            self._idle,
+            drop_last=delivery.drop_last,
+            meter=self._meter,
+            ended=partial(self._end, position, source),
+            kernels=self._kernels,
+        )
+        return open_epoch(epoch, guard)
+
+    def _present(self, position: Position, source: PrefetchedSource, step: DeliveredStep) -> Any:
+        batches: list[Any] = []
+        for staged, arrays in step:
+            source.delivered(staged)
+            position.received(staged)
+            assert staged.tree is not None
+            batches.append(build_batch(staged.tree, staged.levels, arrays, staged.objects))
+        return batches[0] if len(self.delivery.devices) == 1 else batches
+
+    def _end(self, position: Position, source: PrefetchedSource) -> None:
+        source.finish()
+        end_epoch(position, partial(find_spent_batches, self._batches, drops=self.delivery.drop_last))
+
+    def state(self) -> dict[str, Any]:
+        """Return the wrapped loader's state behind the batch received last, with the position here in it."""
+        position = super().state()
+        if not has_state(self._batches):
+            return position
+        own = position.pop("source", _MISSING)
+        if own is _MISSING:  # nothing is read ahead between two passes
+            own = self._batches.state_dict() if self._before is _MISSING else self._before
+        if not isinstance(own, Mapping):  # such as a number
+            return {_OURS: {**position, "source": own}}
+        return {**own, _OURS: position}
+
+    def resume_at(self, state: Any) -> None:
+        """Give the wrapped loader its own state, if it takes one, and resume at the position here."""
+        position = self._split_state(state) if has_state(self._batches) else read_state(state)
+        self.seed = self.seed if position.seed is None else position.seed
+        position.seed = self.start(0).seed
+        self.resume(position)
+
+    def _split_state(self, state: Any) -> Position:
+        position: Any = {"version": 1, "epoch": self.upcoming().epoch, "batches": 0}
+        own = state
+        # A state without our key is the wrapped loader's own, saved before it was wrapped.
+        if isinstance(state, Mapping) and _OURS in state:
+            position = state[_OURS]
+            own = {key: value for key, value in state.items() if key != _OURS}
+            if isinstance(position, Mapping):
+                own = position.get("source", own)
+        found = read_state(position)
+        self.forget_prepared()  # its pass would go on in the wrapped loader
+        self._batches.load_state_dict(own)
+        found.own = own
         return found
 
-    def _start(self, epoch: int) -> Progress:
-        """Return the progress at the start of an epoch."""
-        if self._draws and self._seed is None:
-            self._seed = int(np.random.randint(2**31))
-        return Progress(self._seed if self._draws else None, epoch)
+
+class PrefetchedLoader(Measured):
+    """A loader around another one, made by `prefetch`, which describes the parameters.
+
+    Attributes that it does not have are those of the wrapped loader, such as ``sampler``, ``dataset`` and
+    ``batch_size``, and can be set there through it.
+
+    Several loops may run at once if the wrapped loader allows that.
+    """
+
+    def __init__(self, batches: Iterable[Any], **options: Any) -> None:
+        # Not by assignment: until `_batches` is there, no attribute can be looked up in it.
+        vars(self).update(_batches=_check_batches(batches), _options=options)
+        self._meter = Meter()
+        self._epochs = WrappedEpochs(batches, self._meter, **options)
 
     def __len__(self) -> int:
-        """Return the number of steps in a pass.
-
-        Raises
-        ------
-        TypeError
-            The wrapped loader has no length.
-        """
-        count, places = len(self._batches), len(self._delivery.devices)
-        return count // places if self._delivery.drop_last else -(-count // places)
+        """Return the number of steps in a pass; raise `TypeError` if the wrapped loader has no length."""
+        delivery = self._epochs.delivery
+        count, places = len(self._batches), len(delivery.devices)
+        return count // places if delivery.drop_last else -(-count // places)
 
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator over the next pass, which begins when its first step is requested."""
-        return Iteration(self._begin, self.__len__)
+        return Iteration(self._epochs.begin, self.__len__)
 
     def warm_up(self) -> None:
         """Do now what the first batch of the next loop would wait for; that loop then begins at once.
 
-        Begins a pass over the wrapped loader, which starts its workers; allocates and page-locks the slots,
-        reads the first step, copies it to its places, and compiles and runs the kernels of the transforms.
-        Returns when all that is done. Batches, their order and the loader's state stay the same; an error
-        that the wrapped loader raises for a batch is raised by the loop. If `set_epoch` or `load_state_dict`
-        changes what comes next, the step is dropped.
-
-        Raises
-        ------
-        LoaderError
-            The calling thread captures a CUDA graph.
-        ReaderError
-            The wrapped iterable is a generator that has been read already.
-        StagingMemoryError
-            Host or device memory is not available.
+        Begins a pass over the wrapped loader, which starts its workers. Everything else is as for
+        `DataLoader.warm_up`. A generator that has been read already raises ReaderError.
 
         Examples
         --------
@@ -388,86 +423,25 @@ class PrefetchedLoader(Measured):
         >>> loader.stats().batches > 0, list(loader)
         (True, [[0, 1], [2, 3]])
         """
-        self._check_ready()
-        self._course.prepare(self._open_prepared)
-
-    def _open_prepared(self, progress: Progress) -> Iteration:
-        before = self._batches.state_dict() if has_state(self._batches) else _MISSING
-        epoch = self._open_epoch(progress)
-        epoch.prepare()
-        self._before = before
-        return epoch
-
-    def _begin(self) -> Iteration:
-        self._check_ready()
-        epoch = self._course.begin(self._open_epoch)
-        self._before = _MISSING
-        return epoch
-
-    def _check_ready(self) -> None:
-        check_not_reading(self._token)
-        self._delivery.refuse_capture()
-
-    def _open_epoch(self, progress: Progress) -> Iteration:
-        guard = Finalizer()
-        source = PrefetchedSource(self._batches, stateful=has_state(self._batches))
-        # One more than is copied ahead: a batch that is read when it is asked for would be copied late.
-        capacity = (self._ahead + (not self._delivery.on_host or not self._ahead)) * len(
-            self._delivery.devices
-        )
-        buffers = take_buffers(self._idle, self._delivery, capacity, self._meter, programmer=self._programmer)
-        stager = NestedStager(self._intake, buffers.ring, self._meter, Draw(progress.seed, progress.epoch))
-        batches = stage_all(source, stager, Reached(progress.batches, 1, progress.own), self._token)
-        fetch: Fetch = InlineFetch(batches)
-        if self._ahead:
-            # What a loader announces while it is read must not be seen before `next` returns.
-            pace = ReadAheadPolicy(bound=True, read=1.0) if source.announces else self._pace
-            fetch = ReadAhead(batches, buffers.ring, capacity, pace, bound=True, eager=True)
-        epoch = Epoch(
-            buffers,
-            fetch,
-            partial(self._present, progress, source),
-            self._idle,
-            drop_last=self._delivery.drop_last,
-            meter=self._meter,
-            ended=partial(self._end, progress, source),
-            kernels=self._kernels,
-        )
-        return open_epoch(epoch, guard)
-
-    def _present(self, progress: Progress, source: PrefetchedSource, step: DeliveredStep) -> Any:
-        batches: list[Any] = []
-        for staged, arrays in step:
-            source.delivered(staged)
-            progress.received(staged)
-            assert staged.tree is not None
-            batches.append(build_batch(staged.tree, staged.levels, arrays, staged.objects))
-        return batches[0] if len(self._delivery.devices) == 1 else batches
-
-    def _end(self, progress: Progress, source: PrefetchedSource) -> None:
-        source.finish()
-        end_epoch(progress, partial(find_spent_batches, self._batches, drops=self._delivery.drop_last))
+        self._epochs.prepare()
 
     def _configuration(self) -> Configuration:
-        pace = self._pace if self._ahead else None
-        threads = int(pace is not None and pace.threaded)
-        places = len(self._delivery.devices)
-        return Configuration("batches", threads, "thread", usable_cores(), places, policy=pace)
+        epochs = self._epochs
+        policy = epochs.policy if epochs.ahead else None
+        threads = int(policy is not None and policy.threaded)
+        places = len(epochs.delivery.devices)
+        return Configuration("batches", threads, "thread", usable_cores(), places, policy=policy)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next loop run epoch number `epoch`, counted from 0, also of the wrapped loader.
 
         The random numbers of transforms follow the epoch, also if the wrapped loader has no ``set_epoch``.
         """
-        self._course.set_epoch(check_whole("epoch", epoch, 2**64))
+        self._epochs.set_epoch(epoch)
         tell = getattr(self._batches, "set_epoch", None)
         if callable(tell):
-            self._forget_prepared()  # the wrapped loader would be told of a pass that it has begun
+            self._epochs.forget_prepared()  # the wrapped loader would be told of a pass that it has begun
             tell(epoch)
-
-    def _forget_prepared(self) -> None:
-        self._course.forget_prepared()
-        self._before = _MISSING
 
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped loader's own state as it was when it yielded the batch that you received last.
@@ -487,15 +461,7 @@ class PrefetchedLoader(Measured):
         >>> next(iter(loader)), loader.state_dict()
         (0, {'version': 1, 'epoch': 0, 'batches': 1})
         """
-        position = self._course.state()
-        if not has_state(self._batches):
-            return position
-        own = position.pop("source", _MISSING)
-        if own is _MISSING:  # nothing is read ahead between two passes
-            own = self._batches.state_dict() if self._before is _MISSING else self._before
-        if not isinstance(own, Mapping):
-            return {_OURS: {**position, "source": own}}
-        return {**own, _OURS: position}
+        return self._epochs.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next pass resume at a state that this loader or the wrapped one returned.
@@ -510,28 +476,11 @@ class PrefetchedLoader(Measured):
         ValueError
             The state is damaged, or is not that of a loader.
         """
-        progress = self._load_own(state) if has_state(self._batches) else read_state(state)
-        self._seed = self._seed if progress.seed is None else progress.seed
-        progress.seed = self._start(0).seed
-        self._course.resume(progress)
-
-    def _load_own(self, state: Any) -> Progress:
-        """Give the wrapped loader its own state, and return the position of this one."""
-        position: Any = {"version": 1, "epoch": self._course.upcoming().epoch, "batches": 0}
-        own = state
-        if isinstance(state, Mapping) and _OURS in state:
-            position = state[_OURS]
-            own = {key: value for key, value in state.items() if key != _OURS}
-            if isinstance(position, Mapping):
-                own = position.get("source", own)
-        progress = read_state(position)
-        self._forget_prepared()
-        self._batches.load_state_dict(own)
-        progress.own = own
-        return progress
+        self._epochs.resume_at(state)
 
     def __getattr__(self, name: str) -> Any:
         batches = vars(self).get("_batches", _MISSING)
+        # Special names are about this class. Copying asks for some before `_batches` is there.
         if batches is _MISSING or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(batches, name)
@@ -547,19 +496,10 @@ class PrefetchedLoader(Measured):
         return _make, (self._batches, self._options)
 
     def __repr__(self) -> str:
-        places = ", ".join(device.name for device in self._delivery.devices)
-        ahead = f"{self._ahead} steps ahead" if self._ahead else "nothing ahead"
-        return f"<prefetch of {type(self._batches).__name__}: {ahead}, on {places}>"
-
-
-def _settle_weakly(owner: Callable[[], PrefetchedLoader | None]) -> Callable[[str | None], str | None]:
-    """Return a loader's `_settle`, for the thread that reads: the loader must not live as long as that."""
-
-    def settle(library: str | None) -> str | None:
-        loader = owner()
-        return library if loader is None else loader._settle(library)
-
-    return settle
+        ahead, devices = self._epochs.ahead, self._epochs.delivery.devices
+        told = f"{ahead} steps ahead" if ahead else "nothing ahead"
+        places = ", ".join(device.name for device in devices)
+        return f"<prefetch of {type(self._batches).__name__}: {told}, on {places}>"
 
 
 def _make(batches: Iterable[Any], options: dict[str, Any]) -> PrefetchedLoader:
@@ -575,10 +515,24 @@ def _check_batches(batches: object) -> Any:
     )
 
 
-def _check_host(host: Any) -> frozenset[str]:
-    if isinstance(host, str) or not isinstance(host, Iterable):
-        raise BadType(f"host must be a list of field names, got {host!r}")
-    names = frozenset(host)
-    if not all(isinstance(name, str) for name in names):
-        raise BadType(f"host must be a list of field names, got {host!r}")
-    return names
+def _settle_once(outputs: Sequence[Any], programmer: Programmer | None) -> Callable[[str | None], str | None]:
+    """Return a function that makes outputs deliver the arrays of a library; only its first call counts.
+
+    The thread that reads calls it, with the library of the first batch. It refers to no loader, which must
+    not live as long as that thread.
+    """
+    settled: Any = _MISSING
+
+    def settle(library: str | None) -> str | None:
+        nonlocal settled
+        if settled is _MISSING:
+            settled = library
+            for output in outputs:
+                if isinstance(output, FollowingOutput):
+                    output.settle(library)
+            if programmer is not None:
+                programmer.native = library == "torch"
+        found: str | None = settled
+        return found
+
+    return settle

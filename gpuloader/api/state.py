@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import os
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from gpuloader.batches.items import ItemState
 from gpuloader.batches.staged import StagedBatch
@@ -15,82 +13,51 @@ from gpuloader.errors import ReaderError
 from gpuloader.order.batching import Batching
 from gpuloader.order.samplers import Sampler
 from gpuloader.sources.describing import READ_ONCE, Source
-from gpuloader.system.rereading import find_kept, may_start_over
+from gpuloader.system.iterators import find_kept, may_start_over
 
 _COUNTED, _POSITIONED = 1, 2
 """Versions of a state: it counts the batches of its epoch, whatever they hold, or the samples."""
 
-_MOST_BEYOND = (
-    1 << 22
-)  # batches of one run beyond the first that is missing; a damaged state may say anything
-
-T = TypeVar("T")
+_MOST_BEYOND = 1 << 22
+"""Batches of one run beyond the first that is missing; a damaged state may say anything."""
 
 
 @dataclass(slots=True)
-class Progress:
-    """The part of an epoch that the user has received; prefetched batches do not count.
+class Position:
+    """The part of an epoch that the user has received; batches read ahead do not count."""
 
-    Attributes
-    ----------
-    seed : int or None
-        The loader's seed; None for readers, which determine their own order.
-    epoch : int
-        The epoch's number, from 0.
-    batches : int
-        The number of the first batch not received: all batches below it were.
-    beyond : set of int
-        The numbers of later batches that were received too, which happens with ``in_order=False``.
-    workers : dict
-        Maps each worker of an iterable dataset to its position behind the last batch received from it.
-    crew : int or None
-        The number of workers that read an iterable dataset in turn; None for any other source.
-    turn : int
-        The worker whose batch is next.
-    own : object
-        The source's own state behind the last batch received; None if it has none.
-    size : int or None
-        Samples per batch. A count of batches holds for that size alone.
-    shards : int
-        The number of parts that each batch is cut into; here a part counts as a batch.
-    ended : bool
-        Whether the epoch is over, so that the next loop begins the next one.
-    step : int or None
-        Samples that all ranks together take per step. The state is then a position in the epoch, valid for
-        any batch size and any number of ranks. None makes the state a count of batches.
-    base : int
-        Position in the epoch of the first sample of batch 0.
-    total : int or None
-        Samples in the epoch; None if unknown.
-    dealt : bool
-        Whether `step`, `base` and `total` count batches, of a batch sampler that ranks share.
-    order_size : int or None
-        The batch size that the order was made for; None if the order does not depend on it.
-    """
-
-    seed: int | None
+    seed: int | None  # None for readers, which determine their own order
     epoch: int
+    # All batches below `batches` were received, and with in_order=False those in `beyond` too. Numbers, not a
+    # count: the first missing batch may stay missing for long while one worker holds it.
     batches: int = 0
     beyond: set[int] = field(default_factory=set)
+    # For an iterable dataset: where each worker is behind its last batch that was received, how many workers
+    # read in turn, and whose batch is next. What it yields depends on their number, so a state keeps it.
     workers: dict[int, ItemState] = field(default_factory=dict)
-    crew: int | None = None
+    readers: int | None = None
     turn: int = 0
-    own: Any = None
+    own: Any = None  # the source's own state behind the last batch received
+    # Samples per batch, and the parts that each batch is cut into. A part counts as a batch, and a count of
+    # batches holds for these numbers alone.
     size: int | None = None
     shards: int = 1
-    ended: bool = False
+    ended: bool = False  # so that the next loop begins the next epoch
+    # With a `step`, the samples that all ranks together take per step, the state is a position in the epoch,
+    # valid for any batch size and number of ranks: `base` is that of batch 0, and `total` the end if known.
+    # Without one it is a count of batches.
     step: int | None = None
     base: int = 0
     total: int | None = None
-    dealt: bool = False
-    order_size: int | None = None
+    dealt: bool = False  # `step`, `base` and `total` count batches, of a batch sampler that ranks share
+    order_size: int | None = None  # the batch size that the order was made for, if it depends on that
 
     @property
-    def position(self) -> int | None:
+    def taken(self) -> int | None:
         """Samples, or batches if `dealt`, that all ranks have taken; None if the batches do not tell."""
         if self.step is not None:
             taken = self.base + self.batches // self.shards * self.step
-        elif self.size is not None and self.shards == 1 and self.crew is None:
+        elif self.size is not None and self.shards == 1 and self.readers is None:
             taken = self.batches * self.size
         else:
             return None
@@ -100,19 +67,17 @@ class Progress:
         """Return what the state counts, in words for an error message."""
         if self.step is not None:
             beyond = f", and batches of {self.size} beyond them" if self.beyond else ""
-            return f"{self.position} samples{beyond}"
-        crew = "" if self.crew is None else f", of an iterable dataset with {max(self.crew, 1)} readers"
-        return f"batches of {self.size} samples per place, {self.shards} per step{crew}"
-
-    def end(self) -> None:
-        """Record that the epoch is over."""
-        self.ended = True
+            return f"{self.taken} samples{beyond}"
+        readers = (
+            "" if self.readers is None else f", of an iterable dataset with {max(self.readers, 1)} readers"
+        )
+        return f"batches of {self.size} samples per place, {self.shards} per step{readers}"
 
     def received(self, staged: StagedBatch) -> None:
         """Record that the user has received a batch."""
-        if self.crew is not None:
+        if self.readers is not None:
             self.batches += 1  # the numbers have gaps once a worker runs out of items
-        elif staged.number == self.batches:
+        elif staged.number == self.batches:  # as always, in order
             self.batches += 1
             while self.beyond and self.batches in self.beyond:
                 self.beyond.remove(self.batches)
@@ -124,145 +89,49 @@ class Progress:
             return
         if isinstance(state, ItemState):
             self.workers[state.worker] = state
-            self.turn = (state.worker + 1) % (self.crew or 1)
-        elif self.step is None:
+            self.turn = (state.worker + 1) % (self.readers or 1)
+        elif self.step is None:  # a state of its own tells nothing to a loader with other batches
             self.own = state
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as plain data, which `read_state` reads."""
-        by_position = self.step is not None and not self.dealt
-        state = self._to_position() if by_position else self._to_count()
+        state: dict[str, Any]
+        if self.step is not None and not self.dealt:
+            state = {"version": _POSITIONED, "epoch": self.epoch, "seed": self.seed, "position": self.taken}
+            if self.beyond:
+                # Relative to the position: another loader may number its batches in another way.
+                beyond = sorted(number - self.batches for number in self.beyond)
+                state |= {"batch_size": self.size, "beyond": _shorten(beyond)}
+        else:
+            batches = self.taken if self.dealt else self.batches
+            state = {"version": _COUNTED, "epoch": self.epoch, "batches": batches}
+            if self.seed is not None:
+                state["seed"] = self.seed
+            if self.size is not None:
+                state["batch_size"] = self.size
+            if self.shards > 1:
+                state["shards"] = self.shards
+            if self.beyond:
+                state["beyond"] = _shorten(sorted(self.beyond))
+            if self.readers is not None:
+                state["turn"] = self.turn
+                reached = [self.workers.get(worker, ItemState(worker, 0)) for worker in range(self.readers)]
+                state["workers"] = [
+                    [one.batches, one.state, *([True] if one.ended else [])] for one in reached
+                ]
+            if self.own is not None:
+                state["source"] = self.own
         if self.order_size is not None:
             state["order_batch_size"] = self.order_size
         return state
 
-    def _to_count(self) -> dict[str, Any]:
-        batches = self.position if self.dealt else self.batches
-        state: dict[str, Any] = {"version": _COUNTED, "epoch": self.epoch, "batches": batches}
-        if self.seed is not None:
-            state["seed"] = self.seed
-        if self.size is not None:
-            state["batch_size"] = self.size
-        if self.shards > 1:
-            state["shards"] = self.shards
-        if self.beyond:
-            state["beyond"] = _shorten(sorted(self.beyond))
-        if self.crew is not None:
-            state["turn"] = self.turn
-            reached = [self.workers.get(worker, ItemState(worker, 0)) for worker in range(self.crew)]
-            state["workers"] = [[one.batches, one.state, *([True] if one.ended else [])] for one in reached]
-        if self.own is not None:
-            state["source"] = self.own
-        return state
 
-    def _to_position(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"version": _POSITIONED, "epoch": self.epoch, "seed": self.seed}
-        state["position"] = self.position
-        if self.beyond:
-            state["batch_size"] = self.size
-            state["beyond"] = _shorten([number - self.batches for number in sorted(self.beyond)])
-        return state
+def read_state(state: object) -> Position:
+    """Return the position that `Position.to_json` wrote; raise `TypeError` or `ValueError` for anything else.
 
-
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """An epoch that was opened ahead, from what it was resumed, and the process that opened it."""
-
-    progress: Progress
-    epoch: Any
-    resumed: Progress | None
-    process: int
-
-
-class Cursor:
-    """Which epoch comes next, and the user's position in the latest one.
-
-    Any thread may begin an epoch; epochs that several threads begin at once follow one another.
-
-    Parameters
-    ----------
-    fresh : callable
-        Takes the number of an epoch and returns its progress before the first batch.
-    """
-
-    def __init__(self, fresh: Callable[[int], Progress]) -> None:
-        self._fresh = fresh
-        self._latest: Progress | None = None
-        self._resumed: Progress | None = None
-        self._next = 0
-        self._prepared: _Prepared | None = None
-        # Reentrant: opening an epoch runs the user's code, which may begin another one.
-        self._beginning = threading.RLock()
-
-    def upcoming(self) -> Progress:
-        """Return where the next epoch begins."""
-        return self._resumed or self._fresh(self._next)
-
-    def begin(self, open_epoch: Callable[[Progress], T]) -> T:
-        """Open the next epoch, or the one to resume; if that fails, the course is unchanged.
-
-        An epoch that `prepare` has opened is taken instead, if it is still the next one.
-        """
-        with self._beginning:
-            prepared = self._take_prepared()
-            progress = self.upcoming() if prepared is None else prepared.progress
-            opened: T = open_epoch(progress) if prepared is None else prepared.epoch
-            self._resumed, self._latest, self._next = None, progress, progress.epoch + 1
-        return opened
-
-    def prepare(self, open_epoch: Callable[[Progress], object]) -> None:
-        """Open the next epoch for the next `begin`; until then, the course is as if that had not happened."""
-        with self._beginning:
-            prepared = self._take_prepared()
-            if prepared is None:
-                progress = self.upcoming()
-                prepared = _Prepared(progress, open_epoch(progress), self._resumed, os.getpid())
-            self._prepared = prepared
-
-    def forget_prepared(self) -> None:
-        """Drop what `prepare` has opened."""
-        self._prepared = None
-
-    def _take_prepared(self) -> _Prepared | None:
-        """Return what `prepare` has opened if it is this process's and still the next epoch; else drop it."""
-        prepared, self._prepared = self._prepared, None
-        if prepared is None or prepared.process != os.getpid() or prepared.resumed is not self._resumed:
-            return None
-        return prepared if self._resumed is not None or prepared.progress.epoch == self._next else None
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make that epoch the next one, from its start unless it is the one to resume."""
-        if self._resumed is None or self._resumed.epoch != epoch:
-            self._resumed = None
-        self._latest, self._next = None, epoch
-
-    def resume(self, progress: Progress) -> None:
-        """Resume at `progress` when an epoch next begins."""
-        self._resumed = progress
-
-    def state(self) -> dict[str, Any]:
-        """Return, as plain data, where a loader that resumes from here must begin."""
-        progress = self._resumed or self._latest
-        if progress is None or progress.ended:
-            progress = self._fresh(self._next)
-        return progress.to_json()
-
-
-def read_state(state: object) -> Progress:
-    """Return the progress that `Progress.to_json` wrote.
-
-    Raises
-    ------
-    TypeError
-        The state is not a dict.
-    ValueError
-        The state is damaged, is not a loader's, or has a version that this package does not know.
-
-    Examples
-    --------
     >>> read_state({"version": 1, "epoch": 2, "batches": 5, "seed": 7}).batches
     5
-    >>> read_state({"version": 2, "epoch": 2, "position": 320, "seed": 7}).position
+    >>> read_state({"version": 2, "epoch": 2, "position": 320, "seed": 7}).taken
     320
     """
     if not isinstance(state, Mapping):
@@ -274,41 +143,27 @@ def read_state(state: object) -> Progress:
             "a loader's state_dict(), or was made by a later release"
         )
     try:
-        return _read_position(state) if version == _POSITIONED else _read_count(state)
+        seed = None if state.get("seed") is None else _count(state["seed"], 2**64)
+        read = Position(
+            seed,
+            _count(state["epoch"], 2**64),
+            beyond=_lengthen(state.get("beyond", ())),
+            size=_count_or_none(state, "batch_size"),
+            order_size=_count_or_none(state, "order_batch_size"),
+        )
+        if version == _POSITIONED:
+            read.seed, read.step, read.base = _count(state["seed"], 2**64), 1, _count(state["position"])
+            return read
+        workers = state.get("workers")
+        read.batches, read.shards = _count(state["batches"]), _count(state.get("shards", 1))
+        read.readers = None if workers is None else len(workers)
+        read.turn = _count(state.get("turn", 0), len(workers or ()) or 1)
+        read.own = state.get("source")
+        for worker, (batches, own, *ended) in enumerate(workers or ()):
+            read.workers[worker] = ItemState(worker, _count(batches), own, ended=ended == [True])
+        return read
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"the state is damaged ({type(error).__name__}: {error}): {dict(state)}") from error
-
-
-def _read_count(state: Mapping[str, Any]) -> Progress:
-    workers = state.get("workers")
-    return Progress(
-        None if state.get("seed") is None else _count(state["seed"], 2**64),
-        _count(state["epoch"], 2**64),
-        _count(state["batches"]),
-        _lengthen(state.get("beyond", ())),
-        {
-            worker: ItemState(worker, _count(batches), own, ended=ended == [True])
-            for worker, (batches, own, *ended) in enumerate(workers or ())
-        },
-        None if workers is None else len(workers),
-        _count(state.get("turn", 0), len(workers or ()) or 1),
-        state.get("source"),
-        _count_or_none(state, "batch_size"),
-        _count(state.get("shards", 1)),
-        order_size=_count_or_none(state, "order_batch_size"),
-    )
-
-
-def _read_position(state: Mapping[str, Any]) -> Progress:
-    return Progress(
-        _count(state["seed"], 2**64),
-        _count(state["epoch"], 2**64),
-        beyond=_lengthen(state.get("beyond", ())),
-        size=_count_or_none(state, "batch_size"),
-        step=1,
-        base=_count(state["position"]),
-        order_size=_count_or_none(state, "order_batch_size"),
-    )
 
 
 def _shorten(numbers: list[int]) -> list[Any]:
@@ -332,6 +187,7 @@ def _lengthen(entries: Any) -> set[int]:
     found: set[int] = set()
     for entry in entries:
         first, last = entry if isinstance(entry, list | tuple) else (entry, entry)
+        # A damaged state could make this set fill the memory.
         if _count(last) - _count(first) > _MOST_BEYOND:
             raise ValueError(f"expected fewer batches beyond the first missing one, got {entry}")
         found.update(range(first, last + 1))
@@ -356,28 +212,20 @@ OF_BATCHES = "pass a loader, a list, or an object whose __iter__ makes a new ite
 _OF_SAMPLERS = "pass a list, or an object whose __iter__ makes a new iterator"
 _OF_CLASSES = "make a new iterator in every call, for example by writing __iter__ with yield"
 _OF_READERS = "make a new iterator in every call, for example by writing the reader with yield"
+_READ = "and an earlier epoch has read it"
 
 
-def end_epoch(progress: Progress, find: Callable[[], str]) -> None:
-    """Record that an epoch is over.
+def end_epoch(position: Position, find_spent: Callable[[], str]) -> None:
+    """Record that an epoch is over; raise `ReaderError` if it had no samples because its source was spent.
 
-    Parameters
-    ----------
-    progress : Progress
-        What the user has received of the epoch.
-    find : callable
-        Returns what can be read only once, and what to do instead; empty if the source starts over.
-
-    Raises
-    ------
-    ReaderError
-        It is not the first epoch, nothing was received, and its source can be read only once.
+    `find_spent` returns what can be read only once, and what to do instead; empty if the source starts over.
+    It is asked only about later epochs without any batch, because asking begins two more passes.
     """
-    progress.end()
-    if not progress.epoch or progress.batches or progress.beyond or progress.base or progress.own is not None:
+    position.ended = True
+    if not position.epoch or position.batches or position.beyond or position.base or position.own is not None:
         return
-    if problem := find():
-        raise ReaderError(f"epoch {progress.epoch} has no samples, because {problem}") from None
+    if problem := find_spent():
+        raise ReaderError(f"epoch {position.epoch} has no samples, because {problem}") from None
 
 
 def find_spent(source: Source, batching: Batching, *, drops: bool) -> str:
@@ -388,10 +236,15 @@ def find_spent(source: Source, batching: Batching, *, drops: bool) -> str:
     if batching.iterable:
         found = (_describe("the dataset", one.dataset, READ_ONCE, drops) for one in (source, *source.chained))
         return next(filter(None, found), "")
-    sampler = batching.sampler
-    name = "sampler" if sampler is not None else "batch_sampler"
-    for what, one in _inside(f"the {name}", batching.batch_sampler if sampler is None else sampler):
+    # From the outermost sampler inwards: the first that is spent is the one to name.
+    for what, one in () if batching.given is None else batching.given.inside:
+        if getattr(type(one), "__iter__", None) is Sampler.__iter__:
+            break  # it only computes its order
         if problem := _describe(what, one, _OF_SAMPLERS, drops):
+            return problem
+        generator = getattr(one, "generator", None)
+        drawn = f"the generator of {what}"
+        if isinstance(generator, Iterator) and (problem := _describe(drawn, generator, _OF_SAMPLERS, drops)):
             return problem
     return ""
 
@@ -401,27 +254,12 @@ def find_spent_batches(batches: Any, *, drops: bool) -> str:
     return _describe("the iterable of batches", batches, OF_BATCHES, drops)
 
 
-def find_spent_reader(reader: Callable[[], Any], *, drops: bool) -> str:
+def find_spent_reader(reader: Callable[[], Any]) -> str:
     """Return that a reader returns the same iterator in every call, if so; see `find_spent`."""
     kept = find_kept(reader)
-    if kept is None or (drops and may_start_over(kept)):
+    if kept is None or may_start_over(kept):  # its items may have been too few for a step
         return ""
     return f"the reader returns the same {type(kept).__name__} every time, {_READ}: {_OF_READERS}"
-
-
-_READ = "and an earlier epoch has read it"
-
-
-def _inside(what: str, sampler: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a sampler, what it reads from, and so on, each with a name."""
-    for _ in range(3):  # a batch sampler, its sampler, and one more that wraps it
-        if sampler is None or getattr(type(sampler), "__iter__", None) is Sampler.__iter__:
-            return  # it only computes its order
-        yield what, sampler
-        generator = getattr(sampler, "generator", None)
-        if isinstance(generator, Iterator):
-            yield f"the generator of {what}", generator
-        what, sampler = f"the sampler of {what}", getattr(sampler, "sampler", None)
 
 
 def _describe(what: str, source: Any, instead: str, drops: bool) -> str:

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any
 
 from numpy.typing import ArrayLike
 
 from gpuloader.api import loader as dataset_loader
 from gpuloader.api.attributes import UpcomingBatches
-from gpuloader.order.batching import Batching
+from gpuloader.api.loading import Framework
 from gpuloader.order.randomness import GeneratorLike, draw_seed
 from gpuloader.order.samplers import Sampler
 from gpuloader.sources import dataset as dataset_subset
 from gpuloader.sources.dataset import MapStyle, Readable, S, Subset
+
+
+def _make_sampler(dataset: Any, shuffle: bool) -> Sampler[int]:
+    # Imported late, like all of PyTorch here: `import gpuloader.torch` is to be fast.
+    from gpuloader.sources.torch_classes import make_sampler
+
+    return make_sampler(dataset, shuffle)
+
+
+def _draw_seed() -> int:
+    import torch
+
+    return draw_seed(torch.default_generator)
 
 
 class DataLoader(dataset_loader.DataLoader[S]):
@@ -22,41 +36,18 @@ class DataLoader(dataset_loader.DataLoader[S]):
     Batches are tensors of PyTorch in host memory, so a program that moves them to a device runs unchanged.
     With ``places="cuda"`` they arrive on the GPU; then delete ``.to(device)``.
 
+    Parameters of PyTorch's loader mean what they mean there, except for those below, and those of workers are
+    ignored without workers.
+
     Parameters
     ----------
-    dataset : object
-        A map-style or iterable dataset, of PyTorch or of this package.
-    batch_size : int or None
-        Samples per batch. None delivers single samples.
-    shuffle : bool or None
-        True draws a new order for every epoch.
-    sampler : iterable or None
-        Yields indices. Excludes shuffle.
-    batch_sampler : iterable or None
-        Yields the indices of each batch. Excludes batch_size, shuffle, sampler and drop_last.
     num_workers : int or 'auto'
-        0 loads in the calling thread; n starts n worker processes; 'auto' finds the number.
-    collate_fn : callable or None
-        Makes a batch from a list of samples. None stacks the samples field by field.
+        'auto' finds the number of worker processes; see `gpuloader.DataLoader`.
     pin_memory, pin_memory_device : bool and str
         Accepted, without effect: batches for a GPU are always copied from page-locked memory.
-    drop_last : bool
-        True drops an incomplete last batch.
-    timeout : float
-        Seconds to wait for a batch from a worker; 0 means no limit.
-    worker_init_fn : callable or None
-        Called in each worker with the worker's number, before its first sample.
-    multiprocessing_context : str, multiprocessing context, or None
-        How worker processes start.
     generator : torch.Generator or None
         Gives the loader its seed, which is drawn once, when the loader is made. None draws the seed from
         PyTorch's global generator at the first epoch, so that ``torch.manual_seed`` determines it.
-    prefetch_factor : int or None
-        Batches in progress per worker; None means 2.
-    persistent_workers : bool
-        True keeps worker processes from one epoch to the next.
-    in_order : bool
-        True delivers batches in the sampler's order.
     places : place, str, torch.device, or list of them, or None
         Where batches land; None uses the first GPU, or host memory if there is none.
     output : str or None
@@ -95,6 +86,8 @@ class DataLoader(dataset_loader.DataLoader[S]):
     (1, 2) tensor([9])
     """
 
+    _framework = Framework(_make_sampler, _draw_seed, divides_if_possible=True)
+
     def __init__(
         self,
         dataset: Readable[S] | Iterable[S],
@@ -121,6 +114,7 @@ class DataLoader(dataset_loader.DataLoader[S]):
         uneven: str = "repeat",
         **options: Any,
     ) -> None:
+        # As in PyTorch, so that a mistake there is one here. `gpuloader.DataLoader` lets both pass.
         if persistent_workers and not num_workers:
             raise ValueError("persistent_workers needs num_workers of 1 or more")
         if batch_size is None and drop_last:
@@ -147,6 +141,7 @@ class DataLoader(dataset_loader.DataLoader[S]):
             output=output,
             shard=shard,
             uneven=uneven,
+            # PyTorch reads without workers in the calling thread, and datasets may count on that.
             **{"use_buffer_reader": False, **options},
         )
 
@@ -154,6 +149,7 @@ class DataLoader(dataset_loader.DataLoader[S]):
     def collate_fn(self) -> Callable[[Any], Any]:
         """The function that was passed, or PyTorch's function for what the loader does by itself."""
         function = super().collate_fn
+        # Trainers copy loaders by their attributes, and call this function themselves.
         if function is None:
             return (
                 default_convert if self.batch_size is None and self.batch_sampler is None else default_collate
@@ -161,28 +157,17 @@ class DataLoader(dataset_loader.DataLoader[S]):
         return function
 
     @staticmethod
-    def _divide(batching: Batching, shard: object, **options: Any) -> Batching:
-        if shard == "auto":
-            return batching.divide_if_possible(**options)
-        return batching.divide(shard, **options)
-
-    @staticmethod
-    def _make_sampler(dataset: Any, shuffle: bool) -> Sampler[int]:
-        from gpuloader.order.torch_samplers import make_sampler
-
-        return make_sampler(dataset, shuffle)
-
-    @staticmethod
     def _upcoming_batches() -> type[UpcomingBatches]:
-        from gpuloader.api.torch_upcoming import UpcomingBatches
+        return _make_upcoming_batches()
 
-        return UpcomingBatches
 
-    @staticmethod
-    def _draw_seed() -> int:
-        import torch
+@cache  # one class, so that the types of two loaders' batch samplers are equal
+def _make_upcoming_batches() -> type[UpcomingBatches]:
+    """Return the batch sampler of a loader, as a class that is also PyTorch's ``BatchSampler``."""
+    from gpuloader.sources.torch_classes import BatchSampler
 
-        return draw_seed(torch.default_generator)
+    members = {"__module__": __name__, "__doc__": UpcomingBatches.__doc__, "_plain": BatchSampler}
+    return type("UpcomingBatches", (UpcomingBatches, BatchSampler), members)
 
 
 def default_collate(samples: Sequence[Any]) -> Any:
@@ -244,7 +229,7 @@ def random_split(
         import torch
 
         generator = torch.default_generator
-    from gpuloader.sources.torch_datasets import Subset
+    from gpuloader.sources.torch_classes import Subset
 
     parts = dataset_subset.random_split(dataset, lengths, generator, seed=seed, stratify=stratify)
     return [Subset(dataset, part.indices) for part in parts]

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from gpuloader.batches.columns import KeptBatch, fits, stage_block
-from gpuloader.batches.kept import stage_whole
+from gpuloader.batches.kept import BatchSignature, stage_whole
 from gpuloader.batches.rows import shorten
 from gpuloader.batches.schema import Collation, SchemaCache
 from gpuloader.batches.staged import Gaps, Reserve, StagedBatch, complete, room_for
@@ -52,6 +52,7 @@ class Assembler:
         self.collation = collation if worker is None else replace(collation, keeps_gradients=False)
         self.worker = worker
         self.schemas = SchemaCache(collation)
+        self._signature: BatchSignature | None = None
         # A collate_fn, declared feeds and pictures want whole samples, so columns would gain nothing.
         by_sample = collation.whole or collation.feeds is not None or collation.pictures is not None
         self.take_block = None if by_sample else source.take_block
@@ -88,6 +89,22 @@ class Assembler:
                 return None
         return stage_block(block, schema, self.collation, number, reserve)
 
+    def stage_whole(self, samples: list[Any], number: int, reserve: Reserve) -> StagedBatch:
+        """Stage the result of the user's ``collate_fn``, or the single sample of an unbatched loader."""
+        collation = self.collation
+        value: Any = samples if collation.batched else samples[0]
+        if collation.function is not None:
+            # It runs for the whole batch, so what it draws belongs to no sample either.
+            draw = current_draw()
+            draw.index = draw.generator = None
+            try:
+                value = collation.function(value)
+            except Exception as error:
+                raise SampleError(f"collate_fn raised {describe_error(error)}") from error
+        # Threads may replace the signature meanwhile; it only saves time.
+        staged, self._signature = stage_whole(value, collation, number, reserve, self._signature)
+        return staged
+
     def fetch(
         self, samples: list[Any], indices: Sequence[Any], number: int, start: int, bad: list[int] | None
     ) -> None:
@@ -104,6 +121,7 @@ class Assembler:
         draw = current_draw()
         many, make = self.fetch_many, self.collation.pictures
         if many is not None:
+            # It reads many samples in one call, so what it draws belongs to none of them.
             draw.index = draw.generator = None
             self._fetch_many(many, samples, [*indices], number, start)
             if make is not None:
@@ -120,6 +138,7 @@ class Assembler:
             try:
                 sample = dataset[index]
             except Exception as error:
+                # Only pictures are left out. Any other exception may be a bug, and must not pass in silence.
                 if isinstance(error, PictureError) and bad is not None:
                     bad.append(position)
                     continue
@@ -190,6 +209,7 @@ class Assembler:
         self, error: SampleError, number: int, gaps: Gaps | None, indices: Sequence[Any] | None = None
     ) -> None:
         """Add the batch, the worker, the sample's position and its dataset index to an error."""
+        # The writer counts rows, and users count samples: with samples left out, these are two numbers.
         if gaps is not None:
             gaps.locate(error)
         error.batch, error.worker = number, self.worker
@@ -198,6 +218,7 @@ class Assembler:
         if indices is None or error.index is None or error.dataset_index is not None:
             return
         error.dataset_index = indices[error.index]
+        # Two chained datasets of different shapes are a common cause, and only their names tell which.
         part, first = self.source.name_part(error.dataset_index), self.source.name_part(indices[0])
         if part:
             error.problem += f"; the sample is from {part}"
@@ -237,8 +258,11 @@ class Assembly:
             return
         assembler, gaps, indices = self._assembler, self._gaps, self._indices
         bad = None if gaps is None else gaps.begin(start, stop)
+        # Chunks are for samples that are written as they come. Kept samples have nothing to wait for, and
+        # `__getitems__` is asked once for a part, because reading samples together is what it is for.
         at_once = assembler.collation.keeps or assembler.fetch_many is not None
         samples: list[Any] = []  # those that were fetched, but not written yet
+        # A sample that is left out leaves no gap within its part, so rows may fall behind positions.
         row = position = start
         try:
             while position < stop:
@@ -254,6 +278,8 @@ class Assembly:
                 if self._write(samples, row):
                     row += len(samples)
                     samples = []
+            # No thread waits for the batch's first sample, which may be the slowest to read. What came before
+            # it is written by `finish`, in the thread that ends last.
             if samples:
                 self._early.append((row, samples))
         except SampleError as error:
@@ -267,6 +293,7 @@ class Assembly:
             with self._placing:
                 if not self._kept:
                     self._kept = [None] * len(self._indices)
+            # Each part has its own rows, and assigning a list to a slice is one step for Python's threads.
             self._kept[row : row + len(samples)] = samples
             return True
         schema = self._schema
@@ -309,6 +336,9 @@ class Assembly:
         """
         if not self._assembler.collation.stages_regions:
             return 0
+        # Where a picture lies depends on the sizes of those before it, so its place is known only when all
+        # headers have been read. Decoding is then divided again, and no thread keeps pixels of one picture
+        # while it decodes another.
         try:
             self._batch = self._make_kept_batch()
         except SampleError as error:
@@ -330,12 +360,13 @@ class Assembly:
         assembler, collation, gaps = self._assembler, self._assembler.collation, self._gaps
         try:
             if self._by_block:
+                # Parts arrive in any order; a block holds them in the batch's.
                 block = Block([part for start in sorted(self._blocks) for part in self._blocks[start]])
                 found = assembler.stage_block(block, self.number, self._reserve)
                 if found is not None:
                     return complete(collation, found, self._indices)
             elif collation.whole:
-                staged = stage_kept(collation, self._close_up(), self.number, self._reserve)
+                staged = assembler.stage_whole(self._close_up(), self.number, self._reserve)
                 staged.skipped = 0 if gaps is None else gaps.count
                 return staged
             else:
@@ -396,22 +427,10 @@ class Assembly:
         assert slot is not None
         assert layout is not None
         objects = tuple(self._objects.values())
+        # Within a part the rows moved up as they were written; what remains are gaps between the parts.
         if gaps is not None and gaps.count:
             for view in slot.views(layout):
                 gaps.close_up(view)
             objects = tuple(map(gaps.close_up, objects))
             layout = shorten(layout, gaps.left)
         return StagedBatch(slot, layout, schema.levels, self.number, schema.tree, objects)
-
-
-def stage_kept(collation: Collation, samples: list[Any], number: int, reserve: Reserve) -> StagedBatch:
-    """Stage the result of the user's ``collate_fn``, or the single sample of an unbatched loader."""
-    value: Any = samples if collation.batched else samples[0]
-    if collation.function is not None:
-        draw = current_draw()
-        draw.index = draw.generator = None
-        try:
-            value = collation.function(value)
-        except Exception as error:
-            raise SampleError(f"collate_fn raised {describe_error(error)}") from error
-    return stage_whole(value, collation, number, reserve)

@@ -122,8 +122,10 @@ class TakenColumn:
             count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
             part = target[start : start + count]
             if isinstance(rows, slice):
+                # A declared dtype of the column, not this cast, decides what may change; `fits` compared it.
                 np.copyto(part, array[rows], "unsafe")
             elif isinstance(array, Chunked):
+                # Joining the pieces first would copy every row once more, and keep a second column in memory.
                 for position, (piece, row) in enumerate(array.find(rows)):
                     part[position] = piece[row]
             elif array.dtype != part.dtype:
@@ -159,6 +161,7 @@ def split_columns(
     for field, feed in enumerate(rows.feeds):
         column = [sample[field] for sample in values]
         if not feed.lod_level:
+            # Beside a field that varies, a fixed one waits too: its samples are here already.
             dense = [rows.convert(field, index, value) for index, value in enumerate(column)]
             columns.append(_stacked(dense, feed))
             continue
@@ -190,6 +193,8 @@ def _region_columns(regions: list[Region], feed: FeedSpec) -> list[Column]:
 
 def _encoded_columns(pictures: list[Encoded], feed: FeedSpec) -> list[Column]:
     """Return the four arrays of a field of pictures that a device decodes; see `Encoded`."""
+    # The last array has no bytes. Its shape carries the number of pixels to whoever allocates them on the
+    # device, and from there on the field looks like one of regions.
     shapes = [one.code.shape for one in pictures]
     _check_steps([np.empty((0, *one.step)) for one in pictures], (np.empty(0),), feed)
     splits = np.cumsum([0, *(height * width for height, width, _ in shapes)], dtype=np.int64)
@@ -287,6 +292,7 @@ class KeptBatch:
         slot = reserve(room_for(collation, schema.tree, schema.levels, layout))
         self._regions = []
         for view, column in zip(slot.views(layout), columns, strict=True):
+            # Decoding takes longer than all else here, and threads share it.
             if isinstance(column, RegionColumn):
                 self._regions.append((view, column))
             else:
@@ -329,6 +335,7 @@ def fits(block: Block, schema: Schema) -> bool:
     The caller stages the samples of other blocks one by one. That converts them, or raises an error that
     names the sample and the field.
     """
+    # Rows of a table are flat dicts. Whatever the schema asks beyond that needs samples.
     root = schema.tree.root
     if schema.declared or not isinstance(root, Branch) or root.kind is not dict or root.keys != block.names:
         return False
@@ -361,6 +368,7 @@ def _holds(column: Any, rows: Rows, feed: FeedSpec | None, dtype: np.dtype[Any] 
 
 def _find_first(pieces: list[tuple[Any, Rows, np.dtype[Any] | None]]) -> Any:
     """Return the value of a column of objects in the block's first sample."""
+    # One row only: taking a whole column of text for it would cost as much as staging the column.
     for column, rows, _ in pieces:
         first = slice(rows.start, min(rows.start + 1, rows.stop)) if isinstance(rows, slice) else rows[:1]
         if values := take_values(column, first):

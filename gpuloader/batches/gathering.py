@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, cast
 
@@ -27,16 +28,9 @@ _PIECE = 32 << 10  # bytes of a strided array to gather at once
 class Gatherer:
     """Assembles batches from arrays that share their first dimension; any thread may call it.
 
-    Parameters
-    ----------
-    arrays : sequence of numpy.ndarray
-        The fields; each array holds all samples.
-    rows : Rows or None
-        The row of each sample in the arrays; None if sample i is row i.
-    collation : Collation or None
-        Only its transforms and the names of its feeds are used.
-    tree : Tree or None
-        How the arrays make up a sample; None means a tuple.
+    `rows` has the row of each sample in the arrays; None if sample i is row i. Of the `collation`, only the
+    transforms and the names of the feeds are used. `tree` is how the arrays make up a sample; None means a
+    tuple.
     """
 
     def __init__(
@@ -83,7 +77,7 @@ class Gatherer:
         """
         rows = self._locate(number, indices)
         layout = self.layout(len(rows))
-        return Gathering(self, number, rows, layout, reserve(self._room(number, layout)), indices)
+        return Gathering(self, number, indices, rows, layout, reserve(self._room(number, layout)))
 
     def check_all(self) -> None:
         """Run the transforms' checks on all samples at once, for batches that are gathered on a device.
@@ -106,6 +100,7 @@ class Gatherer:
         try:
             program.check(list(self._arrays))
         except SampleError as error:
+            # All samples at once are no batch, so the row is the sample's index in the dataset.
             error.index, error.dataset_index = None, error.index
             raise
 
@@ -120,15 +115,20 @@ class Gatherer:
 
     def assemble(self, number: int, indices: Indices, reserve: Reserve) -> StagedBatch:
         """Take and stage batch `number`; raises what `begin` raises."""
+        # Not by `begin`, `fetch` and `finish`, because a batch of small arrays takes no longer than these
+        # calls.
         rows = self._locate(number, indices)
         count = len(rows)
         layout = self._layouts.get(count) or self.layout(count)
         slot = reserve(layout.nbytes if not self._has_transforms else self._room(number, layout))
         self.take(rows, slot.views(layout))
-        staged = StagedBatch(slot, layout, self._levels, number, self._tree)
-        return staged if not self._has_transforms else self._complete(staged, indices)
+        return self.complete(StagedBatch(slot, layout, (), number), indices)
 
-    def _complete(self, staged: StagedBatch, indices: Indices | Stretch) -> StagedBatch:
+    def complete(self, staged: StagedBatch, indices: Indices | Stretch) -> StagedBatch:
+        """Return a staged batch with its tree; on a CPU place, run the transforms."""
+        staged.levels, staged.tree = self._levels, self._tree
+        if not self._has_transforms:
+            return staged
         try:
             return complete(self._collation, staged, indices)
         except SampleError as error:
@@ -145,20 +145,21 @@ class Gatherer:
         if type(indices) is range and indices.step > 0 and indices.start >= 0 and indices.stop <= count:
             rows: range | NDArray[Any] = indices
         else:
-            found = indices if isinstance(indices, np.ndarray) else _as_array(number, indices)
-            if found.dtype != np.int64 or found.ndim != 1:
-                found = _as_integers(number, found, indices)
+            found = _as_integers(number, indices)
             # Seen as unsigned, negative indices are the largest: one comparison finds both kinds.
             if found.size and found.view(np.uint64).max() >= count:
                 found = self._wrap(number, found)
             rows = found
             self._trust(found)
+        # A subset, or datasets joined, have their own numbering.
         if self._rows is None:
             return rows
         return self._rows[rows.start : rows.stop : rows.step] if type(rows) is range else self._rows[rows]
 
     def _trust(self, part: NDArray[np.int64]) -> None:
         """Remember the order that a read-only part belongs to, if all of the order is within range."""
+        # The shuffled order of an epoch is one array, and each batch is a read-only view of it. Once all of
+        # it has been found to be within range, its other parts need no look.
         order = part.base
         if self._rows is not None or part.flags.writeable or not isinstance(order, np.ndarray):
             return
@@ -181,6 +182,7 @@ class Gatherer:
 
     def take(self, rows: range | NDArray[Any], targets: Sequence[Array]) -> None:
         """Write the given rows of each array into its target."""
+        # In order, the rows are one block, which NumPy copies at the memory's speed.
         if type(rows) is range and rows.step == 1:
             for array, target in zip(self._arrays, targets, strict=True):
                 np.copyto(target, array[rows.start : rows.stop])
@@ -193,11 +195,6 @@ class Gatherer:
                 array.take(rows, 0, target, "clip")
             else:
                 _copy_rows(array, rows, target)
-
-    def finish(self, gathering: Gathering) -> StagedBatch:
-        """Return the staged batch; all its rows must have been taken."""
-        staged = StagedBatch(gathering.slot, gathering.layout, self._levels, gathering.number, self._tree)
-        return self._complete(staged, gathering.indices)
 
 
 class RowStager(Gatherer):
@@ -229,38 +226,30 @@ class RowStager(Gatherer):
         slot = reserve(self._room(number, layout))
         _, span = slot.views(layout)
         span[0], span[1] = indices.first, indices.last
-        staged = StagedBatch(slot, layout, self._levels, number, self._tree)
+        staged = StagedBatch(slot, layout, (), number)
         # Only random draws need the indices. Without them, the host never has to compute the permutation.
-        return self._complete(staged, indices if self._draws else ())
+        return self.complete(staged, indices if self._draws else ())
 
 
+@dataclass(frozen=True, slots=True)
 class Gathering:
     """One batch of arrays that is being written into a slot; has the methods of an `Assembly`."""
 
-    def __init__(
-        self,
-        gatherer: Gatherer,
-        number: int,
-        rows: range | NDArray[Any],
-        layout: Layout,
-        slot: Slot,
-        indices: Indices,
-    ) -> None:
-        self.indices = indices
-        self._gatherer = gatherer
-        self._rows = rows
-        self.number = number
-        self.layout = layout
-        self.slot = slot
+    gatherer: Gatherer
+    number: int
+    indices: Indices
+    rows: range | NDArray[Any]
+    layout: Layout
+    slot: Slot
 
     def fetch(self, start: int, stop: int) -> None:
         """Take rows `start` to `stop` of the batch."""
         views = self.slot.views(self.layout)
-        self._gatherer.take(self._rows[start:stop], [view[start:stop] for view in views])
+        self.gatherer.take(self.rows[start:stop], [view[start:stop] for view in views])
 
     def finish(self) -> StagedBatch:
-        """Return the staged batch."""
-        return self._gatherer.finish(self)
+        """Return the staged batch; all its rows must have been taken."""
+        return self.gatherer.complete(StagedBatch(self.slot, self.layout, (), self.number), self.indices)
 
 
 def _copy_rows(array: Array, rows: NDArray[Any], target: Array) -> None:
@@ -293,20 +282,16 @@ def _span_layout(count: int) -> Layout:
     return arrange(span_specs(count))
 
 
-def _as_array(number: int, indices: Any) -> Array:
+def _as_integers(number: int, indices: Indices) -> NDArray[np.int64]:
+    """Return indices as an array of int64; raise `SampleError` for anything that is no list of integers."""
+    if isinstance(indices, np.ndarray) and indices.dtype == np.int64 and indices.ndim == 1:
+        return indices
     try:
-        return np.asarray(indices)
-    except ValueError:
-        raise _no_indices(number, indices) from None
-
-
-def _as_integers(number: int, found: Array, indices: Indices) -> NDArray[np.int64]:
+        found = np.asarray(indices)
+    except ValueError:  # lists of different lengths
+        found = np.empty((0, 0))
     if found.ndim != 1 or (found.dtype.kind not in "iu" and found.size):
-        raise _no_indices(number, indices)
+        raise SampleError(f"expected integers as indices, got {list(indices)[:4]}", batch=number)
     if found.dtype.kind == "u" and found.size and found.max() > np.iinfo(np.int64).max:
         raise SampleError(f"the dataset has no sample {found.max()}", batch=number)
     return found.astype(np.int64)
-
-
-def _no_indices(number: int, indices: Indices) -> SampleError:
-    return SampleError(f"expected integers as indices, got {list(indices)[:4]}", batch=number)

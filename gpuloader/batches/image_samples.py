@@ -57,11 +57,13 @@ class ImageStage:
         for it. Raises `SampleError` if an image cannot be decoded, a value is not an image, or there is no
         such field.
         """
+        # Numbers of their own for each sample, so that its crops are the same whichever worker makes them.
         making = _Making(self, draw.make_generator(key, _LANE), key)
         if self.names is not None and isinstance(sample, tuple | list) and len(sample) == len(self.names):
             made: Any = [making.walk(one, name) for name, one in zip(self.names, sample, strict=True)]
         else:
             made = making.walk(sample, "")
+        # A transform that met no image is a mistyped field, which would otherwise pass in silence.
         if not self.chains.keys() <= making.done:
             missing = next(name for name in self.chains if name not in making.done)
             what = "no image" if missing is None else f"no field {missing!r}"
@@ -82,6 +84,7 @@ class _Making:
     def walk(self, value: Any, name: str) -> Any:
         """Return a value with all images in it made: those that a chain names, and those that can be told."""
         stage, chains, named = self.stage, self.stage.chains, name or "0"
+        # A transform without a field is for the first image; a mask or a second view next to it stays.
         is_first = None in chains and None not in self.done
         is_container = isinstance(value, list | tuple)
         chain: str | None = None
@@ -113,7 +116,7 @@ class _Making:
             else:
                 is_image = getattr(value, "dtype", None) == np.uint8 and len(shape) in (2, 3)
             if not (is_image and is_first):
-                if is_image:
+                if is_image:  # so that errors about its shape can say what to do about images
                     stage.found.add(named)
                 self.seen.append(named)
                 return value

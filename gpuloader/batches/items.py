@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpuloader.batches.assembly import Assembler, stage_kept
+from gpuloader.batches.assembly import Assembler
 from gpuloader.batches.columns import KeptBatch
 from gpuloader.batches.readers import close_items
 from gpuloader.batches.rows import AT_ONCE, fill_rows
@@ -22,12 +22,12 @@ from gpuloader.batches.schema import Collation
 from gpuloader.batches.staged import Gaps, Reserve, StagedBatch, complete, room_for
 from gpuloader.batches.tree import array_leaves, object_columns
 from gpuloader.errors import BadValue, LoaderError, QueueClosed, SampleError
-from gpuloader.order.plan import Division
+from gpuloader.order.dividing import Division
 from gpuloader.order.randomness import current_draw, mixed_seed
 from gpuloader.order.samplers import skip
 from gpuloader.order.worker_info import WorkerInfo, count_rank_questions, exchange_worker
 from gpuloader.sources.describing import Source
-from gpuloader.system.rereading import Steady
+from gpuloader.system.iterators import Steady
 
 _END = object()
 
@@ -55,25 +55,38 @@ class ItemAssembler(Assembler):
         SampleError
             The dataset raised, or an item does not fit its field; the error names batch and item.
         """
+        collation, least = self.collation, size if drop_last else 1
         gaps: Gaps | None = None
         try:
-            if self.collation.pictures is not None:
+            if collation.pictures is not None:
                 # Not the worker's number: it is another with processes than without.
                 names = keys or ((number, position) for position in itertools.count())
                 bad = None
-                if self.collation.skips:
+                if collation.skips:
+                    # All items first: those that are left out count as read, and are not replaced by later
+                    # ones, so that the batches that follow have the same items as without a bad picture.
                     read = list(itertools.islice(items, size))
-                    if not read or (len(read) < size and drop_last):
+                    if len(read) < least:
                         return None
-                    gaps, items, drop_last = Gaps(len(read)), iter(read), False
+                    gaps, items, least = Gaps(len(read)), iter(read), 1
                     bad = gaps.begin(0, len(read))
                 items = self._make_all_pictures(items, names, bad)
-            staged = self._stage(items, number, size, reserve, drop_last, keys, gaps)
+            # The first item settles the schema, before room for a full batch is reserved.
+            first = next(items, _END)
+            staged, count = None, 0
+            if first is not _END:
+                items = itertools.chain((first,), itertools.islice(items, size - 1))
+                if collation.keeps:
+                    staged, count = self._stage_kept(list(items), number, least, reserve, gaps)
+                else:
+                    staged, count = self._stage_rows(first, items, number, size, least, reserve)
             if gaps is not None:
                 gaps.check()
-                if staged is not None:
-                    staged.skipped = gaps.count
-            return staged
+            if staged is None:
+                return None
+            staged.skipped = 0 if gaps is None else gaps.count
+            # What a collate_fn returns is the user's, and has no fields to transform.
+            return staged if collation.whole else self._complete(staged, keys, count)
         except SampleError as error:
             self.locate(error, number, gaps)
             raise
@@ -85,45 +98,24 @@ class ItemAssembler(Assembler):
         for position, (key, item) in enumerate(zip(keys, items, strict=False)):
             yield from self.make_pictures(item, draw, key, position, bad)
 
-    def _stage(
-        self,
-        items: Iterator[Any],
-        number: int,
-        size: int,
-        reserve: Reserve,
-        drop_last: bool,
-        keys: Sequence[Any] | None,
-        gaps: Gaps | None,
-    ) -> StagedBatch | None:
-        """Stage at most `size` items as `stage` does."""
-        first = next(items, _END)
-        if first is _END:
-            return None
-        collation = self.collation
-        items = itertools.chain((first,), itertools.islice(items, size - 1))
-        if not collation.keeps:
-            return self._stage_rows(first, items, number, size, reserve, drop_last, keys)
-        samples = list(items)
-        if len(samples) < size and drop_last:
-            return None
-        if collation.whole:
-            return stage_kept(collation, samples, number, reserve)
-        batch = KeptBatch(self.schemas.find, collation, samples, number, reserve, gaps)
+    def _stage_kept(
+        self, samples: list[Any], number: int, least: int, reserve: Reserve, gaps: Gaps | None
+    ) -> tuple[StagedBatch | None, int]:
+        if len(samples) < least:
+            return None, 0
+        if self.collation.whole:
+            return self.stage_whole(samples, number, reserve), len(samples)
+        batch = KeptBatch(self.schemas.find, self.collation, samples, number, reserve, gaps)
         batch.write(0, batch.unwritten)
         staged = batch.finish()
-        return self._complete(staged, keys, len(batch.samples))
+        return staged, len(batch.samples)
 
     def _stage_rows(
-        self,
-        first: Any,
-        items: Iterator[Any],
-        number: int,
-        size: int,
-        reserve: Reserve,
-        drop_last: bool,
-        keys: Sequence[Any] | None,
-    ) -> StagedBatch | None:
+        self, first: Any, items: Iterator[Any], number: int, size: int, least: int, reserve: Reserve
+    ) -> tuple[StagedBatch | None, int]:
         """Write items as they arrive, into memory that grows with them if a full batch would be large."""
+        # The number of items is unknown, and a last batch may be far smaller than `size` allows. So nothing
+        # large is reserved before one batch has been full.
         schema = self.schemas.find((first,))
         tree, levels = schema.tree, schema.levels
         gradually = schema.is_large(size, AT_ONCE)
@@ -132,18 +124,18 @@ class ItemAssembler(Assembler):
             schema.rows,
             iter(array_leaves(tree, items, 0, objects)),
             size,
-            size if drop_last else 1,
+            least,
             lambda layout: reserve(room_for(self.collation, tree, levels, layout)),
             gradually=gradually,
             objects=objects,
         )
         if filled is None:
-            return None
+            return None, 0
         slot, layout, count = filled
         if count == size:
             schema.fullest = max(schema.fullest, count)
         columns = tuple(column[:count] for column in objects.values())
-        return self._complete(StagedBatch(slot, layout, levels, number, tree, columns), keys, count)
+        return StagedBatch(slot, layout, levels, number, tree, columns), count
 
     def stage_next_block(
         self, blocks: Iterator[Any], number: int, size: int, reserve: Reserve, *, drop_last: bool
@@ -272,6 +264,7 @@ class ItemStream:
         staged = stage(self._items, number, self._size, reserve, drop_last=self._drop_last)
         if staged is None:
             return None
+        # A short batch has met the end. After a full one nobody knows, without reading one item too many.
         ended = inspect.getgeneratorstate(self._items) == inspect.GEN_CLOSED
         state = self._read_state(number) if self._keep_state and not ended else None
         self._reached = ItemState(
@@ -295,6 +288,7 @@ class ItemStream:
         dataset, reached = self._assembler.dataset, self._reached
         draw = current_draw()
         draw.index, draw.generator = reached.worker, None
+        # A pass that had ended must not call the dataset again: its next iterator may be the next epoch's.
         if reached.ended:
             return iter(())
         try:
@@ -304,7 +298,7 @@ class ItemStream:
             if reached.state is None and reached.batches:
                 size = 1 if self._in_blocks else self._size
                 skip(items, reached.batches * size, size, "the dataset")
-        except BadValue:
+        except BadValue:  # from `skip`: the dataset is shorter than the state says, which is the user's news
             raise
         except Exception as error:
             raise self._assembler.failure(error, number, None, None) from error
@@ -359,6 +353,7 @@ class ShareStream:
         finally:
             exchange_worker(outer)
         division, world_size = self._division, self._division.world_size
+        # All ranks count the same items here, so they agree on who gets how many without a message.
         own, size = division.own_items(count, self._size)
         if not size or (self._drop_last and count < self._size * world_size):
             return None
@@ -378,6 +373,8 @@ class ShareStream:
         division, assembler = self._division, self._assembler
         if self._items is None:
             self._items = self._open(number)
+        # Steps of other workers come in between. Their items are read and dropped, because what a dataset
+        # yields may depend on what it has yielded.
         read = assembler.read(self._items, lambda count: (number, count))
         for _ in itertools.islice(read, begin - self._read):
             self._read += 1
@@ -386,10 +383,11 @@ class ShareStream:
         first: list[Any] = []
         count = 0
         for count, item in enumerate(itertools.islice(read, self._size * division.world_size), 1):
+            # Dealt one by one, the ranks' shares of a short step differ by one item at most.
             if (count - 1) % division.world_size == division.rank:
                 kept.append(item)
             elif count == 1:
-                first = [item]
+                first = [item]  # a rank without items of its own repeats it, so that all ranks have a batch
         self._read += count
         return kept or first, count
 

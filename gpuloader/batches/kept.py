@@ -7,7 +7,6 @@ tree, write its arrays into a slot, and hand everything else through as it is.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,20 +21,17 @@ from gpuloader.batches.staged import (
     Reserve,
     StagedBatch,
     complete,
-    complete_apart,
     fill_slot,
-    list_draws,
+    find_program,
     room_for,
     write_arrays,
 )
-from gpuloader.batches.tree import Branch, Leaf, Node, Tree, is_proper_array, is_proper_value, open_flat
-from gpuloader.devices.foreign import is_on_host
-from gpuloader.devices.outputs import find_library
+from gpuloader.batches.tree import Branch, Leaf, Node, Tree, is_proper_array, is_proper_value
 from gpuloader.errors import SampleError
 from gpuloader.fields.convert import as_numbers, cast, fit, fit_if_alike, matches
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import Array, FeedSpec, is_stageable
-from gpuloader.fields.tensors import can_stage, is_tensor, needs_gradient
+from gpuloader.foreign import can_stage, find_library, is_on_host, is_tensor, needs_gradient
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.staging.layout import Layout, arrange, arrange_last
 from gpuloader.staging.ring import Ring
@@ -80,8 +76,16 @@ def take_apart(tree: Tree, value: Any, convert: Callable[[int, Any], Any] | None
     return Parts(tree, arrays, tuple(levels), tuple(objects))
 
 
-def stage_whole(value: Any, collation: Collation, number: int, reserve: Reserve) -> StagedBatch:
+def stage_whole(
+    value: Any,
+    collation: Collation,
+    number: int,
+    reserve: Reserve,
+    signature: BatchSignature | None = None,
+) -> tuple[StagedBatch, BatchSignature | None]:
     """Stage the arrays of a value; everything else stays a Python object.
+
+    `signature` is that of an earlier value, and what is returned with the batch serves the next one.
 
     With feeds, the value is a tuple or list with one entry per feed. An unbatched sample is converted to its
     feeds; the batch of a ``collate_fn`` keeps its dtypes.
@@ -96,59 +100,28 @@ def stage_whole(value: Any, collation: Collation, number: int, reserve: Reserve)
     SampleError
         The value's fields are not those declared, or one of them does not hold numbers.
     """
-    plain = _take_plain_apart(value, collation)
-    if plain is not None:
-        parts, layout = plain
-    else:
-        parts = _take_any_apart(value, collation)
-        layout = arrange(tuple((array.shape, array.dtype) for array in parts.arrays))
-    slot = reserve(layout.nbytes)
-    write_arrays(parts.arrays, slot.views(layout))
-    return StagedBatch(slot, layout, parts.levels, number, parts.tree, parts.objects)
-
-
-def _take_any_apart(value: Any, collation: Collation) -> Parts:
+    # A collate_fn returns batches of one kind but for the last, so most of them need no walk.
+    if signature is not None and (found := signature.take_apart(value)) is not None:
+        arrays, objects, _ = found
+        slot = reserve(signature.layout.nbytes)
+        write_arrays(arrays, slot.views(signature.layout))
+        levels = (0,) * len(arrays)
+        return StagedBatch(slot, signature.layout, levels, number, signature.tree, objects), signature
     feeds, by_user = collation.feeds, collation.function is not None
     if feeds is None:
-        staged = _find_staged(collation)
-        return take_apart(Tree.of(value, staged=staged, may_be_empty=True, keeps_tuples=by_user), value)
-    tree = Tree.flat([feed.name for feed in feeds])
-    if collation.batched or by_user:
-        return take_apart(tree, value)
-    return take_apart(tree, value, lambda field, entry: _convert_sample(entry, feeds[field]))
-
-
-def _take_plain_apart(value: Any, collation: Collation) -> tuple[Parts, Layout] | None:
-    """Return parts and layout of arrays without nesting; None for all other values."""
-    if collation.feeds is not None or (flat := open_flat(value)) is None:
-        return None
-    keys, entries = flat
-    fields = []
-    for entry in entries:
-        if type(entry) is not np.ndarray:
-            return None
-        fields.append((entry.shape, entry.dtype))
-    kind: Any = type(value)
-    known = _plan_plain(kind, keys, tuple(fields), collation.function is not None)
-    if known is None:
-        return None
-    tree, layout = known
-    return Parts(tree, [*entries], (0,) * len(fields), ()), layout
-
-
-@functools.lru_cache(maxsize=64)
-def _plan_plain(
-    kind: Any,
-    keys: tuple[str, ...] | None,
-    fields: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...],
-    keeps_tuples: bool,
-) -> tuple[Tree, Layout] | None:
-    if not all(is_stageable(dtype) and dtype.isnative for _, dtype in fields):
-        return None
-    arrays = [np.empty(0, dtype) for _, dtype in fields]
-    value = kind(arrays) if keys is None else dict(zip(keys, arrays, strict=True))
-    tree = Tree.of(value, staged=is_proper_array, may_be_empty=True, keeps_tuples=keeps_tuples)
-    return tree, arrange(fields)
+        tree = Tree.of(value, staged=_find_staged(collation), may_be_empty=True, keeps_tuples=by_user)
+        parts = take_apart(tree, value)
+    elif collation.batched or by_user:
+        parts = take_apart(Tree.flat([feed.name for feed in feeds]), value)
+    else:
+        tree = Tree.flat([feed.name for feed in feeds])
+        parts = take_apart(tree, value, lambda field, entry: _convert_sample(entry, feeds[field]))
+    layout = arrange(tuple((array.shape, array.dtype) for array in parts.arrays))
+    slot = reserve(layout.nbytes)
+    write_arrays(parts.arrays, slot.views(layout))
+    # Declared fields convert every value, so one value says nothing about the next.
+    staged = StagedBatch(slot, layout, parts.levels, number, parts.tree, parts.objects)
+    return staged, None if feeds is not None else BatchSignature.of(value, staged, parts.arrays)
 
 
 def _find_staged(collation: Collation) -> Callable[[Any], bool]:
@@ -157,6 +130,7 @@ def _find_staged(collation: Collation) -> Callable[[Any], bool]:
         return is_proper_value
     if not collation.keeps_gradients:
         return is_proper_array
+    # Copied into a slot, a tensor would lose the graph that its gradient flows through.
     return lambda value: not needs_gradient(value) and is_proper_array(value)
 
 
@@ -176,7 +150,7 @@ def _convert_sample(value: Any, feed: FeedSpec) -> Array | Ragged:
     return (fit_if_alike if feed.keeps_shapes else fit)(array, feed.sample_shape)
 
 
-# Batches of other loaders. One with the signature of the batch before is taken apart without a walk.
+# What staging a value has found out about it, for the next one.
 
 PLAIN = (str, int, float, bool, type(None), bytes)
 """The classes of values that are never staged."""
@@ -184,34 +158,31 @@ PLAIN = (str, int, float, bool, type(None), bytes)
 
 @dataclass(frozen=True, slots=True)
 class BatchSignature:
-    """The signature of a batch that was staged: a dict, tuple or list of arrays, tensors and plain values.
+    """What identifies values that are staged alike: their tree, and the arrays in it.
 
-    `kind` is the class of the batch, and `keys` those of a dict. `fields` has for each entry its class, and
-    for one that is staged its dtype, its shape, and whether it is large. The rest is what such a batch is
-    staged with.
+    Only arrays, tensors and plain values have one: for any other leaf it would have to be asked again whether
+    it is staged. `fields` has for each leaf its class, and for one that is staged its dtype, its shape, and
+    whether it is large.
     """
 
-    kind: Any
-    keys: tuple[str, ...] | None
-    fields: tuple[tuple[Any, Any, tuple[int, ...], bool], ...]
     tree: Tree
     layout: Layout
-    levels: tuple[int, ...]
+    fields: tuple[tuple[Any, Any, tuple[int, ...], bool], ...]
 
     @classmethod
     def of(
-        cls, batch: Any, staged: StagedBatch, arrays: Sequence[Array], host: Collection[str], large: int
+        cls, value: Any, staged: StagedBatch, arrays: Sequence[Array], host: Collection[str] = ()
     ) -> BatchSignature | None:
-        """Return the signature of a batch that was staged without transforms; None if each must be walked.
+        """Return the signature of a value that was staged without transforms; None if it has none.
 
-        `arrays` were written into the slot, fields in `host` are never staged, and an array is large from so
-        many bytes on.
+        `arrays` were written into the slot; fields in `host` are never staged.
         """
-        flat, tree = open_flat(batch), staged.tree
-        if flat is None or tree is None or any(staged.levels):
+        tree = staged.tree
+        # A ragged field has a length of its own in every batch, and so has the layout.
+        if tree is None or not tree.has_plain_keys or any(staged.levels):
             return None
-        keys, entries = flat
-        if not isinstance(tree.root, Branch) or len(tree.leaves) != len(entries):
+        entries = tree.match(value)
+        if entries is None:
             return None
         fields: list[tuple[Any, Any, tuple[int, ...], bool]] = []
         rest = iter(arrays)
@@ -220,25 +191,22 @@ class BatchSignature:
                 array = next(rest)
                 if not (type(entry) is np.ndarray or is_tensor(entry)):
                     return None
-                fields.append((type(entry), array.dtype, array.shape, array.nbytes >= large))
+                fields.append((type(entry), array.dtype, array.shape, array.nbytes >= SMALL))
             elif type(entry) in PLAIN or leaf.name in host:
                 fields.append((type(entry), None, (), False))
             else:
                 return None
-        return cls(type(batch), keys, tuple(fields), tree, staged.layout, staged.levels)
+        return cls(tree, staged.layout, tuple(fields))
 
-    def take_apart(self, batch: Any) -> tuple[list[Array], tuple[Any, ...], list[Array]] | None:
-        """Return a batch's arrays, its other values, and its large arrays; None if it looks different."""
-        if type(batch) is not self.kind or len(batch) != len(self.fields):
+    def take_apart(self, value: Any) -> tuple[list[Array], tuple[Any, ...], list[Array]] | None:
+        """Return a value's arrays, its other leaves, and its large arrays; None if it is unlike this one."""
+        entries = self.tree.match(value)
+        if entries is None or len(entries) != len(self.fields):
             return None
-        if self.keys is not None:
-            if (*batch,) != self.keys:
-                return None
-            batch = batch.values()
         arrays: list[Array] = []
         objects: list[Any] = []
         large: list[Array] = []
-        for entry, (kind, dtype, shape, is_large) in zip(batch, self.fields):  # noqa: B905 - costs time
+        for entry, (kind, dtype, shape, is_large) in zip(entries, self.fields):  # noqa: B905 - costs time
             if dtype is None:
                 if type(entry) is not kind and type(entry) not in PLAIN:
                     return None
@@ -252,15 +220,16 @@ class BatchSignature:
                     array = entry.numpy()
                 except (RuntimeError, TypeError):  # its numbers are not what lies in its memory
                     return None
-            if array.dtype is not dtype or array.shape != shape:
-                return None
-            if not array.flags.c_contiguous:
+            # Not contiguous: it may be delivered with its dimensions in another order.
+            if array.dtype is not dtype or array.shape != shape or not array.flags.c_contiguous:
                 return None
             arrays.append(array)
             if is_large:
                 large.append(array)
         return arrays, tuple(objects), large
 
+
+# Batches of other loaders.
 
 SMALL = 32 << 10
 """Bytes below which a page-locked array goes through the slot: a copy of its own would take longer."""
@@ -310,7 +279,7 @@ class NestedStager:
         self._meter = meter
         self._draw = draw
         self._unchecked = intake.host
-        self._known: dict[Any, Tree] = {}
+        self._tree: Tree | None = None
         self._settled = intake.output is not None
         self._library = intake.output
         self._key: Any = None
@@ -331,21 +300,30 @@ class NestedStager:
                 slot = fill_slot(
                     partial(write_arrays, arrays), signature.layout, self._ring, self._meter, begun
                 )
-                return StagedBatch(slot, signature.layout, signature.levels, number, signature.tree, objects)
+                levels = (0,) * len(arrays)
+                return StagedBatch(slot, signature.layout, levels, number, signature.tree, objects)
         parts = take_apart(self._open(batch), batch)
+        # The first batch that has arrays decides the library for all: a later one may have none to tell by.
         if parts.arrays and not self._settled:
-            self._settle(parts.tree, batch)
+            owners = map(find_library, parts.tree.flatten(batch))
+            library = next((one for one in owners if one not in (None, "numpy")), None)
+            self._library = self._intake.settle(library)
+            self._settled = True
+        # Transforms draw by this epoch, whichever thread reads and whatever other loaders it serves.
         before = exchange_draw(self._draw)
         try:
             turned = self._turn(parts.arrays)
-            apart = self._find_apart(parts.arrays)
+            apart = tuple(
+                number
+                for number, array in enumerate(parts.arrays)
+                if array.nbytes >= SMALL and array.flags.c_contiguous and self._is_apart(array)
+            )
             staged = self._stage(parts, turned, apart, number, begun)
         finally:
             exchange_draw(before)
-        plain = self._intake.collation.programmer is None and not (turned or apart)
-        self._signature = (
-            BatchSignature.of(batch, staged, parts.arrays, self._intake.host, SMALL) if plain else None
-        )
+        self._signature = None
+        if self._intake.collation.programmer is None and not (turned or apart):
+            self._signature = BatchSignature.of(batch, staged, parts.arrays, self._intake.host)
         return staged
 
     def _open(self, batch: Any) -> Tree:
@@ -354,51 +332,44 @@ class NestedStager:
         as_it_is = intake.stays and intake.output is None
         if as_it_is and not self._unchecked:
             return _AS_IT_IS
-        signature = self._flat_signature(batch)
-        if signature is not None and signature in self._known:
-            return self._known[signature]
-        tree = Tree.of(
-            batch, staged=self._is_staged, may_be_empty=True, keeps_tuples=True, opens=True, kept=intake.host
-        )
-        if signature is not None and not self._unchecked:
-            if len(self._known) > 32:
-                self._known.clear()
-            self._known[signature] = tree
+        tree = self._tree
+        if tree is None or not self._has_tree(tree, batch):
+            tree = self._tree = Tree.of(
+                batch,
+                staged=self._is_staged,
+                may_be_empty=True,
+                keeps_tuples=True,
+                opens=True,
+                kept=intake.host,
+            )
         if self._unchecked:
             _check_names(self._unchecked, tree)
             self._unchecked = frozenset()
         return _AS_IT_IS if as_it_is else tree
 
-    def _flat_signature(self, batch: Any) -> Any:
-        """Return what the tree of a batch without nesting follows from; None for any other batch."""
-        flat = open_flat(batch)
-        if flat is None:
-            return None
-        keys, entries = flat
-        staged = []
-        for entry in entries:
+    def _has_tree(self, tree: Tree, batch: Any) -> bool:
+        """Return whether a batch has the tree of the one before; False also if that is unclear."""
+        entries = tree.match(batch) if tree.has_plain_keys else None
+        if entries is None:
+            return False
+        for leaf, entry in zip(tree.leaves, entries, strict=True):
             if type(entry) is np.ndarray or is_tensor(entry):
-                staged.append(self._is_staged(entry))
-            elif type(entry) in PLAIN:
-                staged.append(False)
-            else:
-                return None
-        return type(batch), keys, tuple(staged)
+                if self._is_staged(entry) != leaf.is_array and leaf.name not in self._intake.host:
+                    return False
+            elif type(entry) not in PLAIN or leaf.is_array:
+                return False
+        return True
 
     def _is_staged(self, value: Any) -> bool:
         intake = self._intake
         return is_copied(value) and not (intake.stays and find_library(value) == intake.output)
-
-    def _settle(self, tree: Tree, batch: Any) -> None:
-        found = map(find_library, tree.flatten(batch))
-        self._library = self._intake.settle(next((one for one in found if one not in (None, "numpy")), None))
-        self._settled = True
 
     def _turn(self, arrays: list[Array]) -> Turned:
         """Put the dimensions of dense arrays into memory's order; return how to deliver them.
 
         So a batch in PyTorch's channels_last format keeps it, and is copied as one block.
         """
+        # A transform reads fields by their shapes, and arrays of JAX and Paddle lie in C order only.
         if self._intake.collation.programmer is not None or self._library in ("jax", "paddle"):
             return ()
         found = []
@@ -411,28 +382,16 @@ class NestedStager:
                     found.append((number, tuple(map(order.index, range(array.ndim)))))
         return tuple(found)
 
-    def _find_apart(self, arrays: list[Array]) -> tuple[int, ...]:
-        """Return the numbers of the arrays that a device can copy from where they lie."""
-        if self._intake.is_page_locked is None:
-            return ()
-        return tuple(
-            number
-            for number, array in enumerate(arrays)
-            if array.nbytes >= SMALL and array.flags.c_contiguous and self._is_apart(array)
-        )
-
     def _is_apart(self, array: Array) -> bool:
-        """Return whether a device can copy an array from where it lies, because it is page-locked.
-
-        Loaders use memory again, and asking the driver takes long. So what is not page-locked is remembered
-        for a while. If it is by then, the array takes the way through a slot, like any other.
-        """
+        """Return whether a device can copy an array from where it lies, because it is page-locked."""
         place = _address(array), array.nbytes
         ask = self._intake.is_page_locked
         if ask is None or place in self._pageable:
             return False
         if ask(*place):
             return True
+        # Loaders use memory again, and asking the driver takes long. So what is not page-locked is remembered
+        # for a while. If it is by then, the array goes through a slot, like any other.
         if len(self._pageable) >= _MOST_KEPT:
             self._pageable.clear()
         self._pageable.add(place)
@@ -462,11 +421,17 @@ class NestedStager:
                 )
                 for one in apart
             )
+            # The device copies the slot's part and each array apart to where one layout has them all, so what
+            # follows on the device is the same as for a batch in one piece.
             staged.in_slot = inside.nbytes
             self._meter.nbytes += whole.nbytes - inside.nbytes
             views = iter(slot.views(inside))
             arrays = [parts.arrays[one] if one in apart else next(views) for one in range(len(whole.fields))]
-            return complete_apart(collation, staged, arrays, keys)
+            program = find_program(collation, tree, levels, whole, drawn=True)
+            if program is not None and collation.programmer is not None:
+                program.check(arrays)
+                collation.programmer.fill_draws(program, arrays, keys)
+            return staged
         except BaseException:
             self._ring.release(slot)
             raise
@@ -474,12 +439,16 @@ class NestedStager:
     def _arrange(self, parts: Parts, turned: Turned, apart: tuple[int, ...]) -> tuple[Layout, Layout]:
         """Return where the arrays lie on a device, and those of them that are in the slot."""
         specs = tuple((array.shape, array.dtype) for array in parts.arrays)
-        drawn = self._intake.collation.programmer is not None
-        key = specs, turned, apart, parts.levels, tuple(parts.tree.array_names) if drawn else ()
+        # Which program runs depends on the names of the fields too.
+        names = () if self._intake.collation.programmer is None else (*parts.tree.array_names,)
+        key = specs, turned, apart, parts.levels, names
         if key != self._key:
             whole = inside = arrange(specs)
             if apart:
-                draws = list_draws(self._intake.collation, parts.tree, parts.levels, whole)
+                # The random draws of transforms are copied with the batch, so they need a place too.
+                program = find_program(self._intake.collation, parts.tree, parts.levels, whole)
+                drawn = () if program is None else program.copied.fields[len(specs) :]
+                draws = tuple((one.shape, one.dtype) for one in drawn)
                 whole, inside = arrange_last((*specs, *draws), apart)
             if turned:
                 whole = replace(whole, turned=turned)
@@ -499,6 +468,7 @@ def is_copied(value: Any) -> bool:
         return can_stage(value)
     if isinstance(value, Ragged):
         return all(map(is_copied, (value.values, *value.row_splits)))
+    # Single numbers are handed through: a step count is for the host, and a copy of 8 bytes is not worth one.
     if isinstance(value, np.generic) or not all(
         hasattr(value, name) for name in ("dtype", "shape", "__array__")
     ):
@@ -516,24 +486,22 @@ def number_samples(number: int, arrays: list[Array]) -> Array:
     >>> number_samples(2, [np.zeros((3, 5))]) - (2 << 32)
     array([0, 1, 2])
     """
+    # The batch's number in the upper half keeps two batches from drawing the same numbers.
     most = max((len(array) for array in arrays if array.ndim), default=0)
     return np.arange(most, dtype=np.int64) + (number << 32)
 
 
 def _check_names(names: Collection[str], tree: Tree) -> None:
-    known = set(_list_names(tree.root))
+    known, nodes = set[str](), list[Node]([tree.root])
+    while nodes:
+        node = nodes.pop()
+        known.add(node.name)
+        nodes += node.children if isinstance(node, Branch) else ()
     if missing := sorted(set(names) - known):
         raise SampleError(
             f"host names {missing}, but the first batch has no such fields; it has "
             f"{[leaf.name for leaf in tree.leaves]}"
         )
-
-
-def _list_names(node: Node) -> Iterator[str]:
-    yield node.name
-    if not isinstance(node, Leaf):
-        for child in node.children:
-            yield from _list_names(child)
 
 
 def _address(array: Array) -> int:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter_ns
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from gpuloader.order.samplers import skip
 from gpuloader.sources.readers.decorators import Reader, iterate
 from gpuloader.staging.layout import Layout, arrange
 from gpuloader.staging.ring import Ring, Slot
-from gpuloader.system.rereading import read_for
+from gpuloader.system.threads import this_thread
 from gpuloader.watch.stats import Meter
 
 _END = object()
@@ -68,26 +67,54 @@ def stage_all(
     """
     reached = reached or Reached()
     own_state: Callable[[], Any] | None = getattr(reader, "state_dict", None)
-    place = _Place(owner)
-    with place:
-        if reached.state is not None:
-            check_takes_state(reader)
-            reader.load_state_dict(reached.state)  # type: ignore[attr-defined]
-        items = iterate(reader)
-        if reached.state is None:
-            skip(items, reached.batches * reached.items, reached.items, "the reader")
+    items: Iterator[Any] | None = None
+    number = 0
     try:
-        for number in itertools.count(reached.batches):
-            place.number = number
-            with place:
+        while True:
+            # Around each batch, because loops over other loaders may run between two of them.
+            outer, this_thread.reads_for = this_thread.reads_for, owner
+            try:
+                if items is None:
+                    items, number = _open(reader, reached), reached.batches
                 staged = stage(items, number)
+                # Now: the reader will be ahead of this batch by the time the user asks for a state.
                 if staged is not None and own_state is not None:
                     staged.state = own_state()
+            except BaseException as error:
+                _name_batch(error, number)
+                raise
+            finally:
+                this_thread.reads_for = outer
             if staged is None:
                 return
             yield staged
+            number += 1
     finally:
         close_items(items)
+
+
+def _open(reader: Reader, reached: Reached) -> Iterator[Any]:
+    """Start a reader after the batches the user has received: load its state, or skip the earlier items."""
+    if reached.state is not None:
+        check_takes_state(reader)
+        reader.load_state_dict(reached.state)  # type: ignore[attr-defined]
+        return iterate(reader)
+    items = iterate(reader)
+    skip(items, reached.batches * reached.items, reached.items, "the reader")
+    return items
+
+
+def _name_batch(error: BaseException, number: int) -> None:
+    """Add the current batch's number to an error."""
+    if isinstance(error, SampleError):
+        error.batch = number
+    elif isinstance(error, QueueClosed):  # the reader's own would end the epoch without an error
+        raise LoaderError(
+            f"the reader raised {describe_error(error)} while it produced batch {number}"
+        ) from error
+    # A Ctrl-C is not the reader's doing, and the loader's own errors name the batch already.
+    elif not isinstance(error, LoaderError | GeneratorExit | KeyboardInterrupt):
+        note_batch(error, number)
 
 
 def close_items(items: object) -> None:
@@ -104,35 +131,6 @@ def check_takes_state(reader: object) -> None:
             "the state holds the own state of another reader, but this reader has no load_state_dict; "
             "resume with a reader of the same kind"
         )
-
-
-class _Place:
-    """A context that adds the current batch's number to every exception raised within it."""
-
-    __slots__ = ("_outer", "_owner", "number")
-
-    def __init__(self, owner: object) -> None:
-        self.number = 0
-        self._owner = owner
-        self._outer: object = None
-
-    def __enter__(self) -> None:
-        self._outer = read_for(self._owner)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        read_for(self._outer)
-        if error is None:
-            return
-        if isinstance(error, SampleError):
-            error.batch = self.number
-        elif isinstance(error, QueueClosed):  # the reader's own would end the epoch without an error
-            raise LoaderError(
-                f"the reader raised {describe_error(error)} while it produced batch {self.number}"
-            ) from error
-        elif not isinstance(error, LoaderError | GeneratorExit | KeyboardInterrupt):
-            note_batch(error, self.number)
 
 
 # Samples, one by one or in lists.
@@ -171,10 +169,13 @@ class SampleStager:
         rows.begin(first)
         samples = itertools.chain((first,), itertools.islice(items, size - 1))
         if rows.ragged:
+            # Copied, because the reader may fill the same buffer again with its next sample.
             kept = [copy.deepcopy(sample) for sample in samples]
             if len(kept) < size and self._drop_last:
                 return None
             return self._stage_ragged(kept, number, begun)
+        # One full batch shows that the reader has as many samples. Before that, a `batch_size` that stands
+        # for "all" would reserve far more memory than the samples need.
         is_known = self._has_been_full or rows.count == size
         gradually = not is_known and rows.layout_of(size).nbytes > AT_ONCE
         least = size if self._drop_last else 1
@@ -278,6 +279,7 @@ class BatchStager:
         item: Any = next(items, _END)
         if item is _END:
             return None
+        # Most readers yield batches of one kind, so their fields and their layout are worked out once.
         arrays = item if self._is_like_last(item) else self._check(item)
         slot = fill_slot(partial(write_arrays, arrays), self._layout, self._ring, self._meter, begun)
         return StagedBatch(slot, self._layout, self._levels, number)
@@ -289,7 +291,7 @@ class BatchStager:
         for value, field in zip(item, fields):  # noqa: B905 - strict= costs time
             if type(value) is not np.ndarray or value.dtype is not field.dtype or value.shape != field.shape:
                 return False
-        return bool(fields)
+        return bool(fields)  # at first there is no batch to be like
 
     def _check(self, item: Any) -> list[Array]:
         """Return the arrays of a batch, and take its layout and its levels for the batches to come."""
@@ -308,7 +310,7 @@ class BatchStager:
         for index, given in enumerate(item):
             feed = None if feeds is None else feeds[index]
             name = str(index) if feed is None else feed.name
-            value = as_ragged(given)
+            value = as_ragged(given)  # a LoDTensor of Paddle's, for one
             try:
                 pieces = self._check_value(value, feed)
             except SampleError as error:

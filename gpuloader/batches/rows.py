@@ -56,6 +56,8 @@ class SampleRows:
         self.feeds: Sequence[FeedSpec] = feeds or ()
         self._infers = feeds is None
         self._strict = strict or self._infers
+        # A declared field may change a value as Paddle does: reshape it, parse it, drop a fraction. Where
+        # nobody declared anything, every number must stay what it is.
         self.conversion: Conversion = convert_alike if strict else convert
         if self._infers:
             self.conversion = functools.partial(convert_alike, advice=IN_FEEDS)
@@ -114,6 +116,7 @@ class SampleRows:
 
     def arrange(self, count: int) -> Layout:
         """Return the layout of a batch of `count` dense samples."""
+        # A reader's batches all have one size but the last, so one layout is enough to keep.
         if count != self.count:
             self.layout = self.layout_of(count)
             self.count = count
@@ -146,6 +149,7 @@ class SampleRows:
                 if type(value) is not array:
                     self._write_other(target, index, value)
                 elif region is None:
+                    # Compared in line, because a call for each sample would be felt.
                     if value.shape == places and value.dtype == rows.dtype:
                         rows[index] = value
                     else:
@@ -235,6 +239,7 @@ class SampleRows:
         format and length. Numbers and lists are packed by `struct`, which accepts only the right number of
         them, each within the field's range. Both check in C, in less time than NumPy needs to assign a row.
         """
+        # A slot returns every few batches with the same layout, and the memoryviews of its fields with it.
         prepared = views.prepared if isinstance(views, Views) else None
         if prepared is not None and prepared[0] is self._places:
             found: list[Target] = prepared[1]
@@ -307,6 +312,7 @@ def fill_rows(
     arrays, with a row for each sample, or without any if the batch is written `gradually`.
     """
     if gradually:
+        # The copy into the slot is the second one of these bytes, the only time the loader makes one.
         held, count = write_gradually(rows, samples, size, objects)
         if count < least:
             return None
@@ -336,6 +342,7 @@ def write_gradually(
     SampleError
         A sample does not fit its field.
     """
+    # Before anything is read: doubling until memory is full would take the machine down with it.
     table = rows(1)
     check_available(table.layout_of(size).nbytes)
     room = min(max(_FIRST_NBYTES // max(table.layout_of(1).nbytes, 1), 1), size)
@@ -362,6 +369,7 @@ def shorten(layout: Layout, count: int) -> Layout:
     )
     if not fields:
         return layout
+    # Offsets stay, because the rows that are there have been written; only the end comes earlier.
     last = fields[-1]
     return Layout(fields, last.offset + math.prod(last.shape) * last.dtype.itemsize)
 
@@ -407,6 +415,8 @@ def _row_places(field: FieldLayout, strict: bool) -> _RowPlaces:
         return _RowPlaces(False, (), frozenset(), {})
     stops = range(elements, (count + 1) * elements, elements)
     places = [*map(slice, range(0, count * elements, elements), stops)]
+    # A memoryview takes an array of one number for that number, of whatever shape. A field without dimensions
+    # that was inferred must refuse it.
     single = len(field.shape) == 1
     code = _code(field.dtype)
     kinds: frozenset[type] = frozenset()

@@ -157,7 +157,8 @@ class Schema:
                 size *= length or 0
             nbytes += size
         rest = iter(specs)
-        self._specs = [next(rest) if leaf.is_array else None for leaf in self.tree.leaves]
+        for leaf in self.tree.leaves:
+            self._specs.append(next(rest) if leaf.is_array else None)
         # A chunk stays in the processor's cache until it is written, and its memory is used for the next.
         # Small samples come in one chunk, so that the loop over the dataset runs no code of ours in between.
         self.chunk = max(_CHUNK_NBYTES // nbytes, 1)
@@ -184,7 +185,8 @@ class Schema:
         values, specs = self.tree.match(sample), self._specs
         if values is None or len(values) != len(specs):
             return False
-        # No strict=True: this runs for every batch.
+        # No strict=True: this runs for every batch. That is also why arrays, the commonest values, are
+        # compared here and not in `_is_like`.
         for value, spec in zip(values, specs):  # noqa: B905
             if type(value) is np.ndarray and spec is not None:
                 dtype, shape, level = spec
@@ -200,7 +202,7 @@ class Schema:
         """Return whether a full batch takes more than `limit` bytes, and none as large has been full yet."""
         if size <= self.fullest:
             return False
-        objects = self._specs.count(None)
+        objects = self._specs.count(None)  # a column of objects is a list, with a pointer for each
         return self.rows(1).layout_of(size).nbytes + size * objects * _POINTER > limit
 
     def rows(self, count: int) -> SampleRows:
@@ -274,6 +276,7 @@ class SchemaCache:
         """
         if self.declared is not None:
             return self.declared
+        # Latest first: most datasets have one schema, and those that alternate have few.
         first = samples[0]
         for known in self.recent:
             if known.is_settled_by(first):
@@ -286,7 +289,7 @@ class SchemaCache:
             raise
         with self._settling:  # threads that settle the same schema at once must get the same object
             for known in self.recent:
-                if known == schema:
+                if known == schema:  # the sample left it unclear, for example by a class with attributes
                     return known
             self.recent = (schema, *self.recent[: _MOST_SCHEMAS - 1])
         return schema
@@ -322,6 +325,7 @@ def infer_schema(samples: Sequence[Any], collation: Collation) -> Schema:
                 feeds.append(FeedSpec(leaf.name, (None, *array.shape[1:]), array.dtype, lod_level=1))
                 levels.append(int(leaf.name not in pads))
             elif isinstance(value, Region | Encoded):
+                # Every picture has its own size, so what varies is settled by the picture itself.
                 feeds.append(FeedSpec(leaf.name, (None, *value.step), value.dtype, lod_level=2))
                 levels.append(value.level)
             else:
@@ -376,6 +380,7 @@ def build_batch(tree: Tree, levels: Sequence[int], arrays: Sequence[Any], object
     >>> build_batch(tree, [0], ["images"], [["cat", "dog"]])
     [['images'], ['cat', 'dog']]
     """
+    # Most batches have neither sequences nor objects, and are built of their arrays as they are.
     fields = gather_fields(levels, arrays) if any(levels) else arrays
     if not objects:
         return tree.build(fields)

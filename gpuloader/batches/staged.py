@@ -21,7 +21,7 @@ from gpuloader.staging.ring import Ring, Slot
 from gpuloader.watch.stats import Meter
 
 if TYPE_CHECKING:
-    from gpuloader.transforms.program import Program, Spec
+    from gpuloader.transforms.program import Program
 
 Reserve = Callable[[int], Slot]
 """Reserves a slot of at least the given number of bytes; called once per batch."""
@@ -149,36 +149,15 @@ def complete(collation: Collation, staged: StagedBatch, keys: Indices | Stretch)
     program = find_program(collation, staged.tree, staged.levels, staged.layout)
     if program is None or collation.programmer is None:
         return staged
+    # On a CPU place there is room for the results behind the fields; on a GPU that room is the device's.
     arrays = staged.slot.views(program.room if collation.on_host else program.copied)
-    program.check(arrays)
+    program.check(arrays)  # before a kernel meets what it cannot report, such as a label out of range
     collation.programmer.fill_draws(program, arrays, keys)
     if collation.on_host:
         program.run_on_host(arrays)
         staged.layout, staged.levels = program.delivered, program.levels
     else:
         staged.layout = program.copied
-    return staged
-
-
-def list_draws(collation: Collation, tree: Tree, levels: Sequence[int], layout: Layout) -> tuple[Spec, ...]:
-    """Return the shapes and dtypes of the random draws that are copied with a batch of this layout."""
-    program = find_program(collation, tree, levels, layout)
-    drawn = () if program is None else program.copied.fields[len(layout.fields) :]
-    return tuple((one.shape, one.dtype) for one in drawn)
-
-
-def complete_apart(
-    collation: Collation, staged: StagedBatch, arrays: list[Array], keys: Indices
-) -> StagedBatch:
-    """Write the transforms' random draws for a batch of which a device copies some arrays from elsewhere.
-
-    The arrays are the batch's, wherever they lie, and those of `list_draws`; raises like `complete`.
-    """
-    assert staged.tree is not None
-    program = find_program(collation, staged.tree, staged.levels, staged.layout, drawn=True)
-    if program is not None and collation.programmer is not None:
-        program.check(arrays)
-        collation.programmer.fill_draws(program, arrays, keys)
     return staged
 
 
@@ -227,6 +206,7 @@ class Gaps:
         left = self.keys(range(self._size))
         for position in [left[row] for row in rows]:
             start = max(start for start in self._parts if start <= position)
+            # The rows have moved up already; only the count and the keys follow now.
             self._parts[start][1].append(position)
 
     def keys(self, indices: Sequence[Any]) -> list[Any]:
@@ -241,6 +221,7 @@ class Gaps:
         ]
         if not isinstance(rows, np.ndarray):
             return [rows[row] for row in taken]
+        # In ascending order no row is overwritten before it has moved, so the slot needs no second copy.
         for to, row in enumerate(taken):
             if to != row:
                 rows[to] = rows[row]
@@ -280,6 +261,7 @@ def leave_out(staged: StagedBatch, count: int, bad: Collection[int]) -> None:
     views: list[Array] = staged.slot.views(staged.layout)
     rows = np.array([row for row in range(count) if row not in bad], np.int64)
     _refuse_empty(len(rows), count)
+    # All rows are taken first and written then: source and target overlap within the slot.
     changed: list[Array | None] = []
     first = 0
     for level in staged.levels:

@@ -5,8 +5,8 @@ same tree, with the classes that torch's ``default_collate`` builds it of: tuple
 else stays. A field's name is its path from the top: ``image``, ``boxes.0``.
 
 `Tree.of` infers a tree, `flatten` checks a sample against it and explains what differs, `match` only finds
-out whether a sample has it, and `build` is the way back. `open_flat`, `entries_of` and `with_entries` serve
-those who look at containers before any tree is known.
+out whether a sample has it, and `build` is the way back. `entries_of` and `with_entries` serve those who
+change values in containers of which no tree is known.
 """
 
 # Why not optree: on a tuple of an image and a label, its `flatten_up_to` takes 0.65 of the time of `flatten`
@@ -32,9 +32,8 @@ from gpuloader.errors import SampleError
 from gpuloader.fields.convert import IF_A_LIST, IF_IT_VARIES
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import is_stageable
-from gpuloader.fields.tensors import can_stage
+from gpuloader.foreign import can_stage, is_instance
 from gpuloader.sources.block import WholeList
-from gpuloader.system.imported import is_instance
 
 # Templates: containers without their entries, for classes with more than entries, and for dataclasses.
 
@@ -67,6 +66,7 @@ class Template:
     @classmethod
     def of(cls, value: Any) -> Template | None:
         """Return the template of a container; None if its class alone is enough to make it again."""
+        # Calling such a class with the batch's entries is cheaper than copying a template.
         if type(value) in _PLAIN:
             return None
         for base, clear in _CLEAR:
@@ -205,6 +205,7 @@ class Branch:
 
     def entries(self, value: Any) -> Sequence[Any]:
         """Return the values below `value`, one per child; raise `SampleError` if keys or length differ."""
+        # More than the first sample's own class will do: a JSON reader yields lists where another had tuples.
         if self.keys is None:
             if isinstance(value, list | tuple) and len(value) == len(self.children):
                 return value
@@ -249,20 +250,34 @@ class Tree:
     {'image': 'images', 'meta': ['names', 'numbers']}
     """
 
-    __slots__ = ("_order", "array_names", "depth", "is_flat", "keeps_tuples", "leaves", "root")
+    __slots__ = (
+        "_order",
+        "array_names",
+        "depth",
+        "has_plain_keys",
+        "is_flat",
+        "keeps_tuples",
+        "leaves",
+        "root",
+    )
 
     def __init__(self, root: Node, keeps_tuples: bool = False) -> None:
         self.root = root
         self.keeps_tuples = keeps_tuples
         leaves, nodes = [], [root]
+        self.array_names: list[str] = []
+        # 1 and True are equal keys, but not the same. With keys that are text, what matches is the same.
+        self.has_plain_keys = True
         while nodes:
             node = nodes.pop()
-            if isinstance(node, Leaf):
-                leaves.append(node)
-            else:
+            if isinstance(node, Branch):
                 nodes += reversed(node.children)
+                self.has_plain_keys &= set(map(type, node.keys or ())) <= {str}
+                continue
+            leaves.append(node)
+            if node.is_array:
+                self.array_names.append(node.name)
         self.leaves = tuple(leaves)
-        self.array_names = [leaf.name for leaf in leaves if leaf.is_array]
         # Most samples have no nesting. Theirs are not walked: 0 is a bare leaf, 1 a container of leaves.
         self.depth = 0 if isinstance(root, Leaf) else 1 if set(map(type, root.children)) <= {Leaf} else 2
         self.is_flat = self.depth == 1 and isinstance(root, Branch) and root.keys is None
@@ -409,10 +424,11 @@ def _grow(
     if isinstance(value, list | tuple):
         if name in whole:
             return Leaf(name, True)
+        # Lists of a table's column vary in length from row to row, so they are no containers of fields.
         if isinstance(value, WholeList):
             return Leaf(name or "0", False)
         packed = opens and is_instance(value, "torch.nn.utils.rnn", "PackedSequence")
-        for at, (part, entry) in enumerate(zip(_part_names(value), value, strict=True)):
+        for at, (part, entry) in enumerate(zip(_names_of(value), value, strict=True)):
             # PyTorch wants the batch sizes of a packed sequence in host memory, wherever its data is.
             rule = _never if packed and at == 1 else staged
             children.append(_grow(entry, join_name(name, part), rule, whole, opens, kept))
@@ -444,7 +460,7 @@ def _match(node: Node, value: Any, found: list[Any]) -> bool:
         found.append(value)
         return True
     kind: object = type(value)
-    if kind is not node.kind or len(value) != len(node.children) or node.template is not None:
+    if kind is not node.kind or node.template is not None or len(value) != len(node.children):
         return False
     if node.keys is not None:
         if (*value,) != node.keys:
@@ -493,6 +509,7 @@ def is_array(value: Any) -> bool:
     >>> is_array(3), is_array(np.zeros(2)), is_array("cat"), is_array(None), is_array(np.array(["a"]))
     (True, True, False, False, False)
     """
+    # By what a value offers, not by its class, because no library is imported to ask.
     dtype = getattr(value, "dtype", None)
     if isinstance(dtype, np.dtype):  # also rules out other libraries' arrays of text or objects
         return is_stageable(dtype)
@@ -500,6 +517,7 @@ def is_array(value: Any) -> bool:
         return True
     if isinstance(value, str | bytes | bytearray):
         return False
+    # Tensors have `__array__`, and images of Pillow only the interface.
     return hasattr(value, "__array__") or hasattr(value, "__array_interface__")
 
 
@@ -537,8 +555,8 @@ def is_object(value: Any) -> bool:
 # Containers of which no tree is known.
 
 
-def _part_names(value: Sequence[Any]) -> Iterable[object]:
-    """Return the names of the entries of a list or tuple: their numbers, or what its class calls them."""
+def _names_of(value: Sequence[Any]) -> Iterable[object]:
+    # The fields of most named tuples are numbered, because their order is what a batch keeps.
     kind: Any = type(value)
     return kind._fields if getattr(kind, "_names_fields", False) else range(len(value))
 
@@ -563,7 +581,7 @@ def entries_of(value: Any) -> list[tuple[Any, object, Any]] | None:
         and isinstance(value[-1], int | float)
     ):
         return None
-    return [*zip(range(len(value)), _part_names(value), value, strict=True)]
+    return [*zip(range(len(value)), _names_of(value), value, strict=True)]
 
 
 def with_entries(value: Any, entries: Sequence[Any]) -> Any:
@@ -582,22 +600,6 @@ def with_entries(value: Any, entries: Sequence[Any]) -> Any:
             changed = copy.copy(value) if changed is None else changed
             changed[key] = entry
     return value if changed is None else changed
-
-
-def open_flat(value: Any) -> tuple[tuple[str, ...] | None, Collection[Any]] | None:
-    """Return keys and entries of a tuple, a list or a dict with string keys; None for all other values.
-
-    A tuple or a list has None as its keys. Subclasses are other values. So are dicts with other keys: 1 and
-    True are equal, but not the same.
-
-    >>> open_flat({"a": 1, "b": 2}), open_flat((3,)), open_flat({1: 2}), open_flat("text")
-    ((('a', 'b'), dict_values([1, 2])), (None, (3,)), None, None)
-    """
-    kind = type(value)
-    if kind is dict:
-        keys = (*value,)
-        return (keys, value.values()) if set(map(type, keys)) <= {str} else None
-    return (None, value) if kind is tuple or kind is list else None
 
 
 def join_name(name: str, key: object) -> str:

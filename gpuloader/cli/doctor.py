@@ -2,40 +2,76 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-from contextlib import nullcontext
-from typing import Annotated
+import shutil
+import sys
+import textwrap
+from typing import TYPE_CHECKING
 
-import typer
+from gpuloader.cli import FAILED, parse_place, show_status
 
-from gpuloader.cli.consoles import open_console, read_place
+if TYPE_CHECKING:
+    from gpuloader.doctor.findings import Report
+
+# Columns: findings do not fit in fewer, and longer lines are hard to follow.
+NARROWEST, WIDEST = 40, 100
+NAME = 16  # wide enough for the longest name, which aligns the values of all sections
 
 
-def doctor(
-    place: Annotated[
-        str | None,
-        typer.Option("--place", metavar="PLACE", help="Where batches should land: cpu, gpu:0, gpu_pinned, …"),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only the findings, as JSON.")] = False,
-) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    place = "where batches should land: cpu, gpu:0, gpu_pinned, …"
+    parser.add_argument("--place", type=parse_place, metavar="PLACE", help=place)
+    parser.add_argument("--json", action="store_true", help="print only the findings, as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
     """Check whether loaders work on this machine, and say what to fix.
 
     The exit code is 1 if a loader would fail here, else 0.
     """
-    from gpuloader.doctor.examination import examine
+    from gpuloader.doctor import findings
 
-    wanted = read_place(place)
-    if as_json:
-        report = examine(wanted)
-        typer.echo(json.dumps(report.to_json(), indent=2))
+    try:
+        report = findings.examine(options.place, tell=lambda what: show_status(f"Checking {what} …"))
+    finally:
+        show_status("")  # also on Ctrl-C, whose line would follow on the same one
+    print(json.dumps(report.to_json(), indent=2) if options.json else render(report))
+    return 0 if report.works else FAILED
+
+
+def render(report: Report) -> str:
+    """Return the findings of each section, wrapped to the width of the terminal, and a summary."""
+    marks = {"good": "✓", "note": "!", "bad": "✗"}
+    try:
+        "✓✗".encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        marks |= {"good": "+", "bad": "x"}  # question marks would hide the verdicts
+    width = max(NARROWEST, min(shutil.get_terminal_size().columns, WIDEST))
+    indent = " " * (NAME + 4)
+    lines = []
+    for title, findings in report.sections.items():
+        lines.append(title)
+        for one in findings:
+            first = f"{marks[one.verdict]}  {one.name:<{NAME}} "
+            # Long words stay whole: a path or a command in pieces cannot be copied.
+            for part, text in ((first, one.value), (indent, one.advice)):
+                lines += textwrap.wrap(
+                    text, width, initial_indent=part, subsequent_indent=indent,
+                    break_long_words=False, break_on_hyphens=False,
+                )  # fmt: skip
+        lines.append("")
+    problems, notes = report.count("bad"), report.count("note")
+    counts = " and ".join(
+        f"{number} {name}{'' if number == 1 else 's'}"
+        for number, name in ((problems, "problem"), (notes, "note"))
+        if number
+    )
+    if problems:
+        lines.append(f"A loader would fail here: {counts} above.")
     else:
-        from gpuloader.cli.report import show_report
-
-        console = open_console()
-        with console.status("Checking …") if console.is_terminal else nullcontext() as status:
-            report = examine(
-                wanted,
-                tell=lambda what: status.update(f"Checking {what} …") if status is not None else None,
-            )
-        console.print(show_report(report, ascii_only=console.options.ascii_only))
-    raise typer.Exit(0 if report.works else 1)
+        lines.append(
+            f"A loader works here; {counts} above." if notes else "Everything a loader needs works here."
+        )
+    return "\n".join(lines)

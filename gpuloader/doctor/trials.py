@@ -1,27 +1,102 @@
-"""The doctor's trials, each run in its own process: ``python -m gpuloader.doctor.trials NAME``.
+"""What may hang or crash, tried in a process of its own: ``python -m gpuloader.doctor.trials NAME``.
 
 The last printed line is the trial's answer as JSON; if the trial failed, it has the key ``problem``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import IO, Any
 
 from gpuloader.api.loader import DataLoader
 from gpuloader.devices.base import Device
 from gpuloader.devices.opening import open_device
 from gpuloader.devices.places import parse_place
 from gpuloader.errors import LoaderError, describe_error
-from gpuloader.kernels.compiling import find_nvrtc
+from gpuloader.kernels.compiler import find_nvrtc
 from gpuloader.staging.arena import Arena
 
+TRIAL_SECONDS = 60.0
+# Bytes of a copy to a device: enough to make the launch time negligible.
 COPIED = 64 << 20
-"""Bytes of a copy to a device: enough to make the launch time negligible."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A trial's answer; or, if the trial failed, the problem in one line and no answer."""
+
+    answer: dict[str, Any] = field(default_factory=dict)
+    problem: str = ""
+
+
+# The type of `attempt` and its stand-ins: (trial, *arguments, seconds=...) -> Outcome.
+Attempt = Callable[..., Outcome]
+
+
+def attempt(trial: str, *arguments: str, seconds: float, module: str = "gpuloader.doctor.trials") -> Outcome:
+    """Run a trial of `module` in a new process; return within about `seconds`, whatever the trial does."""
+    command = [sys.executable, "-P", "-m", module, trial, *arguments]
+    # Pass on this process's search path: it may find the checkout only through the working directory.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    # Files, not pipes: a surviving grandchild would keep a pipe open, and reading it would never end.
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            env=environment,
+            start_new_session=True,  # a group of its own, so that its worker processes die with it
+        )
+        try:
+            status = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            _kill(process)
+            return Outcome(problem=f"no answer within {seconds:g} s")
+        except BaseException:
+            _kill(process)
+            raise
+        return _read(status, _text(output), _text(errors))
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if hasattr(os, "killpg"):
+        os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
+    # A process stuck in a driver cannot be killed before its system call returns, so do not wait for it.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(2)
+
+
+def _read(status: int, output: str, errors: str) -> Outcome:
+    if status < 0:
+        return Outcome(problem=f"killed by {signal.Signals(-status).name}")
+    # CUDA's libraries print greetings and warnings of their own, so only the last line counts.
+    try:
+        answer = json.loads(output.splitlines()[-1])
+    except (ValueError, IndexError):
+        answer = None
+    if not isinstance(answer, dict):
+        said = [line.strip() for line in errors.splitlines() if line.strip()]
+        return Outcome(problem=said[-1] if said else f"exit status {status} without an answer")
+    if "problem" in answer:
+        return Outcome(problem=" ".join(answer["problem"].split()))
+    return Outcome(answer)
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
 
 
 def describe_gpus() -> dict[str, Any]:
@@ -34,6 +109,7 @@ def describe_gpus() -> dict[str, Any]:
 def fetch_by_worker() -> dict[str, Any]:
     """Start one worker process through the fork server and make it fetch a few samples."""
     start = perf_counter()
+    # The start method that asks most of a sandbox: sockets that pass descriptors, and a server process.
     loader = DataLoader(
         [1, 2, 3, 4], places="cpu", batch_size=2, num_workers=1, start_method="forkserver", timeout=60
     )
@@ -44,22 +120,21 @@ def fetch_by_worker() -> dict[str, Any]:
 
 
 def copy_to_device(name: str, nbytes: str = str(COPIED)) -> dict[str, Any]:
-    """Time copies to a device from pageable memory and, if its driver can lock it, page-locked memory."""
+    """Time copies to the device of a place; command-line arguments are text."""
     return time_copies(open_device(parse_place(name)), int(nbytes))
 
 
 def time_copies(device: Device, nbytes: int) -> dict[str, Any]:
-    """Return the bandwidth of pageable and page-locked copies in bytes per second, and any refusal to lock.
+    """Return the bandwidth of pageable and pinned copies in bytes per second, and any refusal to pin.
 
-    A refused or unsupported page-locked copy has bandwidth 0.
+    A refused or unsupported pinned copy has bandwidth 0.
 
-    Examples
-    --------
     >>> from gpuloader.testing import SimulatedDevice
     >>> found = time_copies(SimulatedDevice("simulated:0"), 1 << 16)
     >>> found["pageable"] > 0, found["refusal"]
     (True, '')
     """
+    # The memory that slots lie in, so that pinning meets the limits that a loader meets.
     arena = Arena(nbytes, shared=True)
     found = {"pageable": _bandwidth(device, arena), "pinned": 0.0, "seconds": 0.0, "refusal": ""}
     if device.locker is None:
@@ -68,6 +143,7 @@ def time_copies(device: Device, nbytes: int) -> dict[str, Any]:
     try:
         device.locker.page_lock(arena.address, nbytes)
     except OSError as error:
+        # A refusal is an answer: a loader copies from pageable memory then.
         return {**found, "refusal": str(error)}
     seconds = perf_counter() - start
     try:
@@ -79,6 +155,7 @@ def time_copies(device: Device, nbytes: int) -> dict[str, Any]:
 def _bandwidth(device: Device, source: Arena, repeats: int = 4) -> float:
     target, stream, event = device.alloc(source.nbytes), device.stream(), device.event()
     best = 0.0
+    # The best of a few: the first copy also sets up the device's context.
     for _ in range(repeats):
         start = perf_counter()
         device.copy_async(target, source, source.nbytes, stream)
@@ -95,8 +172,7 @@ TRIALS: dict[str, Callable[..., dict[str, Any]]] = {
 }
 
 
-def main() -> None:
-    """Run the trial named on the command line with its arguments; print its answer or its problem."""
+if __name__ == "__main__":
     name, *arguments = sys.argv[1:]
     try:
         answer = TRIALS[name](*arguments)
@@ -105,7 +181,3 @@ def main() -> None:
     except Exception as error:
         answer = {"problem": describe_error(error)}
     sys.stdout.write(json.dumps(answer) + "\n")
-
-
-if __name__ == "__main__":
-    main()

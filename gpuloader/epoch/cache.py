@@ -21,7 +21,7 @@ from gpuloader.fields.convert import IF_IT_VARIES, describe_field
 from gpuloader.fields.spec import Array
 from gpuloader.order.order import InOrder, Shuffled
 from gpuloader.order.permutation import SORTED_AT_MOST
-from gpuloader.order.plan import DividedPlan, OrderedPlan, Plan
+from gpuloader.order.plan import OrderedPlan, Plan
 from gpuloader.sources.array_rows import IndexedRows
 from gpuloader.sources.describing import Source
 from gpuloader.staging.layout import Layout, arrange
@@ -191,11 +191,6 @@ class _Table:
         [order] = device.arrays(memory, layout)
         return cls(count, memory, layout, make(order))
 
-    def permuting(self, order: Shuffled) -> Program:
-        """Return the program that writes an order's entries into the table."""
-        step = Step(Permute(order.count, order.seed, order.epoch), (), (0,), "order", "shuffle")
-        return Program(self.layout, self.layout, (), (), (step,), self.layout, ())
-
 
 class Resident:
     """A dataset's arrays on the devices of a loader's places, with the order of each epoch.
@@ -204,6 +199,12 @@ class Resident:
     batch, and batches are gathered by their positions in it. With any other order, each batch carries its row
     numbers. Each distinct device gets one copy of the arrays.
     """
+
+    # A batch is a run of consecutive positions, of which the host stages only the first and the last: 16
+    # bytes for any batch size. Computing the order batch by batch would take no memory, but one more launch
+    # for each; next to the rows of a dataset that is on the device anyway, 8 bytes per row are cheaper. A
+    # dataset that does not fit is an error, and no part of it is spilled: steps would have two speeds,
+    # depending on whether their rows cross the bus, and cache='host' has one.
 
     def __init__(self, devices: Sequence[Device], transforms: Sequence[Transform]) -> None:
         self._devices = devices
@@ -245,8 +246,8 @@ class Resident:
         >>> resident.find_order(OrderedPlan(InOrder(9), 2, drop_last=False))
         InOrder(count=9)
         """
-        order = plan.order if isinstance(plan, OrderedPlan | DividedPlan) else None
-        if isinstance(plan, DividedPlan) and plan.wraps:
+        order = plan.order if isinstance(plan, OrderedPlan) else None
+        if isinstance(plan, OrderedPlan) and plan.wraps:
             return None  # the last batch is not a stretch of the order
         if isinstance(order, InOrder | Shuffled) and order.count <= self._rows:
             return order
@@ -256,7 +257,9 @@ class Resident:
         """Make each lane compute an epoch's order on its device; None if batches carry their row numbers."""
         count = 0
         if isinstance(order, Shuffled):
-            # A small order is sorted, and so computed whole; of a large one, a stretch can be computed.
+            # A small order is sorted by hashes, on the host as on the device, and so computed whole.
+            # Uploading the host's would be 2 MB at most, but the GPU would wait some milliseconds until it
+            # is made. Of a large order, any stretch can be computed by itself.
             count = order.count if order.count <= SORTED_AT_MOST else len(order)
         for lane, gathers in zip(lanes, self._gathers, strict=True):
             table = self._tables.get(lane)
@@ -270,4 +273,8 @@ class Resident:
                 type(one).__module__.startswith("gpuloader.") for one in self._transforms
             )
             if isinstance(order, Shuffled) and count:
-                lane.compute(table.permuting(order), table.memory)
+                # On the copy stream it lies behind the last gathers of the previous order and ahead of the
+                # first of this one. So it needs no event, and the same 8 bytes per sample serve every epoch.
+                step = Step(Permute(order.count, order.seed, order.epoch), (), (0,), "order", "shuffle")
+                program = Program(table.layout, table.layout, (), (), (step,), table.layout, ())
+                lane.compute(program, table.memory)

@@ -26,7 +26,7 @@ class Delivery:
     prefetch: int  # steps copied to devices ahead of the consumer; 0 if all places are hosts
     drop_last: bool  # whether to leave out a last step that has no batch for every place
     shards: int  # how many parts each batch is cut into; 1 if each place gets a batch of its own
-    remainder: str  # what to do with samples that do not divide evenly: 'error', 'drop' or 'pad'
+    uneven: str  # what to do with samples that do not divide evenly: 'error', 'drop' or 'pad'
     urgent: bool  # whether kernels of transforms go ahead of those on streams of normal priority
     near: Cores  # the cores near all GPUs, for slots and workers; empty if no cores are nearer
     on_host: bool  # whether every batch lands on a host
@@ -43,7 +43,7 @@ class Delivery:
         prefetch: int,
         drop_last: bool,
         shards: int = 1,
-        remainder: str = "error",
+        uneven: str = "error",
         static: bool = False,
         urgent: bool = False,
     ) -> Delivery:
@@ -56,6 +56,8 @@ class Delivery:
         >>> Delivery.of([CPUPlace()], None, None, prefetch=2, drop_last=True).prefetch
         0
         """
+        # JAX frees an array while kernels that read it may still be queued on streams that it does not
+        # expose. So it gets copies, whose addresses are its own.
         if static and output == "jax":
             raise BadValue(
                 "static=True gives batches fixed addresses, but output='jax' delivers copies where JAX "
@@ -84,7 +86,7 @@ class Delivery:
             prefetch if copying else 0,
             drop_last,
             shards,
-            remainder,
+            uneven,
             urgent,
             find_cores_near(lambda: [device.bus_id() for device in copying]) if copying else frozenset(),
             not copying,
@@ -100,6 +102,7 @@ class Delivery:
 
     def refuse_capture(self) -> None:
         """Raise `LoaderError` if the calling thread captures a graph, before anything else is called."""
+        # An allocation or a query would end the capture, so this asks for the states of streams alone.
         if self.on_host:
             return
         for device, output in zip(self.devices, self.outputs, strict=True):
@@ -114,4 +117,4 @@ class Delivery:
     @property
     def pads(self) -> bool:
         """Whether a place's part of a batch may end in repeated samples."""
-        return self.shards > 1 and self.remainder == "pad"
+        return self.shards > 1 and self.uneven == "pad"

@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, Event, Stream
@@ -48,6 +48,8 @@ class DeviceSlot:
 
     def add_stream(self, stream: Stream) -> None:
         """Note that the user computes with the batch on another stream, too; any thread may call it."""
+        # A per-thread default stream has the same handle in every thread. If another thread drains, it
+        # records on the legacy default stream instead, which waits for the first thread's.
         kept = self.device.keep(stream)
         if kept not in self.streams:
             if len(self._released) == len(self.streams):
@@ -56,6 +58,7 @@ class DeviceSlot:
 
     def is_captured(self, device: DeviceCalls, known: Stream) -> bool:
         """Return whether one of its streams, other than `known`, is being captured."""
+        # `known` has been asked about in this step already, and each question costs the host a CUDA call.
         for stream in self.streams:
             if stream is not known and stream != known and device.captures(stream):
                 return True
@@ -63,6 +66,8 @@ class DeviceSlot:
 
     def release(self, device: DeviceCalls) -> None:
         """Mark the end of the user's work on every stream; if this raises, it may be called again."""
+        # Reference counts alone would not do: the user may drop a batch long before the kernels that read it
+        # have run. The host never waits for these events; the next copy into the slot does.
         for event, stream in zip(self._released, self.streams):  # noqa: B905 - an earlier user had more streams
             device.record(event, stream)
         self._waiting = len(self.streams)
@@ -82,6 +87,8 @@ _adding = threading.Lock()
 
 def find_slot(array: Any) -> DeviceSlot | None:
     """Return the slot that an array of a batch lies in, or None; any thread may ask."""
+    # Only `record_stream` asks, rarely, and there are a few slots per lane: a search needs no index, which
+    # would have to follow slots as they grow and go.
     with _adding:
         slots = list(_all)
     return next((slot for slot in slots if slot.streams and slot.device.holds(slot.memory, array)), None)
@@ -122,6 +129,7 @@ class DeviceSlots:
         if slot is None or slot.memory.nbytes < nbytes:
             if slot is not None:
                 self._outgrown.append(slot)
+            # The first size is exact, because most loaders' batches keep it; growth shows that these do not.
             if nbytes > self._nbytes:
                 self._nbytes = int(nbytes * GROWTH) if self._nbytes else nbytes
             try:
@@ -182,7 +190,9 @@ class DeviceSlots:
     def trim(self, in_flight: int) -> None:
         """Free what neither this epoch nor the last one used; `in_flight` batches were copied at a time."""
         self._outgrown.clear()
-        # How many are in flight depends on the reader's speed, so the most in use varies by that number.
+        # What the last two epochs used at once is kept, so loops that hold more batches in turn with loops
+        # that hold fewer allocate nothing. How many are in flight depends on the reader's speed, so the most
+        # in use varies by that number.
         kept = max(self._most, self._most_before, SPARE) + in_flight
         while self.free and len(self.free) + self._out > kept:
             self.free.pop()
@@ -190,12 +200,6 @@ class DeviceSlots:
 
 
 # Delivering every batch of a loader into the same memory, so that a CUDA graph can be replayed over it.
-
-
-class Runnable(Protocol):
-    """What delivers in a static slot: an epoch."""
-
-    is_running: bool
 
 
 class StaticSlot:
@@ -208,7 +212,7 @@ class StaticSlot:
     """
 
     def __init__(self, device: Device) -> None:
-        self.epoch: weakref.ref[Runnable] | None = None  # the latest that delivers here
+        self.epoch: weakref.ref[Any] | None = None  # the latest `Epoch` that delivers here
         self._device = device
         self._slot: DeviceSlot | None = None
         self._layout = self._known = Layout((), 0)
@@ -221,17 +225,16 @@ class StaticSlot:
 
     def refuse_another(self) -> None:
         """Raise `Misuse` if an epoch is running, whose batches those of another one would overwrite."""
-        if self._is_in_use():
+        for _ in range(2):
+            epoch = None if self.epoch is None else self.epoch()
+            if epoch is None or not epoch.is_running:
+                return
+            del epoch
             gc.collect()  # it may be garbage that has not been collected
-        if self._is_in_use():
-            raise Misuse(
-                "another loop over this loader is running, and with static=True both would deliver in the "
-                "same memory: end that loop first (close or drop its iterator), or make another loader"
-            )
-
-    def _is_in_use(self) -> bool:
-        epoch = None if self.epoch is None else self.epoch()
-        return epoch is not None and epoch.is_running
+        raise Misuse(
+            "another loop over this loader is running, and with static=True both would deliver in the "
+            "same memory: end that loop first (close or drop its iterator), or make another loader"
+        )
 
     def find_held(self) -> LoaderError | None:
         """Return the error for a request while the user holds a batch before the latest, or None.
@@ -278,7 +281,7 @@ class StaticSlot:
             self._slot = DeviceSlot(self._device, self._device.alloc(self._mask_at + longest))
         elif layout is not self._known:
             self._check(staged)
-        self._known = layout
+        self._known = layout  # batches that look alike share one layout, so this is one comparison for most
         if mask is None:
             return self._slot.memory, self._layout
         fields = (*self._layout.fields, FieldLayout(self._mask_at, mask.shape, mask.dtype))
@@ -332,7 +335,7 @@ def find_moves(source: Layout, target: Layout) -> list[tuple[int, int, int]]:
     moves: list[tuple[int, int, int]] = []
     for one, other in zip(source.fields, target.fields, strict=True):
         nbytes = math.prod(one.shape) * one.dtype.itemsize
-        if moves:
+        if moves:  # each copy costs the host a call, whatever its size
             moved, to, at = moves[-1]
             if one.offset - at == other.offset - to >= moved:
                 moves[-1] = (one.offset - at + nbytes, to, at)

@@ -33,11 +33,12 @@ from gpuloader.epoch.device_slots import StaticSlot
 from gpuloader.epoch.lane import InFlightBatch, Lane, count_slots
 from gpuloader.epoch.split import Mask
 from gpuloader.errors import LoaderError, QueueClosed, SampleError
-from gpuloader.fetch.inline import Fetch
+from gpuloader.fetch.contract import Fetch
+from gpuloader.fetch.fetching import Fetching
 from gpuloader.staging.ring import Ring
 from gpuloader.system.finalizers import Finalizer, Living
 from gpuloader.system.interrupts import at_exit, end_if_exiting
-from gpuloader.system.processes import StartedThread, start_thread
+from gpuloader.system.threads import StartedThread, start_thread
 from gpuloader.transforms.program import Program
 from gpuloader.transforms.programmer import Programmer
 from gpuloader.watch.autotuner import Autotuner, Setting
@@ -226,9 +227,12 @@ def take_buffers(
     """
     if postponed:
         finish_postponed()
+    # An epoch that is one of many must not pay for reserving, faulting in and page-locking its memory.
     while idle:
         with contextlib.suppress(IndexError):  # another thread may take the last one
             found = idle.pop()
+            # A forked child inherits the deque and must leave the parent's memory alone. In a cycle of
+            # garbage, memory may be finalized before the loader that would use it again.
             if found.process == os.getpid() and not found.ring.is_finalized:
                 return found
     prefetch = delivery.prefetch
@@ -247,30 +251,20 @@ class Resizable(Protocol):
         """Use `workers` workers from now on, and keep up to `ahead` batches in progress."""
 
 
-class Capacity(Protocol):
-    """What a loader may use for a setting: `gpuloader.fetch.fetching.Fetching`."""
-
-    @property
-    def budget(self) -> int:
-        """The most bytes that the slots may grow to."""
-
-    def ahead_of(self, workers: int, depth: int) -> int:
-        """Return how many batches are in progress with so many workers."""
-
-
 def apply_setting(
-    buffers: EpochBuffers, fetch: Resizable, capacity: Capacity, setting: Setting
+    buffers: EpochBuffers, fetch: Resizable, fetching: Fetching, setting: Setting
 ) -> int | None:
     """Use a setting that tuning has chosen; return the steps that still belong to the one before.
 
     Returns None, and changes nothing, if the setting exceeds the memory budget.
     """
     ring, lanes = buffers.ring, buffers.lanes
-    ahead = capacity.ahead_of(setting.workers, setting.depth)
-    prefetch = setting.prefetch if buffers.prefetch else 0
+    ahead = fetching.ahead_of(setting.workers, setting.depth)
+    prefetch = setting.prefetch if buffers.prefetch else 0  # a host has nothing to copy ahead
     slots, _ = count_slots(ahead, [lane.device for lane in lanes], prefetch)
     if slots > ring.count:
-        if slots * ring.slot_nbytes > capacity.budget:
+        # The size of a batch is known by now: the first setting was measured with it.
+        if slots * ring.slot_nbytes > fetching.budget:
             return None
         ring.grow(slots - ring.count)
     fetch.resize(setting.workers, ahead)
@@ -399,7 +393,7 @@ class Epoch:
             meter.compute += asked - last
             if traced:
                 mark("step", last, asked)
-        nvtx = push_range("next") if traced else None
+        nvtx = push_range("next") if traced else None  # without a trace, not even a call
         try:
             lane = self._shortcut
             if lane is None:
@@ -428,8 +422,9 @@ class Epoch:
         finally:
             if nvtx is not None:
                 pop_range(nvtx)
-        if self.kernels is not None:
-            self._finish_kernels()
+        if self.kernels is not None:  # the first step has launched what is to be launched
+            self.kernels.finish()
+            self.kernels = None
         self._handed = handed = perf_counter_ns()
         waited = self._waited
         meter.steps += 1
@@ -444,10 +439,12 @@ class Epoch:
 
     def _next_in_flight(self, traced: bool) -> DeliveredStep:
         """Return the oldest step in flight, and first issue the copies of those behind it."""
-        if self._only_copying_lane is None:
+        if self._only_copying_lane is None:  # else `begin_step` has drained
             self._drain()
         self._waited = 0
         early = self._begun
+        # The copies of the next steps are issued before this one is delivered, so they run while the user
+        # computes with it. With several places all copies of a step precede its first delivery.
         self._fill(delivered=early is not None)
         if early is not None:
             self._begun = None
@@ -456,7 +453,7 @@ class Epoch:
             return [(early.staged, arrays)]
         if not self._flying:
             raise self._end()
-        self._shortcut = self._direct_lane
+        self._shortcut = self._direct_lane  # the prepared step was the only one that had to come this way
         begun = perf_counter_ns()
         batches = self._flying.popleft()
         step: DeliveredStep = []
@@ -472,12 +469,15 @@ class Epoch:
 
     def prepare(self) -> None:
         """Fetch the first step and copy it to its places; return once it is there and could be delivered."""
+        # Through flight even on a host: the step has to wait somewhere until the loop asks for it.
         self._shortcut = None
         self._fill(delivered=False)
         if self._flying:
             for lane, batch in zip(self._lanes, self._flying[0]):  # noqa: B905 - as above
                 lane.settle(batch)
-        self._finish_kernels()
+        if self.kernels is not None:
+            self.kernels.finish()
+            self.kernels = None
 
     def _fill(self, *, delivered: bool) -> None:
         """Issue the copies of the next steps; unless one is `delivered` already, wait if there is none."""
@@ -570,12 +570,6 @@ class Epoch:
                 return error
         return None
 
-    def _finish_kernels(self) -> None:
-        """Compile nothing more ahead, because the first step has been delivered, or never will be."""
-        kernels, self.kernels = self.kernels, None
-        if kernels is not None:
-            kernels.finish()
-
     def close(self) -> None:
         """Stop fetching, wait for copies, and leave the buffers; may be called again if it was cut short."""
         self.is_running = False
@@ -583,28 +577,31 @@ class Epoch:
         if self._begun is not None:
             self._begun.arrays = None
             self._begun = None
-        self._is_whole = self.fetch.close()  # calls no device
+        # Fetching stops even while a graph is captured, because that calls no device.
+        self._is_whole = self.fetch.close()
         self._drop_group()
-        if self._copying_lanes and self._is_captured():
-            postponed.append(self)  # waiting for the copies would end the user's capture
-        else:
-            self._finish()
+        self.finish()
 
-    def _is_captured(self) -> bool:
+    def finish(self) -> None:
+        """Wait for copies in progress, take every slot back, and leave the buffers if they are whole.
+
+        If this thread captures a graph, that is postponed: waiting for a copy would end the capture.
+        """
         with contextlib.suppress(LoaderError):  # the device has failed, as waiting for its copies will say
-            return self._find_capture() is not None
-        return False
-
-    def _finish(self) -> None:
-        """Wait for copies in progress, take every slot back, and leave the buffers if they are whole."""
+            if self._copying_lanes and self._find_capture() is not None:
+                postponed.append(self)
+                return
         if self.buffers.process != os.getpid():
             return  # the copies run in the parent
         while self._flying:
             self._discard(self._flying.popleft())
-        self._finish_kernels()
+        if self.kernels is not None:
+            self.kernels.finish()
         for lane in self._lanes:
             lane.close()
         self._drain()
+        # A reader that still runs in the user's code may write to a slot at any time, so its slots are not
+        # used again; and a slot that did not come back would be missing for ever.
         if self._is_whole and self._ring.rearm():
             self.idle.append(self.buffers)
 
@@ -617,11 +614,7 @@ def finish_postponed() -> None:
     """Wait for the copies of epochs that were closed where waiting would have ended a capture."""
     for _ in range(len(postponed)):
         with contextlib.suppress(IndexError, LoaderError):  # taken by another thread; the device has failed
-            epoch = postponed.popleft()
-            if epoch._is_captured():
-                postponed.append(epoch)
-            else:
-                epoch._finish()
+            postponed.popleft().finish()
 
 
 # Compiling what the first batches of a loader will launch, while they are still being fetched.
@@ -633,6 +626,10 @@ class KernelsAhead:
     Later programs launch the same kernels, with few exceptions. Launching waits for a kernel that is being
     compiled, and compiles any other. So it raises the errors, and whatever goes wrong here is dropped.
     """
+
+    # Which kernels follows from the first sample, and compiling one takes 60 to 290 ms where no earlier
+    # process has left it in CuPy's cache: meanwhile the rest of the first batch is fetched. The thread ends
+    # before the first step is delivered, so none of our threads calls CUDA while the user's code runs.
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self._devices: list[Device] = []
@@ -667,5 +664,4 @@ class KernelsAhead:
             thread, self._thread = self._thread, None
         if thread is not None and os.getpid() == self._process:
             self._stop.set()
-            if not thread.is_current:  # which may have collected an epoch as garbage
-                thread.join()
+            thread.join()  # not if it is this thread, which may have collected an epoch as garbage

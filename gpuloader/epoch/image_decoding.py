@@ -41,7 +41,9 @@ class BatchDecoder:
     def __init__(self, device: Device, *, urgent: bool) -> None:
         self._device = device
         self._codec = device.codec()
-        self._stream = device.stream(urgent=urgent)  # of its own, as `Codec.decode` asks
+        # A stream of its own, on which nothing else waits: the JPEG engine has been seen to write its result
+        # before earlier work on the stream has run.
+        self._stream = device.stream(urgent=urgent)
         self._event = device.event()
 
     def decode(self, staged: StagedBatch, program: Program) -> list[Decoded]:
@@ -50,6 +52,7 @@ class BatchDecoder:
         Samples whose images cannot be decoded may be left out of the batch, whose layout changes then. If
         they may not, raises `PictureError`.
         """
+        # All failures are known before the first copy of the batch, so samples can still be left out of it.
         views = staged.slot.views(staged.layout)
         decoded: list[Decoded] = []
         bad: set[int] = set()

@@ -240,7 +240,7 @@ class Lane:
         if batch.slot is not None:
             if batch.ready is not None:
                 self.device.synchronize(batch.ready)
-            self._slots.reserve(self.prefetch + self._behind)
+            self._slots.reserve(self.prefetch + self._behind)  # so that no step has to
         if self.static is not None:
             self.static.fit(batch.staged)
 
@@ -279,6 +279,8 @@ class Lane:
             error = self._find_capture(device, stream)
             if error is not None:
                 return error, None
+            # Each question about a copy costs the host a CUDA call. There are as many slots as steps in
+            # flight, and more if they are small, so some may as well come back a step later.
             self._drain(device, self.prefetch + self._ring.stretched // 2)
             batch = flying.popleft()[0] if flying else None
             if batch is not None:
@@ -288,6 +290,7 @@ class Lane:
 
     def follow(self, batch: InFlightBatch) -> None:
         """Order a delivered batch, which the user has not got yet, before the user's present stream, too."""
+        # A Ctrl-C came when the next batch was read, and the user may have asked again on another stream.
         stream = self._take_stream()
         assert batch.slot is not None
         with self.device.current() as device:
@@ -358,6 +361,7 @@ class Lane:
                 self._ring.release(staged.slot)
             lease = self.static.lend(staged.number, device.consumer_stream())
             return self._output.convert(layout.turn(device.views(memory, fixed, lease)), None)
+        # The user gets the slot's own views, so a batch is written once and never copied.
         arrays: list[Any] = lease_views(self._ring.lend(staged.slot, layout), layout, self._ring.freed)
         if layout.turned:
             arrays = layout.turn(arrays)
@@ -396,7 +400,7 @@ class Lane:
         """Wait for the oldest copy in progress and take its host slot back; return False if there is none."""
         if not self._copying:
             return False
-        self.device.synchronize(self._copying[0][0])
+        self.device.synchronize(self._copying[0][0])  # directly behind the copy, and so ahead of its kernels
         self._end_oldest_copy(self.device)
         return True
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from gpuloader.devices.base import Device, DeviceMemory
-from gpuloader.devices.foreign import is_on_host
 from gpuloader.devices.outputs import find_capture
 from gpuloader.epoch.device_slots import find_slot
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import Array
+from gpuloader.foreign import is_on_host
 from gpuloader.staging.arena import Arena
 from gpuloader.staging.layout import Layout, arrange
 from gpuloader.staging.ring import Lease, Slot, lease_views
@@ -36,6 +36,7 @@ def send(writers: Sequence[Callable[[Array], None]], layout: Layout, device: Dev
         write(view)
     if device.direct:
         return lease_views(slot, layout, deque())
+    # A single copy has nothing to overlap with, so it is issued where the user computes, and waited for.
     stream, done = device.consumer_stream(), device.event()
     if (error := find_capture(device, stream)) is not None:
         raise error
@@ -55,6 +56,7 @@ def upload(arrays: Sequence[Array], device: Device, memory: DeviceMemory | None 
 
     They are placed in `memory` as `arrange` lays them out; None allocates memory for them.
     """
+    # Through two small page-locked slots in turn: while one is copied, the host fills the other.
     layout = arrange(tuple((array.shape, array.dtype) for array in arrays))
     memory = device.alloc(layout.nbytes) if memory is None else memory
     stream = device.stream()

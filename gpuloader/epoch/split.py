@@ -2,98 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
-from dataclasses import dataclass, field
+from collections.abc import MutableMapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.checks import check_word
 from gpuloader.errors import LoaderError
-from gpuloader.fields.spec import Array, Indices
-from gpuloader.order.plan import DividedPlan, Plan, SampledPlan, part_of
+from gpuloader.fields.spec import Array
 from gpuloader.staging.arena import Arena, PageLocker
 
 SPLITS = ("batches", "shards")
-REMAINDERS = ("error", "drop", "pad")
-
-
-def cut(indices: Indices, shards: int, remainder: str) -> tuple[list[Indices], list[int]]:
-    """Cut a batch into equal parts; return them, and how many samples of each are not padding.
-
-    `remainder` decides about samples that do not divide evenly: 'error' raises `LoaderError`, 'drop' leaves
-    them out. 'pad' makes parts that are one sample short repeat their last sample, or the batch's last one if
-    they have none.
-
-    >>> cut(range(6), 2, "error")
-    ([range(0, 3), range(3, 6)], [3, 3])
-    >>> cut([7, 8, 9, 4, 5], 2, "drop")
-    ([[7, 8], [9, 4]], [2, 2])
-    >>> cut([7, 8, 9, 4, 5], 2, "pad")
-    ([[7, 8, 9], [4, 5, 5]], [3, 2])
-    """
-    count = len(indices)
-    rest = count % shards
-    if rest and remainder == "error":
-        raise LoaderError(
-            f"a batch of {count} samples cannot be cut into {shards} equal parts; choose a batch_size that "
-            "the number of places divides, drop_last=True for the last batch, or remainder='drop' or 'pad'"
-        )
-    if rest and remainder == "pad":
-        listed = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
-        size = count // shards + 1
-        spans = [part_of(count, shards, part) for part in range(shards)]
-        pieces = [listed[begin : begin + own] for begin, own in spans]
-        parts: list[Indices] = [(piece + (piece or listed)[-1:])[:size] for piece in pieces]
-        return parts, [own for _, own in spans]
-    size = count // shards
-    return [indices[part * size : (part + 1) * size] for part in range(shards)], [size] * shards
-
-
-@dataclass(slots=True)
-class ShardedPlan:
-    """A plan that cuts each batch of another plan into parts, one per place."""
-
-    plan: Plan
-    shards: int
-    remainder: str  # as for `cut`
-    # For each part, how many samples are not padding, and how many it has; until `take_own` takes it.
-    own: dict[int, tuple[int, int]] = field(default_factory=dict)
-
-    def batches(self, start: int) -> Iterator[Indices]:
-        """Yield the indices of part `start` and of every later one.
-
-        Batches with fewer samples than there are parts are skipped if the remainder is dropped; their parts
-        get no numbers.
-        """
-        # A batch sampler may yield such a batch anywhere; otherwise only the last batch can be one.
-        entered = 0 if isinstance(self.plan, SampledPlan) else start // self.shards
-        number = entered * self.shards
-        divided = self.plan if isinstance(self.plan, DividedPlan) else None
-        for entry, indices in enumerate(self.plan.batches(entered), entered):
-            parts, own = cut(indices, self.shards, self.remainder)
-            if not len(parts[0]):
-                continue
-            if divided is not None:  # whose batch may itself end in padding
-                counted, _ = divided.take_own(entry)
-                spans = [part_of(sum(own), self.shards, part) for part in range(self.shards)]
-                own = [min(max(counted - begin, 0), count) for begin, count in spans]
-            for part, count in zip(parts, own, strict=True):
-                if number >= start:
-                    if self.remainder == "pad" or (divided is not None and divided.pads):
-                        self.own[number] = count, len(part)
-                    yield part
-                number += 1
-
-    def take_own(self, number: int) -> tuple[int, int]:
-        """Remove and return how many samples of a part are not padding, and how many it has."""
-        return self.own.pop(number)
 
 
 def check_split(
     split: object,
-    remainder: object,
+    uneven: object,
     size: int | None,
     places: int,
     *,
@@ -107,10 +32,10 @@ def check_split(
     >>> check_split("shards", "error", 64, 8, iterable=False)
     8
     """
-    check_word("split", split, SPLITS)
-    check_word("remainder", remainder, REMAINDERS)
     if split == "batches" or places == 1:
         return 1
+    # Parts are batches of their own, which consecutive places get in turn. So only the plan knows of them,
+    # and whatever keeps consecutive batches apart or together decides whether a step is one batch.
     if not in_order:
         raise ValueError(
             "split='shards' needs in_order=True, so that the parts of a batch are delivered together"
@@ -122,20 +47,21 @@ def check_split(
         )
     if single:
         raise ValueError("split='shards' cuts batches, but batch_size=None yields single samples")
-    if size is not None and size % places and (remainder == "error" or iterable):
-        others = "" if iterable else ", or remainder='drop' or 'pad'"
+    if size is not None and size % places and (uneven == "error" or iterable):
+        others = "" if iterable else ", or uneven='drop' or 'pad'"
         raise ValueError(
             f"a batch of {size} samples cannot be cut into {places} equal parts; choose a batch_size that "
             f"{places} divides{others}"
         )
-    if size is not None and size < places and remainder == "drop":
+    if size is not None and size < places and uneven == "drop":
         raise ValueError(
-            f"a batch of {size} samples cut into {places} equal parts with remainder='drop' would leave "
+            f"a batch of {size} samples cut into {places} equal parts with uneven='drop' would leave "
             f"nothing; choose a batch_size of {places} or more"
         )
-    if iterable and remainder != "drop":
+    # Workers cut what they read, and only the end of an iterable dataset shows how large its last batch is.
+    if iterable and uneven != "drop":
         raise ValueError(
-            "split='shards' needs remainder='drop' for an iterable dataset, because the size of its last "
+            "split='shards' needs uneven='drop' for an iterable dataset, because the size of its last "
             "batch is unknown; this leaves out a last step that is not whole"
         )
     return places
@@ -150,7 +76,7 @@ def check_last(size: int | None, places: int) -> None:
     if size is not None and size % places:
         raise ValueError(
             f"an epoch's last batch, of {size} samples, cannot be cut into {places} equal parts; choose "
-            "drop_last=True, or remainder='drop' or 'pad'"
+            "drop_last=True, or uneven='drop' or 'pad'"
         )
 
 
@@ -206,7 +132,7 @@ def add_mask(batch: Any, mask: Any) -> Any:
         if "mask" in batch:
             raise LoaderError(
                 "the samples have a field 'mask', which is the key of the mask of a padded shard; rename the "
-                "field, or choose remainder='drop' or, with shard, uneven='drop'"
+                "field, or choose uneven='drop'"
             )
         batch["mask"] = mask
         return batch

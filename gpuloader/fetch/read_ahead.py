@@ -1,170 +1,264 @@
-"""Reading ahead without workers: in a thread where that pays, and in the consumer's own thread elsewhere."""
+"""Fetching without workers: each batch when it is asked for, or ahead, in a thread where that pays.
+
+Who reads is one of three modes, which `ReadAheadPolicy` chooses from the times it measures:
+
+                        reading or stepping is short
+              +-------------------------------------------------+
+              v                                                 |
+    INLINE: the consumer reads    -- both are long -->    BESIDE: the thread reads whenever it has room,
+    its own batches; the thread,                          while the consumer steps
+    if there is one, sleeps                                  |           ^
+                                                       short |           | long
+                                                             v           |
+                                                          TURNS: the thread reads while the consumer waits
+
+A source that any thread may advance goes between INLINE and BESIDE; until the consumer's next batch it may be
+in TURNS, because the thread has noticed first. A source that belongs to the thread it was opened in, such as
+a generator with a database connection, stays there for the epoch: in the thread it goes between TURNS and
+BESIDE, and in the consumer there is no thread.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from enum import Enum
+from itertools import count, repeat
 from queue import Empty, SimpleQueue
 from time import perf_counter_ns
 from typing import NoReturn
 
-from gpuloader.batches.staged import StagedBatch
+from gpuloader.batches.staged import Reserve, StagedBatch
 from gpuloader.errors import LoaderError, QueueClosed
-from gpuloader.fetch.inline import interrupted
-from gpuloader.staging.ring import Ring
-from gpuloader.system.processes import StartedThread, start_thread
+from gpuloader.fetch.contract import CLOSING_TIME, EpochRequest, interrupted
+from gpuloader.fields.spec import Indices
+from gpuloader.order.randomness import Draw, exchange_draw
+from gpuloader.staging.ring import Ring, Slot
+from gpuloader.system.threads import StartedThread, start_thread, this_thread
 from gpuloader.watch.read_ahead_policy import PAYS, ReadAheadPolicy
+from gpuloader.watch.stats import Meter
+from gpuloader.watch.tracing import mark
 
-# What a reading thread and its consumer share: staged batches, whose turn it is, and who waits for whom.
+# Bytes of slots within which short batches are read in longer bursts than the queue's capacity.
+STRETCH = 8 << 20
 
-_BURST = 2 << 20  # bytes of short batches that are read for one hand-over, so that they stay in the caches
-_PATIENCE = 1_000_000  # nanoseconds that the consumer waits for several short batches instead of one
-_IDLE = 1e-3  # seconds without a question from the consumer, after which the thread reads beside its step
+# Bytes of short batches that are read for one hand-over: few enough to stay in the caches.
+_BURST = 2 << 20
+# Nanoseconds that the consumer waits for several short batches instead of one, at most.
+_PATIENCE = 1_000_000
+# Seconds without a question from the consumer, after which it must be in a long step.
+_IDLE = 1e-3
 
 
-class Relay:
+def without_indices(start: int) -> Iterator[tuple[int, tuple[()]]]:
+    """Yield the numbers of an iterable dataset's batches, without indices: they are not known ahead."""
+    return zip(count(start), repeat(()))
+
+
+def stage_inline(
+    epoch: EpochRequest,
+    assemble: Callable[[int, Indices, Reserve], StagedBatch | None],
+    ring: Ring,
+    meter: Meter,
+    close: Callable[[], None] | None = None,
+) -> Iterator[StagedBatch]:
+    """Yield every batch of an epoch, fetched and staged in the thread that iterates.
+
+    `assemble` stages a batch, given its number, its indices and a function that reserves a slot; it returns
+    None at the end of the data. `close` is called after the last batch, or when the iteration ends early.
+
+    Raises
+    ------
+    SampleError
+        The dataset raised, or a sample does not fit its field.
+    """
+    draw = Draw(epoch.seed, epoch.epoch)
+    slots: list[Slot] = []  # the current batch's, until it is handed on
+
+    def reserve(nbytes: int) -> Slot:
+        slots.append(ring.acquire(nbytes))
+        return slots[-1]
+
+    numbered: Iterable[tuple[int, Indices]] = (
+        epoch.numbered if epoch.numbered is not None else without_indices(epoch.start)
+    )
+    try:
+        for number, indices in numbered:
+            begun = perf_counter_ns()
+            # Per batch, because loops over other loaders may run in between.
+            outer, before = exchange_draw(draw), this_thread.reads_for
+            this_thread.reads_for = epoch.owner
+            try:
+                staged = assemble(number, indices, reserve)
+            finally:
+                exchange_draw(outer)
+                this_thread.reads_for = before
+            if staged is None:
+                return
+            slots.clear()
+            ended = perf_counter_ns()
+            meter.fetched(ended - begun, staged.layout.nbytes, staged.skipped)
+            mark("fetch", begun, ended)
+            yield staged
+    finally:
+        for slot in slots:
+            ring.release(slot)
+        if close is not None:
+            close()
+
+
+class InlineFetch:
+    """Reads each batch when the consumer asks for it; a `Fetch` without workers."""
+
+    def __init__(self, batches: Iterator[StagedBatch]) -> None:
+        self._batches = batches
+        self._interrupted = False
+
+    def get(self) -> StagedBatch:
+        """Read and stage the next batch; raise `QueueClosed` at the end, or the reader's exception."""
+        try:
+            return next(self._batches)
+        except StopIteration:
+            if self._interrupted:  # the interrupt has ended the generator, and its rest is lost
+                raise interrupted() from None
+            raise QueueClosed("the reader has no more batches") from None
+        except Exception:
+            raise
+        except BaseException:
+            self._interrupted = True
+            raise
+
+    def get_nowait(self) -> None:
+        """Return None, because nothing is ever read ahead."""
+
+    def close(self) -> bool:
+        """Close the reader; return True, because nothing else runs."""
+        if isinstance(self._batches, Generator):
+            self._batches.close()
+        return True
+
+
+class Mode(Enum):
+    """Who reads; see the head of this module."""
+
+    INLINE = "the consumer"
+    TURNS = "the thread while the consumer waits"
+    BESIDE = "the thread whenever it has room"
+
+
+# A thread costs two wake-ups per batch and a fight for the interpreter's lock. Below some 40 us of work to
+# hide, that is more than it gains. In TURNS the two do not fight: the thread reads a burst of short batches
+# while the consumer waits, and sleeps while it steps. So that is the mode where little is to be hidden, or
+# nothing is known yet, and the consumer cannot read by itself.
+INLINE, TURNS, BESIDE = Mode
+
+
+class _Shared:
     """What the consumer and its reading thread share; it does not refer to the loader, which may be dropped.
 
     Whoever holds `turn` reads. The other fields change under `mutex`, except that the ends of `items` and the
-    flags may be looked at without it: a look that is out of date costs a wake-up or a second look.
+    flags may be looked at without it: what is out of date costs a wake-up or a second look.
+
+    Each side sleeps until it gets a permit from the other. It notes under `mutex` that it will, and whoever
+    takes the note away gives the permit, so there is exactly one permit a sleep:
+
+        awake -- nothing to do, notes `..._sleeps` --> asleep -- note taken, permit --> awake
     """
 
     def __init__(
-        self, batches: Iterator[StagedBatch], ring: Ring, capacity: int, pace: ReadAheadPolicy
+        self, batches: Iterator[StagedBatch], ring: Ring, capacity: int, policy: ReadAheadPolicy, mode: Mode
     ) -> None:
         self.batches = batches
         self.ring = ring
         self.capacity = capacity
-        self.pace = pace
+        self.policy = policy
+        self.mode = mode
         self.items: deque[StagedBatch] = deque()
+        self.ending: BaseException | None = None  # what follows the last of the items
+        self.closed = False
         self.turn = threading.Lock()
         self.mutex = threading.Lock()
-        self.ending: BaseException | None = None
-        self.closed = self.paused = False
-        self.alternates = not pace.beside
-        self.consumer_waits = self.reader_waits = False
-        self.waiting_since = 0
-        self.ready: SimpleQueue[None] = SimpleQueue()  # a permit for the consumer, another for the reader
-        self.room: SimpleQueue[None] = SimpleQueue()
-
-    def has_news(self) -> bool:
-        """Whether the consumer need not wait."""
-        return bool(self.items) or self.ending is not None
-
-    @property
-    def room_for(self) -> int:
-        """The number of batches to read ahead."""
-        return self.capacity + self.ring.stretched
-
-    @property
-    def is_full(self) -> bool:
-        """Whether there is no room for another batch."""
-        return len(self.items) >= self.room_for
+        self.consumer_sleeps = self.reader_sleeps = False
+        self.sleeps_since = 0
+        self.for_consumer: SimpleQueue[None] = SimpleQueue()  # permits
+        self.for_reader: SimpleQueue[None] = SimpleQueue()
 
     @property
     def must_wait(self) -> bool:
         """Whether the reader has to wait."""
-        return self.is_full or self.paused or (self.alternates and not self.consumer_waits)
-
-    @property
-    def is_burst(self) -> bool:
-        """Whether enough short batches have been read for the consumer to be woken."""
-        count = len(self.items)
-        return count >= self.room_for or (self.alternates and count * self.ring.slot_nbytes >= _BURST)
-
-    def read(self) -> bool:
-        """Read one batch in the reading thread, which holds `turn`; return False at the end."""
-        changes, begun, reserved_in = self.pace.changes, perf_counter_ns(), self.ring.reserved_in
-        try:
-            staged = next(self.batches)
-        except StopIteration:
-            self.ending = QueueClosed("the reader has no more batches")
-            return False
-        except BaseException as error:
-            self.ending = error
-            return False
-        ended = perf_counter_ns()
-        self.items.append(staged)
-        self.pace.note_read(ended - begun - (self.ring.reserved_in - reserved_in), changes)
-        self.alternates = not self.pace.beside
-        # While the consumer waits for short batches, several are read for one wake-up. Without a free slot,
-        # the next read might wait for the consumer.
-        if self.consumer_waits and (
-            (ended - begun >= PAYS and not self.alternates)
-            or ended - self.waiting_since >= _PATIENCE
-            or self.is_burst
-            or not self.ring.free
-        ):
-            self.wake_consumer()
-        return True
+        mode = self.mode
+        return (
+            mode is INLINE
+            or (mode is TURNS and not self.consumer_sleeps)
+            or len(self.items) >= self.capacity + self.ring.stretched
+        )
 
     def wake_consumer(self) -> None:
-        """Give the consumer a permit, if it waits for news."""
+        """Give the consumer a permit, if it sleeps."""
         with self.mutex:
-            waits, self.consumer_waits = self.consumer_waits, False
-        if waits:
-            self.ready.put(None)
+            sleeps, self.consumer_sleeps = self.consumer_sleeps, False
+        if sleeps:
+            self.for_consumer.put(None)
 
     def wake_reader(self) -> None:
-        """Give the reader a permit, if it waits."""
+        """Give the reader a permit, if it sleeps."""
         with self.mutex:
-            waits, self.reader_waits = self.reader_waits, False
-        if waits:
-            self.room.put(None)
+            sleeps, self.reader_sleeps = self.reader_sleeps, False
+        if sleeps:
+            self.for_reader.put(None)
 
     def wait_for_news(self) -> None:
-        """Wait until a batch or the end has arrived, and let the reader read meanwhile."""
+        """Wait, in the consumer, until a batch or the end has arrived, and let the reader read meanwhile."""
         with self.mutex:
-            if self.has_news():
+            if self.items or self.ending is not None:
                 return
-            self.waiting_since = perf_counter_ns()
-            self.consumer_waits = True
-            reader_waits, self.reader_waits = self.reader_waits, False
-        if reader_waits:
-            self.room.put(None)
+            self.sleeps_since = perf_counter_ns()
+            self.consumer_sleeps = True
+            reader_sleeps, self.reader_sleeps = self.reader_sleeps, False
+        if reader_sleeps:
+            self.for_reader.put(None)
         try:
-            self.ready.get(timeout=_PATIENCE * 1e-9)
+            self.for_consumer.get(timeout=_PATIENCE * 1e-9)
             return
         except Empty:
             pass
         # The batch after a short one may be a long one, so the wait ends here if a batch has arrived.
         with self.mutex:
-            if self.consumer_waits and self.has_news():
-                self.consumer_waits = False
+            if self.consumer_sleeps and (self.items or self.ending is not None):
+                self.consumer_sleeps = False
                 return
-        self.ready.get()
+        self.for_consumer.get()
 
     def wait_for_room(self) -> None:
         """Wait, in the reading thread, until it may read again."""
         with self.mutex:
             if self.closed or not self.must_wait:
                 return
-            self.reader_waits = True
-        self.wake_consumer()
-        if self.paused or self.pace.trying or not self.alternates:
-            self.room.get()
-        else:
-            self.wait_for_a_long_step()
-
-    def wait_for_a_long_step(self) -> None:
-        """Wait until the consumer waits for a batch, or has long not asked for one."""
+            self.reader_sleeps = True
+        self.wake_consumer()  # before a sleep, whatever there is
+        if self.mode is not TURNS or self.policy.trying:
+            self.for_reader.get()
+            return
+        # In turns, the consumer wakes this thread by waiting. If it has long not asked for a batch, its step
+        # is a long one, and this thread reads beside it.
         count = len(self.items)
         while True:
+            is_full = count >= self.capacity + self.ring.stretched
             try:
-                self.room.get(timeout=20 * _IDLE if self.is_full else _IDLE)
+                self.for_reader.get(timeout=20 * _IDLE if is_full else _IDLE)
                 return
             except Empty:
                 before, count = count, len(self.items)
-            if count == before and not self.is_full:
+            if count == before and count < self.capacity + self.ring.stretched:
                 break
         with self.mutex:
-            is_called, self.reader_waits = not self.reader_waits, False
-        if is_called:
-            self.room.get()
+            is_called, self.reader_sleeps = not self.reader_sleeps, False
+        if is_called:  # just now: the permit must not stay behind
+            self.for_reader.get()
         else:
-            self.pace.mixed = True
+            self.policy.mixed = True
 
     def drop(self) -> None:
         """Close the source and return all slots; called with `turn`, by the last one to read."""
@@ -177,49 +271,61 @@ class Relay:
             self.ring.release(self.items.popleft().slot)
 
 
-def run(relay: Relay) -> None:
+def _read_beside(shared: _Shared) -> None:
     """Read until the end, or until the consumer closes: the main function of the reading thread."""
+    ring, policy, items = shared.ring, shared.policy, shared.items
     while True:
-        with relay.turn:
-            if relay.closed or relay.ending is not None or not (relay.is_full or relay.read()):
+        with shared.turn:
+            if shared.closed or shared.ending is not None:
                 break
-        if relay.must_wait:
-            relay.wait_for_room()
-    with relay.turn:
-        if relay.closed:
-            relay.drop()
-    relay.wake_consumer()
-
-
-CLOSING_TIME = 1.0
-"""Seconds that `close` waits for the user's code to return before it leaves the thread to end by itself."""
-
-STRETCH = 8 << 20
-"""Bytes of slots within which short batches are read in longer bursts than the queue's capacity."""
+            room = shared.capacity + ring.stretched
+            if len(items) < room:
+                changes, begun, reserved_in = policy.changes, perf_counter_ns(), ring.reserved_in
+                try:
+                    # Into the queue at once: a variable here would keep the batch until the next one.
+                    items.append(next(shared.batches))
+                except StopIteration:
+                    shared.ending = QueueClosed("the reader has no more batches")
+                    break
+                except BaseException as error:
+                    shared.ending = error
+                    break
+                ended = perf_counter_ns()
+                # Growing the ring is not part of reading: it happens once.
+                policy.note_read(ended - begun - (ring.reserved_in - reserved_in), changes)
+                mode = BESIDE if policy.beside else TURNS
+                if mode is not shared.mode:
+                    with shared.mutex:  # the consumer may have gone back to reading by itself
+                        if shared.mode is not INLINE:
+                            shared.mode = mode
+                # While the consumer waits for short batches, several are read for one wake-up: it costs as
+                # much as several of them.
+                if shared.consumer_sleeps and (
+                    (ended - begun >= PAYS and mode is BESIDE)
+                    or ended - shared.sleeps_since >= _PATIENCE
+                    or len(items) >= room
+                    or (mode is TURNS and len(items) * ring.slot_nbytes >= _BURST)
+                    # Without a free slot, the next read might wait for the consumer.
+                    or not ring.free
+                ):
+                    shared.wake_consumer()
+        if shared.must_wait:
+            shared.wait_for_room()
+    with shared.turn:
+        if shared.closed:
+            shared.drop()
+    shared.wake_consumer()
 
 
 class ReadAhead:
     """Fetches without workers, reading ahead in a thread for as long as that pays.
 
     A source that any thread may advance is read by whoever needs the next batch first. So the consumer reads
-    the first batch itself, and every batch while the thread is paused. A source that belongs to the thread it
-    was opened in, such as a generator with a database connection, is opened by the consumer or by the thread,
-    as the pace of the epoch before suggests, and stays there.
+    the first batch itself, and every batch while the thread sleeps.
 
-    Parameters
-    ----------
-    batches : iterator of StagedBatch
-        What is read.
-    ring : Ring
-        The source of the slots.
-    capacity : int
-        The number of staged batches to read ahead; more if they are small, see `Ring.stretched`.
-    pace : Pace
-        Decides how to read; it belongs to the loader and outlives the epoch.
-    bound : bool
-        Whether the source stays in the thread that opens it.
-    eager : bool
-        Whether to read the next batch early in the consumer's thread, so that its copy to a device can start.
+    The `policy` belongs to the loader and outlives the epoch. A `bound` source stays in the thread that opens
+    it. An `eager` fetch reads the next batch early in the consumer's thread, so that its copy to a device can
+    start.
     """
 
     def __init__(
@@ -227,27 +333,31 @@ class ReadAhead:
         batches: Iterator[StagedBatch],
         ring: Ring,
         capacity: int,
-        pace: ReadAheadPolicy,
+        policy: ReadAheadPolicy,
         *,
         bound: bool,
         eager: bool = False,
     ) -> None:
-        self._relay = Relay(batches, ring, capacity, pace)
-        self._relay.paused = not (bound or pace.beside)
-        self._pace = pace
+        self._switches = not bound
+        mode = BESIDE if policy.beside else TURNS if bound else INLINE
+        self._shared = _Shared(batches, ring, capacity, policy, mode)
+        self._policy = policy
         self._process = os.getpid()
         self._thread: StartedThread | None = None
-        self._reads = not (bound and pace.threaded)  # whether this thread may read
-        self._switches = not bound
+        self._reads = not (bound and policy.threaded)  # whether this thread may read
         self._eager = eager
-        self._left = 0
+        self._left = 0  # when the consumer last left with a batch
         self._waited = 0
-        self._handed = False
+        self._handed = False  # whether the thread has read that batch
         if not self._reads:
-            self._start()
+            self._resume()
 
-    def _start(self) -> None:
-        self._thread = start_thread("gpuloader-reader", run, self._relay)
+    def _resume(self) -> None:
+        """Make the thread read the next batch, as the mode allows."""
+        if self._thread is None:
+            self._thread = start_thread("gpuloader-reader", _read_beside, self._shared)
+        elif self._shared.reader_sleeps:
+            self._shared.wake_reader()
 
     def get(self) -> StagedBatch:
         """Return the next staged batch; read it here, or wait for the thread.
@@ -262,41 +372,48 @@ class ReadAhead:
         BaseException
             What the source raised.
         """
-        relay, asked = self._relay, perf_counter_ns()
+        shared, asked = self._shared, perf_counter_ns()
         if self._left:
-            self._choose(self._pace.note_step(asked - self._left, self._waited, self._handed))
+            beside = self._policy.note_step(asked - self._left, self._waited, self._handed)
+            mode = BESIDE if beside else INLINE if self._switches else TURNS
+            if mode is not shared.mode:
+                with shared.mutex:
+                    shared.mode = mode
         self._handed = True
+        # Nobody waits for a thread to start: the consumer reads the first batch by itself.
         while True:
-            has_ended = relay.ending is not None  # asked first, because the end comes after the last batch
-            if relay.items:
-                staged = relay.items.popleft()
-                if relay.reader_waits and not relay.must_wait and self._is_room_enough():
-                    relay.wake_reader()
+            has_ended = shared.ending is not None  # asked first, because the end comes after the last batch
+            if shared.items:
+                staged = shared.items.popleft()
+                if shared.reader_sleeps and not shared.must_wait:
+                    # One long batch is worth a wake-up, of short ones several.
+                    is_long = not 0 < self._policy.read < PAYS
+                    if is_long or len(shared.items) <= (shared.capacity + shared.ring.stretched) >> 1:
+                        shared.wake_reader()
                 break
             if has_ended:
                 self._raise_ending()
-            if self._reads and relay.turn.acquire(blocking=False):
+            if self._reads and shared.turn.acquire(blocking=False):
                 found = self._read_here()
                 if found is None:
                     continue
                 staged = found
                 break
-            self._check_process()
-            relay.wait_for_news()
+            if self._thread is not None and os.getpid() != self._process and shared.ending is None:
+                raise LoaderError(
+                    "the loader's reader thread does not exist in this forked process; start a new epoch "
+                    "here, or create the loader after the fork"
+                )
+            shared.wait_for_news()
         self._left = perf_counter_ns()
         self._waited = self._left - asked
         return staged
 
-    def _is_room_enough(self) -> bool:
-        """Return whether to wake the reader, which waits for room: for several short batches, or one long."""
-        relay, read = self._relay, self._pace.read
-        return not 0 < read < PAYS or len(relay.items) <= relay.room_for >> 1
-
     def _raise_ending(self) -> NoReturn:
         # The traceback refers to this object and to the frames of the loop, so keeping it would be a cycle.
-        ending = self._relay.ending
+        ending = self._shared.ending
         over = ending is None or isinstance(ending, Exception)
-        self._relay.ending = QueueClosed("the epoch is over") if over else interrupted()
+        self._shared.ending = QueueClosed("the epoch is over") if over else interrupted()
         try:
             raise ending or QueueClosed("the epoch is over")
         finally:
@@ -304,79 +421,60 @@ class ReadAhead:
 
     def _read_here(self) -> StagedBatch | None:
         """Read a batch in this thread, which holds `turn`; None if there is one already, or no more."""
-        relay, ring = self._relay, self._relay.ring
+        shared, ring = self._shared, self._shared.ring
         begun, reserved_in = perf_counter_ns(), ring.reserved_in
         try:
-            if relay.has_news():
+            if shared.items or shared.ending is not None:
                 return None
-            staged = next(relay.batches)
+            staged = next(shared.batches)
         except StopIteration:
-            relay.ending = QueueClosed("the reader has no more batches")
+            shared.ending = QueueClosed("the reader has no more batches")
             return None
         except Exception as error:
-            relay.ending = error
+            shared.ending = error
             return None
         except BaseException:
-            relay.ending = interrupted()
+            shared.ending = interrupted()
             raise
         finally:
-            relay.turn.release()
+            shared.turn.release()
         self._handed = False
-        self._pace.see_early(perf_counter_ns() - begun - (ring.reserved_in - reserved_in))
-        if self._switches and self._pace.beside:
+        self._policy.see_early(perf_counter_ns() - begun - (ring.reserved_in - reserved_in))
+        if self._switches and self._policy.beside:
+            with shared.mutex:
+                shared.mode = BESIDE
             try:
                 self._resume()
             except BaseException:  # a Ctrl-C, while the thread starts
-                relay.items.appendleft(staged)
+                shared.items.appendleft(staged)
                 raise
         return staged
 
-    def _choose(self, beside: bool) -> None:
-        """Make the thread, if there is one, read beside the consumer's step or let it wait."""
-        relay = self._relay
-        relay.alternates = not beside
-        if self._switches:
-            relay.paused = not beside
-
-    def _resume(self) -> None:
-        """Make the thread read the next batch."""
-        self._relay.paused = self._relay.alternates = False
-        if self._thread is None:
-            self._start()
-        elif self._relay.reader_waits:
-            self._relay.wake_reader()
-
-    def _check_process(self) -> None:
-        if self._thread is not None and os.getpid() != self._process and not self._relay.has_news():
-            raise LoaderError(
-                "the loader's reader thread does not exist in this forked process; start a new epoch here, "
-                "or create the loader after the fork"
-            )
-
     def get_nowait(self) -> StagedBatch | None:
         """Return the next staged batch, or None if `get` would wait or read; an eager fetch reads it."""
-        relay = self._relay
-        asleep = relay.alternates and relay.reader_waits and not relay.paused
-        may_read = self._eager and (asleep or (self._reads and not relay.turn.locked()))
-        # Without a free slot this thread would wait for itself.
-        if relay.has_news() or (may_read and (relay.ring.free or not relay.ring.allocated)):
-            return self.get()
-        return None
+        shared = self._shared
+        if not (shared.items or shared.ending is not None):
+            sleeps = shared.mode is TURNS and shared.reader_sleeps
+            if not (self._eager and (sleeps or (self._reads and not shared.turn.locked()))):
+                return None
+            # Reading early lets the copy to a device start before the step waits for the device. But without
+            # a free slot, this thread would wait for itself.
+            if shared.ring.allocated and not shared.ring.free:
+                return None
+        return self.get()
 
     def close(self) -> bool:
         """Stop reading and return every slot; return False if the thread did not return in time."""
-        relay = self._relay
-        relay.closed = True
+        shared = self._shared
+        shared.closed = True
         if self._thread is None or os.getpid() != self._process:
-            relay.drop()
+            shared.drop()
             return True
-        relay.ring.interrupt()
-        with relay.mutex:
-            relay.reader_waits = False
-        relay.room.put(None)
-        if not self._thread.is_current:
-            self._thread.join(CLOSING_TIME)
-        if self._thread.is_alive():
+        shared.ring.interrupt()  # the thread may wait for a slot
+        with shared.mutex:
+            shared.reader_sleeps = False
+        shared.for_reader.put(None)
+        if not self._thread.join(CLOSING_TIME):
             return False  # it returns the slots when the user's code returns
-        relay.drop()  # the thread may have ended before
+        shared.drop()  # the thread may have ended before
         return True

@@ -6,166 +6,133 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter_ns
-from typing import Any
 
 from gpuloader.batches.assembly import Assembler, Assembly
 from gpuloader.batches.gathering import Gatherer, Gathering
 from gpuloader.batches.items import ItemStream, ShareStream
 from gpuloader.batches.staged import StagedBatch
-from gpuloader.errors import LoaderError, SampleError, WorkerTimeout
-from gpuloader.fetch.inline import as_failure, plain_indices, set_up_failed, timed_out
-from gpuloader.fetch.jobs import Job, Window, deliver
-from gpuloader.fetch.read_ahead import CLOSING_TIME
-from gpuloader.order.plan import RankInfo
+from gpuloader.errors import LoaderError, SampleError
+from gpuloader.fetch.contract import (
+    CLOSING_TIME,
+    EpochRequest,
+    WorkerSetup,
+    as_failure,
+    plain_indices,
+    set_up_failed,
+    timed_out,
+)
+from gpuloader.fetch.jobs import Job, Window
 from gpuloader.order.randomness import begin_draws, mixed_seed
 from gpuloader.order.worker_info import WorkerInfo, enter_worker
 from gpuloader.sources.frameworks import answering_threads
-from gpuloader.system.cores import Cores, bind
-from gpuloader.system.processes import LONGEST_WAIT, StartedThread, start_thread
-from gpuloader.system.rereading import read_for
+from gpuloader.system.cores import bind
+from gpuloader.system.threads import LONGEST_WAIT, StartedThread, start_thread, this_thread
 from gpuloader.watch.stats import Meter
 from gpuloader.watch.tracing import WORKER, mark
 
-# The worker threads of one epoch: how they start, take tasks, report back and end.
+# The least bytes that each thread gathers from arrays; for less, handing over the task costs more.
+PART_NBYTES = 1 << 20
 
-
-@dataclass(frozen=True, slots=True)
-class ThreadOptions:
-    """The options of one epoch's worker threads.
-
-    Attributes
-    ----------
-    count : int
-        The number of threads.
-    timeout : float
-        Seconds to wait for a batch; 0 means no limit.
-    init : callable or None
-        Called with the worker's number before its first sample.
-    seed, epoch : int
-        The loader's seed and epoch.
-    dataset : object
-        The dataset that the threads read.
-    standing : Standing
-        The rank that the threads belong to.
-    most : int
-        The most threads that tuning may start.
-    owner : object
-        The token of the loader that reads.
-    cores : set of int
-        The processor cores on which the threads run; empty: any.
-    """
-
-    count: int
-    timeout: float
-    init: Callable[[int], object] | None
-    seed: int
-    epoch: int
-    dataset: Any
-    standing: RankInfo
-    most: int
-    owner: object = None
-    cores: Cores = frozenset()
-
-
+# A function to call with the thread's number, its job, and the start and stop of its part of the samples.
 Task = tuple[Callable[[int], None], Job, int, int]
-"""A function to call with the thread's number, its job, and the start and stop of its part of the samples."""
+
+# What threads wait for; None ends one of them.
+Tasks = SimpleQueue[Task | None]
 
 
 class Threads:
-    """Threads that run tasks, each from its queue; several may share one.
+    """The worker threads of one epoch, each with its queue of tasks; several may share one.
 
-    Only the consumer calls the methods. A thread that hangs in the user's dataset cannot be stopped from
-    outside: it stays, harmless, until the dataset returns or the process ends.
-
-    Attributes
-    ----------
-    bell : SimpleQueue
-        Receives an entry whenever a thread finishes a job, to wake the consumer.
-    closed : threading.Event
-        Set once the epoch is over.
+    Only the consumer calls the methods.
     """
 
-    def __init__(self, crew: ThreadOptions, queues: Sequence[SimpleQueue[Task | None]]) -> None:
-        self._crew = crew
-        self._queues = list(queues)
-        self._timeout = crew.timeout
+    def __init__(
+        self, window: Window, setup: WorkerSetup, epoch: EpochRequest, timeout: float, meter: Meter
+    ) -> None:
+        self._window = window
+        self._setup = setup
+        self._epoch = epoch
+        self._timeout = timeout
+        self._meter = meter
         self._process = os.getpid()
+        self._queues: list[Tasks] = []
         self._at_work: list[Task | None] = []
         self._failures: list[LoaderError] = []
-        self.bell: SimpleQueue[None] = SimpleQueue()
-        self.closed = threading.Event()
+        self.bell: SimpleQueue[None] = SimpleQueue()  # an entry wakes the consumer: a job has ended
+        self.closed = threading.Event()  # the epoch is over
         self._threads: list[StartedThread] = []
+
+    def _add(self, tasks: Tasks, count: int = 1) -> None:
+        """Start more threads, which take their tasks from this queue."""
         try:
-            for tasks in queues:
-                self._start(tasks)
+            for _ in range(count):
+                self._queues.append(tasks)
+                self._at_work.append(None)
+                number = len(self._threads)
+                arguments = number, tasks, self._setup, self._epoch, self.bell, self._at_work, self._failures
+                self._threads.append(start_thread(f"{WORKER}-{number}", _work, *arguments))
         except BaseException:
             self._end()
             raise
 
-    def add(self, tasks: SimpleQueue[Task | None]) -> None:
-        """Start another thread, which takes its tasks from this queue."""
-        self._queues.append(tasks)
-        self._start(tasks)
+    def _hand_out(self, window: Window) -> None:
+        """Give the threads as many jobs as the window has for them."""
+        raise NotImplementedError
 
-    def _start(self, tasks: SimpleQueue[Task | None]) -> None:
-        number = len(self._threads)
-        self._at_work.append(None)
-        arguments = number, tasks, self._crew, self.bell, self._at_work, self._failures
-        self._threads.append(start_thread(f"{WORKER}-{number}", _work, *arguments))
+    def get(self) -> StagedBatch:
+        """Wait for the next batch and return it.
 
-    def check(self) -> None:
-        """Raise `LoaderError` if a thread failed to start, or if the threads belong to the parent process."""
+        Raises
+        ------
+        QueueClosed
+            The epoch is over.
+        WorkerTimeout
+            No batch was ready in time.
+        BaseException
+            The batch's error.
+        """
+        deadline = monotonic() + self._timeout if self._timeout else None
+        while (staged := self.get_nowait()) is None:
+            left = None if deadline is None else max(deadline - monotonic(), 0)
+            try:
+                self.bell.get(timeout=None if left is None else min(left, LONGEST_WAIT))
+            except Empty:
+                if left is not None and left <= LONGEST_WAIT:
+                    break
+        else:
+            return staged
+        job = next((job for job in self._window.jobs if not job.done), None)
+        if job is None:
+            raise timed_out("no worker thread", self._process, self._timeout, None, ())
+        tasks = [(number, *task[2:]) for number, task in enumerate(self._at_work) if task and task[1] is job]
+        who = " and ".join(f"worker {number} (a thread)" for number, *_ in tasks) or "no worker thread"
+        held = [index for _, start, stop in tasks for index in plain_indices(job.indices[start:stop])]
+        raise timed_out(who, self._process, self._timeout, job.number, held or job.indices)
+
+    def get_nowait(self) -> StagedBatch | None:
+        """Return the next batch, or None if `get` would wait."""
         if os.getpid() != self._process:
             raise LoaderError(
                 "the loader's worker threads do not exist in this forked process; start a new epoch here"
             )
         if self._failures:
             raise self._failures[0]
+        self._hand_out(self._window)
+        return self._window.deliver(self._meter)
 
-    def wait_for(self, window: Window, take: Callable[[], StagedBatch | None]) -> StagedBatch:
-        """Call `take` whenever a job finishes, until it returns a batch; return that.
-
-        Raises
-        ------
-        WorkerTimeout
-            No batch was ready in time.
-        """
-        deadline = monotonic() + self._timeout if self._timeout else None
-        while (staged := take()) is None:
-            try:
-                left = None if deadline is None else max(deadline - monotonic(), 0)
-                self.bell.get(timeout=None if left is None else min(left, LONGEST_WAIT))
-            except Empty:
-                if left is not None and left <= LONGEST_WAIT:
-                    raise self._time_out(window) from None
-        return staged
-
-    def _time_out(self, window: Window) -> WorkerTimeout:
-        job = next((job for job in window.jobs if not job.done), None)
-        if job is None:
-            return timed_out("no worker thread", self._process, self._timeout, None, ())
-        tasks = [(number, *task[2:]) for number, task in enumerate(self._at_work) if task and task[1] is job]
-        who = " and ".join(f"worker {number} (a thread)" for number, *_ in tasks) or "no worker thread"
-        held = [index for _, start, stop in tasks for index in plain_indices(job.indices[start:stop])]
-        return timed_out(who, self._process, self._timeout, job.number, held or job.indices)
-
-    def close(self, window: Window) -> bool:
-        """Stop the threads and return the slots they are not writing to; return False if one did not end.
-
-        In a forked process it does nothing: the threads do not exist there, and locks they held may still be
-        locked.
-        """
+    def close(self) -> bool:
+        """Stop the threads and return the slots they are not writing to; return False if one did not end."""
         if os.getpid() != self._process:
+            # The threads do not exist in a forked process, and locks they held may still be locked.
             return False
         ended = self._end()
         if ended:
-            for job in window.jobs:
+            for job in self._window.jobs:
                 job.done = True
-        window.drop_done()
+        self._window.drop_done()
         return ended
 
     def _end(self) -> bool:
@@ -173,46 +140,45 @@ class Threads:
         self.closed.set()
         for tasks in self._queues:
             tasks.put(None)
+        # A thread that hangs in the user's dataset cannot be stopped from outside: it stays, harmless, until
+        # the dataset returns or the process ends.
         deadline = monotonic() + CLOSING_TIME
-        for thread in self._threads:
-            if not thread.is_current:
-                thread.join(max(deadline - monotonic(), 0))
-        return not any(thread.is_alive() for thread in self._threads)
+        ended = [thread.join(max(deadline - monotonic(), 0)) for thread in self._threads]
+        return all(ended)
 
 
 def _work(
     number: int,
-    tasks: SimpleQueue[Task | None],
-    crew: ThreadOptions,
+    tasks: Tasks,
+    setup: WorkerSetup,
+    epoch: EpochRequest,
     bell: SimpleQueue[None],
     at_work: list[Task | None],
     failures: list[LoaderError],
 ) -> None:
-    bind(crew.cores)
-    seed = mixed_seed(crew.seed, crew.epoch, number, *crew.standing.salt)
-    enter_worker(WorkerInfo(number, crew.most, seed, crew.dataset, crew.standing.ranks))
-    read_for(crew.owner)
+    """Run tasks until the queue says None: the main function of a worker thread."""
+    bind(setup.cores)
+    seed = mixed_seed(epoch.seed, epoch.epoch, number, *setup.rank.salt)
+    enter_worker(WorkerInfo(number, setup.count, seed, setup.reading.dataset, setup.rank.ranks))
+    this_thread.reads_for = epoch.owner
     with answering_threads():
         try:
-            if crew.init is not None:
-                crew.init(number)
+            if setup.init is not None:
+                setup.init(number)
         except BaseException as error:
             failures.append(set_up_failed(number, error))
             bell.put(None)
             return
-        begin_draws(crew.seed, crew.epoch)
+        begin_draws(epoch.seed, epoch.epoch)
         while (task := tasks.get()) is not None:
             at_work[number] = task
             task[0](number)
+            # Forget the task while waiting for the next one: it holds the batch.
             at_work[number] = task = None
 
 
-PART_NBYTES = 1 << 20
-"""The least bytes that each thread gathers from arrays; for less, handing over the task costs more."""
-
-
-class _Parts:
-    """A job that is cut into parts for several threads."""
+class _DividedJob:
+    """A job whose samples are divided among several threads."""
 
     def __init__(
         self,
@@ -220,7 +186,7 @@ class _Parts:
         assembly: Assembly | Gathering,
         count: int,
         threads: Threads,
-        tasks: SimpleQueue[Task | None],
+        tasks: Tasks,
     ) -> None:
         self._job = job
         self._assembly = assembly
@@ -228,12 +194,12 @@ class _Parts:
         self._left = self._count = count
         self._threads = threads
         self._tasks = tasks
-        self._error: tuple[int, int, BaseException] | None = None
+        self._error: tuple[int, int, BaseException] | None = None  # worker, start of its part, error
         self._lock = threading.Lock()
 
     def hand_out(self, samples: int) -> None:
         """Give each part of the samples to a thread."""
-        self._left = count = min(self._count, samples) or 1
+        self._left = count = min(self._count, samples) or 1  # a batch without samples is one part, too
         for part in range(count):
             start, stop = part * samples // count, (part + 1) * samples // count
             self._tasks.put((partial(self.run, start, stop), self._job, start, stop))
@@ -257,19 +223,17 @@ class _Parts:
                 self._error = worker, start, error
             self._job.busy += ended - begun
             self._left -= 1
-            is_last = not self._left
-        if is_last:
-            self._finish(worker)
-
-    def _finish(self, worker: int) -> None:
+            if self._left:
+                return
+        # Only one thread comes here, so the rest needs no lock.
         staged: StagedBatch | None = None
-        error: BaseException | None = None
+        error = None
         assembly = self._assembly
         if self._error is not None:
             worker, _, error = self._error
         try:
             if error is None and not self._threads.closed.is_set():
-                # Where pictures lie in the slot is known only now, so that they can be decoded into it.
+                # Where images lie in the slot is known only now, so that they can be decoded into it.
                 if isinstance(assembly, Assembly) and self._fetch == assembly.fetch:
                     unwritten = assembly.lay_out()
                     if unwritten:
@@ -293,142 +257,97 @@ def _end_job(
     threads.bell.put(None)
 
 
-class ThreadWorkers:
-    """Threads that fetch a map-style dataset; each batch is cut into one part per thread.
+class ThreadWorkers(Threads):
+    """Threads that fetch a map-style dataset.
 
-    Sharing a batch makes the first one ready soonest and needs few slots. Only the consumer calls the
-    methods.
-
-    Parameters
-    ----------
-    assembler : Assembler or Gatherer
-        Assembles the batches.
-    window : Window
-        The batches to come and those in progress.
-    crew : Crew
-        The number of threads and their options.
-    meter : Meter
-        Counts where the time goes.
+    Each batch is cut into one part per thread: so the first one is ready soonest, and few slots are needed.
     """
 
     def __init__(
-        self, assembler: Assembler | Gatherer, window: Window, crew: ThreadOptions, meter: Meter
+        self,
+        assembler: Assembler | Gatherer,
+        count: int,
+        window: Window,
+        setup: WorkerSetup,
+        epoch: EpochRequest,
+        timeout: float,
+        meter: Meter,
     ) -> None:
+        super().__init__(window, setup, epoch, timeout, meter)
         self._assembler = assembler
-        self._window = window
-        self._count = crew.count
-        self._meter = meter
-        self._tasks: SimpleQueue[Task | None] = SimpleQueue()
-        self._threads = Threads(crew, [self._tasks] * crew.count)
+        self._count = count
+        self._tasks: Tasks = SimpleQueue()
+        self._add(self._tasks, count)
 
     def resize(self, workers: int, ahead: int) -> None:
         """Use `workers` threads from now on, and keep up to `ahead` batches in progress."""
-        for _ in range(self._count, workers):
-            self._threads.add(self._tasks)
+        self._add(self._tasks, workers - self._count)
         for _ in range(workers, self._count):
             self._tasks.put(None)  # the thread that takes it ends
         self._count = workers
         self._window.ahead = ahead
 
-    def get(self) -> StagedBatch:
-        """Wait for the next batch and return it; raise `QueueClosed` at the end, or the batch's error."""
-        return self._threads.wait_for(self._window, self.get_nowait)
-
-    def get_nowait(self) -> StagedBatch | None:
-        """Return the next batch, or None if `get` would wait."""
-        self._threads.check()
-        window = self._window
+    def _hand_out(self, window: Window) -> None:
         while (job := window.next_job()) is not None:
-            self._hand_out(job)
-        return deliver(window, self._meter)
-
-    def _hand_out(self, job: Job) -> None:
-        assembler = self._assembler
-        try:
-            assembly = assembler.begin(job.number, job.indices, partial(self._window.reserve, job))
-        except Exception as error:
-            job.finish(None, error)
-            return
-        samples = len(job.indices)
-        count = self._count
-        if isinstance(assembly, Gathering):
-            count = max(min(count, samples, assembly.layout.nbytes // PART_NBYTES), 1)
-        _Parts(job, assembly, count, self._threads, self._tasks).hand_out(samples)
-
-    def close(self) -> bool:
-        """Stop the threads; return False if one did not end in time."""
-        return self._threads.close(self._window)
+            try:
+                assembly = self._assembler.begin(job.number, job.indices, partial(window.reserve, job))
+            except Exception as error:
+                job.finish(None, error)
+                continue
+            samples, count = len(job.indices), self._count
+            if isinstance(assembly, Gathering):
+                count = max(min(count, samples, assembly.layout.nbytes // PART_NBYTES), 1)
+            _DividedJob(job, assembly, count, self, self._tasks).hand_out(samples)
 
 
-class ThreadStreams:
-    """Threads that each read an iterable dataset; their batches are delivered in turn.
-
-    The parameters are those of `ThreadWorkers`, except that `streams`, one per thread, take the place of the
-    assembler; `turn` is the number of the thread that yields the first batch.
-    """
+class ThreadStreams(Threads):
+    """Threads that each read an iterable dataset; their batches come in turn, first that of thread `turn`."""
 
     def __init__(
         self,
         streams: Sequence[ItemStream | ShareStream],
         window: Window,
-        crew: ThreadOptions,
+        setup: WorkerSetup,
+        epoch: EpochRequest,
+        timeout: float,
         meter: Meter,
-        turn: int,
     ) -> None:
+        super().__init__(window, setup, epoch, timeout, meter)
         self._streams = streams
-        self._window = window
-        self._meter = meter
-        self._turns = deque(range(crew.count))
-        self._turns.rotate(-turn)
-        self._tasks: list[SimpleQueue[Task | None]] = [SimpleQueue() for _ in streams]
-        self._threads = Threads(crew, self._tasks)
+        self._turns = deque(range(len(streams)))
+        self._turns.rotate(-epoch.turn)
+        self._tasks: list[Tasks] = [SimpleQueue() for _ in streams]
+        for tasks in self._tasks:
+            self._add(tasks)
 
-    def get(self) -> StagedBatch:
-        """Wait for the next batch and return it; raise `QueueClosed` at the end, or the batch's error."""
-        return self._threads.wait_for(self._window, self.get_nowait)
-
-    def get_nowait(self) -> StagedBatch | None:
-        """Return the next batch, or None if `get` would wait."""
-        self._threads.check()
-        window = self._window
-        self._forget_ended()
-        self._hand_out()
-        return deliver(window, self._meter)
-
-    def _hand_out(self) -> None:
-        window = self._window
-        while self._turns:
-            job = window.next_job()
-            if job is None:
-                return
+    def _hand_out(self, window: Window) -> None:
+        for ended in window.jobs:  # of a thread that has no items left
+            if ended.done and ended.staged is None and ended.worker in self._turns:
+                self._turns.remove(ended.worker)
+        if not self._turns:
+            window.exhausted = True
+        while self._turns and (job := window.next_job()) is not None:
             job.worker = self._turns[0]
             self._turns.rotate(-1)
             self._tasks[job.worker].put((partial(self._run, job), job, 0, 0))
-
-    def _forget_ended(self) -> None:
-        for job in self._window.jobs:
-            if job.done and job.staged is None and job.worker in self._turns:
-                self._turns.remove(job.worker)
-        if not self._turns:
-            self._window.end()
 
     def _run(self, job: Job, worker: int) -> None:
         staged: StagedBatch | None = None
         error: BaseException | None = None
         begun = perf_counter_ns()
         try:
-            if not self._threads.closed.is_set():
+            if not self.closed.is_set():
                 staged = self._streams[worker].stage(job.number, partial(self._window.reserve, job))
         except BaseException as raised:
             error = raised
         ended = perf_counter_ns()
         job.busy = ended - begun
         mark("fetch", begun, ended)
-        _end_job(job, staged, error, worker, self._threads)
+        _end_job(job, staged, error, worker, self)
 
     def close(self) -> bool:
-        """Stop the threads; return False if one did not end in time."""
-        closed = self._threads.close(self._window)
+        """Stop the threads and close their streams; return False if one did not end in time."""
+        closed = super().close()
         for stream in self._streams if closed else ():
             stream.close()
         return closed

@@ -179,6 +179,7 @@ def _splits(lengths: list[int]) -> Array:
 
 
 def _pad_rows(values: Any, splits: Any, fill: float) -> Any:
+    # NumPy and CuPy compute where the values lie, without a copy of the row splits to the host.
     xp = array_module(values)
     if xp.__name__ not in ("numpy", "cupy"):
         return _pad_tensor(values, splits, fill)

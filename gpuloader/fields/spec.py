@@ -52,9 +52,31 @@ class FeedSpec:
             raise BadTypeOrValue(f"the name of a feed must be a non-empty string, got {name!r}")
         if isinstance(lod_level, bool) or lod_level not in (0, 1, 2):
             raise ValueError(f"feed {name!r}: lod_level must be 0, 1 or 2, got {lod_level!r}")
+        sizes: object = shape  # what the annotation excludes is the commonest mistake
+        if isinstance(sizes, str) or not isinstance(sizes, Iterable):
+            raise BadTypeOrValue(f"feed {name!r}: shape must be a list of dimensions, got {shape!r}")
+        dims: list[int | None] = []
+        for size in sizes:
+            if size is None or (isinstance(size, int) and size == -1):
+                dims.append(None)
+            elif isinstance(size, int | np.integer) and not isinstance(size, bool) and size >= 0:
+                dims.append(int(size))
+            else:
+                problem = f"a dimension must be None, -1 or an integer >= 0, got {size!r}"
+                raise ValueError(f"feed {name!r}: {problem}")
+        if not dims:
+            raise ValueError(f"feed {name!r}: shape must have at least the batch dimension, e.g. [None]")
+        try:
+            parsed = np.dtype("float32" if dtype is None else dtype)  # NumPy takes None for float64
+        except TypeError as error:
+            raise ValueError(f"feed {name!r}: {dtype!r} is not a dtype") from error
+        # A plain dtype parses to the one object that NumPy keeps of it, so `is` works with samples' dtypes.
+        parsed = parsed if parsed.isnative else native(parsed)
+        if not is_stageable(parsed):
+            raise ValueError(f"feed {name!r}: a field must hold numbers or booleans, got dtype {parsed}")
         object.__setattr__(self, "name", name)
-        object.__setattr__(self, "shape", _parse_dims(name, shape))
-        object.__setattr__(self, "dtype", _parse_dtype(name, dtype))
+        object.__setattr__(self, "shape", tuple(dims))
+        object.__setattr__(self, "dtype", parsed)
         object.__setattr__(self, "lod_level", lod_level)
 
     @property
@@ -66,32 +88,6 @@ class FeedSpec:
     def keeps_shapes(self) -> bool:
         """Whether values are not reshaped, because two or more free dimensions leave their shape open."""
         return not self.lod_level and self.shape.count(None) > 1
-
-
-def _parse_dims(name: str, shape: object) -> Dims:
-    if isinstance(shape, str) or not isinstance(shape, Iterable):
-        raise BadTypeOrValue(f"feed {name!r}: shape must be a list of dimensions, got {shape!r}")
-    dims: list[int | None] = []
-    for size in shape:
-        if size is None or (isinstance(size, int) and size == -1):
-            dims.append(None)
-        elif isinstance(size, int | np.integer) and not isinstance(size, bool) and size >= 0:
-            dims.append(int(size))
-        else:
-            raise ValueError(f"feed {name!r}: a dimension must be None, -1 or an integer >= 0, got {size!r}")
-    if not dims:
-        raise ValueError(f"feed {name!r}: shape must have at least the batch dimension, e.g. [None]")
-    return tuple(dims)
-
-
-def _parse_dtype(name: str, dtype: DTypeLike) -> np.dtype[Any]:
-    try:
-        parsed = native(np.dtype("float32" if dtype is None else dtype))  # NumPy takes None for float64
-    except TypeError as error:
-        raise ValueError(f"feed {name!r}: {dtype!r} is not a dtype") from error
-    if not is_stageable(parsed):
-        raise ValueError(f"feed {name!r}: a field must hold numbers or booleans, got dtype {parsed}")
-    return parsed
 
 
 def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -307,13 +303,18 @@ def resolve_feeds(feed_list: object, program: Program | None = None) -> tuple[Fe
     if isinstance(feed_list, str) or not isinstance(feed_list, Iterable):
         raise TypeError(f"feed_list must be a list of feeds, got {type(feed_list).__name__}")
     declared = default_main_program() if program is None else program
-    feeds = tuple(_resolve_feed(entry, declared) for entry in feed_list)
+    feeds: dict[str, FeedSpec] = {}
+    twice: set[str] = set()
+    for entry in feed_list:
+        feed = _resolve_feed(entry, declared)
+        if feed.name in feeds:
+            twice.add(feed.name)
+        feeds[feed.name] = feed
     if not feeds:
         raise ValueError("feed_list is empty: name at least one field, or pass None for plain lists")
-    names = [feed.name for feed in feeds]
-    if twice := {name for name in names if names.count(name) > 1}:
+    if twice:
         raise ValueError(f"feed_list names {sorted(twice)} more than once")
-    return feeds
+    return (*feeds.values(),)
 
 
 def _resolve_feed(entry: object, program: Program) -> FeedSpec:

@@ -3,22 +3,31 @@
 An order is a function of its fields alone. It does not depend on workers, speed, the position of a resume or
 NumPy's version. The cost of a slice is proportional to its length. An order pickles as its fields only,
 without what it has computed.
+
+    InOrder                     0, 1, 2, ...
+    Shuffled, Repeated          a random permutation, and one after another
+    Drawn, Weighted             random indices, all with one probability, or each with its own
+    Mapped                      the entries of a list, at the positions of another order
+    Bucketed                    another order, with samples of similar length in each batch
+    Mixed                       several datasets, each with its share of any stretch of the epoch
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from gpuloader.checks import check_count
 from gpuloader.errors import BadValue
-from gpuloader.fields.tensors import is_tensor, tensor_array
+from gpuloader.foreign import is_tensor, tensor_array
 from gpuloader.order.permutation import (
+    BUCKETED,
     DRAWN,
+    MIXED,
     PERMUTED,
     REPEATED,
     SORTED,
@@ -30,8 +39,6 @@ from gpuloader.order.permutation import (
     sort_hashes,
 )
 
-# Building blocks of orders: checked fields, and entries computed from their positions.
-
 IndexArray = NDArray[np.int64]
 
 _CHUNK = 4096
@@ -39,24 +46,13 @@ _CHUNK = 4096
 
 
 def as_plain(values: Any, dtype: DTypeLike) -> NDArray[Any]:
-    """Return values as an array, without a copy where possible; a tensor in `dtype` if NumPy lacks its own.
-
-    >>> as_plain([1, 2], np.float64)
-    array([1, 2])
-    """
+    """Return values as an array, not copied where possible; a tensor in `dtype` if NumPy lacks its own."""
     return tensor_array(values.detach(), np.dtype(dtype)) if is_tensor(values) else np.asarray(values)
 
 
 def as_indices(name: str, indices: ArrayLike) -> IndexArray:
-    """Return `indices` as an int64 array, without a copy if it already is one.
+    """Return `indices` as an int64 array, or raise `TypeError` if they are not a list of integers.
 
-    Raises
-    ------
-    TypeError
-        `indices` is not a one-dimensional list of integers.
-
-    Examples
-    --------
     >>> as_indices("indices", range(3))
     array([0, 1, 2])
     """
@@ -85,24 +81,33 @@ def check_whole(name: str, value: object, limit: int) -> int:
     return int(value)
 
 
-def check_fields(order: object, **limits: int) -> None:
-    """Replace the named fields of a frozen order by Python integers, checked to be below their limits."""
-    for name, limit in limits.items():
-        object.__setattr__(order, name, check_whole(name, getattr(order, name), limit))
+# Half of what a 64-bit integer holds, so that a sum of two positions never overflows.
+_COUNTS, _WORDS = 2**62 + 1, 2**64
+_LIMITS = {"count": _COUNTS, "draws": _COUNTS, "seed": _WORDS, "epoch": _WORDS}
 
 
 class Computed:
     """Base class of orders whose entries are computed from their positions.
 
-    An order keeps the chunk it computed last, and a table if it needs one. Any thread may slice it: both
-    are replaced atomically, and at worst two threads compute the same chunk twice.
+    An order keeps the chunk it computed last, and a table if it needs one.
     """
+
+    # Any thread may slice an order. Both are replaced atomically, so that at worst two threads compute the
+    # same chunk twice, which costs less than a lock for every slice.
 
     _chunk: tuple[int, IndexArray] = (-1, np.empty(0, np.int64))
     _kept: NDArray[Any] | None = None
 
+    draws: Any  # the number of entries
+
+    def __post_init__(self) -> None:
+        for name, limit in _LIMITS.items():
+            if name in vars(self):
+                object.__setattr__(self, name, check_whole(name, vars(self)[name], limit))
+
     def __len__(self) -> int:
-        raise NotImplementedError
+        length: int = self.draws
+        return length
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
@@ -117,6 +122,7 @@ class Computed:
         if start == stop:
             return np.empty(0, np.int64)
         first, last = start // _CHUNK, (stop - 1) // _CHUNK
+        # A slice of many chunks is computed as it is: keeping its last chunk would not help the next slice.
         if last - first > 1:
             return self.at(np.arange(start, stop))
         pieces = [
@@ -129,6 +135,7 @@ class Computed:
         kept, chunk = self._chunk
         if kept != number:
             chunk = self.at(np.arange(number * _CHUNK, min((number + 1) * _CHUNK, len(self))))
+            # Slices share it, so a user's function that writes to its indices must fail here.
             chunk.flags.writeable = False
             object.__setattr__(self, "_chunk", (number, chunk))
         return chunk
@@ -150,12 +157,6 @@ def check_slice(order: Sized, start: int, stop: int) -> None:
         raise IndexError(f"an order of {len(order)} indices has no slice {start}:{stop}")
 
 
-_PIECE = 4096
-"""Number of indices computed at once while iterating over an order."""
-
-_COUNTS, _WORDS = 2**62 + 1, 2**64
-
-
 class Order(Protocol):
     """A finite sequence of dataset indices that can be sliced anywhere."""
 
@@ -170,8 +171,6 @@ class Order(Protocol):
 class InOrder:
     """The indices 0, 1, 2, … below `count`.
 
-    Examples
-    --------
     >>> InOrder(10).slice(3, 6)
     range(3, 6)
     """
@@ -179,7 +178,7 @@ class InOrder:
     count: int
 
     def __post_init__(self) -> None:
-        check_fields(self, count=_COUNTS)
+        object.__setattr__(self, "count", check_whole("count", self.count, _COUNTS))
 
     def __len__(self) -> int:
         return self.count
@@ -190,7 +189,8 @@ class InOrder:
 
     def slice(self, start: int, stop: int) -> range:
         """Return the indices from position `start` to before `stop`."""
-        check_slice(self, start, stop)
+        if not 0 <= start <= stop <= self.count:
+            check_slice(self, start, stop)
         return range(start, stop)
 
 
@@ -198,8 +198,6 @@ class InOrder:
 class Shuffled(Computed):
     """The first `draws` entries (all if None) of a random permutation of ``range(count)``.
 
-    Examples
-    --------
     >>> Shuffled(5, seed=0, epoch=0).slice(0, 5).tolist()
     [1, 0, 4, 2, 3]
     """
@@ -210,15 +208,15 @@ class Shuffled(Computed):
     draws: int | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self, count=_COUNTS, seed=_WORDS, epoch=_WORDS)
-        if self.draws is not None:
-            check_fields(self, draws=self.count + 1)
-
-    def __len__(self) -> int:
-        return self.count if self.draws is None else self.draws
+        if self.draws is None:
+            object.__setattr__(self, "draws", self.count)
+        super().__post_init__()
+        check_whole("draws", self.draws, self.count + 1)
 
     def at(self, positions: IndexArray) -> IndexArray:
         """Return the entries at `positions`."""
+        # Sorted once, a short permutation is a table that costs nothing to read. A long one would take
+        # seconds and 8 bytes per sample, on every rank, so it is computed where it is asked for.
         if self.count <= SORTED_AT_MOST:
             permutation: IndexArray = self._table()
             return permutation[positions]
@@ -238,11 +236,34 @@ class Shuffled(Computed):
 
 
 @dataclass(frozen=True)
+class Repeated(Computed):
+    """The first `draws` entries of one random permutation of ``range(count)`` after another.
+
+    >>> Repeated(3, draws=8, seed=0, epoch=0).slice(0, 8).tolist()
+    [1, 0, 2, 0, 2, 1, 1, 2]
+    """
+
+    count: int
+    draws: int
+    seed: int
+    epoch: int
+
+    def at(self, positions: IndexArray) -> IndexArray:
+        """Return the entries at `positions`."""
+        turns, within = np.divmod(positions, self.count)
+        found = np.empty_like(within)
+        for turn in np.unique(turns).tolist():
+            here = turns == turn
+            # The first one is the permutation of a sampler that draws no more samples than there are.
+            seed = derive_key(self.seed, turn, REPEATED) if turn else self.seed
+            found[here] = Shuffled(self.count, seed, self.epoch).at(within[here])
+        return found
+
+
+@dataclass(frozen=True)
 class Drawn(Computed):
     """`draws` indices below `count`, drawn uniformly and independently (with replacement).
 
-    Examples
-    --------
     >>> Drawn(3, draws=8, seed=0, epoch=0).slice(0, 8).tolist()
     [0, 1, 0, 2, 2, 2, 1, 2]
     """
@@ -253,16 +274,15 @@ class Drawn(Computed):
     epoch: int
 
     def __post_init__(self) -> None:
-        check_fields(self, count=_COUNTS, draws=_COUNTS, seed=_WORDS, epoch=_WORDS)
+        super().__post_init__()
         if self.draws and not self.count:
             raise ValueError(f"cannot draw {self.draws} indices: there are no samples")
-
-    def __len__(self) -> int:
-        return self.draws
 
     def at(self, positions: IndexArray) -> IndexArray:
         """Return the entries at `positions`."""
         hashes = hash_positions(positions.astype(np.uint64), derive_key(self.seed, self.epoch, DRAWN))
+        # The remainder favors small indices by less than count / 2**64, which no epoch is long enough to
+        # show.
         return (hashes % np.uint64(self.count)).view(np.int64)
 
 
@@ -270,11 +290,6 @@ class Drawn(Computed):
 class Weighted(Computed):
     """`draws` indices, each drawn with a probability proportional to its weight.
 
-    Without replacement, the indices drawn are those of the smallest of exponential variables whose rates are
-    the weights (Efraimidis and Spirakis 2006). This is equivalent to drawing one index after another.
-
-    Examples
-    --------
     >>> Weighted([0, 1, 0, 1], draws=2, replacement=False, seed=0, epoch=0).slice(0, 2).tolist()
     [1, 3]
     """
@@ -286,11 +301,8 @@ class Weighted(Computed):
     epoch: int
 
     def __post_init__(self) -> None:
-        check_fields(self, draws=_COUNTS, seed=_WORDS, epoch=_WORDS)
+        super().__post_init__()
         object.__setattr__(self, "weights", as_weights(self.weights, self.draws, self.replacement))
-
-    def __len__(self) -> int:
-        return self.draws
 
     def at(self, positions: IndexArray) -> IndexArray:
         """Return the entries at `positions`."""
@@ -305,15 +317,18 @@ class Weighted(Computed):
             # cumsum adds one weight after another: a pairwise sum may round differently on another machine.
             bounds = np.cumsum(self.weights)
             bounds /= bounds[-1]
+            # Rounding may leave the last bound below 1, and a weight of 0 behind it must never be drawn.
             bounds[chosen[-1] :] = np.inf
             return bounds
-        # Logarithms sort the same way and do not overflow.
+        # The smallest of exponential variables whose rates are the weights (Efraimidis and Spirakis 2006)
+        # are those of the indices drawn one after another. Logarithms sort alike and do not overflow.
         waits = np.log(-np.log(self._uniform(chosen))) - np.log(self.weights[chosen])
         return chosen[np.argsort(waits, kind="stable")[: self.draws]]
 
     def _uniform(self, positions: IndexArray) -> NDArray[np.float64]:
         """Return for each position a number between 0 and 1, both excluded."""
         hashes = hash_positions(positions.astype(np.uint64), derive_key(self.seed, self.epoch, WEIGHTED))
+        # 52 bits and a half: exact as a float, and never 0, of which there is no logarithm.
         return ((hashes >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
 
@@ -324,8 +339,6 @@ def as_weights(
 
     `zero` allows weights of 0.
 
-    Examples
-    --------
     >>> as_weights([1, 3], draws=5, replacement=True)
     array([1., 3.])
     """
@@ -344,6 +357,7 @@ def as_weights(
     if draws > (0 if not positive else draws if replacement else positive):
         how = "with" if replacement else "without"
         raise BadValue(f"cannot draw {draws} indices {how} replacement: {positive} weights are above 0")
+    # Sums that overflow would make every bound infinite, and the first sample the only one drawn.
     if positive and array.max() > np.finfo(np.float64).max / array.size:
         raise BadValue("the sum of the weights may exceed the range of float64; scale the weights down")
     array.flags.writeable = False
@@ -354,8 +368,6 @@ def as_weights(
 class Mapped:
     """The entries of `indices` at the positions in `base`.
 
-    Examples
-    --------
     >>> Mapped(InOrder(3), [20, 40, 60]).slice(1, 3)
     array([40, 60])
     """
@@ -380,57 +392,243 @@ class Mapped:
         return chosen
 
 
-@dataclass(frozen=True)
-class Shard(Computed):
-    """One rank's samples of `base`, batch by batch; all of the `world_size` ranks get equally many.
+@dataclass(frozen=True, eq=False)
+class Bucketed(Computed):
+    """The indices of `base`, rearranged so that those of a batch belong to samples of similar length.
 
-    The ranks take turns in `base`, batch by batch: rank 0, rank 1, …, then rank 0 again. The remainder at the
-    end is split evenly, repeating samples from the start of `base` to make it divisible, or left out.
+    Computing an entry takes the time of sorting one pool; see `BucketSampler`.
 
-    Examples
-    --------
-    >>> [Shard(InOrder(7), 2, world_size=2, rank=rank).slice(0, 4).tolist() for rank in (0, 1)]
-    [[0, 1, 4, 5], [2, 3, 6, 0]]
+    >>> lengths = np.array([9, 1, 8, 2, 9, 1])
+    >>> lengths[Bucketed(Shuffled(6, seed=1, epoch=0), lengths, 2, pool=3).slice(0, 6)].tolist()
+    [9, 9, 1, 1, 2, 8]
     """
 
-    base: InOrder | Shuffled
+    base: Shuffled
+    lengths: NDArray[Any]
     batch_size: int
-    world_size: int
-    rank: int
-    drop_last: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "world_size"):
-            object.__setattr__(self, name, check_count(name, getattr(self, name)))
-        check_fields(self, rank=self.world_size)
+    pool: int
+    _sorted: tuple[int, IndexArray] = (-1, np.empty(0, np.int64))
 
     def __len__(self) -> int:
-        return self._share // self.batch_size * self.batch_size if self.drop_last else self._share
-
-    @property
-    def _share(self) -> int:
-        return -(-len(self.base) // self.world_size)
+        return len(self.lengths)
 
     def at(self, positions: IndexArray) -> IndexArray:
         """Return the entries at `positions`."""
-        # Limiting the batch size to the share keeps all numbers within 64 bits.
-        size = max(min(self.batch_size, self._share), 1)
-        turns, rest = divmod(self._share, size)
-        turn, offset = np.divmod(positions, size)
-        width = np.where(turn < turns, size, rest)
-        return self.base.at((turn * (size * self.world_size) + self.rank * width + offset) % len(self.base))
+        # The samples that fill no batch are the last of the shuffled order, so they are chosen at random and
+        # not by their length.
+        whole, size = len(self) - len(self) % self.batch_size, self.batch_size * self.pool
+        found = np.empty(len(positions), np.int64)
+        pools = np.where(positions < whole, positions // size, -1)
+        for number in np.unique(pools).tolist():
+            here = pools == number
+            if number < 0:
+                found[here] = self.base.at(positions[here])
+            else:
+                found[here] = self._sort(number, whole)[positions[here] - number * size]
+        return found
+
+    def _sort(self, number: int, whole: int) -> IndexArray:
+        """Return the indices of a pool, batch after batch."""
+        kept, pool = self._sorted
+        if kept != number:
+            size = self.batch_size * self.pool
+            drawn = self.base.slice(number * size, min((number + 1) * size, whole))
+            # Stable, so that samples of one length keep their random order on every machine.
+            ascending = drawn[np.argsort(self.lengths[drawn], kind="stable")]
+            batches = ascending.reshape(-1, self.batch_size)
+            key = derive_key(self.base.seed, self.base.epoch, BUCKETED, number)
+            pool = batches[sort_hashes(len(batches), key).view(np.int64)].reshape(-1)
+            object.__setattr__(self, "_sorted", (number, pool))
+        return pool
+
+
+# Spread several sequences evenly over one: any stretch of it has each in proportion to its length.
+
+
+def interleave(counts: Sequence[int], start: int, stop: int) -> tuple[IndexArray, IndexArray]:
+    """Return positions `start` to `stop` of the sequence that spreads `counts[i]` entries of each i evenly.
+
+    Entry k of the n entries of i has the time (k + 1/2) / n; all entries are sorted by time, and then by i.
+    The cost is proportional to ``stop - start``, wherever `start` is. Returns the owner of each position, and
+    how many earlier positions have the same owner. Each count must be below 2**52.
+
+    >>> owners, ranks = interleave([2, 4], 0, 6)
+    >>> owners.tolist(), ranks.tolist()
+    ([1, 0, 1, 1, 0, 1], [0, 0, 1, 2, 1, 3])
+    """
+    total, slack = sum(counts), len(counts)
+    if start >= stop:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    # Up to time t, an owner has t * count entries, give or take a half. So these times enclose the positions,
+    # with room to spare for what rounding does.
+    first = [_count_before(count, (start - slack) / total) for count in counts]
+    last = [_count_before(count, (stop + slack) / total) for count in counts]
+    owners = np.repeat(np.arange(len(counts)), np.subtract(last, first))
+    ranks = np.concatenate([np.arange(begin, end) for begin, end in zip(first, last, strict=True)])
+    order = np.lexsort((owners, (ranks + 0.5) / np.asarray(counts, np.int64)[owners]))
+    chosen = order[start - sum(first) : stop - sum(first)]
+    return owners[chosen], ranks[chosen]
+
+
+def _count_before(count: int, time: float) -> int:
+    """Return how many of an owner's entries have an earlier time; rounding may add one that has this time."""
+    return min(max(round(time * count), 0), count)
+
+
+AT_END = ("stop", "repeat", "drop")
+_BLOCK = 4096  # samples among which the datasets are shuffled
+_MOST = 2**52  # samples of an epoch: positions up to here are exact as 64-bit floats, as `interleave` needs
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A part of an epoch, from position `start` on, that reads `counts[i]` samples of each dataset i.
+
+    `begins[i]` of them were read before it.
+    """
+
+    start: int
+    begins: tuple[int, ...]
+    counts: tuple[int, ...]
+
+
+def plan_stages(sizes: Sequence[int], weights: Sequence[float], at_end: str) -> tuple[Stage, ...]:
+    """Return the stages of an epoch over datasets of these lengths; `at_end` as for a `MixDataset`.
+
+    An epoch of 2**52 samples or more raises `ValueError`.
+
+    >>> [stage.counts for stage in plan_stages([4, 9], [1, 1], "stop")]
+    [(4, 4)]
+    >>> [stage.counts for stage in plan_stages([4, 9], [1, 1], "repeat")]
+    [(9, 9)]
+    >>> [stage.counts for stage in plan_stages([4, 9], [1, 1], "drop")]
+    [(4, 4), (0, 5)]
+    """
+    # Read at a speed proportional to its weight, a dataset ends at the time size / weight.
+    ends = [size / weight for size, weight in zip(sizes, weights, strict=True)]
+    times = {"stop": [min(ends)], "repeat": [max(ends)], "drop": sorted(set(ends))}[at_end]
+    if sum(weights) * times[-1] >= _MOST:
+        raise ValueError(
+            f"an epoch would have {sum(weights) * times[-1]:.1e} samples: the weights are too far from the "
+            "datasets' lengths"
+        )
+    stages: list[Stage] = []
+    read, start = (0,) * len(sizes), 0
+    for time in times:
+        reached = tuple(
+            _reached(size, weight, time, at_end) for size, weight in zip(sizes, weights, strict=True)
+        )
+        counts = tuple(after - before for after, before in zip(reached, read, strict=True))
+        if any(counts):
+            stages.append(Stage(start, read, counts))
+        read, start = reached, start + sum(counts)
+    return tuple(stages)
+
+
+def _reached(size: int, weight: float, time: float, at_end: str) -> int:
+    """Return how many samples of a dataset an epoch has read at a time."""
+    if at_end == "repeat":
+        # At least once in full, although the weight of the one that ends last may round down.
+        return max(round(weight * time), size)
+    return size if size / weight <= time else min(round(weight * time), size)
+
+
+@dataclass(frozen=True)
+class Mixed(Computed):
+    """The indices of an epoch in the concatenation of several datasets, mixed in proportion to their weights.
+
+    Every block of 4,096 samples has each dataset in proportion, in random order. A dataset that is repeated
+    is read in full before its next pass, each pass in another order.
+
+    >>> Mixed((2, 6), (1.0, 1.0), "repeat", shuffle=False, seed=0, epoch=0).slice(0, 12).tolist()
+    [0, 2, 1, 3, 0, 4, 1, 5, 0, 6, 1, 7]
+    """
+
+    sizes: tuple[int, ...]
+    weights: tuple[float, ...]
+    at_end: str
+    shuffle: bool
+    seed: int
+    epoch: int
+    _block: tuple[tuple[int, int], IndexArray] = ((-1, -1), np.empty(0, np.int64))
+
+    def __len__(self) -> int:
+        last = self._stages[-1]
+        return last.start + sum(last.counts)
+
+    @cached_property
+    def _stages(self) -> tuple[Stage, ...]:
+        return plan_stages(self.sizes, self.weights, self.at_end)
+
+    def at(self, positions: IndexArray) -> IndexArray:
+        """Return the entries at `positions`."""
+        # Block by block, because a block is shuffled as a whole; the one computed last is kept, as most
+        # slices lie in it.
+        starts = np.array([stage.start for stage in self._stages])
+        stages = np.searchsorted(starts, positions, side="right") - 1
+        blocks, within = np.divmod(positions - starts[stages], _BLOCK)
+        found = np.empty(len(positions), np.int64)
+        for stage, block in np.unique(np.stack([stages, blocks], axis=1), axis=0).tolist():
+            here = (stages == stage) & (blocks == block)
+            found[here] = self._mix(stage, block)[within[here]]
+        return found
+
+    def _mix(self, number: int, block: int) -> IndexArray:
+        """Return the entries of a block of a stage."""
+        kept, entries = self._block
+        if kept == (number, block):
+            return entries
+        stage = self._stages[number]
+        start, end = block * _BLOCK, sum(stage.counts)
+        owners, ranks = interleave(stage.counts, start, min(start + _BLOCK, end))
+        shuffled = owners
+        if self.shuffle:
+            key = derive_key(self.seed, self.epoch, MIXED, number, block)
+            shuffled = owners[sort_hashes(len(owners), key).view(np.int64)]
+        entries = np.empty(len(owners), np.int64)
+        offset = 0
+        for owner, size in enumerate(self.sizes):
+            # A dataset's samples keep their order among each other, so that one pass over it follows another.
+            turns = ranks[owners == owner] + stage.begins[owner]
+            entries[shuffled == owner] = offset + self._read(owner, turns)
+            offset += size
+        object.__setattr__(self, "_block", ((number, block), entries))
+        return entries
+
+    def _read(self, owner: int, ranks: IndexArray) -> IndexArray:
+        """Return the indices of the samples of a dataset that are read in these turns, in ascending order."""
+        size = self.sizes[owner]
+        passes, within = np.divmod(ranks, size)
+        if not self.shuffle or size == 1:
+            return within
+        # A new permutation for every pass over a dataset: the old one again would repeat its neighborhoods.
+        for turn in np.unique(passes).tolist():
+            here = slice(*np.searchsorted(passes, [turn, turn + 1]).tolist())
+            within[here] = self._permutation(owner, turn).at(within[here])
+        return within
+
+    def _permutation(self, owner: int, turn: int) -> Shuffled:
+        """Return the order of a dataset's samples in one pass over it."""
+        kept = self._latest.get(owner)
+        if kept is None or kept[0] != turn:
+            seed = derive_key(self.seed, MIXED, owner, turn)
+            kept = self._latest[owner] = turn, Shuffled(self.sizes[owner], seed, self.epoch)
+        return kept[1]
+
+    @cached_property
+    def _latest(self) -> dict[int, tuple[int, Shuffled]]:
+        """The pass that each dataset was last read in, and its order."""
+        return {}
 
 
 def iterate(order: Order) -> Iterator[int]:
     """Yield the indices of `order` one by one, as Python integers.
 
-    Examples
-    --------
     >>> list(iterate(InOrder(3)))
     [0, 1, 2]
     """
-    for start in range(0, len(order), _PIECE):
-        part = order.slice(start, min(start + _PIECE, len(order)))
+    for start in range(0, len(order), _CHUNK):
+        part = order.slice(start, min(start + _CHUNK, len(order)))
         yield from part if isinstance(part, range) else part.tolist()
 
 
@@ -439,20 +637,8 @@ def iterate(order: Order) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """The samples at consecutive positions of an order; the last sample is repeated up to `count`.
+    """The samples at positions `first` to `last` of an order; the last one is repeated up to `count` samples.
 
-    Attributes
-    ----------
-    order : Order
-        The order of the epoch, which only `indices` evaluates.
-    first, last : int
-        The first and last position.
-    count : int
-        Number of samples, including repetitions.
-
-    Examples
-    --------
-    >>> from gpuloader.order.order import Shuffled
     >>> Stretch.of(Shuffled(5, seed=0, epoch=0), [3, 4, 4]).indices().tolist()
     [2, 3, 3]
     """
@@ -476,44 +662,7 @@ class Stretch:
 
     def indices(self) -> IndexArray:
         """Return the dataset indices of the samples."""
+        # Only here is the order evaluated. A device that holds the order itself never asks.
         part = self.order.slice(self.first, self.last + 1)
         found = np.arange(part.start, part.stop) if isinstance(part, range) else part
         return found if len(found) == self.count else found[np.minimum(np.arange(self.count), len(found) - 1)]
-
-
-# The order of a random sampler that draws more samples than there are, without replacement.
-
-
-@dataclass(frozen=True)
-class Repeated(Computed):
-    """The first `draws` entries of one random permutation of ``range(count)`` after another.
-
-    Examples
-    --------
-    >>> Repeated(3, draws=8, seed=0, epoch=0).slice(0, 8).tolist()
-    [1, 0, 2, 0, 2, 1, 1, 2]
-    """
-
-    count: int
-    draws: int
-    seed: int
-    epoch: int
-
-    def __post_init__(self) -> None:
-        check_fields(self, count=2**62 + 1, draws=2**62 + 1, seed=2**64, epoch=2**64)
-
-    def __len__(self) -> int:
-        return self.draws
-
-    def at(self, positions: IndexArray) -> IndexArray:
-        """Return the entries at `positions`."""
-        turns, within = np.divmod(positions, self.count)
-        found = np.empty_like(within)
-        for turn in np.unique(turns).tolist():
-            here = turns == turn
-            found[here] = self._permutation(turn).at(within[here])
-        return found
-
-    def _permutation(self, turn: int) -> Shuffled:
-        seed = derive_key(self.seed, turn, REPEATED) if turn else self.seed
-        return Shuffled(self.count, seed, self.epoch)

@@ -32,8 +32,6 @@ _ROUNDS = 5  # each for both halves; with ideal hashes two would suffice (Luby a
 def derive_key(*words: int) -> int:
     """Return a 64-bit hash of a sequence of 64-bit integers.
 
-    Examples
-    --------
     >>> hex(derive_key(0, 0))
     '0xa706dd2f4d197e6f'
     """
@@ -49,8 +47,6 @@ def derive_key(*words: int) -> int:
 def hash_positions(positions: Words, key: int) -> Words:
     """Return a 64-bit hash for every position: entries of the splitmix64 sequence of `key`.
 
-    Examples
-    --------
     >>> [hex(word) for word in hash_positions(np.array([0, 1], np.uint64), 1234567)]
     ['0x599ed017fb08fc85', '0x2c73f08458540fa5']
     """
@@ -60,15 +56,7 @@ def hash_positions(positions: Words, key: int) -> Words:
 
 
 def hash_for_keys(positions: Words, keys: Sequence[int]) -> Words:
-    """Return the hashes of every position for each of several keys, shape (positions, keys).
-
-    Examples
-    --------
-    >>> hash_for_keys(np.array([0, 1], np.uint64), [1234567]).tolist() == [
-    ...     [hash_positions(np.array([position], np.uint64), 1234567)[0]] for position in (0, 1)
-    ... ]
-    True
-    """
+    """Return the hashes of every position for each of several keys, shape (positions, keys)."""
     starts = np.array([(key + _STEP) & _ALL for key in keys], np.uint64)
     words: Words = np.add.outer(positions * np.uint64(_STEP), starts)
     _mix(words.reshape(-1), _0)
@@ -93,8 +81,6 @@ def _mix(words: Words, start: np.uint64) -> None:
 def sort_hashes(count: int, key: int) -> Words:
     """Return a complete permutation of ``range(count)``: its numbers, sorted by their hashes.
 
-    Examples
-    --------
     >>> sorted(sort_hashes(7, key=3).tolist())
     [0, 1, 2, 3, 4, 5, 6]
     """
@@ -112,33 +98,18 @@ def sort_hashes(count: int, key: int) -> Words:
 def permute(positions: Words, count: int, key: int) -> Words:
     """Return the entries at `positions` of a permutation of ``range(count)``, without storing a permutation.
 
-    The permutation is a Feistel network over pairs (left, right): each half in turn is shifted by a hash of
-    the other, which is invertible. The pairs are the cells of the smallest near-square grid with at least
-    `count` cells. The few positions that land beyond `count` go through the network again until they fall
-    inside (Black and Rogaway 2002).
+    Positions are below `count`, which is from 1 to 2**62. The key, below 2**64, selects the permutation.
 
-    Parameters
-    ----------
-    positions : ndarray of uint64
-        Positions, each below `count`.
-    count : int
-        Length of the permutation, from 1 to 2**62.
-    key : int
-        The key that selects the permutation, below 2**64.
-
-    Returns
-    -------
-    ndarray of uint64
-        One entry per position; different positions have different entries.
-
-    Examples
-    --------
     >>> sorted(permute(np.arange(7, dtype=np.uint64), 7, key=3).tolist())
     [0, 1, 2, 3, 4, 5, 6]
     """
+    # A Feistel network over pairs (left, right): each half in turn is shifted by a hash of the other, which
+    # is invertible. The pairs are the cells of the smallest near-square grid with at least `count` cells.
     rows = math.isqrt(count - 1) + 1
     columns = -(-count // rows)
     image = _permute_cells(positions, rows, columns, key)
+    # Positions that land beyond `count` go through the network again until they fall inside (Black and
+    # Rogaway 2002). The grid has fewer than `rows` cells too many, so there are few of them.
     while (outside := np.flatnonzero(image >= np.uint64(count))).size:
         image[outside] = _permute_cells(image[outside], rows, columns, key)
     return image

@@ -10,11 +10,12 @@ import sys
 import threading
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from gpuloader.errors import LoaderError
+from gpuloader.foreign import is_torch_generator
 
 if TYPE_CHECKING:
     import torch
@@ -28,17 +29,9 @@ _SPARES = 2  # a loop's variable still holds one generator when the loop asks fo
 class Draw:
     """The sample that a thread is fetching.
 
-    Attributes
-    ----------
-    seed : int or None
-        The loader's seed; None if no sample is being fetched.
-    epoch : int
-        The loader's epoch.
-    index : object
-        The sample's dataset index, or the number of the worker that reads an iterable dataset. None while no
-        single sample is being fetched.
-    generator : numpy.random.Generator or None
-        The sample's generator; None until the sample asks for it.
+    `seed` is None if no sample is being fetched. `index` is the sample's dataset index, or the number of the
+    worker that reads an iterable dataset; None while no single sample is being fetched. `generator` is None
+    until the sample asks for it.
     """
 
     __slots__ = ("_alone", "_counter", "_spares", "_state", "epoch", "generator", "index", "seed")
@@ -64,10 +57,9 @@ class Draw:
         """Return a generator that starts at the first number of the sample at `index`.
 
         Each lane has numbers of its own, so that those for transforms do not depend on the dataset's draws.
-
-        A generator that nobody refers to any more is used again, because creating one takes ten times as long
-        as setting its state. One that the user has kept is never touched.
         """
+        # A generator that nobody refers to any more is used again, because creating one takes ten times as
+        # long as setting its state. One that the user has kept is never touched.
         spares = self._spares
         for at in range(len(spares)):
             if _count_references(spares, at) == self._alone:
@@ -117,12 +109,8 @@ def sample_rng() -> np.random.Generator:
     """Return the random generator of the sample being fetched, for use in `Dataset.__getitem__`.
 
     Its key is the loader's seed, the epoch and the sample's index, so a sample is the same with any number of
-    workers. Items of an `IterableDataset` have no index, so there the worker's number is the key.
-
-    Returns
-    -------
-    numpy.random.Generator
-        The same generator for every call during one sample.
+    workers. Items of an `IterableDataset` have no index, so there the worker's number is the key. Every call
+    during one sample returns the same generator.
 
     Raises
     ------
@@ -160,16 +148,6 @@ def sample_rngs(indices: Iterable[object]) -> Iterator[np.random.Generator]:
 
     The numbers are those that `sample_rng` draws in ``__getitem__`` for the same seed, epoch and index, so a
     dataset may load its samples in either way.
-
-    Parameters
-    ----------
-    indices : iterable
-        The indices of the samples.
-
-    Yields
-    ------
-    numpy.random.Generator
-        One generator per index, in order.
 
     Raises
     ------
@@ -209,11 +187,7 @@ def _fetching_draw(where: str, name: str = "sample_rng") -> Draw:
 
 
 def mixed_seed(*parts: int) -> int:
-    """Return a 32-bit seed that depends on all given numbers, for generators that accept no larger seed.
-
-    >>> mixed_seed(7, 0, 1) == mixed_seed(7, 0, 1) != mixed_seed(7, 1, 0)
-    True
-    """
+    """Return a 32-bit seed that depends on all given numbers, for generators that accept no larger seed."""
     return zlib.crc32(",".join(map(str, parts)).encode())
 
 
@@ -237,33 +211,8 @@ GeneratorLike: TypeAlias = "np.random.Generator | np.random.RandomState | torch.
 _HIGHEST = 2**63 - 1
 
 
-def is_torch_generator(value: object) -> TypeGuard[torch.Generator]:
-    """Return whether this is a ``torch.Generator``.
-
-    >>> is_torch_generator(np.random.default_rng())
-    False
-    """
-    kind = getattr(sys.modules.get("torch"), "Generator", None)
-    return isinstance(kind, type) and isinstance(value, kind)
-
-
 def draw_seed(generator: GeneratorLike = None) -> int:
-    """Draw a seed from a generator, which advances it.
-
-    Parameters
-    ----------
-    generator : torch.Generator, numpy.random.Generator, numpy.random.RandomState, or None
-        The generator to draw from. None draws from NumPy's global random state.
-
-    Returns
-    -------
-    int
-        From 0 to 2**63 - 1.
-
-    Raises
-    ------
-    TypeError
-        The generator is none of these.
+    """Draw a seed from 0 to 2**63 - 1 from a generator, or from NumPy's global random state.
 
     >>> draw_seed(np.random.default_rng(5)) == draw_seed(np.random.default_rng(5))
     True

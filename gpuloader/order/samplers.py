@@ -1,39 +1,48 @@
-"""Asking the user's samplers for their indices, and skipping what was delivered before."""
+"""Samplers, which determine the samples of an epoch and their order, as in Paddle's ``paddle.io``.
+
+A loader asks a sampler for its `order`, which depends only on seed and epoch. The seed is the loader's, or
+one drawn from the sampler's own generator when the sampler is made. Outside a loader, each iteration of a
+random sampler draws a new seed from that generator, or from NumPy's global random state.
+
+Here are the samplers of single indices, those of batches, and the functions that read a user's own ones.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence, Sized
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gpuloader.checks import check_count
+from gpuloader.checks import check_count, check_flags
 from gpuloader.errors import BadType, BadTypeOrValue, BadValue, LoaderError, QueueClosed, describe_error
+from gpuloader.foreign import is_torch_generator
+from gpuloader.order.dividing import Division, Share
 from gpuloader.order.order import (
+    Bucketed,
     Drawn,
     InOrder,
     Mapped,
+    Mixed,
     Order,
     Repeated,
     Shuffled,
     Weighted,
     as_indices,
+    as_plain,
     as_weights,
+    check_whole,
     iterate,
 )
-from gpuloader.order.randomness import GeneratorLike, draw_seed, is_torch_generator
-from gpuloader.system.rereading import Steady
-
-# Samplers, which determine the samples of an epoch and their order, as in Paddle's ``paddle.io``.
-#
-# A loader asks a sampler for its `order`, which depends only on seed and epoch. The seed is the loader's, or
-# one drawn from the sampler's own generator when the sampler is made. Outside a loader, each iteration of a
-# random sampler draws a new seed from that generator, or from NumPy's global random state.
+from gpuloader.order.randomness import GeneratorLike, draw_seed
+from gpuloader.order.worker_info import find_rank
+from gpuloader.system.iterators import Steady
 
 I = TypeVar("I", covariant=True)  # noqa: E741 - a sampler's index
+T = TypeVar("T")
 
 
 class Sampler(Generic[I]):
@@ -72,25 +81,15 @@ class Sampler(Generic[I]):
         return len(self.data_source)
 
     def order(self, seed: int, epoch: int) -> Order | None:  # noqa: ARG002
-        """Return the indices of an epoch as an order, or None if only `__iter__` knows them.
+        """Return the indices of an epoch, from 0, as an order; None if only `__iter__` knows them.
 
-        Parameters
-        ----------
-        seed : int
-            The loader's seed, from 0 to 2**64 - 1.
-        epoch : int
-            The loader's epoch, from 0.
+        The seed is the loader's, from 0 to 2**64 - 1.
         """
         return None
 
 
 class SequenceSampler(Sampler[int]):
-    """A sampler of the indices 0, 1, 2, … of a dataset, in order.
-
-    Parameters
-    ----------
-    data_source : sized
-        The dataset.
+    """A sampler of the indices 0, 1, 2, … of `data_source`, a dataset with a length, in order.
 
     Examples
     --------
@@ -99,7 +98,7 @@ class SequenceSampler(Sampler[int]):
     """
 
     def __init__(self, data_source: Sized) -> None:
-        super().__init__(check_sized("data_source", data_source))
+        self.data_source = check_sized("data_source", data_source)
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(len(self)))
@@ -137,7 +136,7 @@ class _Seeded(Sampler[int]):
 
 
 class RandomSampler(_Seeded):
-    """A sampler of random indices of a dataset.
+    """A sampler of random indices of a dataset, which must not be empty, as in PyTorch and Paddle.
 
     Parameters
     ----------
@@ -146,19 +145,12 @@ class RandomSampler(_Seeded):
     replacement : bool
         Whether an index may be drawn again before all others have been drawn.
     num_samples : int, optional
-        Number of indices per epoch; None means the dataset's length. Without replacement, a number beyond the
-        dataset's length draws one permutation of the dataset after another.
+        Indices per epoch, 1 or more; None means the dataset's length. Without replacement, more than that
+        draws one permutation of the dataset after another.
     generator : torch.Generator, iterator, numpy.random.Generator or numpy.random.RandomState, optional
         A ``torch.Generator`` gives the sampler its seed, drawn once when the sampler is made, in place of the
         loader's. An iterator of indices is read on by each epoch until it ends. A NumPy generator draws the
         indices of each epoch itself.
-
-    Raises
-    ------
-    TypeError
-        The data source has no length, `replacement` is not a boolean, or the generator has another type.
-    ValueError
-        `num_samples` is not an integer of 1 or more, or the dataset is empty, as in PyTorch and Paddle.
 
     Examples
     --------
@@ -247,14 +239,6 @@ class WeightedRandomSampler(_Seeded):
     generator : torch.Generator, numpy.random.Generator or numpy.random.RandomState, optional
         Gives the sampler its seed, drawn once when the sampler is made. None uses the loader's seed.
 
-    Raises
-    ------
-    TypeError
-        `replacement` is not a boolean, or the generator has another type.
-    ValueError
-        The weights are not finite numbers of 0 or more, too few are above 0, or `num_samples` is not an
-        integer of 1 or more.
-
     Examples
     --------
     >>> list(WeightedRandomSampler([0, 1, 0], num_samples=3))
@@ -284,19 +268,10 @@ class WeightedRandomSampler(_Seeded):
 
 
 class SubsetRandomSampler(_Seeded):
-    """A sampler of the given indices in random order.
+    """A sampler of the given indices, of which there may be none, in random order.
 
-    Parameters
-    ----------
-    indices : sequence of int
-        The indices; there may be none.
-    generator : torch.Generator, numpy.random.Generator or numpy.random.RandomState, optional
-        Gives the sampler its seed, drawn once when the sampler is made. None uses the loader's seed.
-
-    Raises
-    ------
-    TypeError
-        `indices` is not a list of integers, or the generator has another type.
+    A ``torch.Generator`` or one of NumPy gives the sampler its seed, drawn once when the sampler is made.
+    Without one it uses the loader's seed.
 
     Examples
     --------
@@ -316,55 +291,367 @@ class SubsetRandomSampler(_Seeded):
         return Mapped(Shuffled(len(self.indices), seed, epoch), self.indices)
 
 
-def make_sampler(dataset: Sized, shuffle: bool) -> Sampler[int]:
-    """Return the sampler that a loader makes of a dataset.
+class MixSampler(Sampler[int]):
+    """A sampler of the indices of several datasets, mixed; see `gpuloader.MixDataset`.
 
-    >>> list(make_sampler("abc", False))
-    [0, 1, 2]
+    >>> list(MixSampler([2, 4], [1, 2], "stop", shuffle=False))
+    [2, 0, 3, 4, 1, 5]
     """
+
+    def __init__(self, sizes: Sequence[int], weights: Sequence[float], at_end: str, *, shuffle: bool) -> None:
+        super().__init__()
+        self._terms = tuple(sizes), tuple(weights), at_end, shuffle
+        self._length = len(self.order(0, 0))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def mixes_like(self, other: object) -> bool:
+        """Return whether another sampler mixes datasets of these lengths in the same way, shuffled or not."""
+        return isinstance(other, MixSampler) and other._terms[:-1] == self._terms[:-1]
+
+    def __iter__(self) -> Iterator[int]:
+        return iterate(self.order(draw_seed(), 0))
+
+    def order(self, seed: int, epoch: int) -> Order:
+        """Return the indices of an epoch, in the concatenation of the datasets."""
+        return Mixed(*self._terms, seed, epoch)
+
+
+def make_sampler(dataset: Sized, shuffle: bool) -> Sampler[int]:
+    """Return the sampler that a loader makes of a dataset."""
     return RandomSampler(dataset) if shuffle else SequenceSampler(dataset)
 
 
 def check_sized(name: str, value: object) -> Sized:
-    """Return `value`, or raise `TypeError` if it has no length.
-
-    >>> check_sized("data_source", "abc")
-    'abc'
-    """
+    """Return `value`, or raise `TypeError` if it has no length."""
     if not isinstance(value, Sized):
         raise BadType(f"{name} must have a length, got {type(value).__name__}, which defines no __len__")
     len(value)  # an iterable dataset raises its own explanation
     return value
 
 
-T = TypeVar("T")
+# Samplers of batches.
 
 
-def walk(sampler: Iterable[T]) -> Iterator[T]:
-    """Yield what a sampler yields.
+class BatchSampler(Sampler[list[int]]):
+    """A sampler that groups indices into batches.
+
+    PyTorch's ``BatchSampler(sampler, batch_size, drop_last)`` works as well if the first argument has no
+    `__getitem__`: a number cannot be a sampler, and a map-style dataset always has `__getitem__`.
+
+    Parameters
+    ----------
+    dataset : sized, optional
+        The dataset whose indices to group. Pass either this or `sampler`.
+    sampler : iterable of int, optional
+        The indices to group.
+    shuffle : bool
+        Whether to shuffle the dataset's indices; excludes `sampler`.
+    batch_size : int
+        Samples per batch, 1 or more.
+    drop_last : bool
+        Whether to drop a shorter last batch.
+
+    Examples
+    --------
+    >>> list(BatchSampler("abcde", batch_size=2))
+    [[0, 1], [2, 3], [4]]
+    >>> list(BatchSampler(sampler=[4, 2, 0], batch_size=2, drop_last=True))
+    [[4, 2]]
+    """
+
+    def __init__(
+        self,
+        dataset: Sized | Iterable[int] | None = None,
+        sampler: Iterable[int] | int | None = None,
+        shuffle: bool = False,
+        batch_size: int = 1,
+        drop_last: bool = False,
+    ) -> None:
+        check_flags(shuffle=shuffle, drop_last=drop_last)
+        given = sampler
+        if isinstance(sampler, int | np.integer) and not isinstance(sampler, bool):
+            # A list or a map-style dataset may be meant as Paddle's `dataset`, with a misplaced number.
+            if dataset is None or hasattr(dataset, "__getitem__") or batch_size != 1:
+                raise BadType(
+                    f"sampler must be an iterable of indices, got {sampler!r}; for PyTorch's order of "
+                    "arguments with a list of indices, pass sampler= and batch_size= by name"
+                )
+            batch_size, drop_last, shuffle = int(sampler), drop_last or shuffle, False
+            dataset, given = None, dataset
+        if (dataset is None) == (given is None):
+            raise BadValue(f"pass either dataset or sampler, got {'neither' if dataset is None else 'both'}")
+        if given is None:
+            source = check_sized("dataset", dataset)
+            self.sampler: Iterable[int] = RandomSampler(source) if shuffle else SequenceSampler(source)
+        elif shuffle:
+            raise BadValue("shuffle must be False if a sampler is given: the sampler determines the order")
+        elif not isinstance(given, Iterable):
+            raise BadType(f"sampler must be an iterable of indices, got {type(given).__name__}")
+        else:
+            self.sampler = given
+        self.shuffle = bool(shuffle)
+        self.batch_size = check_count("batch_size", batch_size)
+        self.drop_last = bool(drop_last)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return _group(self.sampler, self.batch_size, self.drop_last)
+
+    def __len__(self) -> int:
+        if not isinstance(self.sampler, Sized):
+            raise TypeError(f"the sampler, of type {type(self.sampler).__name__}, has no length")
+        return _count_batches(len(self.sampler), self.batch_size, self.drop_last)
+
+    def order(self, seed: int, epoch: int) -> Order | None:
+        """Return an epoch's indices, all batches concatenated, or None if only `__iter__` knows them."""
+        if type(self).__iter__ is not BatchSampler.__iter__ or not isinstance(self.sampler, Sampler):
+            return None
+        return self.sampler.order(seed, epoch)
+
+
+class DistributedBatchSampler(BatchSampler):
+    """A sampler of one rank's batches; all ranks get equally many samples, and together all of them.
+
+    The ranks take turns, batch by batch. The remainder at the end is split evenly among them. To make it
+    divisible, samples from the start of the dataset are repeated, as often as necessary.
+
+    Parameters
+    ----------
+    dataset : sized
+        The map-style dataset.
+    batch_size : int
+        Samples per batch of one rank, 1 or more.
+    num_replicas, rank : int, optional
+        The world size, and this process's rank, from 0. By default, a process group of torch.distributed or
+        the launcher's environment variables determine them whenever an epoch begins, else they are 1 and 0.
+    shuffle : bool
+        Whether to shuffle the dataset differently in every epoch, but identically on all ranks.
+    drop_last : bool
+        Whether to drop a shorter last batch on every rank.
+    seed : int
+        Seed of the shuffle, from 0 to 2**64 - 1. It must be the same on all ranks, so the loader's seed is
+        ignored.
 
     Raises
     ------
-    TypeError
-        The sampler's ``__iter__`` returns no iterator.
-    LoaderError
-        The sampler raised `QueueClosed`, which would end the epoch without an error.
+    ValueError
+        A number is out of range, or, when an epoch begins, the environment is inconsistent.
 
-    >>> list(walk([3, 1]))
-    [3, 1]
+    Examples
+    --------
+    >>> list(DistributedBatchSampler("abcdefg", batch_size=2, num_replicas=2, rank=1))
+    [[2, 3], [6, 0]]
     """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        batch_size: int,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        seed: int = 0,
+    ) -> None:
+        # As in Paddle, only the other samplers refuse to shuffle an empty dataset.
+        is_empty = isinstance(dataset, Sized) and not len(dataset)
+        super().__init__(dataset, None, False if is_empty else shuffle, batch_size, drop_last)
+        self.dataset = dataset
+        self._count = None if num_replicas is None else check_count("num_replicas", num_replicas)
+        self._rank = None if rank is None else check_whole("rank", rank, self._count or 2**31)
+        self.seed = check_whole("seed", seed, 2**64)
+        self.epoch = 0
+        self._has_epoch = False
+
+    @property
+    def nranks(self) -> int:
+        """The world size: the one that was passed, or else the launcher's."""
+        return find_rank()[1] if self._count is None else self._count
+
+    @property
+    def local_rank(self) -> int:
+        """The rank of this process: the one that was passed, or else the launcher's."""
+        return check_whole("rank", find_rank()[0] if self._rank is None else self._rank, self.nranks)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, 0 or more, which overrides the loader's epoch count from then on."""
+        self.epoch = check_whole("epoch", epoch, 2**64)
+        self._has_epoch = True
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = self._share(self.epoch)
+        # As in Paddle: without `set_epoch`, every epoch is shuffled differently.
+        self.epoch += self.shuffle
+        return _group(iterate(order), self.batch_size, self.drop_last)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples per epoch on one rank, before `drop_last` drops any."""
+        return -(-len(self.dataset) // self.nranks)
+
+    @property
+    def total_size(self) -> int:
+        """Samples per epoch on all ranks together, repeated ones included."""
+        return self.num_samples * self.nranks
+
+    def __len__(self) -> int:
+        return _count_batches(len(self._share(0)), self.batch_size, self.drop_last)
+
+    def order(self, seed: int, epoch: int) -> Order | None:  # noqa: ARG002
+        """Return this rank's indices of the epoch set with `set_epoch`, or else of `epoch`."""
+        if type(self).__iter__ is not DistributedBatchSampler.__iter__:
+            return None
+        return self._share(self.epoch if self._has_epoch else epoch)
+
+    def _share(self, epoch: int) -> Share:
+        count = len(self.dataset)
+        base = Shuffled(count, self.seed, epoch) if self.shuffle else InOrder(count)
+        division = Division(self.local_rank, self.nranks, "repeat")
+        return Share(base, 0, self.batch_size, division, self.drop_last)
+
+
+def _group(indices: Iterable[int], size: int, drop_last: bool) -> Iterator[list[int]]:
+    left = open_sampler(indices)
+    while batch := list(itertools.islice(left, size)):
+        if len(batch) == size or not drop_last:
+            yield batch
+
+
+def _count_batches(count: int, size: int, drop_last: bool) -> int:
+    return count // size if drop_last else -(-count // size)
+
+
+_AT_ONCE = 1024  # samples to load with one call when lengths are measured
+
+
+class BucketSampler(BatchSampler):
+    """A batch sampler whose batches hold samples of similar length, in random order.
+
+    Every epoch shuffles all samples and takes `pool` batches' worth of them at a time. It sorts these by
+    length, cuts them into batches and shuffles the batches. Padding then costs little, and both the samples
+    of a batch and the order of the batches still differ from epoch to epoch. The samples that do not fill a
+    batch are chosen at random, not by their length.
+
+    The order depends only on the seed, the epoch, the lengths, `batch_size` and `pool`. So a loader can
+    resume in the middle of it, on another number of ranks too, but not with another batch size.
+
+    Parameters
+    ----------
+    source : array-like or sized
+        The length of every sample, 0 or more, such as a number of tokens or of seconds; or, with `key`, the
+        map-style dataset itself. A loader checks that there is one for each sample of its dataset.
+    batch_size : int
+        Samples per batch, 1 or more. With `shard`, per batch of one rank.
+    key : callable or None
+        Returns the length of a sample of the dataset. All samples are loaded once, when the sampler is made.
+    shuffle : bool
+        False sorts all samples by length, the shortest first, in every epoch.
+    drop_last : bool
+        Whether to drop a smaller last batch.
+    pool : int
+        Batches to sort together, 1 or more. More of them make lengths more similar and batches less random.
+
+    Examples
+    --------
+    >>> from gpuloader import DataLoader
+    >>> words = [np.ones(length) for length in (9, 1, 8, 2, 9, 1)]
+    >>> sampler = BucketSampler([len(word) for word in words], batch_size=2)
+    >>> loader = DataLoader(words, places="cpu", batch_sampler=sampler, pad={"0": 0}, seed=1)
+    >>> [batch.shape for batch in loader]
+    [(2, 9), (2, 1), (2, 8)]
+    >>> sorted(len(batch) for batch in BucketSampler(words, 4, key=len))
+    [2, 4]
+    """
+
+    sampler: Sampler[int]
+
+    def __init__(
+        self,
+        source: ArrayLike | Sized,
+        batch_size: int,
+        *,
+        key: Callable[[Any], float] | None = None,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        pool: int = 100,
+    ) -> None:
+        check_flags(shuffle=shuffle)
+        lengths = _as_lengths(source if key is None else _measure(source, key))
+        size, pool = check_count("batch_size", batch_size), check_count("pool", pool)
+        sampler = _Buckets(lengths, size, pool, shuffle)
+        super().__init__(sampler=sampler, batch_size=size, drop_last=drop_last)
+
+    @property
+    def lengths(self) -> NDArray[Any]:
+        """The length of every sample."""
+        assert isinstance(self.sampler, _Buckets)
+        return self.sampler.lengths
+
+
+class _Buckets(Sampler[int]):
+    """The indices of a `BucketSampler`, one by one."""
+
+    def __init__(self, lengths: NDArray[Any], batch_size: int, pool: int, shuffle: bool) -> None:
+        super().__init__(lengths)
+        self.lengths = lengths
+        self._batch_size = batch_size
+        self._pool = pool
+        self._sorted = None if shuffle else np.argsort(lengths, kind="stable")
+
+    def __iter__(self) -> Iterator[int]:
+        return iterate(self.order(draw_seed(), 0))
+
+    def order(self, seed: int, epoch: int) -> Order:
+        """Return the indices of an epoch, batch after batch."""
+        if self._sorted is not None:
+            return Mapped(InOrder(len(self.lengths)), self._sorted)
+        base = Shuffled(len(self.lengths), seed, epoch)
+        return Bucketed(base, self.lengths, self._batch_size, self._pool)
+
+
+def _measure(dataset: Any, key: Callable[[Any], float]) -> list[float]:
+    if not callable(key):
+        raise TypeError(f"key must be callable, got {type(key).__name__}")
+    count = len(check_sized("a dataset whose samples are measured", dataset))
+    many = getattr(dataset, "__getitems__", None)
+    if many is None:
+        return [key(dataset[index]) for index in range(count)]
+    starts = range(0, count, _AT_ONCE)
+    return [
+        key(sample) for start in starts for sample in many(list(range(start, min(start + _AT_ONCE, count))))
+    ]
+
+
+def _as_lengths(lengths: Any) -> NDArray[Any]:
+    expected = "lengths must be a list of numbers, one per sample"
+    try:
+        array = as_plain(lengths, np.float64)
+    except ValueError as error:
+        raise ValueError(f"{expected}: {error}; for a dataset, pass key=len or a function like it") from None
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iuf"):
+        got = f"{type(lengths).__name__} of dtype {array.dtype} and shape {array.shape}"
+        raise ValueError(f"{expected}, got {got}; for a dataset, pass key=len or a function like it")
+    if bad := np.flatnonzero(~((array >= 0) & (array < np.inf))).tolist():
+        raise BadValue(f"lengths must be finite and 0 or more, got {array[bad[0]]} at index {bad[0]}")
+    array = array.copy()
+    array.flags.writeable = False
+    return array
+
+
+# Reading a user's own sampler.
+
+
+def walk(sampler: Iterable[T]) -> Iterator[T]:
+    """Yield what a sampler yields."""
     try:
         yield from open_sampler(sampler)
-    except QueueClosed as error:
+    except QueueClosed as error:  # which would end the epoch without an error
         raise LoaderError(f"the sampler or batch sampler raised {describe_error(error)}") from error
 
 
 def open_sampler(sampler: Iterable[T]) -> Iterator[T]:
-    """Return a sampler's iterator, which does not start over; raise `TypeError` if it is no iterator.
-
-    >>> next(open_sampler([3, 1]))
-    3
-    """
+    """Return a sampler's iterator, which does not start over; raise `TypeError` if it is no iterator."""
     try:
         return Steady.of(iter(sampler))
     except TypeError as error:
@@ -378,12 +665,7 @@ def open_sampler(sampler: Iterable[T]) -> Iterator[T]:
 
 
 def skip(items: Iterator[object], count: int, size: int, what: str) -> None:
-    """Drop items that were delivered before a loader's state, in batches of `size`.
-
-    Raises
-    ------
-    ValueError
-        There are fewer items than that, even if the last batch was incomplete.
+    """Drop `count` items that were delivered before a loader's state, in batches of `size`.
 
     >>> skip(iter(range(5)), 6, 2, "the reader")
     >>> skip(iter(range(4)), 6, 2, "the reader")  # doctest: +ELLIPSIS
@@ -392,7 +674,7 @@ def skip(items: Iterator[object], count: int, size: int, what: str) -> None:
     """
     last = deque(enumerate(itertools.islice(items, count), 1), maxlen=1)  # counts as fast as C
     found = last[0][0] if last else 0
-    if found <= count - size:
+    if found <= count - size:  # the last batch may have been incomplete
         raise BadValue(
             f"{what} ended after {found} items, but the state was taken after {count} of them: it comes from "
             "another dataset, reader or sampler"

@@ -1,13 +1,124 @@
-"""Which worker runs the calling code, for datasets that divide their items among workers."""
+"""Which rank and which worker runs the calling code, for datasets that divide their items among them."""
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpuloader.order.ranks import find_rank
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),  # torchrun; most other launchers set these as well
+    # MPI before Slurm: in an allocation, the processes of mpirun inherit its Slurm variables.
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+    ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM", "PADDLE_RANK_IN_NODE"),
+)
+
+
+def find_rank(launchers: Sequence[tuple[str, ...]] = _LAUNCHERS) -> tuple[int, int]:
+    """Return the rank of this process, from 0, and the world size; (0, 1) without a known launcher.
+
+    An initialized process group of torch.distributed takes precedence. Otherwise the first launcher with at
+    least one of its two variables set decides, in this order: torchrun, Open MPI, PMI (MPICH and its
+    derivatives), Slurm, Paddle. Without a RANK, as under Lightning, it is LOCAL_RANK, plus NODE_RANK (or
+    GROUP_RANK) times LOCAL_WORLD_SIZE. An inconsistent environment raises `ValueError`.
+
+    >>> from unittest.mock import patch
+    >>> with patch.dict(os.environ, {"RANK": "1", "WORLD_SIZE": "4"}):
+    ...     find_rank()
+    (1, 4)
+    """
+    group = sys.modules.get("torch.distributed")  # a program that has not imported it has no process group
+    if group is not None and group.is_available() and group.is_initialized():
+        return int(group.get_rank()), int(group.get_world_size())
+    environment = os.environ
+    for *names, _ in launchers:
+        if names[0] not in environment and names[1] not in environment:
+            continue
+        found = [name for name in names if name in environment]
+        if found == ["WORLD_SIZE"] and "LOCAL_RANK" in os.environ:
+            return _check(_count_on_nodes(), _parse("WORLD_SIZE"), "LOCAL_RANK", "WORLD_SIZE")
+        if len(found) == 1:
+            (missing,) = set(names) - set(found)
+            raise ValueError(
+                f"the environment sets {found[0]}={os.environ[found[0]]!r} but not {missing}; "
+                "set both or neither, or pass the rank in the program"
+            )
+        return _check(_parse(names[0]), _parse(names[1]), *names)
+    return 0, 1
+
+
+def find_torch_rank() -> tuple[int, int]:
+    """Return the rank and world size of a run of PyTorch; (0, 1) if there is none, and in case of doubt.
+
+    >>> from unittest.mock import patch
+    >>> with patch.dict(os.environ, {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}):
+    ...     find_torch_rank()
+    (0, 1)
+    """
+    try:
+        # Not Slurm's and MPI's variables: a single process inherits them in a batch script, and PyTorch
+        # itself does not read them.
+        return find_rank(_LAUNCHERS[:1])
+    except ValueError:
+        return 0, 1
+
+
+def _count_on_nodes() -> int:
+    """Return the rank of a process whose launcher numbers processes per node and sets no RANK."""
+    name = next((name for name in ("NODE_RANK", "GROUP_RANK") if name in os.environ), None)
+    node = 0 if name is None else _parse(name)
+    if not node:
+        return _parse("LOCAL_RANK")
+    if "LOCAL_WORLD_SIZE" not in os.environ:
+        raise ValueError(
+            f"the environment sets {name}={node}, LOCAL_RANK and WORLD_SIZE, which do not determine the "
+            "rank; set RANK or LOCAL_WORLD_SIZE, use the loader after the process group is initialized, or "
+            "pass the rank in the program"
+        )
+    return node * _parse("LOCAL_WORLD_SIZE") + _parse("LOCAL_RANK")
+
+
+def _check(rank: int, size: int, rank_name: str, size_name: str) -> tuple[int, int]:
+    if not 0 <= rank < size:
+        raise ValueError(
+            f"the environment sets {rank_name}={os.environ[rank_name]} and {size_name}={size}, which makes "
+            f"this rank {rank}; a rank must be 0 or more and below the world size"
+        )
+    return rank, size
+
+
+def find_local_rank() -> int:
+    """Return the local rank that the launcher set: this process's number on its machine, from 0; 0 if unset.
+
+    >>> from unittest.mock import patch
+    >>> with patch.dict(os.environ, {"LOCAL_RANK": "3"}):
+    ...     find_local_rank()
+    3
+    """
+    for *_, name in _LAUNCHERS:
+        if name in os.environ:
+            local = _parse(name)
+            if local < 0:
+                raise ValueError(f"the environment sets {name}={local}; a local rank must be 0 or more")
+            return local
+    return 0
+
+
+def _parse(name: str) -> int:
+    try:
+        return int(os.environ[name])
+    except ValueError:
+        raise ValueError(
+            f"the environment sets {name}={os.environ[name]!r}, which is not an integer"
+        ) from None
+
+
+# The worker that runs the calling thread, and what it tells the dataset.
 
 WORKER_MODULES = ("torch.utils.data._utils.worker", "paddle.io.dataloader.worker")
 """Where PyTorch and Paddle keep the information about their worker processes."""
@@ -28,7 +139,7 @@ class WorkerInfo:
     dataset : object
         The worker's copy of the dataset.
     ranks : tuple of int or None
-        Rank and world size; if None, `gpuloader.order.ranks.find_rank` determines them.
+        Rank and world size; if None, `gpuloader.order.worker_info.find_rank` determines them.
     """
 
     id: int
@@ -88,11 +199,7 @@ def get_worker_info() -> WorkerInfo | None:
 
 
 def own_worker_info() -> WorkerInfo | None:
-    """Return information about the calling worker of a loader of this package, or None in any other thread.
-
-    >>> own_worker_info() is None
-    True
-    """
+    """Return information about the calling worker of a loader of this package; None in any other thread."""
     return _present.info
 
 
@@ -108,19 +215,9 @@ def _find_foreign() -> WorkerInfo | None:
 def find_share(*, of_ranks: bool = True) -> tuple[int, int]:
     """Return which part the calling thread reads of a dataset that all workers of all ranks share.
 
-    Parameters
-    ----------
-    of_ranks : bool
-        Whether the ranks share the dataset; False if each has its own.
+    The number of the part, from 0, and the number of parts; `of_ranks` is False if each rank has its own
+    dataset.
 
-    Returns
-    -------
-    tuple of int
-        The number of the part, from 0, and the number of parts. A rank has the same parts with any number of
-        workers.
-
-    Examples
-    --------
     >>> find_share(of_ranks=False)
     (0, 1)
     """
@@ -129,6 +226,7 @@ def find_share(*, of_ranks: bool = True) -> tuple[int, int]:
     rank, ranks = ask_ranks()  # also if they have their own: the dataset has been divided with them in mind
     if not of_ranks:
         return worker, workers
+    # Rank by rank, so that a rank has the same parts with any number of workers.
     return rank + worker * ranks, ranks * workers
 
 

@@ -161,6 +161,7 @@ class Ring:
     def fit(self, slot: Slot, nbytes: int) -> None:
         """Grow a slot that nobody is reading to at least `nbytes`, if it is smaller."""
         if nbytes > slot.nbytes:
+            # The other slots stay as they are: perhaps only this batch is so large.
             arena = Arena(align(int(nbytes * GROWTH)), self.locker, shared=self.shared, near=self.near)
             slot.replace(Slot(arena.bytes, arena, in_ring=slot.in_ring))
 
@@ -176,6 +177,7 @@ class Ring:
                 return more > 0
             begun = perf_counter_ns()
             size = self.slot_nbytes = align(max(nbytes, 1))
+            # Small slots cost little memory, and with more of them a thread reads short batches in bursts.
             stretched = max(min(self.stretch // size, MOST_STRETCHED) - self.count, 0)
             first = max(FIRST_SLOTS, 2 * self.spare)
             if self.count > first:
@@ -210,6 +212,8 @@ class Ring:
 
     def lend(self, slot: Slot, layout: Layout) -> Slot:
         """Return the slot to lease to the user: `slot` itself, or a private copy once `spare` are lent."""
+        # Never wait for the user: whoever keeps all batches in a list pays for a copy of each, and that is
+        # all.
         if self.leased < self.spare:
             self.leased += 1
             return slot
@@ -246,6 +250,7 @@ class Ring:
 
     def rearm(self) -> bool:
         """Undo `interrupt` once no thread waits in `acquire`; return whether all slots are back."""
+        # Every `interrupt` has left a False. The credits of free slots stay, and nobody takes any now.
         for _ in range(self._credits.qsize()):
             if self._credits.get():
                 self._credits.put(True)

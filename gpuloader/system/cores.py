@@ -11,15 +11,14 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
-# Read the memory and CPU limits of this process's control group, version 1 or 2.
+# The memory and CPU limits of this process's control group, version 1 or 2.
 
-_UNLIMITED = 1 << 60
-"""Bytes; version 1 reports "no limit" as a number beyond this, the largest multiple of the page size."""
+_UNLIMITED = 1 << 60  # bytes; version 1 reports "no limit" as the largest multiple of the page size
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,80 +44,62 @@ class ControlGroup:
 
 
 def read_control_group(root: Path = Path("/")) -> ControlGroup:
-    """Return the limits of this process's control group.
-
-    Parameters
-    ----------
-    root : path
-        The folder that contains ``proc`` and ``sys``.
+    """Return the limits of this process's control group; `root` contains ``proc`` and ``sys``.
 
     >>> read_control_group(Path("/nowhere"))
     ControlGroup(version=None, memory_limit=None, memory_used=0, processors=None)
     """
-    paths = _own_paths(root / "proc/self/cgroup")
-    mount = root / "sys/fs/cgroup"
-    if (mount / "cgroup.controllers").is_file():
-        groups = list(_upwards(mount, paths.get("", "/")))
-        limit, used = _tightest(groups, "memory.max", "memory.current", ("inactive_file", "active_file"))
-        return ControlGroup(2, limit, used, min(filter(None, map(_quota_2, groups)), default=None))
-    memory = list(_upwards(mount / "memory", paths.get("memory", "/")))
-    if not (mount / "memory").is_dir():
-        return ControlGroup()
-    cached = ("total_inactive_file", "total_active_file")
-    limit, used = _tightest(memory, "memory.limit_in_bytes", "memory.usage_in_bytes", cached)
-    processors = [
-        quota
-        for name in ("cpu", "cpu,cpuacct")
-        for group in _upwards(mount / name, paths.get("cpu", "/"))
-        if (quota := _quota_1(group))
-    ]
-    return ControlGroup(1, limit, used, min(processors, default=None))
-
-
-def _own_paths(file: Path) -> dict[str, str]:
-    """Return the path of this process's group for each controller; version 2 uses the key ''."""
+    # The path of this process's group for each controller. Version 2 has one group, without a controller.
     paths: dict[str, str] = {}
-    for line in (read_text(file) or "").splitlines():
+    for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
         paths |= dict.fromkeys(controllers.split(","), path)
-    return paths
-
-
-def _upwards(mount: Path, path: str) -> Iterator[Path]:
-    """Yield a group's folder and its parents, as far as they exist; a container may see only the mount."""
-    own = PurePosixPath(path.lstrip("/"))
-    for part in (own, *own.parents):
-        if ".." not in part.parts and (mount / part).is_dir():
-            yield mount / part
-
-
-def _tightest(
-    groups: list[Path], limit_name: str, used_name: str, cached: tuple[str, ...]
-) -> tuple[int | None, int]:
-    """Return the limit and usage of the group with the least memory left."""
-    found: list[tuple[int, int]] = []
-    for group in groups:
-        limit, used = _number(group / limit_name), _number(group / used_name)
-        if limit is not None and limit < _UNLIMITED:
-            lines = [line.split() for line in (read_text(group / "memory.stat") or "").splitlines()]
-            cache = sum(int(line[1]) for line in lines if line[0] in cached)
-            found.append((limit, max((used or 0) - cache, 0)))
-    return min(found, key=lambda one: one[0] - one[1]) if found else (None, 0)
-
-
-def _quota_2(group: Path) -> float | None:
-    words = (read_text(group / "cpu.max") or "max").split()
-    return None if words[0] == "max" else int(words[0]) / int(words[1])
-
-
-def _quota_1(group: Path) -> float | None:
-    quota, period = _number(group / "cpu.cfs_quota_us"), _number(group / "cpu.cfs_period_us")
-    return quota / period if quota and period and quota > 0 else None
-
-
-def _number(file: Path) -> int | None:
-    text = (read_text(file) or "").strip()
-    return int(text) if text.lstrip("-").isdecimal() else None
+    mount = root / "sys/fs/cgroup"
+    if (mount / "cgroup.controllers").is_file():
+        version = 2
+        mounts = [(mount, "", True, True)]
+        limit_name, used_name = "memory.max", "memory.current"
+        cached = ("inactive_file", "active_file")
+    elif (mount / "memory").is_dir():
+        version = 1
+        mounts = [(mount / "memory", "memory", True, False)]
+        # Which of the two exists depends on the distribution.
+        mounts += [(mount / "cpu", "cpu", False, True), (mount / "cpu,cpuacct", "cpu", False, True)]
+        limit_name, used_name = "memory.limit_in_bytes", "memory.usage_in_bytes"
+        cached = ("total_inactive_file", "total_active_file")
+    else:
+        return ControlGroup()
+    limits: list[tuple[int, int]] = []  # of each group, and what is used of it
+    quotas: list[float] = []
+    for folder, controller, limits_memory, limits_processors in mounts:
+        own = PurePosixPath(paths.get(controller, "/").lstrip("/"))
+        for part in (own, *own.parents):  # every parent limits it, too
+            group = folder / part
+            if ".." in part.parts or not group.is_dir():  # a container may see only the mount
+                continue
+            if limits_memory:
+                limit = (read_text(group / limit_name) or "").strip()
+                used = (read_text(group / used_name) or "").strip()
+                if limit.isdecimal() and int(limit) < _UNLIMITED:
+                    cache = 0
+                    for line in (read_text(group / "memory.stat") or "").splitlines():
+                        name, _, value = line.partition(" ")
+                        cache += int(value) if name in cached else 0
+                    limits.append((int(limit), max(int(used or 0) - cache, 0)))
+            if limits_processors:
+                if version == 2:
+                    quota, _, period = (read_text(group / "cpu.max") or "max").strip().partition(" ")
+                else:
+                    quota = (read_text(group / "cpu.cfs_quota_us") or "").strip()
+                    period = (read_text(group / "cpu.cfs_period_us") or "").strip()
+                if quota.isdecimal() and int(quota) and int(period or 0):  # "max" or -1: no limit
+                    quotas.append(int(quota) / int(period))
+    # The group with the least memory left decides.
+    memory_limit, memory_used = None, 0
+    for most, taken in limits:
+        if memory_limit is None or most - taken < memory_limit - memory_used:
+            memory_limit, memory_used = most, taken
+    return ControlGroup(version, memory_limit, memory_used, min(quotas, default=None))
 
 
 def read_text(file: Path) -> str | None:
@@ -131,17 +112,12 @@ def read_text(file: Path) -> str | None:
 
 T = TypeVar("T")
 
+# Numbers of processor cores; if empty, any.
 Cores = frozenset[int]
-"""Numbers of processor cores; if empty, any."""
 
 
 def read_nodes(root: Path = Path("/")) -> dict[int, Cores]:
-    """Return the cores of each NUMA node that has some, by the node's number.
-
-    Parameters
-    ----------
-    root : path
-        The folder that contains ``sys``.
+    """Return the cores of each NUMA node that has some, by the node's number; `root` contains ``sys``.
 
     >>> read_nodes(Path("/nowhere"))
     {}
@@ -185,33 +161,23 @@ def find_cores_near(
 ) -> Cores:
     """Return this process's cores on the NUMA node that all given devices share; empty if none are nearer.
 
-    That is also the case on a machine with one node, if the devices are on several nodes or on an unknown
-    one, and if the user has restricted this process to cores of one node, whichever that is.
-
-    Parameters
-    ----------
-    bus_ids : callable
-        Returns the devices' positions on the PCI bus; called only if there are several nodes.
-    root : path
-        The folder that contains ``sys``.
-    allowed : set of int or None
-        The cores to choose from; None: those on which the calling thread may run.
+    `bus_ids` returns the devices' positions on the PCI bus, and `allowed` are the cores to choose from: by
+    default those on which the calling thread may run.
     """
     nodes = read_nodes(root)
-    if len(nodes) < 2:
+    if len(nodes) < 2:  # so that the devices are not even asked
         return frozenset()
     allowed = own_cores() if allowed is None else allowed
     found = {find_node(one, root) for one in bus_ids()}
+    # Devices on several nodes have no node in common, and a machine may not tell where they are.
     node = found.pop() if len(found) == 1 else None
     near = nodes.get(node, frozenset()) & allowed if node is not None else frozenset()
+    # The user may have restricted this process to the cores of one node, whichever that is.
     return frozenset() if near == allowed else near
 
 
 def bind(cores: Cores) -> None:
-    """Restrict the calling thread, and what it starts, to those of its cores that are in `cores`.
-
-    Does nothing if there are none, or on systems without affinity.
-    """
+    """Restrict the calling thread, and what it starts, to those of its cores that are in `cores`, if any."""
     near = cores & own_cores()
     if near:
         with contextlib.suppress(OSError):  # a sandbox may forbid it, or the core is gone

@@ -25,8 +25,8 @@ from typing import Generic, TypeVar
 def calling(name: str) -> property:
     """Return a ``__del__`` that calls what the attribute `name` of the object holds, and runs no Python code.
 
-    The object's attribute must hold a function written in C, such as one that `once` returns. It must not be
-    an attribute of the class, because later versions of Python make methods of `partial` objects there.
+    That must be a function written in C, such as one that `once` returns, and an attribute of the object:
+    later versions of Python make methods of `partial` objects in a class.
 
     >>> class Thing:
     ...     __del__ = calling("_release")
@@ -60,28 +60,20 @@ def closing_once(*descriptors: int | None) -> Callable[[], object]:
     >>> close = closing_once(None, -1)
     >>> _ = close()
     """
-    found = [one for one in descriptors if one is not None and one >= 0]
-    return once(*(partial(os.closerange, one, one + 1) for one in found))
+    closing: list[Callable[[], object]] = []
+    for one in descriptors:
+        if one is not None and one >= 0:
+            closing.append(partial(os.closerange, one, one + 1))  # unlike `os.close`, it raises nothing
+    return once(*closing)
 
 
 class Finalizer:
     """Calls a function when this object is called or dropped, whichever comes first.
 
     Make it an attribute of the object whose end matters, and make the function refer to what has to be ended
-    instead of to that object. A Ctrl-C that arrives when this object is dropped is delivered again by a
-    thread, which also calls the function again. So the function must be one that can be called again after a
-    Ctrl-C has cut it short. Other exceptions have nobody to be raised to.
+    instead of to that object. The function must be one that can be called again after a Ctrl-C has cut it
+    short.
 
-    The garbage collector finalizes the oldest objects first. So a finalizer that is older than the generators
-    that its function closes ends them, and no Ctrl-C can arrive while they are collected by themselves.
-
-    Parameters
-    ----------
-    function : callable or None
-        The function; None waits for `watch`.
-
-    Examples
-    --------
     >>> finalizer = Finalizer(lambda: print("gone"))
     >>> del finalizer
     gone
@@ -90,6 +82,8 @@ class Finalizer:
     __slots__ = ("_due", "_keeper")
 
     def __init__(self, function: Callable[[], object] | None = None) -> None:
+        # Made before the generators that its function closes, it ends them: the garbage collector finalizes
+        # the oldest objects first. Otherwise a Ctrl-C could arrive while they are collected by themselves.
         self._due = [] if function is None else [function]
         self._keeper = _keep(self._due)
         next(self._keeper)
@@ -116,11 +110,9 @@ class Finalizer:
 
 
 def _keep(due: list[Callable[[], object]]) -> Generator[None, None, None]:
-    """Call the function when this generator is dropped.
-
-    A generator that is dropped continues in the block below without a moment in which Python looks for
-    signals, unlike a function, where it does so at the beginning.
-    """
+    """Call the function when this generator is dropped."""
+    # A generator that is dropped continues in the block below without a moment in which Python looks for
+    # signals, unlike a function, where it does so at the beginning.
     try:
         yield
     finally:
@@ -130,17 +122,16 @@ def _keep(due: list[Callable[[], object]]) -> Generator[None, None, None]:
             try:
                 function()
             except KeyboardInterrupt:
+                # Python would print it, and continue.
                 _thread.start_new_thread(_deliver_interrupt, (function,))
-            except Exception:
+            except Exception:  # there is nobody to raise it to
                 pass
 
 
 def _deliver_interrupt(function: Callable[[], object]) -> None:
-    """Start the thread that delivers an interrupt, in a thread of its own.
-
-    A finalizer may run while its thread holds the locks of `threading`, so it must not start one of those.
-    But a thread that `threading` does not know remains in its list once it has asked for its own name.
-    """
+    """Start the thread that delivers an interrupt, in a thread of its own."""
+    # A finalizer may run while its thread holds the locks of `threading`, so it must not start one of those.
+    # But a thread that `threading` does not know remains in its list once it has asked for its own name.
     threading.Thread(target=_deliver, args=(function,), name="gpuloader-interrupt", daemon=True).start()
 
 
@@ -159,7 +150,7 @@ _watched: dict[weakref.ref[object], Finalizer] = {}
 
 
 def when_dropped(one: object, function: Callable[[], object]) -> None:
-    """Call a function when an object of another package goes, on the terms of `Finalizer`.
+    """Call a function when an object of another package goes, as a `Finalizer` does.
 
     >>> class Thing: pass
     >>> thing = Thing()
@@ -170,10 +161,8 @@ def when_dropped(one: object, function: Callable[[], object]) -> None:
     _watched[weakref.ref(one, _watched.pop)] = Finalizer(function)
 
 
-# Weak collections that run no Python code when one of their objects goes.
-#
-# Those of `weakref` remove an object in a Python function. A Ctrl-C that arrives there is lost, because
-# Python prints an exception in such a function and continues.
+# Weak collections that run no Python code when one of their objects goes. Those of `weakref` remove an object
+# in a Python function. A Ctrl-C that arrives there is lost.
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -183,8 +172,6 @@ V = TypeVar("V")
 class Living(Generic[T]):
     """The objects that were added and still live; any thread may call the methods.
 
-    Examples
-    --------
     >>> class Thing: pass
     >>> things, thing = Living(), Thing()
     >>> things.add(thing); list(things) == [thing]
@@ -213,8 +200,6 @@ class Living(Generic[T]):
 class LivingKeys(Generic[T, V]):
     """Values that are kept as long as the objects that they belong to; any thread may call the methods.
 
-    Examples
-    --------
     >>> class Thing: pass
     >>> names, thing = LivingKeys(), Thing()
     >>> names.set(thing, "a thing"); names.get(thing)
@@ -241,8 +226,6 @@ class LivingKeys(Generic[T, V]):
 class LivingValues(Generic[K, T]):
     """Objects by their keys, as long as they live; any thread may call the methods.
 
-    Examples
-    --------
     >>> class Thing: pass
     >>> things, thing = LivingValues(), Thing()
     >>> things.set("a", thing); things.get("a") is thing

@@ -11,10 +11,8 @@ from types import FrameType
 
 
 def take_signals() -> None:
-    """Ignore SIGINT, which a terminal sends to the loader too, so that it ends its workers; reset SIGTERM.
-
-    A worker process or a reader process calls this first.
-    """
+    """Ignore SIGINT and reset SIGTERM; a worker process or a reader process calls this first."""
+    # A terminal sends SIGINT to the loader too, which ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):  # `blocked_interrupts` blocked it
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
@@ -38,11 +36,9 @@ def blocked_interrupts() -> Iterator[None]:
 
 @contextmanager
 def deferred_interrupt() -> Iterator[None]:
-    """Delay the handler of SIGINT to the end of the block; a second interrupt is handled at once.
-
-    Blocking the signal in this thread is not enough: another thread receives it, and Python then runs the
-    handler in the main thread.
-    """
+    """Delay the handler of SIGINT to the end of the block; a second interrupt is handled immediately."""
+    # Blocking the signal in this thread is not enough: another thread receives it, and Python then runs the
+    # handler in the main thread.
     handler = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or not callable(handler):
@@ -89,10 +85,8 @@ def at_last(function: Callable[[], object]) -> None:
 
 
 def exit_first() -> None:
-    """Make the functions of `at_exit` precede those that other modules have registered with `atexit` so far.
-
-    `multiprocessing` ends its children at exit. A thread that still loops over a loader would see them die.
-    """
+    """Make the functions of `at_exit` precede those that others have registered with `atexit` so far."""
+    # `multiprocessing` ends its children at exit. A thread that still loops over a loader would see them die.
     atexit.unregister(_exit)
     atexit.register(_exit)
 
@@ -100,11 +94,10 @@ def exit_first() -> None:
 def end_if_exiting() -> None:
     """End the calling thread if the interpreter exits; do nothing in the main thread, or before.
 
-    A daemon thread may loop over a loader until the interpreter has gone, but workers and descriptors go
-    first. A thread ends by `SystemExit` without a traceback, and a loop cut short does not seem to be over.
-
     >>> end_if_exiting()
     """
+    # A daemon thread may loop over a loader until the interpreter has gone, but workers and descriptors go
+    # first. A thread ends by `SystemExit` without a traceback, and a loop cut short does not seem to be over.
     if _exiting and threading.current_thread() is not threading.main_thread():
         raise SystemExit
 

@@ -10,17 +10,8 @@ from typing import Any
 
 
 def import_on_demand(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a ``__getattr__`` for a package that imports each of some names from its own module.
+    """Return a ``__getattr__`` for a package; `homes` maps names to modules that define them, or they are.
 
-    Parameters
-    ----------
-    package : str
-        The package's name.
-    homes : mapping of str to str
-        Maps each name to the module that defines it, or that it is.
-
-    Examples
-    --------
     >>> find = import_on_demand("gpuloader.system", {"check_count": "gpuloader.checks"})
     >>> find("check_count")("capacity", 4)
     4
@@ -38,17 +29,8 @@ def import_on_demand(package: str, homes: Mapping[str, str]) -> Callable[[str], 
 
 
 def step_aside(name: str, file: str) -> None:
-    """Make ``import name`` find the package that a module of ours hides.
-
-    Python was then started in our folder, and looks for modules there first: remove the folder.
-
-    Parameters
-    ----------
-    name : str
-        The name of the package, and of our module as Python has imported it.
-    file : str
-        The path of our module.
-    """
+    """Make ``import name`` find the package that a module of ours, with the path `file`, hides."""
+    # Python was started in our folder, and looks for modules there first.
     here = Path(file).resolve().parent
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != here]
     del sys.modules[name]

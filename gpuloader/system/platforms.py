@@ -61,10 +61,8 @@ def can_share_memory() -> bool:
 
 
 def may_fork_unasked() -> bool:
-    """Return whether the package may fork processes although the user did not ask for it.
-
-    On macOS, a forked process must not use the system's own libraries, which include linear algebra.
-    """
+    """Return whether the package may fork processes although the user did not ask for it."""
+    # On macOS, a forked process must not use the system's own libraries, which include linear algebra.
     return sys.platform not in ("darwin", "win32") and hasattr(os, "fork")
 
 
@@ -82,16 +80,14 @@ def has_memory_files() -> bool:
 def open_memory_file(name: str) -> int:
     """Return the descriptor of a new, empty file in memory. It has no name, so a crash leaves nothing behind.
 
-    Without memory files it is an unlinked file in ``/dev/shm`` or, if that is missing, in the folder for
-    temporary files. The system may then write its contents to disk in the background.
-
     Raises
     ------
     OSError
-        There are no descriptors left, or that folder is full.
+        There are no descriptors left, or the folder that stands in for memory is full.
     """
     if has_memory_files():
         return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    # The system may write what is in the folder for temporary files to disk, in the background.
     shared = "/dev/shm"
     folder = shared if os.access(shared, os.W_OK) else None
     import tempfile  # with its five modules, every worker's server would start later
@@ -113,11 +109,8 @@ def reserve(descriptor: int, nbytes: int) -> None:
 
 
 def seal(descriptor: int, *, writable: bool) -> None:
-    """Seal a memory file against resizing and, unless `writable`, against further writes.
-
-    Does nothing if files cannot be sealed. The only protection then is that nobody else has the descriptor.
-    """
-    if has_memory_files():
+    """Seal a memory file against resizing and, unless `writable`, against further writes."""
+    if has_memory_files():  # else, the only protection is that nobody else has the descriptor
         import fcntl
 
         fcntl.fcntl(
@@ -126,13 +119,7 @@ def seal(descriptor: int, *, writable: bool) -> None:
 
 
 def map_private(nbytes: int) -> mmap.mmap:
-    """Map new private memory, in huge pages if available, and fault it in.
-
-    Raises
-    ------
-    OSError, ValueError
-        The memory is not available.
-    """
+    """Map new private memory, in huge pages if available, and fault it in; raises `OSError`, `ValueError`."""
     if not hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(-1, nbytes)
     mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -172,36 +159,29 @@ def available_memory(root: Path = Path("/")) -> int | None:
     True
     """
     group = read_control_group(root)
-    left = None if group.memory_limit is None else max(group.memory_limit - group.memory_used, 0)
-    known = [size for size in (_system_available(root / "proc/meminfo"), left) if size is not None]
+    known: list[int] = []
+    if group.memory_limit is not None:
+        known.append(max(group.memory_limit - group.memory_used, 0))
+    for line in (read_text(root / "proc/meminfo") or "").splitlines():
+        if line.startswith("MemAvailable:"):
+            known.append(int(line.split()[1]) * 1024)
     return min(known, default=None)
 
 
-def _system_available(table: Path) -> int | None:
-    lines = (read_text(table) or "").splitlines()
-    kib = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
-    return kib[0] * 1024 if kib else None
-
-
 def keep_freed_memory() -> None:
-    """Make the C library keep a sample's memory for the next sample, instead of returning it to the system.
-
-    A new process returns every freed array of more than 128 KiB to the system, so that the next array faults
-    in new pages: about 150 page faults per image. Does nothing without the GNU C library.
-    """
+    """Make the C library keep a sample's memory for the next sample, and not return it to the system."""
+    # A new process returns every freed array of more than 128 KiB to the system, so that the next array
+    # faults in new pages: about 150 page faults per image.
     if sys.platform != "linux":
         return
-    with contextlib.suppress(OSError, AttributeError):
+    with contextlib.suppress(OSError, AttributeError):  # another C library than GNU's
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, 32 << 20)
         mallopt(_M_TRIM_THRESHOLD, 64 << 20)
 
 
 def message_pair() -> tuple[socket.socket, socket.socket]:
-    """Return two connected sockets that can pass descriptors and, if possible, preserve message boundaries.
-
-    Otherwise their type is ``SOCK_STREAM``, and the reader must know the length of each message.
-    """
+    """Return connected sockets that can pass descriptors and, if possible, preserve message boundaries."""
     if hasattr(socket, "SOCK_SEQPACKET"):
         try:
             return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -220,10 +200,8 @@ def open_process(pid: int) -> int | None:
 
 
 def kill_process(descriptor: int) -> bool:
-    """Kill the process of a descriptor that `open_process` returned; return False if that is not allowed.
-
-    A process id might already belong to another process: a fork server reaps its children.
-    """
+    """Kill the process of a descriptor that `open_process` returned; return False if that is not allowed."""
+    # By its id, another process might be meant by now: a fork server reaps its children.
     try:
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
     except ProcessLookupError:
@@ -257,7 +235,8 @@ def has_gil() -> bool:
     >>> has_gil() or sys.version_info >= (3, 13)
     True
     """
-    # A free-threaded Python turns the lock on if an extension module needs it.
+    # Documented, in spite of its name. A free-threaded Python turns the lock on if an extension module needs
+    # it, so what it was built with does not tell.
     return bool(getattr(sys, "_is_gil_enabled", lambda: True)())
 
 

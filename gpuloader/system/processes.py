@@ -1,75 +1,111 @@
-"""Start child processes, detect their death, and make sure that they never outlive this process."""
+"""Child processes: one function starts them, a handle tells of their death, and none outlives its parent.
+
+Imported late, because it imports `multiprocessing`.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import pickle
+import select
 import signal
+import stat
 import sys
 import threading
 import traceback
 import warnings
-import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from functools import partial
+from multiprocessing import context, resource_tracker
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from time import monotonic, sleep
 from typing import Any
 
 from gpuloader.errors import LoaderError, describe_error
-from gpuloader.system.finalizers import Living
+from gpuloader.system.finalizers import closing_once, once
 from gpuloader.system.interrupts import blocked_interrupts, do_unless_exiting
-from gpuloader.system.platforms import after_fork, open_process
-from gpuloader.system.rereading import current_owner, read_for
+from gpuloader.system.platforms import after_fork, kill_process, open_process
+from gpuloader.system.threads import start_thread
 
-LONGEST_WAIT = 1e6
-"""Seconds that one call waits at most: the system's calls take no more than 24 days."""
+# Starting.
 
 _starting = threading.Lock()
 
 
-def starting() -> AbstractContextManager[Any]:
-    """Return the lock to hold while starting a process, so that only one starts at a time.
-
-    If another thread forked a child at the same time, that child would inherit this child's end of the pipe
-    and hide its death. Also, `start_process` changes the `warnings` filters, which all threads share.
-    """
+def starting() -> threading.Lock:
+    """Return the lock to hold while starting a process, so that only one starts at a time."""
+    # If another thread forked a child at the same time, that child would inherit this child's end of the pipe
+    # and hide its death. Also, `start_child` changes the `warnings` filters, which all threads share.
     return _starting
 
 
-_started: Living[Any] = Living()
-
-
-def _begin_as_child() -> None:
-    """Prevent a newly forked process from waiting for its parent's lock and from killing its siblings."""
+def _renew_lock() -> None:
     global _starting
-    _starting = threading.Lock()  # the parent holds the inherited one while it forks
-    # `multiprocessing` takes them for children of this process and would kill them when it exits.
-    children: set[Any] = getattr(sys.modules.get("multiprocessing.process"), "_children", set())
-    for process in list(_started):
-        children.discard(process)
+    _starting = threading.Lock()  # the parent held the inherited one while it forked
 
 
-after_fork(_begin_as_child)
+after_fork(_renew_lock)
 
 
-def start_process(process: Any) -> None:
-    """Start a `multiprocessing` process with any start method; the caller holds `starting()`.
+class _Owned(BaseProcess):
+    """A process that multiprocessing leaves alone in forks of its parent.
+
+    A process that the user's program forks has a copy of the list of children, and would at its exit kill the
+    daemons and wait for all, although they are its siblings.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._owner = os.getpid()
+        super().__init__(**options)
+
+    @property
+    def daemon(self) -> bool:
+        # In the process itself, its code may ask what it is.
+        return (os.getpid() == self._owner or os.getpid() == self.pid) and super().daemon
+
+    @daemon.setter
+    def daemon(self, value: bool) -> None:
+        BaseProcess.daemon.fset(self, value)  # type: ignore[attr-defined]
+
+    def join(self, timeout: float | None = None) -> None:
+        if os.getpid() == self._owner:
+            super().join(timeout)
+
+
+class OwnedSpawn(_Owned, context.SpawnProcess):
+    """Has a name in this module, because a spawned process unpickles its own object."""
+
+
+if sys.platform != "win32":
+
+    class OwnedFork(_Owned, context.ForkProcess):
+        """A forked process."""
+
+
+def start_child(method: str, name: str, target: Callable[..., object], *arguments: object) -> StartedChild:
+    """Start a daemon by 'fork' or 'spawn', and return a handle on it; the caller holds `starting`.
 
     SIGINT is blocked in the process until it calls `take_signals`, so that a Ctrl-C in a terminal is one
     traceback of the program, and none of its children.
 
-    Every process started here ends with its parent. So a daemon may start one too, which `multiprocessing`
-    would refuse: a reader process whose reader is another `multiprocess_reader`, for example.
+    Raises
+    ------
+    OSError
+        The system starts no more processes.
     """
-    import multiprocessing
-
-    if getattr(process, "_start_method", None) == "spawn":
-        from multiprocessing import resource_tracker
-
-        resource_tracker.ensure_running()  # starting it unblocks SIGINT
+    if method == "spawn":
+        resource_tracker.ensure_running()  # starting it later unblocks SIGINT
+    kind = OwnedSpawn if method == "spawn" else OwnedFork
+    process = kind(target=target, args=arguments, name=name, daemon=True)
+    # multiprocessing refuses to start processes of a daemon, which would not end them. Ours end with their
+    # parent: a reader process whose reader is another `multiprocess_reader`, for example. What the parent's
+    # own parent knows about it does not change.
     parent = multiprocessing.current_process()
     if parent.daemon:
-        parent.daemon = False  # what its own parent knows about it does not change
+        parent.daemon = False
     with warnings.catch_warnings():
         # Python warns about forking a multi-threaded process, because the child may need a lock that another
         # thread holds. The children here run only their own target and take no lock of the parent's.
@@ -78,91 +114,99 @@ def start_process(process: Any) -> None:
             with blocked_interrupts():
                 process.start()
         except OSError as error:
-            _close_pipes(error)
+            # If the system refuses to fork, multiprocessing leaves the pipes open that are local to the
+            # function that has called `os.fork`.
+            for frame, _ in traceback.walk_tb(error.__traceback__):
+                if frame.f_globals.get("__name__") == "multiprocessing.popen_fork":
+                    for pipe in frame.f_locals.values():
+                        if type(pipe) is int and pipe > 2:
+                            with contextlib.suppress(OSError):
+                                if stat.S_ISFIFO(os.fstat(pipe).st_mode):
+                                    os.close(pipe)
             raise
-    _started.add(process)
+    return StartedChild(process)
 
 
-def _close_pipes(error: OSError) -> None:
-    """Close the pipes that `multiprocessing` leaves open if the system refuses to fork."""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        if frame.f_code.co_name == "_launch" and frame.f_globals["__name__"] == "multiprocessing.popen_fork":
-            for name in ("parent_r", "child_w", "child_r", "parent_w"):
-                if name in frame.f_locals:
-                    os.close(frame.f_locals[name])
+# Handles. A child's own sentinel is a pipe, which other children that are forked meanwhile inherit and so
+# keep open. A process descriptor becomes ready when the child dies, whoever has inherited what.
 
 
-class StartedThread:
-    """A thread of this package, which does not belong to the garbage when its holder does.
+class ChildHandle:
+    """What a process holds of one of its children.
 
-    The standard library keeps all threads in a weak set, which removes them in Python code. A Ctrl-C that
-    arrives while a thread is collected with the epoch that has started it would be lost there. So this refers
-    to the thread weakly; as long as it runs, it keeps itself.
+    Attributes
+    ----------
+    pid : int
+        Its process id.
+    sentinel : int
+        A descriptor that becomes ready when the process dies.
     """
 
-    def __init__(self, thread: threading.Thread) -> None:
-        self._thread = weakref.ref(thread)
+    def __init__(self, pid: int, sentinel: int, *descriptors: int) -> None:
+        self.pid = pid
+        self.sentinel = sentinel
+        # Noted and closed in one call of C code: between two, a Ctrl-C would make a later call close the
+        # descriptors again, which may belong to others by then.
+        self._closed: list[bool] = []
+        self._close = once(partial(self._closed.append, True), closing_once(*descriptors))
 
     @property
-    def is_current(self) -> bool:
-        """Whether the caller is this thread."""
-        return self._thread() is threading.current_thread()
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait until the thread has ended, at most `timeout` seconds."""
-        thread = self._thread()
-        if thread is not None:
-            thread.join(timeout)
-
-    def is_alive(self) -> bool:
-        """Return whether the thread runs."""
-        thread = self._thread()
-        return thread is not None and thread.is_alive()
+    def released(self) -> bool:
+        """Whether the handle is closed."""
+        return bool(self._closed)
 
 
-def start_thread(name: str, target: Callable[..., object], *arguments: object) -> StartedThread:
-    """Start and return a daemon thread, which reads for the same loader as the calling thread, if any.
+class StartedChild(ChildHandle):
+    """A process that `start_child` has started."""
 
-    Raises
-    ------
-    LoaderError
-        The system starts no more threads.
+    def __init__(self, process: Any) -> None:
+        self._process = process
+        descriptor = open_process(process.pid)
+        self._by_descriptor = descriptor is not None
+        if descriptor is None:
+            super().__init__(process.pid, process.sentinel)
+        else:
+            super().__init__(process.pid, descriptor, descriptor)
 
-    >>> start_thread("gpuloader-example", print, "started").join()
-    started
-    """
-    thread = threading.Thread(target=_run, args=(current_owner(), target, *arguments), name=name, daemon=True)
-    try:
-        thread.start()
-    except RuntimeError as error:
-        raise LoaderError(
-            f"the thread {name} could not be started ({error}), and {threading.active_count()} are running; "
-            "use fewer workers, or raise the limit of processes (ulimit -u, or that of the container)"
-        ) from error
-    return StartedThread(thread)
+    def exit_code(self, seconds: float) -> int | None:
+        """Return the exit code, or None if the process does not end within `seconds`."""
+        # Not `join`: it waits for a pipe, and then without a limit for the process, which may only have
+        # closed that pipe.
+        deadline = monotonic() + seconds
+        wait([self.sentinel], seconds)
+        code: int | None = self._process.exitcode
+        while code is None and not self._by_descriptor and monotonic() < deadline:
+            sleep(1e-3)  # the pipe closes a moment before the process has ended
+            code = self._process.exitcode
+        return code
+
+    def kill(self) -> None:
+        """Kill the process, unless it has ended."""
+        if not (self._by_descriptor and kill_process(self.sentinel)) and self._process.is_alive():
+            self._process.kill()
+
+    def release(self, *, is_ours: bool) -> None:
+        """Close the handle, after waiting for the process if it `is_ours` and not that of a forked parent."""
+        if is_ours:
+            self._process.join()
+            # A thread that is starting another process may have reaped this one and not yet recorded that.
+            # At exit, multiprocessing joins all processes that it knows, and fails if one is closed then.
+            with contextlib.suppress(ValueError):
+                do_unless_exiting(self._process.close)
+        self._close()
 
 
-def _run(owner: object, target: Callable[..., object], *arguments: object) -> None:
-    read_for(owner)
-    target(*arguments)
-
-
-def close_process(process: Any) -> None:
-    """Wait for a process to exit, and free its `multiprocessing` resources."""
-    process.join()
-    # A thread that is starting another process may have reaped this one and not yet recorded that. At exit,
-    # `multiprocessing` joins all processes that it knows, and fails if one of them is closed meanwhile.
-    with contextlib.suppress(ValueError):
-        do_unless_exiting(process.close)
-
-
-def open_sentinel(process: Any) -> int:
-    """Return a descriptor that becomes readable when the process dies, whoever inherited its pipes.
-
-    The caller closes it, unless it is the process's own ``sentinel``, the fallback on systems without pidfd.
-    """
-    descriptor = open_process(process.pid)
-    return int(process.sentinel) if descriptor is None else descriptor
+def wait_for(descriptor: int, seconds: float | None) -> bool:
+    """Wait until a descriptor is ready, at most `seconds` long (None: no limit); return whether it is."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    deadline = None if seconds is None else monotonic() + max(seconds, 0)
+    while True:  # a wait of less than a millisecond is rounded down to none
+        left = None if deadline is None else max(deadline - monotonic(), 0) * 1000
+        if poll.poll(left):
+            return True
+        if deadline is not None and monotonic() >= deadline:
+            return False
 
 
 def describe_death(code: int | None) -> tuple[str, int | None]:
@@ -184,20 +228,48 @@ def describe_death(code: int | None) -> tuple[str, int | None]:
     return f"was ended by signal {-code}{name}", -code
 
 
+# In the child.
+
+# The most worker processes within worker processes.
+MOST_NESTED = 4
+
+_depth = 0
+
+
+def next_depth() -> int:
+    """Return how deep a worker process of this process would be within other worker processes.
+
+    Raises
+    ------
+    LoaderError
+        Too deep: probably each worker's dataset makes a loader of the same dataset.
+    """
+    if _depth >= MOST_NESTED:
+        raise LoaderError(
+            f"worker processes are nested {MOST_NESTED} deep: the dataset of each one begins an epoch of a "
+            "loader with workers; use num_workers=0 or worker_type='thread' in the inner loader"
+        )
+    return _depth + 1
+
+
+def enter_depth(depth: int) -> None:
+    """Note how deep this worker process is."""
+    global _depth
+    _depth = depth
+
+
 def die_with_parent() -> None:
     """Make this process exit as soon as the process that requested it dies, whatever it is doing."""
-    import multiprocessing
-    from multiprocessing.connection import wait
-
     parent = multiprocessing.parent_process()
-    if parent is None:
+    if parent is None or parent.pid is None:
         return
     # The parent's own sentinel is a pipe that later forked processes inherit, so it may outlive the parent.
-    sentinel = open_sentinel(parent)
+    descriptor = open_process(parent.pid)
+    sentinel = int(parent.sentinel) if descriptor is None else descriptor
 
     def watch() -> None:
         wait([sentinel])
-        os._exit(1)
+        os._exit(1)  # at once: the other threads may hang in the user's code
 
     start_thread("gpuloader-watch-parent", watch)
 

@@ -19,22 +19,28 @@ from numpy.typing import DTypeLike
 from gpuloader.checks import check_count
 from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array
-from gpuloader.kernels.cast import cast, cast_on_host, check_scale
-from gpuloader.kernels.crop import crop, crop_on_host
-from gpuloader.kernels.dtypes import FLOATS, INTEGERS, resolve_target, round_to
-from gpuloader.kernels.erase import erase, erase_on_host
-from gpuloader.kernels.mix import (
-    blend,
-    blend_on_host,
-    mix_labels,
-    mix_labels_on_host,
-    paste,
-    paste_on_host,
+from gpuloader.kernels.cast import (
+    FLOATS,
+    INTEGERS,
+    cast,
+    cast_on_host,
+    check_scale,
+    resolve_target,
+    round_to,
 )
+from gpuloader.kernels.crop import (
+    check_layout,
+    crop,
+    crop_on_host,
+    erase,
+    erase_on_host,
+    join_shape,
+    split_shape,
+)
+from gpuloader.kernels.mix import blend, blend_on_host, mix_labels, mix_labels_on_host, paste, paste_on_host
 from gpuloader.kernels.normalize import as_constant, normalize, normalize_on_host
 from gpuloader.kernels.one_hot import one_hot, one_hot_on_host
 from gpuloader.kernels.pad import pad, pad_on_host
-from gpuloader.kernels.windows import check_layout, join_shape, split_shape
 from gpuloader.order.permutation import hash_positions
 from gpuloader.transforms.image_transforms import check_probability, check_range
 from gpuloader.transforms.program import Chain, KernelCall, Plain, Spec, Transform, no_rows

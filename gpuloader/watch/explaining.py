@@ -192,7 +192,7 @@ def explain(stats: LoaderStats, configuration: Configuration) -> Explanation:
         advice = [
             "increase batch_size, if the model allows: delivery costs about the same for larger batches"
         ]
-        if configuration.forced:
+        if configuration.forced:  # by default, the loader would have given the thread up by itself
             advice.append(
                 f"{_switch(configuration)}: in steps this short, a reader thread costs more than it saves"
             )
@@ -301,6 +301,7 @@ def advise_on_input(
         )
         cache = "cache='host': reads each sample only once, if the data fits in RAM"
         return [more, cache] if indexed else [more]
+    # Whether samples are made by Python code or wait for a disk cannot be seen from outside, so both is said.
     threads = configuration.worker_type == "thread"
     python = [
         "worker_type='process', if Python code makes the samples: threads run it one at a time (GIL)"
@@ -339,6 +340,7 @@ def _advise_on_reader(configuration: Configuration, parts: dict[str, float], loo
     busy = (parts["fetch"] + parts["stage"]) / loop
     if busy < BUSY_SHARE:
         told = f"the reader thread is busy only {busy:.0%} of the time"
+        # Reading further ahead cannot help a thread that spends its time on hand-overs.
         if loop < SHORT and configuration.forced:
             return [f"use_double_buffer=True: {told}, and in steps this short it costs more than it saves"]
         return [f"increase capacity: {told}; reading further ahead evens out slow batches"]

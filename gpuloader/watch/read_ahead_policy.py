@@ -120,31 +120,23 @@ class ReadAheadPolicy:
         self._handed += handed
         self._total += step + wait
         count = len(self._steps)
-        if count >= _STEPS or (self._total >= _ENOUGH and count >= _LONG_STEPS):
-            with self._deciding:
-                self._decide(count)
-        return self.beside
-
-    def _decide(self, count: int) -> None:
-        steps, waits, handed, cycle = self._steps, self._waits, self._handed, self._total / count
-        self._steps, self._waits, self._handed, self._total = [], [], 0, 0
-        if not steps or not waits:  # another loop over the same loader has just decided
-            return
-        if handed:
+        if count < _STEPS and (count < _LONG_STEPS or self._total < _ENOUGH):
+            return self.beside
+        with self._deciding:
+            steps, waits, by_thread, cycle = self._steps, self._waits, self._handed, self._total / count
+            self._steps, self._waits, self._handed, self._total = [], [], 0, 0
             # The thread may append meanwhile: copying a list is safe without the GIL, copying a deque is not.
-            reads = self._reads[:]
-            if not reads:
-                return
-            self.read = median(reads)
-        else:
-            self.read = median(waits)
-        self.step = median(steps)
-        if self.fixed:
-            return
-        if handed and self.beside:
-            self._judge(cycle, count)
-        else:
-            self._weigh()
+            times = self._reads[:] if by_thread else waits
+            if not steps or not times:  # another loop over the same loader has just decided
+                return self.beside
+            self.read, self.step = median(times), median(steps)
+            if self.fixed:
+                return self.beside
+            if by_thread and self.beside:
+                self._judge(cycle, count)
+            else:
+                self._weigh()
+        return self.beside
 
     def _weigh(self) -> None:
         """Decide from times in which only one of the two ran."""

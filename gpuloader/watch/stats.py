@@ -11,6 +11,7 @@ from gpuloader.staging.ring import Ring
 from gpuloader.watch.tracing import is_tracing, mark
 
 _NANOSECONDS = 1e-9
+_TIMES = ("fetch", "stage", "stall", "copy", "startup", "wait", "transfer", "compute")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,7 @@ class LoaderStats:
         """Return what happened since an earlier snapshot; the slots are those of this one."""
         if not isinstance(earlier, LoaderStats):
             return NotImplemented
+        # What counts up is subtracted; the slots are a state, and those of a past moment are of no use.
         flows = [field.name for field in fields(self) if not field.name.startswith("slots")]
         changes: dict[str, Any] = {name: getattr(self, name) - getattr(earlier, name) for name in flows}
         return replace(self, **changes)
@@ -114,7 +116,8 @@ class Meter:
     wait: int = 0
     transfer: int = 0
     compute: int = 0
-    ring: ref[Ring] | None = None  # that of the latest epoch; weak, because a loader may let go of its memory
+    # That of the latest epoch; weak, because statistics must not keep page-locked memory that nobody uses.
+    ring: ref[Ring] | None = None
 
     def staged(self, begun: int, fetched: int, ready: int, nbytes: int) -> None:
         """Count one batch, from the times when reading had `begun`, was `fetched` and its slot was `ready`.
@@ -142,18 +145,12 @@ class Meter:
         """Return the counters, times as seconds."""
         ring = None if self.ring is None else self.ring()
         slots = ring.count if ring is not None and ring.allocated else 0
+        times = {name: getattr(self, name) * _NANOSECONDS for name in _TIMES}
         return LoaderStats(
-            steps=self.steps,
-            batches=self.batches,
-            nbytes=self.nbytes,
-            fetch=self.fetch * _NANOSECONDS,
-            stage=self.stage * _NANOSECONDS,
-            stall=self.stall * _NANOSECONDS,
-            copy=self.copy * _NANOSECONDS,
-            startup=self.startup * _NANOSECONDS,
-            wait=self.wait * _NANOSECONDS,
-            transfer=self.transfer * _NANOSECONDS,
-            compute=self.compute * _NANOSECONDS,
+            self.steps,
+            self.batches,
+            self.nbytes,
+            **times,
             slots=slots,
             slots_in_use=slots - ring.free if ring is not None and slots else 0,
             skipped=self.skipped,

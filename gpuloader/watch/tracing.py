@@ -35,6 +35,8 @@ def is_tracing() -> bool:
 
 def mark(name: str, start: int, end: int, thread: str | None = None) -> None:
     """Add a span to the running trace, if any, on the calling thread's row or on the row named `thread`."""
+    # Read once: the trace may end in another thread between the question and the span. A list's append needs
+    # no lock, so tracing costs a loop well under a microsecond a span.
     spans = _spans
     if spans is not None:
         spans.append(Span(name, thread or threading.current_thread().name, start, end))
@@ -107,7 +109,7 @@ def trace(path: str | os.PathLike[str] | None = None, *, nvtx: bool = False) -> 
     ['compute']
     """
     global _spans, _nvtx
-    package = _import_nvtx() if nvtx else None
+    package = _import_nvtx() if nvtx else None  # a missing package is an error before the block, too
     spans: list[Span] = []
     with _tracing:
         if _spans is not None:
@@ -142,32 +144,26 @@ def chrome_trace(spans: list[Span]) -> dict[str, Any]:
     ('copy', 2.0, 3.0)
     """
     process = os.getpid()
+
+    def describe(row: int, kind: str, **arguments: str | int) -> dict[str, Any]:
+        return {"ph": "M", "name": kind, "pid": process, "tid": row, "args": arguments}
+
     spans = list(spans)  # to which a thread may still append
-    threads: dict[str, list[Span]] = {name: [] for name in sort_rows(spans)}
-    for one in spans:
-        threads[one.thread].append(one)
-    events: list[dict[str, Any]] = [_metadata(process, 0, "process_name", name="gpuloader")]
+    events = [describe(0, "process_name", name="gpuloader")]
     placed: list[tuple[Span, int]] = []
     row = 0
-    for thread, its in threads.items():
-        for number, nested in enumerate(_split_overlapping(its), 1):
+    for thread in sort_rows(spans):
+        own = [one for one in spans if one.thread == thread]
+        # A viewer draws overlapping events of one row as if they were nested.
+        for number, nested in enumerate(_split_overlapping(own), 1):
             name = thread if number == 1 else f"{thread} ({number})"
-            events.append(_metadata(process, row, "thread_name", name=name))
-            events.append(_metadata(process, row, "thread_sort_index", sort_index=row))
+            events.append(describe(row, "thread_name", name=name))
+            events.append(describe(row, "thread_sort_index", sort_index=row))
             placed += [(one, row) for one in nested]
             row += 1
     for one, row in sorted(placed, key=lambda both: both[0].start):
-        events.append(
-            {
-                "ph": "X",
-                "name": one.name,
-                "cat": "gpuloader",
-                "pid": process,
-                "tid": row,
-                "ts": one.start / 1000,
-                "dur": (one.end - one.start) / 1000,
-            }
-        )
+        event = {"ph": "X", "name": one.name, "cat": "gpuloader", "pid": process, "tid": row}
+        events.append({**event, "ts": one.start / 1000, "dur": (one.end - one.start) / 1000})
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
@@ -178,6 +174,7 @@ def _split_overlapping(spans: list[Span]) -> list[list[Span]]:
     >>> [[one.name for one in nested] for nested in _split_overlapping(spans)]
     [['a', 'b'], ['c']]
     """
+    # Spans of one row overlap where two loops run in one thread, as in a zip of two loaders.
     lists: list[list[Span]] = []
     running: list[list[int]] = []  # for each list, the ends of its open spans, innermost last
     for one in sorted(spans, key=lambda one: (one.start, -one.end)):
@@ -194,22 +191,18 @@ def _split_overlapping(spans: list[Span]) -> list[list[Span]]:
     return lists
 
 
-def _metadata(process: int, row: int, kind: str, **arguments: str | int) -> dict[str, Any]:
-    return {"ph": "M", "name": kind, "pid": process, "tid": row, "args": arguments}
-
-
 def sort_rows(spans: list[Span]) -> list[str]:
     """Return the names of the spans' rows: the main thread, then readers and workers, then copy streams.
 
     >>> sort_rows([Span("copy", "gpu:0 copies", 2, 5), Span("wait", "MainThread", 1, 2)])
     ['MainThread', 'gpu:0 copies']
     """
-    return sorted({one.thread for one in spans}, key=_row_order)
 
+    def order(name: str) -> tuple[int, int, str]:
+        kind = 0 if name == "MainThread" else 2 if name.endswith(COPIES) else 1
+        return kind, len(name), name  # by length, so that worker 10 comes after worker 9
 
-def _row_order(name: str) -> tuple[int, int, str]:
-    kind = 0 if name == "MainThread" else 2 if name.endswith(COPIES) else 1
-    return kind, len(name), name  # by length, so that worker 10 comes after worker 9
+    return sorted({one.thread for one in spans}, key=order)
 
 
 WORKER = "gpuloader-worker"

@@ -130,7 +130,7 @@ def test_every_form_of_sample_from_processes():
         for _ in range(2):
             assert_same(list(loader), wanted)
         loader.close()
-        loader._loading._idle.clear()
+        loader._epochs._idle.clear()
 
 
 def test_forms_as_paddle_shows_them():
@@ -341,7 +341,7 @@ def test_batches_that_are_kept_stay_as_they_are(workers):
             assert pictures[:, 0, 0].tolist() == labels.tolist()
             assert (pictures == labels[:, None, None]).all()
         del kept, pictures, labels
-        loader._loading._idle.clear()
+        loader._epochs._idle.clear()
 
 
 def test_batches_of_processes_that_are_kept_outlive_the_loader():
@@ -373,7 +373,7 @@ def test_memory_does_not_grow(workers):
         for _ in loader:
             pass
         gc.collect()
-        [road] = loader._loading._idle
+        [road] = loader._epochs._idle
         sizes.append((road.ring.count, road.ring.free + road.ring.leased, len(gc.get_objects()) // 200))
     assert sizes[1][:2] == sizes[3][:2]
     assert abs(sizes[1][2] - sizes[3][2]) <= 1

@@ -149,7 +149,7 @@ class TestNext:
         with nothing_left_behind():
             loader = DataLoader.from_generator(capacity=2).set_batch_generator(batches(3), places="cpu")
             yield loader
-            loader._idle.clear()  # slots outlive an epoch on purpose
+            loader._epochs._idle.clear()  # slots outlive an epoch on purpose
             del loader
             gc.collect()
 

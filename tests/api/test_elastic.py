@@ -86,7 +86,7 @@ class TestResuming:
                 batch_size=size,
                 places=cpu_places(places),
                 split=split,
-                remainder="pad",
+                uneven="pad",
             )
             for loader in ranks:
                 loader.load_state_dict(state)

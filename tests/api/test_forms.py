@@ -72,7 +72,7 @@ def test_every_batch_may_have_another_form(workers, kind):
         for _ in range(3):
             assert_same(list(loader), pairs())
         loader.close()
-        loader._loading._idle.clear()
+        loader._epochs._idle.clear()
 
 
 @by_workers

@@ -51,7 +51,7 @@ def test_workers_that_persist_know_the_new_rank(become):
         assert next(epoch).tolist() == [rank, rank]
         become(1 - rank, 2)  # before the epoch gives its workers back
         assert [batch.tolist() for batch in epoch] == [[rank, rank]]
-    loader._loading.close()
+    loader._epochs.close()
 
 
 def test_the_length_is_that_of_the_present_rank(become):

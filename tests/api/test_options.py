@@ -1,5 +1,7 @@
 """Options and samples of a dataset's loader: what it accepts, and errors that name the culprit."""
 
+import inspect
+import pickle
 import re
 
 import numpy as np
@@ -17,8 +19,10 @@ from gpuloader import (
     SequenceSampler,
     Subset,
     TensorDataset,
+    cpu_places,
     data,
 )
+from gpuloader.api.options import Options
 from tests.fakes import nothing_left_behind
 from tests.sample_sets import (
     PROCESSES,
@@ -75,7 +79,6 @@ BAD_OPTIONS = {
     "shuffle": ({"shuffle": "no"}, TypeError, "shuffle must be True or False, got 'no'"),
     "drop_last": ({"drop_last": 1}, TypeError, "drop_last must be True or False, got 1"),
     "static": ({"static": 1}, TypeError, "static must be True or False, got 1"),
-    "copy_priority": ({"copy_priority": -1}, ValueError, "copy_priority must be one of 'high', 'normal'"),
     "collate_fn": ({"collate_fn": [1]}, TypeError, "collate_fn must be callable, got list"),
     "num_workers": ({"num_workers": -1}, ValueError, "must be 'auto' or an integer of 0 or more, got -1"),
     "num_workers 1.0": ({"num_workers": 1.0}, ValueError, "num_workers must be 'auto' or an integer"),
@@ -127,6 +130,63 @@ def test_a_bad_option_is_refused_at_once(case):
     options, error, message = BAD_OPTIONS[case]
     with pytest.raises(error, match=message):
         DataLoader(**{"dataset": NUMBERS, "places": "cpu", **options})
+
+
+class Passed(Exception):
+    """The options that a loader has passed on."""
+
+
+def test_the_table_has_the_options_of_a_loader(monkeypatch):
+    """Same names, order and defaults as the parameters, and each lands under its own name."""
+    table = list(inspect.signature(Options).parameters.values())
+    parameters = list(inspect.signature(DataLoader).parameters.values())
+    assert [(one.name, one.default) for one in table] == [(one.name, one.default) for one in parameters]
+
+    def stop(*options):
+        raise Passed(*options)
+
+    monkeypatch.setattr("gpuloader.api.loader.Options", stop)
+    values = {one.name: object() for one in parameters}
+    with pytest.raises(Passed) as caught:
+        DataLoader(**values)
+    assert list(caught.value.args) == list(values.values())
+
+
+def test_the_documentation_has_every_option():
+    text = DataLoader.__doc__.partition("Parameters\n")[2].partition("Raises\n")[0]
+    documented = ", ".join(re.findall(r"^    ([\w, ]+) : ", text, re.MULTILINE)).split(", ")
+    assert sorted(documented) == sorted(inspect.signature(Options).parameters)
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ({"remainder": "drop"}, "pass uneven"),
+        ({"memory_budget": 1 << 20}, "no effect"),
+        ({"copy_priority": "high"}, "no effect"),
+    ],
+)
+def test_a_deprecated_option_warns_and_still_works(options, advice):
+    with pytest.warns(DeprecationWarning, match=f"{next(iter(options))} is deprecated .*{advice}") as seen:
+        loader = DataLoader(NUMBERS, places="cpu", batch_size=2, **options)
+    assert [one.filename for one in seen] == [__file__]
+    assert values(loader) == [[0, 1], [2, 3], [4]]
+    assert values(pickle.loads(pickle.dumps(loader))) == values(loader)  # without another warning
+
+
+def test_uneven_is_one_word_for_ranks_and_places():
+    two = {"places": cpu_places(2), "batch_size": 4, "split": "shards"}
+    steps = [[part.tolist() for part in step] for step in DataLoader(range(7), uneven="drop", **two)]
+    assert steps == [[[0, 1], [2, 3]], [[4], [5]]]
+    with pytest.warns(DeprecationWarning, match="remainder"):
+        loader = DataLoader(range(7), remainder="drop", **two)
+    assert [[part.tolist() for part in step] for step in loader] == steps
+    for uneven in (None, "error", "repeat"):  # a batch is never padded for places unless that is asked for
+        with pytest.raises(ValueError, match="last batch, of 3 samples, cannot be cut into 2 equal parts"):
+            DataLoader(range(7), uneven=uneven, **two)
+    with pytest.warns(DeprecationWarning, match="remainder"):
+        loader = DataLoader(range(7), shard=(0, 2), uneven="pad", remainder="drop", **two)
+    assert [[part[0].tolist() for part in step] for step in loader] == [[[0, 1], [2, 3]]]
 
 
 @pytest.mark.parametrize(
@@ -270,7 +330,7 @@ def test_a_sample_unlike_the_first(case, workers):
         assert re.search(message, str(error)), str(error)
         with pytest.raises(StopIteration):
             next(epoch)
-        loader._loading._idle.clear()
+        loader._epochs._idle.clear()
         del epoch, loader, error, caught
 
 

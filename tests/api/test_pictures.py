@@ -299,10 +299,10 @@ def test_declared_fields(folder):
 
 
 def test_threads_decode_by_default(folder):
-    assert DataLoader(folder, num_workers=2)._loading.workers.kind == "thread"
-    assert DataLoader(folder, num_workers=2, worker_type="process")._loading.workers.kind == "process"
-    assert DataLoader(folder, num_workers=2, start_method="fork")._loading.workers.kind == "process"
-    assert DataLoader([1, 2], num_workers=2)._loading.workers.kind == "process"
+    assert DataLoader(folder, num_workers=2)._epochs.workers.kind == "thread"
+    assert DataLoader(folder, num_workers=2, worker_type="process")._epochs.workers.kind == "process"
+    assert DataLoader(folder, num_workers=2, start_method="fork")._epochs.workers.kind == "process"
+    assert DataLoader([1, 2], num_workers=2)._epochs.workers.kind == "process"
 
 
 def test_no_more_pictures_are_decoded_than_threads(folder, way, monkeypatch):

@@ -392,7 +392,7 @@ class TestOrderAndLife:
         [place] = simulated_places(1)
         copies = count_copies(place.device, monkeypatch)
         loader = gpuloader.prefetch(plain(20), places=place, prefetch=prefetch)
-        loader._pace = ReadAheadPolicy(fixed=True, bound=True)  # a thread always reads
+        loader._epochs.policy = ReadAheadPolicy(fixed=True, bound=True)  # a thread always reads
         ahead = []
         for number, batch in enumerate(loader, 1):
             ahead.append(len(copies) - number)
@@ -485,7 +485,7 @@ class TestPageLockedArrays:
         loader = gpuloader.prefetch(batches, places=CustomPlace(device))
         for number, batch in enumerate(loader):
             assert wholly(batch) == wholly(batches[number])
-        [road] = loader._idle
+        [road] = loader._epochs._idle
         assert road.ring.slot_nbytes < 2000  # the slots have no room for them
         sources = [call[1].address for call in copies]
         assert sources[::2] == [one.ctypes.data for one in arrays]
@@ -803,7 +803,7 @@ class TestWrappedLoader:
         loader = gpuloader.prefetch(Inner(), places="cpu", host=[], prefetch=3)
         for other in (copy.copy(loader), copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
             assert [int(batch[0, 0]) for batch in other] == [int(batch[0, 0]) for batch in loader]
-            assert other._ahead == 3
+            assert other._epochs.ahead == 3
         assert copy.copy(loader)._batches is loader._batches
 
     def test_it_describes_itself(self):
@@ -816,7 +816,7 @@ class TestState:
     def test_it_is_the_wrapped_loaders_as_of_the_last_batch(self, place, prefetch):
         inner = Stateful()
         loader = gpuloader.prefetch(inner, places=place, prefetch=prefetch)
-        loader._pace = ReadAheadPolicy(fixed=True, bound=True)  # a thread always reads
+        loader._epochs.policy = ReadAheadPolicy(fixed=True, bound=True)  # a thread always reads
         assert loader.state_dict()["read"] == 0
         for number, _ in enumerate(loader, 1):
             if prefetch and number == 1:
@@ -1009,4 +1009,4 @@ class TestMemoryFormat:
         loader = gpuloader.prefetch([image.transpose(0, 3, 1, 2)] * 2, places=CustomPlace(device))
         for found in loader:
             np.testing.assert_array_equal(np.asarray(found), image.transpose(0, 3, 1, 2))
-        assert loader._idle[0].ring.slot_nbytes == 256
+        assert loader._epochs._idle[0].ring.slot_nbytes == 256

@@ -10,11 +10,11 @@ from gpuloader import (
     data,
     sample_rng,
 )
-from gpuloader.epoch.split import ShardedPlan
+from gpuloader.order.dividing import Division
 from gpuloader.order.order import InOrder
-from gpuloader.order.plan import DividedPlan, Division
+from gpuloader.order.plan import OrderedPlan, ShardedPlan
 from gpuloader.transforms import RandomCropFlip
-from tests.rank_loaders import Stream, epoch_of, loaders, loaders_of, make, numbers
+from tests.rank_loaders import Stream, epoch_of, loaders, loaders_of, make, numbers, values_of
 from tests.sample_sets import PROCESSES, Made
 
 
@@ -23,12 +23,12 @@ class TestContents:
         for remainder in ("pad", "drop"):
             samples = []
             for loader in loaders(
-                37, 2, batch_size=6, places=cpu_places(3), split="shards", remainder=remainder
+                37, 2, batch_size=6, places=cpu_places(3), split="shards", uneven=remainder
             ):
                 steps = list(loader)
                 assert len(steps) == len(loader)
                 for step in steps:
-                    assert len({len(values) for values, _ in step}) == 1
+                    assert len({len(values_of(batch)) for batch in step}) == 1
                     samples += [one for batch in step for one in numbers(batch)]
             assert len(set(samples)) == len(samples)
             # 37 samples are 3 steps of 12 and 1 more. A rank's batch of one cannot be cut into 3 shards.
@@ -36,7 +36,7 @@ class TestContents:
 
     def test_shards_are_the_ranks_batch(self):
         for rank in range(2):
-            options = {"batch_size": 5, "remainder": "pad"}
+            options = {"batch_size": 5, "uneven": "pad"}
             whole = epoch_of(make(range(23), rank, 2, shuffle=True, **options))
             sharded = make(range(23), rank, 2, shuffle=True, split="shards", places=cpu_places(2), **options)
             assert [[one for part in step for one in numbers(part)] for step in sharded] == whole
@@ -49,7 +49,7 @@ class TestContents:
             (45, "pad", False, 12),
             (45, "repeat", False, 0),
         ]:
-            rank = DividedPlan(InOrder(count), 4, drop_last, Division(0, 2, rule))
+            rank = OrderedPlan(InOrder(count), 4, drop_last, Division(0, 2, rule))
             plan = ShardedPlan(rank, 2, "drop")
             assert len(list(plan.batches(0))) == (10 if drop_last else 12)
             assert len(plan.own) == noted
@@ -63,7 +63,6 @@ class TestContents:
             uneven="drop",
             split="shards",
             places=cpu_places(2),
-            remainder="drop",
         )
         assert [[part.tolist() for part in step] for step in loader] == [
             [[0, 1], [2, 3]],
@@ -82,7 +81,7 @@ class TestContents:
         found = [
             [part.tolist() for step in loader for part in step]
             for loader in loaders(
-                21, 2, kind=Stream, batch_size=4, places=cpu_places(2), split="shards", remainder="drop"
+                21, 2, kind=Stream, batch_size=4, places=cpu_places(2), split="shards", uneven="drop"
             )
         ]
         assert found == [

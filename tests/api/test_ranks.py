@@ -79,7 +79,7 @@ class TestBatchesOfAllRanks:
             shuffle=True,
             seed=5,
             split="shards",
-            remainder="pad",
+            uneven="pad",
         )
         found = loaders(count, world_size, batch_size=size)
         for loader in (whole, *found):
@@ -238,7 +238,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("dataset", "options", "message"),
         [
-            (range(9), {"uneven": "keep"}, "uneven must be one of 'pad', .*'error', got 'keep'"),
+            (range(9), {"uneven": "keep"}, "uneven must be one of 'pad', .*'error' or None, got 'keep'"),
             (range(9), {"uneven": "error"}, "9 samples fill 2 steps of 2 ranks and leave 1"),
             (Stream(8), {"uneven": "error"}, "the length of an iterable dataset is not known in advance"),
             (iter(range(8)), {}, "a range_iterator can be read only once: pass an IterableDataset"),
@@ -267,7 +267,10 @@ class TestDefaultPlaces:
     )
     def test_follow_the_local_rank(self, visible, local, index, monkeypatch):
         self.show(monkeypatch, visible, local)
-        assert gpuloader.devices.opening.default_place(gpuloader.order.ranks.find_local_rank()).index == index
+        assert (
+            gpuloader.devices.opening.default_place(gpuloader.order.worker_info.find_local_rank()).index
+            == index
+        )
 
     def test_are_refused_where_there_are_fewer_than_processes(self, monkeypatch):
         self.show(monkeypatch, 4, "5")

@@ -7,10 +7,14 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, SampleError, sample_rng
-from gpuloader.api.state import Cursor, Progress, read_state
+from gpuloader.api.epochs import Epochs
+from gpuloader.api.state import Position, read_state
 from gpuloader.batches.items import ItemState
 from gpuloader.batches.staged import StagedBatch
+from gpuloader.devices.places import CPUPlace
+from gpuloader.epoch.delivery import Delivery
 from gpuloader.testing import simulated_places
+from gpuloader.watch.stats import Meter
 from tests.sample_sets import (
     INLINE,
     ONE_THREAD,
@@ -35,73 +39,86 @@ def make(**options):
     return DataLoader(list(range(12)), **{"places": "cpu", "batch_size": 2, "seed": 5, **options})
 
 
-def test_progress_counts_batches_as_they_come():
-    progress = Progress(seed=1, epoch=0)
+def test_a_position_counts_batches_as_they_come():
+    position = Position(seed=1, epoch=0)
     for number, batches, beyond in [(0, 1, []), (3, 1, [3]), (2, 1, [2, 3]), (1, 4, []), (5, 4, [5])]:
-        progress.received(batch(number))
-        assert (progress.batches, sorted(progress.beyond)) == (batches, beyond)
-    again = read_state(json.loads(json.dumps(progress.to_json())))
+        position.received(batch(number))
+        assert (position.batches, sorted(position.beyond)) == (batches, beyond)
+    again = read_state(json.loads(json.dumps(position.to_json())))
     assert (again.batches, again.beyond, again.seed, again.epoch) == (4, {5}, 1, 0)
 
 
-def test_progress_of_workers_in_turn():
-    progress = Progress(seed=1, epoch=0, crew=3)
+def test_a_position_of_workers_in_turn():
+    position = Position(seed=1, epoch=0, readers=3)
     for number, worker, batches in [(0, 0, 1), (1, 1, 1), (4, 1, 2), (7, 1, 3)]:
-        progress.received(batch(number, ItemState(worker, batches, {"at": batches})))
-    assert (progress.batches, progress.beyond, progress.turn) == (4, set(), 2)
-    state = progress.to_json()
+        position.received(batch(number, ItemState(worker, batches, {"at": batches})))
+    assert (position.batches, position.beyond, position.turn) == (4, set(), 2)
+    state = position.to_json()
     assert state["workers"] == [[1, {"at": 1}], [3, {"at": 3}], [0, None]]
     again = read_state(state)
     assert again.workers[1] == ItemState(1, 3, {"at": 3})
-    assert (again.crew, again.turn) == (3, 2)
+    assert (again.readers, again.turn) == (3, 2)
 
 
-def test_progress_of_a_reader_with_a_state_of_its_own():
-    progress = Progress(seed=None, epoch=2)
-    progress.received(batch(0, {"line": 7}))
-    assert progress.to_json() == {"version": 1, "epoch": 2, "batches": 1, "source": {"line": 7}}
-    assert read_state(progress.to_json()).own == {"line": 7}
+def test_a_position_of_a_reader_with_a_state_of_its_own():
+    position = Position(seed=None, epoch=2)
+    position.received(batch(0, {"line": 7}))
+    assert position.to_json() == {"version": 1, "epoch": 2, "batches": 1, "source": {"line": 7}}
+    assert read_state(position.to_json()).own == {"line": 7}
 
 
-def test_a_course():
-    course = Cursor(lambda epoch: Progress(seed=1, epoch=epoch))
+class Numbered(Epochs):
+    """Epochs that are nothing but their positions."""
 
-    def begin():
-        return course.begin(lambda progress: progress)
+    def __init__(self, act=lambda: None):
+        super().__init__(Meter())
+        self.deliver_to(Delivery.of([CPUPlace()], None, None, prefetch=0, drop_last=False))
+        self.act = act
 
-    assert course.state()["epoch"] == 0
-    first = begin()
+    def start(self, epoch):
+        return Position(seed=1, epoch=epoch)
+
+    def open(self, position, guard):
+        self.act()
+        return position
+
+
+def test_epochs_follow_one_another_and_a_state_that_was_loaded():
+    epochs = Numbered()
+    assert epochs.state()["epoch"] == 0
+    first = epochs.begin()
     first.received(batch(0))
-    assert course.state()["batches"] == 1
-    first.end()
-    assert (course.state()["epoch"], course.state()["batches"]) == (1, 0)
-    course.resume(Progress(seed=1, epoch=4, batches=3))
-    assert (course.state()["epoch"], course.state()["batches"]) == (4, 3)
-    assert (begin().epoch, begin().epoch) == (4, 5)
-    course.set_epoch(2)
-    assert (course.state()["epoch"], begin().epoch, begin().epoch) == (2, 2, 3)
+    assert epochs.state()["batches"] == 1
+    first.ended = True
+    assert (epochs.state()["epoch"], epochs.state()["batches"]) == (1, 0)
+    epochs.resume(Position(seed=1, epoch=4, batches=3))
+    assert (epochs.state()["epoch"], epochs.state()["batches"]) == (4, 3)
+    assert (epochs.begin().epoch, epochs.begin().epoch) == (4, 5)
+    epochs.set_epoch(2)
+    assert (epochs.state()["epoch"], epochs.begin().epoch, epochs.begin().epoch) == (2, 2, 3)
 
 
 def test_epochs_that_two_threads_begin_at_once_are_two():
-    course, other = Cursor(lambda epoch: Progress(seed=1, epoch=epoch)), []
-    thread = threading.Thread(target=lambda: other.append(course.begin(lambda progress: progress)))
+    other = []
+    thread = threading.Thread(target=lambda: other.append(epochs.begin()))
 
-    def open_slowly(progress):
-        thread.start()
-        thread.join(0.2)  # it begins its epoch now, or waits for this one to be open
-        return progress
+    def open_slowly():
+        if thread.ident is None:
+            thread.start()
+            thread.join(0.2)  # it begins its epoch now, or waits for this one to be open
 
-    first = course.begin(open_slowly)
+    epochs = Numbered(open_slowly)
+    first = epochs.begin()
     thread.join(10)
     assert [first.epoch, other[0].epoch] == [0, 1]
 
 
 def test_an_epoch_that_cannot_be_opened_has_not_begun():
-    course = Cursor(lambda epoch: Progress(seed=1, epoch=epoch))
-    course.resume(Progress(seed=1, epoch=4, batches=3))
+    epochs = Numbered(lambda: 1 // 0)
+    epochs.resume(Position(seed=1, epoch=4, batches=3))
     with pytest.raises(ZeroDivisionError):
-        course.begin(lambda progress: 1 // 0)
-    assert (course.state()["epoch"], course.state()["batches"]) == (4, 3)
+        epochs.begin()
+    assert (epochs.state()["epoch"], epochs.state()["batches"]) == (4, 3)
 
 
 @by_workers

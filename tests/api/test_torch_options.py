@@ -166,7 +166,7 @@ class TestLengthOfAnIterableDataset:
 
     @pytest.mark.parametrize("count", [0, 7, 8, 10])
     def test_in_shards(self, count):
-        loader = DataLoader(Lines(count), places=["cpu"] * 2, batch_size=4, split="shards", remainder="drop")
+        loader = DataLoader(Lines(count), places=["cpu"] * 2, batch_size=4, split="shards", uneven="drop")
         assert len(loader) == len(list(loader))
 
     @pytest.mark.parametrize("uneven", ["pad", "drop"])

@@ -14,7 +14,7 @@ from gpuloader import (
     ParquetDataset,
     get_worker_info,
 )
-from gpuloader.api import loading as undivided
+from gpuloader.api import epochs
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, Counting, name_workers
 
 by_workers = pytest.mark.parametrize("workers", [INLINE, ONE_THREAD, PROCESSES], ids=name_workers)
@@ -23,7 +23,7 @@ EVERYTHING = "rank 1 of 2, and the loader reads all samples on every rank"
 
 @pytest.fixture(autouse=True)
 def on_rank_1_of_2(monkeypatch):
-    monkeypatch.setattr(undivided, "_warned", False)
+    monkeypatch.setattr(epochs, "_has_warned", False)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
 

@@ -60,17 +60,17 @@ class TestMasks:
             assert not have_masks(loader)
 
     def test_of_shards_on_several_places_come_when_they_or_the_ranks_need_them(self):
-        def masked(count, remainder):
+        def masked(count, uneven):
             loader = make(
-                range(count), 0, 2, batch_size=4, places=cpu_places(2), split="shards", remainder=remainder
+                range(count), 0, 2, batch_size=4, places=cpu_places(2), split="shards", uneven=uneven
             )
             [found] = {isinstance(part, list) for step in loader for part in step}
             return found
 
         assert masked(16, "pad")
         assert not masked(16, "drop")
-        assert masked(15, "drop")
-        assert not have_masks(make(range(16), 0, 2, split="shards", remainder="pad"))  # in one place
+        assert masked(15, None)  # the ranks need them
+        assert not have_masks(make(range(16), 0, 2, split="shards", uneven="pad"))  # in one place
 
 
 class TestRepeat:
@@ -144,7 +144,6 @@ class TestRepeat:
                 uneven="repeat",
                 places=cpu_places(2),
                 split="shards",
-                remainder="drop",
             )
         ]
         assert found == [[[0, 1], [2, 3]], [[4, 5], [6, 0]]]

@@ -123,7 +123,7 @@ def test_a_delivered_batch_lies_in_the_arena(choice):
     for batch in loader:
         address = batch["x"].ctypes.data
         break
-    [road] = loader._loading._idle
+    [road] = loader._epochs._idle
     arenas = {id(slot.memory): slot.memory for slot in road.ring._free}
     [arena] = arenas.values()
     assert arena.address <= address < arena.address + arena.nbytes

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gpuloader import SampleError, get_worker_info, sample_rng
 from gpuloader.batches.items import ItemAssembler, ItemState, ItemStream, ShareStream
 from gpuloader.batches.schema import Collation
-from gpuloader.order.plan import Division
+from gpuloader.order.dividing import Division
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.order.worker_info import WorkerInfo, enter_worker
 from gpuloader.sources.describing import describe

@@ -20,7 +20,7 @@ def make_slot(nbytes):
 
 
 def build(value, collation):
-    staged = stage_whole(value, collation, 3, make_slot)
+    staged, _ = stage_whole(value, collation, 3, make_slot)
     assert staged.number == 3
     return build_batch(staged.tree, staged.levels, staged.slot.views(staged.layout), staged.objects)
 

@@ -116,7 +116,7 @@ class Source:
         if case.program:
             options["transforms"] = [program_of(case)]
         if case.remainder:
-            options |= {"split": "shards", "remainder": case.remainder}
+            options |= {"split": "shards", "uneven": case.remainder}
         if case.ranks > 1:
             options |= {"shard": (case.rank, case.ranks), "uneven": case.uneven}
         if case.source == "pictures":

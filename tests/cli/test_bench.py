@@ -1,167 +1,163 @@
-"""``gpuloader bench``: its output, its files, its failures, and interrupting it."""
+"""``gpuloader bench``: its tables, its figures, its failures, and interrupting it."""
 
-import io
+import importlib.util
 import json
+import os
+import signal
+import subprocess
 import sys
-import time
-from functools import partial
+from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
-from typer.testing import CliRunner
 
-from gpuloader.bench import peers, running
-from gpuloader.bench.cases import CASES
-from gpuloader.cli import bench as command
-from gpuloader.cli.app import app
-from gpuloader.errors import install_command
-from tests.bench.fake_peer import Failing, FakePeer, open_briefly
-
-BATCHES = [[1.0]] * 4
+from gpuloader.cli import bench
+from gpuloader.cli.bench import CASES, LIBRARIES, time_batches
+from tests.cli.running import invoke
 
 
-@pytest.fixture
-def invoke(monkeypatch):
-    """Run the command with fake libraries and short datasets, all in this process."""
-
-    def run(*arguments, libraries=(), repeats="2"):
-        known = {library.name: library for library in libraries}
-        lengths = {"small": 16, "waits": 2, "ready": 3}
-        monkeypatch.setattr(peers, "PEERS", known)
-        monkeypatch.setattr("gpuloader.cli.bench_tables.PEERS", known)
-        for name, length in lengths.items():
-            monkeypatch.setitem(CASES, name, _shorten(CASES[name], length))
-        monkeypatch.setattr(running, "run_cases", partial(running.run_cases, open_side=open_briefly))
-        return CliRunner().invoke(app, ["bench", "--repeats", repeats, *arguments])
-
-    return run
-
-
-def _shorten(case, length):
-    from dataclasses import replace
-
-    return replace(case, length=length)
-
-
-def test_tables_say_who_takes_how_long_and_where_a_peer_is_better(invoke):
-    fast, gone = FakePeer("fast", {"a way": BATCHES}), FakePeer("gone", {}, version=None)
-    bad = FakePeer("bad", {"worse": Failing(ValueError("it broke"))})
-    shown = invoke("--case", "waits", libraries=(fast, gone, bad))
-    assert shown.exit_code == 0, shown.output
-    assert shown.stderr == ""
+def test_a_case_is_a_table_with_the_bare_loop_and_ours():
+    shown = invoke("bench", "--case", "small", "--repeats", "1")
+    assert (shown.exit_code, shown.stderr) == (0, "")
     for words in (
-        "Samples that wait 2 ms",
-        "floor, bare loop",
-        "gpuloader, 16 threads",
-        "fast, a way",
-        "× ours",
-        "× floor",
-        "Not installed: gone (pip install gone)",
-        "bad, worse: ValueError: it broke",
+        "numpy ",
+        "Batches of 8 rows of 784 float32, µs per batch",
+        "median",
+        "bare loop",
+        "gpuloader",
     ):
         assert words in shown.stdout
-    closing = " ".join(shown.stdout.partition("Where a peer is better")[2].split())
-    assert "fast, a way takes 0." in closing
-    assert "of the time of gpuloader, 16 threads" in closing
     assert max(map(len, shown.stdout.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("measured", [True, False])
-def test_where_no_peer_is_better_it_says_so(invoke, measured):
-    slow = FakePeer("slow", {"a way": _Slow()}, version="1.0" if measured else None)
-    shown = invoke("--case", "small", libraries=(slow,))
-    assert shown.exit_code == 0
-    said = "In none of these cases." if measured else "No peer was measured."
-    assert shown.stdout.rstrip().endswith(said)
+def test_figures_as_json_are_all_that_is_printed():
+    shown = invoke("bench", "--case", "small", "--case", "arrays", "--repeats", "2", "--json")
+    assert (shown.exit_code, shown.stderr) == (0, "")
+    report = json.loads(shown.stdout)
+    assert (report["repeats"], report["unit"]) == (2, "µs per batch")
+    assert list(report["cases"]) == ["small", "arrays"]
+    for found in report["cases"].values():
+        assert {"bare loop", "gpuloader"} <= set(found)
+        assert all(0 < one["min"] <= one["median"] <= one["max"] for one in found.values())
 
 
-class _Slow:
-    def __iter__(self):
-        time.sleep(0.5)
-        return iter([[1.0]])
+@pytest.mark.parametrize("library", ["gpuloader", "torch"])
+@pytest.mark.parametrize("name", CASES)
+def test_every_library_yields_as_much_as_the_bare_loop(library, name):
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
+    seen = []
+    for opened in ("bare loop", library):
+        loader = LIBRARIES[opened](CASES[name])
+        first = next(iter(loader))
+        fields = first if isinstance(first, list | tuple) else [first]
+        seen.append([tuple(field.shape) for field in fields])
+        getattr(loader, "close", lambda: None)()
+        del loader, first, fields
+    assert seen[0] == seen[1]
 
 
-def test_figures_are_written_as_json_and_drawn(invoke, tmp_path):
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    output, plot = tmp_path / "new" / "figures.json", tmp_path / "plot.png"
-    fake = FakePeer("fake", {"a way": BATCHES})
-    targets = ("--output", str(output), "--plot", str(plot))
-    shown = invoke("--case", "small", "--case", "ready", *targets, libraries=(fake,))
-    assert shown.exit_code == 0, shown.output
-    written = json.loads(output.read_text("utf-8"))
-    assert written["peers"] == {"fake": "1.0"}
-    assert written["repeats"] == 2
-    assert [case["case"] for case in written["cases"]] == ["small", "ready"]
-    assert {row["peer"] for row in written["cases"][0]["rows"]} == {"floor", "gpuloader", "fake"}
-    assert str(tmp_path) not in output.read_text("utf-8")
-    assert plot.read_bytes()[:4] == b"\x89PNG"
+def test_a_turn_is_as_many_epochs_as_fill_its_time(monkeypatch):
+    monkeypatch.setattr(bench, "LEAST", 0.01)
+    epochs = []
+
+    class Loader:
+        def __iter__(self):
+            epochs.append(1)
+            return iter(range(10))
+
+    assert time_batches(Loader()) > 0
+    assert len(epochs) > 1
 
 
-def test_only_the_peers_asked_for_are_measured(invoke):
-    libraries = (FakePeer("first", {"a way": BATCHES}), FakePeer("second", {"a way": BATCHES}))
-    shown = invoke("--case", "small", "--peer", "second", libraries=libraries)
-    assert "second, a way" in shown.stdout
-    assert "first" not in shown.stdout
+class Library:
+    """A library that answers as it is told: both ends of its pipe, and its process."""
+
+    def __init__(self, answers):
+        self.answers = iter(answers)
+
+    def poll(self, limit):
+        self.answer = next(self.answers)
+        return self.answer is not None
+
+    def recv(self):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    def ignore(self, *arguments):
+        pass
+
+    send = close = start = join = kill = ignore
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        ("ValueError: it broke", "ValueError: it broke"),
+        (None, "no answer within 90 s"),
+        (EOFError(), "its process ended"),
+    ],
+)
+@pytest.mark.parametrize("arguments", [[], ["--json"]])
+def test_a_failure_of_ours_is_the_exit_code_and_the_others_go_on(monkeypatch, answer, error, arguments):
+    libraries = map(Library, ([9.0, 1.0, 3.0], [2.0, answer], [5.0, 5.0, 5.0]))
+    context = SimpleNamespace(
+        Pipe=lambda: (next(libraries), Library([])), Process=lambda target, args: Library([])
+    )
+    monkeypatch.setattr(bench.multiprocessing, "get_context", lambda method: context)
+    shown = invoke("bench", "--case", "small", "--repeats", "2", *arguments)
+    assert (shown.exit_code, shown.stderr) == (1, "")
+    if arguments:
+        found = json.loads(shown.stdout)["cases"]["small"]
+        assert found["gpuloader"] == {"error": error}
+        assert found["bare loop"] == {"median": 2.0, "min": 1.0, "max": 3.0}
+        return
+    assert f"gpuloader: {error}" in shown.stdout
+    (bare,) = [line.split()[2:] for line in shown.stdout.splitlines() if line.startswith("bare loop")]
+    assert bare == ["2", "1", "3", "1.00"]  # without the warm-up turn
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--peer", "abacus"], ["'abacus'", "fake"]),
-        (["--case", "nothing"], ["'nothing'", *CASES]),
+        (["--case", "nothing"], ["nothing", *CASES]),
         (["--repeats", "0"], ["--repeats"]),
-        (["--output", "/dev/null/there"], ["/dev/null"]),
+        (["--peer", "x"], ["x"]),
     ],
 )
-def test_a_mistake_is_told_in_one_line_before_anything_is_measured(invoke, arguments, words):
-    shown = invoke(*arguments, libraries=(FakePeer("fake", {}),))
-    assert shown.exit_code == 2
-    assert shown.stdout == ""
+def test_a_mistake_is_told_in_one_line_before_anything_is_measured(arguments, words):
+    shown = invoke("bench", *arguments)
+    assert (shown.exit_code, shown.stdout) == (2, "")
     assert shown.stderr.count("\n") == 1
     for word in words:
         assert word in shown.stderr
 
 
-def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(invoke, monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    shown = invoke("--plot", str(tmp_path / "plot.png"))
-    assert shown.exit_code == 2
-    assert shown.stdout == ""
-    assert install_command("bench") in shown.stderr
-
-
-def test_ctrl_c_prints_what_was_measured_and_writes_nothing(invoke, tmp_path):
-    fake = FakePeer("fake", {"a way": BATCHES, "interrupted": Failing(KeyboardInterrupt(), good=2)})
-    output = tmp_path / "figures.json"
-    shown = invoke("--case", "small", "--output", str(output), libraries=(fake,), repeats="5")
-    assert shown.exit_code == 130
-    assert "fake, a way" in shown.stdout
-    assert "Where a peer is better" in shown.stdout
-    assert shown.stderr == "Interrupted.\n"
-    assert not output.exists()
-
-
-def test_a_failure_of_ours_is_the_exit_code(invoke, monkeypatch):
-    broken = FakePeer("gpuloader", {"a way": Failing(ValueError("ours"))})
-    monkeypatch.setattr(running, "OURS", broken)
-    shown = invoke("--case", "small")
-    assert shown.exit_code == 1
-    assert "ValueError: ours" in shown.stdout
-
-
-def test_progress_is_shown_where_somebody_sees_it_move():
-    report = command_report()
-    console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    with command._show_progress(console, 3, report) as tell:
-        tell("torch, no worker", 5, 10)
-    written = console.file.getvalue()
-    for words in ("case 1 of 3", "50 %", "torch, no worker"):
-        assert words in written
-    with command._show_progress(Console(file=io.StringIO()), 3, report) as tell:
-        assert tell is None
-
-
-def command_report():
-    from gpuloader.bench.report import Report
-
-    return Report({}, {}, 1)
+@pytest.mark.parametrize("turns", [0, 3], ids=["while libraries are imported", "in a turn"])
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
+def test_ctrl_c_ends_it_and_its_processes_with_one_line(turns):
+    wrapper = (
+        "import os, signal, sys\n"
+        "from gpuloader import cli\n"
+        "from gpuloader.cli import bench\n"
+        "def interrupt(status, told=[]):\n"
+        "    told.append(status)\n"
+        f"    if len(told) == {turns} + 1: os.killpg(0, signal.SIGINT)\n"
+        "bench.show_status = interrupt\n"
+        "if __name__ == '__main__': cli.main(['bench', '--case', 'small', '--repeats', '100000'])\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", wrapper],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # a group, to which Ctrl-C goes as from a terminal
+    )
+    with process:
+        try:
+            # The end of the pipes shows that all processes have ended.
+            _, errors = process.communicate(timeout=60)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    assert (process.returncode, errors) == (130, "Interrupted.\n")

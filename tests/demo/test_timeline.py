@@ -1,13 +1,9 @@
-"""Timelines of runs: reading a trace file, choosing the part to show, and drawing it."""
+"""Timelines of runs: choosing the part to show, and drawing it."""
 
-import numpy as np
 import pytest
 
-from gpuloader import DataLoader, trace
-from gpuloader.demo.timeline import COLOURS, add_legend, choose_window, draw_run, draw_trace, read_trace
-from gpuloader.errors import DataFileError
-from gpuloader.testing import simulated_places
-from gpuloader.watch.tracing import Span, span
+from gpuloader.demo.timeline import COLOURS, add_legend, choose_window, draw, draw_run
+from gpuloader.watch.tracing import Span
 
 RUN = [
     Span("wait", "MainThread", 0, 2_000_000),
@@ -31,41 +27,6 @@ def bars(panel):
         for box in [bar.get_paths()[0].get_extents()]
         for left, right in [(box.x0, box.x1)]
     ]
-
-
-@pytest.fixture
-def recorded(tmp_path):
-    """A trace file of a loader on a simulated device, and the spans written to it."""
-    loader = DataLoader.from_generator(capacity=2)
-    loader.set_batch_generator(lambda: ([np.zeros((4, 8))] for _ in range(6)), places=simulated_places(1)[0])
-    with trace(tmp_path / "trace.json") as spans:
-        for (batch,) in loader:
-            with span("compute"):
-                np.asarray(batch)
-    return tmp_path / "trace.json", spans
-
-
-def test_a_trace_file_is_read_as_it_was_recorded(recorded):
-    path, spans = recorded
-    read = read_trace(path)
-    assert len(read) == len(spans)
-    assert {(one.name, one.thread) for one in read} == {(one.name, one.thread) for one in spans}
-    for one, other in zip(read, sorted(spans, key=lambda one: one.start), strict=True):
-        assert abs(one.start - other.start) <= 1
-        assert abs(one.end - other.end) <= 1
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"traceEvents": [{"ph": "X"}]}', '{"traceEvents": 3}'])
-def test_a_file_that_is_no_trace_is_an_error_that_names_it(tmp_path, text):
-    (tmp_path / "other.json").write_text(text)
-    with pytest.raises(DataFileError, match=r"other\.json: expected a trace written by gpuloader\.trace"):
-        read_trace(tmp_path / "other.json")
-
-
-def test_a_trace_file_is_drawn(recorded, tmp_path):
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    draw_trace(recorded[0], tmp_path / "trace.png", steps=3)
-    assert (tmp_path / "trace.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
 def test_each_row_has_its_bars_in_their_colours_and_milliseconds(panel):
@@ -109,3 +70,8 @@ def test_the_legend_names_what_there_is(panel):
 def test_a_run_of_a_step_or_none_is_shown_whole():
     assert choose_window(RUN, steps=8) == (0, 5_000_000)
     assert choose_window([], steps=8) == (0, 1)
+
+
+def test_runs_are_drawn_into_one_file(panel, tmp_path):
+    draw({"as it is": {"one": RUN, "other": RUN}, "with waits": {"one": RUN}}, tmp_path / "runs.png")
+    assert (tmp_path / "runs.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

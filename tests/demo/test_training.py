@@ -1,12 +1,13 @@
 """Training: equal losses whether data is read synchronously or asynchronously."""
 
-from types import SimpleNamespace
+from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from gpuloader import CPUPlace
-from gpuloader.demo import training
-from gpuloader.demo.training import train
+from gpuloader.demo.linear import LinearModel
+from gpuloader.demo.training import are_equal, train, train_in_turn
 from gpuloader.sources import mnist
 from gpuloader.testing import simulated_places
 
@@ -33,34 +34,10 @@ def test_three_epochs_of_the_sample_are_equal_bit_for_bit():
 def test_waiting_changes_nothing():
     digits = mnist.sample().valid
     plain = train(digits, CPUPlace(), epochs=1, asynchronous=True)
-    slowed = train(digits, CPUPlace(), epochs=1, asynchronous=True, read_wait=0.001, compute_wait=0.001)
+    slowed = train(digits, CPUPlace(), epochs=1, asynchronous=True, wait=0.001)
     assert_equal(plain, slowed)
     assert slowed.compute >= 5 * 0.001
     assert slowed.stats.fetch >= 5 * 0.001
-
-
-def test_after_each_step_its_number_and_loss_are_told():
-    told = []
-    run = train(
-        mnist.sample().valid,
-        CPUPlace(),
-        epochs=2,
-        asynchronous=True,
-        after_step=lambda steps, loss: told.append((steps, float(loss))),
-    )
-    assert told == list(enumerate(run.losses.tolist(), start=1))
-
-
-def test_what_is_told_after_a_step_takes_no_time_of_the_run(monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr(training, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-
-    def tell(steps, loss):
-        clock[0] += 10.0
-
-    run = train(mnist.sample().valid, CPUPlace(), epochs=1, asynchronous=False, after_step=tell)
-    assert clock[0] == 50.0
-    assert run.seconds == 0.0
 
 
 def test_the_simulated_device_reads_the_same_digits():
@@ -72,3 +49,42 @@ def test_the_simulated_device_reads_the_same_digits():
     seen = [np.asarray(labels) for _, labels in loader.set_batch_generator(reader, places=place)]
     again = [labels for _, labels in mnist.reader(mnist.sample().valid, seed=3)()]
     np.testing.assert_array_equal(np.concatenate(seen), np.concatenate(again))
+
+
+@pytest.mark.parametrize(
+    ("way", "wait", "runs"),
+    [
+        (None, 0.001, ["as it is, synchronous", "as it is, asynchronous", "with waits, synchronous",
+                       "with waits, asynchronous"]),
+        (None, 0.0, ["as it is, synchronous", "as it is, asynchronous"]),
+        ("synchronous", 0.0, ["as it is, synchronous"]),
+        ("asynchronous", 0.001, ["with waits, asynchronous"]),
+    ],
+)  # fmt: skip
+def test_both_ways_are_two_pairs_of_runs_and_one_way_is_one_run(way, wait, runs):
+    told = []
+    digits = mnist.sample().valid
+    made = train_in_turn(digits, CPUPlace(), way=way, epochs=2, wait=wait, tell=told.append)
+    assert told == ["warming up", *runs]
+    assert [f"{title}, {one}" for title, pair in made.items() for one in pair] == runs
+    assert {len(run.losses) for pair in made.values() for run in pair.values()} == {10}
+
+
+def test_runs_with_waits_are_no_longer_than_they_must_be(monkeypatch):
+    monkeypatch.setattr("gpuloader.demo.training.SLOWED_DIGITS", 500)
+    made = train_in_turn(mnist.sample().valid, CPUPlace(), way=None, epochs=2, wait=0.0001)
+    assert [len(run.losses) for pair in made.values() for run in pair.values()] == [10, 10, 5, 5]
+
+
+def test_runs_are_equal_to_the_last_bit_or_not_at_all():
+    one, other = (
+        train(mnist.sample().valid, CPUPlace(), epochs=1, asynchronous=way) for way in (False, True)
+    )
+    assert are_equal(one, other)
+    losses = other.losses.copy()
+    losses[-1] = np.nextafter(losses[-1], np.float32(99))
+    assert not are_equal(one, replace(other, losses=losses))
+    assert not are_equal(one, replace(other, losses=losses[:-1]))
+    model = LinearModel()
+    model.weight, model.bias = other.model.weight, np.nextafter(other.model.bias, np.float32(99))
+    assert not are_equal(one, replace(other, model=model))

@@ -39,6 +39,16 @@ class DeviceTests:
         device.record(done, stream)
         return memory, done
 
+    def fields(self, device, memory, layout=LAYOUT):
+        """Return the fields in a memory, as arrays of NumPy."""
+        return [self.read(device, one) for one in device.views(memory, layout, Lease(memory, deque()))]
+
+    def finish(self, device, stream):
+        """Wait for what was given to a stream so far."""
+        done = device.event()
+        device.record(done, stream)
+        device.synchronize(done)
+
     def test_a_copy_arrives_whole_and_at_the_layouts_offsets(self, device, stream):
         slot, freed = make_slot(), deque()
         memory, done = self.send(device, stream, slot)
@@ -58,8 +68,7 @@ class DeviceTests:
             again.wait(stream, done)
             again.query(done)
         device.synchronize(done)
-        [array, *_] = device.views(memory, LAYOUT, Lease(memory, deque()))
-        np.testing.assert_array_equal(self.read(device, array), slot.views(LAYOUT)[0])
+        np.testing.assert_array_equal(self.fields(device, memory)[0], slot.views(LAYOUT)[0])
 
     def test_an_event_never_recorded_is_reached(self, device, stream):
         event = device.event()
@@ -78,13 +87,11 @@ class DeviceTests:
         """Two copies into the same memory; the second waits for an event, so its bytes remain."""
         first, second = make_slot(1), make_slot(2)
         memory, written = self.send(device, stream, first)
-        other, done = device.stream(), device.event()
+        other = device.stream()
         device.wait(other, written)
         device.copy_async(memory, second, LAYOUT.nbytes, other)
-        device.record(done, other)
-        device.synchronize(done)
-        [array, *_] = device.views(memory, LAYOUT, Lease(memory, deque()))
-        np.testing.assert_array_equal(self.read(device, array), second.views(LAYOUT)[0])
+        self.finish(device, other)
+        np.testing.assert_array_equal(self.fields(device, memory)[0], second.views(LAYOUT)[0])
 
     def test_an_event_may_be_recorded_again(self, device, stream):
         _, event = self.send(device, stream, make_slot(1))
@@ -108,8 +115,7 @@ class DeviceTests:
         device.synchronize(event)
         assert device.query(done)
         for region, slot in ((memory, first), (copied, second)):
-            arrays = device.views(region, LAYOUT, Lease(region, deque()))
-            np.testing.assert_array_equal(self.read(device, arrays[0]), slot.views(LAYOUT)[0])
+            np.testing.assert_array_equal(self.fields(device, region)[0], slot.views(LAYOUT)[0])
 
     def test_a_synchronized_event_means_that_all_before_it_is_done(self, device, stream):
         """Several copies and marks on one stream: when the last mark is reached, all are."""
@@ -120,20 +126,29 @@ class DeviceTests:
         for slot in slots:
             slot.bytes[:] = slot.bytes + 1  # the host may reuse the slots
         for seed, (memory, _) in enumerate(sent):
-            arrays = device.views(memory, LAYOUT, Lease(memory, deque()))
             wanted = make_slot(seed).views(LAYOUT)[1]
-            np.testing.assert_array_equal(self.read(device, arrays[1]), wanted)
+            np.testing.assert_array_equal(self.fields(device, memory)[1], wanted)
 
-    def test_a_copy_leaves_what_lies_behind_it_alone(self, device, stream):
+    @pytest.mark.parametrize(
+        ("start", "stop"),
+        [(0, LAYOUT.fields[1].offset), (LAYOUT.fields[1].offset, LAYOUT.fields[1].offset + 16)],
+    )
+    @pytest.mark.parametrize("source", ["host", "device"])
+    def test_a_copy_of_a_part_leaves_what_lies_around_it_alone(self, device, stream, source, start, stop):
+        """Within the device, it comes behind the copy that it reads from."""
         first, second = make_slot(1), make_slot(2)
-        memory, done = self.send(device, stream, first)
-        device.synchronize(done)
-        device.copy_async(memory, second, LAYOUT.fields[1].offset, stream)
-        device.record(done, stream)
-        device.synchronize(done)
-        floats, numbers, _ = device.views(memory, LAYOUT, Lease(memory, deque()))
-        np.testing.assert_array_equal(self.read(device, floats), second.views(LAYOUT)[0])
-        np.testing.assert_array_equal(self.read(device, numbers), first.views(LAYOUT)[1])
+        memory, _ = self.send(device, stream, first)
+        if source == "host":
+            part = Slot(second.bytes[start:], second.bytes[start:])
+            device.copy_async(memory, part, stop - start, stream, start)
+        else:
+            other, _ = self.send(device, stream, second)
+            device.copy_between(memory, other, stop - start, stream, start, start)
+            device.copy_between(memory, other, 0, stream, 0, 0)
+        self.finish(device, stream)
+        first.bytes[start:stop] = second.bytes[start:stop]
+        for found, wanted in zip(self.fields(device, memory), first.views(LAYOUT), strict=True):
+            np.testing.assert_array_equal(found, wanted)
 
     def test_one_field_left_keeps_the_lease(self, device):
         freed, memory = deque(), device.alloc(LAYOUT.nbytes)
@@ -147,11 +162,8 @@ class DeviceTests:
         assert list(freed) == [memory]
 
     def test_the_last_view_ends_the_lease(self, device, stream):
-        freed, memory = deque(), device.alloc(LAYOUT.nbytes)
-        slot = make_slot()
-        done = device.event()
-        device.copy_async(memory, slot, LAYOUT.nbytes, stream)
-        device.record(done, stream)
+        freed = deque()
+        memory, done = self.send(device, stream, make_slot())
         device.synchronize(done)
         arrays = device.views(memory, LAYOUT, Lease(memory, freed))
         part = arrays[0][1:].reshape(-1)
@@ -165,8 +177,7 @@ class DeviceTests:
     def test_memory_of_no_bytes(self, device, stream):
         memory, done = self.send(device, stream, make_slot(), nbytes=0)
         device.synchronize(done)
-        empty = arrange((((0, 3), np.dtype("float32")),))
-        [array] = device.views(memory, empty, Lease(memory, deque()))
+        [array] = self.fields(device, memory, arrange((((0, 3), np.dtype("float32")),)))
         assert array.shape == (0, 3)
 
     def test_every_thread_has_a_consumer_stream(self, device):
@@ -179,35 +190,6 @@ class DeviceTests:
             device.record(event, stream)
             device.synchronize(event)
             assert device.query(event)
-
-    def test_a_copy_to_an_offset(self, device, stream):
-        first, second = make_slot(1), make_slot(2)
-        memory, done = self.send(device, stream, first)
-        at = LAYOUT.fields[1].offset
-        device.copy_async(memory, second, 16, stream, at)
-        device.record(done, stream)
-        device.synchronize(done)
-        floats, numbers, _ = device.views(memory, LAYOUT, Lease(memory, deque()))
-        np.testing.assert_array_equal(self.read(device, floats), first.views(LAYOUT)[0])
-        wanted = first.views(LAYOUT)[1].copy()
-        wanted.view(np.uint8)[:16] = second.bytes[:16]
-        np.testing.assert_array_equal(self.read(device, numbers), wanted)
-
-    def test_a_copy_within_the_device(self, device, stream):
-        """Behind the copy that it reads from, and without touching what lies around its target."""
-        first, second = make_slot(1), make_slot(2)
-        source, _ = self.send(device, stream, first)
-        target, done = self.send(device, stream, second)
-        at, nbytes = LAYOUT.fields[1].offset, 16
-        device.copy_between(target, source, nbytes, stream, at, at)
-        device.copy_between(target, source, 0, stream, 0, 0)
-        device.record(done, stream)
-        device.synchronize(done)
-        floats, numbers, _ = device.views(target, LAYOUT, Lease(target, deque()))
-        np.testing.assert_array_equal(self.read(device, floats), second.views(LAYOUT)[0])
-        wanted = second.views(LAYOUT)[1].copy()
-        wanted.view(np.uint8)[:nbytes] = first.bytes[at : at + nbytes]
-        np.testing.assert_array_equal(self.read(device, numbers), wanted)
 
     def test_arrays_to_compute_with_keep_the_memory(self, device, stream):
         slot = make_slot()
@@ -226,13 +208,11 @@ class DeviceTests:
         slot = make_slot()
         floats, numbers, _ = slot.views(LAYOUT)
         floats[...], numbers[...] = np.arange(15).reshape(3, 5) / 4, [49, 0, 50]
-        memory, done = device.alloc(program.room.nbytes), device.event()
+        memory = device.alloc(program.room.nbytes)
         device.copy_async(memory, slot, LAYOUT.nbytes, stream)
         device.run(program, memory, stream)
-        device.record(done, stream)
-        device.synchronize(done)
-        arrays = device.views(memory, program.delivered, Lease(memory, deque()))
-        cast, labels, empty = [self.read(device, array) for array in arrays]
+        self.finish(device, stream)
+        cast, labels, empty = self.fields(device, memory, program.delivered)
         np.testing.assert_array_equal(cast, (floats * 2).astype(np.int16).astype(np.float32))
         assert labels.argmax(1).tolist() == [49, 0, 0]
         assert labels.sum(1).tolist() == [1, 1, 0]
@@ -241,14 +221,13 @@ class DeviceTests:
     def test_programs_run_one_after_the_other(self, device, stream):
         programmer = Programmer([Cast("0", "int16")])
         program = programmer.program(["0", "1", "2"], (0, 0, 0), LAYOUT, drawn=True)
-        memories, done = [device.alloc(program.room.nbytes) for _ in range(4)], device.event()
+        memories = [device.alloc(program.room.nbytes) for _ in range(4)]
         slots = [make_slot(seed) for seed in range(4)]
         for number, (memory, slot) in enumerate(zip(memories, slots, strict=True)):
             slot.views(LAYOUT)[0][...] = number
             device.copy_async(memory, slot, LAYOUT.nbytes, stream)
             device.run(program, memory, stream)
-        device.record(done, stream)
-        device.synchronize(done)
+        self.finish(device, stream)
         for number, memory in enumerate(memories):
-            cast, *_ = device.views(memory, program.delivered, Lease(memory, deque()))
-            np.testing.assert_array_equal(self.read(device, cast), np.full((3, 5), number, np.int16))
+            cast, *_ = self.fields(device, memory, program.delivered)
+            np.testing.assert_array_equal(cast, np.full((3, 5), number, np.int16))

@@ -35,6 +35,7 @@ from gpuloader.transforms import Cast
 from tests.devices.conformance import LAYOUT
 from tests.fakes import loader_threads, nothing_left_behind
 from tests.fakes_cuda import CudaError, DriverError, FakeRuntime, make_cupy, read, run_twins, use_cupy
+from tests.loading import read_batches
 
 cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 
@@ -74,8 +75,7 @@ def fake_torch(current):
 
 
 def load(count, places="gpu:0", **options):
-    loader = DataLoader.from_generator(capacity=3, return_list=True, **options)
-    return loader.set_batch_generator(batches(count), places=places)
+    return read_batches(batches(count), places, capacity=3, **options)
 
 
 @pytest.mark.parametrize("double_buffer", [True, False])
@@ -122,7 +122,7 @@ def test_page_locking_is_exact_and_happens_once(runtime):
             pass
     assert runtime.calls["hostRegister"] == 1
     [nbytes] = runtime.registered.values()
-    [road] = loader._idle
+    [road] = loader._epochs._idle
     assert nbytes == road.ring.count * 512
     assert runtime.calls["hostUnregister"] == 0
 
@@ -164,8 +164,14 @@ def test_every_failure_has_the_packages_type(runtime, method):
     runtime.failed = 0
 
 
-def test_a_batch_dropped_at_once_is_read_before_it_is_overwritten(runtime):
-    """Kernels run as late as possible; each sees its own batch, although nothing refers to the batch."""
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_batch_dropped_at_once_is_read_before_it_is_overwritten(runtime, monkeypatch, waits):
+    """Kernels run as late as possible; each sees its own batch, although nothing refers to the batch.
+
+    The fake runtime detects missing waits: without them, kernels read too early.
+    """
+    if not waits:
+        monkeypatch.setattr(cuda_calls.CudaCalls, "wait", lambda self, stream, event: None)
     stream = cuda.cupy.cuda.Stream(non_blocking=True)
     with stream:
         seen = []
@@ -173,20 +179,7 @@ def test_a_batch_dropped_at_once_is_read_before_it_is_overwritten(runtime):
             seen.append(runtime.launch_read(images, stream.ptr))
             del images, _
     runtime.finish()
-    assert [float(values[0, 0]) for [values] in seen] == list(range(40))
-
-
-def test_a_consumer_that_does_not_wait_reads_what_is_not_there_yet(runtime, monkeypatch):
-    """The fake runtime detects missing waits: without them, kernels read too early."""
-    monkeypatch.setattr(cuda_calls.CudaCalls, "wait", lambda self, stream, event: None)
-    stream = cuda.cupy.cuda.Stream(non_blocking=True)
-    with stream:
-        seen = []
-        for images, _ in load(40):
-            seen.append(runtime.launch_read(images, stream.ptr))
-            del images, _
-    runtime.finish()
-    assert [float(values[0, 0]) for [values] in seen] != list(range(40))
+    assert ([float(values[0, 0]) for [values] in seen] == list(range(40))) is waits
 
 
 class Named:
@@ -281,7 +274,7 @@ class TestSeveralStreams:
                 record_stream(batch, side)
             del batch
             runtime.finish()
-        [lane] = loader._idle[0].lanes
+        [lane] = loader._epochs._idle[0].lanes
         assert all(slot.streams == [] for slot in lane._slots.free)
         assert (
             runtime.calls["eventRecord"] <= 30 + 30 + 5 + 10
@@ -317,8 +310,7 @@ class TestSeveralDevices:
         assert batch.device.id == 1
 
     def test_each_step_has_a_batch_on_each(self, runtime):
-        loader = DataLoader.from_generator(capacity=2, return_list=True)
-        loader.set_batch_generator(batches(8), places=cuda_places())
+        loader = read_batches(batches(8), cuda_places())
         numbers = []
         for step in loader:
             assert [images.device.id for images, _ in step] == [0, 1]
@@ -394,8 +386,7 @@ class TestContexts:
     @pytest.mark.parametrize("places", ["gpu:3", ["gpu:3", "gpu:1"]])
     def test_only_the_places_have_one(self, runtime, places):
         def work():
-            loader = DataLoader.from_generator(capacity=2, return_list=True)
-            loader.set_batch_generator(batches(20), places=places)
+            loader = read_batches(batches(20), places)
             for _ in range(2):
                 for step in loader:
                     runtime.finish()
@@ -509,8 +500,6 @@ class TestForkedChild:
         ({}, 0),
         ({"transforms": [Cast("0", "float32")]}, -1),
         ({"cache": "device"}, -1),
-        ({"copy_priority": "high"}, -1),
-        ({"copy_priority": "normal", "transforms": [Cast("0", "float32")]}, 0),
     ],
     ids=str,
 )
@@ -519,7 +508,7 @@ def test_the_copy_stream_has_a_high_priority_where_kernels_run_on_it(runtime, mo
     loader = DataLoader(TensorDataset(np.arange(10)), places="gpu:0", batch_size=2, **options)
     for batch in loader:
         del batch
-    [road] = loader._loading._idle
+    [road] = loader._epochs._idle
     assert road.lanes[0]._copy_stream.priority == priority
 
 
@@ -632,7 +621,7 @@ def test_a_call_that_fails_costs_no_slot(runtime, monkeypatch, call):
     """Whichever call of an epoch fails, the next epoch reuses the same road."""
     loader = load(12)
     list(loader)
-    [road] = loader._idle
+    [road] = loader._epochs._idle
     original, fails = getattr(runtime, call), 0
     for nth in range(14):
         calls = itertools.count()
@@ -649,7 +638,7 @@ def test_a_call_that_fails_costs_no_slot(runtime, monkeypatch, call):
         except LoaderError:
             fails += 1
         monkeypatch.setattr(runtime, call, original)
-        assert list(loader._idle) == [road]
+        assert list(loader._epochs._idle) == [road]
         assert road.ring.free == road.ring.count
         numbers = []
         for images, _ in loader:
@@ -691,7 +680,7 @@ class TestMemoryRunsOut:
                 with pytest.raises(StagingMemoryError):
                     kept = [next(epoch) for _ in range(9)]
                 runtime.memory_left = 1 << 40
-                [road] = loader._idle
+                [road] = loader._epochs._idle
                 assert road.ring.free == road.ring.count
                 assert device is open_device(CUDAPlace(0))
             kept = None
@@ -733,8 +722,7 @@ class TestDeviceMemory:
 
     def test_is_not_freed_while_batches_grow(self, runtime):
         sizes = [1, 2, 3, 5, 8, 13, 21, 34, 55, 34, 21, 13, 8, 5, 3, 2, 1, 60, 61, 62, 63, 64]
-        loader = DataLoader.from_generator(capacity=2, return_list=True)
-        loader.set_batch_generator(ragged(sizes), places="gpu:0")
+        loader = read_batches(ragged(sizes), "gpu:0")
         for epoch in range(4):
             seen = []
             for [batch] in loader:
@@ -747,7 +735,7 @@ class TestDeviceMemory:
                 assert runtime.calls["malloc"] == 0
             runtime.calls.clear()
         gc.collect()
-        [road] = loader._idle
+        [road] = loader._epochs._idle
         [lane] = road.lanes
         assert len(runtime.memory) == len(lane._slots.free) + len(lane._slots.freed) <= 4
 
@@ -761,8 +749,7 @@ class TestDeviceMemory:
 
         monkeypatch.setattr(runtime, "malloc", malloc_within_limit)
         sizes = [10] * 4 + [20] * 4 + [30] * 4 + [40] * 4
-        loader = DataLoader.from_generator(capacity=2, return_list=True)
-        loader.set_batch_generator(ragged(sizes), places="gpu:0")
+        loader = read_batches(ragged(sizes), "gpu:0")
         numbers = []
         for [batch] in loader:
             runtime.finish()
@@ -816,44 +803,33 @@ class TestKernelsFail:
         ids=["driver", "source", "compiler"],
     )
     def test_with_the_packages_type(self, runtime, error, message):
-        device = open_device(CUDAPlace(0))
-
-        class Failing:
-            room, steps = LAYOUT, ()
-
-            def run_on_device(self, arrays, stream):
-                raise error
-
         with pytest.raises(LoaderError, match=message) as caught:
-            device.run(Failing(), device.alloc(LAYOUT.nbytes), device.stream())
+            self.run(error)
         assert caught.value.__cause__ is error
 
-    def test_errors_of_others_stay_theirs(self, runtime):
-        device = open_device(CUDAPlace(0))
+    @pytest.mark.parametrize(
+        "error",
+        [
+            RuntimeError("no kernel of mine"),
+            # A RuntimeError too, whose message may quote the library that is missing.
+            LoaderError("cannot compile a kernel: libnvrtc.so.13 is missing"),
+        ],
+        ids=["of others", "of the package"],
+    )
+    def test_errors_that_say_enough_stay_as_they_are(self, runtime, error):
+        with pytest.raises(RuntimeError) as caught:
+            self.run(error)
+        assert caught.value is error
 
-        class Failing:
-            room, steps = LAYOUT, ()
-
-            def run_on_device(self, arrays, stream):
-                raise RuntimeError("no kernel of mine")
-
-        with pytest.raises(RuntimeError, match="no kernel of mine"):
-            device.run(Failing(), device.alloc(LAYOUT.nbytes), device.stream())
-
-    def test_an_error_of_the_package_is_not_wrapped_again(self, runtime):
-        """It is a RuntimeError too, and its message may quote the library that is missing."""
-        device = open_device(CUDAPlace(0))
-        error = LoaderError("cannot compile a kernel: libnvrtc.so.13 is missing")
-
+    def run(self, error):
         class Failing:
             room, steps = LAYOUT, ()
 
             def run_on_device(self, arrays, stream):
                 raise error
 
-        with pytest.raises(LoaderError) as caught:
-            device.run(Failing(), device.alloc(LAYOUT.nbytes), device.stream())
-        assert caught.value is error
+        device = open_device(CUDAPlace(0))
+        device.run(Failing(), device.alloc(LAYOUT.nbytes), device.stream())
 
 
 class TestOneStep:
@@ -883,8 +859,7 @@ class TestOneStep:
                 yield batch
 
         runtime.setDevice(home)
-        loader = DataLoader.from_generator(capacity=2, return_list=True)
-        loader.set_batch_generator(reading, places="gpu:0")
+        loader = read_batches(reading, "gpu:0")
         seen = []
         for images, _ in loader:
             runtime.setDevice(0)  # on whose default stream the batch is used
@@ -939,11 +914,11 @@ class TestAStreamBeingCaptured:
                     pass
             epoch.close()
             assert not loader_threads()
-            assert list(loader._idle) == []
+            assert list(loader._epochs._idle) == []
             list(load(3, places="cpu"))  # must not take what is left of the epoch, either
         found = [self.number(runtime, batch) for batch in loader]
         assert found == list(range(10))
-        [road] = loader._idle
+        [road] = loader._epochs._idle
         assert road.ring.free == road.ring.count
 
     def test_what_closes_late_does_so_at_the_latest_with_the_program(self, runtime, capture):
@@ -952,9 +927,9 @@ class TestAStreamBeingCaptured:
         next(epoch)
         with capture():
             epoch.close()
-        assert list(loader._idle) == []
+        assert list(loader._epochs._idle) == []
         pipeline_epoch._close_running()
-        [road] = loader._idle
+        [road] = loader._epochs._idle
         assert road.ring.free == road.ring.count
 
     def test_of_torch_counts_whatever_the_output(self, runtime, capture, monkeypatch):
@@ -1035,8 +1010,7 @@ def test_the_feeder_sends_to_the_device(runtime):
 
 
 def test_a_pinned_place_gives_page_locked_numpy_arrays(runtime):
-    loader = DataLoader.from_generator(capacity=2, return_list=True)
-    loader.set_batch_generator(batches(4), places=CUDAPinnedPlace())
+    loader = read_batches(batches(4), CUDAPinnedPlace())
     for number, (images, _) in enumerate(loader):
         assert type(images) is np.ndarray
         assert images[0, 0] == number
@@ -1047,8 +1021,7 @@ def test_a_pinned_place_gives_page_locked_numpy_arrays(runtime):
 
 
 def test_a_gpu_and_a_cpu_share_a_reader(runtime):
-    loader = DataLoader.from_generator(capacity=2, return_list=True)
-    loader.set_batch_generator(batches(8), places=["gpu:0", "cpu"])
+    loader = read_batches(batches(8), ["gpu:0", "cpu"])
     numbers = []
     for (first, _), (second, _) in loader:
         runtime.finish()
@@ -1095,7 +1068,7 @@ class TestWhatIsMissing:
     def test_the_device_of_that_index(self, runtime):
         runtime.devices = 2
         with pytest.raises(PlaceError, match=r"gpu:2 is not available: this process sees 2 \(gpu:0, gpu:1\)"):
-            DataLoader.from_generator(capacity=1).set_batch_generator(batches(1), places=CUDAPlace(2))
+            read_batches(batches(1), CUDAPlace(2), capacity=1)
 
     def test_a_forked_process(self, monkeypatch):
         monkeypatch.setattr(cuda, "_forked", True)

@@ -98,7 +98,7 @@ def test_windows_alone_are_those_of_a_host(runtime, cache, layout):
 def test_a_step_of_shards_is_one_batch(runtime, cache):
     runtime.devices = 2
     found = []
-    for step in load(cuda_places(), cache=cache, split="shards", remainder="pad", batch_size=6):
+    for step in load(cuda_places(), cache=cache, split="shards", uneven="pad", batch_size=6):
         assert [images.device.id for images, _, _ in step] == [0, 1]
         runtime.finish()
         masks = [read(mask) for *_, mask in step]
@@ -323,7 +323,7 @@ def test_a_kernel_that_cannot_be_launched_costs_no_slot(runtime):
         for _ in range(3):
             with pytest.raises(RuntimeError, match="no such kernel"):
                 list(loader)
-            [road] = loader._loading._idle  # all slots are free again, so the road was kept
+            [road] = loader._epochs._idle  # all slots are free again, so the road was kept
             assert road.ring.free == road.ring.count
         del loader, road
 

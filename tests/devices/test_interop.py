@@ -10,12 +10,14 @@ import pytest
 from gpuloader import DataLoader, Dataset, PlaceError, Ragged, TensorDataset
 from gpuloader.devices import cuda, cuda_calls
 from gpuloader.devices.host import HostDevice
-from gpuloader.devices.outputs import CopiedOutput, ForeignStream, open_output
+from gpuloader.devices.outputs import CopiedOutput, open_output
 from gpuloader.errors import LoaderError
+from gpuloader.foreign import ForeignStream
 from gpuloader.testing import simulated_places
 from gpuloader.transforms import Cast, Pad
 from tests.fakes import nothing_left_behind
 from tests.fakes_cuda import FakeRuntime, as_host, make_cupy, read, use_cupy
+from tests.loading import read_batches
 
 FRAMEWORKS = ["torch", "jax", "paddle"]
 DTYPES = [
@@ -68,7 +70,7 @@ class TestOnAHost:
             assert as_numpy(batch)[:, 0].tolist() == list(range(4 * number, 4 * number + 4))
             pointers.append(pointer(name, batch))
             del batch
-        [road] = loader._loading._idle
+        [road] = loader._epochs._idle
         road.ring.drain()
         addresses = {slot.address for slot in road.ring._free}
         assert len(addresses) == road.ring.count
@@ -85,8 +87,8 @@ class TestOnAHost:
         assert str(tensor.dtype).removeprefix("torch.").removeprefix("paddle.") == narrow
         np.testing.assert_array_equal(as_numpy(tensor), wanted.astype(narrow))
         if narrow == dtype:
-            loader._loading._idle[0].ring.drain()
-            assert pointer(name, tensor) not in {slot.address for slot in loader._loading._idle[0].ring._free}
+            loader._epochs._idle[0].ring.drain()
+            assert pointer(name, tensor) not in {slot.address for slot in loader._epochs._idle[0].ring._free}
 
     def test_what_is_kept_stays(self, name):
         """Kept batches, their views and results outlive later batches, the epoch and the loader."""
@@ -170,8 +172,7 @@ class TestOnAHost:
 
     def test_of_a_generator(self, name):
         framework(name)
-        loader = DataLoader.from_generator(capacity=2, return_list=True, output=name)
-        loader.set_batch_generator(lambda: ([numbers(4) + one] for one in range(9)), places="cpu")
+        loader = read_batches(lambda: ([numbers(4) + one] for one in range(9)), output=name)
         kept = [batch for [batch] in loader]
         for one, batch in enumerate(kept):
             np.testing.assert_array_equal(as_numpy(batch), numbers(4) + one)
@@ -187,7 +188,7 @@ class TestOnAHost:
 
     def test_masks_are_tensors_of_their_own(self, name):
         framework(name)
-        options = {"batch_size": 5, "split": "shards", "remainder": "pad", "output": name}
+        options = {"batch_size": 5, "split": "shards", "uneven": "pad", "output": name}
         found = []
         for step in DataLoader(numbers(13), places=["cpu"] * 2, **options):
             for rows, mask in step:
@@ -399,7 +400,7 @@ def use_two_devices(runtime, framework):
 
 def padded(output):
     """Return a loader of 13 rows in shards of two devices, the last of which end in padding."""
-    options = {"batch_size": 5, "split": "shards", "remainder": "pad", "use_buffer_reader": False}
+    options = {"batch_size": 5, "split": "shards", "uneven": "pad", "use_buffer_reader": False}
     rows = TensorDataset(numbers(13))
     return DataLoader(rows, places=["gpu:0", "gpu:1"], output=output, **options)
 
@@ -425,7 +426,7 @@ class TestOnAGpu:
         runtime.finish()
         assert [values[0][:, 0].tolist() for values in seen] == [[2 * one, 2 * one + 1] for one in range(20)]
         own = {stream.ptr for stream in fake_framework.current.values()}
-        copying = {lane._copy_stream.ptr for lane in loader._loading._idle[0].lanes}
+        copying = {lane._copy_stream.ptr for lane in loader._epochs._idle[0].lanes}
         assert {stream.ptr for stream, _ in waits} == own | copying
         assert sum(stream.ptr in own for stream, _ in waits) == 20  # each waits for `ready`
         assert sum(stream.ptr in own for _, stream in records) == 20  # each records `released`
@@ -557,7 +558,7 @@ class TestJaxOnAGpu:
             copy.source = None
             del copy
         assert runtime.calls["malloc"] <= 4
-        output = loader._loading._delivery.outputs[0]
+        output = loader._epochs.delivery.outputs[0]
         assert type(output) is CopiedOutput
         assert len(output._in_flight) == 1
 

@@ -1,10 +1,30 @@
-"""Fake machines: the files of their kernels, and the answers of trials on them."""
+"""Fake machines: the files of their kernels, their facts, and the answers of trials on them."""
 
-from gpuloader.doctor.attempt import Outcome
+from gpuloader.doctor.facts import Machine
+from gpuloader.doctor.trials import Outcome
 
 NO_DEVICES = "CUDARuntimeError: cudaErrorNoDevice: no CUDA-capable device is detected"
 GPU = ["NVIDIA H100", 80 << 30, "9.0"]
 COPIES = {"pageable": 9e9, "pinned": 50e9, "seconds": 0.02, "refusal": ""}
+GIB, MIB = 1 << 30, 1 << 20
+
+LINUX = Machine(
+    distributions={"numpy": "2.4.6"},
+    python=(3, 12, 1),
+    system="Linux",
+    architecture="x86_64",
+    numpy="2.4.6",
+    kernels=("crop",),
+    processors=16,
+    allowed=16,
+    start_methods=("fork", "spawn", "forkserver"),
+    file_limit=1024,
+    files_open=10,
+    memory=64 * GIB,
+    memory_available=32 * GIB,
+    shared=32 * GIB,
+    shared_free=32 * GIB,
+)
 
 
 def cuda(*, runtime=13020, driver=13000, devices=(GPU,), failure="", nvrtc=True, cupy="14.2.0", buses=()):

@@ -148,7 +148,7 @@ class TestTheSameBatches:
 
     @pytest.mark.parametrize("count", [2, 3])
     def test_in_shards_and_in_turn(self, kind, places, count):
-        for options in ({"split": "shards", "remainder": "pad"}, {}):
+        for options in ({"split": "shards", "uneven": "pad"}, {}):
             where = make_places(places, count)
             found = epochs(Counting(), shuffle=True, cache=kind, places=where, **options)
             assert_same(found, epochs(Counting(), shuffle=True, places=[CPUPlace()] * count, **options))
@@ -308,7 +308,7 @@ class TestTheOrderOnTheDevice:
         shuffle = shuffle and count > 0  # an empty dataset cannot be shuffled
         options = {"batch_size": size, "shuffle": shuffle, "drop_last": drop_last, "transforms": steps}
         if remainder is not None:
-            options |= {"split": "shards", "remainder": remainder}
+            options |= {"split": "shards", "uneven": remainder}
         plain = DataLoader(dataset, places=[CPUPlace()] * places, seed=seed, **options)
         wanted = [as_numpy(list(plain)) for _ in range(2)]
         where = simulated_places(places, seed % 100)
@@ -408,7 +408,7 @@ def test_arrays_are_not_read_again():
     arrays = np.arange(40.0).reshape(20, 2)
     loader = DataLoader(TensorDataset(arrays), places="cpu", cache="host", batch_size=4)
     list(loader)
-    assert loader._loading._fetching._gatherer._arrays[0] is arrays
+    assert loader._epochs._fetching._gatherer._arrays[0] is arrays
 
 
 class TestTooLittleMemory:

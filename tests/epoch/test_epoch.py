@@ -1,22 +1,250 @@
-"""Epochs: how they end, by themselves or by an error, and what they leave for the next one."""
+"""An epoch: its steps, how it ends or is dropped, and what it compiles ahead and leaves for the next."""
 
+import _thread
 import gc
+import operator
+import os
+import signal
 import sys
 import threading
+import time
 from collections import deque
+from time import perf_counter_ns
 
 import numpy as np
 import pytest
 
-from gpuloader import CPUPlace, DataLoader, LoaderError
+from gpuloader import CPUPlace, DataLoader, IterableDataset, LoaderError
+from gpuloader.batches.staged import StagedBatch
+from gpuloader.devices.host import HostDevice
 from gpuloader.devices.places import Place
 from gpuloader.epoch.delivery import Delivery
-from gpuloader.epoch.epoch import Epoch, open_epoch, take_buffers
+from gpuloader.epoch.epoch import Epoch, EpochBuffers, Iteration, KernelsAhead, open_epoch, take_buffers
+from gpuloader.epoch.lane import Lane, count_slots
+from gpuloader.errors import QueueClosed
+from gpuloader.staging.layout import arrange
+from gpuloader.staging.ring import Ring
 from gpuloader.system import interrupts as exiting
-from gpuloader.testing import simulated_places
+from gpuloader.testing import SimulatedDevice, simulated_places
 from gpuloader.watch.stats import Meter
-from tests.epoch.test_steps import Staged
-from tests.fakes import loader_threads
+from tests.fakes import loader_threads, no_other_collection, wait_until
+
+LAYOUT = arrange((((2, 3), np.dtype("int64")),))
+
+
+class Staged:
+    """A fetcher whose batches are ready at once: numbers to fill them with, or errors to raise instead.
+
+    Before an entry that is None, it has to be waited for.
+    """
+
+    def __init__(self, ring, entries):
+        self.ring = ring
+        self.entries = deque(entries)
+        self.is_closed = False
+        self.waits = 0
+
+    def get(self):
+        if not self.entries:
+            raise QueueClosed("no more")
+        entry = self.entries.popleft()
+        if entry is None:
+            self.waits += 1
+            return self.get()
+        if isinstance(entry, BaseException):
+            raise entry
+        slot = self.ring.acquire(LAYOUT.nbytes)
+        slot.views(LAYOUT)[0][...] = entry
+        return StagedBatch(slot, LAYOUT, (0,), entry)
+
+    def get_nowait(self):
+        return None if self.entries and self.entries[0] is None else self.get()
+
+    def close(self):
+        self.is_closed = True
+        return True
+
+
+class Stepping:
+    """An epoch over simulated devices, of which the last may be hosts."""
+
+    def __init__(self, entries, *, places=2, drop_last=False, prefetch=1, masking=None, hosts=0):
+        self.devices = [SimulatedDevice() for _ in range(places - hosts)]
+        self.devices += [HostDevice() for _ in range(hosts)]
+        prefetch = 0 if hosts == places else prefetch
+        self.ring = Ring(*count_slots(8, self.devices, prefetch))
+        self.meter = Meter()
+        self.lanes = [Lane(device, self.ring, prefetch, self.meter) for device in self.devices]
+        self.fetch = Staged(self.ring, entries)
+        self.idle = deque()
+        buffers = EpochBuffers(self.ring, tuple(self.lanes), prefetch, os.getpid())
+        self.epoch = Epoch(
+            buffers,
+            self.fetch,
+            lambda step: step,
+            self.idle,
+            drop_last=drop_last,
+            meter=self.meter,
+            masking=masking,
+        )
+
+    def step(self):
+        """Return the numbers of the next step's batches, which are dropped."""
+        if self.epoch.asks:
+            assert self.epoch.begin_step() is None
+        step = self.epoch.next_step(perf_counter_ns())
+        return [int(np.asarray(arrays[0])[1, 2]) for _, arrays in step]
+
+    def steps(self):
+        found = []
+        with pytest.raises(QueueClosed):
+            while True:
+                found.append(self.step())
+        return found
+
+    def is_whole(self):
+        """Close the epoch, and return whether all slots are free, on the host and on the devices."""
+        gc.collect()
+        self.epoch.close()
+        slots = [lane._slots for lane in self.lanes]
+        return len(self.idle) == 1 and not self.ring.leased and not any(one._out for one in slots)
+
+
+@pytest.mark.parametrize(
+    ("devices", "hosts", "slots", "spare"),
+    # Four wait in the queue and one is being filled; then the step, the copies of three steps, the user's.
+    [
+        (1, 0, 5 + 1 + 3, 0),
+        (3, 0, 5 + 3 + 9, 0),
+        (0, 1, 5 + 1 + 3, 3),
+        (0, 2, 5 + 2 + 5, 5),
+        (1, 1, 5 + 2 + 6 + 5, 5),
+    ],
+)
+def test_there_is_a_slot_for_whatever_a_batch_waits_for(devices, hosts, slots, spare):
+    places = [SimulatedDevice() for _ in range(devices)] + [HostDevice() for _ in range(hosts)]
+    assert count_slots(4, places, prefetch=2) == (slots, spare)
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize(("drop_last", "wanted"), [(False, [[0, 1], [2, 3], [4]]), (True, [[0, 1], [2, 3]])])
+def test_a_last_step_that_has_no_batch_for_every_place(prefetch, drop_last, wanted):
+    loop = Stepping(range(5), drop_last=drop_last, prefetch=prefetch)
+    assert loop.steps() == wanted
+    assert loop.is_whole()
+
+
+@pytest.mark.parametrize(("places", "hosts"), [(1, 0), (1, 1), (2, 0), (2, 1), (2, 2)])
+def test_an_error_comes_behind_the_steps_before_it_and_then_the_end(places, hosts):
+    loop = Stepping([*range(2 * places), OSError("gone")], places=places, hosts=hosts)
+    assert [loop.step(), loop.step()] == [[*range(places)], [*range(places, 2 * places)]]
+    with pytest.raises(OSError, match="gone") as caught:
+        loop.step()
+    assert "get" in [entry.name for entry in caught.traceback]  # where the reader failed
+    del caught
+    for _ in range(2):
+        with pytest.raises(QueueClosed):
+            loop.step()
+    assert loop.is_whole()
+
+
+def test_an_error_within_a_step_drops_what_there_is_of_it():
+    loop = Stepping([0, 1, 2, OSError("gone")])
+    assert loop.step() == [0, 1]
+    with pytest.raises(OSError, match="gone"):
+        loop.step()
+    assert loop.is_whole()
+
+
+@pytest.mark.parametrize(("places", "hosts"), [(1, 0), (1, 1), (2, 0), (2, 1), (2, 2)])
+def test_an_interrupt_while_waiting_does_not_end_the_epoch(places, hosts):
+    loop = Stepping([KeyboardInterrupt(), *range(places)], places=places, hosts=hosts)
+    with pytest.raises(KeyboardInterrupt):
+        loop.step()
+    assert loop.steps() == [[*range(places)]]
+
+
+def test_as_many_steps_are_copied_ahead_as_prefetch_says():
+    for prefetch in (0, 1, 3):
+        loop = Stepping(range(20), prefetch=prefetch)
+        loop.step()
+        assert 20 - len(loop.fetch.entries) == 2 * (1 + prefetch)
+
+
+@pytest.mark.parametrize("call", ["wait", "keep", "views"])
+@pytest.mark.parametrize(("place", "places", "hosts"), [(0, 1, 0), (0, 2, 0), (1, 2, 0), (0, 2, 1)])
+def test_a_delivery_that_fails_costs_no_slot(monkeypatch, call, place, places, hosts):
+    loop = Stepping(range(8), places=places, hosts=hosts)
+    loop.step()
+
+    def fail(*_):
+        raise LoaderError("the device is lost")
+
+    # Otherwise the host may know that the copy has run, and nothing has to be waited for.
+    monkeypatch.setattr(loop.devices[place], "query", lambda event: False)
+    monkeypatch.setattr(loop.devices[place], call, fail)
+    with pytest.raises(LoaderError, match="lost"):
+        loop.step()
+    monkeypatch.undo()
+    assert loop.is_whole()
+
+
+@pytest.mark.parametrize("call", ["alloc", "copy_async", "event"])
+@pytest.mark.parametrize(("place", "places"), [(0, 1), (0, 2), (1, 2)])
+def test_a_copy_that_cannot_be_issued_costs_no_slot(monkeypatch, call, place, places):
+    loop = Stepping(range(8), places=places)
+
+    def fail(*_, **__):
+        raise LoaderError("the device is lost")
+
+    monkeypatch.setattr(loop.devices[place], call, fail)
+    with pytest.raises(LoaderError, match="lost"):
+        loop.step()
+    monkeypatch.undo()
+    assert loop.is_whole()
+
+
+def test_a_step_that_is_ready_does_not_wait_for_the_next_one():
+    loop = Stepping([0, 1, 2, None, 3, None, 4])
+    assert loop.step() == [0, 1]
+    assert loop.fetch.waits == 0
+    assert loop.step() == [2, 3]
+    assert loop.fetch.waits == 1
+    assert loop.steps() == [[4]]
+    assert loop.is_whole()
+
+
+@pytest.mark.parametrize(("places", "hosts"), [(1, 0), (1, 1), (2, 0), (2, 1), (2, 2)])
+def test_closing_takes_back_what_was_fetched_and_copied_ahead(places, hosts):
+    loop = Stepping(range(9), places=places, hosts=hosts)
+    loop.step()
+    assert loop.is_whole()
+    assert loop.fetch.is_closed
+    with pytest.raises(QueueClosed):
+        loop.step()
+
+
+@pytest.mark.parametrize(("places", "hosts"), [(1, 0), (1, 1), (2, 0), (2, 1), (2, 2)])
+def test_a_mask_that_cannot_be_made_costs_no_slot(places, hosts):
+    def masking(staged):
+        if staged.number == places:
+            raise LoaderError("no memory for the mask")
+
+    loop = Stepping(range(6), places=places, hosts=hosts, masking=masking)
+    with pytest.raises(LoaderError, match="no memory"):
+        loop.steps()
+    assert loop.is_whole()
+
+
+@pytest.mark.parametrize(("places", "hosts"), [(1, 0), (1, 1), (2, 0), (2, 2)])
+def test_a_step_knows_how_long_it_waited_for_its_batches(places, hosts):
+    loop, begun = Stepping(range(6), places=places, hosts=hosts), perf_counter_ns()
+    loop.step()
+    assert 0 < loop.meter.startup <= perf_counter_ns() - begun
+
+
+# Epochs: how they end, by themselves or by an error, and what they leave for the next one.
+
 
 PLACES = {"cpu": lambda: [CPUPlace()], "one": lambda: simulated_places(1), "two": lambda: simulated_places(2)}
 
@@ -206,13 +434,14 @@ def test_after_an_error_a_loader_has_nothing_running_and_begins_again():
             assert list(epoch) == []
 
 
+@pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_batch_that_an_interrupt_kept_back_is_ordered_before_the_stream_of_whoever_gets_it(seed):
-    """It was delivered to another stream, before the next batch was read."""
+def test_a_batch_that_an_interrupt_kept_back_is_ordered_before_the_stream_of_whoever_gets_it(seed, static):
+    """It was delivered to another stream, and perhaps moved there, before the next batch was read."""
     [place] = simulated_places(1, seed)
     device = place.device
     streams = [device.stream(), device.stream()]
-    loop, seen = Loop([0, 1, KeyboardInterrupt(), 2, 3], [place]), []
+    loop, seen = Loop([0, 1, KeyboardInterrupt(), 2, 3], [place], static=static), []
     with device.use(streams[0]):
         [(_, [batch])] = next(loop.epoch)
         seen.append(batch.launch_read(duration=3.0))
@@ -227,3 +456,218 @@ def test_a_batch_that_an_interrupt_kept_back_is_ordered_before_the_stream_of_who
     assert [values[0].ravel()[0] for values in seen] == [0, 1, 2, 3]
     del batch
     assert list(loop.epoch) == []
+
+
+# Epochs that are dropped rather than closed: nothing waits, nothing is lost, nothing stays.
+
+
+class Stuck:
+    """Samples, of which one takes until it is let go."""
+
+    def __init__(self):
+        self.reached, self.release = threading.Event(), threading.Event()
+
+    def __len__(self):
+        return 50
+
+    def __getitem__(self, index):
+        if index == 5:
+            self.reached.set()
+            self.release.wait(30)
+        time.sleep(0.003)
+        return np.int64(index)
+
+
+def leave(loader, dataset, after=lambda: None):
+    """Leave the loop while a sample is being read."""
+    for _ in loader:
+        dataset.reached.wait(30)
+        after()
+        break
+
+
+WAYS = [{"use_buffer_reader": "thread"}, {"num_workers": 2, "worker_type": "thread"}]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
+@pytest.mark.parametrize("options", WAYS)
+def test_an_interrupt_is_not_lost_while_a_reader_is_stuck(options):
+    dataset = Stuck()
+    loader = DataLoader(dataset, places="cpu", batch_size=1, prefetch_factor=8, **options)
+    interrupt = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        leave(loader, dataset, interrupt.start)
+        time.sleep(30)
+    dataset.release.set()
+    wait_until(lambda: not loader_threads())
+
+
+class Interrupting(IterableDataset):
+    """Items whose iterator is interrupted while it is closed."""
+
+    def __iter__(self):
+        try:
+            yield from range(9)
+        finally:
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
+@pytest.mark.parametrize("in_a_cycle", [False, True])
+def test_an_interrupt_is_not_lost_while_an_epoch_is_freed(in_a_cycle):
+    epoch = iter(DataLoader(Interrupting(), places="cpu", use_buffer_reader=False))
+    next(epoch)
+    cycle = [epoch]
+    if in_a_cycle:
+        cycle.append(cycle)
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        del epoch, cycle
+        gc.collect()
+        time.sleep(30)
+    assert time.monotonic() - begun < 20  # it wakes the program
+
+
+@pytest.mark.parametrize("options", [*WAYS, {"num_workers": 2, "worker_type": "process"}])
+def test_the_next_epoch_waits_for_the_last_one_and_reuses_its_memory(options):
+    loader = DataLoader(list(range(40)), places="cpu", batch_size=2, **options)
+    addresses = set()
+    for _ in range(6):
+        for batch in loader:
+            addresses.add(batch.__array_interface__["data"][0])
+            break
+        del batch
+    assert len(addresses) <= 3  # the first slots of one reservation
+    assert [batch.tolist() for batch in loader] == [[n, n + 1] for n in range(0, 40, 2)]
+
+
+@pytest.mark.parametrize("options", WAYS)
+def test_an_epoch_dropped_by_the_garbage_collector_is_closed_too(options):
+    loader = DataLoader(list(range(40)), places="cpu", batch_size=2, **options)
+    cycle = [iter(loader)]
+    next(cycle[0])
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
+    wait_until(lambda: not loader_threads())
+    assert len(list(loader)) == 20
+
+
+@pytest.mark.parametrize("read_ahead", [True, False, "thread"])
+def test_an_interrupt_while_an_epoch_is_collected_is_delivered(read_ahead, monkeypatch):
+    """Its memory is that of an earlier epoch, and so older than what closes the epoch."""
+    printed = []
+    monkeypatch.setattr(sys, "unraisablehook", printed.append)
+    [place] = simulated_places(1)
+    loader = DataLoader(list(range(40)), places=place, batch_size=2, use_buffer_reader=read_ahead)
+    assert len(list(loader)) == 20
+    cycle = [iter(loader)]
+    next(cycle[0])
+    cycle.append(cycle)
+    with no_other_collection():
+        del cycle
+        with pytest.raises(KeyboardInterrupt):
+            list(map(operator.call, [_thread.interrupt_main, gc.collect]))
+            threading.Event().wait(30)
+    wait_until(lambda: not loader_threads())
+    assert not printed
+    assert len(list(loader)) == 20
+
+
+def test_an_epoch_that_has_ended_runs_no_python_code_when_it_is_freed():
+    """Python would swallow a Ctrl-C that arrives there."""
+    assert not any(hasattr(one, "__del__") for one in (Epoch, Iteration))
+
+
+# Compiling kernels ahead: on which devices, how often, in which process, and when it ends.
+
+
+PROGRAM = object()
+
+
+class Compiling:
+    """A device that notes what it compiles, and goes on once it may."""
+
+    def __init__(self, direct=False, goes_on=True):
+        self.direct = direct
+        self.compiled = []
+        self.goes_on = threading.Event()
+        if goes_on:
+            self.goes_on.set()
+
+    def compile(self, program, stop):
+        self.compiled.append(program)
+        assert self.goes_on.wait(10)
+
+
+def compilers():
+    return [thread for thread in threading.enumerate() if thread.name == "gpuloader-compiler"]
+
+
+def test_each_device_compiles_the_first_program_once():
+    devices = [Compiling(), Compiling()]
+    ahead = KernelsAhead([devices[0], devices[1], devices[0]])
+    for program in (PROGRAM, object()):
+        ahead.begin(program)
+        wait_until(lambda: not compilers())
+    ahead.finish()
+    assert [device.compiled for device in devices] == [[PROGRAM]] * 2
+
+
+def test_a_host_compiles_nothing(monkeypatch):
+    started = []
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: started.append(thread))
+    host = Compiling(direct=True)
+    ahead = KernelsAhead([host])
+    ahead.begin(PROGRAM)
+    ahead.finish()
+    assert host.compiled == started == []
+
+
+def test_the_end_tells_the_device_and_waits_for_it():
+    device, ended = Compiling(), []
+
+    def compile_until_told(program, stop):
+        wait_until(stop)
+        ended.append(program)
+
+    device.compile = compile_until_told
+    ahead = KernelsAhead([device])
+    ahead.begin(PROGRAM)
+    ahead.finish()
+    assert ended == [PROGRAM]
+
+
+def test_after_an_end_nothing_begins():
+    device = Compiling()
+    ahead = KernelsAhead([device])
+    ahead.finish()
+    ahead.begin(PROGRAM)
+    assert not compilers()
+    assert device.compiled == []
+
+
+def test_a_failure_concerns_that_device_alone():
+    failing, device = Compiling(), Compiling()
+    failing.compile = None
+    ahead = KernelsAhead([failing, device])
+    ahead.begin(PROGRAM)
+    wait_until(lambda: device.compiled)
+    ahead.finish()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_compiles_nothing_and_waits_for_no_thread():
+    device = Compiling(goes_on=False)
+    busy, idle = KernelsAhead([device]), KernelsAhead([device])
+    busy.begin(PROGRAM)
+    wait_until(lambda: device.compiled)
+    if (child := os.fork()) == 0:
+        idle.begin(PROGRAM)
+        busy.finish()
+        os._exit(len(compilers()) + len(device.compiled))
+    device.goes_on.set()
+    _, status = os.waitpid(child, 0)
+    busy.finish()
+    assert os.waitstatus_to_exitcode(status) == 1

@@ -8,10 +8,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gpuloader import BatchSampler, CPUPlace, DataLoader, Dataset, IterableDataset, cpu_places, data
-from gpuloader.epoch.split import Masks, ShardedPlan, add_mask, cut
+from gpuloader.epoch.split import Masks, add_mask
 from gpuloader.errors import LoaderError
+from gpuloader.order.dividing import Division, cut
 from gpuloader.order.order import InOrder
-from gpuloader.order.plan import DividedPlan, Division, OrderedPlan, SampledPlan
+from gpuloader.order.plan import OrderedPlan, SampledPlan, ShardedPlan
 from gpuloader.testing import CustomPlace, SimulatedDevice, simulated_places
 from tests.fakes import loader_threads, nothing_left_behind
 from tests.sample_sets import Pair
@@ -43,7 +44,7 @@ def make(dataset, places, **options):
 
 
 def in_shards(dataset, places, remainder="error", **options):
-    return make(dataset, places, split="shards", remainder=remainder, **options)
+    return make(dataset, places, split="shards", uneven=remainder, **options)
 
 
 def whole_batches(dataset, **options):
@@ -146,7 +147,7 @@ class TestShardsMakeUpBatches:
         assert second[1].tolist() == [3, 4, 5]
 
     def test_one_place_has_batches_as_ever(self):
-        assert whole_batches(Numbers(5), batch_size=2, split="shards", remainder="pad") == [
+        assert whole_batches(Numbers(5), batch_size=2, split="shards", uneven="pad") == [
             [0, 1],
             [2, 3],
             [4],
@@ -269,12 +270,12 @@ class TestErrors:
         [
             ({"split": "halves"}, "split must be one of 'batches', 'shards', got 'halves'"),
             (
-                {"split": "shards", "remainder": "keep"},
-                "remainder must be one of 'error', 'drop', 'pad', got 'keep'",
+                {"split": "shards", "uneven": "keep"},
+                "uneven must be one of 'pad', 'repeat', 'drop', 'error' or None, got 'keep'",
             ),
             ({"split": "shards", "batch_size": 7}, "a batch of 7 samples cannot be cut into 2 equal parts"),
             (
-                {"split": "shards", "remainder": "drop"},
+                {"split": "shards", "uneven": "drop"},
                 "a batch of 1 samples cut into 2 .* would leave nothing",
             ),
             (
@@ -288,7 +289,7 @@ class TestErrors:
             make(Numbers(9), cpu_places(2), **options)
 
     def test_of_an_iterable_data_set(self):
-        with pytest.raises(ValueError, match=r"remainder='drop' .* leaves out a last step"):
+        with pytest.raises(ValueError, match=r"uneven='drop' .* leaves out a last step"):
             in_shards(Stream(9), cpu_places(2), "pad", batch_size=4)
         with pytest.raises(ValueError, match="a batch of 5 samples cannot be cut into 2"):
             in_shards(Stream(9), cpu_places(2), "drop", batch_size=5)
@@ -391,7 +392,7 @@ class TestThePlan:
         """A rank's last batch may itself end in a repeated sample, wherever that comes to lie."""
         counted = []
         for rank in range(world_size):
-            ranks = DividedPlan(InOrder(count), size, False, Division(rank, world_size, "pad"))
+            ranks = OrderedPlan(InOrder(count), size, False, Division(rank, world_size, "pad"))
             plan = ShardedPlan(ranks, shards, "pad")
             for number, part in enumerate(plan.batches(0)):
                 own, length = plan.take_own(number)

@@ -4,7 +4,6 @@ Every worker of the fork server imports this module, so it needs only NumPy and 
 """
 
 import gc
-import multiprocessing
 import os
 import select
 import signal
@@ -19,6 +18,7 @@ from multiprocessing import resource_tracker
 import numpy as np
 
 from gpuloader import DataLoader, Dataset, IterableDataset, get_worker_info
+from gpuloader.fetch.processes.fork_server import prepare_server
 from tests.fakes import is_running, nothing_left_behind, wait_until
 from tests.processes import descendants
 
@@ -173,7 +173,7 @@ def warm_up():
     The server preloads the modules that tests import, so that workers need not import them.
     """
     resource_tracker.ensure_running()  # for processes that are spawned
-    multiprocessing.set_forkserver_preload(["tests.fetch.faulty", "pytest"])
+    prepare_server(["tests.fetch.faulty", "pytest"])
     assert indices(loader(Faulty(4), start_method="forkserver")) == plain(4)
 
 

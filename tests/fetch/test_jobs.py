@@ -7,7 +7,7 @@ import pytest
 
 from gpuloader.errors import QueueClosed, StagingMemoryError
 from gpuloader.fetch import jobs as fetch_jobs
-from gpuloader.fetch.jobs import FIRST_JOBS, Window, deliver
+from gpuloader.fetch.jobs import FIRST_JOBS, Window
 from gpuloader.staging.ring import Ring
 from gpuloader.watch.stats import Meter
 
@@ -52,7 +52,7 @@ def test_workers_reserve_slots_while_the_consumer_removes_jobs_without_a_batch(a
     begin.wait()
     for job in jobs[:-100]:
         job.finish(None)  # a worker that has no items left ends its jobs like this
-        assert window.due() is None
+        assert window.deliver(Meter()) is None
     worker.join(30)
     assert wrong == []
     assert list(window.jobs) == jobs[-100:]
@@ -81,7 +81,12 @@ def open_window(count=9, slots=9, ahead=3, in_order=True, error=None):
 def finish(window, job):
     """End a job with a batch, in its slot."""
     job.finish(
-        SimpleNamespace(slot=window.reserve(job, NBYTES), layout=SimpleNamespace(nbytes=NBYTES), skipped=0)
+        SimpleNamespace(
+            slot=window.reserve(job, NBYTES),
+            layout=SimpleNamespace(nbytes=NBYTES),
+            skipped=0,
+            number=job.number,
+        )
     )
 
 
@@ -100,7 +105,7 @@ class TestWindow:
         assert [(job.number, job.indices) for job in jobs] == [(0, (0,)), (1, (1,)), (2, (2,))]
         assert len({job.slot.address for job in jobs}) == 3
         finish(window, jobs[0])
-        assert window.due() is jobs[0]
+        assert window.deliver(Meter()) is jobs[0].staged
         assert [job.number for job in hand_out(window)] == [3]
         window.ahead = 5
         assert [job.number for job in hand_out(window)] == [4, 5]
@@ -111,12 +116,14 @@ class TestWindow:
         jobs = hand_out(window)
         for number in (2, 0, 1):
             finish(window, jobs[number])
-            while (job := window.due()) is not None:
-                found.append(job.number)
+            while (staged := window.deliver(Meter())) is not None:
+                found.append(staged.number)
         assert found == wanted
-        assert (window.is_empty, window.exhausted) == (False, False)  # the plan may have more
+        assert not window.exhausted  # the plan may have more
         assert window.next_job() is None
-        assert (window.is_empty, window.exhausted) == (True, True)
+        assert window.exhausted
+        with pytest.raises(QueueClosed):
+            window.deliver(Meter())
 
     def test_hands_out_few_jobs_until_batches_have_been_delivered(self):
         window = open_window(count=10 * FIRST_JOBS, slots=10 * FIRST_JOBS, ahead=10 * FIRST_JOBS)
@@ -124,7 +131,7 @@ class TestWindow:
         assert len(jobs) == FIRST_JOBS
         for job in jobs:
             finish(window, job)
-            window.due()
+            window.deliver(Meter())
         assert len(hand_out(window)) == 2 * FIRST_JOBS
 
     def test_asks_the_plan_for_no_batch_that_has_no_slot(self):
@@ -132,14 +139,15 @@ class TestWindow:
         jobs = hand_out(window)
         assert [job.number for job in jobs] == [0, 1]
         finish(window, jobs[0])
-        window._ring.release(window.due().slot)
+        window._ring.release(window.deliver(Meter()).slot)
         assert [job.number for job in hand_out(window)] == [2]
 
     def test_that_is_ended_hands_out_nothing(self):
         window = open_window()
-        window.end()
+        window.exhausted = True
         assert window.next_job() is None
-        assert window.is_empty
+        with pytest.raises(QueueClosed):
+            window.deliver(Meter())
         assert window._ring.free == 9
 
     def test_the_end_of_the_plan_costs_no_slot(self):
@@ -153,13 +161,13 @@ class TestWindow:
         jobs = hand_out(window)
         assert [job.number for job in jobs] == [0, 1]
         for job in jobs:
-            assert deliver(window, meter) is None
+            assert window.deliver(meter) is None
             finish(window, job)
-            window._ring.release(deliver(window, meter).slot)
+            window._ring.release(window.deliver(meter).slot)
         with pytest.raises(KeyError, match="sampler"):
-            deliver(window, meter)
+            window.deliver(meter)
         with pytest.raises(QueueClosed):
-            deliver(window, meter)
+            window.deliver(meter)
         assert window._ring.free == 9
         assert (meter.batches, meter.nbytes) == (2, 2 * NBYTES)
 
@@ -169,9 +177,9 @@ class TestWindow:
         window.reserve(first, NBYTES)
         first.finish(None, OSError("gone"))
         with pytest.raises(OSError, match="gone"):
-            deliver(window, Meter())
+            window.deliver(Meter())
         finish(window, second)
-        assert deliver(window, Meter()) is second.staged
+        assert window.deliver(Meter()) is second.staged
         assert window._ring.free == 8
 
     def test_jobs_without_a_batch_are_skipped_and_cost_no_slot(self):
@@ -179,7 +187,7 @@ class TestWindow:
         jobs = hand_out(window)
         jobs[0].finish(None)
         jobs[1].finish(None)
-        assert window.due() is None
+        assert window.deliver(Meter()) is None
         assert list(window.jobs) == [jobs[2]]
         assert window._ring.free == 8
 

@@ -16,8 +16,8 @@ import pytest
 
 from gpuloader import DataLoader, LoaderError
 from gpuloader.epoch.epoch import Epoch
-from gpuloader.fetch.processes import fork_server, pool, process, workers
-from gpuloader.fetch.processes.wire import Kind
+from gpuloader.fetch.processes import fork_server, workers
+from gpuloader.fetch.processes.messages import Kind
 from tests.fakes import leave_early, wait_until
 from tests.fetch import faulty
 from tests.fetch.faulty import Faulty, FaultyStream, indices, is_running, loader, plain
@@ -300,12 +300,12 @@ def test_ctrl_c_that_hits_a_new_process_first_is_silent_there(kind):
 
 
 def test_ctrl_c_while_workers_end_leaves_no_descriptor(monkeypatch):
-    def close_all(workers, grace, ending=pool.close_all):
+    def close_all(workers, grace, ending=workers.close_all):
         ending(workers, grace)
         if workers:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(pool, "close_all", close_all)
+    monkeypatch.setattr(workers, "close_all", close_all)
     with pytest.raises(KeyboardInterrupt):
         list(loader(Faulty(), start_method="fork"))
 
@@ -387,7 +387,7 @@ def test_an_interrupt_loses_no_batch():
     ("module", "name", "is_meant"),
     [
         (workers, "receive", lambda *_: True),
-        (process, "send", lambda link, message, *_: message.kind == Kind.TASK),
+        (workers, "send", lambda link, message, *_: message.kind == Kind.TASK),
     ],
     ids=["received", "sent"],
 )

@@ -8,6 +8,8 @@ import time
 import weakref
 from collections import deque
 from contextlib import suppress
+from time import perf_counter_ns
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,10 +17,14 @@ import pytest
 from gpuloader import DataLoader, IterableDataset, LoaderError, SampleError
 from gpuloader.errors import QueueClosed
 from gpuloader.fetch import read_ahead
-from gpuloader.fetch import read_ahead as relay
+from gpuloader.fetch.contract import EpochRequest
+from gpuloader.fetch.read_ahead import InlineFetch, stage_inline
+from gpuloader.order.randomness import current_draw
 from gpuloader.staging.ring import Ring
+from gpuloader.system.threads import this_thread
 from gpuloader.testing import CustomPlace, SimulatedDevice
 from gpuloader.watch import read_ahead_policy as pace
+from gpuloader.watch.stats import Meter
 from tests.fakes import loader_threads, wait_until
 
 LONG = 0.004  # seconds; far more than a thread costs
@@ -95,7 +101,7 @@ def test_without_a_buffer_reader_nothing_is_read_ahead():
 
 def test_short_work_is_done_without_a_thread(monkeypatch):
     """If nothing is longer than what a hand-over costs, no thread is even started."""
-    for module, name in ((pace, "PAYS"), (read_ahead, "PAYS"), (relay, "PAYS"), (pace, "LONG")):
+    for module, name in ((pace, "PAYS"), (read_ahead, "PAYS"), (pace, "LONG")):
         monkeypatch.setattr(module, name, 10**12)
     numbers = Numbers(400)
     loader = load(numbers)
@@ -187,7 +193,7 @@ def test_an_epoch_that_has_ended_waits_for_no_garbage_collection(way, fails):
 @pytest.mark.parametrize(("place", "read"), [("cpu", [0]), (CustomPlace(SimulatedDevice()), [0, 1])])
 def test_without_a_thread_the_next_batch_is_read_early_if_it_has_to_be_copied(monkeypatch, place, read):
     """Its copy then runs while the loop computes; in host memory, reading it early would gain nothing."""
-    for module, name in ((pace, "PAYS"), (read_ahead, "PAYS"), (relay, "PAYS"), (pace, "LONG")):
+    for module, name in ((pace, "PAYS"), (read_ahead, "PAYS"), (pace, "LONG")):
         monkeypatch.setattr(module, name, 10**12)
     numbers = Numbers(6)
     loader = DataLoader(numbers, places=place, batch_size=1)
@@ -199,7 +205,7 @@ def test_without_a_thread_the_next_batch_is_read_early_if_it_has_to_be_copied(mo
 
 
 def test_a_thread_that_takes_turns_with_the_loop_reads_beside_a_long_step(monkeypatch):
-    for module, name in ((pace, "PAYS"), (read_ahead, "PAYS"), (relay, "PAYS"), (pace, "LONG")):
+    for module, name in ((pace, "PAYS"), (read_ahead, "PAYS"), (pace, "LONG")):
         monkeypatch.setattr(module, name, 10**12)
     numbers = Numbers(30, 0.002)
     epoch = iter(load(Stream(numbers)))
@@ -298,12 +304,135 @@ def test_the_last_batch_is_not_lost_if_it_arrives_with_the_end():
 
         def __bool__(self):
             found = len(self) > 0
-            if fetch._relay.ending is None:
+            if fetch._shared.ending is None:
                 self.append("last")
-                fetch._relay.ending = QueueClosed("the reader has no more batches")
+                fetch._shared.ending = QueueClosed("the reader has no more batches")
             return found
 
-    fetch._relay.items = Late()
+    fetch._shared.items = Late()
     assert fetch.get() == "last"
     with pytest.raises(QueueClosed):
         fetch.get()
+
+
+# Fetching in the consumer's thread: each batch is read when it is asked for, and no slot is lost.
+
+
+NBYTES = 100
+
+
+class Reading:
+    """A plan of batches, how they are assembled, and what became of them."""
+
+    def __init__(self, assemble=None, count=3):
+        self.ring, self.meter = Ring(2, 1), Meter()
+        self.ring.release(self.ring.acquire(NBYTES))
+        self.assemble = assemble
+        self.read, self.closed = [], []
+        batches = stage_inline(
+            EpochRequest(5, 2, ((number, (number,)) for number in range(count)), {}, owner=self),
+            self._assemble,
+            self.ring,
+            self.meter,
+            close=lambda: self.closed.append(1),
+        )
+        self.fetch = InlineFetch(batches)
+
+    def _assemble(self, number, indices, reserve):
+        self.read.append((number, indices))
+        slot = reserve(NBYTES)
+        if self.assemble is not None:
+            self.assemble(number)
+        return SimpleNamespace(slot=slot, layout=SimpleNamespace(nbytes=NBYTES), skipped=0, number=number)
+
+
+def test_a_batch_is_read_when_it_is_asked_for():
+    reading, begun = Reading(), perf_counter_ns()
+    assert reading.fetch.get_nowait() is None
+    assert reading.read == []
+    for number in range(3):
+        batch = reading.fetch.get()
+        assert (batch.number, len(reading.read)) == (number, number + 1)
+        reading.ring.release(batch.slot)
+    for _ in range(2):
+        with pytest.raises(QueueClosed):
+            reading.fetch.get()
+    assert reading.read == [(0, (0,)), (1, (1,)), (2, (2,))]
+    assert (reading.closed, reading.ring.free) == ([1], 2)
+    assert (reading.meter.batches, reading.meter.nbytes) == (3, 3 * NBYTES)
+    assert 0 < reading.meter.fetch <= perf_counter_ns() - begun
+
+
+def test_an_error_costs_no_slot_and_ends_the_data():
+    def fail(number):
+        if number == 1:
+            raise OSError("gone")
+
+    reading = Reading(fail)
+    reading.ring.release(reading.fetch.get().slot)
+    with pytest.raises(OSError, match="gone"):
+        reading.fetch.get()
+    assert (reading.closed, reading.ring.free) == ([1], 2)
+    with pytest.raises(QueueClosed):
+        reading.fetch.get()
+
+
+def test_an_interrupt_costs_no_slot_and_is_no_end_of_the_data():
+    def interrupt(number):
+        raise KeyboardInterrupt
+
+    reading = Reading(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        reading.fetch.get()
+    assert (reading.closed, reading.ring.free) == ([1], 2)
+    with pytest.raises(LoaderError, match="was interrupted in the middle of a batch") as caught:
+        reading.fetch.get()
+    assert not isinstance(caught.value, QueueClosed)
+
+
+def test_data_that_end_before_the_plan_cost_no_slot():
+    ring, closed = Ring(2, 1), []
+
+    def assemble(number, indices, reserve):
+        slot = reserve(NBYTES)
+        return (
+            None if number else SimpleNamespace(slot=slot, layout=SimpleNamespace(nbytes=NBYTES), skipped=0)
+        )
+
+    epoch = EpochRequest(0, 0, iter([(0, ()), (1, ()), (2, ())]), {})
+    batches = stage_inline(epoch, assemble, ring, Meter(), close=lambda: closed.append(1))
+    first = next(batches)
+    assert list(batches) == []
+    assert (closed, ring.free) == ([1], 1)
+    ring.release(first.slot)
+
+
+def test_closing_closes_the_reader_and_keeps_the_slots_of_batches():
+    reading = Reading()
+    batch = reading.fetch.get()
+    assert reading.fetch.close() is True
+    assert (reading.closed, reading.ring.free) == ([1], 1)
+    with pytest.raises(QueueClosed):
+        reading.fetch.get()
+    reading.ring.release(batch.slot)
+    assert InlineFetch(iter([])).close() is True  # not every iterator can be closed
+
+
+def test_loops_over_several_loaders_draw_and_read_each_for_itself():
+    """What the thread draws and reads for is the loader's while it reads, and the loop's in between."""
+    seen = []
+
+    def note(number):
+        seen.append((number, current_draw().seed, current_draw().epoch, this_thread.reads_for))
+        if number == 2:
+            raise OSError("gone")
+
+    outer = current_draw(), this_thread.reads_for
+    reading = Reading(note)
+    for number in range(2):
+        reading.ring.release(reading.fetch.get().slot)
+        assert (current_draw(), this_thread.reads_for) == outer
+        assert seen[number] == (number, 5, 2, reading)
+    with pytest.raises(OSError, match="gone"):
+        reading.fetch.get()
+    assert (current_draw(), this_thread.reads_for) == outer

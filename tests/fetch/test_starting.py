@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+from multiprocessing import resource_tracker
 
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ def test_a_worker_thread_that_cannot_be_started(few_threads, dataset):
             LoaderError, match=r"gpuloader-worker-2 could not be started \(can't start new thread\)"
         ):
             next(iter(loader))
-        loader._loading._idle.clear()
+        loader._epochs._idle.clear()
 
 
 def test_a_reading_thread_that_cannot_be_started(monkeypatch):
@@ -95,7 +96,7 @@ def test_a_worker_process_that_cannot_be_forked(few_forks, persistent):
     with nothing_left_behind():
         with pytest.raises(LoaderError, match=r"worker 1 could not be started: .*temporarily unavailable"):
             next(iter(loader))
-        loader._loading._idle.clear()
+        loader._epochs._idle.clear()
 
 
 def test_a_process_of_a_reader_that_cannot_be_forked(few_forks):
@@ -114,7 +115,7 @@ def test_a_spawned_process_that_cannot_be_started(monkeypatch):
         monkeypatch.setattr(multiprocessing.util, "spawnv_passfds", refuse)
         with pytest.raises(LoaderError, match=r"worker 0 could not be started: .*temporarily unavailable"):
             next(iter(loader))
-        loader._loading._idle.clear()
+        loader._epochs._idle.clear()
 
 
 def test_shared_memory_that_is_full_is_not_the_readers_fault(monkeypatch):
@@ -127,7 +128,7 @@ def test_shared_memory_that_is_full_is_not_the_readers_fault(monkeypatch):
     with nothing_left_behind():
         with pytest.raises(LoaderError, match=r"No space left .* /dev/shm is full") as caught:
             list(loader)
-        loader._idle.clear()
+        loader._epochs._idle.clear()
     assert not getattr(caught.value, "__notes__", [])
 
 
@@ -138,8 +139,33 @@ class Nested(Made):
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_loader_with_processes_within_a_worker(method):
+    resource_tracker.ensure_running()  # stays, and keeps a descriptor open
     prepare_server()
     loader = DataLoader(Nested(np.arange, 2), places="cpu", num_workers=1, start_method=method)
     with nothing_left_behind():
         assert [batch.tolist() for batch in loader] == [[4], [4]]
-        loader._loading._idle.clear()
+        loader._epochs._idle.clear()
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_too_few_descriptors_are_one_error_and_cost_none(method):
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource_tracker.ensure_running()
+    errors = []
+    options = {"places": "cpu", "num_workers": 2, "start_method": method}
+    prepare_server()
+    for left in range(0, 14, 2):
+        loader = DataLoader(Made(np.arange, 8), **options)
+        with nothing_left_behind():
+            os.close(first := os.dup(0))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (first + left, limits[1]))
+            try:
+                list(loader)
+            except LoaderError as error:
+                errors.append(str(error))
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            loader._epochs._idle.clear()
+    assert errors
+    assert all("Too many open files" in error for error in errors)

@@ -11,9 +11,9 @@ import pytest
 from gpuloader import DataLoader, IterableDataset, SampleError, TensorDataset, get_worker_info
 from gpuloader.batches.assembly import Assembler
 from gpuloader.batches.schema import Collation
-from gpuloader.fetch import threads as crew
+from gpuloader.fetch import threads
 from gpuloader.fetch.jobs import Job
-from gpuloader.fetch.threads import _Parts
+from gpuloader.fetch.threads import _DividedJob
 from gpuloader.sources.describing import describe
 from gpuloader.staging.ring import Slot
 from gpuloader.testing import simulated_places
@@ -77,7 +77,7 @@ def test_the_error_is_of_the_first_bad_sample_whichever_was_fetched_first(parts)
 
 def test_the_error_is_of_the_first_bad_sample_whichever_failed_first():
     job, threads = Job(0, range(3)), SimpleNamespace(closed=threading.Event(), bell=SimpleQueue())
-    parts = _Parts(job, begin_bad(), 3, threads, SimpleQueue())
+    parts = _DividedJob(job, begin_bad(), 3, threads, SimpleQueue())
     for start in (0, 2, 1):
         parts.run(start, start + 1, 0)
     assert job.error.dataset_index == 1
@@ -128,11 +128,11 @@ def test_a_thread_skips_what_an_epoch_that_is_left_had_given_it(monkeypatch):
     epoch = iter(loader)
     next(epoch)
     reached.wait(30)
-    monkeypatch.setattr(crew, "monotonic", monotonic)
+    monkeypatch.setattr(threads, "monotonic", monotonic)
     epoch.close()
     assert not loader_threads()
     assert read == [0, 1]
-    [road] = loader._loading._idle
+    [road] = loader._epochs._idle
     road.ring.drain()
     assert road.ring.free == road.ring.count
 

@@ -44,7 +44,7 @@ def test_batches_run_on_from_file_to_file(files, kind):
         for _ in range(2):
             assert numbers(loader) == [[batch] for batch in WHOLE]
         assert numbers(loader()) == [[batch] for batch in WHOLE]
-        loader._idle.clear()
+        loader._epochs._idle.clear()
     [first] = next(loader())
     assert first["x"].shape == (3, 2, 3)
 

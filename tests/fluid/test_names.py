@@ -78,20 +78,9 @@ class TestToVariable:
             fluid.dygraph.to_variable(value)
 
 
-class TestUniqueName:
-    def test_names_count_up_and_a_guard_starts_over(self):
-        with fluid.unique_name.guard():
-            generate = fluid.unique_name.generate
-            assert [generate("fc"), generate("fc"), generate("x")] == ["fc_0", "fc_1", "x_0"]
-            with fluid.unique_name.guard():
-                assert generate("fc") == "fc_0"
-            with fluid.unique_name.guard("A"):
-                assert generate("fc") == "Afc_0"
-            assert generate("fc") == "fc_2"
-
-    def test_a_prefix_is_text(self):
-        with pytest.raises(TypeError, match="prefix"), fluid.unique_name.guard(3):
-            pass
+def test_a_prefix_of_unique_names_is_text():
+    with pytest.raises(TypeError, match="prefix"), fluid.unique_name.guard(3):
+        pass
 
 
 class TestCuda:
@@ -119,23 +108,11 @@ WORDS = np.arange(4)[:, None]
 
 
 class TestLoDTensor:
-    def make(self):
-        tensor = fluid.LoDTensor()
-        tensor.set(WORDS, fluid.CPUPlace())
-        return tensor
-
-    def test_what_paddles_has(self):
-        tensor = self.make()
-        assert (tensor.recursive_sequence_lengths(), tensor.lod()) == ([], [])
-        tensor.set_recursive_sequence_lengths([[3, 1]])
-        assert (tensor.shape(), tensor.lod()) == ([4, 1], [[0, 3, 4]])
-        tensor.set_lod([[0, 1, 4]])
-        assert tensor.recursive_sequence_lengths() == [[1, 3]]
-        assert np.array(tensor).tolist() == WORDS.tolist()
-        assert np.array(tensor, dtype="float32").dtype == np.float32
+    """Beyond what `tests/paddle_suite/test_feeds.py` compares with Paddle's."""
 
     def test_lengths_must_fit(self):
-        tensor = self.make()
+        tensor = fluid.LoDTensor()
+        tensor.set(WORDS, fluid.CPUPlace())
         for lengths in ([[3, 3]], [[2, 1], [3, 1]], [[5, -1]]):
             with pytest.raises(ValueError, match="expected lengths that sum to"):
                 tensor.set_recursive_sequence_lengths(lengths)
@@ -146,14 +123,11 @@ class TestLoDTensor:
         tensor.set(WORDS[:3], "cpu")
         assert not tensor.has_valid_recursive_sequence_lengths()
 
-    def test_create_lod_tensor(self):
-        for made in (
-            fluid.create_lod_tensor(WORDS, [[3, 1]], fluid.CPUPlace()),
-            fluid.create_lod_tensor([[0, 1, 2], [3]], [[3, 1]], fluid.CPUPlace()),
-        ):
-            assert (made.shape(), made.recursive_sequence_lengths()) == ([4, 1], [[3, 1]])
-            again = fluid.create_lod_tensor(made, [[1, 3]], "cpu")
-            assert np.array(again).tolist() == WORDS.tolist()
+    def test_one_is_made_of_another(self):
+        made = fluid.create_lod_tensor([[0, 1, 2], [3]], [[3, 1]], fluid.CPUPlace())
+        again = fluid.create_lod_tensor(made, [[1, 3]], "cpu")
+        assert np.array(again).tolist() == WORDS.tolist()
+        assert np.array(again, dtype="float32").dtype == np.float32
         with pytest.raises(AssertionError, match="sequences of the lengths"):
             fluid.create_lod_tensor([[1, 2]], [[3]], "cpu")
         with pytest.raises(ValueError, match="sum to the 4 rows"):

@@ -1,4 +1,4 @@
-"""The tests in this folder need a GPU; without a usable one, and only then, pytest skips them all."""
+"""The tests in this folder need a GPU; without a usable one, and only then, pytest does not collect them."""
 
 import importlib
 import importlib.util
@@ -21,7 +21,7 @@ FOREIGN = [
 ]
 
 
-def missing():
+def find_missing():
     """Return why no GPU is usable, or None if one is."""
     try:
         import cupy
@@ -30,15 +30,22 @@ def missing():
     return None if cupy.cuda.is_available() else "there is no CUDA device"
 
 
+MISSING = find_missing()
+collect_ignore_glob = ["test_*.py"] if MISSING else []
+
+
+def pytest_report_collectionfinish():
+    return f"tests/gpu is left out: {MISSING}" if MISSING else []
+
+
 def pytest_collection_modifyitems(items):
-    here = [item for item in items if HERE in item.path.parents]
-    reason = missing() if here else None
-    for item in here:
-        item.add_marker(pytest.mark.gpu)
-        for warning in FOREIGN:
-            item.add_marker(pytest.mark.filterwarnings(warning))
-        if reason:
-            item.add_marker(pytest.mark.skip(reason=reason))
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
+            if MISSING:  # a file named on the command line is collected all the same
+                item.add_marker(pytest.mark.skip(reason=MISSING))
+            for warning in FOREIGN:
+                item.add_marker(pytest.mark.filterwarnings(warning))
 
 
 def import_or_skip(name):

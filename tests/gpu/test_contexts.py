@@ -49,7 +49,8 @@ def run(code):
 def test_none_is_created_before_it_is_needed():
     assert run("""
         loader = DataLoader(TensorDataset(np.zeros((8, 4))), batch_size=2)
-        print(loader._loading.devices, active(), cupy.cuda.runtime.getDevice(), active())
+        [device] = loader._epochs.delivery.devices
+        print([device.name], active(), cupy.cuda.runtime.getDevice(), active())
     """) == ["['gpu:0'] [] 0 []"]
 
 

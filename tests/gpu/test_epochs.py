@@ -7,6 +7,7 @@ from gpuloader import CPUPlace, CUDAPinnedPlace, CUDAPlace, DataFeeder, DataLoad
 from gpuloader.demo.training import train
 from gpuloader.sources import mnist
 from tests.fakes import nothing_left_behind
+from tests.loading import read_batches
 
 
 def batches(sizes=(7, 7, 3, 40, 1, 7)):
@@ -60,7 +61,7 @@ def test_the_feeder():
 def test_a_pinned_place_gives_page_locked_arrays():
     import cupy
 
-    loader = DataLoader.from_generator(capacity=2).set_batch_generator(batches(), places=CUDAPinnedPlace())
+    loader = read_batches(batches(), CUDAPinnedPlace())
     for step in loader:
         for array in step:
             assert isinstance(array, np.ndarray)
@@ -71,17 +72,16 @@ def test_a_pinned_place_gives_page_locked_arrays():
 def test_the_slots_of_a_gpu_are_page_locked():
     import cupy
 
-    loader = DataLoader.from_generator(capacity=2).set_batch_generator(batches((4,) * 6), places="gpu:0")
+    loader = read_batches(batches((4,) * 6), "gpu:0")
     list(loader)
-    [road] = loader._idle
+    [road] = loader._epochs._idle
     for slot in list(road.ring._free):
         assert cupy.cuda.pinned_memory.is_memory_pinned(slot.address)
 
 
 def test_all_gpus_and_a_cpu_share_one_reader():
     places = [*cuda_places(), CPUPlace()]
-    loader = DataLoader.from_generator(capacity=2, return_list=True)
-    loader.set_batch_generator(lambda: ([np.full((2, 2), n)] for n in range(5 * len(places))), places=places)
+    loader = read_batches(lambda: ([np.full((2, 2), n)] for n in range(5 * len(places))), places)
     numbers = [int(entry[0][0, 0]) for step in loader for entry in step]
     assert numbers == list(range(5 * len(places)))
 
@@ -90,7 +90,7 @@ def test_nothing_is_left_behind():
     collect(CUDAPlace(0))  # the first use creates the context, its threads and its descriptors
     with nothing_left_behind():
         for _ in range(20):
-            loader = DataLoader.from_generator(capacity=2).set_batch_generator(batches(), places="gpu:0")
+            loader = read_batches(batches(), "gpu:0")
             for _ in loader:
                 break
             del loader
@@ -99,9 +99,8 @@ def test_nothing_is_left_behind():
 def test_device_memory_is_flat():
     import cupy
 
-    loader = DataLoader.from_generator(capacity=4, return_list=True)
-    loader.set_batch_generator(
-        lambda: ([np.zeros((64, 1024), np.float32)] for _ in range(50)), places="gpu:0"
+    loader = read_batches(
+        lambda: ([np.zeros((64, 1024), np.float32)] for _ in range(50)), "gpu:0", capacity=4
     )
 
     def epoch():

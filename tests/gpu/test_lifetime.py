@@ -7,10 +7,11 @@ import textwrap
 import numpy as np
 import pytest
 
-from gpuloader import CUDAPlace, DataLoader
+from gpuloader import CUDAPlace
 from gpuloader.kernels.checksum import checksum, checksum_on_host
 from gpuloader.kernels.spin import spin
 from tests.gpu.streams import Named
+from tests.loading import read_batches
 
 SHAPE = (64, 1024)
 SPIN = 20_000_000  # nanoseconds, the time of many copies
@@ -21,8 +22,7 @@ def batches(count):
 
 
 def load(count, **options):
-    loader = DataLoader.from_generator(capacity=3, return_list=True, **options)
-    return loader.set_batch_generator(batches(count), places="gpu:0")
+    return read_batches(batches(count), "gpu:0", capacity=3, **options)
 
 
 @pytest.mark.parametrize("step", [1, 3])
@@ -132,8 +132,7 @@ def test_a_loop_that_holds_eight_batches_allocates_once(monkeypatch):
 
 def test_nothing_is_freed_while_batches_grow(monkeypatch):
     calls = count_calls(monkeypatch, "malloc", "free")
-    loader = DataLoader.from_generator(capacity=3, return_list=True)
-    loader.set_batch_generator(lambda: ([np.full((n, 4096), n)] for n in range(1, 60)), places="gpu:0")
+    loader = read_batches(lambda: ([np.full((n, 4096), n)] for n in range(1, 60)), "gpu:0", capacity=3)
     for epoch in range(3):
         for number, (batch,) in enumerate(loader):
             assert int(batch[-1, -1]) == number + 1

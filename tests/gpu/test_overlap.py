@@ -6,6 +6,7 @@ from gpuloader import DataLoader, TensorDataset
 from gpuloader.kernels.spin import spin
 from gpuloader.transforms.program import Plain
 from tests.fakes import wait_until
+from tests.loading import read_batches
 
 MIB = 1 << 20
 
@@ -14,8 +15,7 @@ def test_the_next_copy_is_done_while_the_consumer_still_computes():
     """While a kernel holds the consumer's stream, the next step's `ready` event still completes."""
     import cupy
 
-    loader = DataLoader.from_generator(capacity=4, return_list=True)
-    loader.set_batch_generator(lambda: ([np.zeros(MIB, np.uint8)] for _ in range(8)), places="gpu:0")
+    loader = read_batches(lambda: ([np.zeros(MIB, np.uint8)] for _ in range(8)), "gpu:0", capacity=4)
     epoch = iter(loader)
     next(epoch)
     wait_until(lambda: loader.stats().batches >= 5)

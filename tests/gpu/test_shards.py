@@ -47,7 +47,7 @@ def test_together_they_are_the_batch(places, cache):
 
 
 def test_padding_comes_with_masks_on_the_devices(places):
-    loader = DataLoader(numbers(13), places=places, batch_size=5, split="shards", remainder="pad")
+    loader = DataLoader(numbers(13), places=places, batch_size=5, split="shards", uneven="pad")
     seen = []
     for step in loader:
         check_devices(step, places)
@@ -60,7 +60,7 @@ def test_padding_comes_with_masks_on_the_devices(places):
 def test_masks_of_each_output_are_ordered_like_their_fields(places, output, request):
     """Behind a long kernel on a side stream, without a look at the device in between."""
     framework = None if output == "cupy" else request.getfixturevalue(output)
-    options = {"batch_size": 5, "split": "shards", "remainder": "pad", "output": output}
+    options = {"batch_size": 5, "split": "shards", "uneven": "pad", "output": output}
     side = [framework.cuda.Stream(place.index) for place in places] if output == "torch" else []
     kept = []
     with contextlib.ExitStack() as streams:

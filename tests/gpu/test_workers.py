@@ -42,7 +42,7 @@ def test_the_slots_that_workers_map_are_page_locked():
 
     loader = load()
     check(loader)
-    [road] = loader._loading._idle
+    [road] = loader._epochs._idle
     slots = list(road.ring._free)
     assert len(slots) == road.ring.count
     for slot in slots:

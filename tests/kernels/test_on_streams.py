@@ -378,7 +378,7 @@ def test_a_devices_permutation_is_the_hosts(runtime, kernels, count, split):
     rows = TensorDataset(np.arange(count, dtype=np.int32))
     options = {"batch_size": 10_001, "shuffle": True, "seed": 3, "split": split}
     if split == "shards":
-        options["remainder"] = "pad"
+        options["uneven"] = "pad"
     kernels.launches.clear()
     loader = DataLoader(rows, places=cuda_places(), cache="device", **options)
     plain = DataLoader(rows, places=["cpu"] * 2, **options)

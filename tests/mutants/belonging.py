@@ -5,9 +5,10 @@ from pathlib import Path
 from tests.mutants.running import ROOT
 
 MORE: dict[str, str] = {
+    "api/epochs.py": "api/state api/undivided api/ranks api/elastic api/endings api/warm_up",
     "api/generator_loader.py": "api/driving",
     "api/loader.py": "api/dataset_loader",
-    "api/loading.py": "api/undivided",
+    "api/loading.py": "api/options api/pictures api/torch_options",
     "api/options.py": "api/torch_options",
     "api/prefetch.py": "api/prefetching",
     "batches/assembly.py": "sources/sample_fields api/forms api/pictures api/options",
@@ -25,51 +26,50 @@ MORE: dict[str, str] = {
     "batches/staged.py": "batches/readers api/pictures epoch/image_decoding transforms/transforms",
     "batches/tree.py": "api/forms batches/schema",
     "devices/outputs.py": "devices/interop",
-    "epoch/delivery.py": "epoch/lane epoch/static api/numa api/options epoch/split devices/cuda",
-    "epoch/device_slots.py": "epoch/lane epoch/steps epoch/static devices/cuda promises",
-    "epoch/epoch.py": "epoch/steps epoch/closing epoch/kernels_ahead epoch/lane epoch/split "
+    "epoch/delivery.py": "epoch/lane epoch/device_slots api/numa api/options epoch/split devices/cuda",
+    "epoch/device_slots.py": "epoch/lane epoch/epoch devices/cuda promises",
+    "epoch/epoch.py": "epoch/lane epoch/split "
     "kernels/on_streams api/iteration api/warm_up devices/cuda promises watch/stats watch/autotuner",
-    "epoch/lane.py": "watch/stats watch/tracing epoch/steps devices/cuda "
+    "epoch/lane.py": "watch/stats watch/tracing epoch/epoch devices/cuda "
     "devices/cuda_programs promises epoch/split",
     "epoch/sending.py": "epoch/cache api/feeder devices/cuda devices/cuda_programs promises",
     "errors.py": "system/installing",
     "fetch/fetching.py": "fetch/threads fetch/read_ahead api/numa api/state api/late_ranks "
     "api/attributes api/options watch/autotuner",
-    "fetch/inline.py": "fetch/threads fetch/timeouts fetch/processes/failures fetch/read_ahead "
+    "fetch/contract.py": "fetch/threads fetch/timeouts fetch/processes/failures fetch/read_ahead "
     "api/dataset_loader api/endings",
-    "fetch/processes/child.py": "fetch/processes/fork_server fetch/processes/deaths",
-    "fetch/processes/control.py": "fetch/processes/fork_server",
-    "fetch/processes/failures.py": "fetch/processes/deaths",
-    "fetch/processes/pickling.py": "fetch/processes/shipping",
-    "fetch/processes/pool.py": "fetch/processes/worker_life fetch/processes/objects fetch/starting "
-    "fetch/processes/deaths",
-    "fetch/processes/process.py": "fetch/processes/worker_life fetch/processes/objects "
-    "fetch/processes/deaths",
-    "fetch/processes/reporting.py": "fetch/processes/failures",
-    "fetch/processes/serving.py": "fetch/processes/fork_server",
-    "fetch/processes/setup.py": "fetch/processes/worker_life",
+    "fetch/processes/fork_server.py": "fetch/processes/deaths fetch/starting",
+    "fetch/processes/messages.py": "fetch/processes/objects fetch/processes/failures",
     "fetch/processes/shipping.py": "fetch/processes/objects",
-    "fetch/processes/starting.py": "fetch/starting fetch/processes/fork_server",
-    "fetch/processes/surroundings.py": "fetch/starting fetch/processes/worker_life",
-    "fetch/processes/wire.py": "fetch/processes/objects",
     "fetch/processes/worker.py": "fetch/processes/worker_life fetch/processes/objects "
-    "fetch/processes/failures",
+    "fetch/processes/failures fetch/starting",
     "fetch/processes/workers.py": "fetch/processes/worker_life fetch/processes/objects "
-    "fetch/processes/deaths",
-    "fetch/threads.py": "epoch/closing api/rank_streams fetch/timeouts fetch/leaving "
+    "fetch/processes/deaths fetch/starting",
+    "fetch/read_ahead.py": "fetch/timeouts api/endings",
+    "fetch/threads.py": "epoch/epoch api/rank_streams fetch/timeouts fetch/leaving "
     "watch/tracing transforms/staging",
+    "foreign.py": "devices/interop devices/places order/sampler sources/dataset "
+    "sources/frameworks torch/formats",
     "fields/spec.py": "fields/declaring",
-    "order/batch_samplers.py": "order/batch_sampler order/bucket_sampler",
+    "kernels/cast.py": "kernels/conformance",
+    "kernels/crop.py": "kernels/conformance",
+    "kernels/gather.py": "kernels/conformance",
+    "kernels/launching.py": "kernels/conformance kernels/on_streams",
+    "kernels/mix.py": "kernels/conformance",
+    "kernels/normalize.py": "kernels/conformance",
+    "kernels/one_hot.py": "kernels/conformance",
+    "kernels/pad.py": "kernels/conformance",
+    "kernels/recolor.py": "kernels/conformance",
+    "kernels/resample.py": "kernels/conformance",
+    "kernels/shuffle.py": "kernels/conformance",
     "order/batching.py": "order/epochs order/batch_sampler order/division api/ranks order/plan "
     "api/options api/dealt_batches api/order api/elastic api/late_ranks "
-    "order/bucket_sampler epoch/static torch/ranks sources/mix torch/mixing",
-    "order/mixed.py": "order/interleave sources/mix",
+    "order/bucket_sampler epoch/device_slots torch/ranks sources/mix torch/mixing",
     "order/order.py": "order/stretch order/permutation order/sampler",
     "order/permutation.py": "order/order",
     "order/plan.py": "order/division api/uneven api/ranks api/dealt_batches",
     "order/randomness.py": "order/sampler order/bucket_sampler",
-    "order/samplers.py": "order/sampler order/plan api/endings",
-    "order/torch_samplers.py": "torch/classes torch/loader",
+    "order/samplers.py": "order/sampler order/batch_sampler order/bucket_sampler order/plan api/endings",
     "order/worker_info.py": "api/rank_streams sources/files/shards",
     "sources/array_rows.py": "sources/indexing",
     "sources/describing.py": "sources/sample_fields",
@@ -81,7 +81,6 @@ MORE: dict[str, str] = {
     "sources/images/resampling.py": "sources/images/compiling",
     "sources/readers/reader_processes.py": "sources/readers/processes",
     "sources/readers/reader_threads.py": "sources/readers/threads",
-    "staging/ring.py": "staging/lease",
     "system/cores.py": "system/control_group system/numa",
     "system/finalizers.py": "system/living",
     "system/interrupts.py": "system/exiting",

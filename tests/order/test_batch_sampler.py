@@ -5,8 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuloader.order.batch_samplers import BatchSampler, DistributedBatchSampler
-from gpuloader.order.samplers import RandomSampler, Sampler, SequenceSampler
+from gpuloader.order.samplers import (
+    BatchSampler,
+    DistributedBatchSampler,
+    RandomSampler,
+    Sampler,
+    SequenceSampler,
+)
 from gpuloader.sources.dataset import IterableDataset
 
 TEN = range(10)

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuloader.epoch.split import cut
+from gpuloader.order.dividing import ALONE, Division, RankInfo, Sharding, Share, cut, span
 from gpuloader.order.order import Drawn, InOrder, Mapped, Shuffled
-from gpuloader.order.plan import ALONE, Division, RankInfo, Sharding, Share, part_of
 
 uneven = st.sampled_from(["pad", "drop"])
 
@@ -172,8 +171,8 @@ def test_drawing_with_replacement_is_divided_too():
 
 
 def test_parts_are_as_even_as_can_be():
-    assert [part_of(5, 4, part) for part in range(4)] == [(0, 2), (2, 1), (3, 1), (4, 1)]
-    assert [part_of(2, 4, part) for part in range(4)] == [(0, 1), (1, 1), (2, 0), (2, 0)]
+    assert [span(5, 4, part, "pad")[:2] for part in range(4)] == [(0, 2), (2, 1), (3, 1), (4, 1)]
+    assert [span(2, 4, part, "pad")[:2] for part in range(4)] == [(0, 1), (1, 1), (2, 0), (2, 0)]
 
 
 @pytest.mark.parametrize(
@@ -200,7 +199,6 @@ def test_auto_asks_the_launcher(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "5")
     sharding = Sharding.of("auto", "drop")
     assert sharding.divide() == Division(3, 5, "drop")
-    assert Sharding.of(None, "drop") is None
     assert RankInfo.of(None) == RankInfo((3, 5))
     assert RankInfo.of(Division(1, 2, "pad")) == RankInfo((1, 2), (1,))
     monkeypatch.delenv("RANK")

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuloader.order.mixed import interleave
+from gpuloader.order.order import interleave
 
 counts_of = st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(any)
 

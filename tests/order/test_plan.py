@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 
 from gpuloader import BatchSampler, LoaderError, RandomSampler, Sampler, SequenceSampler
 from gpuloader.order import plan as plans
-from gpuloader.order.batching import Batching
+from gpuloader.order.batching import Batching, as_sampler
+from gpuloader.order.dividing import Division
 from gpuloader.order.order import Drawn, InOrder, Mapped, Shuffled
-from gpuloader.order.plan import DividedPlan, Division, GroupedPlan, OrderedPlan, SampledPlan
+from gpuloader.order.plan import GroupedPlan, OrderedPlan, SampledPlan
 
 
-def choose(dataset, **options):
+def choose(dataset, sampler=None, batch_sampler=None, **options):
     given_options = {
         "iterable": False,
-        "sampler": None,
-        "batch_sampler": None,
+        "given": as_sampler(sampler, batch_sampler),
         "batch_size": 1,
         "shuffle": False,
         "drop_last": False,
@@ -67,7 +67,7 @@ def test_a_part_of_an_order_cannot_be_written_to():
 @pytest.mark.parametrize("base", [0, 1])
 @pytest.mark.parametrize("uneven", ["pad", "repeat", "drop"])
 def test_a_divided_plan_knows_whether_a_rank_reads_from_the_start_again(count, base, uneven):
-    divided = [DividedPlan(InOrder(count), 2, False, Division(rank, 3, uneven), base) for rank in range(3)]
+    divided = [OrderedPlan(InOrder(count), 2, False, Division(rank, 3, uneven), base) for rank in range(3)]
     read = [index for plan in divided for batch in listed(plan) for index in batch]
     wraps = any(index < base or (not index and read.count(0) > 1) for index in read)
     assert [plan.wraps for plan in divided] == [wraps] * 3

@@ -3,7 +3,7 @@ import types
 
 import pytest
 
-from gpuloader.order.ranks import find_local_rank, find_rank, find_torch_rank
+from gpuloader.order.worker_info import find_local_rank, find_rank, find_torch_rank
 
 PAIRS = [
     ("RANK", "WORLD_SIZE"),

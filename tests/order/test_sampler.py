@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuloader.order.batch_samplers import BatchSampler
 from gpuloader.order.order import InOrder, Shuffled
 from gpuloader.order.samplers import (
+    BatchSampler,
     RandomSampler,
     Sampler,
     SequenceSampler,

@@ -4,9 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuloader.epoch.split import ShardedPlan
 from gpuloader.order.order import InOrder, Shuffled, Stretch
-from gpuloader.order.plan import OrderedPlan
+from gpuloader.order.plan import OrderedPlan, ShardedPlan
 
 
 @given(

@@ -23,6 +23,14 @@ def shape(value):
     return array(value).shape
 
 
+def feeder_of(lib, dims, **options):
+    return lib.fluid.DataFeeder([lib.data("x", dims, options.pop("dtype", "float32"), **options)], lib.cpu)
+
+
+def loader_of(lib, *arguments, **options):
+    return lib.fluid.io.DataLoader.from_generator([lib.data(*arguments, **options)], capacity=2)
+
+
 class TestFeeder:
     def test_dense_fields_are_converted_and_reshaped(self, lib):
         feeds = [lib.data("image", [-1, 1, 28, 28], "float32"), lib.data("label", [-1, 1], "int64")]
@@ -37,7 +45,7 @@ class TestFeeder:
             feeder.feed([([0] * 783,), ([1] * 783,)])
 
     def test_a_wrong_width(self, lib):
-        feeder = lib.fluid.DataFeeder([lib.data("x", [-1, 4], "float32")], lib.cpu)
+        feeder = feeder_of(lib, [-1, 4])
         if lib.differs("widths-are-checked") or lib.version >= (3,):
             with pytest.raises(ValueError, match="4"):
                 feeder.feed([([1, 2, 3],)])
@@ -45,23 +53,19 @@ class TestFeeder:
             assert shape(feeder.feed([([1, 2, 3],)])["x"]) == (1, 3)
 
     def test_a_wrong_number_of_fields(self, lib):
-        feeder = lib.fluid.DataFeeder([lib.data("x", [-1, 1], "float32")], lib.cpu)
         with pytest.raises(AssertionError, match=r"2.*1|1.*2"):
-            feeder.feed([(1, 2)])
+            feeder_of(lib, [-1, 1]).feed([(1, 2)])
 
     def test_no_samples(self, lib):
-        feeder = lib.fluid.DataFeeder([lib.data("x", [-1, 1], "float32")], lib.cpu)
-        assert shape(feeder.feed([])["x"]) == (0, 1)
+        assert shape(feeder_of(lib, [-1, 1]).feed([])["x"]) == (0, 1)
 
     def test_text_that_is_no_number(self, lib):
-        feeder = lib.fluid.DataFeeder([lib.data("x", [-1, 1], "float32")], lib.cpu)
         with pytest.raises(ValueError, match="abc"):
-            feeder.feed([("abc",)])
+            feeder_of(lib, [-1, 1]).feed([("abc",)])
 
     @pytest.mark.parametrize("kind", [list, tuple, np.array])
     def test_values_of_any_kind(self, lib, kind):
-        feeder = lib.fluid.DataFeeder([lib.data("x", [-1, 3], "float32")], lib.cpu)
-        assert rows(feeder.feed([(kind([1, 2, 3]),)])["x"]) == [[1, 2, 3]]
+        assert rows(feeder_of(lib, [-1, 3]).feed([(kind([1, 2, 3]),)])["x"]) == [[1, 2, 3]]
 
     def test_names_of_the_current_program(self, lib):
         if lib.version >= (3,):
@@ -91,22 +95,16 @@ class TestFeeder:
 class TestFreeDimensions:
     """With two or more of them, Paddle does not reshape: the elements could be arranged in several ways."""
 
-    @pytest.mark.parametrize("sample", [(56,), (2, 28), (2, 14, 2)])
+    @pytest.mark.parametrize("sample", [(56,), (2, 28), (2, 14, 2), ()])
     def test_two_leave_a_value_alone(self, lib, sample):
-        feeder = lib.fluid.DataFeeder([lib.data("x", [None, None, 28], "float32")], lib.cpu)
-        assert shape(feeder.feed([(np.zeros(sample),)])["x"]) == (1, *sample)
-
-    def test_two_leave_a_number_alone(self, lib):
-        feeder = lib.fluid.DataFeeder([lib.data("x", [None, None, 28], "float32")], lib.cpu)
-        assert shape(feeder.feed([(3.0,), (4.0,)])["x"]) == (2,)
+        assert shape(feeder_of(lib, [None, None, 28]).feed([(np.zeros(sample),)] * 2)["x"]) == (2, *sample)
 
     @pytest.mark.parametrize("sample", [(56,), (2, 28)])
     def test_one_is_found_out(self, lib, sample):
-        feeder = lib.fluid.DataFeeder([lib.data("x", [2, None, 28], "float32")], lib.cpu)
-        assert shape(feeder.feed([(np.zeros(sample),)] * 2)["x"]) == (2, 2, 28)
+        assert shape(feeder_of(lib, [2, None, 28]).feed([(np.zeros(sample),)] * 2)["x"]) == (2, 2, 28)
 
     def test_a_fixed_dimension_is_checked_all_the_same(self, lib):
-        feeder = lib.fluid.DataFeeder([lib.data("x", [None, None, 28], "float32")], lib.cpu)
+        feeder = feeder_of(lib, [None, None, 28])
         if lib.differs("widths-are-checked"):
             with pytest.raises(ValueError, match=r"\(-, 28\), got \(2, 27\)"):
                 feeder.feed([(np.zeros((2, 27)),)])
@@ -118,8 +116,7 @@ class TestFreeDimensions:
     def test_under_a_loader(self, lib, kind, declared):
         if lib.version >= (3,) and kind == "sample_list":
             pytest.skip("Paddle 3 feeds the numbers of a list one by one")
-        feed = lib.data("x", declared, "float32")
-        loader = lib.fluid.io.DataLoader.from_generator([feed], capacity=2)
+        loader = loader_of(lib, "x", declared, "float32")
         sample = (np.zeros(56),)
         readers = {"sample": [sample] * 2, "sample_list": [[sample] * 2], "batch": [[np.zeros((2, 56))]]}
         setter = getattr(loader, f"set_{kind}_generator")
@@ -133,7 +130,7 @@ def test_a_fixed_batch_dimension_is_not_checked(lib, kind, sizes):
     """One rule for the three setters; a program declares the size it was once written for."""
     if lib.version >= (3,) and kind == "sample_list":
         pytest.skip("Paddle 3 feeds the numbers of a list one by one")
-    loader = lib.fluid.io.DataLoader.from_generator([lib.data("x", [4, 3], "float32")], capacity=2)
+    loader = loader_of(lib, "x", [4, 3], "float32")
     rows_of = lambda size: [(np.ones(3),)] * size  # noqa: E731
     if kind == "sample":
         loader.set_sample_generator(lambda: iter(rows_of(sum(sizes))), sizes[0], False, places=lib.cpu)
@@ -200,9 +197,7 @@ class TestLengths:
     @pytest.mark.parametrize("level", [1, 2])
     def test_a_batch_with_lengths_through_a_loader(self, lib, level):
         lengths = [[3, 1]] if level == 1 else [[1, 1], [3, 1]]
-        loader = lib.fluid.io.DataLoader.from_generator(
-            [lib.data("words", [None, 1], "int64", lod_level=level)], capacity=2
-        )
+        loader = loader_of(lib, "words", [None, 1], "int64", lod_level=level)
         tensor = lib.fluid.create_lod_tensor(np.arange(4)[:, None], lengths, lib.cpu)
         loader.set_batch_generator(lambda: iter([[tensor]]), places=lib.cpu)
         [[batch]] = list(loader)
@@ -210,9 +205,7 @@ class TestLengths:
         assert self.values(lib, batch["words"]).tolist() == [[0], [1], [2], [3]]
 
     def test_a_dense_batch_for_a_feed_with_a_level(self, lib):
-        loader = lib.fluid.io.DataLoader.from_generator(
-            [lib.data("words", [None, 1], "int64", lod_level=1)], capacity=2
-        )
+        loader = loader_of(lib, "words", [None, 1], "int64", lod_level=1)
         loader.set_batch_generator(lambda: iter([[np.arange(4)[:, None]]]), places=lib.cpu)
         [[batch]] = list(loader)
         assert rows(batch["words"]) == [[0], [1], [2], [3]]
@@ -252,11 +245,7 @@ class TestNames:
     def test_unique_names(self, lib):
         names = lib.fluid.unique_name
         with names.guard():
-            assert [names.generate("fc"), names.generate("fc"), names.generate("x")] == [
-                "fc_0",
-                "fc_1",
-                "x_0",
-            ]
+            assert [names.generate(key) for key in ("fc", "fc", "x")] == ["fc_0", "fc_1", "x_0"]
             with names.guard():
                 assert names.generate("fc") == "fc_0"
             with names.guard("A"):

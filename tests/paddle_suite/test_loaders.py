@@ -316,21 +316,6 @@ class TestMistakes:
             next(loader())
         assert isinstance(caught.value.__cause__, KeyError)
 
-    def test_samples_of_different_shapes(self, lib, only_ours):
-        assert lib.differs("errors-reach-the-consumer")
-        loader = lib.io.DataLoader(pictures(lib, 4, np.zeros), places=lib.cpu, batch_size=2)
-        with pytest.raises(RuntimeError, match="batch 0, sample 1"):
-            next(loader())
-
-    def test_an_init_that_raises(self, lib, only_ours):
-        def broken(number):
-            raise KeyError("no such file")
-
-        assert lib.differs("errors-reach-the-consumer")
-        loader = lib.io.DataLoader(pictures(lib, 3), places=lib.cpu, num_workers=1, worker_init_fn=broken)
-        with pytest.raises(RuntimeError, match="no such file"):
-            next(loader())
-
 
 class TestAttributes:
     def test_of_a_loader(self, lib):

@@ -41,13 +41,38 @@ def set_batches(loader, reader, places=None):
     setter(reader, places)
 
 
-def take(lib, loader, feeds, most=1000):
-    """Return the first number of each batch until the end of the epoch."""
-    seen = []
-    with pytest.raises(lib.EOFException):
-        for _ in range(most):
-            seen.append(rows(lib.run(loader, feeds)[0])[0][0])
-    return seen
+@pytest.fixture
+def x(lib, static):
+    return lib.data("x", [None, 1])
+
+
+@pytest.fixture
+def load(make, x):
+    """Return a function that makes a loader of batches, or of nothing yet."""
+
+    def load(reader=None, places=None):
+        loader = make(feed_list=[x], capacity=4, iterable=False)
+        if reader:
+            set_batches(loader, reader, places)
+        return loader
+
+    return load
+
+
+@pytest.fixture
+def take(lib, x):
+    """Return a function for the first numbers of the next batches, or of all until the end of the epoch."""
+
+    def take(loader, most=None):
+        seen = []
+        try:
+            while len(seen) != most:
+                seen.append(rows(lib.run(loader, [x])[0])[0][0])
+        except lib.EOFException:
+            pass
+        return seen
+
+    return take
 
 
 @pytest.mark.parametrize("double_buffer", [False, True])
@@ -73,29 +98,20 @@ def test_many_epochs(lib, static, make, double_buffer):
 
 
 @pytest.mark.parametrize("leave_at", [100, 2, 0])
-def test_resetting_in_the_middle(lib, static, make, leave_at):
-    x = lib.data("x", [None, 1])
-    loader = make(feed_list=[x], capacity=16, iterable=False)
-    set_batches(loader, batches(0, 40))
+def test_resetting_in_the_middle(load, take, leave_at):
+    loader = load(batches(0, 40))
     for _ in range(3):
         loader.start()
-        seen = []
-        try:
-            while len(seen) < leave_at:
-                seen.append(rows(lib.run(loader, [x])[0])[0][0])
-        except lib.EOFException:
-            pass
+        seen = take(loader, leave_at)
         loader.reset()
         assert seen == list(range(min(leave_at, 40)))
 
 
-def test_resetting_an_endless_reader(lib, static, make):
-    x = lib.data("x", [None, 32])
-    loader = make(feed_list=[x], capacity=10, iterable=False)
-    set_batches(loader, lambda: ((np.full((8, 32), n, "float32"),) for n in itertools.count()))
+def test_resetting_an_endless_reader(load, take):
+    loader = load(lambda: ((np.full((8, 1), n, "float32"),) for n in itertools.count()))
     for _ in range(5):
         loader.start()
-        assert [rows(lib.run(loader, [x])[0])[0][0] for _ in range(20)] == list(range(20))
+        assert take(loader, 20) == list(range(20))
         loader.reset()
 
 
@@ -123,80 +139,63 @@ def test_samples_and_lists_of_them(lib, static, make, count, kind, drop_last):
 
 @pytest.mark.filterwarnings("ignore:a loader made with iterable=False delivers")
 @pytest.mark.parametrize("places", [1, 2, 3])
-def test_every_batch_arrives_whatever_the_places(lib, static, make, places):
-    x = lib.data("x", [None, 1])
-    loader = make(feed_list=[x], capacity=4, iterable=False)
-    set_batches(loader, batches(0, 5), lib.fluid.cpu_places(places))
+def test_every_batch_arrives_whatever_the_places(lib, load, take, places):
+    loader = load(batches(0, 5), lib.fluid.cpu_places(places))
     loader.start()
-    assert take(lib, loader, [x]) == [0, 1, 2, 3, 4]
+    assert take(loader) == [0, 1, 2, 3, 4]
     loader.reset()
 
 
 @pytest.mark.filterwarnings(r"ignore:start\(\) without reset")
-def test_starting_after_the_end_without_reset(lib, static, make):
-    x = lib.data("x", [None, 1])
-    loader = make(feed_list=[x], capacity=4, iterable=False)
-    set_batches(loader, batches(0, 3))
+def test_starting_after_the_end_without_reset(load, take):
+    loader = load(batches(0, 3))
     loader.start()
-    assert take(lib, loader, [x]) == [0, 1, 2]
+    assert take(loader) == [0, 1, 2]
     loader.start()
-    assert take(lib, loader, [x]) == []
+    assert take(loader) == []
     loader.reset()
     loader.start()
-    assert take(lib, loader, [x]) == [0, 1, 2]
+    assert take(loader) == [0, 1, 2]
     loader.reset()
 
 
 @pytest.mark.filterwarnings("ignore:the source changed")
-def test_a_setter_while_started(lib, static, make):
-    x = lib.data("x", [None, 1])
-    loader = make(feed_list=[x], capacity=2, iterable=False)
-    set_batches(loader, batches(0, 5))
+def test_a_setter_while_started(load, take):
+    loader = load(batches(0, 5))
     loader.start()
-    first = rows(lib.run(loader, [x])[0])[0][0]
+    first = take(loader, 1)
     set_batches(loader, batches(10, 13))
-    assert [first, *take(lib, loader, [x])] == [0, 1, 2, 3, 4]
+    assert first + take(loader) == [0, 1, 2, 3, 4]
     loader.reset()
     loader.start()
-    assert take(lib, loader, [x]) == [10, 11, 12]
+    assert take(loader) == [10, 11, 12]
     loader.reset()
 
 
-def test_it_cannot_be_looped_over(lib, static, make):
-    loader = make(feed_list=[lib.data("x", [None, 1])], capacity=2, iterable=False)
-    set_batches(loader, batches(0, 3))
+def test_it_cannot_be_looped_over(load):
     with pytest.raises(AssertionError, match="iterable"):
-        iter(loader)
+        iter(load(batches(0, 3)))
 
 
-def test_resetting_what_has_not_started(lib, static, make):
-    loader = make(feed_list=[lib.data("x", [None, 1])], capacity=2, iterable=False)
-    set_batches(loader, batches(0, 3))
+def test_resetting_what_has_not_started(load):
+    loader = load(batches(0, 3))
     loader.reset()
     loader.start()
     loader.reset()
 
 
-def test_taking_before_the_start(lib, only_ours, static, make):
+MISUSE = {
+    "call start": lambda lib, loader, x: lib.run(loader, [x]),
+    "twice": lambda lib, loader, x: (loader.start(), loader.start()),
+    "no source": lambda lib, loader, x: loader.start(),
+}
+
+
+@pytest.mark.parametrize("message", MISUSE)
+def test_misuse(lib, only_ours, load, x, message):
     assert lib.differs("nothing-hangs")
-    x = lib.data("x", [None, 1])
-    loader = make(feed_list=[x], capacity=2, iterable=False)
-    set_batches(loader, batches(0, 3))
-    with pytest.raises(AssertionError, match="call start"):
-        lib.run(loader, [x])
-
-
-def test_starting_twice(lib, only_ours, static, make):
-    assert lib.differs("nothing-hangs")
-    loader = make(feed_list=[lib.data("x", [None, 1])], capacity=2, iterable=False)
-    set_batches(loader, batches(0, 3))
-    loader.start()
-    with pytest.raises(AssertionError, match="twice"):
-        loader.start()
-    loader.reset()
-
-
-def test_starting_without_a_source(lib, only_ours, static, make):
-    assert lib.differs("nothing-hangs")
-    with pytest.raises(AssertionError, match="no source"):
-        make(feed_list=[lib.data("x", [None, 1])], capacity=2, iterable=False).start()
+    loader = load(None if message == "no source" else batches(0, 3))
+    with pytest.raises(AssertionError, match=message):
+        MISUSE[message](lib, loader, x)
+    if message == "twice":
+        loader.reset()

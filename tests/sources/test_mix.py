@@ -24,7 +24,7 @@ from gpuloader import (
     TensorDataset,
     random_split,
 )
-from gpuloader.order.mixed import AT_END, Mixed
+from gpuloader.order.order import AT_END, Mixed
 from tests.rank_loaders import loaders_of, numbers
 from tests.sample_sets import INLINE, PROCESSES, WORKERS, name_workers
 

@@ -147,7 +147,7 @@ class TestListsAsDatasets:
         assert pack_list(dataset, 20_000) is None
 
     def test_a_loader_reads_a_packed_list(self, monkeypatch):
-        monkeypatch.setattr("gpuloader.fetch.processes.starting.IN_BAND_LIMIT", 20_000)
+        monkeypatch.setattr("gpuloader.fetch.processes.workers.IN_BAND_LIMIT", 20_000)
         items = [(f"{number}.jpg", number) for number in range(5000)]
         loader = DataLoader(items, places="cpu", batch_size=100, num_workers=2, start_method="forkserver")
         for _ in range(2):

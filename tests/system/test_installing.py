@@ -21,7 +21,7 @@ def test_in_the_checkout_it_is_a_dot(monkeypatch):
     monkeypatch.chdir(ROOT)
     assert install_command("cli") == "pip install '.[cli]'"
     assert install_command(force=True) == "pip install --force-reinstall '.'"
-    assert str(missing_package("the command line", "typer", "cli")).endswith(": pip install '.[cli]'")
+    assert str(missing_package("the plot", "matplotlib", "bench")).endswith(": pip install '.[bench]'")
 
 
 @in_checkout

@@ -19,7 +19,6 @@ import pytest
 from gpuloader import DataLoader, LoaderError
 from gpuloader.system import platforms
 from gpuloader.system.platforms import (
-    _system_available,
     allowed_cores,
     available_memory,
     check_processes,
@@ -32,7 +31,7 @@ from gpuloader.system.platforms import (
     seal,
     usable_cores,
 )
-from gpuloader.system.processes import open_sentinel
+from gpuloader.system.processes import StartedChild
 from tests.fakes import limit_memory
 
 
@@ -81,9 +80,10 @@ def test_what_is_available_is_less_than_what_there_is():
 
 
 def test_a_system_that_does_not_say_what_it_has_is_not_asked(tmp_path):
-    assert _system_available(tmp_path / "meminfo") is None
-    (tmp_path / "meminfo").write_text("MemTotal: 8 kB\nMemAvailable: 3 kB\n")
-    assert _system_available(tmp_path / "meminfo") == 3072
+    assert available_memory(tmp_path) is None
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 8 kB\nMemAvailable: 3 kB\n")
+    assert available_memory(tmp_path) == 3072
 
 
 @pytest.mark.parametrize("lacking", ["an older kernel", "another system"])
@@ -126,12 +126,12 @@ def test_memory_is_reserved_by_writing_zeros_and_what_is_there_stays(monkeypatch
 
 def test_without_process_descriptors_a_pipe_tells_of_a_death(monkeypatch):
     process = types.SimpleNamespace(pid=os.getpid(), sentinel=-7)
-    descriptor = open_sentinel(process)
-    assert descriptor >= 0
-    os.close(descriptor)
+    child = StartedChild(process)
+    assert child.sentinel >= 0
+    os.close(child.sentinel)
     monkeypatch.delattr(os, "pidfd_open")
     assert open_process(os.getpid()) is None
-    assert open_sentinel(process) == -7
+    assert StartedChild(process).sentinel == -7
 
 
 def test_a_process_is_killed_by_its_descriptor_where_that_is_allowed(monkeypatch):
@@ -183,7 +183,7 @@ def test_nothing_is_forked_unasked_where_that_is_not_safe(monkeypatch):
     assert may_fork_unasked()
     assert len(list(DataLoader(Locked(), batch_size=4, num_workers=1))) == 3
     monkeypatch.setattr(platforms, "may_fork_unasked", lambda: False)
-    monkeypatch.setattr("gpuloader.fetch.processes.starting.may_fork_unasked", lambda: False)
+    monkeypatch.setattr("gpuloader.fetch.processes.workers.may_fork_unasked", lambda: False)
     with pytest.raises(LoaderError, match=r"lock cannot be pickled.*start_method='fork'"):
         list(DataLoader(Locked(), batch_size=4, num_workers=1))
     assert len(list(DataLoader(Locked(), batch_size=4, num_workers=1, start_method="fork"))) == 3

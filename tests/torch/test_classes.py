@@ -112,30 +112,6 @@ class TestSamplers:
             assert (type(again), len(again)) == (type(sampler), len(sampler))
 
 
-RANDOM = {
-    "RandomSampler": lambda generator: drop_in.RandomSampler(range(50), generator=generator),
-    "WeightedRandomSampler": lambda generator: drop_in.WeightedRandomSampler([1] * 50, 50, True, generator),
-    "SubsetRandomSampler": lambda generator: drop_in.SubsetRandomSampler(range(50), generator),
-}
-
-
-@pytest.mark.parametrize("make", RANDOM.values(), ids=RANDOM)
-class TestOutsideALoader:
-    def test_manual_seed_determines_the_order(self, make):
-        orders = []
-        for seed in (5, 5, 6):
-            torch.manual_seed(seed)
-            orders.append([list(make(None)), list(make(None))])
-        assert orders[0] == orders[1] != orders[2]
-        assert orders[0][0] != orders[0][1]
-
-    def test_a_generator_determines_the_order(self, make):
-        before = torch.get_rng_state()
-        orders = [list(make(torch.Generator().manual_seed(seed))) for seed in (5, 5, 6)]
-        assert orders[0] == orders[1] != orders[2]
-        assert torch.equal(torch.get_rng_state(), before)
-
-
 class TestTheSamplersOfALoader:
     """Code finds out whether a loader shuffles by the class of its sampler."""
 
@@ -182,7 +158,7 @@ class TestTheSamplersOfALoader:
 @pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
 def test_workers_read_classes_of_the_user(start_method):
     for dataset, expected in ((Squares(), [0, 1, 4, 9]), (Shares(), [0, 1, 2, 3, 4, 5])):
-        loader = drop_in.DataLoader(dataset, 2, num_workers=2, start_method=start_method)
+        loader = drop_in.DataLoader(dataset, 2, num_workers=1, start_method=start_method)
         assert sorted(torch.cat(list(loader)).tolist()) == expected
 
 

@@ -18,7 +18,7 @@ from torch.utils.data import default_collate  # noqa: E402
 
 import gpuloader  # noqa: E402
 from gpuloader import DataFileError, LoaderError, SampleError, TableDataset  # noqa: E402
-from gpuloader.fetch.processes.pickling import dump  # noqa: E402
+from gpuloader.fetch.processes.shipping import dump  # noqa: E402
 from gpuloader.torch import DataLoader, TensorDataset  # noqa: E402
 from tests.alike import same  # noqa: E402
 

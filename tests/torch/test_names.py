@@ -114,6 +114,5 @@ class TestInThePackagesFolder:
         assert done.stdout == "No module named 'torch'\nFalse\n", done.stderr
 
     def test_the_command_line_starts(self):
-        pytest.importorskip("typer")
         done = run(["-m", "gpuloader", "--version"], cwd=PACKAGE)
         assert done.stdout.startswith("gpuloader "), done.stderr

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpuloader.accelerate import prepare
-from gpuloader.api import loading as undivided
+from gpuloader.api import epochs
 
 torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader as Theirs  # noqa: E402
@@ -19,7 +19,7 @@ from gpuloader.torch import DataLoader, DistributedSampler, RandomSampler  # noq
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
-    monkeypatch.setattr(undivided, "_warned", False)
+    monkeypatch.setattr(epochs, "_has_warned", False)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
 

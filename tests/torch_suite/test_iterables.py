@@ -88,6 +88,8 @@ def test_more_items_than_the_length(lib):
 def test_the_length_is_computed_from_the_datasets(lib, size, lengths):
     for drop_last, length in zip([False, True], lengths, strict=True):
         assert len(lib.DataLoader(stream(lib, 10), batch_size=size, drop_last=drop_last)) == length
+    with pytest.raises(TypeError):
+        len(lib.DataLoader(Identified(), batch_size=size))
 
 
 @pytest.mark.parametrize("workers", [0, 1])

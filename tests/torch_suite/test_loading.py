@@ -102,7 +102,7 @@ CONTEXTS = [None, *multiprocessing.get_all_start_methods(), multiprocessing.get_
     "context", CONTEXTS, ids=lambda one: one if isinstance(one, str) else type(one).__name__
 )
 def test_every_start_method(lib, context):
-    loader = lib.DataLoader(Numbers(11), batch_size=3, num_workers=2, multiprocessing_context=context)
+    loader = lib.DataLoader(Numbers(11), batch_size=3, num_workers=1, multiprocessing_context=context)
     assert [batch.tolist() for batch in loader] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10]]
 
 

@@ -119,8 +119,7 @@ def test_the_interpreter_leaves_persistent_workers(lib):
     assert not done.stderr
 
 
-@pytest.mark.parametrize("persistent_workers", [False, True])
-@pytest.mark.parametrize("death", ["a crash", "a kill"])
+@pytest.mark.parametrize(("death", "persistent_workers"), [("a crash", False), ("a kill", True)])
 def test_a_worker_dies(lib, death, persistent_workers):
     done = run(
         lib,

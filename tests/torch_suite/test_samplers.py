@@ -63,18 +63,22 @@ def make_samplers(lib, **options):
 @pytest.mark.parametrize("kind", range(5))
 class TestSeeds:
     def test_a_generator_determines_the_order(self, lib, kind):
-        first, second = (
-            list(make_samplers(lib, generator=torch.Generator().manual_seed(42))[kind]) for _ in range(2)
+        before = torch.get_rng_state()
+        first, second, third = (
+            list(make_samplers(lib, generator=torch.Generator().manual_seed(seed))[kind])
+            for seed in (4, 4, 5)
         )
-        assert first == second
+        assert first == second != third
+        assert torch.equal(torch.get_rng_state(), before)
 
     def test_the_global_seed_determines_the_order(self, lib, kind):
         orders = []
-        for _ in range(2):
-            torch.manual_seed(0)
+        for seed in (0, 0, 1):
+            torch.manual_seed(seed)
             sampler = make_samplers(lib)[kind]
-            orders.append(list(sampler) + list(sampler))
-        assert orders[0] == orders[1]
+            orders.append([list(sampler), list(sampler)])
+        assert orders[0] == orders[1] != orders[2]
+        assert orders[0][0] != orders[0][1]
 
     def test_seeding_again_while_a_sampler_is_used(self, lib, kind):
         sampler = make_samplers(lib)[kind]

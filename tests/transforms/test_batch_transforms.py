@@ -119,7 +119,7 @@ class TestTheSamePictures:
 
     @pytest.mark.parametrize("cache", [None, "host", "device"])
     def test_in_shards(self, cache):
-        options = {"batch_size": 6, "split": "shards", "remainder": "pad", "cache": cache}
+        options = {"batch_size": 6, "split": "shards", "uneven": "pad", "cache": cache}
         wanted = rows_of(load(batch_size=6))
         for places in ([CPUPlace()] * 4, simulated_places(4)):
             steps = list(load(places=places, **options))
@@ -536,9 +536,9 @@ class TestBatchesOfOtherSizes:
             assert tracemalloc.get_traced_memory()[0] - before < 100_000
         finally:
             tracemalloc.stop()
-        programmer = loader._loading._programmer
+        programmer = loader._epochs._programmer
         assert len(programmer._made) <= 34
-        assert len(loader._loading._fetching._gatherer._layouts) <= 10
+        assert len(loader._epochs._fetching._gatherer._layouts) <= 10
 
 
 class TestRaces:

@@ -139,23 +139,16 @@ def test_idle_workers_of_short_steps_are_one_too_many():
         assert advice.startswith("num_workers=0")
 
 
-def test_threads_that_share_the_interpreter_are_advised_to_be_processes(monkeypatch):
-    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: True, raising=False)
+@pytest.mark.parametrize("shared", [True, False])
+def test_threads_that_share_the_interpreter_are_advised_to_be_processes(monkeypatch, shared):
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: shared, raising=False)
     stats = times(wait=2.0, compute=1.0, fetch=12.0)
     for count in (2, 4, 8):
         advice = explain(stats, with_workers(count, worker_type="thread")).advice
-        assert any(one.startswith("worker_type='process'") for one in advice)
-        assert not any("worker_type='thread'" in one for one in advice)
+        assert any(one.startswith("worker_type='process'") for one in advice) is shared
+        assert not any("worker_type='thread'" in one for one in advice) or not shared
         processes = explain(stats, with_workers(count)).advice
         assert not any("worker_type='process'" in one for one in processes)
-
-
-def test_threads_of_a_free_threaded_python_are_not_advised_to_be_processes(monkeypatch):
-    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
-    stats = times(wait=2.0, compute=1.0, fetch=12.0)
-    for count in (2, 4, 8):
-        advice = explain(stats, with_workers(count, worker_type="thread")).advice
-        assert not any("worker_type='process'" in one for one in advice)
 
 
 def test_one_worker_is_one_process():

@@ -10,11 +10,8 @@ from gpuloader import DataLoader
 from gpuloader.devices.simulated import SimulatedDevice
 from gpuloader.epoch.lane import EVERY
 from gpuloader.testing import CustomPlace, simulated_places
-
-
-def load(count=5, **options):
-    loader = DataLoader.from_generator(capacity=2, **options)
-    return loader.set_batch_generator(lambda: ([np.zeros((4, 8))] for _ in range(count)), places="cpu")
+from tests.loading import read_batches
+from tests.watch.loops import load
 
 
 @pytest.mark.parametrize("double_buffer", [True, False])
@@ -39,10 +36,7 @@ def test_a_snapshot_does_not_change():
 
 
 def test_bytes_are_those_of_the_slots_with_their_alignment():
-    loader = DataLoader.from_generator(capacity=2)
-    loader.set_batch_generator(
-        lambda: [[np.zeros((3, 5), np.float32), np.zeros((3,), np.int64)]] * 2, places="cpu"
-    )
+    loader = read_batches(lambda: [[np.zeros((3, 5), np.float32), np.zeros((3,), np.int64)]] * 2)
     list(loader)
     assert loader.stats().nbytes == 2 * (256 + 24)
 
@@ -77,7 +71,7 @@ def test_a_slow_reader_shows_as_startup_and_then_as_wait():
             time.sleep(0.01)
             yield [np.zeros(4)]
 
-    loader = DataLoader.from_generator(capacity=2).set_batch_generator(slow, places="cpu")
+    loader = read_batches(slow)
     list(loader)
     stats = loader.stats()
     assert stats.startup >= 0.009
@@ -141,9 +135,7 @@ def test_copies_are_timed_where_there_are_any():
     list(loader)
     assert loader.stats().copy == 0
     places = simulated_places(1)
-    copied = DataLoader.from_generator(capacity=2).set_batch_generator(
-        lambda: ([np.zeros((4, 8))] for _ in range(3 * EVERY - 1)), places=places
-    )
+    copied = load(3 * EVERY - 1, places)
     for (batch,) in copied:
         np.asarray(batch)
     assert copied.stats().copy == pytest.approx((3 * EVERY - 1) * 1.0)
@@ -165,9 +157,7 @@ class CountingDevice(SimulatedDevice):
 
 def test_few_copies_are_timed_and_their_events_are_used_again():
     place = CustomPlace(CountingDevice())
-    loader = DataLoader.from_generator(capacity=2).set_batch_generator(
-        lambda: ([np.zeros((4, 8))] for _ in range(20 * EVERY)), places=place
-    )
+    loader = load(20 * EVERY, place)
     for (batch,) in loader:
         np.asarray(batch)
     assert 2 <= place.device.timed_events <= 6

@@ -13,17 +13,13 @@ from gpuloader import DataLoader, IterableDataset, trace
 from gpuloader.errors import MissingPackage
 from gpuloader.testing import simulated_places
 from gpuloader.watch.tracing import Span, chrome_trace, span
-
-
-def load(count=5, **options):
-    loader = DataLoader.from_generator(capacity=2, **options)
-    return loader.set_batch_generator(lambda: ([np.zeros((4, 8))] for _ in range(count)), places="cpu")
+from tests.loading import read_batches
+from tests.watch.loops import load
 
 
 @pytest.mark.parametrize("places", ["cpu", simulated_places(2)], ids=["cpu", "simulated"])
 def test_a_trace_tells_who_did_what(tmp_path, places):
-    loader = DataLoader.from_generator(capacity=2)
-    loader.set_batch_generator(lambda: ([np.zeros((4, 8))] for _ in range(4)), places=places)
+    loader = load(4, places)
     path = tmp_path / "trace.json"
     with trace(path) as spans:
         for _ in loader:
@@ -229,9 +225,7 @@ def test_a_step_is_the_time_between_two_batches():
 
 def test_copies_do_not_overlap_on_their_stream():
     (place,) = simulated_places(1)
-    loader = DataLoader.from_generator(capacity=2).set_batch_generator(
-        lambda: ([np.zeros((4, 8))] for _ in range(6)), places=place
-    )
+    loader = load(6, place)
     with trace() as spans:
         for (batch,) in loader:
             np.asarray(batch)
@@ -271,7 +265,7 @@ def test_nvtx_ranges_end_where_the_reader_fails(ranges):
         yield [np.zeros(2)]
         raise KeyError("label")
 
-    loader = DataLoader.from_generator(capacity=2).set_batch_generator(failing, places="cpu")
+    loader = read_batches(failing)
     with trace(nvtx=True), pytest.raises(KeyError):
         list(loader)
     assert [call[0] for call in ranges] == ["push", "pop"] * 2

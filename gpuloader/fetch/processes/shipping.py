@@ -1,42 +1,60 @@
-"""Both sides: a dataset is pickled once, with its arrays in one sealed memory file that all workers map."""
+"""Both sides: a dataset is pickled once, with its arrays in one sealed memory file that all workers map.
+
+Nothing can change the file, and any number of workers unpack it at the same time without a copy. It has no
+name, so a crash leaves nothing behind.
+"""
 
 from __future__ import annotations
 
+import copyreg
+import functools
+import importlib
+import io
+import itertools
 import mmap
 import os
 import pickle
 import struct
-from collections.abc import Iterator, Sequence
-from types import FunctionType
-from typing import Any
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from operator import attrgetter
+from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from gpuloader.errors import LoaderError, StagingMemoryError
-from gpuloader.fetch.processes.pickling import SinkFull, blame, dump, has_cloudpickle, receiving
+from gpuloader.foreign import can_stage, is_tensor, tensor_array, tensor_over
 from gpuloader.sources.packed import PackedList
 from gpuloader.system.finalizers import calling, closing_once
 from gpuloader.system.platforms import available_memory, open_memory_file, reserve, seal
 
+# The most bytes of pickle, arrays not counted, for which unpickling in every worker is cheap enough.
+#
+# Each worker creates these objects anew. Up to this size, two workers have them after about the time that a
+# bare spawned interpreter takes to start (230 ms; with the fork server 7 ms, forked 4 ms): 27 MB of floats
+# in lists take 170 ms, 44 MB of (path, label) tuples 300 ms, 90 MB of floats 620 ms. Forked workers have
+# them after 11, 15 and 29 ms. Memory does not decide: once a forked worker has touched all objects, their
+# reference counts have made it copy 80 to 90 % as much. Measured by ``benchmarks/start_method.py``.
 IN_BAND_LIMIT = 32 << 20
-"""The most bytes of pickle, arrays not counted, for which unpickling in every worker is cheap enough.
 
-Each worker creates these objects anew. Up to this size, two workers at once have them after about the time
-that a bare spawned interpreter takes to start (230 ms; with the fork server 7 ms, forked 4 ms): 27 MB of
-floats in lists take 170 ms, 44 MB of (path, label) tuples 300 ms, 90 MB of floats 620 ms. Forked workers
-have them after 11, 15 and 29 ms. Memory does not decide: once a forked worker has touched all objects, their
-reference counts have made it copy 80 to 90 % as much. Measured by ``benchmarks/start_method.py``.
-"""
+# Arrays of at least this many bytes are stored outside the pickle.
+OUT_OF_BAND = 64 << 10
 
 _ALIGNMENT = 256  # bytes, as for the fields of a slot
 _PIECE = 4 << 20  # bytes of a strided array that are made contiguous at a time
-_LOOK = 1 << 20  # bytes of pickle after which `blame` skips a part
+_PROBE = 1 << 20  # bytes of pickle after which `blame` skips a part
 _STEP = 16 << 20  # bytes of pickle between two checks of the available memory
+_DEEPEST, _WIDEST = 6, 64  # how many levels, and parts per level, `blame` searches
 _HEADER = struct.Struct("<8sQQQ")  # magic, bytes of the pickle behind it, offset of the table, its length
 _ENTRY = struct.Struct("<QQ")  # a buffer's offset and its bytes
 _MAGIC = b"gpuload1"
-_HINT = "; install cloudpickle to pickle functions and classes by value"
+_MAIN = ("__main__", "__mp_main__")  # the second is the first's name in a spawned process
 
 
 class Unshippable(Exception):
@@ -46,44 +64,20 @@ class Unshippable(Exception):
 class Parcel:
     """A sealed memory file that holds a pickle and the memory of its arrays.
 
-    Nothing can change it, and any number of processes may `unpack` its descriptor at the same time. It has no
-    name, so a crash leaves nothing behind. Its memory is freed when the parcel is closed and the last array
-    unpacked from it is gone.
+    Its memory is freed when the parcel is closed and the last array unpacked from it is gone.
 
-    Attributes
-    ----------
-    descriptor : int
-        The memory file's descriptor, closed on exec; -1 once the parcel is closed.
-    nbytes : int
-        The size of the file.
-    needs_main : bool
-        Whether the pickle refers to the module ``__main__`` by name, so that workers must import it first.
-    modules : frozenset of str
-        The other modules that workers will import.
-    lists : tuple of PackedList
-        The lists whose memory files workers need as well, in this order.
-
-    Examples
-    --------
     >>> parcel = pack({"images": np.zeros((1000, 784), np.float32)})
     >>> parcel.nbytes > 1000 * 784 * 4, parcel.needs_main
     (True, False)
     >>> parcel.close()
     """
 
-    def __init__(
-        self,
-        descriptor: int,
-        nbytes: int,
-        needs_main: bool,
-        modules: frozenset[str] = frozenset(),
-        lists: tuple[PackedList, ...] = (),
-    ) -> None:
-        self.descriptor = descriptor
+    def __init__(self, descriptor: int, nbytes: int, contents: Contents) -> None:
+        self.descriptor = descriptor  # -1 once the parcel is closed
         self.nbytes = nbytes
-        self.needs_main = needs_main
-        self.modules = modules
-        self.lists = lists
+        self.needs_main = contents.needs_main
+        self.modules = frozenset(contents.modules)
+        self.lists = tuple(contents.lists)
         self._close = closing_once(descriptor)
 
     def close(self) -> None:
@@ -97,20 +91,8 @@ class Parcel:
 def pack(value: object, *, limit: int | None = IN_BAND_LIMIT) -> Parcel:
     """Pickle an object once into a memory file, for any number of workers.
 
-    The memory of NumPy arrays, and of other objects that pickle their buffers, is written straight into the
-    file. Arrays that share memory still share it afterwards. A memory-mapped file is not read; the worker
-    maps it again. Changes to a mapping of mode ``'c'`` are lost, because they are in no file.
-
-    Parameters
-    ----------
-    value : object
-        The object, usually a dataset. Nothing may change it during the call.
-    limit : int or None
-        The most bytes of pickle, arrays not counted; None for no limit.
-
-    Returns
-    -------
-    Parcel
+    Arrays that share memory still share it afterwards. A memory-mapped file is not read; the worker maps it
+    again. Changes to a mapping of mode ``'c'`` are lost, because they are in no file.
 
     Raises
     ------
@@ -127,7 +109,10 @@ def pack(value: object, *, limit: int | None = IN_BAND_LIMIT) -> Parcel:
         ...
     gpuloader.fetch.processes.shipping.Unshippable: dict['counters'][1] ...
     """
-    descriptor = _memory_file()
+    try:
+        descriptor = open_memory_file("gpuloader-dataset")
+    except OSError as error:
+        raise Unshippable(f"cannot create a memory file that shares the dataset: {error}") from error
     try:
         pickled = _PickleFile(limit, descriptor)
         try:
@@ -141,32 +126,14 @@ def pack(value: object, *, limit: int | None = IN_BAND_LIMIT) -> Parcel:
     except BaseException:
         os.close(descriptor)
         raise
-    return Parcel(descriptor, nbytes, contents.needs_main, frozenset(contents.modules), tuple(contents.lists))
+    return Parcel(descriptor, nbytes, contents)
 
 
 def unpack(descriptor: int, lists: Sequence[int] = ()) -> Any:
     """Return the object in a memory file that `pack` wrote, without copying its arrays.
 
-    The arrays are views of a private mapping of the file. They share its pages with all other processes until
-    this one writes to them; its writes stay private. The descriptor may be closed right afterwards; the
-    mapping lives as long as any of the arrays.
+    `lists` are the descriptors of the parcel's `lists`. All descriptors may be closed right afterwards.
 
-    Parameters
-    ----------
-    descriptor : int
-        The memory file's descriptor, usually received from another process.
-    lists : sequence of int
-        The descriptors of the parcel's `lists`.
-
-    Raises
-    ------
-    LoaderError
-        The descriptor does not hold a packed object.
-    BaseException
-        Unpickling the object raised.
-
-    Examples
-    --------
     >>> parcel = pack({"label": 3, "image": np.ones((300, 300), np.float32)})
     >>> there = unpack(parcel.descriptor)
     >>> parcel.close()
@@ -178,12 +145,308 @@ def unpack(descriptor: int, lists: Sequence[int] = ()) -> Any:
     head = os.pread(descriptor, _HEADER.size, 0) if nbytes else b""
     if not head.startswith(_MAGIC):
         raise LoaderError(f"descriptor {descriptor} does not hold a packed object")
+    # Private: pages are shared with all other processes until this one writes to them, and its writes stay
+    # its own. The mapping lives as long as any of the arrays.
     mapped = memoryview(mmap.mmap(descriptor, nbytes, access=mmap.ACCESS_COPY))
     _, pickle_nbytes, table, count = _HEADER.unpack(head)
     entries = _ENTRY.iter_unpack(mapped[table : table + count * _ENTRY.size])
     buffers = [mapped[start : start + size] for start, size in entries]
-    with receiving(lists):
+    _received.lists = lists
+    try:
         return pickle.loads(mapped[_HEADER.size : _HEADER.size + pickle_nbytes], buffers=buffers)
+    finally:
+        del _received.lists
+
+
+# Pickling without copying the memory of arrays or memory-mapped files.
+
+
+class Sink(Protocol):
+    """The file-like target of a pickle."""
+
+    def write(self, data: Any) -> object:
+        """Take the next bytes of the pickle, or raise `SinkFull` to stop the pickling."""
+
+
+class SinkFull(Exception):
+    """The pickle is larger than its sink accepts."""
+
+
+@dataclass(slots=True)
+class Contents:
+    """What a pickle refers to, apart from its own bytes.
+
+    Attributes
+    ----------
+    memory : list of ndarray
+        The buffers that unpickling needs, in this order; each holds an array's elements in C order.
+    needs_main : bool
+        Whether the pickle refers to something by its name in the main module.
+    modules : set of str
+        Other modules that unpickling, or calling what was unpickled, will import.
+    lists : list of PackedList
+        The lists whose memory files the other process must have open, in this order.
+    """
+
+    memory: list[NDArray[Any]] = field(default_factory=list)
+    needs_main: bool = False
+    modules: set[str] = field(default_factory=set)
+    lists: list[PackedList] = field(default_factory=list)
+    _standing_in: dict[int, NDArray[Any]] = field(default_factory=dict)
+    _files: dict[int, _MappedFile | None] = field(default_factory=dict)
+
+    def take(self, buffer: pickle.PickleBuffer) -> bool:
+        """Take a buffer out of the pickle (return False) or leave it in (True); the pickler's callback."""
+        memory = self._standing_in.pop(id(buffer), None)
+        if memory is None:
+            raw = buffer.raw()
+            if raw.nbytes < OUT_OF_BAND:
+                return True
+            memory = np.frombuffer(raw, np.uint8)
+        self.memory.append(memory)
+        return False
+
+    def stand_in(self, memory: NDArray[Any]) -> pickle.PickleBuffer:
+        """Return an empty buffer to pickle in place of memory, which may be strided."""
+        # pickle refuses a strided buffer out of band, so the memory waits here under the buffer's id.
+        buffer = pickle.PickleBuffer(bytearray() if memory.flags.writeable else b"")
+        self._standing_in[id(buffer)] = memory
+        return buffer
+
+    def file_under(self, array: NDArray[Any]) -> _MappedFile | None:
+        """Return the file an array is mapped from, the same for all its views; None if it is not mapped."""
+        root: Any = array
+        while isinstance(root.base, np.ndarray):
+            root = root.base
+        mapping = root.base
+        if not (isinstance(root, np.memmap) and isinstance(mapping, mmap.mmap)) or array.nbytes == 0:
+            return None
+        if id(mapping) not in self._files:
+            self._files[id(mapping)] = _MappedFile.of(root, mapping)
+        return self._files[id(mapping)]
+
+
+def dump(value: object, sink: Sink) -> Contents:
+    """Pickle an object with protocol 5 and return what to store outside the pickle.
+
+    It uses cloudpickle if that is installed, which pickles closures and whatever the main module defines by
+    value; otherwise `pickle`. NumPy arrays of any strides, class and dtype are pickled without a copy, unless
+    they hold objects or their class defines its own pickling. So are dense tensors of torch in host memory.
+
+    >>> import io
+    >>> contents = dump({"image": np.zeros((512, 512)).T, "name": "cat"}, io.BytesIO())
+    >>> [memory.nbytes for memory in contents.memory], contents.needs_main
+    ([2097152], False)
+    """
+    base = importlib.import_module("cloudpickle").Pickler if has_cloudpickle() else pickle.Pickler
+    contents = Contents()
+    pickler = _pickler_over(base)(sink, protocol=5, buffer_callback=contents.take)
+    pickler.contents = contents
+    pickler.dump(value)
+    return contents
+
+
+def has_cloudpickle() -> bool:
+    """Return whether cloudpickle is installed, which pickles functions and classes by value."""
+    try:
+        importlib.import_module("cloudpickle")
+    except ImportError:
+        return False
+    return True
+
+
+@functools.cache
+def _pickler_over(base: type) -> Any:
+    return type("Pickler", (_Reductions, base), {})
+
+
+class _Reductions:
+    contents: Contents
+
+    def reducer_override(self, value: Any) -> Any:
+        contents = self.contents
+        if isinstance(value, np.ndarray):
+            return _reduce_array(value, contents)
+        # A tensor that consists of its numbers alone is pickled as an array. torch itself would move its
+        # memory into a file in /dev/shm, which somebody has to remove.
+        if (
+            is_tensor(value)
+            and type(value) is sys.modules["torch"].Tensor
+            and can_stage(value)
+            and not (value.requires_grad or value.__dict__ or value.is_shared())
+        ):
+            contents.modules.add("torch")
+            return tensor_over, (tensor_array(value),)
+        if isinstance(value, PackedList) and value.descriptor >= 0:
+            contents.lists.append(value)
+            return _open_list, (len(contents.lists) - 1, *value.place)
+        if isinstance(value, io.TextIOWrapper) and value not in (sys.stdout, sys.stderr):
+            # cloudpickle would read the whole file and pickle its text.
+            raise TypeError(f"cannot pickle an open file ({getattr(value, 'name', 'without a name')!r})")
+        inherited: Callable[[Any], Any] | None = getattr(super(), "reducer_override", None)
+        reduced = NotImplemented if inherited is None else inherited(value)
+        # Classes and functions that were not reduced to values are pickled as a module and a name.
+        module = None
+        if isinstance(value, type | FunctionType | BuiltinFunctionType):
+            module = value.__module__
+        elif isinstance(value, ModuleType):
+            module = value.__name__
+        if module in _MAIN:
+            contents.needs_main = contents.needs_main or reduced is NotImplemented
+        elif module is not None:
+            contents.modules.add(module)
+        return reduced
+
+
+_received = threading.local()  # the descriptors of the lists in the pickle that this thread unpacks
+
+
+def _open_list(number: int, start: int, count: int) -> PackedList:
+    return PackedList.open(_received.lists[number], start, count)
+
+
+_pickling_of = attrgetter("__reduce__", "__reduce_ex__", "__setstate__")
+
+
+def _reduce_array(array: NDArray[Any], contents: Contents) -> Any:
+    kind = type(array)
+    if (
+        array.dtype.hasobject
+        or kind in copyreg.dispatch_table
+        or _pickling_of(kind) != _pickling_of(np.ndarray)
+    ):
+        return NotImplemented
+    plain = array.view(np.ndarray)
+    layout: tuple[Any, ...] = (array.shape, array.dtype, array.strides)
+    file = contents.file_under(array)
+    if file is not None:
+        first = plain.__array_interface__["data"][0] - file.address
+        return _view, (file, kind, first, *layout, array.flags.writeable)
+    if array.nbytes < OUT_OF_BAND:
+        return NotImplemented
+    memory, first = _span(plain)
+    if memory.nbytes > array.nbytes:
+        # Between the elements the span holds other bytes, so store only the elements, contiguously.
+        memory, first, layout = plain, 0, (array.shape, array.dtype, None)
+    return _view, (contents.stand_in(memory), kind, first, *layout, array.flags.writeable)
+
+
+def _span(array: NDArray[Any]) -> tuple[NDArray[Any], int]:
+    """Return an array's bytes from its lowest to its highest address, and the offset of its first element.
+
+    In a transposed or reversed array they are in another order than its elements. If elements repeat, as in
+    a broadcast array or overlapping windows, there are fewer bytes.
+    """
+    array = np.atleast_1d(array)
+    extents = [(length - 1) * stride for length, stride in zip(array.shape, array.strides, strict=True)]
+    first = -sum(extent for extent in extents if extent < 0)
+    nbytes = first + sum(extent for extent in extents if extent > 0) + array.itemsize
+    lowest = array[tuple(slice(-1, None) if extent < 0 else slice(1) for extent in extents)]
+    return as_strided(lowest.reshape(-1).view(np.uint8), (nbytes,), (1,)), first
+
+
+def _view(
+    memory: Any,
+    kind: type[NDArray[Any]],
+    first: int,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    strides: tuple[int, ...] | None,
+    writeable: bool,
+) -> NDArray[Any]:
+    array: NDArray[Any] = np.ndarray(shape, dtype, memory, first, strides)
+    if kind is not np.ndarray:
+        array = array.view(kind)
+    if isinstance(array, np.memmap):
+        array.__array_finalize__(memory)  # sets its filename, mode and offset
+    array.flags.writeable = writeable and array.flags.writeable
+    return array
+
+
+@dataclass(frozen=True, slots=True)
+class _MappedFile:
+    """A file mapped in this process; unpickling maps it in the other process, once for all views."""
+
+    name: str
+    mode: str
+    offset: int
+    nbytes: int
+    address: int
+
+    @classmethod
+    def of(cls, mapped: Any, mapping: mmap.mmap) -> _MappedFile | None:
+        """Return the file of a memory map; None if it has no name, or the file of that name is too short."""
+        # `np.memmap` rounds the first array's `offset` down, in order to map whole pages.
+        offset = int(mapped.offset - mapped.offset % mmap.ALLOCATIONGRANULARITY)
+        try:
+            name = os.fspath(mapped.filename)
+            if Path(name).stat().st_size < offset + len(mapping):
+                return None
+        except (TypeError, OSError):
+            return None
+        mode = mapped.mode.replace("w+", "r+")  # "w+" would truncate the file again
+        return cls(name, mode, offset, len(mapping), np.frombuffer(mapping, np.uint8).ctypes.data)
+
+    def __reduce__(self) -> Any:
+        return np.memmap, (self.name, np.uint8, self.mode, self.offset, (self.nbytes,))
+
+
+# What could not be pickled: the error names the attribute or item, not only its type.
+
+
+def _explain(value: object, error: Exception, limit: int | None) -> str:
+    if isinstance(error, SinkFull):
+        return (
+            f"a {type(value).__name__} holds more than {limit or 0:,} bytes of pickled Python objects, not "
+            "counting arrays, and every worker would have to unpickle them; store them in arrays"
+        )
+    path, culprit, cause = blame(value, error, lambda: _PickleFile(_PROBE))
+    hint = ""
+    if not has_cloudpickle() and isinstance(culprit, FunctionType | type):
+        hint = "; install cloudpickle to pickle functions and classes by value"
+    return f"{type(value).__name__}{path} cannot be pickled ({type(cause).__name__}: {cause}){hint}"
+
+
+def blame(value: object, error: Exception, make_sink: Callable[[], Sink]) -> tuple[str, object, Exception]:
+    """Find the attribute or item that made `dump` fail; return its path, the part itself and its error.
+
+    >>> import io, threading
+    >>> path, part, cause = blame([1, {"a": [], "lock": threading.Lock()}], TypeError(), io.BytesIO)
+    >>> path, str(cause)
+    ("[1]['lock']", "cannot pickle '_thread.lock' object")
+    """
+    path = ""
+    for _ in range(_DEEPEST):
+        for step, part in itertools.islice(_parts(value), _WIDEST):
+            try:
+                dump(part, make_sink())
+            except SinkFull:  # a large part is skipped, so that the search stays cheap
+                continue
+            except Exception as cause:
+                path, value, error = path + step, part, cause
+                break
+        else:
+            break
+    return path, value, error
+
+
+_state_of = attrgetter("__reduce__", "__reduce_ex__", "__getstate__")
+
+
+def _parts(value: Any) -> Iterator[tuple[str, object]]:
+    """Yield the parts an object is pickled as, each with its path; none if its class defines its pickling."""
+    if isinstance(value, dict):
+        return ((f"[{key!r}]", part) for key, part in value.items())
+    if isinstance(value, list | tuple):
+        return ((f"[{index}]", part) for index, part in enumerate(value))
+    if is_dataclass(value):
+        return ((f".{one.name}", getattr(value, one.name, None)) for one in fields(value))
+    if _state_of(type(value)) != _state_of(object):
+        return iter(())
+    return ((f".{name}", part) for name, part in getattr(value, "__dict__", {}).items())
+
+
+# The memory file: header, pickle, table of buffers, and the buffers at aligned offsets.
 
 
 class _PickleFile:
@@ -200,17 +463,12 @@ class _PickleFile:
         if self.limit is not None and end > self.limit:
             raise SinkFull
         if self.descriptor is not None:
+            # A pickle grows without a known end, so the memory is asked for every few pieces: a container
+            # would kill the whole program at its limit, without an error.
             if self.nbytes // _STEP != end // _STEP:
                 _check_memory(view.nbytes + _STEP)
             _write(self.descriptor, view, _HEADER.size + self.nbytes)
         self.nbytes = end
-
-
-def _memory_file() -> int:
-    try:
-        return open_memory_file("gpuloader-dataset")
-    except OSError as error:
-        raise Unshippable(f"cannot create a memory file that shares the dataset: {error}") from error
 
 
 def _write_beside(descriptor: int, pickle_nbytes: int, memory: list[NDArray[Any]]) -> int:
@@ -259,6 +517,7 @@ def _write(descriptor: int, data: Any, start: int) -> None:
     view = memoryview(data)
     try:
         while view:
+            # One call writes at most 2 GiB, and less if a signal interrupts it.
             written = os.pwrite(descriptor, view, start)
             view, start = view[written:], start + written
     except OSError as error:
@@ -277,14 +536,3 @@ def _shortage(nbytes: int, reason: str) -> str:
         "large arrays in files and map them with np.memmap, pass start_method='fork', or raise the memory "
         "limit of this machine or container"
     )
-
-
-def _explain(value: object, error: Exception, limit: int | None) -> str:
-    if isinstance(error, SinkFull):
-        return (
-            f"a {type(value).__name__} holds more than {limit or 0:,} bytes of pickled Python objects, not "
-            "counting arrays, and every worker would have to unpickle them; store them in arrays"
-        )
-    way, culprit, cause = blame(value, error, lambda: _PickleFile(_LOOK))
-    hint = "" if has_cloudpickle() or not isinstance(culprit, FunctionType | type) else _HINT
-    return f"{type(value).__name__}{way} cannot be pickled ({type(cause).__name__}: {cause}){hint}"

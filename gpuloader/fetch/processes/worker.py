@@ -5,8 +5,11 @@ from __future__ import annotations
 import mmap
 import os
 import pickle
+import random
 import socket
+import sys
 from collections import deque
+from collections.abc import MutableMapping
 from dataclasses import replace
 from time import perf_counter_ns
 from typing import Any
@@ -17,12 +20,20 @@ from numpy.typing import NDArray
 from gpuloader.batches.items import ItemState
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.errors import LoaderError
-from gpuloader.fetch.inline import as_failure
-from gpuloader.fetch.processes.reporting import flush_output, pack_failure
-from gpuloader.fetch.processes.setup import Setup
+from gpuloader.fetch.contract import WorkerSetup, as_failure
+from gpuloader.fetch.processes.messages import (
+    NO_BATCH,
+    NO_ROW,
+    IndexTable,
+    Kind,
+    Message,
+    dumps,
+    flush_output,
+    pack_failure,
+    receive,
+    send,
+)
 from gpuloader.fetch.processes.shipping import unpack
-from gpuloader.fetch.processes.surroundings import limit_threads, load_generators, restrain, seed_globals
-from gpuloader.fetch.processes.wire import NO_BATCH, NO_ROW, Board, Kind, Message, dumps, receive, send
 from gpuloader.fields.spec import Indices
 from gpuloader.order.randomness import begin_draws, mixed_seed
 from gpuloader.order.worker_info import WorkerInfo, enter_worker
@@ -31,22 +42,23 @@ from gpuloader.staging.ring import Slot
 from gpuloader.system.cores import bind
 from gpuloader.system.interrupts import take_signals
 from gpuloader.system.platforms import keep_freed_memory
-from gpuloader.system.processes import die_with_parent
-from gpuloader.system.rereading import enter_depth
+from gpuloader.system.processes import die_with_parent, enter_depth
+
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
-class _Gone(Exception):
+class _LoaderGone(Exception):
     """The loader has closed the link, so the worker must end."""
 
 
-def run(link: socket.socket, number: int, setup: Setup | None) -> None:
+def run_worker(link: socket.socket, number: int, setup: WorkerSetup | None) -> None:
     """Run worker `number` until the link closes; without a `setup`, receive it over the link."""
     take_signals()
     restrain()
     keep_freed_memory()
     try:
         _Worker(link, number).serve(setup)
-    except _Gone:
+    except _LoaderGone:
         pass
     finally:
         link.close()
@@ -56,68 +68,72 @@ class _Worker:
     def __init__(self, link: socket.socket, number: int) -> None:
         self._link = link
         self._number = number
-        self._inbox: deque[Message] = deque()
+        self._inbox: deque[Message] = deque()  # came while this worker waited for a slot
         self._arenas: dict[int, NDArray[np.uint8]] = {}
         self._slots: dict[tuple[int, int], Slot] = {}
-        self._told: tuple[Any, ...] = ()
+        self._told: tuple[Any, ...] = ()  # layout, levels and tree of the last batch
 
-    def serve(self, setup: Setup | None) -> None:
+    def serve(self, setup: WorkerSetup | None) -> None:
         try:
-            die_with_parent()
+            die_with_parent()  # first: unpickling the dataset runs the user's code, which may hang
             self._setup = setup or self._receive_setup()
             bind(self._setup.cores)
             enter_depth(self._setup.depth)
             limit_threads()
-            load_generators()
+            # NumPy imports its global generator when that is first used. Here, an error of that belongs to
+            # the start and not to a sample.
+            import numpy.random  # noqa: F401
+
             self._assembler = self._setup.reading.make_assembler(self._number)
             first = True
             while True:
-                message = self._next()
-                if message.kind == Kind.EPOCH:
+                message = self._inbox.popleft() if self._inbox else self._receive()
+                if message.kind == Kind.TASK:
+                    self._fetch(message)
+                elif message.kind == Kind.EPOCH:
                     self._begin_epoch(message)
                     if first and self._setup.init is not None:
                         self._setup.init(self._number)
                     first = False
-                elif message.kind == Kind.TASK:
-                    self._fetch(message)
                 else:
                     self._take(message)
-        except (_Gone, SystemExit):
+        except (_LoaderGone, SystemExit):
             raise
         except BaseException as error:
             # Not from a task: a thread could not be started, the dataset could not be unpickled, or
             # `worker_init_fn` raised.
             self._send_error(NO_BATCH, error)
 
-    def _receive_setup(self) -> Setup:
+    def _receive_setup(self) -> WorkerSetup:
         received: list[int] = []
         try:
             kind = Kind.LIST
             while kind == Kind.LIST:
-                message = self._next()
+                message = self._receive()
                 assert message.descriptor is not None
                 kind = Kind(message.kind)
                 received.append(message.descriptor)
-            setup: Setup = unpack(received[-1], received[:-1])
+            setup: WorkerSetup = unpack(received[-1], received[:-1])
         finally:
             for descriptor in received:
                 os.close(descriptor)
         return setup
 
-    def _next(self) -> Message:
-        return self._inbox.popleft() if self._inbox else self._receive()
+    def _receive(self) -> Message:
+        message = receive(self._link)
+        if message is None:
+            raise _LoaderGone
+        return message
 
     def _tell(self, message: Message) -> None:
         try:
             send(self._link, message)
         except ConnectionError:  # must not look like one that the dataset raised
-            raise _Gone from None
+            raise _LoaderGone from None
 
-    def _receive(self) -> Message:
-        message = receive(self._link)
-        if message is None:
-            raise _Gone
-        return message
+    def _send_error(self, number: int, error: BaseException) -> None:
+        flush_output()  # the loader may kill this worker as soon as it has heard of the error
+        self._tell(Message(Kind.ERROR, b=number, payload=pack_failure(error)))
 
     def _begin_epoch(self, message: Message) -> None:
         seed, epoch, self._serial = message.b, message.c, message.d
@@ -125,8 +141,8 @@ class _Worker:
         begin_draws(seed, epoch)
         self._seeds = seed, epoch
         setup, reading = self._setup, self._setup.reading
-        own = mixed_seed(seed, epoch, self._number, *setup.standing.salt)
-        info = WorkerInfo(self._number, setup.count, own, reading.dataset, setup.standing.ranks)
+        own = mixed_seed(seed, epoch, self._number, *setup.rank.salt)
+        info = WorkerInfo(self._number, setup.count, own, reading.dataset, setup.rank.ranks)
         enter_worker(info)
         if reading.iterable:
             self._stream = reading.open_stream(self._assembler, reached or ItemState(self._number, 0))
@@ -139,12 +155,13 @@ class _Worker:
         """Handle a message that is not a task: memory to map or to forget."""
         if message.kind == Kind.FORGET:
             self._arenas.pop(message.a, None)
+            # The slots refer to the mapping, which goes with the last of them.
             self._slots = {key: slot for key, slot in self._slots.items() if key[0] != message.a}
             return
         assert message.descriptor is not None
         try:
-            if message.kind == Kind.BOARD:
-                self._board = Board(message.descriptor, message.a, message.b)
+            if message.kind == Kind.TABLE:
+                self._table = IndexTable(message.descriptor, message.a, message.b)
             else:
                 mapping = mmap.mmap(message.descriptor, message.b)
                 self._arenas[message.a] = np.frombuffer(mapping, np.uint8)
@@ -152,22 +169,23 @@ class _Worker:
             os.close(message.descriptor)
 
     def _fetch(self, task: Message) -> None:
-        if self._board.serial[0] != self._serial:
-            self._tell(Message(Kind.END, b=task.b))
-            return
-        begun = perf_counter_ns()
+        staged: StagedBatch | None = None
+        payload, begun = b"", perf_counter_ns()
         try:
-            staged = self._stage(task)
-            payload = b"" if staged is None else self._describe(staged)
-        except (_Gone, SystemExit):
+            # A task of an epoch that the loader has left is skipped, and still answered.
+            if self._table.serial[0] == self._serial:
+                staged = self._stage(task)
+            if staged is not None:
+                payload = self._describe(staged)
+        except (_LoaderGone, SystemExit):
             raise
         except BaseException as error:
             self._send_error(task.b, as_failure(error, task.b, self._number))
             return
         if staged is None:
             self._tell(Message(Kind.END, b=task.b))
-            return
-        self._tell(Message(Kind.DONE, b=task.b, c=begun, d=perf_counter_ns(), payload=payload))
+        else:
+            self._tell(Message(Kind.DONE, b=task.b, c=begun, d=perf_counter_ns(), payload=payload))
 
     def _stage(self, task: Message) -> StagedBatch | None:
         assigned = self._slot(task) if task.e else None
@@ -179,23 +197,21 @@ class _Worker:
 
         if self._setup.reading.iterable:
             return self._stream.stage(task.b, reserve)
-        indices = self._indices(task)
-        seed_globals(mixed_seed(*self._seeds, task.b, 0, *self._setup.standing.salt))
-        return self._assembler.assemble(task.b, indices, reserve)
-
-    def _indices(self, task: Message) -> Indices:
+        indices: Indices
         if task.a == NO_ROW:
-            indices: Indices = pickle.loads(task.payload)
-            return indices
-        listed: list[int] = self._board.rows[task.a, : task.c].tolist()
-        return listed
+            indices = pickle.loads(task.payload)
+        else:
+            indices = self._table.rows[task.a, : task.c].tolist()
+        # By the batch, so that what the dataset draws does not depend on the number of workers.
+        seed_globals(mixed_seed(*self._seeds, task.b, 0, *self._setup.rank.salt))
+        return self._assembler.assemble(task.b, indices, reserve)
 
     def _ask_for_slot(self, number: int, nbytes: int) -> Slot:
         self._tell(Message(Kind.NEED, b=number, c=nbytes))
         while (message := self._receive()).kind != Kind.SLOT:
             if message.kind in (Kind.TASK, Kind.EPOCH):
                 self._inbox.append(message)
-            else:
+            else:  # the arena of the slot comes before it
                 self._take(message)
         if not message.e:
             raise LoaderError("the loader has no slot for the batch")
@@ -212,20 +228,57 @@ class _Worker:
 
     def _describe(self, staged: StagedBatch) -> bytes:
         """Pickle the facts about a batch that are new to the loader; return nothing if there are none."""
-        look = staged.layout, staged.levels, staged.tree
-        is_new = look != self._told
+        facts = staged.layout, staged.levels, staged.tree
+        is_new = facts != self._told
         if not is_new and not staged.objects and staged.state is None and not staged.skipped:
             return b""
-        self._told = look
+        self._told = facts
         try:
-            return dumps((look if is_new else None, staged.objects, staged.state, staged.skipped))
+            return dumps((facts if is_new else None, staged.objects, staged.state, staged.skipped))
         except Exception as error:
-            self._told = ()
+            self._told = ()  # the loader has not got them
             raise LoaderError(
                 f"batch {staged.number} contains a non-array value that cannot be pickled "
                 f"({type(error).__name__}: {error}); use worker_type='thread', or drop it in a collate_fn"
             ) from error
 
-    def _send_error(self, number: int, error: BaseException) -> None:
-        flush_output()
-        self._tell(Message(Kind.ERROR, b=number, payload=pack_failure(error)))
+
+# The GPUs, threads and random numbers of a worker.
+
+
+def restrain(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Hide all GPUs from libraries that are imported later, and limit them to one thread each.
+
+    >>> environment = {"OMP_NUM_THREADS": "3"}
+    >>> restrain(environment)
+    >>> environment["CUDA_VISIBLE_DEVICES"], environment["OMP_NUM_THREADS"], environment["MKL_NUM_THREADS"]
+    ('', '3', '1')
+    """
+    # The variables count when a library is loaded. A forked worker could not use its parent's GPU anyway.
+    environment["CUDA_VISIBLE_DEVICES"] = ""
+    for name in _THREADS:
+        environment.setdefault(name, "1")
+
+
+def limit_threads() -> None:
+    """Limit the libraries that are imported already to one thread each, as PyTorch's own workers do."""
+    # More would need the pools of threads that a fork does not copy: a worker that was forked after its
+    # parent had computed in parallel would wait for OpenMP's forever. And workers share the cores anyway.
+    for name, limit in (("torch", "set_num_threads"), ("cv2", "setNumThreads")):
+        module = sys.modules.get(name)
+        if module is not None:
+            getattr(module, limit)(1)
+    try:
+        from threadpoolctl import threadpool_limits
+    except ImportError:
+        return
+    threadpool_limits(1)
+
+
+def seed_globals(seed: int) -> None:
+    """Seed the global generators of Python, NumPy and PyTorch, so that draws do not depend on the worker."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.manual_seed(seed)

@@ -1,4 +1,7 @@
-"""Loader's side: fetching one epoch with worker processes, which write samples straight into the slots."""
+"""Loader's side: a pool of worker processes, each as the loader sees it, and one epoch fetched with them.
+
+From top to bottom: how workers start, one worker, the pool, one epoch, and the error when a worker dies.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,357 @@ import os
 import pickle
 import select
 import socket
+import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from time import monotonic
+from typing import Any
+
+import numpy as np
 
 from gpuloader.batches.items import ItemState
 from gpuloader.batches.staged import StagedBatch
-from gpuloader.errors import LoaderError
-from gpuloader.fetch.inline import set_up_failed, timed_out
-from gpuloader.fetch.jobs import Job, Window, deliver
-from gpuloader.fetch.processes.failures import died, unpack_failure
-from gpuloader.fetch.processes.pool import MOST_DEATHS, Pool, Terms
-from gpuloader.fetch.processes.process import GRACE, WorkerProcess
-from gpuloader.fetch.processes.wire import NO_BATCH, Kind, Message, receive
-from gpuloader.system.interrupts import deferred_interrupt
-from gpuloader.system.processes import LONGEST_WAIT
+from gpuloader.errors import LoaderError, StagingMemoryError, WorkerError
+from gpuloader.fetch.contract import (
+    DEFAULT_METHOD,
+    EpochRequest,
+    WorkerOptions,
+    WorkerSetup,
+    plain_indices,
+    set_up_failed,
+    timed_out,
+)
+from gpuloader.fetch.jobs import Job, Window
+from gpuloader.fetch.processes.fork_server import ServedChild, fork_worker, without_main
+from gpuloader.fetch.processes.messages import (
+    NO_BATCH,
+    NO_ROW,
+    IndexTable,
+    Kind,
+    Message,
+    dumps,
+    receive,
+    send,
+    unpack_failure,
+)
+from gpuloader.fetch.processes.shipping import IN_BAND_LIMIT, Parcel, Unshippable, pack
+from gpuloader.fetch.processes.worker import run_worker
+from gpuloader.sources.packed import pack_list
+from gpuloader.staging.arena import Arena
+from gpuloader.staging.ring import Slot
+from gpuloader.system.finalizers import Finalizer, Living, closing_once
+from gpuloader.system.interrupts import at_last, deferred_interrupt, exit_first
+from gpuloader.system.platforms import after_fork, may_fork_unasked, message_pair
+from gpuloader.system.processes import StartedChild, describe_death, start_child, starting, wait_for
+from gpuloader.system.threads import LONGEST_WAIT
 from gpuloader.watch.stats import Meter
 from gpuloader.watch.tracing import WORKER, mark
+
+# Seconds that a worker has to end by itself after its link closes; then it is killed.
+GRACE = 1.0
+
+# Workers to start before the first batch is requested; the others start while the loop waits or runs.
+FIRST = 2
+
+# With ``on_worker_death='respawn'``, workers that may die at the same batch before that is an error.
+MOST_DEATHS = 3
+
+_NAMED = 8  # the most samples that a message about a dead worker lists
+
+
+def choose_start(setup: WorkerSetup, method: str | None) -> tuple[str, WorkerSetup, Parcel | None]:
+    """Choose how workers start: by `method`, or if that is None by the dataset.
+
+    Returns the method, the setup, whose dataset may have been packed, and the pickled setup; None of that for
+    forked workers, which inherit the setup.
+
+    Raises
+    ------
+    LoaderError
+        The dataset cannot be pickled, and the method needs that.
+    StagingMemoryError
+        There is too little memory for a copy of the dataset's arrays, and forking is not an option.
+    """
+    if (method or DEFAULT_METHOD) == "fork":
+        return "fork", setup, None
+    packed = pack_list(setup.reading.dataset, IN_BAND_LIMIT)
+    if packed is not None:
+        source = replace(setup.reading.source, dataset=packed)
+        setup = replace(setup, reading=replace(setup.reading, source=source))
+    may_fork = method is None and may_fork_unasked()
+    try:
+        # A fork server has a worker ready in 7 ms, a fork in 4 ms. But a fork copies the locks of whatever
+        # threads are running. Only where unpickling many objects in every worker would cost more, is a
+        # dataset forked if nobody has chosen (`benchmarks/start_method.py`).
+        parcel = pack(setup) if method is None else pack(setup, limit=None)
+    except (StagingMemoryError, Unshippable) as reason:
+        if may_fork:  # which needs no pickle, and no second copy of the dataset's arrays
+            return "fork", setup, None
+        if isinstance(reason, StagingMemoryError):
+            raise
+        what = str(reason).removeprefix("WorkerSetup.").removeprefix("reading.").removeprefix("source.")
+        raise LoaderError(
+            f"the dataset cannot be sent to worker processes: {what}; make "
+            "it picklable, or pass start_method='fork' or worker_type='thread'"
+        ) from reason
+    if parcel.needs_main and may_fork:
+        # Importing the main module in every worker could run the whole program again.
+        parcel.close()
+        return "fork", setup, None
+    return method or DEFAULT_METHOD, setup, parcel
+
+
+# One worker process as the loader sees it, from its start to its end.
+
+_known: Living[WorkerProcess] = Living()
+
+
+def _disown_all() -> None:
+    """Close a forked process's copies of the links that belong to its parent."""
+    # An open copy would hide the parent's death from the workers.
+    for one in list(_known):
+        one.link.close()
+
+
+def _end_all() -> None:
+    for one in list(_known):
+        one.end()
+
+
+after_fork(_disown_all)
+at_last(_end_all)
+
+
+class WorkerProcess:
+    """A handle on one worker process; creating it starts the process."""
+
+    def __init__(self, number: int, pool: Pool) -> None:
+        self.number = number
+        self.jobs: deque[Job] = deque()  # sent and not answered, oldest first
+        # Layout, levels and tree of its last batch; the worker sends them only when they change.
+        self.facts: tuple[Any, ...] = ()
+        # Messages for which the link has no room yet, each with an object to keep alive while it waits.
+        self.unsent: deque[tuple[Message, object]] = deque()
+        self.awaits_room = False  # the loader polls the link for room
+        self.deaths = 0  # workers of this number that died in a row without answering anything
+        self._arenas: dict[int, weakref.ref[Arena]] = {}
+        self._finalizer = Finalizer()  # at exit, a thread may be about to start the process
+        parcel = pool.parcel
+        try:
+            with starting():
+                self.link, theirs = message_pair()
+                try:
+                    _known.add(self)
+                    self.child = _start_worker(pool, number, theirs)
+                except BaseException:
+                    self.link.close()
+                    raise
+                finally:
+                    theirs.close()  # our copy would hide the worker's death
+        except OSError as error:
+            raise LoaderError(f"worker {number} could not be started: {error}") from error
+        self.pid = self.child.pid
+        self.sentinel = self.child.sentinel
+        self._finalizer.watch(partial(_end, self.link, self.child, os.getpid()))
+        if parcel is not None:
+            for one in parcel.lists:
+                self.send(Message(Kind.LIST, descriptor=one.descriptor))
+            self.send(Message(Kind.SETUP, descriptor=parcel.descriptor))
+        rows, columns = pool.table.rows.shape
+        self.send(Message(Kind.TABLE, a=rows, b=columns, descriptor=pool.descriptor))
+
+    def send(self, message: Message, keep: object = None) -> None:
+        """Send a message without waiting; one to a dead worker is lost, and its sentinel reports the death.
+
+        If the link is full, the message is sent after the worker has answered others: if both sides waited
+        for room, neither would read. `keep` is kept alive until then.
+
+        Raises
+        ------
+        LoaderError
+            Too few descriptors or too little memory to send it.
+        """
+        if not self.unsent:  # else it would overtake them
+            try:
+                send(self.link, message, socket.MSG_DONTWAIT)
+                return
+            except BlockingIOError:
+                pass
+            except ConnectionError:
+                return
+            except OSError as error:
+                raise LoaderError(f"could not send a message to worker {self.number}: {error}") from error
+        self.unsent.append((message, keep))
+
+    def flush(self) -> None:
+        """Send as many waiting messages as the link has room for; raises like `send`."""
+        waiting, self.unsent = self.unsent, deque()
+        while waiting and not self.unsent:
+            self.send(*waiting.popleft())
+        self.unsent += waiting
+
+    def show(self, slot: Slot) -> tuple[int, int, int]:
+        """Return a slot's arena number, offset and size, after sending the worker the arena if it is new."""
+        arena = slot.memory
+        assert isinstance(arena, Arena)
+        number = arena.number
+        if number not in self._arenas:
+            for gone, shown in list(self._arenas.items()):
+                if shown() is None:
+                    del self._arenas[gone]
+                    self.send(Message(Kind.FORGET, a=gone))
+            self._arenas[number] = weakref.ref(arena)
+            self.send(Message(Kind.ARENA, a=number, b=arena.nbytes, descriptor=arena.descriptor), arena)
+        return number, slot.address - arena.address, slot.bytes.size
+
+    def close(self, deadline: float) -> None:
+        """Wait for the process to end, and kill it after `deadline`; may be called again."""
+        if not self.is_closed:
+            wait_for(self.sentinel, deadline - monotonic())
+            self.end()
+
+    def end(self) -> None:
+        """Kill the process, and free all that this object refers to; may be called again."""
+        self._finalizer()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` has run."""
+        return not self._finalizer.alive
+
+
+def _start_worker(pool: Pool, number: int, link: socket.socket) -> ServedChild | StartedChild:
+    """Start worker `number`, which takes over its end of the link; the caller holds `starting()`."""
+    parcel = pool.parcel
+    if pool.method == "forkserver" and parcel is not None:
+        return fork_worker(number, link, parcel.modules, needs_main=parcel.needs_main)
+    setup = pool.setup if parcel is None else None  # a forked worker inherits it
+    with nullcontext() if parcel is None or parcel.needs_main else without_main():
+        return start_child(pool.method, f"gpuloader-worker-{number}", run_worker, link, number, setup)
+
+
+def _end(link: socket.socket, child: ServedChild | StartedChild, owner: int) -> None:
+    """Kill and reap a worker and close its descriptors; a forked child only closes its copies of them."""
+    link.close()
+    if child.released:  # a Ctrl-C had cut this short
+        return
+    is_ours = os.getpid() == owner
+    if is_ours:
+        child.kill()
+    child.release(is_ours=is_ours)
+
+
+def close_all(workers: list[WorkerProcess], grace: float) -> None:
+    """Stop workers; those still at a task after `grace` seconds are killed."""
+    for one in workers:
+        with contextlib.suppress(OSError):
+            one.link.shutdown(socket.SHUT_RDWR)  # the worker ends after its current task
+    deadline = monotonic() + grace
+    for one in workers:
+        one.close(deadline)
+
+
+class Pool:
+    """Worker processes and the index table they share with the loader, for one epoch or for many.
+
+    At most `ahead` tasks are in progress at once, each with up to `columns` indices in the table. More travel
+    in a message.
+    """
+
+    def __init__(self, setup: WorkerSetup, method: str | None, ahead: int, columns: int, count: int) -> None:
+        self.process = os.getpid()
+        self.serial = 0
+        self.workers: list[WorkerProcess] = []
+        self.method, self.setup, self.parcel = choose_start(setup, method)
+        try:
+            self.table, self.descriptor = IndexTable.create(ahead, columns)
+        except BaseException:
+            if self.parcel is not None:
+                self.parcel.close()
+            raise
+        self._free_rows = list(range(len(self.table.rows)))
+        # Not the pool itself: it could not be dropped then.
+        self._parts = self.workers, self.parcel, self.process, closing_once(self.descriptor)
+        self._finalizer = Finalizer(partial(_close_pool, *self._parts))
+        try:
+            self.resize(count)
+            exit_first()  # before what `multiprocessing` has registered, which kills its children
+        except BaseException:
+            self.close()
+            raise
+
+    def resize(self, count: int) -> None:
+        """Stop surplus workers, or start the first ones; call it between epochs, when all are idle."""
+        surplus = self.workers[count:]
+        del self.workers[count:]
+        close_all(surplus, GRACE)
+        while len(self.workers) < min(count, FIRST):
+            self.start_next()
+
+    def start_next(self) -> WorkerProcess:
+        """Start and return one more worker; raise `LoaderError` if the system starts no more processes."""
+        worker = WorkerProcess(len(self.workers), self)
+        self.workers.append(worker)
+        return worker
+
+    def dumps(self, value: Any) -> bytes:
+        """Pickle a value for the workers, of which only forked ones have our main module."""
+        return dumps(value, by_value=self.method != "fork")
+
+    def write_indices(self, job: Job) -> tuple[int, bytes]:
+        """Return the row of the table to which a job's indices were written, or NO_ROW and them pickled."""
+        indices = job.indices
+        if type(indices) is range:
+            indices = np.arange(indices.start, indices.stop, indices.step)
+        elif not isinstance(indices, np.ndarray):
+            # Only plain integers may become a row: a dataset may take strings, tuples or booleans.
+            listed = np.asarray(indices) if set(map(type, indices)) <= {int} else None
+            if listed is None or listed.dtype != np.int64:
+                return NO_ROW, self.dumps(list(indices))
+            indices = listed
+        if len(indices) > self.table.rows.shape[1] or (job.row < 0 and not self._free_rows):
+            return NO_ROW, self.dumps(indices.tolist())
+        if job.row < 0:
+            job.row = self._free_rows.pop()
+        self.table.rows[job.row, : len(indices)] = indices
+        return job.row, b""
+
+    def free_row(self, job: Job) -> None:
+        """Free a job's row of the table, if it has one."""
+        if job.row >= 0:
+            self._free_rows.append(job.row)
+            job.row = -1
+
+    def close(self, grace: float = GRACE) -> None:
+        """Stop all workers, killing them after `grace` seconds; may be called again."""
+        self.descriptor = -1
+        _close_pool(*self._parts, grace)
+        self._finalizer.end()
+
+
+def _close_pool(
+    workers: list[WorkerProcess],
+    parcel: Parcel | None,
+    owner: int,
+    forget: Callable[[], object],
+    grace: float = GRACE,
+) -> None:
+    """Stop a pool's workers, and close what it shares with them."""
+    ended = workers.copy()
+    workers.clear()
+    try:
+        if owner == os.getpid():
+            close_all(ended, grace)
+    finally:  # a Ctrl-C may end the wait for the workers
+        if parcel is not None:
+            parcel.close()
+        forget()
+
+
+# One epoch.
 
 
 class ProcessWorkers:
@@ -33,71 +370,56 @@ class ProcessWorkers:
     workers, the first batch does not wait until all have started: one more starts with each batch, and while
     the consumer waits.
 
-    Parameters
-    ----------
-    pool : Pool
-        The worker processes.
-    window : Window
-        The batches to come and those in progress.
-    terms : Terms
-        The options of this epoch.
-    count : int
-        The number of workers, of which some may be yet to start.
-    meter : Meter
-        Counts where the time goes.
-    give_back : callable
-        Takes the pool when the epoch ends; its workers have ended unless they persist.
+    `give_back` takes the pool when the epoch ends; its workers have ended unless they persist.
     """
 
     def __init__(
         self,
         pool: Pool,
         window: Window,
-        terms: Terms,
-        count: int,
+        epoch: EpochRequest,
+        options: WorkerOptions,
         meter: Meter,
         give_back: Callable[[Pool], object],
     ) -> None:
         self._pool = pool
         self._window = window
-        self._terms = terms
+        self._epoch = epoch
+        self._options = options
+        self._by_index = epoch.numbered is not None
         self._meter = meter
         self._give_back = give_back
         self._has_looked = self._broken = self._closing = False
-        self._reached: dict[int, ItemState] = dict(terms.reached or {})
-        self._active = count
+        self._reached: dict[int, ItemState] = dict(epoch.reached)
+        self._active = options.count
         self._turns = deque(range(self._active))
-        self._turns.rotate(-terms.turn)
+        self._turns.rotate(-epoch.turn)
+        # Workers skip the tasks of other epochs, so one that the user has left costs its rest no time.
         pool.serial += 1
-        pool.board.serial[0] = pool.serial
+        pool.table.serial[0] = pool.serial
         self._poll = select.poll()
         self._by_descriptor: dict[int, WorkerProcess] = {}
-        self._full: set[int] = set()
         for worker in pool.workers:
-            self._listen_to(worker)
             self._begin(worker)
+
+    def _begin(self, worker: WorkerProcess) -> None:
+        """Listen to a worker, and tell it about the epoch."""
+        for descriptor in (worker.link.fileno(), worker.sentinel):
+            self._by_descriptor[descriptor] = worker
+            self._poll.register(descriptor, select.POLLIN)
+        worker.awaits_room = False
+        epoch, pool = self._epoch, self._pool
+        payload = pool.dumps(None if self._by_index else self._reached.get(worker.number))
+        worker.send(Message(Kind.EPOCH, b=epoch.seed, c=epoch.epoch, d=pool.serial, payload=payload))
 
     def _start_next(self) -> bool:
         """Start a missing worker; return False if none is missing, or no task is left for it."""
         pool = self._pool
-        if len(pool.workers) >= self._active or (self._window.exhausted and self._terms.reached is None):
+        if len(pool.workers) >= self._active or (self._window.exhausted and self._by_index):
             return False
-        with deferred_interrupt():
-            worker = pool.start_next()
-            self._listen_to(worker)
-            self._begin(worker)
+        with deferred_interrupt():  # between the start and the first message, nobody would know the worker
+            self._begin(pool.start_next())
         return True
-
-    def _listen_to(self, worker: WorkerProcess) -> None:
-        for descriptor in (worker.link.fileno(), worker.sentinel):
-            self._by_descriptor[descriptor] = worker
-            self._full.discard(descriptor)  # a dead worker's link may have had the same number
-            self._poll.register(descriptor, select.POLLIN)
-
-    def _begin(self, worker: WorkerProcess) -> None:
-        terms, pool = self._terms, self._pool
-        payload = pool.dumps(self._reached.get(worker.number))
-        worker.send(Message(Kind.EPOCH, b=terms.seed, c=terms.epoch, d=pool.serial, payload=payload))
 
     def resize(self, workers: int, ahead: int) -> None:
         """Use `workers` workers from now on, and keep up to `ahead` batches in progress.
@@ -123,7 +445,7 @@ class ProcessWorkers:
         LoaderError
             A worker could not start, a batch could not be pickled, or this is a forked process.
         """
-        deadline = monotonic() + self._terms.timeout if self._terms.timeout else None
+        deadline = monotonic() + self._options.timeout if self._options.timeout else None
         while (staged := self._take()) is None:
             if self._start_next():
                 continue
@@ -156,7 +478,7 @@ class ProcessWorkers:
             self._hear(0)  # notices workers that died since the last epoch
         try:
             self._hand_out()
-            return deliver(self._window, self._meter)
+            return self._window.deliver(self._meter)
         except KeyboardInterrupt:  # perhaps in the middle of a message
             self._broken = True
             raise
@@ -169,21 +491,25 @@ class ProcessWorkers:
                 return
             job.worker = worker.number
             worker.jobs.append(job)
-            if self._terms.reached is not None:
+            if not self._by_index:
                 self._turns.rotate(-1)
             self._send_task(worker, job)
 
     def _next_worker(self) -> WorkerProcess | None:
         workers = self._pool.workers
-        missing = self._active - len(workers)
-        if self._terms.reached is None:
-            worker = min(workers[: self._active], key=lambda worker: len(worker.jobs))
-            share = -(-self._window.ahead // self._active)
-            return None if missing > 0 and len(worker.jobs) >= share else worker
-        if not self._turns:
-            self._window.end()
-            return None
-        return None if self._turns[0] >= len(workers) else workers[self._turns[0]]
+        if not self._by_index:
+            # Each worker has its own items, so the order of the batches is the order of their turns.
+            if not self._turns:
+                self._window.exhausted = True
+                return None
+            return None if self._turns[0] >= len(workers) else workers[self._turns[0]]
+        worker = workers[0]
+        for other in workers[1 : self._active]:
+            if len(other.jobs) < len(worker.jobs):
+                worker = other
+        # The share of workers that are yet to start is left to them.
+        is_full = len(worker.jobs) >= -(-self._window.ahead // self._active)
+        return None if is_full and self._active > len(workers) else worker
 
     def _send_task(self, worker: WorkerProcess, job: Job) -> None:
         arena, offset, size = (0, 0, 0) if job.slot is None else worker.show(job.slot)
@@ -194,7 +520,14 @@ class ProcessWorkers:
 
     def _hear(self, milliseconds: float | None) -> bool:
         """Handle the answers and deaths that arrive in time (None: no limit); return False if none does."""
-        self._watch_full_links()
+        for worker in self._pool.workers:
+            # A worker that has asked for a slot says nothing until it has one, and the answer may be one of
+            # the messages that wait. So room in its link has to wake this process, too.
+            if bool(worker.unsent) != worker.awaits_room and worker.link.fileno() in self._by_descriptor:
+                worker.awaits_room = not worker.awaits_room
+                events = select.POLLIN | select.POLLOUT if worker.awaits_room else select.POLLIN
+                self._poll.modify(worker.link.fileno(), events)
+        # A process descriptor tells of a death even if a child of the worker holds its link open.
         ready = self._poll.poll(milliseconds)
         try:
             for descriptor, events in ready:
@@ -208,18 +541,6 @@ class ProcessWorkers:
             self._broken = True
             raise
         return bool(ready)
-
-    def _watch_full_links(self) -> None:
-        """Wake `_hear` as soon as a link has room for messages that wait.
-
-        A worker that has asked for a slot says nothing until it has one, and the answer may be one of them.
-        """
-        full = {worker.link.fileno() for worker in self._pool.workers if worker.unsent}
-        for descriptor in full ^ self._full:
-            if descriptor in self._by_descriptor:
-                events = select.POLLIN | (select.POLLOUT if descriptor in full else 0)
-                self._poll.modify(descriptor, events)
-        self._full = full
 
     def _receive(self, worker: WorkerProcess) -> bool:
         """Receive and handle one message of a worker; return False if it closed the link and so has ended."""
@@ -259,12 +580,12 @@ class ProcessWorkers:
             mark("fetch", begun, end, f"{WORKER}-{worker.number}")
             objects, state, skipped = (), None, 0
             if message.payload:
-                look, objects, state, skipped = pickle.loads(message.payload)
-                worker.look = look or worker.look
+                facts, objects, state, skipped = pickle.loads(message.payload)
+                worker.facts = facts or worker.facts
             if isinstance(state, ItemState):
                 self._reached[worker.number] = state
             assert job.slot is not None
-            layout, levels, tree = worker.look
+            layout, levels, tree = worker.facts
             staged = StagedBatch(job.slot, layout, levels, job.number, tree, objects, state)
             staged.skipped = skipped
             job.finish(staged)
@@ -291,24 +612,24 @@ class ProcessWorkers:
             Workers are not to be replaced, or too many died at the same batch.
         """
         with contextlib.suppress(BlockingIOError):
-            while self._receive(worker):
+            while self._receive(worker):  # what it said before it died counts
                 pass
+        # A job can be done twice: its slot is written from the start, and delivered only once answered.
         held = list(worker.jobs)
         if held:
             held[0].deaths += 1
         worker.deaths += 1
         deaths = max(worker.deaths, held[0].deaths if held else 0)
-        if not self._terms.respawn or self._closing or deaths > MOST_DEATHS:
+        if not self._options.respawn or self._closing or deaths > MOST_DEATHS:
             self._broken = True
-            raise died(worker, worker.exit_code(GRACE), held)
+            raise died(worker, worker.child.exit_code(GRACE), held)
         with deferred_interrupt():
             for descriptor in (worker.link.fileno(), worker.sentinel):
                 del self._by_descriptor[descriptor]
                 self._poll.unregister(descriptor)
             worker.close(monotonic())
-            fresh = self._pool.workers[worker.number] = self._pool.spawn(worker.number)
+            fresh = self._pool.workers[worker.number] = WorkerProcess(worker.number, self._pool)
             fresh.deaths = worker.deaths
-            self._listen_to(fresh)
             self._begin(fresh)
             fresh.jobs = worker.jobs
             for job in held:
@@ -317,30 +638,29 @@ class ProcessWorkers:
     def _time_out(self) -> LoaderError:
         job = next((job for job in self._window.jobs if not job.done), None)
         worker = self._pool.workers[job.worker if job is not None else 0]
-        self._broken = True
-        worker.kill()  # a worker that hangs does not end by itself
+        self._broken = True  # nobody knows what the worker was doing, so the epoch cannot continue
+        worker.child.kill()  # a worker that hangs does not end by itself
         who = f"worker {worker.number} (process {worker.pid})"
         number, indices = (None, ()) if job is None else (job.number, job.indices)
-        return timed_out(who, worker.pid, self._terms.timeout, number, indices)
+        return timed_out(who, worker.pid, self._options.timeout, number, indices)
 
     def close(self) -> bool:
         """Call off all tasks, stop the workers unless they persist, and take all slots back.
 
-        Returns
-        -------
-        bool
-            Whether the slots may be used again. They may not if they belong to the process that forked this
-            one, or if the garbage collector has already ended the workers.
+        Return whether the slots may be used again. They may not if they belong to the process that forked
+        this one, or if the garbage collector has already ended the workers.
         """
         pool = self._pool
         if os.getpid() != pool.process:
             return False
         self._closing = True
         deadline = monotonic() + GRACE
-        intact = bool(pool.workers) and not any(worker.is_closed for worker in pool.workers)
+        intact = bool(pool.workers)
+        for worker in pool.workers:
+            intact = intact and not worker.is_closed
         stays = False
         try:
-            stays = intact and self._terms.keep and not self._broken and self._call_off(deadline)
+            stays = intact and self._options.persistent and not self._broken and self._call_off(deadline)
         finally:
             if not stays:
                 pool.close(max(deadline - monotonic(), 0))
@@ -352,7 +672,7 @@ class ProcessWorkers:
 
     def _call_off(self, deadline: float) -> bool:
         """Make the workers finish or skip their tasks; return False if that takes longer than `deadline`."""
-        self._pool.board.serial[0] = -1
+        self._pool.table.serial[0] = -1  # workers see it before each task, and skip that
         try:
             while any(worker.jobs for worker in self._pool.workers):
                 if monotonic() > deadline:
@@ -361,3 +681,31 @@ class ProcessWorkers:
         except (LoaderError, OSError):
             return False
         return True
+
+
+def died(worker: WorkerProcess, code: int | None, held: list[Job]) -> WorkerError:
+    """Return the error for a worker that died with an exit code while it held these jobs."""
+    cause, signal = describe_death(code)
+    doing = "was idle"
+    if held:
+        many = "es" if len(held) > 1 else ""
+        doing = f"was fetching batch{many} " + ", ".join(str(job.number) for job in held)
+    if held and held[0].deaths > 1:
+        doing += f", the {_ordinal(held[0].deaths)} worker to die at batch {held[0].number}"
+    elif worker.deaths > 1:
+        doing += f", the {_ordinal(worker.deaths)} in a row to die before it delivered anything"
+    hint = "; the system may have run out of memory" if signal == 9 else ""
+    indices = [index for job in held for index in plain_indices(job.indices)]
+    if indices:
+        more = f" and {len(indices) - _NAMED} more" if len(indices) > _NAMED else ""
+        doing += f" (samples {', '.join(map(repr, indices[:_NAMED]))}{more})"
+    return WorkerError(
+        f"worker {worker.number} (process {worker.pid}) {cause} while it {doing}{hint}",
+        pid=worker.pid,
+        signal=signal,
+        indices=indices,
+    )
+
+
+def _ordinal(number: int) -> str:
+    return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number, 'th') }"

@@ -19,8 +19,8 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 from gpuloader.checks import check_count
 from gpuloader.errors import BadValue, SourceError, describe_error, missing_package
-from gpuloader.system.processes import LONGEST_WAIT as LONGEST_CALL
-from gpuloader.system.processes import start_thread
+from gpuloader.system.threads import LONGEST_WAIT as LONGEST_CALL
+from gpuloader.system.threads import start_thread
 
 ATTEMPTS = 5
 """How many times to request a range of a remote file before raising an error."""

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from gpuloader.errors import PictureError, SampleError, SourceError
+from gpuloader.foreign import is_instance
 from gpuloader.sources.images.decoding import (
     EIGHTHS,
     Header,
@@ -25,7 +26,6 @@ from gpuloader.sources.images.decoding import (
 )
 from gpuloader.sources.images.regions import Code, Part
 from gpuloader.sources.images.turbojpeg import TurboJPEG, load_turbojpeg, widen
-from gpuloader.system.imported import is_instance
 
 # ---------------------------------------------------------------------------------------------------------
 # The geometry of an image: which part of it to take, how to resample that, and how to mirror the result

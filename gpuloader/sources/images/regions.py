@@ -117,6 +117,7 @@ class Encoded:
 
     def write(self, target: Array) -> None:
         """Write what `read_codes` reads; raise `PictureError` if there are pixels that cannot be decoded."""
+        # All in one array of bytes, so that a batch of files is one field of the slot.
         code, name, begin = self.code, _encode_name(self.code.file), 8 * _HEAD
         end = begin + (code.data.size if self.pixels is None else math.prod(self.pixels.shape))
         numbers = *code.part, code.orientation, code.channels, code.index, end - begin, len(name)

@@ -23,7 +23,7 @@ import numpy as np
 from gpuloader.errors import LoaderError
 from gpuloader.sources.images.decoding import Pixels, load_pillow, shrink_size
 from gpuloader.sources.images.image import Geometry, Image, size_of
-from gpuloader.system.processes import start_thread
+from gpuloader.system.threads import start_thread
 
 # ---------------------------------------------------------------------------------------------------------
 # When resizing is compiled

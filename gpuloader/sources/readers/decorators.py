@@ -16,7 +16,7 @@ from typing import Any
 
 from gpuloader.checks import check_count, check_integer
 from gpuloader.errors import ComposeNotAligned, ReaderError
-from gpuloader.system.rereading import Steady, refuse_read
+from gpuloader.system.iterators import Steady, refuse_read
 
 # The contract of a reader: a function without arguments that returns an iterable.
 

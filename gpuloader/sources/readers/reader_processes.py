@@ -20,18 +20,11 @@ from gpuloader.checks import check_count
 from gpuloader.errors import LoaderError, ReaderError, WorkerError
 from gpuloader.sources.readers.decorators import Reader, check_reader, iterate
 from gpuloader.system.interrupts import exit_first, take_signals
-from gpuloader.system.processes import (
-    close_process,
-    describe_death,
-    die_with_parent,
-    open_sentinel,
-    portable,
-    start_process,
-    starting,
-)
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
+
+    from gpuloader.system.processes import StartedChild
 
 
 _ITEM, _END, _ERROR = 0, 1, 2
@@ -82,48 +75,46 @@ def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_
     ahead = min(check_count("queue_size", queue_size), _MOST_AHEAD)
 
     def read() -> Iterator[Any]:
-        workers: list[_Worker] = []
+        processes: list[_ReaderProcess] = []
         try:
             for source in sources:
-                workers.append(_Worker.start(source, ahead))
-            yield from _take_turns(workers)
+                processes.append(_ReaderProcess.start(source, ahead))
+            yield from _take_turns(processes)
         finally:
-            _stop(workers)
+            _stop(processes)
 
     return read
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Worker:
-    """A process, a handle that becomes ready when it dies, our end of its pipe, and its send credits."""
+class _ReaderProcess:
+    """A process, our end of its pipe, and how many more items it may send."""
 
-    # An iterator that is dropped in a reference cycle closes its workers when garbage is collected. If they
+    # An iterator that is dropped in a reference cycle closes its processes when garbage is collected. If they
     # were part of that garbage, their pipe might be finalized first, and `close` would close its descriptor
     # again, which may belong to another file by then. Free-threaded Python finalizes in any order.
-    open_workers: ClassVar[set[_Worker]] = set()
+    still_open: ClassVar[set[_ReaderProcess]] = set()
 
-    process: Any
-    sentinel: int
+    child: StartedChild
     pipe: Connection
     room: Any
     owner: int
 
     @classmethod
-    def start(cls, reader: Reader, ahead: int) -> _Worker:
+    def start(cls, reader: Reader, ahead: int) -> _ReaderProcess:
         import multiprocessing
 
-        methods = multiprocessing.get_all_start_methods()
-        context: Any = multiprocessing.get_context("fork" if "fork" in methods else None)
-        exit_first()
+        from gpuloader.system.processes import start_child, starting
+
+        method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
+        context: Any = multiprocessing.get_context(method)
+        exit_first()  # before what `multiprocessing` has registered, which kills its children
         with starting():
             ours = theirs = None
             try:
                 ours, theirs = context.Pipe(duplex=False)
                 room = context.Semaphore(ahead)
-                process = context.Process(
-                    target=_work, args=(reader, theirs, room), name="gpuloader-reader-process", daemon=True
-                )
-                start_process(process)
+                child = start_child(method, "gpuloader-reader-process", _work, reader, theirs, room)
             except BaseException as error:
                 if ours is not None:
                     ours.close()
@@ -135,18 +126,16 @@ class _Worker:
                     "with buffered or use_multiprocess=False"
                 ) from error
             finally:
-                if theirs is not None:
+                if theirs is not None:  # our copy would hide the end of the process
                     theirs.close()
-        worker = cls(process, open_sentinel(process), ours, room, os.getpid())
-        cls.open_workers.add(worker)
-        return worker
+        started = cls(child, ours, room, os.getpid())
+        cls.still_open.add(started)
+        return started
 
     def close(self) -> None:
-        if self.sentinel != self.process.sentinel:
-            os.close(self.sentinel)
-        close_process(self.process)
+        self.child.release(is_ours=True)
         self.pipe.close()
-        self.open_workers.discard(self)
+        self.still_open.discard(self)
 
     def receive(self) -> tuple[int, Any, str]:
         try:
@@ -157,7 +146,7 @@ class _Worker:
             kind, payload, trace = pickle.loads(message)
         except Exception as error:
             raise LoaderError(
-                f"an item from reader process {self.process.pid} cannot be unpickled "
+                f"an item from reader process {self.child.pid} cannot be unpickled "
                 f"({type(error).__name__}: {error}); yield arrays, numbers, strings or lists of them"
             ) from error
         return kind, payload, trace
@@ -172,37 +161,36 @@ class _Worker:
         return self.death()
 
     def death(self) -> WorkerError:
-        from multiprocessing.connection import wait
+        from gpuloader.system.processes import describe_death
 
-        wait([self.sentinel], _GRACE_S)
-        cause, signal = describe_death(self.process.exitcode)
+        cause, signal = describe_death(self.child.exit_code(_GRACE_S))
         return WorkerError(
-            f"reader process {self.process.pid} {cause} before its reader ended",
-            pid=self.process.pid,
+            f"reader process {self.child.pid} {cause} before its reader ended",
+            pid=self.child.pid,
             signal=signal,
         )
 
 
-def _stop(workers: list[_Worker]) -> None:
-    workers = [worker for worker in workers if worker.owner == os.getpid()]  # a fork has only copies
-    for worker in workers:
-        worker.process.kill()
-    for worker in workers:
-        worker.close()
+def _stop(processes: list[_ReaderProcess]) -> None:
+    ours = [one for one in processes if one.owner == os.getpid()]  # a fork has only copies
+    for one in ours:  # all first, so that they end at the same time
+        one.child.kill()
+    for one in ours:
+        one.close()
 
 
-def _take_turns(workers: list[_Worker]) -> Iterator[Any]:
-    pending = deque(workers)
+def _take_turns(processes: list[_ReaderProcess]) -> Iterator[Any]:
+    pending = deque(processes)
     while pending:
-        worker = pending[0]
-        if worker.owner != os.getpid():  # reading here would take the items from the owner
+        current = pending[0]
+        if current.owner != os.getpid():  # reading here would take the items from the owner
             raise LoaderError(
                 "the reader's processes belong to the process that forked this one; start a new epoch here"
             )
-        _await(worker, pending)
-        kind, payload, trace = worker.receive()
+        _await(current, pending)
+        kind, payload, trace = current.receive()
         if kind == _ITEM:
-            worker.room.release()
+            current.room.release()
             pending.rotate(-1)
             yield payload
         elif kind == _END:
@@ -211,17 +199,17 @@ def _take_turns(workers: list[_Worker]) -> Iterator[Any]:
             raise _noted(payload, trace)
 
 
-def _await(worker: _Worker, pending: Iterable[_Worker]) -> None:
-    """Wait until a worker has sent something; meanwhile raise the error of any worker that fails."""
+def _await(current: _ReaderProcess, pending: Iterable[_ReaderProcess]) -> None:
+    """Wait until a process has sent something; meanwhile raise the error of any process that fails."""
     from multiprocessing.connection import wait
 
-    alive = {one.sentinel: one for one in pending}
-    while not worker.pipe.poll():  # deliver first what the process sent before it died
-        ready = wait([worker.pipe, *alive])
-        if worker.pipe in ready:
+    alive = {one.child.sentinel: one for one in pending}
+    while not current.pipe.poll():  # deliver first what the process sent before it died
+        ready = wait([current.pipe, *alive])
+        if current.pipe in ready:
             return
         for one in [alive.pop(sentinel) for sentinel in list(alive) if sentinel in ready]:
-            if one.process.exitcode or (one is worker and not worker.pipe.poll()):
+            if one.child.exit_code(0) or (one is current and not current.pipe.poll()):
                 raise one.failure()
 
 
@@ -231,6 +219,8 @@ def _noted(error: BaseException, trace: str) -> BaseException:
 
 
 def _work(reader: Reader, pipe: Connection, room: Any) -> None:
+    from gpuloader.system.processes import die_with_parent, portable
+
     take_signals()
     try:
         die_with_parent()

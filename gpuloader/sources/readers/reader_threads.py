@@ -19,7 +19,7 @@ from typing import Any
 from gpuloader.checks import check_count, check_integer
 from gpuloader.errors import LoaderError
 from gpuloader.sources.readers.decorators import Reader, check_reader, iterate
-from gpuloader.system.processes import start_thread
+from gpuloader.system.threads import start_thread
 
 _END: Any = object()
 _UNLIMITED = 2**31  # more items than anyone reads ahead

@@ -9,7 +9,7 @@ import pytest
 
 from gpuloader import LoaderError, SampleError
 from gpuloader.fetch.jobs import Job
-from gpuloader.fetch.processes.failures import died
+from gpuloader.fetch.processes.workers import died
 from tests.fetch import faulty
 from tests.fetch.faulty import Faulty, FaultyStream, OwnError, Unpicklable, indices, loader, plain
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import multiprocessing
 import os
 import re
 import signal
@@ -9,7 +10,9 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 import zipfile
+from contextlib import suppress
 from multiprocessing import shared_memory, spawn
 from pathlib import Path
 
@@ -18,9 +21,22 @@ import pytest
 
 from gpuloader import DataLoader, LoaderError
 from gpuloader.fetch.processes import fork_server
-from tests.fakes import is_running, wait_until
+from gpuloader.fetch.processes.fork_server import (
+    STATUS,
+    Forked,
+    Request,
+    ServedChild,
+    ServerGone,
+    Surroundings,
+    receive_request,
+    send_request,
+)
+from gpuloader.system.processes import wait_for
+from tests.fakes import is_running, nothing_left_behind, wait_until
 from tests.fetch import faulty
 from tests.fetch.faulty import Faulty, indices, loader, plain
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 SERVED = {"start_method": "forkserver"}
 
@@ -56,7 +72,7 @@ def run_program(code, folder, **environment):
 
 
 def server_pid():
-    return fork_server._server._process.pid
+    return fork_server._server.process.pid
 
 
 DATASET = """
@@ -208,7 +224,7 @@ def test_what_a_module_prints_is_printed_once_more_at_most(tmp_path):
     assert printed == ["imported", "imported"]  # by the program and by the server
 
 
-class Surroundings:
+class Inherited:
     def __len__(self):
         return 2
 
@@ -218,7 +234,7 @@ class Surroundings:
 
 def test_workers_have_the_programs_present_folder_environment_and_path(tmp_path, monkeypatch):
     def seen():
-        [batch] = DataLoader(Surroundings(), places="cpu", batch_size=2, num_workers=1, **SERVED)
+        [batch] = DataLoader(Inherited(), places="cpu", batch_size=2, num_workers=1, **SERVED)
         return [set(column) for column in batch]
 
     assert seen()[:3] == [{os.getcwd()}, {"none"}, {""}]
@@ -452,3 +468,179 @@ def test_a_forked_worker_computes_after_its_program_has(package, compute):
     expected = [dataset[index] for index in range(4)]
     one = DataLoader(dataset, places="cpu", batch_size=2, num_workers=2, start_method="fork", timeout=60)
     np.testing.assert_allclose([number for batch in one for number in batch], expected, rtol=1e-5)
+
+
+# What a loader's process and its fork server say to each other: whole values, or an error.
+
+
+HERE = Surroundings(["a", "b"], "folder", {"NAME": "value"})
+
+
+@pytest.fixture
+def links():
+    with nothing_left_behind():
+        pair = multiprocessing.Pipe()
+        yield pair
+        for link in pair:
+            link.close()
+
+
+@pytest.mark.parametrize("length", [0, 1, 3_000_000], ids=["empty", "short", "more than a socket takes"])
+@pytest.mark.parametrize("count", [0, 1, 4])
+def test_a_value_comes_as_it_was_sent_with_its_descriptors(links, length, count):
+    value = Request(("x" * length,), HERE, {}, count)
+    ends = [os.pipe() for _ in range(count)]
+    sender = threading.Thread(target=send_request, args=(links[0], value, [write for _, write in ends]))
+    sender.start()
+    found, descriptors = receive_request(links[1])
+    sender.join()
+    assert found == value
+    assert len(descriptors) == count
+    for (read, write), copy in zip(ends, descriptors, strict=True):
+        os.write(copy, b"over")
+        assert os.read(read, 9) == b"over"
+        for one in (read, write, copy):
+            os.close(one)
+
+
+def test_values_follow_one_another(links):
+    for pid in range(3):
+        send_request(links[0], Forked(pid))
+    assert [receive_request(links[1]) for _ in range(3)] == [(Forked(pid), []) for pid in range(3)]
+
+
+@pytest.mark.parametrize("sent", [b"", b"\0\0", b"\0\0\0\x14", b"\0\0\0\x14half"])
+def test_an_end_in_the_middle_of_a_value_is_an_error(links, sent):
+    if sent:
+        os.write(links[0].fileno(), sent)
+    links[0].close()
+    with pytest.raises(ServerGone):
+        receive_request(links[1])
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_an_end_before_all_descriptors_have_come_leaves_none(links, count):
+    before = len(os.listdir("/proc/self/fd"))
+    send_request(links[0], Forked(1, descriptors=2), [0] * count)
+    links[0].close()
+    with pytest.raises(ServerGone):
+        receive_request(links[1])
+    assert len(os.listdir("/proc/self/fd")) == before - 1
+
+
+def test_descriptors_for_which_there_is_no_room_are_an_error(links):
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    send_request(links[0], Forked(1, descriptors=1), [0])
+    kept = os.dup(0)
+    os.close(kept)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (kept + 1, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            receive_request(links[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_value_for_a_closed_end_is_an_error(links):
+    links[1].close()
+    with pytest.raises(ServerGone):
+        send_request(links[0], Forked(1))
+
+
+def test_an_end_that_is_cut_off_is_an_error(links):
+    send_request(links[0], Forked(1))
+    links[1].close()  # with something unread
+    with pytest.raises(ServerGone):
+        receive_request(links[0])
+
+
+# Handles on child processes: the exit code, killing, and descriptors that are closed once.
+
+
+@pytest.fixture(params=[True, False], ids=["descriptor", "none"])
+def child(request):
+    """A process that waits to be killed; the test is its server, and writes its status to a pipe."""
+    if request.param and not hasattr(os, "pidfd_open"):
+        pytest.skip("needs process descriptors")
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(write)
+        while True:
+            time.sleep(60)
+    handle = ServedChild(pid, read, os.pidfd_open(pid) if request.param else None)
+    handle.write = write
+    yield handle
+    handle.release(is_ours=False)
+    if is_running(pid):
+        os.kill(pid, signal.SIGKILL)
+    with suppress(ChildProcessError):
+        os.waitpid(pid, 0)
+    if handle.write is not None:
+        os.close(handle.write)
+
+
+def close(child):
+    os.close(child.write)
+    child.write = None
+
+
+def test_an_exit_code_is_there_once_the_server_has_told_it(child):
+    assert child.exit_code(0) is None
+    os.write(child.write, STATUS.pack(-9))
+    assert child.exit_code(10) == -9
+    close(child)
+    assert child.exit_code(10) == -9
+
+
+@pytest.mark.parametrize("told", [b"", b"\0"], ids=["nothing", "half"])
+def test_there_is_none_if_the_server_died_first(child, told):
+    os.write(child.write, told)
+    close(child)
+    assert child.exit_code(10) is None
+    assert child.exit_code(10) is None
+
+
+def test_a_process_is_killed(child):
+    child.kill()
+    _, status = os.waitpid(child.pid, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+
+
+def test_descriptors_are_closed_once(child):
+    assert not child.released
+    descriptors = {child.sentinel, child._status}
+    for _ in range(2):
+        child.release(is_ours=False)
+        assert child.released
+    for descriptor in descriptors:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+
+
+def test_one_of_ours_is_waited_for(child):
+    def end():
+        os.kill(child.pid, signal.SIGKILL)
+        os.waitpid(child.pid, 0)
+        with suppress(BrokenPipeError):  # with a process descriptor, nobody waits for the status
+            os.write(child.write, STATUS.pack(-9))
+
+    ending = threading.Timer(0.05, end)
+    ending.start()
+    child.release(is_ours=True)
+    assert not is_running(child.pid)
+    assert child.released
+    ending.join()
+
+
+def test_waiting_for_a_descriptor():
+    read, write = os.pipe()
+    assert not wait_for(read, 0)
+    assert not wait_for(read, -1)
+    assert not wait_for(read, 0.002)
+    os.write(write, b"x")
+    assert wait_for(read, 0)
+    assert wait_for(read, None)
+    os.close(read)
+    os.close(write)

@@ -99,7 +99,7 @@ class Killer(threading.Thread):
     def watch(self, epoch):
         got = []
         for batch in (looped := iter(epoch)):
-            self.fetch = looped._epoch and looped._epoch._pipeline and looped._epoch._pipeline._fetch
+            self.fetch = looped._epoch and looped._epoch.fetch
             got.append(contents(batch))
         return got
 

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_dtypes, array_shapes, arrays, basic_indices, scalar_dtypes
 
 from gpuloader.errors import LoaderError, StagingMemoryError
-from gpuloader.fetch.processes import pickling, shipping
+from gpuloader.fetch.processes import shipping
 from gpuloader.fetch.processes.shipping import IN_BAND_LIMIT, Unshippable, pack, unpack
 from tests.fakes import nothing_left_behind
 
@@ -61,7 +61,7 @@ def parcel_of(value, **options):
 def in_band(value):
     """Return the bytes of a value's pickle, without the memory of its arrays."""
     sink = io.BytesIO()
-    pickling.dump(value, sink)
+    shipping.dump(value, sink)
     return sink.tell()
 
 
@@ -148,7 +148,7 @@ def test_arrays_come_back(make):
     assert back.dtype == array.dtype
     assert back.shape == array.shape
     assert np.array_equal(back, array)
-    if array.flags.forc and array.nbytes > pickling.OUT_OF_BAND:
+    if array.flags.forc and array.nbytes > shipping.OUT_OF_BAND:
         assert back.strides == array.strides
 
 
@@ -158,7 +158,7 @@ def test_large_arrays_leave_the_pickle(make):
 
 
 def test_small_arrays_stay_in_the_pickle_and_large_ones_are_aligned_to_256_bytes():
-    limit = pickling.OUT_OF_BAND
+    limit = shipping.OUT_OF_BAND
     arrays = [np.full(size, 7, np.uint8) for size in (limit - 1, limit, 1, limit + 1)]
     back = ship(arrays)
     assert all(map(same, arrays, back))
@@ -205,7 +205,7 @@ def test_any_view_of_any_array_comes_back(data, write):
         return
     view.flags.writeable = write
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pickling, "OUT_OF_BAND", 1)
+        patch.setattr(shipping, "OUT_OF_BAND", 1)
         back = ship([view, view.T])
     for one, other in zip(back, [view, view.T], strict=True):
         assert one.shape == other.shape

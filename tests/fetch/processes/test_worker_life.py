@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gpuloader import get_worker_info
-from gpuloader.fetch.processes.surroundings import limit_threads, seed_globals
+from gpuloader.fetch.processes.worker import limit_threads, seed_globals
 from tests.fetch import faulty
 from tests.fetch.faulty import Faulty, FaultyStream, loader
 

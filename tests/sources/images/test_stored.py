@@ -52,7 +52,7 @@ def test_tar_shards(tmp_path, workers):
     loader = DataLoader(dataset, places="cpu", batch_size=3, transforms=[Resize("image", (8, 9))], **workers)
     check(loader)
     if workers:
-        assert loader._loading.workers.kind == "thread"
+        assert loader._epochs.workers.kind == "thread"
 
 
 def test_several_images_of_a_sample(tmp_path):

@@ -225,7 +225,7 @@ def test_a_process_that_cannot_watch_its_parent_says_so(monkeypatch, capfd):
     def watch():
         raise LoaderError("the thread could not be started")
 
-    monkeypatch.setattr("gpuloader.sources.readers.reader_processes.die_with_parent", watch)
+    monkeypatch.setattr("gpuloader.system.processes.die_with_parent", watch)
     with pytest.raises(LoaderError, match="the thread could not be started"):
         list(multiprocess_reader([lambda: range(3)])())
     assert capfd.readouterr() == ("", "")

@@ -372,7 +372,7 @@ class TestArrow:
     def test_text_alone_is_loaded_in_threads_even_if_processes_were_asked_for(self, pa):
         loader = load(self.make(pa, 3).select(["name"]), batch_size=100, **PROCESSES)
         assert column(loader, "name") == [f"row {row}" for row in range(1000)]
-        assert not loader._loading._fetching.in_processes
+        assert not loader._epochs._fetching.in_processes
 
 
 class TestDicts:

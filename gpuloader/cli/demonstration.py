@@ -1,0 +1,163 @@
+"""``gpuloader mnist``: train on MNIST synchronously, asynchronously, or both, and show the times."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gpuloader.cli import FAILED, align, check_writable, fail, parse_count, parse_place, show_status
+from gpuloader.errors import LoaderError, install_command
+
+if TYPE_CHECKING:
+    from gpuloader.demo.training import Run
+
+LONGEST_WAIT = 10_000.0
+
+EXPLANATION = """\
+The asynchronous way is the default. Where a thread reads ahead, fetch and
+stage overlap with the rest, and wait is the part that still delays training.
+Recording the timeline takes the rest of the total."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    add = parser.add_argument
+    data = "MNIST as gzipped JSON or a folder of IDX files (default: $GPULOADER_MNIST, else 5,000 digits)"
+    # A shell may set the variable to nothing, which means that it names no file.
+    add("--data", type=Path, metavar="PATH", default=os.environ.get("GPULOADER_MNIST") or None, help=data)
+    place = "cpu, gpu:0, … (default: the best available)"
+    add("--place", type=parse_place, metavar="PLACE", help=place)
+    ways = parser.add_mutually_exclusive_group()
+    for name, way, meaning in (
+        ("--sync", "synchronous", "train once, reading between steps"),
+        ("--async", "asynchronous", "train once, reading ahead"),
+        ("--both", None, "train both ways and compare (default)"),
+    ):
+        ways.add_argument(name, dest="way", action="store_const", const=way, help=meaning)
+    add("--epochs", type=parse_count, default=3, metavar="N", help="passes over the data (default: 3)")
+    wait = (
+        "milliseconds to add to each read and each step, to simulate a slow disk and a large model (default: "
+        "2 in a second pair of runs; 0 with --sync or --async)"
+    )
+    add("--wait", type=parse_wait, metavar="MS", help=wait)
+    add("--save", type=Path, metavar="FILE", help="save the trained parameters, as .npz")
+    output = "write losses, parameters and a timeline to this folder"
+    add("--output", type=Path, metavar="DIR", help=output)
+
+
+def parse_wait(text: str) -> float:
+    """Return an option's milliseconds."""
+    with contextlib.suppress(ValueError):
+        if 0 <= float(text) <= LONGEST_WAIT:  # NaN is not, either
+            return float(text)
+    raise argparse.ArgumentTypeError(f"must be from 0 to {LONGEST_WAIT:g} milliseconds, got {text}")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Train a linear model on MNIST in batches of 100; show losses and where time went.
+
+    The exit code is 1 if the two ways differ in losses or parameters by even one bit.
+    """
+    from gpuloader.demo import training
+    from gpuloader.devices.opening import default_place, open_device
+    from gpuloader.sources import mnist
+
+    default_wait = 2.0 if options.way is None else 0.0
+    wait = default_wait if options.wait is None else options.wait
+    try:
+        place = options.place or default_place()
+        device = open_device(place).name
+        digits = mnist.load(options.data).train
+        # Before the training, which nobody wants to repeat because a folder was missing.
+        if options.save is not None:
+            check_writable(options.save)
+        if options.output is not None:
+            options.output.mkdir(parents=True, exist_ok=True)
+            check_writable(options.output / "parameters.npz")
+    except (LoaderError, OSError) as error:
+        fail(error)
+    source = "the packaged sample" if options.data is None else options.data.name
+    print(f"{len(digits):,} digits from {source}, batches of 100, on {device}", flush=True)
+    try:
+        groups = training.train_in_turn(
+            digits, place, way=options.way, epochs=options.epochs, wait=wait / 1e3, tell=show_status
+        )
+    finally:
+        show_status("")
+    equal = all(training.are_equal(*runs.values()) for runs in groups.values() if len(runs) == 2)
+    print(f"\n{_render_losses(next(iter(groups.values())))}\n\n{_render_times(groups, wait)}")
+    if options.way is None:
+        print(f"\n{EXPLANATION}")
+        for title, runs in groups.items():
+            synchronous, asynchronous = runs.values()
+            ratio = asynchronous.seconds / synchronous.seconds
+            verdict = f"{title.capitalize()}: {ratio:.2f} of the synchronous time. {asynchronous.note}"
+            print(textwrap.fill(verdict, 80))
+        print(f"Losses and parameters {'are equal, bit for bit' if equal else 'differ'}.")
+    try:
+        _write(groups, options.save, options.output)
+    except OSError as error:
+        fail(error)
+    return 0 if equal else FAILED
+
+
+def _render_losses(runs: dict[str, Run]) -> str:
+    losses = [run.losses for run in runs.values()]
+    rows = [["step", *runs, *["equal"] * (len(runs) > 1)]]
+    last = len(losses[0]) - 1
+    # A handful of steps, spread evenly, show the curve and fit on a screen.
+    for step in sorted({round(last * row / 7) for row in range(8)}):
+        values = [one[step] for one in losses]
+        equal = ["yes" if len(set(values)) == 1 else "NO"] * (len(runs) > 1)
+        rows.append([f"{step:,}", *(f"{value:.6f}" for value in values), *equal])
+    return f"Loss\n{align(rows)}"
+
+
+def _render_times(groups: dict[str, dict[str, Run]], wait: float) -> str:
+    """Return where each run's steps spent their time, in microseconds; `wait` is in milliseconds."""
+    compared = any(len(runs) > 1 for runs in groups.values())
+    rows = [["", "fetch", "stage", "wait", "deliver", "compute", "total", *["ratio"] * compared]]
+    for title, runs in groups.items():
+        heading = f"{title}, {wait:g} ms" if title == "with waits" else title
+        rows.append([heading, *[""] * (len(rows[0]) - 1)])
+        first = next(iter(runs.values()))
+        for way, run in runs.items():
+            stats = run.stats
+            # The wait for the first batch counts too: a thread cannot hide it.
+            waited = stats.startup + stats.wait
+            times = (stats.fetch, stats.stage, waited, stats.transfer, run.compute, run.seconds)
+            numbers = [f"{time / len(run.losses) * 1e6:,.0f}" for time in times]
+            rows.append([f"  {way}", *numbers, *[f"{run.seconds / first.seconds:.2f}"] * compared])
+    return f"Where a step's time went, in microseconds\n{align(rows)}"
+
+
+def _write(groups: dict[str, dict[str, Run]], save: Path | None, output: Path | None) -> None:
+    """Save the first group's parameters and losses, and draw a timeline of all runs."""
+    first = next(iter(groups.values()))
+    [*_, last] = first.values()
+    if save is not None:
+        last.model.save(save)
+        print("Saved the parameters to", save)
+    if output is None:
+        return
+    last.model.save(output / "parameters.npz")
+    losses = {way: run.losses for way, run in first.items()}
+    with (output / "losses.npz").open("wb") as file:
+        np.savez(file, allow_pickle=False, **losses)
+    from gpuloader.demo import timeline
+
+    written, missing = "parameters.npz, losses.npz, timeline.png", ""
+    try:
+        spans = {title: {way: run.spans for way, run in runs.items()} for title, runs in groups.items()}
+        timeline.draw(spans, output / "timeline.png")
+    except ImportError:
+        # A picture is no reason to fail after the training, nor Matplotlib to be a dependency.
+        written = "parameters.npz, losses.npz"
+        missing = f"\nNo timeline.png: it needs matplotlib. Install it: {install_command('demo')}"
+    print(f"Wrote {written} to {output}/{missing}")

@@ -1,0 +1,158 @@
+"""What the machine has: software, GPUs, processors and memory, as one frozen value without a verdict."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import multiprocessing
+import os
+import platform
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpuloader.doctor.trials import TRIAL_SECONDS, Attempt, Outcome
+from gpuloader.kernels.compiler import kernel_names, read_source
+from gpuloader.sources.images.turbojpeg import load_turbojpeg
+from gpuloader.system.cores import (
+    ControlGroup,
+    Cores,
+    find_node,
+    own_cores,
+    read_control_group,
+    read_nodes,
+    read_text,
+)
+from gpuloader.system.platforms import allowed_cores
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Everything that the findings judge; sizes are bytes, and None means unknown or unlimited.
+
+    `distributions` maps lower-case names to versions; `driver` is the NVIDIA kernel module's version, or "".
+    `cuda` is what CuPy says (`gpuloader.devices.cuda.CudaMachine` as plain data, and `nvrtc`).
+    `node_of_gpu` has the NUMA node of each GPU, `cores` those that this process may run on.
+    """
+
+    distributions: Mapping[str, str] = field(default_factory=dict)
+    python: tuple[int, ...] = ()
+    system: str = ""
+    architecture: str = ""
+    numpy: str = ""
+    kernels: tuple[str, ...] = ()
+    turbojpeg: bool = False
+    driver: str = ""
+    cuda: Outcome = field(default_factory=Outcome)
+    nodes: Mapping[int, Cores] = field(default_factory=dict)
+    node_of_gpu: tuple[int | None, ...] = ()
+    cores: Cores = frozenset()
+    processors: int = 1
+    allowed: int = 1
+    start_methods: tuple[str, ...] = ()
+    threads: str = ""
+    file_limit: int | None = None
+    files_open: int = 0
+    group: ControlGroup = field(default_factory=ControlGroup)
+    memory: int | None = None
+    memory_available: int | None = None
+    shared: int | None = None
+    shared_free: int | None = None
+    lockable: int | None = None
+
+    @property
+    def cupy(self) -> dict[str, str]:
+        """The installed CuPy distributions; more than one overwrite each other's files."""
+        wanted = re.compile(r"cupy(-cuda\d+x|-rocm.*)?")
+        return {name: version for name, version in self.distributions.items() if wanted.fullmatch(name)}
+
+    @property
+    def devices(self) -> list[list[Any]]:
+        """Name, memory and compute capability of each GPU that CuPy can use."""
+        found: list[list[Any]] = self.cuda.answer.get("devices", [])
+        return found
+
+
+def read_machine(root: Path, attempt: Attempt) -> Machine:
+    """Read the machine whose ``proc``, ``sys`` and ``dev`` lie below `root`.
+
+    >>> read_machine(Path("/nowhere"), lambda *_, seconds: Outcome()).memory is None
+    True
+    """
+    # The kernel's file, not nvidia-smi, which a container may lack.
+    said = read_text(root / "proc/driver/nvidia/version") or ""
+    driver = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", said)
+    lines = [line.split() for line in (read_text(root / "proc/meminfo") or "").splitlines()]
+    sizes = {line[0].rstrip(":"): int(line[1]) * 1024 for line in lines if len(line) > 1}
+    try:
+        shared = os.statvfs(root / "dev/shm")
+    except (OSError, AttributeError):  # missing, or Windows
+        total = free = None
+    else:
+        total, free = shared.f_blocks * shared.f_frsize, shared.f_bavail * shared.f_frsize
+    try:
+        opened = sum(1 for _ in (root / "proc/self/fd").iterdir())
+    except OSError:
+        opened = 0
+    try:
+        kernels = tuple(name for name in kernel_names() if read_source(name))
+    except OSError:
+        kernels = ()
+    found = Machine(
+        distributions=installed_distributions(),
+        python=sys.version_info[:3],
+        system=platform.system(),
+        architecture=platform.machine(),
+        numpy=np.__version__,
+        kernels=kernels,
+        turbojpeg=load_turbojpeg() is not None,
+        driver=driver[1] if driver else "",
+        nodes=read_nodes(root),
+        cores=own_cores(),
+        processors=os.cpu_count() or 1,
+        allowed=allowed_cores(),
+        # Python's default comes first.
+        start_methods=tuple(multiprocessing.get_all_start_methods()),
+        threads=os.environ.get("OMP_NUM_THREADS", "").strip(),
+        file_limit=read_limit("RLIMIT_NOFILE"),
+        files_open=opened,
+        group=read_control_group(root),
+        memory=sizes.get("MemTotal"),
+        memory_available=sizes.get("MemAvailable"),
+        shared=total,
+        shared_free=free,
+        lockable=read_limit("RLIMIT_MEMLOCK"),
+    )
+    if not found.cupy:  # the trial could only say that CuPy is missing
+        return found
+    # In another process: a broken driver may hang or crash at the first call of CUDA.
+    cuda = attempt("gpus", seconds=TRIAL_SECONDS)
+    nodes = tuple(find_node(bus, root) for bus in cuda.answer.get("buses", ()))
+    return replace(found, cuda=cuda, node_of_gpu=nodes)
+
+
+def installed_distributions() -> dict[str, str]:
+    """Return the version of every installed distribution by its lower-case name, without importing any.
+
+    >>> "numpy" in installed_distributions()
+    True
+    """
+    # Backwards, so that the first on the path counts: it is the one that Python imports. Folders that an
+    # interrupted pip leaves behind have no name.
+    found = reversed(list(importlib.metadata.distributions()))
+    return {name.lower(): one.version for one in found if (name := one.metadata["Name"])}
+
+
+def read_limit(name: str) -> int | None:
+    """Return one of this process's soft limits; None if there is none, or the system has no such limit."""
+    try:
+        import resource
+
+        soft, _ = resource.getrlimit(getattr(resource, name))
+    except (ImportError, AttributeError, ValueError):  # Windows has no limits, some systems not this one
+        return None
+    return None if soft == resource.RLIM_INFINITY else soft

@@ -1,0 +1,142 @@
+"""What all kinds of fetching share: the protocol, the user's options, the request for an epoch, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from gpuloader.batches.items import ItemState, Reading
+from gpuloader.batches.staged import StagedBatch
+from gpuloader.errors import LoaderError, QueueClosed, SampleError, WorkerTimeout, describe_error
+from gpuloader.fields.spec import Indices
+from gpuloader.order.dividing import RankInfo
+from gpuloader.system.cores import Cores
+from gpuloader.system.platforms import usable_cores
+from gpuloader.watch.autotuner import BUDGET
+
+
+class Fetch(Protocol):
+    """The consumer's end of whatever fills the slots of one epoch."""
+
+    def get(self) -> StagedBatch:
+        """Wait for the next staged batch and return it; raise `QueueClosed` at the end of the epoch."""
+
+    def get_nowait(self) -> StagedBatch | None:
+        """Return the next staged batch, or None if `get` would wait."""
+
+    def close(self) -> bool:
+        """Stop fetching and return every slot; return False if a thread or process is still running."""
+
+
+# The user's options for workers, checked before any worker starts.
+
+# How worker processes start if nobody has chosen.
+#
+# The fork server has loaded NumPy and this package, and has no threads or locks of the user's program.
+DEFAULT_METHOD = "forkserver"
+
+# Seconds that closing waits for the user's code to return before it leaves a thread to end by itself.
+CLOSING_TIME = 1.0
+
+METHODS = ("fork", "forkserver", "spawn")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """The user's options for workers."""
+
+    count: int = 0  # with 0 the consumer's thread fetches
+    kind: str = "process"  # or "thread"
+    prefetch_factor: int = 2  # batches in progress for each worker
+    in_order: bool = True  # deliver in the plan's order; otherwise as batches finish
+    timeout: float = 0.0  # seconds to wait for a batch; 0 means no limit
+    init: Callable[[int], object] | None = None  # called with the worker's number before its first sample
+    persistent: bool = False  # keep processes from one epoch to the next
+    start_method: str | None = None  # None chooses by the dataset
+    respawn: bool = False  # replace processes that die
+    most: int = 0  # workers that tuning may choose; 0 if the number is fixed
+    deepens: bool = False  # whether tuning chooses how far workers read ahead
+    budget: int = BUDGET  # bytes that the slots may grow to while tuning
+    read_ahead: bool | str = False  # without workers; "thread" to do so in a thread always
+
+
+def most_workers() -> int:
+    """Return the largest number of workers that ``num_workers='auto'`` may choose.
+
+    >>> 4 <= most_workers() <= 32
+    True
+    """
+    # More than the number of cores, because some workers wait for a disk.
+    return min(max(4 * usable_cores(), 4), 32)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRequest:
+    """One epoch to fetch."""
+
+    seed: int
+    epoch: int
+    # Each batch's number and indices; None for an iterable dataset, whose items are not known ahead.
+    numbered: Iterator[tuple[int, Indices]] | None
+    # For an iterable dataset: the state from which each worker resumes, the number of the first batch, and
+    # the worker that yields it.
+    reached: Mapping[int, ItemState]
+    start: int = 0
+    turn: int = 0
+    # The token of the loader that reads, see `gpuloader.system.threads.this_thread`.
+    owner: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSetup:
+    """What a worker thread or process gets once, when it starts."""
+
+    reading: Reading
+    init: Callable[[int], object] | None
+    count: int  # the number of workers, the most there may be with num_workers='auto'
+    rank: RankInfo
+    cores: Cores = frozenset()  # on which it runs; empty: any
+    depth: int = 1  # how deep worker processes are within worker processes
+
+
+# The errors that the consumer sees when a worker thread or process fails.
+
+
+def as_failure(error: BaseException, batch: int, worker: int) -> Exception:
+    """Return the exception to raise in the consumer for one raised in a worker."""
+    # SystemExit, StopIteration and the like would end the consumer's program, generator or epoch.
+    if isinstance(error, Exception) and not isinstance(error, QueueClosed):
+        return error
+    failure = SampleError(f"the dataset raised {describe_error(error)}", batch=batch, worker=worker)
+    failure.__cause__ = error
+    return failure
+
+
+def interrupted() -> LoaderError:
+    """Return the error for an epoch that a Ctrl-C broke off in the middle of a batch."""
+    return LoaderError(
+        "the epoch was interrupted in the middle of a batch and cannot continue; start a new epoch, "
+        "or resume this one in a new loader from state_dict()"
+    )
+
+
+def timed_out(who: str, pid: int, seconds: float, batch: int | None, indices: Indices) -> WorkerTimeout:
+    """Return the error for a worker that did not deliver a batch in time."""
+    what = "answer" if batch is None else f"deliver batch {batch}"
+    problem = f"{who} did not {what} within the timeout of {seconds} s"
+    return WorkerTimeout(problem, pid=pid, indices=plain_indices(indices))
+
+
+def plain_indices(indices: Indices) -> list[Any]:
+    """Return indices as a list, with NumPy integers as Python ints."""
+    return indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
+
+
+def set_up_failed(number: int, error: BaseException) -> LoaderError:
+    """Return the error for a worker whose dataset could not be unpickled, or whose init function raised."""
+    failure = LoaderError(f"worker {number} could not start: {describe_error(error)}")
+    failure.__cause__ = error
+    return failure

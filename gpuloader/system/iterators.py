@@ -1,0 +1,95 @@
+"""Iterators that may be read once, that must be asked only once for an iterator, or that start over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from types import FunctionType, GeneratorType
+from typing import Any
+
+from gpuloader.errors import ReaderError
+
+
+def refuse_read(items: object, what: str, instead: str) -> None:
+    """Raise `ReaderError` if an object is a generator that has ended, so that nothing can be read from it.
+
+    `what` names it, with a verb, and `instead` says what to do instead.
+
+    >>> numbers = (number for number in [1])
+    >>> refuse_read(numbers, "the dataset is", "pass a list")
+    >>> list(numbers)
+    [1]
+    >>> refuse_read(numbers, "the dataset is", "pass a list")
+    Traceback (most recent call last):
+    gpuloader.errors.ReaderError: the dataset is a generator that has been read already: pass a list
+    """
+    if isinstance(items, GeneratorType) and items.gi_frame is None:
+        raise ReaderError(f"{what} a generator that has been read already: {instead}")
+
+
+def find_kept(begin: Callable[[], object]) -> Iterator[Any] | None:
+    """Return the iterator that `begin` returns in every call; None if each call returns another one.
+
+    Call it only after a pass that has yielded nothing, because it begins two more.
+
+    >>> kept = iter([1, 2])
+    >>> find_kept(lambda: kept) is kept, find_kept(lambda: iter([1, 2]))
+    (True, None)
+    """
+    first = begin()
+    if not isinstance(first, Iterator):
+        return None
+    second = begin()
+    if second is first:
+        return first
+    for items in (first, second):
+        if isinstance(items, Generator):
+            items.close()
+    return None
+
+
+def may_start_over(items: object) -> bool:
+    """Return whether an iterator may start over if it is asked for an iterator, as a user's class may.
+
+    >>> may_start_over(iter([1])), may_start_over(map(int, "1"))
+    (False, False)
+    """
+    return isinstance(getattr(type(items), "__iter__", None), FunctionType)
+
+
+class Steady(Iterator[Any]):
+    """An iterator over the rest of another one, which is not asked for an iterator again.
+
+    A user's class may start over in `__iter__` and return itself. `for`, ``yield from`` and `itertools` all
+    call that, so each use of such an iterator would begin again.
+
+    >>> class Countdown:
+    ...     def __iter__(self):
+    ...         self.left = 3
+    ...         return self
+    ...
+    ...     def __next__(self):
+    ...         self.left -= 1
+    ...         return self.left
+    >>> items = Steady.of(iter(Countdown()))
+    >>> next(iter(items)), next(iter(items))
+    (2, 1)
+    """
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items = items
+
+    @staticmethod
+    def of(items: Iterator[Any]) -> Iterator[Any]:
+        """Return an iterator that never starts over: the given one, unless its class may do so."""
+        return Steady(items) if may_start_over(items) else items
+
+    def __iter__(self) -> Steady:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._items)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._items, name)

@@ -1,0 +1,196 @@
+"""Turns a .cu file into kernels: loads them through CuPy on a GPU, or compiles them without one.
+
+``python -m gpuloader.kernels.compiler`` compiles every kernel for every architecture and treats warnings as
+errors. It needs a compiler, nvcc or NVRTC, but no GPU.
+
+A file holds either one kernel of its own name or several entries, which its Python module lists in
+``ENTRIES``: kernels of other names, or instances of a template, one per set of types that a launch uses.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from importlib import import_module, resources
+from pathlib import Path
+from typing import Any
+
+from gpuloader.errors import LoaderError, install_command
+from gpuloader.system.platforms import usable_cores
+
+# Compute capabilities times ten, from Turing to Blackwell: the architectures CUDA 13 compiles for.
+ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
+
+# Compiler options passed to CuPy. CuPy adds -ftz=true itself, so `compile_kernel` adds it too.
+OPTIONS = ("--std=c++17",)
+
+
+class CompileError(LoaderError):
+    """A kernel does not compile without errors and warnings; the message has the compiler's output."""
+
+
+def kernel_names() -> list[str]:
+    """Return the names of all kernels' files.
+
+    >>> kernel_names()[:5]
+    ['cast', 'checksum', 'crop', 'gather', 'mix']
+    """
+    files = resources.files("gpuloader.kernels").iterdir()
+    return sorted(Path(file.name).stem for file in files if file.name.endswith(".cu"))
+
+
+def kernel_entries(name: str) -> tuple[str, ...]:
+    """Return the entries that can be launched from a kernel's file: C++ names, with types for templates.
+
+    >>> kernel_entries("spin"), "gather<unsigned int>" in kernel_entries("gather")
+    (('spin',), True)
+    """
+    entries: tuple[str, ...] = getattr(import_module(f"gpuloader.kernels.{name}"), "ENTRIES", (name,))
+    return entries
+
+
+@cache
+def read_source(name: str) -> str:
+    """Return the CUDA source of a kernel, with our own .cuh files expanded in place.
+
+    >>> "__global__" in read_source("spin")
+    True
+    """
+    # CuPy keeps what it has compiled on disk by a hash of the source. An included file is no part of that
+    # hash, so after a change of one, the old code would run.
+    folder = resources.files("gpuloader.kernels")
+    source = folder.joinpath(f"{name}.cu").read_text()
+    return re.sub(
+        r'^#include "(\w+\.cuh)"$', lambda line: folder.joinpath(line[1]).read_text(), source, flags=re.M
+    )
+
+
+_loading: dict[tuple[str, str, int], threading.Lock] = {}
+
+
+def load_kernel(name: str, entry: str | None = None) -> Any:
+    """Return a kernel ready to launch on the current device; None for the entry named like its file.
+
+    CuPy keeps what it has compiled on disk. Any thread may call this. Of several that want the same kernel,
+    one compiles it, and the others wait.
+    """
+    import cupy
+
+    wanted = name, name if entry is None else entry, cupy.cuda.runtime.getDevice()
+    # `cache` alone would let both the thread that compiles ahead and the one that launches compile the
+    # kernel. The lock is this kernel's own, so that other kernels are compiled at the same time.
+    with _loading.setdefault(wanted, threading.Lock()):
+        return _load(*wanted)
+
+
+@cache
+def _load(name: str, entry: str, device: int) -> Any:
+    """Return a kernel for one device; a kernel compiled and loaded for one device is not valid on another."""
+    import cupy
+
+    if "<" not in entry:
+        kernel = cupy.RawKernel(read_source(name), entry, options=OPTIONS)
+        kernel.compile()  # or the first launch would, and a thread that compiles ahead launches nothing
+        return kernel
+    # One instance at a time: `cast` has 132, of which a program uses one or two.
+    module = cupy.RawModule(code=read_source(name), options=OPTIONS, name_expressions=(entry,))
+    return module.get_function(entry)
+
+
+def compile_kernel(name: str, architecture: int, entries: tuple[str, ...] | None = None) -> bytes:
+    """Return the machine code of entries of a kernel for one architecture; None is all of them.
+
+    Uses NVRTC if it is installed, otherwise nvcc. Any thread may call this. Raises `CompileError` if the
+    compiler reports an error or a warning, or if there is none.
+    """
+    nvrtc, entries = find_nvrtc(), kernel_entries(name) if entries is None else entries
+    if nvrtc is not None:
+        return _compile_by_nvrtc(nvrtc, name, architecture, entries)
+    if shutil.which("nvcc"):
+        return _compile_by_nvcc(name, architecture, entries)
+    raise CompileError(
+        f"no CUDA compiler: install NVRTC with {install_command('kernels')}, or put nvcc on the PATH"
+    )
+
+
+@cache
+def find_nvrtc() -> Any:
+    """Return CuPy's binding of NVRTC, or None if the binding or the library is missing."""
+    try:
+        from cupy_backends.cuda.libs import nvrtc
+
+        nvrtc.getVersion()  # the binding loads the library with the first call
+    except (ImportError, RuntimeError, OSError):
+        return None
+    return nvrtc
+
+
+def _compile_by_nvrtc(nvrtc: Any, name: str, architecture: int, entries: tuple[str, ...]) -> bytes:
+    program = nvrtc.createProgram(read_source(name), f"{name}.cu", (), ())
+    try:
+        for entry in entries:
+            nvrtc.addNameExpression(program, entry)
+        try:
+            nvrtc.compileProgram(program, (*OPTIONS, "-ftz=true", f"-arch=sm_{architecture}"))
+        except nvrtc.NVRTCError as error:
+            log = nvrtc.getProgramLog(program)
+            raise CompileError(f"{name}.cu for sm_{architecture}: {error}\n{log}") from None
+        # The log of what compiled has nothing but warnings.
+        if warnings := nvrtc.getProgramLog(program).strip("\0 \n"):
+            raise CompileError(f"{name}.cu for sm_{architecture} compiles with warnings:\n{warnings}")
+        code: bytes = nvrtc.getCUBIN(program)
+        if missing := [
+            entry for entry in entries if nvrtc.getLoweredName(program, entry).encode() not in code
+        ]:
+            raise CompileError(f"{name}.cu for sm_{architecture} lacks {', '.join(missing)}")
+        return code
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+def _compile_by_nvcc(name: str, architecture: int, entries: tuple[str, ...]) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder, f"{name}.cu"), Path(folder, f"{name}.cubin")
+        # A template is compiled only where it is used; taking its address counts as a use.
+        used = ", ".join(f"(void*)({entry})" for entry in entries)
+        source.write_text(f"{read_source(name)}\nvoid* entries_of_{name}[] = {{{used}}};\n")
+        command = ["nvcc", "-cubin", "-ftz=true", "-Werror", "all-warnings", f"-arch=sm_{architecture}"]
+        done = subprocess.run(
+            [*command, *OPTIONS, "-o", target, source], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise CompileError(f"{name}.cu for sm_{architecture}: {done.stderr or done.stdout}")
+        return target.read_bytes()
+
+
+def main() -> int:
+    """Compile every kernel for every architecture and print one line each; return 0 if all compiled."""
+
+    def attempt(wanted: tuple[str, int]) -> bytes | CompileError:
+        try:
+            return compile_kernel(*wanted)
+        except CompileError as error:
+            return error  # the other kernels are still compiled, so that one run shows all errors
+
+    wanted = [(name, architecture) for name in kernel_names() for architecture in ARCHITECTURES]
+    failed = 0
+    with ThreadPoolExecutor(usable_cores()) as pool:  # NVRTC runs without the GIL, nvcc is a process
+        for (name, architecture), made in zip(wanted, pool.map(attempt, wanted), strict=True):
+            line = f"{name:12} sm_{architecture:<4}"
+            if isinstance(made, CompileError):
+                failed += 1
+                print(f"{line} FAILED\n{made}", flush=True)  # noqa: T201
+            else:
+                entries = len(kernel_entries(name))
+                print(f"{line} {entries:4} entries {len(made):11,} bytes", flush=True)  # noqa: T201
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+import shutil
+import threading
+
+import pytest
+
+from gpuloader.kernels import compiler
+from gpuloader.kernels.compiler import (
+    ARCHITECTURES,
+    CompileError,
+    compile_kernel,
+    find_nvrtc,
+    kernel_entries,
+    kernel_names,
+    read_source,
+)
+from tests.ahead import Ahead
+
+needs_nvrtc = pytest.mark.skipif(find_nvrtc() is None, reason="NVRTC is not installed")
+
+
+# `make kernels` compiles every kernel for every architecture. The tests compile one for all of them, and the
+# others in turn for the oldest and for the newest.
+ENDS = [(name, ARCHITECTURES[-(number % 2)]) for number, name in enumerate(kernel_names())]
+BY_NVCC = [name for name in kernel_names() if name != "cast"]
+
+
+NVCC = ("all", "by nvcc")
+
+
+def ends_of(entries):
+    return {entries[0], entries[-1]}
+
+
+def compile_one(name, architecture, entries):
+    """Compile by NVRTC some entries, or all if they are None; by nvcc, all."""
+    if entries == NVCC:
+        return compiler._compile_by_nvcc(name, architecture, kernel_entries(name))
+    return compile_kernel(name, architecture, entries)
+
+
+@pytest.fixture(scope="class")
+def compile_ahead():
+    """Return `compile_one`; other cores begin with what the tests ask for last."""
+    by_nvrtc = [
+        *((name, end, None) for name, end in ENDS),
+        *(("gather", architecture, None) for architecture in ARCHITECTURES[1:-1]),
+        *((name, 90, (entry,)) for name in kernel_names() for entry in ends_of(kernel_entries(name))),
+    ]
+    by_nvcc = [(name, 90, NVCC) for name in BY_NVCC]
+    wanted = (by_nvrtc if find_nvrtc() else []) + (by_nvcc if shutil.which("nvcc") else [])
+    ahead = Ahead(compile_one, wanted[::-1])
+    yield ahead
+    ahead.close()
+
+
+class TestEveryKernel:
+    @needs_nvrtc
+    @pytest.mark.parametrize(("name", "architecture"), ENDS)
+    def test_every_entry_compiles(self, compile_ahead, name, architecture):
+        assert compile_ahead(name, architecture, None)[:4] == b"\x7fELF"
+
+    @needs_nvrtc
+    @pytest.mark.parametrize("architecture", ARCHITECTURES)
+    def test_one_compiles_for_every_architecture(self, compile_ahead, architecture):
+        assert compile_ahead("gather", architecture, None)[:4] == b"\x7fELF"
+
+    @needs_nvrtc
+    @pytest.mark.parametrize("name", kernel_names())
+    def test_an_entry_compiles_alone_as_cupy_has_it(self, compile_ahead, name):
+        """Code that only other entries use must not cause a warning."""
+        for entry in ends_of(kernel_entries(name)):
+            assert compile_ahead(name, 90, (entry,))
+
+    @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+    @pytest.mark.parametrize("name", BY_NVCC)
+    def test_nvcc_compiles_it_too(self, compile_ahead, name):
+        assert compile_ahead(name, 90, NVCC)[:4] == b"\x7fELF"
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    "source",
+    [
+        "__global__ void spin( {",
+        'extern "C" __global__ void spin() { int unused; }',
+        "__global__ void other() {}",
+    ],
+    ids=["error", "warning", "missing entry"],
+)
+def test_errors_and_warnings_fail(monkeypatch, source):
+    monkeypatch.setattr(compiler, "read_source", lambda name: source)
+    with pytest.raises(CompileError, match="sm_90"):
+        compile_kernel("spin", 90)
+
+
+def test_what_is_included_is_part_of_the_source():
+    assert "#include" not in read_source("cast")
+    assert "struct Bfloat16" in read_source("cast")
+
+
+def test_a_template_is_loaded_by_its_types(monkeypatch):
+    """Plain names use RawKernel, templates RawModule; tests/gpu tests what these compile."""
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    modules = []
+
+    class Module:
+        def __init__(self, **options):
+            modules.append(options)
+
+        def get_function(self, entry):
+            return entry
+
+    class Kernel:
+        def __init__(self, source, name, options):
+            self.name, self.compiled = name, 0
+
+        def compile(self):
+            self.compiled += 1
+
+    monkeypatch.setattr(cupy, "RawModule", Module)
+    monkeypatch.setattr(cupy, "RawKernel", Kernel)
+    current = [0]
+    monkeypatch.setattr(cupy.cuda.runtime, "getDevice", lambda: current[0])
+    compiler._load.cache_clear()
+    load = compiler.load_kernel
+    try:
+        assert load("gather", "gather<uint4>") == "gather<uint4>"
+        assert modules[0]["name_expressions"] == ("gather<uint4>",)
+        assert load("shuffle", "hash_numbers").name == "hash_numbers"
+        assert load("shuffle", "hash_numbers").compiled == 1
+        first = load("spin")
+        assert first.name == "spin"
+        assert load("spin") is load("spin", "spin") is first
+        current[0] = 1  # kernels are loaded per device
+        assert load("spin") is not first
+        load("gather", "gather<uint4>")
+        assert len(modules) == 2
+        current[0] = 0
+        assert load("spin") is first
+    finally:
+        compiler._load.cache_clear()
+
+
+def test_a_kernel_that_several_threads_want_is_compiled_once(monkeypatch):
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    begun, go_on, made, found = threading.Event(), threading.Event(), [], []
+
+    class Kernel:
+        def __init__(self, source, name, options):
+            made.append(self)
+
+        def compile(self):
+            begun.set()
+            assert go_on.wait(10)
+
+    monkeypatch.setattr(cupy, "RawKernel", Kernel)
+    monkeypatch.setattr(cupy.cuda.runtime, "getDevice", lambda: 7)
+    threads = [threading.Thread(target=lambda: found.append(compiler.load_kernel("spin"))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert begun.wait(10)
+    assert not found
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    compiler._load.cache_clear()
+    assert len(made) == 1
+    assert found == made * 3
+
+
+def test_without_a_compiler_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(compiler, "find_nvrtc", lambda: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(CompileError, match=r"pip install '.*\[kernels\]'"):
+        compile_kernel("spin", 90)

@@ -1,0 +1,57 @@
+"""The end of the interpreter: whatever is alive until then is freed without a word."""
+
+import subprocess
+import sys
+
+import pytest
+
+from gpuloader.system import interrupts as exiting
+from gpuloader.system.processes import start_child, starting
+from tests.launching import environment
+
+# Python clears modules in the reverse order of their import. What a module that was imported before this
+# package keeps alive is freed when the package's own modules have been cleared.
+KEEPER = {"the program": "__main__", "a module that outlives ours": "os"}
+
+PROGRAM = """
+import importlib, sys
+from gpuloader import DataLoader, PackedList
+from gpuloader.staging.arena import Arena
+
+keeper, workers, kind, persistent = sys.argv[1:]
+loader = DataLoader(
+    [(number, str(number)) for number in range(100)], places="cpu", batch_size=4,
+    num_workers=int(workers), worker_type=kind, persistent_workers=persistent == "True",
+)
+epoch = iter(loader)
+batch = next(epoch)
+importlib.import_module(keeper).kept = loader, epoch, batch, Arena(4096, shared=True), PackedList("ab")
+print(len(loader))
+"""
+
+
+@pytest.mark.parametrize("keeper", KEEPER.values(), ids=KEEPER)
+@pytest.mark.parametrize(
+    ("workers", "kind", "persistent"),
+    [(0, "process", False), (1, "thread", False), (1, "process", False), (1, "process", True)],
+)
+def test_a_loader_an_epoch_and_a_batch_that_live_to_the_end(keeper, workers, kind, persistent):
+    command = [sys.executable, "-c", PROGRAM, keeper, str(workers), kind, str(persistent)]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env=environment(), check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "25\n", "")
+
+
+def test_a_process_is_not_closed_while_multiprocessing_joins_it_at_exit(monkeypatch):
+    """A closed one makes the joining fail, and that prints a traceback."""
+    with starting():
+        child = start_child("fork", "short", int)
+    monkeypatch.setattr(exiting, "_exiting", True)
+    child.release(is_ours=True)
+    assert child.released
+    assert child.exit_code(0) == 0  # a closed process has none, and raises
+    monkeypatch.undo()
+    child.release(is_ours=True)
+    with pytest.raises(ValueError, match="closed"):
+        child.exit_code(0)

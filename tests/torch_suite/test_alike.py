@@ -1,0 +1,183 @@
+"""The two loaders beside each other: the same arguments, batches, attributes and orders."""
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader as Theirs
+
+from gpuloader.torch import DataLoader, default_collate, default_convert
+from tests.alike import same
+from tests.fakes import nothing_left_behind
+from tests.torch_suite.datasets import Made, Numbers, pictures
+
+pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")
+
+
+def assert_alike(dataset, *arguments, **options):
+    ours = list(DataLoader(dataset, *arguments, **options))
+    theirs = list(Theirs(dataset, *arguments, **options))
+    assert same(ours, theirs), (ours, theirs)
+    assert len(DataLoader(dataset, *arguments, **options)) == len(theirs)
+
+
+def named(index):
+    return {"image": torch.full((2, 3), float(index)), "label": index, "name": f"sample {index}"}
+
+
+SAMPLES = {
+    "tensor": lambda index: torch.full((2, 2), index, dtype=torch.int32),
+    "array": lambda index: np.full(3, index, np.float32),
+    "int": lambda index: index,
+    "float": lambda index: index / 2,
+    "bool": lambda index: index % 2 == 0,
+    "numpy number": lambda index: np.float32(index),
+    "tuple": lambda index: (torch.zeros(2), index),
+    "list": lambda index: [torch.zeros(2), index],
+    "dict": named,
+    "dict in a tuple": lambda index: (named(index), index / 2),
+    "text": lambda index: f"sample {index}",
+    "no dimensions": lambda index: torch.tensor(index),
+}
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+@pytest.mark.parametrize(
+    "arguments", [(), (3,), (3, False), (3, None, None, None, 0, None, True, True), (None,)], ids=str
+)
+def test_batches(sample, arguments):
+    assert_alike(Made(SAMPLES[sample], 7), *arguments)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 3, "drop_last": True},
+        {"batch_size": 2, "sampler": [4, 0, 2]},
+        {"batch_size": 2, "sampler": torch.tensor([4, 0, 2])},
+        {"batch_sampler": [[0, 1], [2]]},
+        {"batch_size": 3, "collate_fn": torch.stack},
+        {"batch_size": 3, "num_workers": 2, "prefetch_factor": 3, "persistent_workers": True, "timeout": 30},
+    ],
+    ids=lambda options: " ".join(options),
+)
+def test_options(options):
+    with nothing_left_behind():
+        assert_alike(Made(lambda index: torch.tensor([index, -index])), **options)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_sampler_as_a_sampler_reads_whole_batches(lib, workers):
+    dataset = lib.TensorDataset(torch.arange(10.0).reshape(5, 2), torch.arange(5))
+    sampler = lib.BatchSampler(lib.SequentialSampler(dataset), 2, False)
+    batches = list(lib.DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=workers))
+    assert [labels.tolist() for _, labels in batches] == [[0, 1], [2, 3], [4]]
+    assert torch.equal(torch.cat([rows for rows, _ in batches]), dataset.tensors[0])
+
+
+def test_the_signature_begins_with_pytorchs():
+    theirs = inspect.signature(Theirs.__init__).parameters
+    ours = inspect.signature(DataLoader.__init__).parameters
+    assert list(ours)[: len(theirs)] == list(theirs)
+    for name, parameter in theirs.items():
+        assert (ours[name].kind, ours[name].default) == (parameter.kind, parameter.default), name
+
+
+SAME_ATTRIBUTES = (
+    "dataset batch_size drop_last num_workers pin_memory pin_memory_device timeout worker_init_fn "
+    "generator prefetch_factor persistent_workers in_order multiprocessing_context"
+)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"batch_size": 3, "shuffle": True, "drop_last": True, "pin_memory": True},
+        {"batch_size": None},
+        {"batch_sampler": [[0, 1]]},
+        {"num_workers": 2, "persistent_workers": True, "timeout": 3, "in_order": False},
+        {"num_workers": 2, "prefetch_factor": 5, "multiprocessing_context": "spawn"},
+    ],
+    ids=str,
+)
+def test_attributes(options):
+    dataset = Numbers(6)
+    ours, theirs = DataLoader(dataset, **options), Theirs(dataset, **options)
+    for name in SAME_ATTRIBUTES.split():
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert (ours.batch_sampler is None) == (theirs.batch_sampler is None)
+    if ours.batch_sampler is not None and not options.get("shuffle"):
+        assert list(ours.batch_sampler) == list(theirs.batch_sampler)
+    assert ours.collate_fn.__name__ == theirs.collate_fn.__name__
+
+
+def test_the_default_functions():
+    samples = [(torch.zeros(2), 1, "a"), (torch.ones(2), 2, "b")]
+    assert same(DataLoader(samples).collate_fn(samples), Theirs(samples).collate_fn(samples))
+    assert same(default_collate(samples), torch.utils.data.default_collate(samples))
+    convert = DataLoader(samples, batch_size=None).collate_fn
+    assert convert is default_convert
+    assert same(convert(np.zeros(2)), torch.utils.data.default_convert(np.zeros(2)))
+    assert DataLoader(samples, collate_fn=list).collate_fn is list
+
+
+def test_a_loader_made_from_anothers_attributes():
+    """As trainers do."""
+    ours = DataLoader(Made(named), 3, num_workers=0)
+    names = "dataset batch_sampler num_workers collate_fn pin_memory timeout worker_init_fn generator"
+    options = {name: getattr(ours, name) for name in f"{names} prefetch_factor persistent_workers".split()}
+    assert same(list(Theirs(**options)), list(ours))
+    assert same(list(DataLoader(**options)), list(ours))
+
+
+def test_a_sampler_of_pytorch_keeps_pytorchs_order():
+    dataset = Numbers(20)
+
+    def load(kind):
+        generator = torch.Generator().manual_seed(5)
+        return kind(dataset, 6, sampler=torch.utils.data.RandomSampler(dataset, generator=generator))
+
+    ours, theirs = load(DataLoader), load(Theirs)
+    for _ in range(2):
+        assert same(list(ours), list(theirs))
+
+
+@pytest.mark.parametrize("epochs", [range(3), (5, 6, 7)], ids=["by the loader", "by the program"])
+def test_who_calls_set_epoch_of_a_distributed_sampler(lib, epochs):
+    """The loader does, unless a program, such as a resumed one, does it itself."""
+    sampler, reference = (lib.DistributedSampler(range(8), 2, 0, seed=1) for _ in range(2))
+    loader = lib.DataLoader(range(8), 2, sampler=sampler)
+    for epoch in epochs:
+        reference.set_epoch(epoch)
+        if lib.name == "torch" or epochs[0]:
+            loader.sampler.set_epoch(epoch)
+        assert [int(index) for batch in loader for index in batch] == list(reference)
+
+
+def test_a_generator_is_drawn_from_when_the_loader_is_made():
+    generator = torch.Generator().manual_seed(5)
+    loader = DataLoader(Numbers(7), 3, shuffle=True, generator=generator)
+    generator.manual_seed(99)
+    again = DataLoader(Numbers(7), 3, shuffle=True, generator=torch.Generator().manual_seed(5))
+    assert same(list(loader), list(again))
+    assert loader.generator is generator
+
+
+def test_both_kinds_of_worker_info_are_there():
+    loader = DataLoader(BothInfos(2), 2, num_workers=1, multiprocessing_context="fork")
+    assert [field.tolist() for field in next(iter(loader))] == [[0, 0], [0, 0], [1, 1], [True, True]]
+
+
+class BothInfos(Numbers):
+    def __getitem__(self, index):
+        from gpuloader.torch import get_worker_info
+
+        theirs, ours = torch.utils.data.get_worker_info(), get_worker_info()
+        return theirs.id, ours.id, theirs.num_workers, theirs.seed == ours.seed
+
+
+def test_it_is_no_instance_of_pytorchs():
+    """So trainers use it as it is, and do not make a loader of PyTorch out of it."""
+    assert not isinstance(DataLoader(pictures(torch.utils.data)), Theirs)
