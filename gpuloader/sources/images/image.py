@@ -314,7 +314,7 @@ class Image:
 
 
 Picture = Image
-"""The class's name up to version 0.1."""
+"""An earlier name of the class, which programs may still import."""
 
 
 def _make(data: bytes, file: str, upright: bool) -> Image:
