@@ -132,9 +132,9 @@ def test_a_thread_skips_what_an_epoch_that_is_left_had_given_it(monkeypatch):
     epoch.close()
     assert not loader_threads()
     assert read == [0, 1]
-    [road] = loader._epochs._idle
-    road.ring.drain()
-    assert road.ring.free == road.ring.count
+    [buffers] = loader._epochs._idle
+    buffers.ring.drain()
+    assert buffers.ring.free == buffers.ring.count
 
 
 class Uneven(IterableDataset):
