@@ -327,7 +327,7 @@ class DatasetEpochs(Epochs):
         position = Position(
             seed,
             epoch,
-            readers=self._fetching.crew,
+            readers=self._fetching.readers,
             size=plan.size,
             shards=plan.delivery.shards,
             order_size=batching.order_size,
@@ -358,7 +358,7 @@ class DatasetEpochs(Epochs):
         is_sharded, shards = batching.sharding is not None, plan.delivery.shards
         same = (position.size, position.shards) == (plan.size, shards)
         if not is_sharded and position.step is None and same:
-            self._fetching.check_crew(position.readers)
+            self._fetching.check_readers(position.readers)
             with suppress(TypeError):  # the number of batches is unknown
                 _check_end("batches", position.batches, batching.count() * shards)
             self.seed, self._has_drawn = position.seed, False

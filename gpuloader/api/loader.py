@@ -22,7 +22,7 @@ from gpuloader.watch.explaining import Configuration, Measured
 from gpuloader.watch.stats import Meter
 
 if TYPE_CHECKING:
-    from gpuloader.transforms.image_transforms import PictureTransform
+    from gpuloader.transforms.image_transforms import ImageTransform
 
 
 _CACHE_BATCH = 64  # samples that are in memory twice while a cache is filled
@@ -51,8 +51,8 @@ class DataLoader(Described, Measured, Generic[S]):
         Where batches land. None uses the first GPU, or host memory if there is none. With several places,
         consecutive batches go to them in turn, and each step is a list with one entry per place.
     return_list : bool
-        True returns a batch in the form of a sample. False returns a dict from field name to array, in a list
-        with one entry per place, if there is a feed_list.
+        True returns a batch that is nested like a sample. False returns a dict from field name to array, in a
+        list with one entry per place, if there is a feed_list.
     batch_sampler : iterable or None
         Yields the indices of each batch. Excludes batch_size, shuffle, sampler and drop_last. None makes
         batches from those options.
@@ -221,7 +221,7 @@ class DataLoader(Described, Measured, Generic[S]):
         on_worker_death: str = "raise",
         ragged: Sequence[str] = (),
         pad: Mapping[str, float] | None = None,
-        transforms: Sequence[Transform | PictureTransform] = (),
+        transforms: Sequence[Transform | ImageTransform] = (),
         decode: str | None = None,
         on_bad: str = "raise",
         cache: str | None = None,

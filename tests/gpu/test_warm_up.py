@@ -80,8 +80,8 @@ def test_the_copy_stream_has_a_high_priority_where_kernels_run_on_it(options, pr
     loader.warm_up()
     for batch in loader:
         del batch
-    [road] = loader._epochs._idle
-    assert road.lanes[0]._copy_stream.priority == priority
+    [buffers] = loader._epochs._idle
+    assert buffers.lanes[0]._copy_stream.priority == priority
 
 
 def test_a_gpu_has_a_position_on_the_bus():

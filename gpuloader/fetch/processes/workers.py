@@ -149,18 +149,19 @@ class WorkerProcess:
         self._arenas: dict[int, weakref.ref[Arena]] = {}
         self._finalizer = Finalizer()  # at exit, a thread may be about to start the process
         parcel = pool.parcel
-        with starting():
-            self.link, theirs = message_pair()
-            try:
-                _known.add(self)
-                self.child = _start_worker(pool, number, theirs)
-            except BaseException as error:
-                self.link.close()
-                if isinstance(error, OSError):
-                    raise LoaderError(f"worker {number} could not be started: {error}") from error
-                raise
-            finally:
-                theirs.close()
+        try:
+            with starting():
+                self.link, theirs = message_pair()
+                try:
+                    _known.add(self)
+                    self.child = _start_worker(pool, number, theirs)
+                except BaseException:
+                    self.link.close()
+                    raise
+                finally:
+                    theirs.close()  # our copy would hide the worker's death
+        except OSError as error:
+            raise LoaderError(f"worker {number} could not be started: {error}") from error
         self.pid = self.child.pid
         self.sentinel = self.child.sentinel
         self._finalizer.watch(partial(_end, self.link, self.child, os.getpid()))
@@ -274,14 +275,17 @@ class Pool:
         self.serial = 0
         self.workers: list[WorkerProcess] = []
         self.method, self.setup, self.parcel = choose_start(setup, method)
-        self.descriptor = -1
-        self._parts = self.workers, self.parcel, self.process, closing_once()
-        self._finalizer = Finalizer()
         try:
             self.table, self.descriptor = IndexTable.create(ahead, columns)
-            self._parts = *self._parts[:-1], closing_once(self.descriptor)
-            self._finalizer.watch(partial(_close_pool, *self._parts))
-            self._free_rows = list(range(len(self.table.rows)))
+        except BaseException:
+            if self.parcel is not None:
+                self.parcel.close()
+            raise
+        self._free_rows = list(range(len(self.table.rows)))
+        # Not the pool itself: it could not be dropped then.
+        self._parts = self.workers, self.parcel, self.process, closing_once(self.descriptor)
+        self._finalizer = Finalizer(partial(_close_pool, *self._parts))
+        try:
             self.resize(count)
             exit_first()  # before what `multiprocessing` has registered, which kills its children
         except BaseException:
