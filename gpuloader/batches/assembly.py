@@ -370,7 +370,14 @@ class Assembly:
                 staged.skipped = 0 if gaps is None else gaps.count
                 return staged
             else:
-                staged = self._finish_kept() if collation.keeps else self._finish_rows()
+                if not collation.keeps:
+                    staged = self._finish_rows()
+                else:
+                    batch = self._batch
+                    if batch is None:  # there was nothing to divide among threads
+                        batch = self._make_kept_batch()
+                        batch.write(0, batch.unwritten)
+                    staged = batch.finish()
                 if collation.programmer is not None:
                     keys = self._indices if gaps is None else gaps.keys(self._indices)
                     staged = complete(collation, staged, keys)
@@ -403,13 +410,6 @@ class Assembly:
             self._reserve,
             self._gaps,
         )
-
-    def _finish_kept(self) -> StagedBatch:
-        batch = self._batch
-        if batch is None:
-            batch = self._make_kept_batch()
-            batch.write(0, batch.unwritten)
-        return batch.finish()
 
     def _finish_rows(self) -> StagedBatch:
         """Write the samples that came before the schema was settled, and close the gaps between parts."""

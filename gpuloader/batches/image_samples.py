@@ -87,21 +87,19 @@ class PictureStage:
         return made
 
 
+@dataclass(slots=True)
 class _Making:
-    """One sample's pictures being made."""
+    """One sample's pictures being made: which transforms were used, and the names of all fields so far."""
 
-    __slots__ = ("_key", "_rng", "_stage", "done", "seen")
-
-    def __init__(self, stage: PictureStage, rng: np.random.Generator, key: object) -> None:
-        self._stage = stage
-        self._rng = rng
-        self._key = key
-        self.done: set[str | None] = set()
-        self.seen: list[str] = []
+    stage: PictureStage
+    rng: np.random.Generator
+    key: object
+    done: set[str | None] = field(default_factory=set)
+    seen: list[str] = field(default_factory=list)
 
     def walk(self, value: Any, name: str) -> Any:
         """Return a value with all pictures in it made."""
-        stage, named = self._stage, name or "0"
+        stage, named = self.stage, name or "0"
         chains = stage.chains
         if name in chains or (not name and "0" in chains and not isinstance(value, Mapping | list | tuple)):
             return self._make(value, named, named)
@@ -137,7 +135,7 @@ class _Making:
         return value
 
     def _make(self, value: Any, name: str, chain: str | None) -> Any:
-        stage = self._stage
+        stage = self.stage
         transforms = stage.chains.get(chain, ()) if chain not in self.done else ()
         self.done.add(chain)
         self.seen.append(name)
@@ -147,10 +145,10 @@ class _Making:
                 return value.decode()
             interpolation = stage.staged.get(chain) if transforms else None
             if interpolation is None:
-                return make_picture(value, transforms, self._rng)
+                return make_picture(value, transforms, self.rng)
             if stage.encoded:
-                return stage_encoded(value, transforms, self._rng, interpolation, self._key)
-            return stage_picture(value, transforms, self._rng, interpolation)
+                return stage_encoded(value, transforms, self.rng, interpolation, self.key)
+            return stage_picture(value, transforms, self.rng, interpolation)
         except SampleError as error:
             error.field = error.field or name
             raise
