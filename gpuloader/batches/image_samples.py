@@ -25,20 +25,11 @@ _LANE = 1  # of a sample's random numbers; those that the dataset draws are in l
 class PictureStage:
     """What is done to the pictures of a sample, by the thread that has fetched the sample.
 
-    Attributes
-    ----------
-    chains : mapping of (str or None) to tuple of PictureTransform
-        The transforms of each field; None is the first picture of the sample.
-    decodes : bool
-        Whether bytes in other fields are pictures, too.
-    names : tuple of str or None
-        The declared names of the fields of samples that are tuples; None if they are not declared.
-    staged : mapping of (str or None) to str
-        The chains whose pictures are made on a GPU, of the regions that are decoded here; and their filters.
-    encoded : bool
-        Whether the GPU decodes these pictures, too, as far as it can.
-    found : set of str
-        The names of the fields that have been pictures so far, for error messages.
+    `chains` has the transforms of each field; None is the first picture of the sample. `decodes` says whether
+    bytes in other fields are pictures, too. `names` are the declared names of the fields of samples that are
+    tuples; None if they are not declared. `staged` has the chains whose pictures are made on a GPU, of the
+    regions that are decoded here, and their filters; `encoded` says whether the GPU decodes them, too, as far
+    as it can. `found` are the names of the fields that have been pictures so far, for error messages.
     """
 
     chains: Mapping[str | None, tuple[PictureTransform, ...]]

@@ -192,21 +192,11 @@ class ItemAssembler(Assembler):
 class ItemState:
     """One worker's progress through an iterable dataset, as of one of its batches.
 
-    Attributes
-    ----------
-    worker : int
-        The worker's number.
-    batches : int
-        Batches the worker has produced in this epoch, including this one.
-    state : object
-        What the dataset's own ``state_dict`` returned; None if it has no such method.
-    base : int
-        Items of the epoch before those of batch 0, if the dataset is divided among ranks.
-    ended : bool
-        Whether the worker knows that this is its last batch. `state` is then None, because the dataset's
-        state would already describe the next pass.
-    asked : bool
-        Whether the dataset has asked for the rank, so that it may divide its items among ranks itself.
+    The worker has produced so many `batches` in this epoch, including this one. `state` is what the dataset's
+    own ``state_dict`` returned; None if it has no such method. `ended` says that the worker knows this batch
+    to be its last; the state is then None, because the dataset's would already describe the next pass. `base`
+    is the items of the epoch before those of batch 0, if the dataset is divided among ranks. `asked` says
+    that the dataset has asked for the rank, so that it may divide its items among ranks itself.
     """
 
     worker: int

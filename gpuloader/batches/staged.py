@@ -42,28 +42,23 @@ class Apart:
 
 @dataclass(slots=True)  # not frozen: that would make creating one slower than all its later handling
 class StagedBatch:
-    """A batch in a slot; not changed once it has been handed on.
+    """A batch in a slot; not changed once it has been handed on. Its holder must return the slot to the ring.
 
     Attributes
     ----------
-    slot : Slot
-        The slot with the batch's bytes. The holder of the batch must return the slot to the ring.
-    layout : Layout
-        Where each array lies in the slot.
-    levels : tuple of int
-        One lod_level per field; a ragged field takes 1 + lod_level arrays of the layout.
+    layout, levels : Layout, tuple of int
+        Where each array lies in the slot, and the lod_level of each field; a ragged one takes 1 + level
+        arrays.
     number : int
         The batch's position in the epoch, from 0.
-    tree : Tree or None
-        How the fields make up the batch that the user receives; None means a tuple.
-    objects : tuple of list
-        The fields of the tree that are not arrays; each list has one value per sample.
+    tree, objects : Tree or None, tuple of list
+        How the fields make up the batch that the user receives; None means a tuple. The fields that are not
+        arrays have one value per sample each.
     state : object
         The source's own state after this batch, if it has one.
-    apart : tuple of Apart
-        The arrays that a device copies from elsewhere.
-    in_slot : int or None
-        The bytes that it copies from the slot; None means the whole layout.
+    apart, in_slot : tuple of Apart, int or None
+        The arrays that a device copies from elsewhere, and the bytes that it copies from the slot; None means
+        the whole layout.
     skipped : int
         The number of samples left out, because their pictures cannot be decoded.
     """

@@ -19,20 +19,13 @@ NUMBERS = 13
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Region:
-    """The part of a picture that a kernel needs to resample it.
+    """The part of a picture that a kernel needs to resample it, of a shape (pixels, channels).
 
-    A batch of them has three arrays: all pixels one behind the other, row splits, and geometry. An encoded
-    picture is decoded when its region is written, so that no pixels wait for those of other samples.
-
-    Attributes
-    ----------
-    shape : tuple of int
-        The number of pixels, and the channels of each.
-    geometry : numpy.ndarray
-        What to make of it, float32: 13 numbers, see `gpuloader.kernels.resample.GEOMETRY`; and pairs of
-        numbers that change its colors, see `gpuloader.kernels.recolor`.
-    source : numpy.ndarray or callable
-        The pixels, row by row, uint8 of that shape; or what decodes them into an array of that shape.
+    A batch of them has three arrays: all pixels one behind the other, row splits, and geometry. The geometry
+    is float32: 13 numbers, see `gpuloader.kernels.resample.GEOMETRY`; and pairs of numbers that change the
+    colors, see `gpuloader.kernels.recolor`. The source is the pixels, row by row, or what decodes them into
+    an array of that shape. So an encoded picture is decoded when its region is written, and no pixels wait
+    for those of other samples.
     """
 
     shape: tuple[int, int]
@@ -92,20 +85,10 @@ _HEAD = 9  # numbers, of 8 bytes, before the bytes of a code
 class Code:
     """A region of a picture that a device gets, encoded or as pixels.
 
-    Attributes
-    ----------
-    data : numpy.ndarray
-        The encoded picture; or the region's pixels, row by row; uint8 of one dimension.
-    part : tuple of int
-        Top, left, bottom and right of the region in the upright picture.
-    orientation : int
-        How the encoded picture is turned, as Exif counts; 0 if the data are pixels.
-    channels : int
-        The channels of a pixel.
-    file : str
-        The name to give in errors.
-    index : int
-        The sample's index in the dataset; -1 if it is not a number.
+    `data` are the encoded picture, or the region's pixels row by row, uint8 of one dimension. `part` is top,
+    left, bottom and right of the region in the upright picture; `orientation` is how the encoded picture is
+    turned, as Exif counts, and 0 if the data are pixels. Errors name the `file`, and the sample's `index` in
+    the dataset, which is -1 if it is not a number.
     """
 
     data: Array
@@ -127,16 +110,9 @@ class Encoded:
     """A picture that a device is to decode before a kernel resamples it.
 
     A batch of them has four arrays: what `read_codes` reads, row splits of the pixels, geometry, and an array
-    without bytes whose first dimension is the number of all pixels.
-
-    Attributes
-    ----------
-    code : Code
-        What the device gets; without data if there are pixels.
-    geometry : numpy.ndarray
-        As for a `Region`.
-    pixels : Region or None
-        The region, if the device gets its pixels, which are decoded when they are written.
+    without bytes whose first dimension is the number of all pixels. The geometry is that of a `Region`. If
+    the device gets pixels, the code has no data, and `pixels` is the region, which is decoded when it is
+    written.
     """
 
     code: Code

@@ -73,20 +73,10 @@ def _find_obstacle(tensor: Any) -> str:
 def tensor_array(tensor: Any, wanted: np.dtype[Any] | None = None) -> Array:
     """Return a tensor's numbers as an array, sharing its memory where possible.
 
-    Pending conjugations and negations are carried out. The gradient is left behind, with a warning.
-
-    Parameters
-    ----------
-    tensor : torch.Tensor
-        The tensor.
-    wanted : numpy.dtype or None
-        The dtype that the numbers will be cast to, if known. Numbers of a dtype that NumPy lacks then become
-        float32 or complex64, which hold them exactly. Otherwise they become bits.
-
-    Raises
-    ------
-    SampleError
-        The tensor is not dense, or not in host memory.
+    Pending conjugations and negations are carried out. The gradient is left behind, with a warning. Numbers
+    of a dtype that NumPy lacks become bits, or if they will be cast to a `wanted` dtype, float32 or
+    complex64, which hold them exactly. Raises `SampleError` for a tensor that is not dense, or not in host
+    memory.
     """
     array: Array
     # Asking first what kind of tensor it is would take longer than this, which nearly always works.
@@ -168,12 +158,7 @@ def describe_dtype(dtype: np.dtype[Any]) -> str:
 def tensor_over(array: Any, wrap: Callable[[Any], Any] | None = None) -> Any:
     """Return torch's tensor over an array's memory, also if the array holds the bits of a dtype NumPy lacks.
 
-    Parameters
-    ----------
-    array : array
-        Of NumPy or CuPy.
-    wrap : callable or None
-        Returns a tensor over an array of numbers; None means ``torch.from_numpy``.
+    `wrap` makes a tensor of an array of numbers; None means ``torch.from_numpy``.
     """
     torch: Any = sys.modules.get("torch") or import_module("torch")
     wrap = wrap or torch.from_numpy
@@ -198,10 +183,7 @@ def as_integers(array: Array) -> Array:
 def bits_of(number: float, dtype: np.dtype[Any]) -> Array:
     """Return a number as an array without dimensions that holds its bits in torch's dtype.
 
-    Raises
-    ------
-    SampleError
-        The dtype cannot hold the number, not even rounded.
+    Raises `SampleError` if the dtype cannot hold the number, not even rounded.
     """
     torch: Any = sys.modules["torch"]
     name = torch_name(dtype)
