@@ -322,7 +322,6 @@ class KeptBatch:
         assert self._gaps is not None
         bad = set(self._bad)
         self._gaps.drop(bad)
-        self._gaps.check()
         self.samples = [sample for row, sample in enumerate(self.samples) if row not in bad]
         # Where each picture lies depends on those before it, so the batch is laid out and decoded again. That
         # is rare: a picture whose header is bad was left out before it came here.

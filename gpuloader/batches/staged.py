@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -159,78 +159,44 @@ def complete(collation: Collation, staged: StagedBatch, keys: Indices | Stretch)
 # Samples that are left out: while a batch is written, and after it was staged.
 
 
+LEFT_OUT: Any = object()
+"""Stands for a sample whose picture cannot be decoded."""
+
+
 class Gaps:
-    """The samples left out of one batch of `size` samples; the others of a part lie at its beginning.
+    """Which samples of a batch are left, by their positions, after others were left out.
 
-    Each part may be written by another thread, so a part closes its own gaps, and `close_up` those between
-    the parts.
-
-    >>> gaps = Gaps(6)
-    >>> gaps.begin(0, 3).append(1), gaps.begin(3, 6).append(5)
-    (None, None)
-    >>> gaps.keys("abcdef"), gaps.close_up(["a", "c", None, "d", "e", None])
-    (['a', 'c', 'd', 'e'], ['a', 'c', 'd', 'e'])
+    >>> gaps = Gaps(["a", LEFT_OUT, "c", "d"])
+    >>> gaps.take("abcd"), gaps.count
+    (['a', 'c', 'd'], 1)
+    >>> gaps.drop({0})
+    >>> gaps.take("abcd"), gaps.count
+    (['c', 'd'], 2)
     """
 
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._parts: dict[int, tuple[int, list[int]]] = {}
-
-    def begin(self, start: int, stop: int) -> list[int]:
-        """Return the list for the positions that are left out of a part."""
-        bad: list[int] = []
-        self._parts[start] = stop, bad
-        return bad
+    def __init__(self, samples: Sequence[Any]) -> None:
+        self._size = len(samples)
+        self._left = [position for position, sample in enumerate(samples) if sample is not LEFT_OUT]
+        _refuse_empty(len(self._left), self._size)
 
     @property
     def count(self) -> int:
         """The number of samples left out."""
-        return sum(len(bad) for _, bad in self._parts.values())
+        return self._size - len(self._left)
 
-    @property
-    def left(self) -> int:
-        """The number of samples that the batch has."""
-        return self._size - self.count
+    def take(self, values: Sequence[Any]) -> list[Any]:
+        """Return the values of the samples that are left, given one for each position."""
+        return [values[position] for position in self._left]
 
-    def check(self) -> None:
-        """Raise `SampleError` if no sample is left."""
-        _refuse_empty(self.left, self._size)
-
-    def drop(self, rows: Iterable[int]) -> None:
+    def drop(self, rows: Collection[int]) -> None:
         """Leave out further samples, given their numbers among those that are left."""
-        left = self.keys(range(self._size))
-        for position in [left[row] for row in rows]:
-            start = max(start for start in self._parts if start <= position)
-            # The rows have moved up already; only the count and the keys follow now.
-            self._parts[start][1].append(position)
-
-    def keys(self, indices: Sequence[Any]) -> list[Any]:
-        """Return the indices of the samples that are left."""
-        bad = {position for _, part in self._parts.values() for position in part}
-        return [index for position, index in enumerate(indices) if position not in bad]
-
-    def close_up(self, rows: Any) -> Any:
-        """Return the rows that are left, one behind the other; those of an array move within it."""
-        taken = [
-            row for start, (stop, bad) in sorted(self._parts.items()) for row in range(start, stop - len(bad))
-        ]
-        if not isinstance(rows, np.ndarray):
-            return [rows[row] for row in taken]
-        # In ascending order no row is overwritten before it has moved, so the slot needs no second copy.
-        for to, row in enumerate(taken):
-            if to != row:
-                rows[to] = rows[row]
-        return rows
+        self._left = [position for row, position in enumerate(self._left) if row not in rows]
+        _refuse_empty(len(self._left), self._size)
 
     def locate(self, error: SampleError) -> None:
         """Make the position of a sample from the row that an error names."""
-        if error.index is None or error.dataset_index is not None:
-            return
-        row = error.index
-        start = max(start for start in self._parts if start <= row)
-        stop, bad = self._parts[start]
-        good = [position for position in range(start, stop) if position not in bad]
-        error.index = good[row - start] if row - start < len(good) else row
+        if error.index is not None and error.dataset_index is None:
+            error.index = self._left[error.index]
 
 
 def _refuse_empty(left: int, size: int) -> None:
