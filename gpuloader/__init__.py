@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         ConcatDataset,
         Dataset,
         IterableDataset,
+        MixDataset,
         Subset,
         TensorDataset,
         random_split,
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
     from gpuloader.sources.images.folder import ImageFiles, ImageFolder, ImageSample
     from gpuloader.sources.images.image import Picture
     from gpuloader.sources.images.showing import show
-    from gpuloader.sources.mix import MixDataset
     from gpuloader.sources.packed import PackedList
     from gpuloader.sources.readers.decorators import batch
     from gpuloader.sources.tables.table import TableDataset
@@ -174,7 +174,7 @@ __getattr__ = import_on_demand(
         "LoaderError": "gpuloader.errors",
         "LoaderStats": "gpuloader.watch.stats",
         "MissingPackage": "gpuloader.errors",
-        "MixDataset": "gpuloader.sources.mix",
+        "MixDataset": "gpuloader.sources.dataset",
         "PackedList": "gpuloader.sources.packed",
         "ParquetDataset": "gpuloader.sources.files.parquet",
         "Picture": "gpuloader.sources.images.image",

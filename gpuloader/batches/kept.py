@@ -27,13 +27,11 @@ from gpuloader.batches.staged import (
     write_arrays,
 )
 from gpuloader.batches.tree import Branch, Leaf, Node, Tree, is_proper_array, is_proper_value
-from gpuloader.devices.foreign import is_on_host
-from gpuloader.devices.outputs import find_library
 from gpuloader.errors import SampleError
 from gpuloader.fields.convert import as_numbers, cast, fit, fit_if_alike, matches
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import Array, FeedSpec, is_stageable
-from gpuloader.fields.tensors import can_stage, is_tensor, needs_gradient
+from gpuloader.foreign import can_stage, find_library, is_on_host, is_tensor, needs_gradient
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.staging.layout import Layout, arrange, arrange_last
 from gpuloader.staging.ring import Ring

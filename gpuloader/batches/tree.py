@@ -32,9 +32,8 @@ from gpuloader.errors import SampleError
 from gpuloader.fields.convert import IF_A_LIST, IF_IT_VARIES
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import is_stageable
-from gpuloader.fields.tensors import can_stage
+from gpuloader.foreign import can_stage, is_instance
 from gpuloader.sources.block import WholeList
-from gpuloader.system.imported import is_instance
 
 # Templates: containers without their entries, for classes with more than entries, and for dataclasses.
 

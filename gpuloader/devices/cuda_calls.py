@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from gpuloader.devices.base import HostMemory
 from gpuloader.devices.cuda_failures import CAPTURED, tell_capture
-from gpuloader.devices.foreign import ForeignStream, TorchStreams, as_stream, find_address
 from gpuloader.errors import LoaderError, StagingMemoryError
+from gpuloader.foreign import ForeignStream, TorchStreams, as_stream, find_address
 from gpuloader.kernels.launching import find_kernel
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.ring import Lease

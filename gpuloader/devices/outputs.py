@@ -7,15 +7,18 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import numpy as np
-
 from gpuloader.checks import check_word
 from gpuloader.devices.base import Device, DeviceCalls, Event, Stream
 from gpuloader.devices.cuda_failures import tell_capture
-from gpuloader.devices.foreign import ForeignStream, as_stream, find_raw_stream
 from gpuloader.errors import LoaderError, PlaceError
-from gpuloader.fields.tensors import describe_dtype, is_tensor, tensor_over, torch_name
-from gpuloader.system.imported import is_instance
+from gpuloader.foreign import (
+    ForeignStream,
+    as_stream,
+    describe_dtype,
+    find_raw_stream,
+    tensor_over,
+    torch_name,
+)
 
 # Delivers batches as tensors of torch, JAX or Paddle, without a copy.
 #
@@ -334,18 +337,3 @@ class FollowingOutput:
     def convert(self, arrays: list[Any], ready: Event | None) -> list[Any]:
         """Return the arrays as the library's."""
         return arrays if self._output is None else self._output.convert(arrays, ready)
-
-
-def find_library(value: object) -> str | None:
-    """Return the name of the output that delivers arrays of a value's class; None if there is none.
-
-    >>> import numpy as np
-    >>> find_library(np.zeros(2)), find_library("text")
-    ('numpy', None)
-    """
-    if isinstance(value, np.ndarray):
-        return "numpy"
-    if is_tensor(value):
-        return "torch"
-    kinds = (("jax", "Array"), ("paddle", "Tensor"))
-    return next((name for name, kind in kinds if is_instance(value, name, kind)), None)

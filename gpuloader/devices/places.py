@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gpuloader.devices.foreign import current_cuda_device, name_place
 from gpuloader.errors import PlaceError
+from gpuloader.foreign import current_cuda_device, name_place
 
 
 @dataclass(frozen=True, slots=True)

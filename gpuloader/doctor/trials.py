@@ -22,7 +22,7 @@ from gpuloader.devices.base import Device
 from gpuloader.devices.opening import open_device
 from gpuloader.devices.places import parse_place
 from gpuloader.errors import LoaderError, describe_error
-from gpuloader.kernels.compiling import find_nvrtc
+from gpuloader.kernels.compiler import find_nvrtc
 from gpuloader.staging.arena import Arena
 
 TRIAL_SECONDS = 60.0

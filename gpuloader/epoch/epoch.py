@@ -263,7 +263,7 @@ def apply_setting(
     prefetch = setting.prefetch if buffers.prefetch else 0  # a host has nothing to copy ahead
     slots, _ = count_slots(ahead, [lane.device for lane in lanes], prefetch)
     if slots > ring.count:
-        # The size of a batch is known by now: the first setting was measured with it.
+        # No bytes before the first batch has shown its size: the setting to start with is never refused.
         if slots * ring.slot_nbytes > fetching.budget:
             return None
         ring.grow(slots - ring.count)
@@ -664,5 +664,4 @@ class KernelsAhead:
             thread, self._thread = self._thread, None
         if thread is not None and os.getpid() == self._process:
             self._stop.set()
-            if not thread.is_current:  # which may have collected an epoch as garbage
-                thread.join()
+            thread.join()  # not if it is this thread, which may have collected an epoch as garbage

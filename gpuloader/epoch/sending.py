@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from gpuloader.devices.base import Device, DeviceMemory
-from gpuloader.devices.foreign import is_on_host
 from gpuloader.devices.outputs import find_capture
 from gpuloader.epoch.device_slots import find_slot
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import Array
+from gpuloader.foreign import is_on_host
 from gpuloader.staging.arena import Arena
 from gpuloader.staging.layout import Layout, arrange
 from gpuloader.staging.ring import Lease, Slot, lease_views

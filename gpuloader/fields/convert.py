@@ -13,7 +13,7 @@ import numpy as np
 
 from gpuloader.errors import LoaderError, SampleError
 from gpuloader.fields.spec import Array, Dims, describe, is_stageable, native
-from gpuloader.fields.tensors import describe_dtype, is_tensor, tensor_array
+from gpuloader.foreign import describe_dtype, is_tensor, tensor_array
 
 # Casts of arrays from one dtype to another that never lose a number silently.
 #

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from gpuloader.checks import check_count, check_word
 from gpuloader.errors import BadType, BadValue
+from gpuloader.foreign import find_classes, foreign_name
 from gpuloader.order.dividing import ALONE, UNEVEN, Division, Sharding
 from gpuloader.order.order import InOrder, Mapped, Mixed, Order, as_indices
 from gpuloader.order.plan import BulkPlan, DealtPlan, GroupedPlan, OrderedPlan, Plan, SampledPlan
@@ -34,7 +35,6 @@ from gpuloader.order.samplers import (
     walk,
 )
 from gpuloader.order.worker_info import find_rank, find_torch_rank
-from gpuloader.system.imported import find_classes, foreign_name
 from gpuloader.system.iterators import refuse_read
 
 OwnOrder = Callable[[bool], Any]

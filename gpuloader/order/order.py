@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from gpuloader.errors import BadValue
-from gpuloader.fields.tensors import is_tensor, tensor_array
+from gpuloader.foreign import is_tensor, tensor_array
 from gpuloader.order.permutation import (
     BUCKETED,
     DRAWN,

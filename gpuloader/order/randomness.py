@@ -10,11 +10,12 @@ import sys
 import threading
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from gpuloader.errors import LoaderError
+from gpuloader.foreign import is_torch_generator
 
 if TYPE_CHECKING:
     import torch
@@ -208,12 +209,6 @@ GeneratorLike: TypeAlias = "np.random.Generator | np.random.RandomState | torch.
 """What a ``generator`` parameter accepts."""
 
 _HIGHEST = 2**63 - 1
-
-
-def is_torch_generator(value: object) -> TypeGuard[torch.Generator]:
-    """Return whether this is a ``torch.Generator``."""
-    kind = getattr(sys.modules.get("torch"), "Generator", None)
-    return isinstance(kind, type) and isinstance(value, kind)
 
 
 def draw_seed(generator: GeneratorLike = None) -> int:

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from gpuloader.checks import check_count, check_flags
 from gpuloader.errors import BadType, BadTypeOrValue, BadValue, LoaderError, QueueClosed, describe_error
+from gpuloader.foreign import is_torch_generator
 from gpuloader.order.dividing import Division, Share
 from gpuloader.order.order import (
     Bucketed,
@@ -36,7 +37,7 @@ from gpuloader.order.order import (
     check_whole,
     iterate,
 )
-from gpuloader.order.randomness import GeneratorLike, draw_seed, is_torch_generator
+from gpuloader.order.randomness import GeneratorLike, draw_seed
 from gpuloader.order.worker_info import find_rank
 from gpuloader.system.iterators import Steady
 

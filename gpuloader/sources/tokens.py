@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from gpuloader.checks import check_count
 from gpuloader.fields.spec import is_stageable
-from gpuloader.fields.tensors import as_array, describe_dtype, torch_name
+from gpuloader.foreign import as_array, describe_dtype, torch_name
 from gpuloader.order.order import IndexArray, as_indices
 from gpuloader.sources.array_rows import ArrayRows, locate
 from gpuloader.sources.dataset_base import Dataset

@@ -40,11 +40,6 @@ class StartedThread:
         # this refers to the thread weakly; as long as it runs, it keeps itself.
         self._thread = weakref.ref(thread)
 
-    @property
-    def is_current(self) -> bool:
-        """Whether the caller is this thread."""
-        return self._thread() is threading.current_thread()
-
     def join(self, timeout: float | None = None) -> bool:
         """Wait until the thread has ended, at most `timeout` seconds; return whether it has.
 
@@ -56,11 +51,6 @@ class StartedThread:
         if thread is not threading.current_thread():
             thread.join(timeout)
         return not thread.is_alive()
-
-    def is_alive(self) -> bool:
-        """Return whether the thread runs."""
-        thread = self._thread()
-        return thread is not None and thread.is_alive()
 
 
 def start_thread(name: str, target: Callable[..., object], *arguments: object) -> StartedThread:

@@ -10,9 +10,8 @@ import numpy as np
 
 from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array
-from gpuloader.kernels.dtypes import round_to
-from gpuloader.kernels.erase import erase, erase_on_host
-from gpuloader.kernels.windows import check_layout
+from gpuloader.kernels.cast import round_to
+from gpuloader.kernels.crop import check_layout, erase, erase_on_host
 from gpuloader.order.permutation import hash_positions
 from gpuloader.transforms.image_transforms import check_probability, check_range
 from gpuloader.transforms.normalizing import assume_layout, find_layout, find_sizes

@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 
 from gpuloader.errors import SampleError
 from gpuloader.fields.image_regions import NUMBERS, Code, Encoded, Part, Region
-from gpuloader.kernels.dtypes import resolve_target
+from gpuloader.kernels.cast import resolve_target
+from gpuloader.kernels.crop import join_shape
 from gpuloader.kernels.recolor import MOST_CONTRASTS, PARTS, recolor, recolor_on_host
-from gpuloader.kernels.resample import resample, resample_on_host
-from gpuloader.kernels.resizing import Interpolation
-from gpuloader.kernels.windows import join_shape
+from gpuloader.kernels.resample import Interpolation, resample, resample_on_host
 from gpuloader.sources.images.decoding import Pixels, is_plain, shrink_size
 from gpuloader.sources.images.image import Geometry, Picture, as_picture, size_of
 from gpuloader.transforms.image_transforms import (

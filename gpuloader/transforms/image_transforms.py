@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.checks import check_count, check_word
-from gpuloader.kernels.recoloring import CHANGES
+from gpuloader.kernels.recolor import CHANGES
 from gpuloader.sources.images.decoding import Pixels, load_pillow
 from gpuloader.sources.images.image import FILTERS, Geometry, as_picture, size_of
 from gpuloader.sources.images.resampling import as_image, as_pixels, resample

@@ -12,6 +12,7 @@ import numpy as np
 from gpuloader.checks import check_count
 from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array
+from gpuloader.kernels.crop import check_layout
 from gpuloader.kernels.mix import (
     blend,
     blend_on_host,
@@ -20,7 +21,6 @@ from gpuloader.kernels.mix import (
     paste,
     paste_on_host,
 )
-from gpuloader.kernels.windows import check_layout
 from gpuloader.transforms.normalizing import assume_layout, find_layout, find_sizes
 from gpuloader.transforms.program import Chain, KernelCall, Spec, no_rows
 

@@ -12,10 +12,9 @@ from numpy.typing import DTypeLike
 from gpuloader.checks import check_count
 from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array
-from gpuloader.kernels.crop import crop, crop_on_host
-from gpuloader.kernels.dtypes import resolve_target
+from gpuloader.kernels.cast import resolve_target
+from gpuloader.kernels.crop import check_layout, crop, crop_on_host, join_shape, split_shape
 from gpuloader.kernels.normalize import as_constant, normalize, normalize_on_host
-from gpuloader.kernels.windows import check_layout, join_shape, split_shape
 from gpuloader.transforms.program import KernelCall, Spec, Transform, no_rows
 
 _TARGETS = ("float16", "bfloat16", "float32")

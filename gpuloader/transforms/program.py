@@ -19,7 +19,7 @@ from gpuloader.errors import LoaderError, SampleError, describe_error
 from gpuloader.fields.image_regions import Encoded
 from gpuloader.fields.spec import Array
 from gpuloader.kernels.gather import fuse_gathers
-from gpuloader.kernels.recording import Kernel, Launch, only_note_kernels, record_launches
+from gpuloader.kernels.launching import Kernel, KernelName, Launch, only_note_kernels, record_launches
 from gpuloader.staging.layout import Layout, align
 
 # Operations: the single computations that a program consists of, each for the host and for a device.
@@ -526,7 +526,7 @@ class BoundProgram:
             self.program.run_on_device(self._arrays, stream)
 
 
-def find_kernels(program: Program, arrays: list[Any]) -> list[Kernel]:
+def find_kernels(program: Program, arrays: list[Any]) -> list[KernelName]:
     """Return the kernels that a program would launch, except for those of the user's own operations.
 
     Parameters
@@ -555,6 +555,5 @@ def is_repeatable(operation: Any) -> bool:
     if isinstance(operation, Chain):
         return all(is_repeatable(call) for call, *_ in operation.calls)
     if isinstance(operation, KernelCall):
-        kernel = getattr(operation.kernel, "func", operation.kernel)
-        return str(getattr(kernel, "__module__", "")).startswith("gpuloader.kernels.")
+        return isinstance(getattr(operation.kernel, "func", operation.kernel), Kernel)
     return isinstance(operation, GatherRows | GatherSpan)

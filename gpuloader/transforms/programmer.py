@@ -11,7 +11,7 @@ import numpy as np
 
 from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array, Indices
-from gpuloader.fields.tensors import bits_dtype
+from gpuloader.foreign import bits_dtype
 from gpuloader.order.order import Order, Stretch
 from gpuloader.order.permutation import Words, derive_key, hash_for_keys
 from gpuloader.order.randomness import as_number, current_draw

@@ -11,8 +11,7 @@ from numpy.typing import DTypeLike
 from gpuloader.checks import check_count
 from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array
-from gpuloader.kernels.cast import cast, cast_on_host, check_scale
-from gpuloader.kernels.dtypes import FLOATS, INTEGERS, resolve_target
+from gpuloader.kernels.cast import FLOATS, INTEGERS, cast, cast_on_host, check_scale, resolve_target
 from gpuloader.kernels.one_hot import one_hot, one_hot_on_host
 from gpuloader.kernels.pad import pad, pad_on_host
 from gpuloader.transforms.program import KernelCall, Plain, Spec, no_rows

@@ -10,8 +10,9 @@ import pytest
 from gpuloader import DataLoader, Dataset, PlaceError, Ragged, TensorDataset
 from gpuloader.devices import cuda, cuda_calls
 from gpuloader.devices.host import HostDevice
-from gpuloader.devices.outputs import CopiedOutput, ForeignStream, open_output
+from gpuloader.devices.outputs import CopiedOutput, open_output
 from gpuloader.errors import LoaderError
+from gpuloader.foreign import ForeignStream
 from gpuloader.testing import simulated_places
 from gpuloader.transforms import Cast, Pad
 from tests.fakes import nothing_left_behind
@@ -69,10 +70,10 @@ class TestOnAHost:
             assert as_numpy(batch)[:, 0].tolist() == list(range(4 * number, 4 * number + 4))
             pointers.append(pointer(name, batch))
             del batch
-        [road] = loader._epochs._idle
-        road.ring.drain()
-        addresses = {slot.address for slot in road.ring._free}
-        assert len(addresses) == road.ring.count
+        [buffers] = loader._epochs._idle
+        buffers.ring.drain()
+        addresses = {slot.address for slot in buffers.ring._free}
+        assert len(addresses) == buffers.ring.count
         assert set(pointers) <= addresses
         assert len(set(pointers)) <= 3  # the slots are reused
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, SampleError, TensorDataset
-from gpuloader.kernels.dtypes import round_to
+from gpuloader.kernels.cast import round_to
 from gpuloader.testing import simulated_places
 from gpuloader.transforms import (
     Cast,

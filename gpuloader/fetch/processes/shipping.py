@@ -29,7 +29,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from gpuloader.errors import LoaderError, StagingMemoryError
-from gpuloader.fields.tensors import can_stage, is_tensor, tensor_array, tensor_over
+from gpuloader.foreign import can_stage, is_tensor, tensor_array, tensor_over
 from gpuloader.sources.packed import PackedList
 from gpuloader.system.finalizers import calling, closing_once
 from gpuloader.system.platforms import available_memory, open_memory_file, reserve, seal

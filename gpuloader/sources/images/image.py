@@ -13,6 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from gpuloader.errors import PictureError, SampleError, SourceError
 from gpuloader.fields.image_regions import Code, Part
+from gpuloader.foreign import is_instance
 from gpuloader.sources.images.decoding import (
     Header,
     Pixels,
@@ -25,7 +26,6 @@ from gpuloader.sources.images.decoding import (
     read_header,
     shrink_size,
 )
-from gpuloader.system.imported import is_instance
 
 # The geometry of a picture: which part of it to take, how to resample that, and how to mirror the result.
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.checks import check_count
-from gpuloader.fields.tensors import is_tensor, tensor_array
+from gpuloader.foreign import is_tensor, tensor_array
 from gpuloader.sources.images.decoding import load_pillow
 
 _GAP = 4

@@ -12,13 +12,20 @@ from gpuloader.errors import DataFileError, SampleError, missing_package
 from gpuloader.fields.convert import check_mask
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import is_stageable, native
-from gpuloader.fields.tensors import as_array
+from gpuloader.foreign import as_array, is_instance
 from gpuloader.sources.array_rows import ArrayRows, as_rows, locate
-from gpuloader.sources.block import Block, Column, Part, Rows, WholeList
+from gpuloader.sources.block import (
+    Block,
+    Column,
+    Part,
+    Rows,
+    SampleFields,
+    WholeList,
+    describe_field,
+    of_columns,
+)
 from gpuloader.sources.dataset_base import Dataset
-from gpuloader.sources.known_fields import SampleFields, describe_field, of_columns
 from gpuloader.sources.tables.arrow import check_nulls, column_of, refuse_nulls
-from gpuloader.system.imported import is_instance
 
 # The columns of data frames, Arrow tables and dicts, in the form in which the loader reads them.
 

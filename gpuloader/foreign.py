@@ -1,0 +1,396 @@
+"""Objects of other frameworks, recognized and read without importing any of them.
+
+The user's samples, samplers, generators, streams and places may come from PyTorch, Paddle, JAX, CuPy, pandas,
+Polars or Arrow. A package that the program has not imported cannot have made any of them, so all answers come
+from `sys.modules` or from the object itself, and none costs an import.
+
+- classes: of data packages, tensors, generators, tables
+- values: torch's tensors as NumPy arrays and back, also of dtypes that NumPy lacks
+- devices: places, streams, and where an array lies
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloader.errors import SampleError
+
+if TYPE_CHECKING:
+    import torch
+
+DATA_MODULES = ("torch.utils.data", "paddle.io")
+"""Where PyTorch and Paddle keep their datasets and samplers."""
+FRAME, COLUMNS, SERIES = "frame", "columns", "series"
+"""The answers of `name_table`."""
+
+_PREFIX = "torch."
+_INTEGERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
+"""The integers of each size that hold bits; every release of torch exchanges these with NumPy."""
+_DETACHED = (
+    "a tensor that requires a gradient is delivered without it, because a loader copies the values of "
+    "samples into batches; pass tensor.detach(). Results of a collate_fn keep their gradients with "
+    "output='torch', on a CPU place and without worker processes"
+)
+_HOST_MEMORY = (1, 3)  # DLPack's numbers for host memory, the second for pinned
+
+
+def find_classes(*names: str, modules: Iterable[str] = DATA_MODULES) -> tuple[type[Any], ...]:
+    """Return the classes of these names in those of the modules that are imported.
+
+    >>> find_classes("NoSuchSampler")
+    ()
+    """
+    found: list[type[Any]] = []
+    for module in modules:
+        loaded = sys.modules.get(module)
+        for name in names if loaded is not None else ():
+            # The import may still be running in another thread, and then the class is not there yet.
+            kind = getattr(loaded, name, None)
+            if isinstance(kind, type):
+                found.append(kind)
+    return tuple(found)
+
+
+def is_instance(value: object, module: str, *names: str) -> bool:
+    """Return whether a value is of one of a module's classes; False if the program has not imported it.
+
+    >>> import fractions
+    >>> is_instance(fractions.Fraction(1, 2), "fractions", "Fraction"), is_instance(1, "no_such", "One")
+    (True, False)
+    """
+    return isinstance(value, find_classes(*names, modules=(module,)))
+
+
+def foreign_name(value: object) -> str:
+    """Return the name of a value's class if it is exactly one of PyTorch's or Paddle's for data, else ''."""
+    kind = type(value)
+    # Not isinstance: a subclass may yield other indices than the class that it derives from.
+    for module in DATA_MODULES:
+        if getattr(sys.modules.get(module), kind.__name__, None) is kind:
+            return str(kind.__name__)
+    return ""
+
+
+def is_torch_generator(value: object) -> TypeGuard[torch.Generator]:
+    """Return whether this is a ``torch.Generator``."""
+    return is_instance(value, "torch", "Generator")
+
+
+def name_table(value: object) -> str:
+    """Return whether a value is a 'frame', a dict of 'columns', or a 'series' of pandas; empty for others.
+
+    Frames are the data frames of pandas and Polars, and tables of Arrow. The keys of a dict of columns are
+    all text.
+
+    >>> name_table({"a": [1, 2]}), name_table({0: "first sample"}), name_table({})
+    ('columns', '', '')
+    """
+    frames = (
+        *find_classes("DataFrame", "LazyFrame", modules=("pandas", "polars")),
+        *find_classes("Table", "RecordBatch", modules=("pyarrow",)),
+    )
+    if isinstance(value, frames):
+        return FRAME
+    # A dict with numbers as keys is a dataset by index, not a table.
+    if isinstance(value, Mapping) and value and all(isinstance(key, str) for key in value):
+        return COLUMNS
+    return SERIES if is_instance(value, "pandas", "Series") else ""
+
+
+def values_by_position(value: Any) -> Any:
+    """Return the values of a pandas series, which are read by position and not by label; others unchanged."""
+    return value.array if is_instance(value, "pandas", "Series") else value
+
+
+def find_library(value: object) -> str | None:
+    """Return the name of the `output` that delivers arrays of a value's class; None if there is none.
+
+    >>> find_library(np.zeros(2)), find_library("text")
+    ('numpy', None)
+    """
+    if isinstance(value, np.ndarray):
+        return "numpy"
+    if is_tensor(value):
+        return "torch"
+    kinds = (("jax", "Array"), ("paddle", "Tensor"))
+    return next((name for name, kind in kinds if is_instance(value, name, kind)), None)
+
+
+def is_tensor(value: object) -> bool:
+    """Return whether a value is torch's tensor."""
+    # Asked for every field of every sample, so it does without `find_classes`. While another thread imports
+    # torch, the module may lack the class.
+    kind = getattr(sys.modules.get("torch"), "Tensor", None)
+    return kind is not None and isinstance(value, kind)
+
+
+def needs_gradient(value: object) -> bool:
+    """Return whether a value is torch's tensor and requires a gradient."""
+    return is_tensor(value) and bool(getattr(value, "requires_grad", False))
+
+
+def can_stage(value: object) -> bool:
+    """Return False for a tensor that is sparse, nested, quantized or on another device, else True."""
+    return not is_tensor(value) or not _find_obstacle(value)
+
+
+def _find_obstacle(tensor: Any) -> str:
+    """Return why a tensor cannot be staged and what can, for an error message; empty if it can."""
+    if tensor.is_nested:
+        return "a nested tensor; pass tensor.unbind()"
+    if tensor.layout is not sys.modules["torch"].strided:
+        return f"a tensor of layout {tensor.layout}; pass tensor.to_dense()"
+    if tensor.is_quantized:
+        return "a quantized tensor; pass tensor.dequantize()"
+    return "" if tensor.device.type == "cpu" else f"a tensor on {tensor.device}; pass tensor.cpu()"
+
+
+def tensor_array(tensor: Any, wanted: np.dtype[Any] | None = None) -> NDArray[Any]:
+    """Return a dense host tensor's numbers as an array, over the tensor's memory where possible.
+
+    Numbers of a dtype that NumPy lacks become bits; or float32 or complex64, which hold them exactly, if
+    `wanted` says that they will be cast to a dtype of numbers.
+
+    Raises
+    ------
+    SampleError
+        The tensor is not dense, or not in host memory.
+    """
+    array: NDArray[Any]
+    # Asking first what kind of tensor it is would take longer than this, which nearly always works.
+    with suppress(RuntimeError, TypeError):
+        array = tensor.numpy()
+        return array
+    if obstacle := _find_obstacle(tensor):
+        raise SampleError(
+            f"expected a dense tensor in host memory, got {obstacle}, or return it from a collate_fn, whose "
+            "results are delivered as they are"
+        )
+    if tensor.requires_grad:
+        # Python shows a warning of one text and line once per process, so not for every sample.
+        warnings.warn(_DETACHED, UserWarning, stacklevel=2)
+    # Torch conjugates and negates lazily, by a bit of the tensor that NumPy's view of the memory would lose.
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    with suppress(TypeError):  # a dtype that NumPy lacks
+        array = plain.numpy()
+        return array
+    return _as_bits(plain) if wanted is None or torch_name(wanted) is not None else _widen(plain, wanted)
+
+
+def as_array(values: Any) -> NDArray[Any]:
+    """Return values as an array, without a copy where possible; dtypes that NumPy lacks become bits."""
+    return tensor_array(values) if is_tensor(values) else np.asarray(values)
+
+
+def _as_bits(tensor: Any) -> NDArray[Any]:
+    integers = getattr(sys.modules["torch"], _INTEGERS[tensor.element_size()])
+    bits: NDArray[Any] = tensor.view(integers).numpy()
+    return bits.view(bits_dtype(str(tensor.dtype).removeprefix(_PREFIX), bits.itemsize))
+
+
+def _widen(tensor: Any, wanted: np.dtype[Any]) -> NDArray[Any]:
+    torch: Any = sys.modules["torch"]
+    try:
+        wide: NDArray[Any] = tensor.to(torch.complex64 if tensor.dtype.is_complex else torch.float32).numpy()
+    except (RuntimeError, TypeError) as error:
+        raise SampleError(f"expected {wanted}, got {tensor.dtype}, which cannot be converted") from error
+    return wide
+
+
+@cache
+def bits_dtype(name: str, itemsize: int) -> np.dtype[Any]:
+    """Return the dtype of the bits of torch's dtype with this name, such as bfloat16."""
+    # A structured dtype, so that NumPy refuses to compute with bits as if they were numbers. The name of its
+    # only field carries torch's dtype through slots, caches and worker processes.
+    return np.dtype([(_PREFIX + name, _INTEGERS[itemsize])])
+
+
+def torch_name(dtype: np.dtype[Any]) -> str | None:
+    """Return the name of the torch dtype whose bits a dtype holds; None for a dtype of numbers.
+
+    >>> torch_name(bits_dtype("bfloat16", 2)), torch_name(np.dtype("float32"))
+    ('bfloat16', None)
+    """
+    # A field's name with a dot cannot be mistaken for one of the user's own structured dtypes.
+    names = dtype.names
+    if names is None or len(names) != 1 or not names[0].startswith(_PREFIX):
+        return None
+    return names[0].removeprefix(_PREFIX)
+
+
+def describe_dtype(dtype: np.dtype[Any]) -> str:
+    """Return a dtype's name for messages.
+
+    >>> describe_dtype(bits_dtype("bfloat16", 2)), describe_dtype(np.dtype("float32"))
+    ('torch.bfloat16', 'float32')
+    """
+    name = torch_name(dtype)
+    return str(dtype) if name is None else _PREFIX + name
+
+
+def tensor_over(array: Any, wrap: Callable[[Any], Any] | None = None) -> Any:
+    """Return torch's tensor over the memory of an array of NumPy or CuPy, also over bits.
+
+    `wrap` makes a tensor of an array of numbers; None means ``torch.from_numpy``.
+    """
+    torch: Any = sys.modules.get("torch") or import_module("torch")
+    wrap = wrap or torch.from_numpy
+    dtype = array.dtype
+    if dtype.isbuiltin == 1:
+        return wrap(array)
+    # The dtypes of ml_dtypes have the same names as torch's.
+    name = torch_name(dtype) or (dtype.name if dtype.name.startswith(("bfloat", "float8")) else "")
+    held = getattr(torch, name, None) if name else None
+    return wrap(array) if held is None else wrap(as_integers(array)).view(held)
+
+
+def as_integers(array: NDArray[Any]) -> NDArray[Any]:
+    """Return bits, or numbers of a dtype that NumPy itself lacks, as integers over the same memory."""
+    return array.view(_INTEGERS[array.itemsize])
+
+
+def bits_of(number: float, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return a number as an array without dimensions that holds its bits in torch's dtype.
+
+    Raises
+    ------
+    SampleError
+        The dtype cannot hold the number, not even rounded.
+    """
+    torch: Any = sys.modules["torch"]
+    name = torch_name(dtype)
+    assert name is not None
+    held_as = getattr(torch, name)
+    wide = torch.complex128 if held_as.is_complex else torch.float64
+    try:
+        held = torch.tensor(number, dtype=wide).to(held_as)
+        back = held.to(wide).item()
+    except (RuntimeError, TypeError) as error:
+        raise SampleError(f"no number can be converted to {describe_dtype(dtype)}") from error
+    # Rounding moves a number by less than half of it; out of range, it becomes NaN, infinity or the limit.
+    # The last test accepts NaN, which differs from itself.
+    if not (back == number or abs(back - number) < abs(number) / 2 or (number != number and back != back)):
+        raise SampleError(f"{describe_dtype(dtype)} cannot hold {number!r}")
+    return _as_bits(held)
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignStream:
+    """A stream of another library: its CUDA handle, which is valid as long as `owner` lives."""
+
+    ptr: int
+    owner: object = None
+
+
+def as_stream(stream: Any) -> ForeignStream:
+    """Return a stream of another library; raise TypeError if it is not a CUDA stream."""
+    # PyTorch's and Paddle's name for the handle. It comes first because PyTorch has the protocol only from
+    # 2.10 on.
+    if isinstance(handle := getattr(stream, "cuda_stream", None), int):
+        return ForeignStream(handle, stream)
+    try:
+        version, handle = stream.__cuda_stream__()
+        ptr = int(handle)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise TypeError(f"{type(stream).__name__} is not a CUDA stream: {error}") from error
+    if version != 0:
+        raise TypeError(
+            f"{type(stream).__name__} implements version {version} of __cuda_stream__, expected version 0"
+        )
+    return ForeignStream(ptr, stream)
+
+
+def find_address(array: Any) -> int | None:
+    """Return the address of an array's first element on a device; None if it is not an array there."""
+    pointer = getattr(array, "data_ptr", None)  # of PyTorch and Paddle
+    if callable(pointer):
+        return int(pointer())
+    pointer = getattr(getattr(array, "data", None), "ptr", None)  # of CuPy
+    if pointer is not None:
+        return int(pointer)
+    interface = getattr(array, "__cuda_array_interface__", None)
+    return None if interface is None else int(interface["data"][0])
+
+
+def is_on_host(array: Any) -> bool:
+    """Return whether an array of any library lies in host memory.
+
+    >>> is_on_host(np.zeros(3)), is_on_host("text")
+    (True, False)
+    """
+    # CuPy's arrays answer `__dlpack_device__` by asking the driver, which a graph capture may forbid.
+    if hasattr(getattr(array, "data", None), "ptr"):
+        return False
+    device = getattr(array, "__dlpack_device__", None)
+    return device is not None and int(device()[0]) in _HOST_MEMORY
+
+
+def name_place(place: Any) -> object:
+    """Return the string that names a device of PyTorch or a place of Paddle; anything else unchanged.
+
+    >>> name_place("gpu:0"), name_place(3)
+    ('gpu:0', 3)
+    """
+    library, kind = type(place).__module__.partition(".")[0], type(place).__name__
+    if library == "torch" and kind == "device":
+        # 'cpu:0' is the same place as 'cpu'.
+        return "cpu" if place.type == "cpu" else str(place)
+    if library != "paddle":
+        return place
+    if kind == "Place":  # of a tensor: one class for all devices, which does not give the kind's name
+        tests = {"CPUPlace": place.is_cpu_place, "CUDAPlace": place.is_gpu_place}
+        tests["CUDAPinnedPlace"] = place.is_cuda_pinned_place
+        kind = next((name for name, holds in tests.items() if holds()), kind)
+    if kind == "CUDAPlace":
+        # A tensor's place and the place that a program makes name the method differently.
+        number = place.get_device_id() if hasattr(place, "get_device_id") else place.gpu_device_id()
+        return f"gpu:{number}"
+    return {"CPUPlace": "cpu", "CUDAPinnedPlace": "gpu_pinned"}.get(kind, place)
+
+
+def current_cuda_device() -> int:
+    """Return PyTorch's current CUDA device, which ``'cuda'`` means to its users; 0 if it uses none yet."""
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    # Asking an uninitialized PyTorch would create a context on its device, some 500 MiB of the GPU.
+    return int(cuda.current_device()) if cuda is not None and cuda.is_initialized() else 0
+
+
+class TorchStreams:
+    """PyTorch's current streams, of each GPU in the calling thread; asked before every batch on a GPU."""
+
+    __slots__ = ("_ask", "_torch")
+
+    def __init__(self) -> None:
+        self._torch: Any = None
+        self._ask: Any = None
+
+    def current(self, index: int) -> int | None:
+        """Return the handle of the current stream on a GPU; None if PyTorch uses none."""
+        torch: Any = sys.modules.get("torch")
+        if torch is None:
+            return None
+        if torch is not self._torch:
+            cuda: Any = getattr(torch, "cuda", None)
+            # Before PyTorch has initialized CUDA, it has put no work on any stream.
+            if cuda is None or not cuda.is_initialized():
+                return None
+            self._torch, self._ask = torch, find_raw_stream(torch)
+        handle: int = self._ask(index)
+        return handle
+
+
+def find_raw_stream(torch: Any) -> Callable[[int], int]:
+    """Return PyTorch's function for the handle of the current stream on a GPU, given PyTorch's module."""
+    # The private function gives the handle without making a stream object; releases without it make one.
+    raw: Any = getattr(getattr(torch, "_C", None), "_cuda_getCurrentRawStream", None)
+    return raw or (lambda index: int(torch.cuda.current_stream(index).cuda_stream))
