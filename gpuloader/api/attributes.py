@@ -217,7 +217,7 @@ class Described:
 
     @property
     def return_list(self) -> bool:
-        """Whether a batch has the form of a sample, also if there is a feed_list."""
+        """Whether a batch is nested like a sample, also if there is a feed_list."""
         return self._options.return_list
 
     @property

@@ -110,7 +110,7 @@ class DataLoader(dataset_loader.DataLoader[S]):
                     return
         else:
             first, batches = begun
-        # Whether a single batch was the epoch or only a look at it cannot be told.
+        # Whether a single batch was the epoch or only a first glance at it cannot be told.
         if self.num_batches != 1:
             self._begun = first, batches
         yield first

@@ -51,8 +51,8 @@ class DataLoader(Described, Measured, Generic[S]):
         Where batches land. None uses the first GPU, or host memory if there is none. With several places,
         consecutive batches go to them in turn, and each step is a list with one entry per place.
     return_list : bool
-        True returns a batch in the form of a sample. False returns a dict from field name to array, in a list
-        with one entry per place, if there is a feed_list.
+        True returns a batch that is nested like a sample. False returns a dict from field name to array, in a
+        list with one entry per place, if there is a feed_list.
     batch_sampler : iterable or None
         Yields the indices of each batch. Excludes batch_size, shuffle, sampler and drop_last. None makes
         batches from those options.

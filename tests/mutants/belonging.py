@@ -5,7 +5,7 @@ from pathlib import Path
 from tests.mutants.running import ROOT
 
 MORE: dict[str, str] = {
-    "api/epochs.py": "api/state api/undivided api/ranks api/elastic api/endings api/warm_up",
+    "api/epochs.py": "api/state api/ranks api/elastic api/endings api/warm_up",
     "api/generator_loader.py": "api/driving",
     "api/loader.py": "api/dataset_loader",
     "api/loading.py": "api/options api/pictures api/torch_options",
