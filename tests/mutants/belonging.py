@@ -11,7 +11,7 @@ MORE: dict[str, str] = {
     "api/loading.py": "api/options api/pictures api/torch_options",
     "api/options.py": "api/torch_options",
     "api/prefetch.py": "api/prefetching",
-    "batches/assembly.py": "sources/sample_fields api/forms api/pictures api/options",
+    "batches/assembly.py": "sources/describing api/forms api/pictures api/options",
     "batches/columns.py": "api/forms api/generator_loader api/pictures transforms/staging "
     "sources/tables/table",
     "batches/gathering.py": "epoch/cache transforms/transforms",
@@ -48,7 +48,7 @@ MORE: dict[str, str] = {
     "fetch/read_ahead.py": "fetch/timeouts api/endings",
     "fetch/threads.py": "epoch/epoch api/rank_streams fetch/timeouts fetch/leaving "
     "watch/tracing transforms/staging",
-    "foreign.py": "devices/interop devices/places order/sampler sources/dataset "
+    "foreign.py": "devices/interop devices/places order/samplers sources/dataset "
     "sources/frameworks torch/formats",
     "fields/spec.py": "fields/declaring",
     "kernels/cast.py": "kernels/conformance",
@@ -62,17 +62,16 @@ MORE: dict[str, str] = {
     "kernels/recolor.py": "kernels/conformance",
     "kernels/resample.py": "kernels/conformance",
     "kernels/shuffle.py": "kernels/conformance",
-    "order/batching.py": "order/epochs order/batch_sampler order/division api/ranks order/plan "
+    "order/batching.py": "order/samplers order/dividing api/ranks order/plan "
     "api/options api/dealt_batches api/order api/elastic api/late_ranks "
     "order/bucket_sampler epoch/device_slots torch/ranks sources/mix torch/mixing",
-    "order/order.py": "order/stretch order/permutation order/sampler",
+    "order/order.py": "order/permutation order/samplers",
     "order/permutation.py": "order/order",
-    "order/plan.py": "order/division api/uneven api/ranks api/dealt_batches",
-    "order/randomness.py": "order/sampler order/bucket_sampler",
-    "order/samplers.py": "order/sampler order/batch_sampler order/bucket_sampler order/plan api/endings",
+    "order/dividing.py": "order/order api/uneven api/ranks",
+    "order/plan.py": "order/dividing api/uneven api/ranks api/dealt_batches",
+    "order/randomness.py": "order/samplers order/bucket_sampler",
+    "order/samplers.py": "order/bucket_sampler order/plan api/endings",
     "order/worker_info.py": "api/rank_streams sources/files/shards",
-    "sources/array_rows.py": "sources/indexing",
-    "sources/describing.py": "sources/sample_fields",
     "sources/files/remote_files.py": "sources/files/opening",
     "sources/files/stored_arrays.py": "sources/files/arrays",
     "sources/images/decoding.py": "sources/images/turbojpeg sources/images/plain api/pictures",
