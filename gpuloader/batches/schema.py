@@ -20,12 +20,12 @@ from gpuloader.batches.rows import SampleRows
 from gpuloader.batches.tree import Tree, all_leaves, is_array, is_object
 from gpuloader.errors import SampleError
 from gpuloader.fields.convert import IF_A_LIST, as_numbers, cast
-from gpuloader.fields.image_regions import Encoded, Region
 from gpuloader.fields.ragged import gather_fields
 from gpuloader.fields.spec import Array, FeedSpec
+from gpuloader.sources.images.regions import Encoded, Region
 
 if TYPE_CHECKING:
-    from gpuloader.batches.image_samples import PictureStage
+    from gpuloader.batches.image_samples import ImageStage
     from gpuloader.transforms.programmer import Programmer
 
 
@@ -44,6 +44,30 @@ class Collation:
 
     Attributes
     ----------
+    <<<<<<< HEAD
+    =======
+    feeds : tuple of FeedSpec or None
+        The declared fields; None infers them from the first sample of each batch.
+    function : callable or None
+        The user's ``collate_fn``. It takes the list of samples, or a single sample if not `batched`.
+    batched : bool
+        Whether samples are stacked. If False, each sample is delivered alone, without a batch dimension.
+    ragged : frozenset of str
+        The fields of varying length to deliver as `Ragged`.
+    pads : mapping of str to float
+        The fields of varying length to deliver dense, each with the value that fills up short rows.
+    programmer : Programmer or None
+        Plans what the transforms do to a batch; None if there are no transforms.
+    on_host : bool
+        Whether transforms run where the batch is fetched (a CPU place) or after its copy to a device.
+    keeps_gradients : bool
+        Whether tensors that the function returns are delivered as they are if they require a gradient. If
+        not, they are staged like any other, without it.
+    pictures : ImageStage or None
+        What is done to the pictures of each sample; None for nothing.
+    skips : bool
+        Whether to leave out samples whose pictures cannot be decoded.
+    >>>>>>> trunk
     whole : bool
         Whether a batch can be written only after all its samples have been fetched and collated.
     stages_regions : bool
@@ -65,7 +89,7 @@ class Collation:
     programmer: Programmer | None = None
     on_host: bool = True
     keeps_gradients: bool = False
-    pictures: PictureStage | None = None
+    pictures: ImageStage | None = None
     skips: bool = False
     whole: bool = field(init=False)
     stages_regions: bool = field(init=False)
