@@ -27,20 +27,6 @@ _LANE = 1  # of a sample's random numbers; those that the dataset draws are in l
 class ImageStage:
     """What is done to the images of a sample, by the thread that has fetched the sample."""
 
-<<<<<<< HEAD
-    `chains` has the transforms of each field; None is the first picture of the sample. `decodes` says whether
-    bytes in other fields are pictures, too. `names` are the declared names of the fields of samples that are
-    tuples; None if they are not declared. `staged` has the chains whose pictures are made on a GPU, of the
-    regions that are decoded here, and their filters; `encoded` says whether the GPU decodes them, too, as far
-    as it can. `found` are the names of the fields that have been pictures so far, for error messages.
-    """
-
-    chains: Mapping[str | None, tuple[PictureTransform, ...]]
-    decodes: bool = False
-    names: tuple[str, ...] | None = None
-    staged: Mapping[str | None, str] = field(default_factory=dict)
-    encoded: bool = False
-=======
     chains: Mapping[str | None, tuple[ImageTransform, ...]]  # by field; None is a sample's first image
     decodes: bool = False  # whether bytes in other fields are images, too
     names: tuple[str, ...] | None = None  # the declared names of the fields of samples that are tuples
@@ -48,7 +34,6 @@ class ImageStage:
     staged: Mapping[str | None, Resample] = field(default_factory=dict)
     encoded: bool = False  # whether the GPU decodes these images, too, as far as it can
     # The names of the fields that have been images so far, for error messages.
->>>>>>> trunk
     found: set[str] = field(default_factory=set, compare=False)
 
     @classmethod
@@ -88,30 +73,6 @@ class ImageStage:
 
 @dataclass(slots=True)
 class _Making:
-<<<<<<< HEAD
-    """One sample's pictures being made: which transforms were used, and the names of all fields so far."""
-
-    stage: PictureStage
-    rng: np.random.Generator
-    key: object
-    done: set[str | None] = field(default_factory=set)
-    seen: list[str] = field(default_factory=list)
-
-    def walk(self, value: Any, name: str) -> Any:
-        """Return a value with all pictures in it made."""
-        stage, named = self.stage, name or "0"
-        chains = stage.chains
-        if name in chains or (not name and "0" in chains and not isinstance(value, Mapping | list | tuple)):
-            return self._make(value, named, named)
-        if isinstance(value, Picture):
-            return self._make(value, named, None)
-        # A transform without a field is for the first picture; a mask or a second view beside it stays.
-        first = None in chains and None not in self.done
-        if is_encoded(value):
-            return self._make(value, named, None) if stage.decodes or first else value
-        entries = entries_of(value)
-        if entries is not None:
-=======
     """One sample's images being made."""
 
     stage: ImageStage
@@ -138,7 +99,6 @@ class _Making:
             if not (stage.decodes or is_first):
                 return value
         elif (entries := entries_of(value)) is not None:
->>>>>>> trunk
             made = []
             for _, part, entry in entries:
                 path = f"{name}.{part}" if name else str(part)
@@ -150,20 +110,6 @@ class _Making:
                     made.append(self.walk(entry, path))
             return with_entries(value, made)
         else:
-<<<<<<< HEAD
-            is_picture = getattr(value, "dtype", None) == np.uint8 and len(shape) in (2, 3)
-        if is_picture:
-            if first:
-                return self._make(value, named, None)
-            # Errors about its shape can then say what to do about pictures.
-            stage.found.add(named)
-        self.seen.append(named)
-        return value
-
-    def _make(self, value: Any, name: str, chain: str | None) -> Any:
-        stage = self.stage
-        transforms = stage.chains.get(chain, ()) if chain not in self.done else ()
-=======
             shape = getattr(value, "shape", None)
             if shape is None:  # an image of Pillow
                 is_image = hasattr(value, "__array_interface__")
@@ -175,22 +121,11 @@ class _Making:
                 self.seen.append(named)
                 return value
         transforms = chains.get(chain, ()) if chain not in self.done else ()
->>>>>>> trunk
         self.done.add(chain)
         self.seen.append(named)
         stage.found.add(named)
         made_by = stage.staged.get(chain) if transforms else None
         try:
-<<<<<<< HEAD
-            if not transforms and isinstance(value, Picture):
-                return value.decode()
-            interpolation = stage.staged.get(chain) if transforms else None
-            if interpolation is None:
-                return make_picture(value, transforms, self.rng)
-            if stage.encoded:
-                return stage_encoded(value, transforms, self.rng, interpolation, self.key)
-            return stage_picture(value, transforms, self.rng, interpolation)
-=======
             if made_by is None:
                 if not transforms and isinstance(value, Image):
                     return value.decode()
@@ -201,7 +136,6 @@ class _Making:
             if stage.encoded:
                 return stage_encoded(value, transforms, self.rng, made_by, self.key)
             return stage_image(value, transforms, self.rng, made_by)
->>>>>>> trunk
         except SampleError as error:
             error.field = error.field or named
             raise
