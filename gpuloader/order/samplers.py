@@ -306,7 +306,7 @@ class MixSampler(Sampler[int]):
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[float], at_end: str, *, shuffle: bool) -> None:
         super().__init__()
-        # Equal terms mean the same proportions, which is what a dataset's own order promises.
+        # Equal arguments mean the same proportions, which is what a dataset's own order promises.
         self._terms = tuple(sizes), tuple(weights), at_end, shuffle
         self._length = len(self.order(0, 0))
 
