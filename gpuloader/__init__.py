@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from gpuloader.sources.files.stored_arrays import HDF5Dataset, ZarrDataset
     from gpuloader.sources.files.tar import TarDataset
     from gpuloader.sources.images.folder import ImageFiles, ImageFolder, ImageSample
-    from gpuloader.sources.images.image import Picture
+    from gpuloader.sources.images.image import Image, Picture
     from gpuloader.sources.images.showing import show
     from gpuloader.sources.packed import PackedList
     from gpuloader.sources.readers.decorators import batch
@@ -93,6 +93,7 @@ __all__ = [
     "FeedError",
     "FeedSpec",
     "HDF5Dataset",
+    "Image",
     "ImageFiles",
     "ImageFolder",
     "ImageSample",
@@ -167,6 +168,7 @@ __getattr__ = import_on_demand(
         "FeedError": "gpuloader.errors",
         "FeedSpec": "gpuloader.fields.spec",
         "HDF5Dataset": "gpuloader.sources.files.stored_arrays",
+        "Image": "gpuloader.sources.images.image",
         "ImageFiles": "gpuloader.sources.images.folder",
         "ImageFolder": "gpuloader.sources.images.folder",
         "ImageSample": "gpuloader.sources.images.folder",

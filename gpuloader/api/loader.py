@@ -22,7 +22,7 @@ from gpuloader.watch.explaining import Configuration, Measured
 from gpuloader.watch.stats import Meter
 
 if TYPE_CHECKING:
-    from gpuloader.transforms.image_transforms import PictureTransform
+    from gpuloader.transforms.image_transforms import ImageTransform
 
 
 _CACHE_BATCH = 64  # samples that are in memory twice while a cache is filled
@@ -221,7 +221,7 @@ class DataLoader(Described, Measured, Generic[S]):
         on_worker_death: str = "raise",
         ragged: Sequence[str] = (),
         pad: Mapping[str, float] | None = None,
-        transforms: Sequence[Transform | PictureTransform] = (),
+        transforms: Sequence[Transform | ImageTransform] = (),
         decode: str | None = None,
         on_bad: str = "raise",
         cache: str | None = None,

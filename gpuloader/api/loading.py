@@ -31,7 +31,7 @@ from gpuloader.transforms.programmer import Programmer
 from gpuloader.watch.autotuner import BUDGET
 
 if TYPE_CHECKING:
-    from gpuloader.batches.image_samples import PictureStage
+    from gpuloader.batches.image_samples import ImageStage
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +78,12 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
     stage = None
     if of_pictures or options.decode or source.holds_images:
         # Imported late, because only loaders of pictures need it.
-        from gpuloader.batches.image_samples import PictureStage
+        from gpuloader.batches.image_samples import ImageStage
         from gpuloader.sources.images.decoding import load_pillow
 
         load_pillow()
         declared = None if feeds is None else tuple(map(attrgetter("name"), feeds))
-        stage = PictureStage.of(of_pictures, decodes=options.decode is not None, names=declared)
+        stage = ImageStage.of(of_pictures, decodes=options.decode is not None, names=declared)
 
     tuned, deepens = options.num_workers == AUTO, options.prefetch == AUTO
     if tuned and source.iterable:
@@ -302,8 +302,7 @@ def split_transforms(transforms: Sequence[Any]) -> tuple[list[Any], list[Any]]:
 def plan_transforms(transforms: list[Any], of_pictures: set[Any], output: str | None) -> Programmer:
     """Return what plans the transforms of batches; `of_pictures` are the fields of pictures."""
     # Imported late: kernels are slow to import, and most loaders have no transforms.
-    from gpuloader.transforms.layouts import settle_layouts
-    from gpuloader.transforms.normalizing import CHANNELS_LAST, fuse
+    from gpuloader.transforms.batch_transforms import CHANNELS_LAST, fuse, settle_layouts
 
     # Channels last is an order of strides, which arrays of these libraries do not have.
     if output in ("jax", "paddle") and any(getattr(one, "to", "") == CHANNELS_LAST for one in transforms):
@@ -317,7 +316,7 @@ def plan_transforms(transforms: list[Any], of_pictures: set[Any], output: str | 
 # Pictures: which transforms are done to each, and who decodes.
 
 
-def _check_skipping(stage: PictureStage | None, *, equal: bool) -> None:
+def _check_skipping(stage: ImageStage | None, *, equal: bool) -> None:
     """Raise `ValueError` unless samples can be left out; `equal` batches have the size that ranks expect."""
     if stage is None:
         raise ValueError(
@@ -332,7 +331,7 @@ def _check_skipping(stage: PictureStage | None, *, equal: bool) -> None:
 
 
 def make_on_device(
-    collation: Collation, stage: PictureStage, open_codecs: Callable[[], object] | None
+    collation: Collation, stage: ImageStage, open_codecs: Callable[[], object] | None
 ) -> Collation:
     """Return a collation whose pictures are made on the device that its batches go to, as far as it can.
 
@@ -346,11 +345,11 @@ def make_on_device(
     before = collation.programmer
     transforms = [] if before is None else list(before.transforms)
     # Resampling takes the place of the chain, before the first transform of the same field.
-    staged: dict[str | None, str] = {}
+    staged: dict[str | None, Any] = {}
     for name, chain in stage.chains.items():
         made = plan_resampling(name, chain)
         if made is not None:
-            staged[name] = made.interpolation
+            staged[name] = made
             fields = [one.field for one in transforms]
             at = fields.index(name) if name in fields else len(fields)
             transforms[at:at] = [made] if open_codecs is None else [Decode(name, collation.skips), made]

@@ -21,10 +21,10 @@ from gpuloader.batches.schema import Collation, Schema
 from gpuloader.batches.staged import Gaps, Reserve, StagedBatch, room_for
 from gpuloader.batches.tree import Branch, Leaf, all_leaves, is_object
 from gpuloader.errors import PictureError, SampleError
-from gpuloader.fields.image_regions import Encoded, Region, join_geometry
 from gpuloader.fields.ragged import Ragged, split_rows
 from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.sources.block import Block, Chunked, Rows, row_parts, take_values
+from gpuloader.sources.images.regions import Encoded, Region, join_geometry
 from gpuloader.staging.layout import Layout, arrange
 
 

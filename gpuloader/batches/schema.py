@@ -20,12 +20,12 @@ from gpuloader.batches.rows import SampleRows
 from gpuloader.batches.tree import Tree, all_leaves, is_array, is_object
 from gpuloader.errors import SampleError
 from gpuloader.fields.convert import IF_A_LIST, as_numbers, cast
-from gpuloader.fields.image_regions import Encoded, Region
 from gpuloader.fields.ragged import gather_fields
 from gpuloader.fields.spec import Array, FeedSpec
+from gpuloader.sources.images.regions import Encoded, Region
 
 if TYPE_CHECKING:
-    from gpuloader.batches.image_samples import PictureStage
+    from gpuloader.batches.image_samples import ImageStage
     from gpuloader.transforms.programmer import Programmer
 
 
@@ -52,7 +52,7 @@ class Collation:
     keeps_gradients : bool
         Whether tensors that the function returns are delivered as they are if they require a gradient. If
         not, they are staged like any other, without it.
-    pictures : PictureStage or None
+    pictures : ImageStage or None
         What is done to the pictures of each sample; None for nothing.
     skips : bool
         Whether to leave out samples whose pictures cannot be decoded.
@@ -77,7 +77,7 @@ class Collation:
     programmer: Programmer | None = None
     on_host: bool = True
     keeps_gradients: bool = False
-    pictures: PictureStage | None = None
+    pictures: ImageStage | None = None
     skips: bool = False
     whole: bool = field(init=False)
     stages_regions: bool = field(init=False)

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from gpuloader.batches.schema import Collation
 from gpuloader.batches.tree import Tree
 from gpuloader.errors import SampleError
-from gpuloader.fields.image_regions import Encoded
 from gpuloader.fields.spec import Array, Indices
 from gpuloader.order.order import Stretch
+from gpuloader.sources.images.regions import Encoded
 from gpuloader.staging.layout import Layout
 from gpuloader.staging.ring import Ring, Slot
 from gpuloader.watch.stats import Meter

@@ -348,7 +348,7 @@ def _unlike(staged: StagedBatch, expected: str, got: str, field: str | None = No
     return SampleError(
         f"expected {expected} as in the loader's first batch, got {got}; with static=True all batches must "
         "have one shape: choose drop_last=True for a last batch that is not full, and pad fields of varying "
-        f"length to a fixed one, e.g. with the transform Pad; for pictures, {IF_PICTURES}",
+        f"length to a fixed one, e.g. with the transform Pad; for images, {IF_PICTURES}",
         batch=staged.number,
         field=field,
     )

@@ -493,7 +493,8 @@ class Epoch:
                 self._ending = error.with_traceback(None) if is_end else error
                 if is_end and self._group and not self.drop_last:
                     self._issue()
-                self._drop_group()  # what is left of a step that an error has cut, or that is not whole
+                while self._group:  # what is left of a step that an error has cut, or that is not whole
+                    self._ring.release(self._group.pop().slot)
                 return
             if staged is None:  # a step that is ready does not wait for the one behind it
                 return
@@ -548,10 +549,6 @@ class Epoch:
         for lane, batch in list(zip(self._lanes, batches, strict=False))[start:]:
             lane.discard(batch)
 
-    def _drop_group(self) -> None:
-        while self._group:
-            self._ring.release(self._group.pop().slot)
-
     def _drain(self) -> None:
         if self._ring.freed:
             self._ring.drain()
@@ -579,7 +576,8 @@ class Epoch:
             self._begun = None
         # Fetching stops even while a graph is captured, because that calls no device.
         self._is_whole = self.fetch.close()
-        self._drop_group()
+        while self._group:
+            self._ring.release(self._group.pop().slot)
         self.finish()
 
     def finish(self) -> None:

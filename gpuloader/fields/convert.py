@@ -200,9 +200,9 @@ IF_IT_VARIES = (
 """The ways out of samples of different shapes in one batch, for error messages."""
 
 IF_PICTURES = (
-    "add CenterCrop after Resize(size), or pass Resize((height, width)), so that all pictures have one size"
+    "add CenterCrop after Resize(size), or pass Resize((height, width)), so that all images have one size"
 )
-"""The ways out of pictures of different sizes in one batch, for error messages."""
+"""The ways out of images of different sizes in one batch, for error messages."""
 
 IF_A_LIST = (
     "each entry of a list or tuple is a field; if the sample is a single sequence of varying length, return "

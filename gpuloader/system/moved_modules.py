@@ -48,8 +48,11 @@ _MOVED = {
     "sources.tables.columns": "sources.tables.table",
     "sources.tables.huggingface_streams": "sources.tables.huggingface",
     "transforms.coloring": "transforms.image_transforms",
-    "transforms.pictures": "transforms.normalizing",
+    "transforms.erasing": "transforms.batch_transforms",
+    "transforms.mixing": "transforms.batch_transforms",
+    "transforms.pictures": "transforms.batch_transforms",
     "transforms.resizing": "transforms.image_transforms",
+    "transforms.values": "transforms.batch_transforms",
 }
 _PACKAGES = {"base", "loader", "sources.pictures"}
 _ROOT = __name__.partition(".")[0] + "."

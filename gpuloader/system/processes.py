@@ -96,7 +96,7 @@ def start_child(method: str, name: str, target: Callable[..., object], *argument
     OSError
         The system starts no more processes.
     """
-    if method == "spawn":
+    if method == "spawn" and os.name == "posix":
         resource_tracker.ensure_running()  # starting it later unblocks SIGINT
     kind = OwnedSpawn if method == "spawn" else OwnedFork
     process = kind(target=target, args=arguments, name=name, daemon=True)

@@ -8,7 +8,7 @@ import pytest
 from gpuloader import DataLoader, PictureError
 from gpuloader.devices.opening import open_device
 from gpuloader.devices.places import CUDAPlace
-from gpuloader.fields.image_regions import Code
+from gpuloader.sources.images.regions import Code
 from gpuloader.transforms import Normalize, RandomFlip, RandomResizedCrop
 from tests.gpu.conftest import import_or_skip
 from tests.picture_files import encode, make_pixels, pillow

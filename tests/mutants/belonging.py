@@ -12,18 +12,19 @@ MORE: dict[str, str] = {
     "api/options.py": "api/torch_options",
     "api/prefetch.py": "api/prefetching",
     "batches/assembly.py": "sources/describing api/forms api/pictures api/options",
-    "batches/columns.py": "api/forms api/generator_loader api/pictures transforms/staging "
+    "batches/columns.py": "api/forms api/generator_loader api/pictures transforms/image_staging "
     "sources/tables/table",
-    "batches/gathering.py": "epoch/cache transforms/transforms",
-    "batches/image_samples.py": "api/pictures transforms/staging epoch/image_decoding",
+    "batches/gathering.py": "epoch/cache transforms/batch_transforms",
+    "batches/image_samples.py": "api/pictures transforms/image_staging epoch/image_decoding",
     "batches/items.py": "batches/columns api/endings api/pictures batches/assembly "
     "api/dataset_loader api/rank_streams api/rank_batches api/uneven",
     "batches/kept.py": "api/forms api/prefetching torch/prefetch torch/formats",
     "batches/readers.py": "api/generator_loader api/endings bad_input",
     "batches/rows.py": "batches/readers batches/items api/exact_values batches/columns "
     "api/generator_loader api/options_and_memory bad_input",
-    "batches/schema.py": "batches/assembly batches/items transforms/transforms api/prefetching api/forms",
-    "batches/staged.py": "batches/readers api/pictures epoch/image_decoding transforms/transforms",
+    "batches/schema.py": "batches/assembly batches/items transforms/batch_transforms api/prefetching "
+    "api/forms",
+    "batches/staged.py": "batches/readers api/pictures epoch/image_decoding transforms/batch_transforms",
     "batches/tree.py": "api/forms batches/schema",
     "devices/outputs.py": "devices/interop",
     "epoch/delivery.py": "epoch/lane epoch/device_slots api/numa api/options epoch/split devices/cuda",
@@ -47,7 +48,7 @@ MORE: dict[str, str] = {
     "fetch/processes/deaths fetch/starting",
     "fetch/read_ahead.py": "fetch/timeouts api/endings",
     "fetch/threads.py": "epoch/epoch api/rank_streams fetch/timeouts fetch/leaving "
-    "watch/tracing transforms/staging",
+    "watch/tracing transforms/image_staging",
     "foreign.py": "devices/interop devices/places order/samplers sources/dataset "
     "sources/frameworks torch/formats",
     "fields/spec.py": "fields/declaring",
@@ -74,21 +75,20 @@ MORE: dict[str, str] = {
     "order/worker_info.py": "api/rank_streams sources/files/shards",
     "sources/files/remote_files.py": "sources/files/opening",
     "sources/files/stored_arrays.py": "sources/files/arrays",
-    "sources/images/decoding.py": "sources/images/turbojpeg sources/images/plain api/pictures",
-    "sources/images/image.py": "sources/images/resampling transforms/resizing transforms/staging "
-    "sources/images/decoding sources/images/turbojpeg",
-    "sources/images/resampling.py": "sources/images/compiling",
+    "sources/images/decoding.py": "sources/images/turbojpeg api/pictures",
+    "sources/images/image.py": "sources/images/resampling transforms/image_transforms "
+    "transforms/image_staging sources/images/decoding sources/images/turbojpeg",
+    "sources/images/regions.py": "batches/columns batches/schema epoch/image_decoding",
+    "sources/images/resampling.py": "sources/images/resizing",
+    "sources/images/resizing.py": "sources/images/resampling",
     "sources/readers/reader_processes.py": "sources/readers/processes",
     "sources/readers/reader_threads.py": "sources/readers/threads",
     "system/cores.py": "system/control_group system/numa",
     "system/finalizers.py": "system/living",
     "system/interrupts.py": "system/exiting",
-    "transforms/erasing.py": "transforms/mixing",
-    "transforms/image_staging.py": "transforms/staging",
-    "transforms/image_transforms.py": "transforms/resizing",
-    "transforms/layouts.py": "transforms/mixing",
-    "transforms/program.py": "kernels/on_streams devices/cuda_programs transforms/transforms",
-    "transforms/programmer.py": "transforms/draws transforms/program transforms/transforms transforms/mixing",
+    "transforms/batch_transforms.py": "transforms/mixing",
+    "transforms/program.py": "kernels/on_streams devices/cuda_programs transforms/batch_transforms",
+    "transforms/programmer.py": "transforms/program transforms/batch_transforms transforms/mixing",
 }
 """Further tests of modules: those that no test file mirrors, or that other tests are about, too.
 

@@ -341,7 +341,7 @@ def test_a_label_that_is_no_class_is_an_error(before, mix, wrong, places, cache)
 @pytest.mark.parametrize(
     ("transforms", "problem"),
     [
-        ([Cast("0", "uint8"), MixUp("0", "1", 4)], "expected pictures of floats, got uint8; put MixUp after"),
+        ([Cast("0", "uint8"), MixUp("0", "1", 4)], "expected images of floats, got uint8; put MixUp after"),
         (
             [OneHot("1", 3), MixUp("0", "1", 4)],
             r"field '0': expected labels .* 4 floats, got float32 of shape \(3,\)",
