@@ -63,8 +63,8 @@ class Source:
     """A dataset, and how a loader reads it.
 
     A map-style dataset is read by the first of these that it offers and the loader's options allow: rows of
-    `arrays`, columns through `take_block`, several samples through `read_many`, one by one. An iterable dataset
-    is read in blocks if it has them, else item by item.
+    `arrays`, columns through `take_block`, several samples through `read_many`, one by one. An iterable
+    dataset is read in blocks if it has them, else item by item.
     """
 
     dataset: Any
