@@ -189,7 +189,7 @@ class Gatherer:
             return
         if type(rows) is range:
             rows = np.arange(rows.start, rows.stop, rows.step)
-        for array, target, takes in zip(self._arrays, targets, self._takes):  # noqa: B905 - strict= costs time
+        for array, target, takes in zip(self._arrays, targets, self._takes):  # noqa: B905 - costs time
             if takes:
                 # All rows exist. Without mode "clip", NumPy would buffer the result to check them first.
                 array.take(rows, 0, target, "clip")
