@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         ConcatDataset,
         Dataset,
         IterableDataset,
+        MixDataset,
         Subset,
         TensorDataset,
         random_split,
@@ -63,9 +64,8 @@ if TYPE_CHECKING:
     from gpuloader.sources.files.stored_arrays import HDF5Dataset, ZarrDataset
     from gpuloader.sources.files.tar import TarDataset
     from gpuloader.sources.images.folder import ImageFiles, ImageFolder, ImageSample
-    from gpuloader.sources.images.image import Picture
+    from gpuloader.sources.images.image import Image, Picture
     from gpuloader.sources.images.showing import show
-    from gpuloader.sources.mix import MixDataset
     from gpuloader.sources.packed import PackedList
     from gpuloader.sources.readers.decorators import batch
     from gpuloader.sources.tables.table import TableDataset
@@ -92,6 +92,7 @@ __all__ = [
     "FeedError",
     "FeedSpec",
     "HDF5Dataset",
+    "Image",
     "ImageFiles",
     "ImageFolder",
     "ImageSample",
@@ -166,6 +167,7 @@ __getattr__ = import_on_demand(
         "FeedError": "gpuloader.errors",
         "FeedSpec": "gpuloader.fields.spec",
         "HDF5Dataset": "gpuloader.sources.files.stored_arrays",
+        "Image": "gpuloader.sources.images.image",
         "ImageFiles": "gpuloader.sources.images.folder",
         "ImageFolder": "gpuloader.sources.images.folder",
         "ImageSample": "gpuloader.sources.images.folder",
@@ -173,7 +175,7 @@ __getattr__ = import_on_demand(
         "LoaderError": "gpuloader.errors",
         "LoaderStats": "gpuloader.watch.stats",
         "MissingPackage": "gpuloader.errors",
-        "MixDataset": "gpuloader.sources.mix",
+        "MixDataset": "gpuloader.sources.dataset",
         "PackedList": "gpuloader.sources.packed",
         "ParquetDataset": "gpuloader.sources.files.parquet",
         "Picture": "gpuloader.sources.images.image",

@@ -8,7 +8,7 @@
 // With a factor, numbers become float (double if either dtype is double), are multiplied, and then cast.
 // Everything is converted to Bfloat16 by way of float, as in ml_dtypes.
 //
-// Launch: any grid, one-dimensional blocks. Twin and launcher: cast.py.
+// Launch: any grid, one-dimensional blocks. Declaration and twin: cast.py.
 
 #include "numbers.cuh"
 

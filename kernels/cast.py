@@ -1,107 +1,108 @@
-"""`cast`: convert numbers to another dtype, optionally scaled, on the device or in NumPy."""
+"""`cast`: convert numbers to another dtype, optionally scaled; and the dtypes that kernels know.
+
+Other kernels take the C++ names of dtypes, and the rounding to bfloat16, from here.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from gpuloader.kernels.dtypes import FLOATS, INTEGERS, cpp_type, resolve_target, round_to
-from gpuloader.kernels.launching import Library, check_array, launch, obtain, obtain_on_device, spread
+from gpuloader.kernels.launching import Work, declare, spread, takes
 
-_SOURCES = ("bool", *INTEGERS, "float16", "float32", "float64")
+# Kernels that only move bits are compiled once per size, and not once per dtype.
+# Maps the number of bytes moved at once to the C++ type that moves them.
+WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long", 16: "uint4"}
+
+_SIGNED = {1: "signed char", 2: "short", 4: "int", 8: "long long"}
+# NumPy has no bfloat16: arrays hold its bits as uint16, and only the kernels know a type for it.
+_FLOATS = {"float16": "Half", "bfloat16": "Bfloat16", "float32": "float", "float64": "double"}
+
+INTEGERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
+# Names of the float dtypes, including bfloat16.
+FLOATS = tuple(_FLOATS)
+NUMPY_FLOATS = ("float16", "float32", "float64")
+
+
+def cpp_type(name: str) -> str:
+    """Return the C++ type of a dtype, as written in numbers.cuh and by compilers.
+
+    >>> cpp_type("uint8"), cpp_type("float16"), cpp_type("bool")
+    ('unsigned char', 'Half', 'unsigned char')
+    """
+    if name in FLOATS:
+        return _FLOATS[name]
+    dtype = np.dtype(name)
+    return (_SIGNED if dtype.kind == "i" else WORDS)[dtype.itemsize]
+
+
+def find_word(*sizes: int) -> int:
+    """Return how many bytes can be moved at once: the largest power of two, up to 16, that divides all sizes.
+
+    >>> find_word(12, 256), find_word(32, 0), find_word(3)
+    (4, 16, 1)
+    """
+    return math.gcd(16, *sizes)
+
+
+_SOURCES = ("bool", *INTEGERS, *NUMPY_FLOATS)
 _TARGETS = (*INTEGERS, *FLOATS)
 
+# Without bool, which shares the entries of uint8: NumPy's bools are bytes of 0 or 1.
 ENTRIES = tuple(
     f"cast<{cpp_type(source)}, {cpp_type(target)}>" for source in _SOURCES[1:] for target in _TARGETS
 )
 
 
+@declare(values=takes(*_SOURCES))
 def cast(
     values: Any, dtype: DTypeLike, *, scale: float | None = None, out: Any = None, stream: Any = None
-) -> Any:
-    """Return `values` converted to another dtype and multiplied by `scale`, on the device.
+) -> Work:
+    """Return `values`, of any shape, converted to another dtype and multiplied by `scale`.
 
     Where NumPy's ``astype`` is defined, the result is the same: integers wrap around; floats round to the
     nearest, ties to even; converting to an integer drops the fraction. Elsewhere, floats out of an integer's
     range saturate, and NaN becomes 0. Numbers are converted to bfloat16 by way of float32. With `scale`, they
     are converted to float32 (float64 if either dtype is float64), multiplied there, and then cast.
 
-    Parameters
-    ----------
-    values : cupy.ndarray
-        The numbers, of any shape; bool, an integer dtype, float16, float32 or float64; contiguous.
-    dtype : dtype-like
-        The result's dtype: an integer dtype, float16, float32, float64, or "bfloat16" as bits in uint16.
-    scale : float or None
-        The factor; None does not multiply.
-    out : cupy.ndarray or None
-        The array to write to, with the shape of `values` and the result's dtype; contiguous, not overlapping
-        `values`. None allocates a new array.
-    stream : cupy.cuda.Stream or None
-        The stream to run on; None is the current stream of the values' device.
-
-    Raises
-    ------
-    TypeError
-        An argument is not a CuPy array, a dtype is not supported, or the scale is not a number.
-    ValueError
-        An array has another shape, is not contiguous, or is on another device.
-    """
-    name, held = _check(values, dtype, scale, "cupy")
-    result, device = obtain_on_device(out, values.shape, held, values=values)
-    if result.size:
-        factor = np.float64(1.0 if scale is None else scale)
-        arguments = values, result, np.uint64(values.size), factor, np.int32(scale is not None)
-        entry = f"cast<{cpp_type(values.dtype.name)}, {cpp_type(name)}>"
-        launch("cast", entry, spread(-(-values.size // 4)), arguments, device, stream)
-    return result
-
-
-def cast_on_host(
-    values: NDArray[Any],
-    dtype: DTypeLike,
-    *,
-    scale: float | None = None,
-    out: NDArray[Any] | None = None,
-    stream: Any = None,  # noqa: ARG001
-) -> NDArray[Any]:
-    """Return `values` converted to another dtype and multiplied by `scale`: the twin of `cast`.
-
-    Examples
-    --------
     >>> cast_on_host(np.array([1.9, -3, 300, np.nan]), "uint8").tolist()
     [1, 0, 255, 0]
     >>> cast_on_host(np.array([0, 64, 255], np.uint8), "float32", scale=1 / 256).tolist()
     [0.0, 0.25, 0.99609375]
     """
-    name, held = _check(values, dtype, scale, "numpy")
-    result: NDArray[Any] = obtain("out", out, "numpy", values.shape, [held])
-    numbers = values
-    if scale is not None:
-        way = np.dtype(np.float64 if np.float64 in (values.dtype, held) else np.float32)
-        with np.errstate(all="ignore"):
-            numbers = values.astype(way) * np.asarray(scale, way)
-    if name in INTEGERS:
-        result[...] = _to_integers(numbers, held) if numbers.dtype.kind == "f" else numbers.astype(held)
-    else:
-        result[...] = round_to(numbers, name).view(held)
-    return result
-
-
-def _check(values: Any, dtype: DTypeLike, scale: float | None, library: Library) -> tuple[str, np.dtype[Any]]:
-    """Return the name of the dtype to cast to, and the dtype of the array that holds it."""
-    check_array("values", values, library, dtypes=_SOURCES)
     check_scale(scale)
-    return resolve_target(dtype, _TARGETS)
+    name, held = resolve_target(dtype, _TARGETS)
+
+    def on_host(result: NDArray[Any]) -> None:
+        numbers = values
+        if scale is not None:
+            # float32 is exact for bytes and halves, and a GPU has a fraction of the units for float64.
+            between = np.dtype(np.float64 if np.float64 in (values.dtype, held) else np.float32)
+            with np.errstate(all="ignore"):
+                numbers = values.astype(between) * np.asarray(scale, between)
+        if name in INTEGERS:
+            result[...] = _to_integers(numbers, held) if numbers.dtype.kind == "f" else numbers.astype(held)
+        else:
+            result[...] = round_to(numbers, name).view(held)
+
+    def on_device(result: Any) -> Iterator[Any]:
+        # A factor of 1 would not do for None: int64 does not survive the way through a float.
+        factor, scaled = np.float64(1.0 if scale is None else scale), np.int32(scale is not None)
+        entry = f"cast<{cpp_type(values.dtype.name)}, {cpp_type(name)}>"
+        yield entry, spread(-(-values.size // 4)), (values, result, np.uint64(values.size), factor, scaled)
+
+    return Work(values.shape, held, on_host, on_device)
+
+
+cast_on_host = cast.on_host
 
 
 def check_scale(scale: object) -> None:
-    """Raise `TypeError` unless `scale` is a number or None.
-
-    >>> check_scale(1 / 255)
-    """
+    """Raise `TypeError` unless `scale` is a number or None."""
     if scale is not None and (
         isinstance(scale, bool | np.bool_) or not isinstance(scale, int | float | np.integer | np.floating)
     ):
@@ -112,10 +113,46 @@ def _to_integers(numbers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return floats as integers: fractions are dropped, numbers out of range saturate, and NaN becomes 0."""
     limits = np.iinfo(dtype)
     with np.errstate(invalid="ignore"):
+        # Halves end at 65504, so they cannot hold the limits of larger integers.
         numbers = numbers.astype(np.float32) if numbers.dtype == np.float16 else numbers
         # The limits are powers of two or their negatives, so they are exact; the greatest integer may not be.
         low, high = numbers.dtype.type(limits.min), numbers.dtype.type(float(limits.max) + 1)
+        # Only what fits is converted: NumPy leaves open what becomes of anything else.
         result = np.where((numbers > low) & (numbers < high), numbers, 0).astype(dtype)
         result[numbers >= high] = limits.max
         result[numbers <= low] = limits.min
     return result
+
+
+def resolve_target(dtype: DTypeLike, expected: tuple[str, ...]) -> tuple[str, np.dtype[Any]]:
+    """Return the name of a dtype to convert to, and the dtype of the array that holds it.
+
+    >>> resolve_target("bfloat16", FLOATS), resolve_target(np.float16, FLOATS)
+    (('bfloat16', dtype('uint16')), ('float16', dtype('float16')))
+    """
+    # Only the string means bits in uint16. A dtype object of that name, as ml_dtypes has one, means itself.
+    is_bits = isinstance(dtype, str) and dtype == "bfloat16"
+    try:
+        held: np.dtype[Any] = np.dtype(np.uint16 if is_bits else dtype)
+    except TypeError:
+        raise TypeError(f"dtype must be one of {', '.join(expected)}, got {dtype!r}") from None
+    name = "bfloat16" if is_bits else held.name
+    if name not in expected or not held.isnative:
+        raise TypeError(f"dtype must be one of {', '.join(expected)}, got {held}")
+    return name, held
+
+
+def round_to(values: NDArray[Any], name: str) -> NDArray[Any]:
+    """Return floats rounded to the named float dtype, to the nearest, ties to even; bfloat16 as its bits.
+
+    >>> hex(round_to(np.float32([1.0]), "bfloat16")[0])
+    '0x3f80'
+    """
+    with np.errstate(all="ignore"):
+        if name != "bfloat16":
+            return values.astype(name)
+        bits = np.ascontiguousarray(values.astype(np.float32)).view(np.uint32)
+    # A carry out of the fraction rightly raises the exponent, up to infinity; a NaN must not become infinity.
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    quiet = (bits >> np.uint32(16)) | np.uint32(0x40)
+    return np.where(np.isnan(values), quiet, rounded).astype(np.uint16)

@@ -1,4 +1,4 @@
-// channels.cuh: what becomes of a finished byte of each channel. The host's part is in channels.py.
+// channels.cuh: what becomes of a finished byte of each channel. The host's part is in normalize.py.
 
 struct Channels {
     float factor[4];

@@ -9,7 +9,7 @@
 // Words are assembled from bytes, because slices of a batch may start at any address. That costs bandwidth,
 // which does not matter for a check.
 //
-// Launch: any grid, any block. Twin and launcher: checksum.py.
+// Launch: any grid, any block. Declaration and twin: checksum.py.
 
 static __device__ unsigned long long mix(unsigned long long value) {
     value += 0x9e3779b97f4a7c15ull;

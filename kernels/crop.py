@@ -1,42 +1,37 @@
-"""`crop`: cut windows out of images, mirrored on request, on the device or in NumPy."""
+"""`crop` and `erase`: cut a window out of each image, or fill one; and the layouts of images.
+
+Other kernels that take images use the layouts and checks of this module, and `normalize` also cuts windows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from gpuloader.kernels.dtypes import WORDS
-from gpuloader.kernels.launching import (
-    Library,
-    check_array,
-    find_word,
-    launch,
-    make_struct,
-    obtain,
-    obtain_on_device,
-    spread_images,
-)
-from gpuloader.kernels.windows import (
-    Layout,
-    as_pixels,
-    check_images,
-    check_window,
-    cut_windows,
-    geometry_type,
-    join_shape,
-)
+from gpuloader.kernels.cast import WORDS, find_word
+from gpuloader.kernels.launching import Work, by_value, check_size, declare, spread, spread_images, takes
+
+Layout = Literal["HWC", "CHW"]
+
+# The shape of images, in either layout.
+IMAGES = ("samples", None, None, None)
 
 _LEAST_WORD, _LANE = 4, 16  # bytes that are stored at once, and that a lane stores of a row
 _MOST_BYTES, _MOST_ROWS = 2**30, 2**32  # of a row, and in all: the kernel counts them in 32 bits
+_MOST_VALUES, _MOST_SAMPLES = 2**31, 2**32  # values per sample: the kernels count in 32 bits
+_MOST_COLORS = 64
+_ERASED = 8  # values of an image for each thread; rectangles are a part of it
 
-ENTRIES = tuple(f"crop<{word}>" for size, word in WORDS.items() if size >= _LEAST_WORD)
+ENTRIES = (
+    *(f"crop<{word}>" for size, word in WORDS.items() if size >= _LEAST_WORD),
+    *(f"erase<{word}>" for size, word in WORDS.items() if size <= 8),
+)
 
-_PICTURES = geometry_type("samples", "planes", "height", "width", "pixel", "out_height", "out_width")
 
-
+@declare(images=takes(shape=IMAGES), windows=takes("int32", shape=("samples", 3)))
 def crop(
     images: Any,
     size: Sequence[int],
@@ -45,90 +40,177 @@ def crop(
     layout: Layout = "HWC",
     out: Any = None,
     stream: Any = None,
-) -> Any:
-    """Return a window of every image, on the device; each may be mirrored left to right.
+) -> Work:
+    """Return a window of every image; each may be mirrored left to right.
 
-    Parameters
-    ----------
-    images : cupy.ndarray
-        The images, shape (n, height, width, channels) or (n, channels, height, width) depending on `layout`.
-        Any dtype of 1, 2, 4 or 8 bytes; at least 1 channel; fewer than 2**31 values per sample; contiguous.
-    size : (int, int)
-        Height and width of the windows, at most those of the images.
-    windows : cupy.ndarray
-        For every sample: top, left, and whether to mirror left to right (0 or not 0). Shape (n, 3), int32.
-        The window is cut out first, then mirrored. A window that reaches over the edge is moved inside.
-    layout : {"HWC", "CHW"}
-        The layout of the images and of the result.
-    out : cupy.ndarray or None
-        The array to write to, with the result's shape and dtype; contiguous, not overlapping the images.
-        None allocates a new array.
-    stream : cupy.cuda.Stream or None
-        The stream to run on; None is the current stream of the images' device.
+    Images have numbers of 1, 2, 4 or 8 bytes, and fewer than 2**31 values per sample. Each row of `windows`
+    is top, left, and whether to mirror (0 or not 0). The window, of height and width `size`, is cut out
+    first, then mirrored. A window that reaches over the edge is moved inside.
 
-    Raises
-    ------
-    TypeError
-        An argument is not a CuPy array, or has another dtype.
-    ValueError
-        An array has another shape, is not contiguous, or is on another device; a size is out of range.
-    """
-    shape, counts = _check(images, size, windows, layout, "cupy")
-    result, device = obtain_on_device(out, shape, images.dtype, images=images, windows=windows)
-    if result.size:
-        row = counts["out_width"] * counts["pixel"]
-        word = max(find_word(row, result.data.ptr), _LEAST_WORD)
-        words = -(-row // word) + (row % word > 0 or result.data.ptr % word > 0)  # a row may begin within one
-        grid = spread_images(counts["samples"], counts["out_height"], words, counts["planes"], _LANE // word)
-        arguments = images, windows, result, make_struct(_PICTURES, **counts)
-        launch("crop", f"crop<{WORDS[word]}>", grid, arguments, device, stream)
-    return result
-
-
-def crop_on_host(
-    images: NDArray[Any],
-    size: Sequence[int],
-    windows: NDArray[np.int32],
-    *,
-    layout: Layout = "HWC",
-    out: NDArray[Any] | None = None,
-    stream: Any = None,  # noqa: ARG001
-) -> NDArray[Any]:
-    """Return a window of every image, each mirrored left to right on request: the twin of `crop`.
-
-    Examples
-    --------
     >>> images = np.arange(6, dtype=np.uint8).reshape(1, 2, 3, 1)
     >>> crop_on_host(images, (1, 2), np.array([[1, 1, 1]], np.int32)).ravel().tolist()
     [5, 4]
     """
-    shape, _ = _check(images, size, windows, layout, "numpy")
-    result: NDArray[Any] = obtain("out", out, "numpy", shape, [images.dtype])
-    cut_windows(as_pixels(images, layout), windows, as_pixels(result, layout))
-    return result
-
-
-def _check(
-    images: Any, size: Sequence[int], windows: Any, layout: str, library: Library
-) -> tuple[tuple[int, ...], dict[str, int]]:
-    """Return the shape of the result, and the kernel's geometry, where `pixel` is in bytes."""
-    channels, height, width = check_images(images, layout, library)
+    channels, height, width = check_images(images, layout)
     out_height, out_width = check_window(size, height, width)
-    samples = len(images)
-    check_array("windows", windows, library, shape=(samples, 3), dtypes=[np.int32])
+    # The kernel knows neither dtypes nor layouts: an image is planes of rows of pixels, and these have bytes.
     planes, pixel = (1, channels) if layout == "HWC" else (channels, 1)
     pixel *= images.itemsize
     if width * pixel >= _MOST_BYTES:
         raise ValueError(f"rows of images must have fewer than {_MOST_BYTES} bytes, got {width * pixel}")
-    if samples * planes * height >= _MOST_ROWS:
+    if len(images) * planes * height >= _MOST_ROWS:
         raise ValueError(f"images must have fewer than {_MOST_ROWS} rows in all, got shape {images.shape}")
-    counts = {
-        "samples": samples,
-        "planes": planes,
-        "height": height,
-        "width": width,
-        "pixel": pixel,
-        "out_height": out_height,
-        "out_width": out_width,
-    }
-    return (samples, *join_shape(channels, out_height, out_width, layout)), counts
+
+    def on_host(result: NDArray[Any]) -> None:
+        cut_windows(as_pixels(images, layout), windows, as_pixels(result, layout))
+
+    def on_device(result: Any) -> Iterator[Any]:
+        row = out_width * pixel
+        # Rows that begin at no multiple of 4 are stored in words of 4 as well, and their ends byte by byte.
+        word = max(find_word(row, result.data.ptr), _LEAST_WORD)
+        words = -(-row // word) + (row % word > 0 or result.data.ptr % word > 0)  # a row may begin within one
+        grid = spread_images(len(images), out_height, words, planes, _LANE // word)
+        counts = by_value([len(images), planes, height, width, pixel, out_height, out_width])
+        yield f"crop<{WORDS[word]}>", grid, (images, windows, result, counts)
+
+    shape = (len(images), *join_shape(channels, out_height, out_width, layout))
+    return Work(shape, images.dtype, on_host, on_device)
+
+
+@declare(images=takes(shape=IMAGES, written=True), windows=takes("int32", shape=("samples", 4)))
+def erase(
+    images: Any, windows: Any, *, color: ArrayLike = 0, layout: Layout = "CHW", stream: Any = None
+) -> Work:
+    """Fill a rectangle of every image with a color, in place, and return the images.
+
+    Images are those of `crop`. Each row of `windows` is top, left, height and width of a rectangle. What
+    reaches over the edge of the image is cut off. The color is one number for all channels, or one for each
+    of up to 64.
+
+    >>> images = np.zeros((1, 1, 2, 3), np.uint8)
+    >>> erase_on_host(images, np.array([[0, 1, 1, 9]], np.int32), color=7).tolist()
+    [[[[0, 7, 7], [0, 0, 0]]]]
+    """
+    channels, height, width = check_images(images, layout)
+    try:
+        values = np.asarray(color, images.dtype).reshape(-1)
+    except OverflowError as error:
+        raise ValueError(f"color must fit into {images.dtype}, got {color!r}") from error
+    if values.size not in (1, channels) or values.size > _MOST_COLORS:
+        raise ValueError(
+            f"color must be one number, or one number for each of {channels} channels, of which there may be "
+            f"{_MOST_COLORS}; got {color!r}"
+        )
+
+    def on_host(result: NDArray[Any]) -> None:
+        for picture, (top, left, tall, wide) in zip(as_pixels(result, layout), windows.tolist(), strict=True):
+            # A negative end of a slice would count from the other edge.
+            rows = slice(max(top, 0), max(top + tall, 0))
+            picture[rows, max(left, 0) : max(left + wide, 0)] = values
+
+    def on_device(result: Any) -> Iterator[Any]:
+        # The color's bits in the low bytes of words of 64: dtypes of one size share a kernel.
+        bits = np.zeros((_MOST_COLORS, 8), np.uint8)
+        bits[: values.size, : values.itemsize] = values.reshape(-1, 1).view(np.uint8)
+        counts = by_value([len(images), channels, height, width, layout == "CHW", values.size > 1])
+        # The host does not know how large the rectangles are; blocks that find nothing to do end at once.
+        grid = spread(-(-images.size // len(images) // _ERASED), len(images))
+        arguments = result, windows, counts, by_value(bits, np.uint8)
+        yield f"erase<{WORDS[images.itemsize]}>", grid, arguments
+
+    return Work(images.shape, images.dtype, on_host, on_device, into=images)
+
+
+crop_on_host = crop.on_host
+erase_on_host = erase.on_host
+
+
+def check_layout(name: str, layout: object) -> None:
+    """Raise `ValueError` unless `layout` is "HWC" or "CHW"."""
+    if layout not in ("HWC", "CHW"):
+        raise ValueError(f"{name} must be 'HWC' or 'CHW', got {layout!r}")
+
+
+def split_shape(shape: Sequence[int], layout: str) -> tuple[int, int, int]:
+    """Return the channels, height and width of an image of this shape.
+
+    >>> split_shape((32, 40, 3), "HWC")
+    (3, 32, 40)
+    """
+    first, second, third = shape
+    return (third, first, second) if layout == "HWC" else (first, second, third)
+
+
+def join_shape(channels: int, height: int, width: int, layout: str) -> tuple[int, int, int]:
+    """Return the shape of an image in a layout.
+
+    >>> join_shape(3, 32, 40, "HWC")
+    (32, 40, 3)
+    """
+    check_layout("out_layout", layout)  # a kernel with one layout has checked it before
+    return (height, width, channels) if layout == "HWC" else (channels, height, width)
+
+
+def as_pixels(images: NDArray[Any], layout: str) -> NDArray[Any]:
+    """Return a view of images as (n, height, width, channels)."""
+    return images if layout == "HWC" else images.transpose(0, 2, 3, 1)
+
+
+def check_images(images: Any, layout: str) -> tuple[int, int, int]:
+    """Return the channels, height and width of images that a kernel moves as words, or raise.
+
+    >>> check_images(np.zeros((8, 32, 40, 3), bool), "HWC")
+    (3, 32, 40)
+    """
+    if images.dtype.itemsize not in (1, 2, 4, 8) or images.dtype.kind not in "biuf":
+        raise TypeError(f"images must hold numbers of 1, 2, 4 or 8 bytes, got {images.dtype}")
+    return measure(images, layout)
+
+
+def measure(images: Any, layout: str, most_channels: int | None = None) -> tuple[int, int, int]:
+    """Return the channels, height and width of a batch of images, or raise if a kernel cannot count them.
+
+    >>> measure(np.zeros((8, 32, 40, 3), np.uint8), "HWC")
+    (3, 32, 40)
+    """
+    check_layout("layout", layout)
+    channels, height, width = split_shape(images.shape[1:], layout)
+    if not channels or (most_channels is not None and channels > most_channels):
+        expected = "at least 1 channel" if most_channels is None else f"1 to {most_channels} channels"
+        raise ValueError(
+            f"images must have {expected}, got {channels} in images of shape {images.shape[1:]} "
+            f"in layout {layout}"
+        )
+    if len(images) >= _MOST_SAMPLES:
+        raise ValueError(f"there must be fewer than {_MOST_SAMPLES} images, got shape {images.shape}")
+    if channels * height * width >= _MOST_VALUES:
+        raise ValueError(
+            f"images must have fewer than {_MOST_VALUES} values each, got shape {images.shape[1:]}"
+        )
+    return channels, height, width
+
+
+def check_window(size: object, height: int, width: int) -> tuple[int, int]:
+    """Return the height and width of windows of images of this size, or raise.
+
+    >>> check_window((28, 28), 32, 40)
+    (28, 28)
+    """
+    if not isinstance(size, Sequence) or len(size) != 2:
+        raise ValueError(f"size must be (height, width), got {size!r}")
+    return (
+        check_size("height in size", size[0], 0, height + 1),
+        check_size("width in size", size[1], 0, width + 1),
+    )
+
+
+def cut_windows(pixels: NDArray[Any], windows: NDArray[np.int32], target: NDArray[Any]) -> None:
+    """Write windows of images into `target`; both are (n, height, width, channels)."""
+    height, width = target.shape[1:3]
+    for image, out, (top, left, flip) in zip(pixels, target, windows.tolist(), strict=True):
+        # Moved inside and not refused, like on the device, where a check would wait for the copy of the
+        # windows.
+        y = min(max(top, 0), pixels.shape[1] - height)
+        x = min(max(left, 0), pixels.shape[2] - width)
+        window = image[y : y + height, x : x + width]
+        out[...] = window[:, ::-1] if flip else window

@@ -17,8 +17,8 @@
 // gather_fields gathers the rows of several arrays by the same indices in one launch. The grid's z counts the
 // arrays, and each array divides a block into lanes along its own rows.
 //
-// Launch: any grid, two-dimensional blocks of any size; gather_fields uses up to 256 threads of a block. Twin and
-// launcher: gather.py.
+// Launch: any grid, two-dimensional blocks of any size; gather_fields uses up to 256 threads of a block. Declaration
+// and twin: gather.py.
 
 constexpr int AHEAD = 4;  // loads that a lane has in flight
 

@@ -1,71 +1,191 @@
-"""Shared by launchers and twins: argument checks, arrays for results, grid sizes, and the launch itself."""
+"""Declares kernels, so that launcher, twin and checks have one source; then launches them.
+
+A kernel is one function under `declare`. The decorator says what its arrays must be. The function has the
+signature of both launcher and twin, checks what the decorator cannot say, and returns a `Work`::
+
+    @declare(values=takes("uint8"))
+    def invert(values, *, out=None, stream=None):
+        def on_host(result):
+            np.subtract(255, values, out=result)
+
+        def on_device(result):
+            yield "invert", spread(values.size), (values, result, np.uint64(values.size))
+
+        return Work(values.shape, values.dtype, on_host, on_device)
+
+    invert(cupy_array), invert.on_host(numpy_array)
+
+Below the declaration: the checks, the launch itself, the recording of launches, and the sizes of grids.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import math
+import inspect
 import sys
-from collections.abc import Sequence
-from typing import Any, Literal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import update_wrapper
+from types import EllipsisType
+from typing import Any, Generic, Literal, NamedTuple, ParamSpec
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from gpuloader.kernels.compiling import load_kernel
-from gpuloader.kernels.recording import Launch, note_launch, only_noted
+from gpuloader.kernels.compiler import load_kernel
 
+# ---------------------------------------------------------------------------------------------------------
+# The declaration
+
+Parameters = ParamSpec("Parameters")
+
+# The library whose arrays a function takes: CuPy for launchers, NumPy for twins.
 Library = Literal["numpy", "cupy"]
-"""The library whose arrays a function takes: CuPy for launchers, NumPy for twins."""
 
-_NULL = np.uint64(0)
-_BLOCK = 256
-_GREATEST_X, _GREATEST_Y = 2**31 - 1, 65535
-_WORDS_PER_LANE = 4
-_MOST_LINES = 8
-_ENOUGH_BLOCKS = 1024  # fill the largest device, so that lanes may have more than one row each
+# A declared shape, of numbers, names that stand for one number in all shapes of a kernel, and None for any
+# number. ``...`` at the end allows any rank.
+Shape = tuple[int | str | EllipsisType | None, ...]
+
+# Grid and block of a launch.
+Grid = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+class ArrayParameter(NamedTuple):
+    """What an array parameter of a kernel takes, as `takes` makes it."""
+
+    dtypes: tuple[np.dtype[Any], ...]
+    shape: Shape | None
+    optional: bool
+    written: bool
+
+
+def takes(
+    *dtypes: DTypeLike, shape: Shape | None = None, optional: bool = False, written: bool = False
+) -> ArrayParameter:
+    """Declare an array parameter; without dtypes or a shape it takes any."""
+    return ArrayParameter(tuple(map(np.dtype, dtypes)), shape, optional, written)
+
+
+class Work(NamedTuple):
+    """What follows from checked arguments: the result, and how either side writes it.
+
+    `on_device` yields launches one by one, so that a kernel can do something between two of them. A kernel
+    that works in place names its array in `into`.
+    """
+
+    shape: tuple[int, ...]
+    dtype: DTypeLike
+    on_host: Callable[[Any], None]
+    on_device: Callable[[Any], Iterator[tuple[str, Grid, tuple[Any, ...]]]]
+    into: Any = None
+
+
+def declare(**arrays: ArrayParameter) -> Callable[[Callable[Parameters, Work]], Kernel[Parameters]]:
+    """Make a kernel of a function; the keywords say what its array parameters take."""
+    return lambda function: Kernel(function, arrays)
+
+
+class Kernel(Generic[Parameters]):
+    """A declared kernel: a call launches it, and `on_host` runs its twin. Both have the declared signature.
+
+    The arrays must be on one device, contiguous and aligned. `out` is the array to write to, which must
+    have the result's shape and dtype and not overlap an input; None allocates one. `stream` is the stream
+    to run on; None is the current stream of the arrays' device. A twin takes a stream so that both can be
+    called alike.
+
+    Raises
+    ------
+    TypeError
+        An array is of another library or dtype, or an argument is of another type.
+    ValueError
+        An array has another shape, is not contiguous, aligned or writable, or is on another device; or a
+        number is out of range.
+    """
+
+    __wrapped__: Callable[Parameters, Work]
+    __qualname__: str
+
+    def __init__(self, function: Callable[Parameters, Work], arrays: Mapping[str, ArrayParameter]) -> None:
+        # With the function's name, module and docstring, `help` and doctest treat the kernel as a function.
+        update_wrapper(self, function)
+        signature = inspect.signature(function)
+        self.__signature__ = signature.replace(return_annotation=Any)
+        self.arrays = dict(arrays)
+        self.file = self.__module__.rpartition(".")[2]
+        positions = list(signature.parameters)
+        # Found here, because `Signature.bind` would cost every launch more than all checks together.
+        self._written = [name for name, array in arrays.items() if array.written]
+        self._positions = {name: positions.index(name) for name in arrays}
+
+    def __reduce__(self) -> str:
+        return self.__qualname__  # pickled by name, like the function it looks like
+
+    def __call__(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Any:
+        """Launch the kernel, and return the result."""
+        given = self._check("cupy", args, kwargs)
+        work, out = self.__wrapped__(*args, **kwargs), kwargs.get("out")
+        # A kernel without inputs runs where its result is; CuPy allocates on the current device.
+        device = find_device(**given) if given else getattr(out, "device", None) or current_device()
+        result = self._obtain(work, out, "cupy", device)
+        # What writes nothing is not launched: the sizes that its grid is divided by may be 0.
+        if result.nbytes or any(given[name].nbytes for name in self._written if name in given):
+            stream = kwargs.get("stream")
+            for entry, shape, arguments in work.on_device(result):
+                launch(self.file, entry, shape, arguments, device, stream)
+        return result
+
+    def on_host(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> NDArray[Any]:
+        """Compute the same with NumPy, and return the result."""
+        self._check("numpy", args, kwargs)
+        work = self.__wrapped__(*args, **kwargs)
+        result: NDArray[Any] = self._obtain(work, kwargs.get("out"), "numpy")
+        work.on_host(result)
+        return result
+
+    def _check(self, library: Library, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arrays that were given, after checking them as declared."""
+        given: dict[str, Any] = {}
+        sizes: dict[Any, int] = {}
+        for name, (dtypes, shape, optional, written) in self.arrays.items():
+            position = self._positions[name]
+            if name not in kwargs and position >= len(args):
+                continue  # a default, or missing: of that, Python tells when it calls the function
+            array = kwargs[name] if name in kwargs else args[position]
+            if array is not None or not optional:
+                check_array(name, array, library, dtypes, shape, written, sizes)
+                given[name] = array
+        return given
+
+    @staticmethod
+    def _obtain(work: Work, out: Any, library: Library, device: Any = None) -> Any:
+        return obtain("out", out, library, work.shape, work.dtype, device) if work.into is None else work.into
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Checks
 
 
 def check_array(
     name: str,
     array: Any,
     library: Library,
-    *,
-    shape: Sequence[int | None] | None = None,
-    dtypes: Sequence[DTypeLike] | None = None,
+    dtypes: Sequence[DTypeLike],
+    shape: Shape | None,
+    written: bool,
+    sizes: dict[str, int],
 ) -> None:
-    """Raise unless `array` can be passed to a kernel as it is.
-
-    Parameters
-    ----------
-    name : str
-        The parameter's name, for the message.
-    array : object
-        The argument.
-    library : {"numpy", "cupy"}
-        The library whose array it must be.
-    shape : sequence of int or None, optional
-        The required shape; None in it allows any size.
-    dtypes : sequence of dtype-like, optional
-        The allowed dtypes; without them, any dtype except object.
-
-    Raises
-    ------
-    TypeError
-        The argument is not an array of that library, or has another dtype.
-    ValueError
-        The array has another shape, is not contiguous in C order, or is not aligned to its dtype.
-    """
+    """Raise `TypeError` or `ValueError` unless `array` can be passed to a kernel as it is."""
     module = sys.modules.get(library)
     if module is None or not isinstance(array, module.ndarray):
         found = f"{type(array).__module__}.{type(array).__name__}"
         raise TypeError(f"{name} must be a {library}.ndarray, got {found}")
-    if dtypes is not None and not any(array.dtype == np.dtype(dtype) for dtype in dtypes):
-        expected = " or ".join(np.dtype(dtype).name for dtype in dtypes)
-        raise TypeError(f"{name} must have dtype {expected}, got {array.dtype}")
+    check_dtype(name, array, dtypes)
     if array.dtype.hasobject:
         raise TypeError(f"{name} must hold plain numbers, got {array.dtype}")
-    if shape is not None and not _fits(array.shape, shape):
-        raise ValueError(f"{name} must have shape {_show(shape)}, got {array.shape}")
+    if shape is not None:
+        check_shape(name, array, shape, sizes)
+    # A kernel gets an address, and nothing of strides; and it loads whole elements, which a GPU can only do
+    # at multiples of their size.
     if not array.flags.c_contiguous:
         raise ValueError(
             f"{name} must be contiguous, got shape {array.shape} with strides {array.strides}; "
@@ -74,20 +194,47 @@ def check_array(
     address = array.ctypes.data if library == "numpy" else array.data.ptr
     if array.size and address % array.dtype.alignment:
         raise ValueError(f"{name} must be aligned to its dtype {array.dtype}, got address {address}")
+    if written and not getattr(array.flags, "writeable", True):  # CuPy has no such flag
+        raise ValueError(f"{name} must be writable")
+
+
+def check_dtype(name: str, array: Any, dtypes: Sequence[DTypeLike]) -> None:
+    """Raise `TypeError` unless an array has one of the dtypes; none allows any."""
+    if dtypes and array.dtype not in dtypes:
+        expected = " or ".join(np.dtype(dtype).name for dtype in dtypes)
+        raise TypeError(f"{name} must have dtype {expected}, got {array.dtype}")
+
+
+def check_shape(name: str, array: Any, shape: Shape, sizes: dict[str, int] | None = None) -> None:
+    """Raise `ValueError` unless an array has a shape, whose names stand for `sizes`; unknown ones are added.
+
+    >>> sizes = {}
+    >>> check_shape("windows", np.zeros((2, 3)), ("samples", 3), sizes)
+    >>> sizes
+    {'samples': 2}
+    """
+    found, known = array.shape, {} if sizes is None else sizes
+    if shape == found:
+        return
+    fits = len(shape) == len(found) or (shape[-1] is ... and len(found) >= len(shape) - 1)
+    # A plain loop: generators instead took most of the time of a launch.
+    for one, size in zip(shape, found if fits else (), strict=False):
+        wanted = known.setdefault(one, size) if isinstance(one, str) else one
+        if isinstance(wanted, int) and wanted != size:
+            fits = False
+    if fits:
+        return
+    if shape[-1] is ...:
+        raise ValueError(f"{name} must have at least one dimension, got shape {found}")
+    shown = [
+        str(known.get(one, "any") if isinstance(one, str) else "any" if one is None else one) for one in shape
+    ]
+    raise ValueError(f"{name} must have shape ({', '.join(shown)}{',' * (len(shown) == 1)}), got {found}")
 
 
 def check_size(name: str, value: object, least: int, limit: int = 2**63) -> int:
-    """Return `value` as an int if it is an integer from `least` to below `limit`.
+    """Return `value` as an int if it is an integer from `least` to below `limit`; raise otherwise.
 
-    Raises
-    ------
-    TypeError
-        The value is not an integer.
-    ValueError
-        The value is out of range.
-
-    Examples
-    --------
     >>> check_size("classes", np.int64(10), least=0)
     10
     """
@@ -99,92 +246,25 @@ def check_size(name: str, value: object, least: int, limit: int = 2**63) -> int:
 
 
 def obtain(
-    name: str,
-    out: Any,
-    library: Library,
-    shape: tuple[int, ...],
-    dtypes: Sequence[DTypeLike],
-    device: Any = None,
+    name: str, out: Any, library: Library, shape: tuple[int, ...], dtype: DTypeLike, device: Any = None
 ) -> Any:
-    """Return the array to write the result into: `out`, which must fit exactly, or a new array for None.
-
-    Parameters
-    ----------
-    name : str
-        The parameter's name, for the message.
-    out : array or None
-        The argument.
-    library : {"numpy", "cupy"}
-        The library whose array it must be.
-    shape : tuple of int
-        The required shape.
-    dtypes : sequence of dtype-like
-        The allowed dtypes; a new array has the first.
-    device : cupy.cuda.Device or None
-        The device it must be on.
-
-    Raises
-    ------
-    TypeError
-        `out` is not an array of that library, or has another dtype.
-    ValueError
-        `out` has another shape, is not contiguous, is on another device, or is read-only.
-    """
+    """Return the array to write the result into: `out`, which must fit exactly, or a new array for None."""
     if out is None:
         with on_device(device):
-            return sys.modules[library].empty(shape, dtypes[0])
-    check_array(name, out, library, shape=shape, dtypes=dtypes)
-    if not getattr(out.flags, "writeable", True):
-        raise ValueError(f"{name} must be writable")
+            return sys.modules[library].empty(shape, dtype)
+    check_array(name, out, library, (dtype,), shape, written=True, sizes={})
     if device is not None and out.device.id != device.id:
         raise ValueError(f"{name} must be on gpu:{device.id}, got gpu:{out.device.id}")
     return out
 
 
-def obtain_on_device(out: Any, shape: tuple[int, ...], dtype: DTypeLike, **inputs: Any) -> tuple[Any, Any]:
-    """Return the array to write a kernel's result into, and the device that it and all inputs are on.
-
-    Parameters
-    ----------
-    out : cupy.ndarray or None
-        The caller's argument; None allocates a new array.
-    shape, dtype : tuple of int, dtype-like
-        The result's shape and dtype.
-    **inputs : cupy.ndarray or None
-        The input arrays by name; None is ignored.
-
-    Raises
-    ------
-    TypeError
-        `out` is not a CuPy array, or has another dtype.
-    ValueError
-        The arrays are on several devices, or `out` does not fit; see `obtain`.
-    """
-    device = find_device(**inputs)
-    return obtain("out", out, "cupy", shape, [dtype], device), device
-
-
-def make_struct(dtype: np.dtype[Any], **values: Any) -> NDArray[Any]:
-    """Return a structure that `launch` passes to a kernel by value, as an array of one element.
-
-    >>> make_struct(np.dtype([("height", np.int32), ("width", np.int32)]), height=2, width=3).tolist()
-    (2, 3)
-    """
-    struct = np.zeros((), dtype)
-    for name, value in values.items():
-        struct[name] = value
-    return struct
+# ---------------------------------------------------------------------------------------------------------
+# Devices and streams
 
 
 def find_device(**arrays: Any) -> Any:
-    """Return the one device that all arrays are on; None is ignored.
-
-    Raises
-    ------
-    ValueError
-        The arrays are on several devices.
-    """
-    devices = {name: array.device for name, array in arrays.items() if array is not None}
+    """Return the one device that all arrays are on; raise `ValueError` if they are on several."""
+    devices = {name: array.device for name, array in arrays.items()}
     if len({device.id for device in devices.values()}) > 1:
         found = ", ".join(f"{name} on gpu:{device.id}" for name, device in devices.items())
         raise ValueError(f"arrays must be on one device, got {found}")
@@ -192,10 +272,9 @@ def find_device(**arrays: Any) -> Any:
 
 
 def on_device(device: Any) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which `device` is the current device; None changes nothing.
-
-    A device that is current is not entered, because CuPy sets the device again when it is left.
-    """
+    """Return a context in which `device` is the current device; None changes nothing."""
+    # A device that is current is not entered: CuPy sets the previous device again when one is left, which
+    # from CUDA 12 on creates that device's context, of some 500 MiB, though nothing may ever run there.
     if device is None or device.id == sys.modules["cupy"].cuda.runtime.getDevice():
         return contextlib.nullcontext()
     context: contextlib.AbstractContextManager[Any] = device
@@ -209,50 +288,48 @@ def current_device() -> Any:
     return cupy.cuda.Device()
 
 
-def sort(array: Any, device: Any, stream: Any) -> None:
-    """Sort a CuPy array in place on a stream of its device; temporary memory comes from CuPy's pool."""
-    with on_device(device), on_stream(stream):
-        array.sort()
-
-
 def on_stream(stream: Any) -> contextlib.AbstractContextManager[Any]:
     """Return a context in which `stream` is the current stream; None changes nothing."""
     context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext() if stream is None else stream
     return context
 
 
-def launch(
-    name: str,
-    entry: str | None,
-    shape: tuple[tuple[int, ...], tuple[int, ...]],
-    arguments: tuple[Any, ...],
-    device: Any,
-    stream: Any,
-) -> None:
-    """Launch a kernel on a stream of a device.
+# ---------------------------------------------------------------------------------------------------------
+# The launch
 
-    Parameters
-    ----------
-    name, entry : str
-        The kernel's file and entry, as in `load_kernel`.
-    shape : tuple
-        Grid and block, from `spread`, `spread_rows` or `spread_images`.
-    arguments : tuple
-        CuPy arrays, NumPy scalars and structures (see `make_struct`) of exactly the types that the kernel
-        takes; None is a null pointer.
-    device : cupy.cuda.Device
-        The device that the arrays are on.
-    stream : cupy.cuda.Stream or None
-        The stream to run on; None is the current stream of that device.
+
+class Launch(NamedTuple):
+    """A launch of a kernel, with all that is needed to repeat it."""
+
+    entry: str
+    kernel: Any
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    arguments: tuple[Any, ...]
+
+
+_NULL = np.uint64(0)
+
+
+def launch(
+    name: str, entry: str | None, shape: Grid, arguments: tuple[Any, ...], device: Any, stream: Any
+) -> None:
+    """Launch an entry of a kernel's file; see `load_kernel`.
+
+    Arguments are CuPy arrays, NumPy scalars and structures, of exactly the types that the kernel takes: CuPy
+    passes their bytes on, and nobody compares them with the parameters. None is a null pointer.
     """
-    if only_noted(name, entry):
+    if _recording.kernels is not None:
+        _recording.kernels.append((name, entry))
         return
     grid, block = shape
     passed = tuple(_NULL if argument is None else argument for argument in arguments)
+    # A kernel belongs to the device that it was loaded for, so that one has to be current.
     with on_device(device):
         kernel = find_kernel(name, entry)
         kernel(grid, block, passed, stream=stream)
-    note_launch(Launch(entry or name, kernel, grid, block, passed))
+    if _recording.launches is not None:
+        _recording.launches.append(Launch(entry or name, kernel, grid, block, passed))
 
 
 def find_kernel(name: str, entry: str | None) -> Any:
@@ -260,17 +337,81 @@ def find_kernel(name: str, entry: str | None) -> Any:
     return load_kernel(name, entry)
 
 
-def spread(items: int, samples: int = 1) -> tuple[tuple[int, int], tuple[int]]:
+def by_value(numbers: ArrayLike, dtype: DTypeLike = np.uint32) -> NDArray[Any]:
+    """Return numbers as a structure of the .cu file, whose fields follow one another in the same order.
+
+    >>> by_value([2, 3]).shape, by_value([2, 3]).nbytes
+    ((1,), 8)
+    """
+    # `launch` passes an array of one element by value, and any other not at all.
+    array = np.asarray(numbers, dtype).reshape(-1)
+    return array.view(f"V{array.nbytes}")
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Launches that are recorded, to be repeated; or only noted, so that what they need can be compiled ahead
+
+# A kernel's file and entry, as in `load_kernel`.
+KernelName = tuple[str, str | None]
+
+
+# Of a thread: while one thread notes what to compile ahead, others launch.
+class _Recording(threading.local):
+    launches: list[Launch] | None = None
+    kernels: list[KernelName] | None = None
+
+
+_recording = _Recording()
+
+
+@contextlib.contextmanager
+def _collect(what: Literal["launches", "kernels"]) -> Iterator[list[Any]]:
+    before, found = getattr(_recording, what), list[Any]()
+    setattr(_recording, what, found)
+    try:
+        yield found
+    finally:
+        setattr(_recording, what, before)
+
+
+def record_launches() -> contextlib.AbstractContextManager[list[Launch]]:
+    """Collect the launches that this thread makes in the block, which run as usual."""
+    return _collect("launches")
+
+
+def only_note_kernels() -> contextlib.AbstractContextManager[list[KernelName]]:
+    """Collect the kernels that this thread asks to launch in the block, and launch nothing.
+
+    >>> with only_note_kernels() as kernels:
+    ...     launch("spin", None, spread(1), (np.uint64(10**9),), device=None, stream=None)
+    >>> kernels
+    [('spin', None)]
+    """
+    return _collect("kernels")
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Sizes of grids. Kernels loop over what a grid does not cover, so all of these are about speed alone.
+
+_BLOCK = 256
+_GREATEST_X, _GREATEST_Y = 2**31 - 1, 65535  # what CUDA allows
+_WORDS_PER_LANE = 4
+_MOST_LINES = 8
+_ENOUGH_BLOCKS = 1024  # fill the largest device, so that lanes may have more than one row each
+
+
+def spread(items: int, samples: int = 1) -> Grid:
     """Return grid and block for one thread per item, with samples along the grid's y.
 
     >>> spread(1000), spread(20, samples=70_000)
     (((4, 1), (256,)), ((1, 65535), (32,)))
     """
+    # Whole warps, but no more of them than there are items for.
     block = min(_BLOCK, max(-(-items // 32) * 32, 32))
     return (_within(-(-items // block), _GREATEST_X), _within(samples, _GREATEST_Y)), (block,)
 
 
-def spread_rows(rows: int, words: int, each: int = 1) -> tuple[tuple[int, int], tuple[int, int]]:
+def spread_rows(rows: int, words: int, each: int = 1) -> Grid:
     """Return grid and block for copying rows of words: lanes along a row, several rows per block.
 
     Long rows are split over the grid's y. If there are enough rows to fill a device, a lane copies up to
@@ -284,6 +425,7 @@ def spread_rows(rows: int, words: int, each: int = 1) -> tuple[tuple[int, int], 
     lanes = count_lanes(words)
     beside = _BLOCK // lanes
     blocks, parts = -(-rows // beside), -(-words // (lanes * _WORDS_PER_LANE))
+    # More loads in flight per lane hide the memory's latency, but only once every multiprocessor is busy.
     each = min(each, max(blocks * parts // _ENOUGH_BLOCKS, 1))
     if parts > 1:
         parts = -(-parts // each)
@@ -292,20 +434,17 @@ def spread_rows(rows: int, words: int, each: int = 1) -> tuple[tuple[int, int], 
     return (_within(blocks, _GREATEST_X), _within(parts, _GREATEST_Y)), (lanes, beside)
 
 
-def spread_images(
-    samples: int, lines: int, words: int, planes: int = 1, each: int = 1
-) -> tuple[tuple[int, int, int], tuple[int, int]]:
+def spread_images(samples: int, lines: int, words: int, planes: int = 1, each: int = 1) -> Grid:
     """Return grid and block for images: lanes along a line, with `each` words per lane, and several lines.
-
-    Lines are counted by the grid's x, samples by its y, and planes by its z. If there are enough to fill a
-    device, each lane has up to 8 lines, so that threads set out less often.
 
     >>> spread_images(samples=64, lines=28, words=21), spread_images(samples=4096, lines=224, words=42)
     (((3, 64, 1), (21, 12)), ((5, 4096, 1), (42, 6)))
     """
+    # x counts lines, y samples and z planes, so that no thread has to divide to find its row.
     lanes = count_lanes(-(-words // each))
     beside = min(_BLOCK // lanes, max(lines, 1))
     blocks = -(-lines // beside)
+    # With enough blocks to fill a device, a lane makes several lines, so that threads set out less often.
     each_lines = min(_MOST_LINES, max(blocks * samples * planes // _ENOUGH_BLOCKS, 1))
     x = _within(-(-blocks // each_lines), _GREATEST_X)
     return (x, _within(samples, _GREATEST_Y), _within(planes, _GREATEST_Y)), (lanes, beside)
@@ -317,29 +456,10 @@ def count_lanes(words: int) -> int:
     >>> count_lanes(21), count_lanes(300)
     (21, 150)
     """
+    # An even share: of 300 words, 256 lanes would leave the second pass with 44 busy ones.
     words = max(words, 1)
     return -(-words // -(-words // _BLOCK))
 
 
 def _within(size: int, greatest: int) -> int:
     return min(max(size, 1), greatest)
-
-
-def find_word(*sizes: int) -> int:
-    """Return how many bytes can be moved at once: the largest power of two, up to 16, that divides all sizes.
-
-    >>> find_word(12, 256), find_word(32, 0), find_word(3)
-    (4, 16, 1)
-    """
-    return math.gcd(16, *sizes)
-
-
-def _fits(shape: Sequence[int], expected: Sequence[int | None]) -> bool:
-    return len(shape) == len(expected) and all(
-        wanted is None or size == wanted for size, wanted in zip(shape, expected, strict=True)
-    )
-
-
-def _show(shape: Sequence[int | None]) -> str:
-    sizes = ["any" if size is None else str(size) for size in shape]
-    return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"

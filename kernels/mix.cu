@@ -11,7 +11,7 @@
 // Memory-bound. A thread makes 4 neighbors at a time, with one load of each sample and one store, if they are
 // aligned.
 //
-// Launch: any grid, one-dimensional blocks. Twins and launchers: mix.py.
+// Launch: any grid, one-dimensional blocks. Declarations and twins: mix.py.
 
 #include "numbers.cuh"
 

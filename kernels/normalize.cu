@@ -22,7 +22,7 @@
 //
 // Subnormal inputs and results are kept; see numbers.cuh.
 //
-// Launch: any grid, one- or two-dimensional blocks. Twin and launcher: normalize.py.
+// Launch: any grid, one- or two-dimensional blocks. Declaration and twin: normalize.py.
 
 #include "numbers.cuh"
 #include "wide.cuh"

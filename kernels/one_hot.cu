@@ -5,7 +5,7 @@
 // to unsigned 64 bits, a negative label is larger than any number of classes. So neither a negative label nor
 // one beyond the last class matches a column, and its row stays zero.
 //
-// Launch: any grid, two-dimensional blocks of any size. Twin and launcher: one_hot.py.
+// Launch: any grid, two-dimensional blocks of any size. Declaration and twin: one_hot.py.
 
 template <typename Label, typename Word>
 __global__ void one_hot(const Label* __restrict__ labels, void* __restrict__ out, unsigned long long rows,

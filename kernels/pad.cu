@@ -9,7 +9,7 @@
 // Rows longer than the result are cut. Splits that decrease or lie outside the values are clamped: nothing
 // outside may be read, and the host cannot check splits without waiting for the device.
 //
-// Launch: any grid, two-dimensional blocks of any size. Twin and launcher: pad.py.
+// Launch: any grid, two-dimensional blocks of any size. Declaration and twin: pad.py.
 
 struct alignas(16) Pattern {
     unsigned char bytes[16];

@@ -16,7 +16,7 @@
 // A picture's changes are pairs of floats: what to change (1 brightness, 2 contrast, 3 saturation, 4 hue; anything
 // else changes nothing), and by how much. For a hue, that is an integer from 0 to 255.
 //
-// Launch: any grid, one-dimensional blocks. Twin and launcher: recolor.py.
+// Launch: any grid, one-dimensional blocks. Declaration and twin: recolor.py.
 
 #include "numbers.cuh"
 #include "channels.cuh"

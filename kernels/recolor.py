@@ -1,42 +1,42 @@
-"""`recolor`: change the colors of pictures as Pillow does, and normalize them, on the device or in NumPy."""
+"""`recolor`: change the colors of pictures as Pillow does, and normalize them."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from gpuloader.kernels.channels import CHANNELS, TARGETS, finish_on_host, make_constants
-from gpuloader.kernels.dtypes import cpp_type, resolve_target
-from gpuloader.kernels.launching import (
-    Library,
-    check_array,
-    check_size,
-    launch,
-    make_struct,
-    obtain,
-    obtain_on_device,
-    spread,
-)
-from gpuloader.kernels.recoloring import recolor_picture
-from gpuloader.kernels.windows import Layout, check_layout, geometry_type, join_shape, measure
+from gpuloader.kernels.cast import cpp_type
+from gpuloader.kernels.crop import IMAGES, Layout, join_shape, measure
+from gpuloader.kernels.launching import Work, by_value, check_size, declare, obtain, spread, takes
+from gpuloader.kernels.normalize import CHANNELS, TARGETS, plan_finish
 
 ENTRIES = (
     *(f"measure<{channels}>" for channels in CHANNELS),
     *(f"recolor<{channels}, {cpp_type(target)}>" for channels in CHANNELS for target in TARGETS),
 )
 
+# What can be changed. In the kernel's numbers, the first is 1.
+CHANGES = ("brightness", "contrast", "saturation", "hue")
+
+# How many times the contrast of a picture can be changed.
 MOST_CONTRASTS = 8
-"""How many times the contrast of a picture can be changed."""
 
+# How many parts of each picture are added up by themselves.
 PARTS = 32
-"""How many parts of each picture are added up by themselves."""
 
-_PICTURES = geometry_type("samples", "pixels", "planar", "row", "first", "contrasts")
 _THREADS, _EACH = 256, 4  # threads of a block that adds up, and pixels that a thread recolors
 
+Integers = NDArray[np.int32]
 
+
+@declare(
+    pictures=takes("uint8", shape=IMAGES),
+    numbers=takes("float32", shape=("samples", None)),
+    sums=takes("uint64", optional=True),
+)
 def recolor(
     pictures: Any,
     numbers: Any,
@@ -51,140 +51,153 @@ def recolor(
     dtype: DTypeLike = "float32",
     out: Any = None,
     stream: Any = None,
-) -> Any:
-    """Return pictures with changed colors, normalized, on the device.
+) -> Work:
+    """Return pictures with changed colors, normalized.
 
     The pixels are those of Pillow's ``ImageEnhance`` and of torchvision's ``adjust_hue``, after each change
     rounded to bytes. Then ``(x * scale - mean) / std`` is computed as `normalize` does.
 
     Parameters
     ----------
-    pictures : cupy.ndarray
-        The pictures, uint8 of shape (n, height, width, channels), 1 or 3 channels; fewer than 2**31 values
-        per picture; contiguous.
-    numbers : cupy.ndarray
-        The changes of each picture, float32 of shape (n, first + 2 * changes). From column `first` on, each
-        change is a pair: what to change, and by how much. 1 is brightness, 2 contrast, 3 saturation, each by
-        a factor; 4 is hue, by an integer from 0 to 255 in parts of the color wheel. Other numbers change
-        nothing.
-    first : int
-        The first column of the changes.
+    pictures : array
+        The pictures, uint8 of shape (n, height, width, 1 or 3), fewer than 2**31 values per picture.
+    numbers, first : array, int
+        The changes of each picture, from column `first` on: pairs of what to change, and by how much. 1 is
+        brightness, 2 contrast, 3 saturation, each by a factor; 4 is hue, by an integer from 0 to 255 in
+        parts of the color wheel. Other numbers change nothing.
     contrasts : int
         How many times the contrast of a picture is changed at most, 0 to 8. Later changes of a picture whose
         contrast changes more often are left out.
-    sums : cupy.ndarray or None
-        Memory for sums, uint64 of shape (n, contrasts, 32); contiguous. None allocates it.
-    mean, std : float or sequence of float
-        One number for all channels or one per channel, in units of ``pixels * scale``.
-    scale : float
-        The factor applied first; ``1 / 255`` maps bytes to 0 to 1.
-    out_layout : {"CHW", "HWC"}
-        The layout of the result.
-    dtype : dtype-like
-        The result's dtype: float32, float16, "bfloat16" as bits in uint16, or uint8, which is not normalized.
-    out : cupy.ndarray or None
-        The array to write to, with the result's shape and dtype; contiguous, not overlapping the pictures.
-        None allocates a new array.
-    stream : cupy.cuda.Stream or None
-        The stream to run on; None is the current stream of the pictures' device.
+    sums : array or None
+        Memory for the device's sums, uint64 of shape (n, contrasts, 32). None allocates it.
+    mean, std, scale, out_layout, dtype, out, stream
+        As for `normalize`; also dtype uint8, which is not normalized.
 
-    Raises
-    ------
-    TypeError
-        An argument is not a CuPy array, or has another dtype.
-    ValueError
-        An array has another shape, is not contiguous, or is on another device; a number is out of range.
-    """
-    plan = _plan(pictures, numbers, first, contrasts, out_layout, dtype, "cupy")
-    constants = make_constants(plan.name, mean, std, scale, plan.channels)
-    result, device = obtain_on_device(out, plan.shape, plan.held, pictures=pictures, numbers=numbers)
-    if result.size:
-        samples, pixels = plan.counts["samples"], plan.counts["pixels"]
-        shape = samples, contrasts, PARTS
-        sums = obtain("sums", sums, "cupy", shape, [np.uint64], device) if contrasts else None
-        counts = make_struct(_PICTURES, **plan.counts)
-        for contrast in range(contrasts):
-            arguments = pictures, numbers, sums, counts, np.uint32(contrast)
-            grid = spread(PARTS * _THREADS, samples)
-            launch("recolor", f"measure<{plan.channels}>", grid, arguments, device, stream)
-        entry = f"recolor<{plan.channels}, {cpp_type(plan.name)}>"
-        given = pictures, numbers, sums, result, counts, constants
-        launch("recolor", entry, spread(-(-pixels // _EACH), samples), given, device, stream)
-    return result
-
-
-def recolor_on_host(
-    pictures: NDArray[np.uint8],
-    numbers: NDArray[np.float32],
-    *,
-    first: int = 0,
-    contrasts: int = 0,
-    sums: NDArray[np.uint64] | None = None,  # noqa: ARG001
-    mean: ArrayLike = 0.0,
-    std: ArrayLike = 1.0,
-    scale: float = 1.0,
-    out_layout: Layout = "CHW",
-    dtype: DTypeLike = "float32",
-    out: NDArray[Any] | None = None,
-    stream: Any = None,  # noqa: ARG001
-) -> NDArray[Any]:
-    """Return pictures with changed colors, normalized: the twin of `recolor`.
-
-    Examples
-    --------
     >>> red = np.array([[[[200, 0, 0]]]], np.uint8)
     >>> darker_gray = np.array([[1, 0.5, 3, 0]], np.float32)
     >>> recolor_on_host(red, darker_gray, dtype="uint8", out_layout="HWC").ravel().tolist()
     [30, 30, 30]
     """
-    plan = _plan(pictures, numbers, first, contrasts, out_layout, dtype, "numpy")
-    make_constants(plan.name, mean, std, scale, plan.channels)
-    result: NDArray[Any] = obtain("out", out, "numpy", plan.shape, [plan.held])
-    pixels = np.empty_like(pictures)
-    for target, picture, row in zip(pixels, pictures, numbers[:, first:].tolist(), strict=True):
-        target[...] = recolor_picture(picture, list(zip(row[::2], row[1::2], strict=True)), contrasts)
-    finish_on_host(pixels, result, mean, std, scale, out_layout, dtype)
-    return result
-
-
-class _Plan(NamedTuple):
-    """The checked arguments: the result's shape and dtype, its channels, and the kernel's geometry."""
-
-    shape: tuple[int, ...]
-    name: str
-    held: np.dtype[Any]
-    channels: int
-    counts: dict[str, int]
-
-
-def _plan(
-    pictures: Any,
-    numbers: Any,
-    first: int,
-    contrasts: int,
-    out_layout: Layout,
-    dtype: DTypeLike,
-    library: Library,
-) -> _Plan:
-    check_array("pictures", pictures, library, shape=(None,) * 4, dtypes=[np.uint8])
     channels, height, width = measure(pictures, "HWC")
     if channels not in CHANNELS:
         raise ValueError(f"pictures must have 1 or 3 channels, got shape {pictures.shape}")
-    check_array("numbers", numbers, library, shape=(len(pictures), None), dtypes=[np.float32])
-    row = numbers.shape[1]
+    samples, row = numbers.shape
     first = check_size("first", first, 0)
     if row < first or (row - first) % 2:
         raise ValueError(f"numbers must have pairs from column {first} on, got shape {numbers.shape}")
     contrasts = check_size("contrasts", contrasts, 0, MOST_CONTRASTS + 1)
-    check_layout("out_layout", out_layout)
-    name, held = resolve_target(dtype, TARGETS)
-    counts = {
-        "samples": len(pictures),
-        "pixels": height * width,
-        "planar": int(out_layout == "CHW"),
-        "row": row,
-        "first": first,
-        "contrasts": contrasts,
-    }
-    shape = (len(pictures), *join_shape(channels, height, width, out_layout))
-    return _Plan(shape, name, held, channels, counts)
+    finish = plan_finish(channels, mean, std, scale, out_layout, dtype)
+
+    def on_host(result: NDArray[Any]) -> None:
+        pixels = np.empty_like(pictures)
+        for target, picture, changes in zip(pixels, pictures, numbers[:, first:].tolist(), strict=True):
+            pairs = list(zip(changes[::2], changes[1::2], strict=True))
+            target[...] = recolor_picture(picture, pairs, contrasts)
+        finish.write(pixels, result)
+
+    def on_device(result: Any) -> Iterator[Any]:
+        # A change of contrast needs the mean of the whole gray picture as it is by then. So there is a launch
+        # before each, which adds up parts; the next launches add up the parts' sums. Integers, whose sum does
+        # not depend on the order of threads.
+        shape = samples, contrasts, PARTS
+        parts = obtain("sums", sums, "cupy", shape, np.uint64, result.device) if contrasts else None
+        counts = by_value([samples, height * width, out_layout == "CHW", row, first, contrasts])
+        for contrast in range(contrasts):
+            grid = spread(PARTS * _THREADS, samples)
+            yield f"measure<{channels}>", grid, (pictures, numbers, parts, counts, np.uint32(contrast))
+        grid = spread(-(-height * width // _EACH), samples)
+        arguments = pictures, numbers, parts, result, counts, finish.constants
+        yield f"recolor<{channels}, {cpp_type(finish.name)}>", grid, arguments
+
+    return Work((samples, *join_shape(channels, height, width, out_layout)), finish.held, on_host, on_device)
+
+
+recolor_on_host = recolor.on_host
+
+
+def recolor_picture(
+    picture: NDArray[np.uint8], changes: Sequence[tuple[float, float]], contrasts: int | None = None
+) -> NDArray[np.uint8]:
+    """Return one picture with changed colors: the definition of `recolor`, whose pairs `changes` has.
+
+    >>> red = np.array([[[200, 0, 0]]], np.uint8)
+    >>> [recolor_picture(red, [change])[0, 0].tolist() for change in [(1, 0.5), (2, 0), (3, 0), (4, 127)]]
+    [[100, 0, 0], [60, 60, 60], [60, 60, 60], [0, 200, 198]]
+    """
+    pixels = picture.astype(np.int32)
+    made = 0
+    for number, amount in changes:
+        if number == 1:
+            pixels = _blend(np.int32(0), pixels, amount)
+        elif number == 2 and (contrasts is None or made < contrasts):
+            made += 1
+            gray = _find_gray(pixels)
+            mean = (2 * int(gray.sum(dtype=np.int64)) + gray.size) // (2 * max(gray.size, 1))
+            pixels = _blend(np.int32(mean), pixels, amount)
+        elif number == 2:
+            break  # the device has no mean for this one, so it makes none of the later changes either
+        elif number == 3:
+            pixels = _blend(_find_gray(pixels), pixels, amount)
+        elif number == 4 and pixels.shape[2] == 3:
+            pixels = _shift_hue(pixels, int(amount))
+    return pixels.astype(np.uint8)
+
+
+def _find_gray(pixels: Integers) -> Integers:
+    if pixels.shape[2] == 1:
+        return pixels
+    # Pillow's weights for "L", in 65536ths, rounded to the nearest.
+    return (pixels @ np.array([[19595], [38470], [7471]], np.int32) + 0x8000) >> 16
+
+
+def _blend(start: Integers | np.int32, pixels: Integers, amount: float) -> Integers:
+    """Return pixels between a start and what they are, or beyond; in float, cut to an integer."""
+    # An amount may be anything: an overflow becomes 0 or 255, and a NaN 0, because comparisons with it are
+    # false.
+    with np.errstate(over="ignore", invalid="ignore"):
+        added = (pixels - start).astype(np.float32) * np.float32(amount)
+        blended = added + np.asarray(start, np.float32)
+    inside = np.where(blended > 0, np.minimum(blended, np.float32(255)), np.float32(0))
+    result: Integers = np.where(blended >= 255, np.float32(255), inside).astype(np.int32)
+    return result
+
+
+def _shift_hue(pixels: Integers, shift: int) -> Integers:
+    """Return pixels whose hue is shifted in Pillow's HSV, which is rounded to bytes."""
+    # Integers, where Pillow has floats: over all 2**24 colors, they give the same.
+    most, range_ = pixels.max(2), np.ptp(pixels, 2)
+    width = np.maximum(range_, 1)
+    turned = ((_find_hue(pixels, most, width) + shift) & 255) * 6
+    saturation = 255 * range_ // np.maximum(most, 1)
+    sector, rest = turned // 255, turned % 255
+    whole = 255 * 255
+    low = (2 * most * (255 - saturation) + 255) // (2 * 255)
+    falling = (2 * most * (whole - saturation * rest) + whole) // (2 * whole)
+    rising = (2 * most * (whole - saturation * (255 - rest)) + whole) // (2 * whole)
+    red = np.choose(sector % 6, [most, falling, low, low, rising, most])
+    green = np.choose(sector % 6, [rising, most, most, falling, low, low])
+    blue = np.choose(sector % 6, [low, low, rising, most, most, falling])
+    # A gray has no hue; what was computed for it above is nonsense.
+    result: Integers = np.where((range_ == 0)[..., None], pixels, np.stack([red, green, blue], 2))
+    return result
+
+
+def _find_hue(pixels: Integers, most: Integers, width: Integers) -> Integers:
+    """Return the hue of colors, 0 to 254, rounded as Pillow does."""
+    # Pillow is written in C: its differences are floats, but sums with 2.0 and 4.0 are doubles. Each is
+    # rounded back to float, and integers in between would give other bytes for some colors.
+    left = (most[..., None] - pixels).astype(np.float32) / width[..., None].astype(np.float32)
+    _, green, blue = np.moveaxis(left, 2, 0)
+    wide_red, wide_green, wide_blue = np.moveaxis(left.astype(np.float64), 2, 0)
+    sector = np.where(
+        pixels[..., 0] == most,
+        blue - green,
+        np.where(
+            pixels[..., 1] == most,
+            (2.0 + wide_red - wide_blue).astype(np.float32),
+            (4.0 + wide_green - wide_red).astype(np.float32),
+        ),
+    )
+    turn = np.fmod(sector.astype(np.float64) / 6.0 + 1.0, 1.0).astype(np.float32)
+    result: Integers = (turn.astype(np.float64) * 255.0).astype(np.int32)
+    return result

@@ -25,7 +25,7 @@
 // A picture whose geometry is impossible is black: nothing outside its values may be read, and the host
 // cannot check sizes on the device without waiting for it.
 //
-// Launch: any grid, one-dimensional blocks. Twin and launcher: resample.py.
+// Launch: any grid, one-dimensional blocks. Declaration and twin: resample.py.
 
 #include "numbers.cuh"
 #include "channels.cuh"

@@ -2,52 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from gpuloader.kernels.channels import CHANNELS, TARGETS, finish_on_host, make_constants
-from gpuloader.kernels.dtypes import cpp_type, resolve_target
-from gpuloader.kernels.launching import (
-    Library,
-    check_array,
-    check_size,
-    launch,
-    make_struct,
-    obtain,
-    obtain_on_device,
-    spread,
-)
-from gpuloader.kernels.resizing import INTERPOLATIONS, Interpolation, resize_on_host
-from gpuloader.kernels.windows import Layout, check_layout, join_shape
+from gpuloader.kernels.cast import cpp_type
+from gpuloader.kernels.crop import Layout, check_window, join_shape
+from gpuloader.kernels.launching import Work, check_shape, declare, spread, takes
+from gpuloader.kernels.normalize import CHANNELS, TARGETS, plan_finish
 
+Interpolation = Literal["bilinear", "bicubic"]
+
+# The numbers of a picture's geometry, all float32, which holds integers up to 2**24. Of a picture, only the
+# region that the result depends on may be there. The numbers are height and width of the region, and its
+# first row and column in the picture; the edges of the box in the picture, which may have fractions; height
+# and width to resize the box to; top and left of the result in there; and the turn: 1 mirrors the result
+# left to right, 2 top to bottom, 3 both. Pixels outside the resized box are black.
 GEOMETRY = (
-    *("height", "width", "row", "column"),
-    *("left", "top", "right", "bottom"),
+    *("height", "width", "row", "column", "left", "top", "right", "bottom"),
     *("tall", "wide", "y", "x", "turn"),
 )
-"""The numbers of a picture's geometry, all float32, which holds integers up to 2**24.
-
-Of a picture, only the region that the result depends on may be there. The numbers are height and width of
-the region, and its first row and column in the picture; the edges of the box in the picture, which may have
-fractions; height and width to resize the box to; top and left of the result in there; and the turn: 1 mirrors
-the result left to right, 2 top to bottom, 3 both. Pixels outside the resized box are black.
-"""
 
 ENTRIES = tuple(f"resample<{channels}, {cpp_type(target)}>" for channels in CHANNELS for target in TARGETS)
 
-_PICTURES = np.dtype(
-    [("samples", np.uint64), ("pixels", np.int64)]
-    + [(name, np.int32) for name in ("out_height", "out_width", "out_planar", "cubic", "numbers")],
-    align=True,
-)
+# samples, pixels, out_height, out_width, out_planar, cubic, numbers
+_PICTURES = np.dtype("u8, i8, i4, i4, i4, i4, i4", align=True)
 
 _TILE_COLUMNS, _TILE_ROWS, _THREADS = 32, 16, 256
+_BITS = 22  # of a weight's fraction; Pillow's, and 8 bits of a pixel and a sign fit into an int with them
+_MOST_SIZE = 2**16 - 1  # of the result
 _GREATEST = 2**24  # height or width: exact as a float, like the edges of a box
 
 
+@declare(
+    values=takes("uint8", shape=(None, None)),
+    geometry=takes("float32", shape=("samples", None)),
+    row_splits=takes("int64", shape=(None,)),
+)
 def resample(
     values: Any,
     row_splits: Any,
@@ -62,8 +56,8 @@ def resample(
     dtype: DTypeLike = "float32",
     out: Any = None,
     stream: Any = None,
-) -> Any:
-    """Return a box of each picture, resized, mirrored and normalized, on the device.
+) -> Work:
+    """Return a box of each picture, resized, mirrored and normalized.
 
     The resized pixels are those of two calls of Pillow's ``Image.resize`` with `box`, the first along x, the
     second along y: antialiased, with each pass rounded to bytes. The filter reaches beyond the box into the
@@ -71,101 +65,161 @@ def resample(
 
     Parameters
     ----------
-    values : cupy.ndarray
-        The pixels of all pictures, one picture behind the other, each row by row; shape (pixels, channels),
-        uint8, 1 or 3 channels, contiguous.
-    row_splits : cupy.ndarray
-        Shape (n + 1,), int64: picture i spans the pixels ``row_splits[i]`` to ``row_splits[i + 1]``.
-    geometry : cupy.ndarray
-        The 13 numbers of `GEOMETRY` for each picture, float32, shape (n, 13); further columns are not read. A
-        picture whose numbers are impossible is black rather than refused, because checking would wait for
-        the device.
-    size : (int, int)
-        Height and width of the result.
-    interpolation : {"bilinear", "bicubic"}
-        The filter.
-    mean, std : float or sequence of float
-        One number for all channels or one per channel, in units of ``pixels * scale``.
-    scale : float
-        The factor applied first; ``1 / 255`` maps bytes to 0 to 1.
-    out_layout : {"CHW", "HWC"}
-        The layout of the result.
-    dtype : dtype-like
-        The result's dtype: float32, float16, "bfloat16" as bits in uint16, or uint8, which is not normalized.
-    out : cupy.ndarray or None
-        The array to write to, with the result's shape and dtype; contiguous. None allocates a new array.
-    stream : cupy.cuda.Stream or None
-        The stream to run on; None is the current stream of the values' device.
+    values, row_splits : array
+        The pixels of all pictures, one picture behind the other, uint8 of shape (pixels, 1 or 3); picture i
+        spans ``row_splits[i]`` to ``row_splits[i + 1]``.
+    geometry : array
+        The 13 numbers of `GEOMETRY` for each picture; further columns are not read. A picture whose numbers
+        are impossible is black.
+    size, interpolation : (int, int), {"bilinear", "bicubic"}
+        Height and width of the result, and the filter.
+    mean, std, scale, out_layout, dtype, out, stream
+        As for `normalize`; also dtype uint8, which is not normalized.
 
-    Raises
-    ------
-    TypeError
-        An argument is not a CuPy array, or has another dtype.
-    ValueError
-        An array has another shape, is not contiguous, or is on another device; a number is out of range.
-    """
-    plan = _plan(values, row_splits, geometry, size, interpolation, out_layout, dtype, "cupy")
-    constants = make_constants(plan.name, mean, std, scale, plan.channels)
-    result, device = obtain_on_device(
-        out, plan.shape, plan.held, values=values, row_splits=row_splits, geometry=geometry
-    )
-    if result.size:
-        samples, (height, width) = len(geometry), plan.size
-        pictures = make_struct(
-            _PICTURES,
-            samples=samples,
-            pixels=len(values),
-            out_height=height,
-            out_width=width,
-            out_planar=out_layout == "CHW",
-            cubic=interpolation == "bicubic",
-            numbers=geometry.shape[1],
-        )
-        tiles = -(-height // _TILE_ROWS) * -(-width // _TILE_COLUMNS)
-        arguments = values, row_splits, geometry, result, pictures, constants
-        entry = f"resample<{plan.channels}, {cpp_type(plan.name)}>"
-        launch("resample", entry, spread(tiles * _THREADS, samples), arguments, device, stream)
-    return result
-
-
-def resample_on_host(
-    values: NDArray[np.uint8],
-    row_splits: NDArray[np.int64],
-    geometry: NDArray[np.float32],
-    size: Sequence[int],
-    *,
-    interpolation: Interpolation = "bilinear",
-    mean: ArrayLike = 0.0,
-    std: ArrayLike = 1.0,
-    scale: float = 1.0,
-    out_layout: Layout = "CHW",
-    dtype: DTypeLike = "float32",
-    out: NDArray[Any] | None = None,
-    stream: Any = None,  # noqa: ARG001
-) -> NDArray[Any]:
-    """Return a box of each picture, resized, mirrored and normalized: the twin of `resample`.
-
-    Examples
-    --------
     >>> picture = np.arange(0, 240, 10, dtype=np.uint8).reshape(4, 6, 1)
     >>> pixels, splits = picture.reshape(-1, 1), np.array([0, 24])
     >>> whole = np.array([[4, 6, 0, 0, 0, 0, 6, 4, 2, 3, 0, 0, 0]], np.float32)
     >>> resample_on_host(pixels, splits, whole, (2, 3), dtype="uint8").tolist()
     [[[[50, 68, 86], [144, 162, 180]]]]
     """
-    plan = _plan(values, row_splits, geometry, size, interpolation, out_layout, dtype, "numpy")
-    make_constants(plan.name, mean, std, scale, plan.channels)
-    result: NDArray[Any] = obtain("out", out, "numpy", plan.shape, [plan.held])
-    pixels = np.zeros((len(geometry), *plan.size, plan.channels), np.uint8)
-    for number, numbers in enumerate(geometry[:, : len(GEOMETRY)].tolist()):
-        begin, end = row_splits[number : number + 2].tolist()
-        if 0 <= begin <= end <= len(values) and _is_possible(numbers, end - begin):
-            height, width, *corner = (int(one) for one in numbers[:4])
-            *window, turn = (int(one) for one in numbers[8:])
-            region = values[begin : begin + height * width].reshape(height, width, -1)
-            resized = resize_on_host(region, numbers[4:8], plan.size, interpolation, window, corner)
-            pixels[number] = resized[:: -1 if turn & 2 else 1, :: -1 if turn & 1 else 1]
-    finish_on_host(pixels, result, mean, std, scale, out_layout, dtype)
+    if geometry.shape[1] < len(GEOMETRY):
+        raise ValueError(f"geometry must have {len(GEOMETRY)} columns or more, got shape {geometry.shape}")
+    samples, channels = len(geometry), values.shape[1]
+    check_shape("row_splits", row_splits, (samples + 1,))
+    if channels not in CHANNELS:
+        raise ValueError(f"values must have 1 or 3 channels, got shape {values.shape}")
+    if interpolation not in ("bilinear", "bicubic"):
+        raise ValueError(f"interpolation must be 'bilinear' or 'bicubic', got {interpolation!r}")
+    height, width = check_window(size, _MOST_SIZE, _MOST_SIZE)
+    finish = plan_finish(channels, mean, std, scale, out_layout, dtype)
+
+    def on_host(result: NDArray[Any]) -> None:
+        pixels = np.zeros((samples, height, width, channels), np.uint8)
+        for number, numbers in enumerate(geometry[:, : len(GEOMETRY)].tolist()):
+            begin, end = row_splits[number : number + 2].tolist()
+            # Black and not refused, like on the device, where a check would wait for the copy of the
+            # geometry.
+            if 0 <= begin <= end <= len(values) and _is_possible(numbers, end - begin):
+                tall, wide, *corner = (int(one) for one in numbers[:4])
+                *window, turn = (int(one) for one in numbers[8:])
+                region = values[begin : begin + tall * wide].reshape(tall, wide, -1)
+                resized = resize_on_host(region, numbers[4:8], (height, width), interpolation, window, corner)
+                pixels[number] = resized[:: -1 if turn & 2 else 1, :: -1 if turn & 1 else 1]
+        finish.write(pixels, result)
+
+    def on_device(result: Any) -> Iterator[Any]:
+        numbers = out_layout == "CHW", interpolation == "bicubic", geometry.shape[1]
+        pictures = np.array((samples, len(values), height, width, *numbers), _PICTURES)
+        # A block makes a tile, whose input rows it resizes along x into shared memory, and then along y.
+        tiles = -(-height // _TILE_ROWS) * -(-width // _TILE_COLUMNS)
+        entry = f"resample<{channels}, {cpp_type(finish.name)}>"
+        arguments = values, row_splits, geometry, result, pictures, finish.constants
+        yield entry, spread(tiles * _THREADS, samples), arguments
+
+    return Work((samples, *join_shape(channels, height, width, out_layout)), finish.held, on_host, on_device)
+
+
+resample_on_host = resample.on_host
+
+
+def resize_on_host(
+    region: NDArray[np.uint8],
+    box: Sequence[float],
+    size: Sequence[int],
+    interpolation: Interpolation = "bilinear",
+    window: Sequence[int] | None = None,
+    corner: Sequence[int] = (0, 0),
+) -> NDArray[np.uint8]:
+    """Return a box of one picture, resized as Pillow does it in two calls: the definition of `resample`.
+
+    `box` is left, top, right and bottom in the picture, and `size` height and width of the result. The
+    region is the part of the picture that the result depends on, or more of it; `corner` is its first row
+    and column in the picture. `window` has height and width to resize the box to, and top and left of the
+    result in there; None resizes the box to `size`.
+
+    >>> picture = np.array([[[0], [100], [200], [100]]], np.uint8)
+    >>> resize_on_host(picture, (0, 0, 4, 1), (1, 2)).ravel().tolist()
+    [71, 143]
+    """
+    left, top, right, bottom = box
+    tall, wide, y, x = (*size, 0, 0) if window is None else window
+    # What the result has of the resized box; the rest is black.
+    rows, columns = range(max(-y, 0), min(tall - y, size[0])), range(max(-x, 0), min(wide - x, size[1]))
+    result = np.zeros((*size, region.shape[2]), np.uint8)
+    if rows and columns:
+        shifted = range(rows.start + y, rows.stop + y), range(columns.start + x, columns.stop + x)
+        extents = (range(one, one + length) for one, length in zip(corner, region.shape, strict=False))
+        down = find_weights(next(extents), top, bottom, tall, shifted[0], interpolation)
+        across = find_weights(next(extents), left, right, wide, shifted[1], interpolation)
+        begin, end = int(down.first[0]), int(down.first[-1] + down.counts[-1])
+        lines = _resize_rows(region[begin:end].swapaxes(0, 1), across).swapaxes(0, 1)
+        inside = result[rows.start : rows.stop, columns.start : columns.stop]
+        inside[...] = _resize_rows(lines, down._replace(first=down.first - begin))
+    return result
+
+
+class Weights(NamedTuple):
+    """The weights of the outputs along one axis."""
+
+    first: NDArray[np.int64]  # input pixel of each output, counted from the region's first
+    counts: NDArray[np.int64]  # of input pixels
+    weights: NDArray[np.int32]  # shape (outputs, taps), in units of 2**-22; 0 beyond an output's own
+
+
+@lru_cache(maxsize=256)
+def find_weights(
+    region: range, low: float, high: float, whole: int, outputs: range, interpolation: Interpolation
+) -> Weights:
+    """Return the weights that Pillow uses to resize a part of an axis, for some of its outputs.
+
+    `region` has the pixels of the picture that are there, `low` and `high` are the part's edges, and
+    `whole` is the number of pixels that the part is resized to.
+
+    >>> weights = find_weights(range(4), 0.0, 4.0, 2, range(2), "bilinear")
+    >>> weights.first.tolist(), (weights.weights / 2**22).round(3).tolist()
+    ([0, 1], [[0.429, 0.429, 0.143, 0.0, 0.0], [0.143, 0.429, 0.429, 0.0, 0.0]])
+    """
+    # Every operation is rounded to double by itself, in Pillow's order, so that the kernel finds the same
+    # bits. Pillow's box is made of floats.
+    start, end = np.float32(low), np.float32(high)
+    step = float(end - start) / whole
+    # The filter grows with the scale, against aliasing, and does not shrink when a picture is enlarged.
+    stretch = max(step, 1.0)
+    support = stretch * (2.0 if interpolation == "bicubic" else 1.0)
+    center = float(start) + (np.array(outputs) + 0.5) * step
+    ends = (center - support + 0.5).astype(np.int64), (center + support + 0.5).astype(np.int64)
+    first, last = (np.clip(end, region.start, region.stop) for end in ends)
+    count = last - first
+    taps = np.arange(int(np.ceil(support)) * 2 + 1)
+    distance = (taps + first[:, None] - center[:, None] + 0.5) * (1.0 / stretch)
+    values = np.where(taps < count[:, None], _weigh(np.abs(distance), interpolation), 0.0)
+    total = np.cumsum(values, axis=1)[:, -1:]  # adds one after the other, like Pillow; `sum` adds pairwise
+    values = np.divide(values, total, out=values, where=total != 0)
+    rounded = (np.where(values < 0, -0.5, 0.5) + values * 2**_BITS).astype(np.int32)
+    found = Weights(first - region.start, count, rounded)
+    for array in found:
+        array.flags.writeable = False  # all that ask for the same weights share them
+    return found
+
+
+def _weigh(x: NDArray[np.float64], interpolation: Interpolation) -> NDArray[np.float64]:
+    """Return a filter's values at distances from its center."""
+    if interpolation == "bilinear":
+        return np.where(x < 1, 1 - x, 0.0)
+    near = (1.5 * x - 2.5) * x * x + 1
+    far = (((x - 5) * x + 8) * x - 4) * -0.5
+    return np.where(x < 1, near, np.where(x < 2, far, 0.0))
+
+
+def _resize_rows(rows: NDArray[np.uint8], weights: Weights) -> NDArray[np.uint8]:
+    """Return weighted sums of rows, rounded to bytes."""
+    # Half a unit to begin with, so that the shift rounds to the nearest.
+    sums = np.full((len(weights.first), *rows.shape[1:]), 1 << (_BITS - 1), np.int32)
+    wide = rows.astype(np.int32)
+    for tap in range(int(weights.counts.max(initial=0))):
+        chosen = np.minimum(weights.first + tap, len(rows) - 1)
+        sums += wide[chosen] * weights.weights[:, tap].reshape(-1, *[1] * (rows.ndim - 1))
+    result: NDArray[np.uint8] = np.clip(sums >> _BITS, 0, 255).astype(np.uint8)
     return result
 
 
@@ -180,43 +234,3 @@ def _is_possible(numbers: Sequence[float], pixels: int) -> bool:
         and all(-_GREATEST <= one <= _GREATEST for one in (y, x))
         and 0 <= turn <= 3
     )
-
-
-class _Plan(NamedTuple):
-    """The checked arguments: the result's shape and dtype, and its size and channels."""
-
-    shape: tuple[int, ...]
-    name: str
-    held: np.dtype[Any]
-    size: tuple[int, int]
-    channels: int
-
-
-def _plan(
-    values: Any,
-    row_splits: Any,
-    geometry: Any,
-    size: Sequence[int],
-    interpolation: str,
-    out_layout: Layout,
-    dtype: DTypeLike,
-    library: Library,
-) -> _Plan:
-    check_array("values", values, library, shape=(None, None), dtypes=[np.uint8])
-    check_array("geometry", geometry, library, shape=(None, None), dtypes=[np.float32])
-    if geometry.shape[1] < len(GEOMETRY):
-        raise ValueError(f"geometry must have {len(GEOMETRY)} columns or more, got shape {geometry.shape}")
-    samples, channels = len(geometry), values.shape[1]
-    check_array("row_splits", row_splits, library, shape=(samples + 1,), dtypes=[np.int64])
-    if channels not in CHANNELS:
-        raise ValueError(f"values must have 1 or 3 channels, got shape {values.shape}")
-    if interpolation not in INTERPOLATIONS:
-        raise ValueError(f"interpolation must be 'bilinear' or 'bicubic', got {interpolation!r}")
-    check_layout("out_layout", out_layout)
-    if not isinstance(size, Sequence) or len(size) != 2:
-        raise ValueError(f"size must be (height, width), got {size!r}")
-    height = check_size("height in size", size[0], 0, 2**16)
-    width = check_size("width in size", size[1], 0, 2**16)
-    name, held = resolve_target(dtype, TARGETS)
-    shape = (samples, *join_shape(channels, height, width, out_layout))
-    return _Plan(shape, name, held, (height, width), channels)

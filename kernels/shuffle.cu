@@ -6,7 +6,7 @@
 // memory except for the result. All arithmetic is modulo 2^64. The steps have the same names as in
 // permutation.py, which explains them.
 //
-// Launch: any grid, one-dimensional blocks. Twin and launcher: shuffle.py.
+// Launch: any grid, one-dimensional blocks. Declaration and twin: shuffle.py.
 
 using Word = unsigned long long;
 

@@ -5,7 +5,7 @@
 // `spin` overlaps with any model. The clock ticks every 32 ns to 1 us, depending on the device; a spin is too
 // long by one tick at most.
 //
-// Launch: grid 1, block 1. Twin and launcher: spin.py.
+// Launch: grid 1, block 1. Declaration and twin: spin.py.
 
 #ifndef GPULOADER_ON_HOST
 static __device__ unsigned long long read_clock() {

@@ -1,4 +1,4 @@
-"""`spin`: keep a stream, or the host, busy for a given time."""
+"""`spin`: keep a stream, or the host, busy for a given time, as a model would in tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -7,23 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.kernels.compiling import load_kernel
+from gpuloader.kernels.compiler import load_kernel
 
 
+# Not declared: there is neither an array to check nor a result. One thread is enough, so copies that run at
+# the same time keep their full speed.
 def spin(nanoseconds: int, stream: Any = None) -> None:
-    """Launch a kernel that runs for `nanoseconds` on a CUDA stream.
-
-    Parameters
-    ----------
-    nanoseconds : int
-        The run time, 0 or more; the resolution of the device's clock may add up to a microsecond.
-    stream : cupy.cuda.Stream or None
-        The stream to run on; None is CuPy's current stream.
-    """
+    """Launch a kernel that runs for `nanoseconds` on a stream; the clock may add up to a microsecond."""
     load_kernel("spin")((1,), (1,), (np.uint64(nanoseconds),), stream=stream)
 
 
-def spin_on_host(nanoseconds: int, stream: Any = None) -> None:  # noqa: ARG001
+def spin_on_host(nanoseconds: int, stream: Any = None) -> None:
     """Keep the calling thread busy for `nanoseconds`: the twin of `spin`.
 
     >>> spin_on_host(1000)

@@ -1,4 +1,4 @@
-// windows.cuh: the positions of windows in images. The host's part is in windows.py.
+// windows.cuh: the positions of windows in images. The host's part is in crop.py.
 
 // Nothing outside an image may be read, and the host cannot check windows on the device without waiting for
 // it. So a window that reaches over the edge is moved inside.

@@ -27,6 +27,7 @@ class Ahead:
         result = self.results.get(arguments)
         if result is None or result.cancel():
             result = self.results[arguments] = Future()
+            result.set_running_or_notify_cancel()  # another thread that asks must wait, and not cancel this
             try:
                 result.set_result(self.compute(*arguments))
             except Exception as error:  # kept, so as not to compute for every example of hypothesis

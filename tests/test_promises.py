@@ -41,11 +41,11 @@ def expected(number):
 def assert_whole_again(loader: GeneratorLoader, held: int = 0):
     """Assert that every slot is free again after a last drain, and no more are kept than were in use."""
     gc.collect()
-    [road] = loader._epochs._idle
-    road.ring.drain()
-    assert road.ring.leased == 0
-    assert road.ring.free in (0, road.ring.count)  # 0 if no batch was ever staged
-    for lane in road.lanes:
+    [buffers] = loader._epochs._idle
+    buffers.ring.drain()
+    assert buffers.ring.leased == 0
+    assert buffers.ring.free in (0, buffers.ring.count)  # 0 if no batch was ever staged
+    for lane in buffers.lanes:
         lane.drain()
         assert not lane._slots.freed
         assert not lane._copying

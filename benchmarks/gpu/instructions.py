@@ -25,7 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from gpuloader.kernels.compiling import compile_kernel, find_nvrtc
+from gpuloader.kernels.compiler import compile_kernel, find_nvrtc
 
 WINDOW = 12  # bytes that describe an image's window
 

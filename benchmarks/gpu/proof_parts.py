@@ -137,7 +137,7 @@ PARTS = (
     ),
     Part(
         "kernels",
-        lambda limit, folder: [sys.executable, "-m", "gpuloader.kernels.compiling"],  # noqa: ARG005
+        lambda limit, folder: [sys.executable, "-m", "gpuloader.kernels.compiler"],  # noqa: ARG005
         limit=420,
         least=60,
         needs_gpu=False,

@@ -2,5 +2,5 @@
 
 In: datasets or readers, and the user's options.
 Out: steps, each holding one batch per place.
-Callers: users, and the rooms above (`fluid`, `bench`, `demo`, `doctor`).
+Callers: users, and the packages above (`fluid`, `demo`, `doctor`).
 """

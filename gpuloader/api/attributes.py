@@ -150,7 +150,7 @@ class Described:
     @property
     def num_workers(self) -> int:
         """The number of workers; with 'auto', the number in use now."""
-        workers = self._epochs.workers
+        workers = self._epochs.workers  # 'auto' changes them while loops run
         return self._epochs.configuration.workers if workers.most else workers.count
 
     @property
@@ -187,6 +187,7 @@ class Described:
     @property
     def multiprocessing_context(self) -> Any:
         """The context of multiprocessing for the start method that was asked for; None if none was."""
+        # A context, because trainers and PyTorch compare and copy contexts, not names.
         method = self._options.start_method
         if method is None:
             return None
@@ -216,7 +217,7 @@ class Described:
 
     @property
     def return_list(self) -> bool:
-        """Whether a batch has the form of a sample, also if there is a feed_list."""
+        """Whether a batch is nested like a sample, also if there is a feed_list."""
         return self._options.return_list
 
     @property
@@ -245,6 +246,7 @@ class Described:
         return self._options.pin_memory_device
 
     def __setattr__(self, name: str, value: object) -> None:
+        # As PyTorch's loader refuses it. Silently ignored, `loader.batch_size = 64` would train on.
         if name in _FIXED:
             raise ValueError(
                 f"{name} cannot be changed once the loader is made: make another DataLoader, with the {name} "
@@ -255,7 +257,7 @@ class Described:
     def __repr__(self) -> str:
         plan, options, count = self._epochs.plan, self._options, self.num_workers
         batching = plan.batching
-        name = type(self.dataset).__name__
+        name = type(self.dataset).__name__  # the user's word for it, not the table that is read
         try:
             # The source's length: that of a dict is its number of columns. Nothing that the user's class
             # raises may make a description fail.

@@ -22,7 +22,7 @@ from gpuloader.batches.items import ItemState, Reading
 from gpuloader.batches.schema import Collation, build_batch
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.epoch.cache import ArraySource, Resident
-from gpuloader.epoch.delivery import Delivery
+from gpuloader.epoch.delivery import Delivery, Masks, add_mask
 from gpuloader.epoch.epoch import (
     DeliveredStep,
     Epoch,
@@ -34,7 +34,6 @@ from gpuloader.epoch.epoch import (
     open_epoch,
     take_buffers,
 )
-from gpuloader.epoch.split import Masks, add_mask
 from gpuloader.errors import SampleError
 from gpuloader.fetch.contract import EpochRequest, WorkerOptions
 from gpuloader.fetch.fetching import Fetching
@@ -65,7 +64,8 @@ class Epochs:
     def __init__(self, meter: Meter, programmer: Programmer | None = None) -> None:
         self._meter = meter
         self._programmer = programmer
-        self._token = object()  # of which loader a thread is reading the source
+        # A thread that reads the source carries this token, and may not begin an epoch of the same loader.
+        self._token = object()
         self._latest: Position | None = None
         self._resumed: Position | None = None
         self._next = 0
@@ -77,6 +77,7 @@ class Epochs:
     def deliver_to(self, delivery: Delivery) -> None:
         """Deliver the epochs that begin from now on to these places."""
         self.delivery = delivery
+        self._prepared = None
         # A new deque: an epoch that still runs leaves its buffers, for the old places, in the old one.
         self._idle: deque[EpochBuffers] = deque(maxlen=1)
         self._kernels = None if delivery.on_host else KernelsAhead(delivery.devices)
@@ -129,7 +130,7 @@ class Epochs:
             # A forked child must not read from its parent's epoch. A state loaded since then comes first.
             if is_next and resumed is self._resumed and process == os.getpid():
                 return position, epoch
-        position = self.upcoming()
+        position = self._resumed or self.start(self._next)
         return position, self.open(position, Finalizer())
 
     def forget_prepared(self) -> None:
@@ -155,37 +156,15 @@ class Epochs:
             position = self.start(self._next)
         return position.to_json()
 
-    def take_buffers(self, capacity: int, *, shared: bool = False, stretch: int = 0) -> EpochBuffers:
-        """Return the slots and lanes of an earlier epoch, or new ones for `capacity` waiting batches."""
-        return take_buffers(
-            self._idle,
-            self.delivery,
-            capacity,
-            self._meter,
-            shared=shared,
-            stretch=stretch,
-            programmer=self._programmer,
-        )
-
 
 class DatasetEpochs(Epochs):
-    """The epochs of a `DataLoader`: the plan never changes, rank, workers and cached arrays may.
-
-    Attributes
-    ----------
-    plan : LoadingPlan
-        What was decided when the loader was made.
-    workers : WorkerOptions
-        Who fetches from the next epoch on.
-    seed : int or None
-        The seed of the order; None until it is drawn.
-    """
+    """The epochs of a `DataLoader`. Its plan never changes; rank, workers and cached arrays may."""
 
     def __init__(self, plan: LoadingPlan, meter: Meter) -> None:
         super().__init__(meter, plan.collation.programmer)
         self.plan = plan
-        self.workers = plan.workers
-        self.seed = plan.batching.seed
+        self.workers = plan.workers  # who fetches from the next epoch on
+        self.seed = plan.batching.seed  # None until an epoch needs one
         self._has_drawn = False
         self.deliver_to(plan.delivery)
         self._masks = Masks(plan.delivery.locker)
@@ -209,29 +188,31 @@ class DatasetEpochs(Epochs):
         self._tuner = self._fetching.autotuner(self.delivery.prefetch, self._meter)
 
     def open(self, position: Position, guard: Finalizer) -> Iteration:
-        """Open an epoch at the user's position, for the rank that this process has now.
-
-        Raises
-        ------
-        ValueError
-            The environment of the ranks is inconsistent, or the samples do not divide evenly among them.
-        Misuse
-            An epoch is running that delivers in the same memory.
-        """
+        """Open an epoch at the user's position, for the rank that this process has now."""
         plan, fetching, tuner = self.plan, self._fetching, self._tuner
         self.delivery.refuse_another()
         # The rank is found now: a launcher may start the ranks after the loader was made, or change them.
         batching = plan.batching.settle()
         watch = _warn_if_undivided(batching)
-        self._number_batches(position, batching)
-        fetching.divide(batching.division)
-        if tuner is not None:
+        if plan.batching.sharding is not None:
+            self._number_batches(position, batching)
+        fetching.divide(batching.division)  # ends persistent workers that read for another rank
+        if tuner is not None:  # where the search of earlier epochs has arrived
             fetching.begin_with(tuner.setting)
             self.delivery = replace(self.delivery, prefetch=tuner.setting.prefetch)
         if self._epoch_setter is not None:
-            self._epoch_setter.begin(position.epoch)
+            self._epoch_setter.begin(position.epoch)  # before anything asks the user's samplers for indices
 
-        buffers = self.take_buffers(fetching.ahead, shared=fetching.in_processes, stretch=fetching.stretch)
+        buffers = take_buffers(
+            self._idle,
+            self.delivery,
+            fetching.ahead,
+            self._meter,
+            shared=fetching.in_processes,
+            stretch=fetching.stretch,
+            programmer=self._programmer,
+        )
+        # The pass is made before workers start, so that an error of the user's sampler leaves none behind.
         order, count_real, one = self._read_from(position, batching)
         if self._resident is not None:
             try:
@@ -243,6 +224,7 @@ class DatasetEpochs(Epochs):
         if watch is not None:
             present = watch(present)
         fetch = fetching.open(one, buffers.ring, self._meter)
+        # With too few samples for a step, an epoch is empty although its source was not read before.
         drops = batching.drop_last or self.delivery.drop_last
         epoch = Epoch(
             buffers,
@@ -262,11 +244,10 @@ class DatasetEpochs(Epochs):
 
     def _number_batches(self, position: Position, batching: Batching) -> None:
         """Number the batches of an epoch that is about to begin, for the ranks that there are now."""
-        if self.plan.batching.sharding is not None:
-            taken = position.taken or 0
-            batching.check_even(taken)
-            steps, position.base = divmod(taken, batching.step)
-            position.step, position.batches = batching.step, steps * position.shards
+        taken = position.taken or 0
+        batching.check_even(taken)
+        steps, position.base = divmod(taken, batching.step)
+        position.step, position.batches = batching.step, steps * position.shards
 
     def _read_from(
         self, position: Position, batching: Batching
@@ -310,6 +291,7 @@ class DatasetEpochs(Epochs):
         count_real = None
         if pads and isinstance(plan, ShardedPlan | OrderedPlan | DealtPlan):
             count_real = partial(_take_own, plan)
+        # A copy: the position's own set shrinks while the fetch, which is ahead of the user, reads this one.
         start, beyond = position.batches, set(position.beyond)
         batches: Iterator[Any] = plan.batches(start)
         if order is not None:
@@ -327,26 +309,24 @@ class DatasetEpochs(Epochs):
 
         Ranks that divide an order cannot each draw one, so theirs is 0.
         """
+        # Drawn late, at the first epoch, as PyTorch does: `manual_seed` after making a loader still counts.
         if self.seed is None or self._has_drawn:
             ranks = (self.plan.batching.settle().division or ALONE).world_size
             if self.seed is None or ranks > 1:  # there may have been one rank when it was drawn
-                self.seed, self._has_drawn = 0 if ranks > 1 else self.plan.draw_seed(), True
+                self.seed, self._has_drawn = 0 if ranks > 1 else int(self.plan.draw_seed()), True
         return self.seed
 
-    def start(self, epoch: int) -> Position:
-        """Return the position at the start of an epoch."""
-        return self._position(self.draw_seed(), epoch, 0)
-
-    def _position(self, seed: int, epoch: int, taken: int) -> Position:
+    def start(self, epoch: int, taken: int = 0) -> Position:
         """Return the position in an epoch of which all ranks together have taken so many samples.
 
         The batches of a loader that is divided among ranks are numbered when its epoch is opened.
         """
+        seed = self.draw_seed()
         plan, batching = self.plan, self.plan.batching
         position = Position(
             seed,
             epoch,
-            readers=self._fetching.crew,
+            readers=self._fetching.readers,
             size=plan.size,
             shards=plan.delivery.shards,
             order_size=batching.order_size,
@@ -365,11 +345,8 @@ class DatasetEpochs(Epochs):
     def resume_at(self, position: Position) -> None:
         """Resume at a loader's state: at its batch, or at its sample if batches differ.
 
-        Raises
-        ------
-        ValueError
-            This loader cannot resume there: the state does not tell how many samples were delivered, it comes
-            from another number of workers and the order depends on it, or it comes from another dataset.
+        A `ValueError` refuses a state that does not tell how many samples were delivered, or that comes from
+        another number of workers on which the order depends, or from another dataset.
         """
         plan, batching = self.plan, self.plan.batching
         if position.order_size != batching.order_size:
@@ -380,10 +357,11 @@ class DatasetEpochs(Epochs):
         is_sharded, shards = batching.sharding is not None, plan.delivery.shards
         same = (position.size, position.shards) == (plan.size, shards)
         if not is_sharded and position.step is None and same:
-            self._fetching.check_crew(position.readers)
+            self._fetching.check_readers(position.readers)
             with suppress(TypeError):  # the number of batches is unknown
                 _check_end("batches", position.batches, batching.count() * shards)
-            self._resume(position)
+            self.seed, self._has_drawn = position.seed, False
+            self.resume(position)
             return
 
         if batching.is_dealt:
@@ -409,14 +387,11 @@ class DatasetEpochs(Epochs):
             pass  # the epoch finds the rank when it begins, or raises this again
         else:
             settled.check_even(taken)
-        assert position.seed is not None
-        resumed = self._position(position.seed, position.epoch, taken)
-        resumed.beyond = {number + resumed.batches for number in position.beyond}
-        self._resume(resumed)
-
-    def _resume(self, position: Position) -> None:
         self.seed, self._has_drawn = position.seed, False
-        self.resume(position)
+        resumed = self.start(position.epoch, taken)
+        # Here the numbers count from the position: another loader numbered its batches in another way.
+        resumed.beyond = {number + resumed.batches for number in position.beyond}
+        self.resume(resumed)
 
     def _count_all(self) -> int | None:
         """Return the samples per epoch over all ranks, or the batches if those are dealt; None if unknown."""
@@ -430,6 +405,7 @@ class DatasetEpochs(Epochs):
 
     def count_steps(self) -> int:
         """Return the number of steps in an epoch, for the ranks that there are now; raises `TypeError`."""
+        # Asked anew each time: ranks may come later than the loader, and a dataset may grow.
         batching, delivery = self.plan.batching.settle(), self.delivery
         if delivery.shards > 1 and not batching.iterable:
             return batching.count(delivery.shards if delivery.uneven == "drop" else 1)
@@ -451,7 +427,8 @@ class DatasetEpochs(Epochs):
     def list_batches(self) -> Iterator[list[Any]]:
         """Yield the indices of each batch of an epoch that would begin now, over all places of this rank."""
         position, batching = self.upcoming(), self.plan.batching.settle()
-        self._number_batches(position, batching)
+        if self.plan.batching.sharding is not None:
+            self._number_batches(position, batching)
         assert position.seed is not None
         plan = batching.plan(position.seed, position.epoch, position.base)
         for indices in plan.batches(position.batches // position.shards):
@@ -467,6 +444,7 @@ class DatasetEpochs(Epochs):
 
     def promise_cache(self, specs: Sequence[Spec]) -> None:
         """Reserve device memory for arrays that are yet to be read; raises the errors of `cache_as`."""
+        # Reading may take hours, so memory that is too small has to show now.
         self._promised = None
         if not self.delivery.has_host:
             there = Resident(self.delivery.devices, self._transforms)
@@ -478,13 +456,7 @@ class DatasetEpochs(Epochs):
         return () if self._programmer is None else self._programmer.transforms
 
     def cache_as(self, source: ArraySource, *, resident: bool) -> None:
-        """Take all later batches from arrays: on the host, or on the devices if `resident` is set.
-
-        Raises
-        ------
-        StagingMemoryError
-            A device has too little memory.
-        """
+        """Take all later batches from arrays: on the host, or on the devices if `resident` is set."""
         collation, workers = self.plan.collation, self.workers
         if not resident or self.delivery.has_host:
             gatherer = Gatherer(source.arrays, source.rows, collation, source.tree)
@@ -498,6 +470,7 @@ class DatasetEpochs(Epochs):
             native = self._programmer is not None and self._programmer.native
             programmer = Programmer(self._transforms, source.gathers(), native=native)
             collation = replace(collation, programmer=programmer)
+            # Workers and slots carry only the numbers of rows, 16 bytes a batch.
             outline = source.outline()  # holds one row of each array, so that the host's can be freed
             gatherer = RowStager(outline.arrays, None, collation, outline.tree)
             workers = replace(workers, count=0)  # too little is left to stage to be worth a worker
@@ -557,11 +530,6 @@ def present_step(plan: LoadingPlan, position: Position, masked: bool, step: Deli
     """Return a step, counted as received: the batch of the only place, or a list with one entry per place.
 
     If it is `masked`, the last array of each place is the batch's mask.
-
-    Raises
-    ------
-    SampleError
-        The parts of a batch that was cut for several places differ in shape, dtype or fields.
     """
     # Each part takes its schema from its own first sample. Kept samples are collated, which compares them.
     if plan.delivery.shards > 1 and not plan.collation.keeps:
@@ -584,7 +552,7 @@ def _check_alike(parts: Sequence[StagedBatch]) -> None:
     assert first.tree is not None
     for part in others:
         assert part.tree is not None
-        if part.layout is first.layout:
+        if part.layout is first.layout:  # equal batches share one, so this is nearly always all
             continue
         field, expected, got = None, first.tree.describe(), part.tree.describe()
         if part.tree == first.tree:
@@ -620,6 +588,7 @@ def _warn_if_undivided(batching: Batching) -> Callable[[Present], Present] | Non
     An iterable dataset may divide its items itself. Whether it asks for its rank is known once it has yielded
     a batch, so for it this returns a function, to be applied to the one that presents the steps.
     """
+    # Once, not per loader: programs make one for training and one for evaluation, and the advice is the same.
     if _has_warned or batching.is_divided or batching.reads_all:
         return None
     try:

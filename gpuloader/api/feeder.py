@@ -63,7 +63,7 @@ class DataFeeder:
     ) -> None:
         self._feeds = resolve_feeds(feed_list, program)
         self._place = parse_place(place)
-        open_device(self._place)
+        open_device(self._place)  # a missing GPU is an error here, not at the first batch
 
     def feed(self, iterable: Iterable[Any]) -> Feed:
         """Return the samples of one minibatch as arrays by field name.
@@ -174,6 +174,7 @@ class DataFeeder:
         return feed_groups
 
     def _places(self, num_places: int | None) -> Sequence[Place]:
+        # Paddle counts CPU "devices" by this variable, and old programs set it.
         count = None if num_places is None else check_count("num_places", num_places)
         if isinstance(self._place, CUDAPlace):
             return cuda_places(None if count is None else list(range(count)))
@@ -182,6 +183,7 @@ class DataFeeder:
         return [self._place] * (count or 1)
 
     def _feed(self, iterable: Iterable[Any], place: Place) -> Feed:
+        # Laid out like a loader's batch, so that one copy brings all fields to the device.
         with _as_feed_error():
             rows = SampleRows(self._feeds)
             columns = split_columns(list(iterable), rows)

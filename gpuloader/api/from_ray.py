@@ -63,6 +63,7 @@ def from_ray(shard: Any, batch_size: int, places: Any = None, **options: Any) ->
             f"expected a shard or dataset of Ray Data, got {type(shard).__name__}; see "
             "ray.train.get_dataset_shard() and Dataset.streaming_split()"
         )
+    # Ray's blocks arrive in one stream, which workers would have to share. A thread hides it behind the loop.
     options = {"num_workers": 1, "worker_type": "thread", **options}
     if options["num_workers"] not in (0, 1) or options["worker_type"] != "thread":
         raise ValueError(

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Any, Protocol, Self, runtime_checkable
 
 from gpuloader.api.epochs import Epochs
@@ -23,7 +24,7 @@ from gpuloader.batches.readers import (
 from gpuloader.checks import THREAD, check_count, check_read_ahead
 from gpuloader.devices.places import default_place, guarded_place, parse_places
 from gpuloader.epoch.delivery import Delivery
-from gpuloader.epoch.epoch import DeliveredStep, Epoch, Iteration, open_epoch
+from gpuloader.epoch.epoch import DeliveredStep, Epoch, Iteration, open_epoch, take_buffers
 from gpuloader.errors import BadType, BadValue, EOFException, Misuse
 from gpuloader.fetch.contract import Fetch
 from gpuloader.fetch.read_ahead import InlineFetch, ReadAhead
@@ -34,21 +35,14 @@ from gpuloader.sources.readers.reader_processes import multiprocess_reader
 from gpuloader.staging.ring import Ring
 from gpuloader.system.finalizers import Finalizer
 from gpuloader.system.platforms import usable_cores
+from gpuloader.system.threads import check_not_reading
 from gpuloader.watch.explaining import Configuration, Measured
 from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
 from gpuloader.watch.stats import Meter
 
 
 class ReaderEpochs(Epochs):
-    """The epochs of a reader: each has an iterator, a thread and slots of its own.
-
-    Attributes
-    ----------
-    source : tuple or None
-        The reader, what makes the function that stages its items in a ring's slots, and the items per batch.
-    policy : ReadAheadPolicy or None
-        Decides whether reading ahead takes a thread; None if nothing is read ahead.
-    """
+    """The epochs of a reader: each has an iterator, a thread and slots of its own."""
 
     def __init__(
         self,
@@ -60,28 +54,31 @@ class ReaderEpochs(Epochs):
         as_list: bool,
     ) -> None:
         super().__init__(meter)
+        # The reader, what makes the function that stages its items in slots, and the items per batch.
         self.source: tuple[Reader, Callable[[Ring], Any], int] | None = None
-        self.policy = policy
+        self.policy = policy  # whether reading ahead takes a thread; None if nothing is read ahead
         self._capacity = capacity
         self._names = names
         self._as_list = as_list or names is None
 
     def check_ready(self) -> None:
-        """Raise `Misuse` if there is no source, or whatever else keeps an epoch from beginning."""
+        """Raise `Misuse` if there is no source, or if an epoch cannot begin now."""
+        check_not_reading(self._token)
         if self.source is None:
             raise Misuse(
                 "the loader has no source: call set_sample_generator, set_sample_list_generator or "
                 "set_batch_generator first"
             )
-        super().check_ready()
+        self.delivery.refuse_capture()
 
     def open(self, position: Position, guard: Finalizer) -> Iteration:
         """Open an epoch that reads from the start, or from the reader's own state."""
         assert self.source is not None
         reader, make_stager, items_a_batch = self.source
+        # One pair: another thread may set another source, with other places, while this epoch opens.
         delivery, idle = self.delivery, self._idle
         delivery.refuse_another()
-        buffers = self.take_buffers(self._capacity)
+        buffers = take_buffers(idle, delivery, self._capacity, self._meter)
         reached = Reached(position.batches, items_a_batch, position.own)
         batches = stage_all(reader, make_stager(buffers.ring), reached, self._token)
         fetch: Fetch = InlineFetch(batches)
@@ -141,7 +138,7 @@ class GeneratorLoader(Measured):
         self._multiprocess = use_multiprocess
         self._drop_last = drop_last
         self._meter = Meter()
-        names = None if self._feeds is None else tuple(feed.name for feed in self._feeds)
+        names = None if self._feeds is None else tuple(map(attrgetter("name"), self._feeds))
         self._epochs = ReaderEpochs(self._meter, self._capacity, policy, names, as_list=return_list)
         self._kind = ""
         # Driving by hand: the epoch that `start` began, whether it is over, and for an iterable loader the
@@ -256,7 +253,7 @@ class GeneratorLoader(Measured):
                     f"to {parsed[0]}, none to the other {len(parsed) - 1} places",
                     stacklevel=3,
                 )
-            parsed = parsed[:1]
+            parsed = parsed[:1]  # `next` returns one batch, as in Paddle
         if self._started is not None:
             warnings.warn(
                 "the source changed while an epoch runs: it is read from the next start() on", stacklevel=3
@@ -274,10 +271,10 @@ class GeneratorLoader(Measured):
             # A graph may have been captured over the addresses where the earlier source's batches lay.
             delivery = replace(delivery, statics=epochs.delivery.statics)
         if self._multiprocess:
+            # Its queue is as long as the loader reads ahead, so that the process may run as far ahead.
             source = multiprocess_reader([source], queue_size=self._capacity)
         epochs.deliver_to(delivery)
         epochs.source, self._kind = (source, make_stager, items_a_batch), kind
-        epochs.forget_prepared()
         return self
 
     def __repr__(self) -> str:
@@ -304,10 +301,7 @@ class GeneratorLoader(Measured):
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch and return its iterator.
 
-        Raises
-        ------
-        LoaderError
-            The loader has no source, or was made with a feed_list and ``iterable=False``.
+        A loader that has no source, or was made with a feed_list and ``iterable=False``, raises LoaderError.
         """
         if not self._made_iterable:
             if not self.iterable:
@@ -321,7 +315,7 @@ class GeneratorLoader(Measured):
             )
         self._forget_taken()
         epoch = self._epochs.begin()
-        self._looped = weakref.ref(epoch)
+        self._looped = weakref.ref(epoch)  # a loop that is left drops its epoch, which ends it
         return epoch
 
     def _forget_taken(self) -> None:
@@ -331,15 +325,10 @@ class GeneratorLoader(Measured):
             taken.close()
 
     def start(self) -> None:
-        """Begin an epoch of a loader made with ``iterable=False``.
+        """Begin an epoch of a loader made with ``iterable=False``; raise LoaderError if one is running.
 
         After the end of an epoch, call `reset` first. Without it, `start` warns and the epoch stays over, as
         in Paddle.
-
-        Raises
-        ------
-        LoaderError
-            The loader is iterable, has no source, or an epoch is running.
         """
         self._require_not_iterable("start()")
         if self._started is None:
@@ -353,13 +342,7 @@ class GeneratorLoader(Measured):
             raise Misuse("start() was called twice; call reset() between epochs")
 
     def reset(self) -> None:
-        """End the epoch that `start` began, whether or not it has reached its end.
-
-        Raises
-        ------
-        LoaderError
-            The loader is iterable.
-        """
+        """End the epoch that `start` began, whether or not it has reached its end."""
         self._require_not_iterable("reset()")
         epoch, self._started, self._ended = self._started, None, False
         if epoch is not None:
@@ -432,14 +415,8 @@ class GeneratorLoader(Measured):
         """Make the next epoch resume at a state that this or another loader returned.
 
         A reader with its own ``load_state_dict`` continues there. Any other reader is read from its start,
-        and the items already delivered are dropped.
-
-        Raises
-        ------
-        TypeError
-            The state is not a dict.
-        ValueError
-            The dict is not a loader's state, or is that of a loader over a dataset.
+        and the items already delivered are dropped. Anything but the state of a loader over a reader raises
+        TypeError or ValueError.
         """
         position = read_state(state)
         if position.seed is not None:
@@ -451,16 +428,7 @@ class GeneratorLoader(Measured):
     def warm_up(self) -> None:
         """Do now what the first batch of the next epoch would wait for; that epoch then begins at once.
 
-        Begins to read, allocates and page-locks the slots, and copies the first step to its places. Returns
-        when that is done. Batches and the loader's state stay the same; an error of the reader is raised by
-        the loop.
-
-        Raises
-        ------
-        LoaderError
-            The loader has no source, or the calling thread captures a CUDA graph.
-        StagingMemoryError
-            Host or device memory is not available.
+        Begins to read. Everything else is as for `DataLoader.warm_up`.
 
         Examples
         --------
@@ -558,8 +526,7 @@ def from_generator(
 
 # `DataLoader.from_dataset`: make a loader over a dataset of text files, as in Paddle.
 
-_BATCHES_AHEAD = 2
-"""Batches per place that are read ahead."""
+_BATCHES_AHEAD = 2  # per place: one to copy while another is read
 
 
 @runtime_checkable
@@ -591,13 +558,6 @@ def from_dataset(dataset: FileDataset, places: Any, drop_last: bool = True) -> G
     GeneratorLoader
         A loader whose steps are lists with one dict per place. Every loop reads the dataset from its start,
         in the order of its files.
-
-    Raises
-    ------
-    TypeError
-        The dataset is of another kind.
-    ValueError
-        The dataset has no feeds, or a place is unknown.
 
     Examples
     --------

@@ -97,17 +97,20 @@ class DataLoader(dataset_loader.DataLoader[S]):
 
     def get_numpy_iterator(self) -> Iterator[Any]:
         """Yield the batches of a pass as Keras expects them. Keras calls this, sometimes without reading."""
+        # Keras takes one batch to build a model and drops that iterator. Its batch is the first of the epoch
+        # that follows, so it is kept, with the rest of its pass, until somebody takes a second one.
         begun, self._begun = self._begun, None
         if begun is None:
             batches: Iterator[Any] = map(_as_data, iter(self))
             first = next(batches, None)
-            if first is None:  # the state that was loaded is the end of an epoch
+            if first is None:  # a loaded state may be the end of an epoch, and Keras expects a batch
                 batches = map(_as_data, iter(self))
                 first = next(batches, None)
                 if first is None:
                     return
         else:
             first, batches = begun
+        # Whether a single batch was the epoch or only a first glance at it cannot be told.
         if self.num_batches != 1:
             self._begun = first, batches
         yield first
@@ -128,6 +131,7 @@ class DataLoader(dataset_loader.DataLoader[S]):
         return state
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # The adapter's class is made when a loader is, so no module has it.
         named = type(self).__mro__[1]  # the class without Keras's, which can be pickled
         return _make, (named,), self.__getstate__()
 

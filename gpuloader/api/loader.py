@@ -22,11 +22,10 @@ from gpuloader.watch.explaining import Configuration, Measured
 from gpuloader.watch.stats import Meter
 
 if TYPE_CHECKING:
-    from gpuloader.transforms.image_transforms import PictureTransform
+    from gpuloader.transforms.image_transforms import ImageTransform
 
 
-_CACHE_BATCH = 64
-"""Samples per batch while a cache is filled."""
+_CACHE_BATCH = 64  # samples that are in memory twice while a cache is filled
 
 
 class DataLoader(Described, Measured, Generic[S]):
@@ -52,8 +51,8 @@ class DataLoader(Described, Measured, Generic[S]):
         Where batches land. None uses the first GPU, or host memory if there is none. With several places,
         consecutive batches go to them in turn, and each step is a list with one entry per place.
     return_list : bool
-        True returns a batch in the form of a sample. False returns a dict from field name to array, in a list
-        with one entry per place, if there is a feed_list.
+        True returns a batch that is nested like a sample. False returns a dict from field name to array, in a
+        list with one entry per place, if there is a feed_list.
     batch_sampler : iterable or None
         Yields the indices of each batch. Excludes batch_size, shuffle, sampler and drop_last. None makes
         batches from those options.
@@ -222,7 +221,7 @@ class DataLoader(Described, Measured, Generic[S]):
         on_worker_death: str = "raise",
         ragged: Sequence[str] = (),
         pad: Mapping[str, float] | None = None,
-        transforms: Sequence[Transform | PictureTransform] = (),
+        transforms: Sequence[Transform | ImageTransform] = (),
         decode: str | None = None,
         on_bad: str = "raise",
         cache: str | None = None,
@@ -237,6 +236,7 @@ class DataLoader(Described, Measured, Generic[S]):
         pin_memory: bool = False,
         pin_memory_device: str = "",
     ) -> None:
+        # In the order of the table, which a test compares by name.
         # fmt: off
         options = Options(
             dataset, feed_list, places, return_list, batch_sampler, batch_size, shuffle, drop_last,
@@ -257,21 +257,16 @@ class DataLoader(Described, Measured, Generic[S]):
         self._meter = Meter()
         self._epochs = DatasetEpochs(plan, self._meter)
         self._batches = None
-        self._cache = plan.cache  # until it is filled
+        self._cache = plan.cache  # until the first epoch fills it
 
     def __call__(self) -> Iterator[Any]:
         """Begin the next epoch and return its iterator, as ``iter(loader)`` does."""
         return iter(self)
 
     def __len__(self) -> int:
-        """Return the number of steps in an epoch.
+        """Return the number of steps in an epoch; raise `TypeError` if dataset or sampler has no length.
 
         For an iterable dataset, it follows from the dataset's length, as if one worker read all items.
-
-        Raises
-        ------
-        TypeError
-            The dataset or the sampler has no length.
         """
         return self._epochs.count_steps()
 
@@ -318,6 +313,8 @@ class DataLoader(Described, Measured, Generic[S]):
         options, plan = self._options, self._epochs.plan
         source = ArraySource.of(plan.source) if plan.collation.feeds is None else None
         if source is None:
+            # By a loader of its own, in the dataset's order: ranks, places and transforms come afterwards.
+            # Random numbers in `__getitem__` follow from the same seed.
             reading = DataLoader(
                 plan.source.dataset,
                 plan.collation.feeds,
@@ -385,14 +382,9 @@ class DataLoader(Described, Measured, Generic[S]):
         earlier indices without fetching them. An iterable dataset that has no ``state_dict``, or is read with
         `shard`, is read from its start, and the samples already delivered are dropped.
 
-        Raises
-        ------
-        TypeError
-            The state is not a dict.
-        ValueError
-            The dict is not a loader's state. Or it counts batches of another size or kind than this loader's,
-            as with a batch sampler or shards. Or it comes from another number of workers and the order
-            depends on it, as with an iterable dataset without `shard`.
+        A ValueError refuses what is not a loader's state, what counts batches of another size or kind than
+        this loader's, as with a batch sampler or shards, and what comes from another number of workers on
+        which the order depends, as with an iterable dataset without `shard`.
 
         Examples
         --------

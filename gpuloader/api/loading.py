@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpuloader.api.options import OWN_BATCHES, Options, is_of_pictures
+from gpuloader.api.options import OWN_BATCHES, Options, find_unit
 from gpuloader.batches.schema import Collation, check_fill
 from gpuloader.checks import AUTO
 from gpuloader.devices.places import default_place, parse_places
 from gpuloader.epoch.cache import check_cache
-from gpuloader.epoch.delivery import Delivery
-from gpuloader.epoch.split import check_last, check_split
+from gpuloader.epoch.delivery import Delivery, check_last, check_split
 from gpuloader.fetch.contract import WorkerOptions, most_workers
 from gpuloader.fields.spec import FeedSpec, resolve_feeds
 from gpuloader.order.batching import Batching, as_sampler
@@ -28,69 +29,36 @@ from gpuloader.transforms.programmer import Programmer
 from gpuloader.watch.autotuner import BUDGET
 
 if TYPE_CHECKING:
-    from gpuloader.batches.image_samples import PictureStage
-
-
-def _draw_from_numpy() -> int:
-    return int(np.random.randint(2**31))
+    from gpuloader.batches.image_samples import ImageStage
 
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """What a framework's own loader does by default, so that a loader with its parameters does the same.
+    """What a framework's own loader does by default, so that a loader with its parameters does the same."""
 
-    Attributes
-    ----------
-    make_sampler : callable
-        Makes the sampler of a loader that was passed none, from the dataset and `shuffle`.
-    draw_seed : callable
-        Returns the seed of a loader that was passed none, from the framework's global random state.
-    divides_if_possible : bool
-        Whether ``shard='auto'`` leaves alone what cannot be divided among ranks, instead of refusing it.
-    """
-
+    # Makes the sampler of a loader that was passed none, from the dataset and `shuffle`.
     make_sampler: Callable[[Any, bool], Sampler[int]] = make_sampler
-    draw_seed: Callable[[], int] = _draw_from_numpy
+    # Returns the seed of a loader that was passed none, from the framework's global random state. 31 bits, as
+    # many as NumPy's legacy generator draws alike on all systems.
+    draw_seed: Callable[[], int] = partial(np.random.randint, 2**31)  # noqa: RUF009
+    # Whether shard='auto' leaves alone what cannot be divided among ranks. A program that only changed its
+    # import did not ask for sharding, so it must run as before.
     divides_if_possible: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class LoadingPlan:
-    """Everything about a loader that stays the same in all its epochs.
+    """Everything about a loader that stays the same in all its epochs."""
 
-    Attributes
-    ----------
-    source : Source
-        The dataset, and how it is read.
-    batching : Batching
-        Which samples make up a batch.
-    collation : Collation
-        How samples become a batch.
-    workers : WorkerOptions
-        Who fetches.
-    delivery : Delivery
-        Where batches land.
-    names : tuple of str or None
-        The keys of the dicts that the user gets; None for batches with the tree of a sample.
-    cache : str or None
-        Where samples are kept after the first epoch: 'host' or 'device'.
-    draw_seed : callable
-        Returns a seed, when an epoch first needs one that the user has not given.
-    """
-
-    source: Source
-    batching: Batching
-    collation: Collation
-    workers: WorkerOptions
-    delivery: Delivery
-    names: tuple[str, ...] | None
-    cache: str | None
-    draw_seed: Callable[[], int]
-
-    @property
-    def size(self) -> int | None:
-        """Samples per batch on one place; None if a batch sampler determines it."""
-        return None if self.batching.size is None else -(-self.batching.size // self.delivery.shards)
+    source: Source  # the dataset, and how it is read
+    batching: Batching  # which samples make up a batch; the rank is found when an epoch begins
+    collation: Collation  # how samples become a batch
+    workers: WorkerOptions  # who fetches
+    delivery: Delivery  # where batches land
+    size: int | None  # samples per batch on one place; None if a batch sampler determines it
+    names: tuple[str, ...] | None  # keys of the dicts that the user gets; None for the tree of a sample
+    cache: str | None  # where samples are kept after the first epoch: 'host' or 'device'
+    draw_seed: Callable[[], int]  # asked when an epoch first needs a seed that the user has not given
 
 
 def decide(options: Options, framework: Framework) -> LoadingPlan:
@@ -99,15 +67,6 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
     The steps depend on each other in this order: the source tells whether there are pictures, pictures choose
     the kind of workers, the batches of the ranks decide where they can be delivered, and only a loader whose
     places are known knows whether a GPU makes its pictures.
-
-    Raises
-    ------
-    ValueError
-        Options exclude each other, or do not fit the dataset.
-    TypeError
-        The dataset, a sampler or the fields have the wrong type.
-    PlaceError
-        A place needs a GPU that is missing.
     """
     chosen = as_sampler(options.sampler, options.batch_sampler)
     by_key = chosen is not None and not chosen.numbers
@@ -116,7 +75,13 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
     of_pictures, of_batches = split_transforms(options.transforms) if options.transforms else ([], [])
     stage = None
     if of_pictures or options.decode or source.holds_images:
-        stage = _stage_pictures(of_pictures, options, feeds)
+        # Imported late, because only loaders of pictures need it.
+        from gpuloader.batches.image_samples import ImageStage
+        from gpuloader.sources.images.decoding import load_pillow
+
+        load_pillow()
+        declared = None if feeds is None else tuple(map(attrgetter("name"), feeds))
+        stage = ImageStage.of(of_pictures, decodes=options.decode is not None, names=declared)
 
     tuned, deepens = options.num_workers == AUTO, options.prefetch == AUTO
     if tuned and source.iterable:
@@ -154,14 +119,15 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
         seed=options.seed if options.generator is None else draw_seed(options.generator),
         make=framework.make_sampler,
     )
-    uneven = options.uneven_ranks
+    uneven = options.uneven or "pad"
     if framework.divides_if_possible and options.shard == AUTO:
         batching = batching.divide_if_possible(uneven, dataset=source.dataset, in_order=workers.in_order)
     else:
         batching = batching.divide(options.shard, uneven, dataset=source.dataset, in_order=workers.in_order)
 
     delivery = _choose_delivery(options, batching, workers)
-    check_transform_places(options.transforms, delivery)
+    if options.transforms:
+        check_transform_places(delivery)
     equal = delivery.shards > 1 or (batching.sharding is not None and uneven == "pad")
     if options.on_bad == "skip":
         _check_skipping(stage, equal=equal)
@@ -170,7 +136,7 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
     if of_batches:
         if options.collate_fn is not None or options.batch_size is None:
             raise ValueError(f"transforms {OWN_BATCHES}")
-        programmer = plan_transforms(of_batches, {one.field for one in of_pictures}, options.output)
+        programmer = plan_transforms(of_batches, set(map(attrgetter("field"), of_pictures)), options.output)
     collation = Collation(
         feeds,
         options.collate_fn,
@@ -185,19 +151,25 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
     )
     if feeds is not None and (options.ragged or options.pad):
         _check_declared(feeds, collation)
-    # A picture made on a GPU is cut from a batch that lies whole in one slot of its own.
-    if stage is not None and stage.chains and delivery.shards == 1 and not options.static:
-        collation = make_on_device(collation, delivery.open_codecs if options.decode == "device" else None)
+    # A GPU makes pictures from a batch that lies whole in a slot of its own, and that nobody collates before.
+    is_whole = delivery.shards == 1 and not (options.static or collation.whole or feeds is not None)
+    if stage is not None and stage.chains and is_whole and not delivery.on_host:
+        open_codecs = delivery.open_codecs if options.decode == "device" else None
+        collation = make_on_device(collation, stage, open_codecs)
 
     cacheable = not source.iterable and collation.fixed and not (stage and stage.chains)
     cache = None if options.cache is None else check_cache(options.cache, cacheable=cacheable)
-    # A collate_fn and declared feeds take care of differences between the parts of a dataset, and the user's
-    # own sampler may draw each batch from one part.
-    mixes = cache is not None or not (chosen is not None or _keeps_apart(source, batching))
-    if mixes and not (source.iterable or collation.whole or feeds is not None):
+    # If a batch may mix parts of a dataset that differ, that is an error now and not after hours. Declared
+    # feeds and a collate_fn adapt them, and a sampler of the user's may draw from one part at a time.
+    adapts = source.iterable or collation.whole or feeds is not None
+    apart = cache is None and (chosen is not None or not source.chained or _keeps_apart(source, batching))
+    if not adapts and not apart:
         check_alike(source, collation.ragged | (collation.pads or {}).keys())
-    names = None if options.return_list or feeds is None else tuple(feed.name for feed in feeds)
-    return LoadingPlan(source, batching, collation, workers, delivery, names, cache, framework.draw_seed)
+    names = None if options.return_list or feeds is None else tuple(map(attrgetter("name"), feeds))
+    size = None if batching.size is None else -(-batching.size // delivery.shards)
+    return LoadingPlan(
+        source, batching, collation, workers, delivery, size, names, cache, framework.draw_seed
+    )
 
 
 def _keeps_apart(source: Source, batching: Batching) -> bool:
@@ -205,6 +177,7 @@ def _keeps_apart(source: Source, batching: Batching) -> bool:
     size, end = batching.size or 1, 0
     if size == 1:
         return True
+    # In the dataset's order, a part whose length is a multiple of the batch size ends with a batch.
     if not isinstance(batching.order(0, 0), InOrder):
         return False
     for part in source.chained[:-1]:
@@ -228,8 +201,13 @@ def _choose_delivery(options: Options, batching: Batching, workers: WorkerOption
     """Return where batches land, and how a step is divided among the places."""
     places = options.places
     if places is None:
+        # A loader that divides its data has a GPU of its own: the one of its rank on this machine.
         places = default_place(0 if batching.sharding is None else find_local_rank())
-    parsed, uneven = parse_places(places), options.uneven_places
+    parsed, uneven = parse_places(places), options.remainder
+    if uneven is None:
+        # Ranks fill up the last step of an epoch only; places would repeat a part of every batch. So nothing
+        # is padded here unless the user says 'pad', and 'repeat', which is about ranks, changes nothing.
+        uneven = options.uneven if options.uneven in ("drop", "pad") else "error"
     shards = check_split(
         options.split,
         uneven,
@@ -245,7 +223,7 @@ def _choose_delivery(options: Options, batching: Batching, workers: WorkerOption
             "split='shards' cannot cut the batches of a batch_sampler that shard deals to ranks: pass "
             "sampler and batch_size, or split='batches'"
         )
-    if shards > 1 and uneven == "error":
+    if shards > 1 and uneven == "error":  # known now for all orders that this package makes
         check_last(batching.count_last(), shards)
     if options.static:
         _check_one_shape(batching, shards, uneven)
@@ -264,9 +242,9 @@ def _choose_delivery(options: Options, batching: Batching, workers: WorkerOption
     )
 
 
-def check_transform_places(transforms: Sequence[Any], delivery: Delivery) -> None:
+def check_transform_places(delivery: Delivery) -> None:
     """Raise `ValueError` if transforms would have to run both on hosts and on GPUs."""
-    if transforms and delivery.has_host and not delivery.on_host:
+    if delivery.has_host and not delivery.on_host:
         raise ValueError(
             "transforms run where batches land, so places must be all GPUs or all host memory, got both"
         )
@@ -302,17 +280,11 @@ def _check_declared(feeds: tuple[FeedSpec, ...], collation: Collation) -> None:
 
 
 def split_transforms(transforms: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Return the transforms of single pictures, and those of batches.
-
-    Raises
-    ------
-    ValueError
-        A transform of single pictures follows one that makes batches of the same field.
-    """
+    """Return the transforms of single pictures, and those of batches, which must follow them."""
     pictures: list[Any] = []
     others: list[Any] = []
     for transform in transforms:
-        if not is_of_pictures(transform):
+        if find_unit(transform) == "batches":
             others.append(transform)
             continue
         for before in others:
@@ -327,10 +299,10 @@ def split_transforms(transforms: Sequence[Any]) -> tuple[list[Any], list[Any]]:
 
 def plan_transforms(transforms: list[Any], of_pictures: set[Any], output: str | None) -> Programmer:
     """Return what plans the transforms of batches; `of_pictures` are the fields of pictures."""
-    # Imported late: its kernels are slow to import.
-    from gpuloader.transforms.layouts import settle_layouts
-    from gpuloader.transforms.normalizing import CHANNELS_LAST, fuse
+    # Imported late: kernels are slow to import, and most loaders have no transforms.
+    from gpuloader.transforms.batch_transforms import CHANNELS_LAST, fuse, settle_layouts
 
+    # Channels last is an order of strides, which arrays of these libraries do not have.
     if output in ("jax", "paddle") and any(getattr(one, "to", "") == CHANNELS_LAST for one in transforms):
         raise ValueError(
             f"to='channels_last' needs arrays with strides, such as PyTorch's; with output={output!r}, "
@@ -342,20 +314,7 @@ def plan_transforms(transforms: list[Any], of_pictures: set[Any], output: str | 
 # Pictures: which transforms are done to each, and who decodes.
 
 
-def _stage_pictures(
-    transforms: Sequence[Any], options: Options, feeds: Sequence[FeedSpec] | None
-) -> PictureStage:
-    """Return what is done to the pictures of each sample; raise `MissingPackage` without Pillow."""
-    # Imported late, because only loaders of pictures need it.
-    from gpuloader.batches.image_samples import PictureStage
-    from gpuloader.sources.images.decoding import load_pillow
-
-    load_pillow()
-    names = None if feeds is None else tuple(feed.name for feed in feeds)
-    return PictureStage.of(transforms, decodes=options.decode is not None, names=names)
-
-
-def _check_skipping(stage: PictureStage | None, *, equal: bool) -> None:
+def _check_skipping(stage: ImageStage | None, *, equal: bool) -> None:
     """Raise `ValueError` unless samples can be left out; `equal` batches have the size that ranks expect."""
     if stage is None:
         raise ValueError(
@@ -369,33 +328,33 @@ def _check_skipping(stage: PictureStage | None, *, equal: bool) -> None:
         )
 
 
-def make_on_device(collation: Collation, open_codecs: Callable[[], object] | None) -> Collation:
+def make_on_device(
+    collation: Collation, stage: ImageStage, open_codecs: Callable[[], object] | None
+) -> Collation:
     """Return a collation whose pictures are made on the device that its batches go to, as far as it can.
 
     `open_codecs` opens what decodes on the devices, and raises if something is missing; None leaves decoding
-    to the workers, which also make the pictures if a batch lands on a host or has to be complete before.
+    to the workers.
     """
-    stage = collation.pictures
-    if stage is None or collation.on_host or collation.whole or collation.feeds is not None:
-        return collation
     # Imported late, because only loaders of pictures need it.
     from gpuloader.transforms.image_staging import fuse_resampling, plan_resampling
     from gpuloader.transforms.program import Decode
 
     before = collation.programmer
     transforms = [] if before is None else list(before.transforms)
-    staged: dict[str | None, str] = {}
+    # Resampling takes the place of the chain, before the first transform of the same field.
+    staged: dict[str | None, Any] = {}
     for name, chain in stage.chains.items():
         made = plan_resampling(name, chain)
         if made is not None:
-            staged[name] = made.interpolation
+            staged[name] = made
             fields = [one.field for one in transforms]
             at = fields.index(name) if name in fields else len(fields)
             transforms[at:at] = [made] if open_codecs is None else [Decode(name, collation.skips), made]
     if not staged:
         return collation
     if open_codecs is not None:
-        open_codecs()
+        open_codecs()  # only now: without a chain to make there, nvImageCodec is not needed
     native = before is not None and before.native
     programmer = Programmer(fuse_resampling(transforms), native=native)
     pictures = replace(stage, staged=staged, encoded=open_codecs is not None)

@@ -20,19 +20,13 @@ import numpy as np
 from gpuloader.checks import AUTO, check_count, check_flags, check_read_ahead, check_word
 from gpuloader.devices.outputs import OUTPUTS
 from gpuloader.epoch.cache import CACHES
-from gpuloader.epoch.split import SPLITS
+from gpuloader.epoch.delivery import SPLITS
 from gpuloader.errors import BadType, BadValue
 from gpuloader.fetch.contract import METHODS
 from gpuloader.order.dividing import UNEVEN
 from gpuloader.order.randomness import GeneratorLike
 
 # Checks of one value. Each takes the option's name and its value, and returns the value to use.
-
-
-def check_flag(name: str, value: Any) -> bool:
-    """Return a bool; raise `TypeError` for anything else."""
-    check_flags(**{name: value})
-    return bool(value)
 
 
 def check_function(name: str, value: Any) -> Any:
@@ -44,8 +38,9 @@ def check_function(name: str, value: Any) -> Any:
 
 def check_workers(name: str, value: Any) -> int | str:
     """Return a number of workers, or 'auto'; raise `ValueError` for anything else."""
-    if isinstance(value, str) and value == AUTO:
+    if isinstance(value, str) and value == AUTO:  # an array would compare by its elements
         return value
+    # True is an int in Python, and would be one worker.
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
         raise BadValue(f"{name} must be 'auto' or an integer of 0 or more, got {value!r}")
     return int(value)
@@ -76,6 +71,7 @@ def check_seed(name: str, value: Any) -> int | None:
     """
     if value is None:
         return None
+    # As many bits as the seeds of PyTorch's generators, so that `torch.initial_seed()` can be passed on.
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value < 2**64:
         raise ValueError(f"{name} must be an integer from 0 to 2**64 - 1, got {value!r}")
     return int(value)
@@ -87,6 +83,7 @@ def check_names(name: str, value: Any) -> frozenset[str]:
     >>> sorted(check_names("ragged", ["x", "y"]))
     ['x', 'y']
     """
+    # A text is an iterable of letters, so ragged="x" would pass by accident and ragged="words" fail later.
     is_list = isinstance(value, Iterable) and not isinstance(value, str)
     names = list(value) if is_list else [value]
     if not is_list or not all(isinstance(one, str) for one in names):
@@ -106,32 +103,29 @@ def check_pads(name: str, value: Any) -> Mapping[str, float] | None:
     return dict(value)
 
 
-_OF_BATCHES = ("field", "draws", "bind", "draw", "check")
-_OF_PICTURES = ("field", "extend")
-
-
-def is_of_batches(transform: object) -> bool:
-    """Return whether a transform is done to batches where they land."""
-    return not isinstance(transform, type) and all(map(partial(hasattr, transform), _OF_BATCHES))
-
-
-def is_of_pictures(transform: object) -> bool:
-    """Return whether a transform is done to single pictures, before their batch is made.
+def find_unit(transform: object) -> str:
+    """Return what a transform is done to: 'pictures' before their batch is made, 'batches', or nothing.
 
     >>> from gpuloader.transforms import Cast, Resize
-    >>> is_of_pictures(Resize(None, 8)), is_of_pictures(Cast(None, "float32"))
-    (True, False)
+    >>> find_unit(Resize(None, 8)), find_unit(Cast(None, "float32")), find_unit(print)
+    ('pictures', 'batches', '')
     """
-    return not isinstance(transform, type) and all(map(partial(hasattr, transform), _OF_PICTURES))
+    if isinstance(transform, type):
+        return ""
+    # By their methods, not their classes: transforms may be the user's own, and importing ours takes long.
+    has = partial(hasattr, transform)
+    if all(map(has, ("field", "extend"))):
+        return "pictures"
+    return "batches" if all(map(has, ("field", "draws", "bind", "draw", "check"))) else ""
 
 
 def check_transforms(name: str, value: Any) -> list[Any]:
     """Return transforms as a list; raise `TypeError` if one is not a transform."""
     if not isinstance(value, Iterable):
         raise TypeError(f"{name} must be a list of transforms, got {type(value).__name__}")
-    listed = list(value)
+    listed = list(value)  # an iterator would be empty for a copy of the loader
     for transform in listed:
-        if not (is_of_batches(transform) or is_of_pictures(transform)):
+        if not find_unit(transform):
             got = type(transform).__name__
             if isinstance(transform, type):
                 got = f"the class {transform.__name__}; pass an instance of it"
@@ -145,8 +139,8 @@ def check_output_name(name: str, value: Any) -> str | None:
     return None if value is None else str(value)
 
 
-Check = Callable[[str, Any], Any] | tuple[str, ...]
-"""A function that checks a value, or the words that an option takes, besides a default of None."""
+Check = Callable[[str, Any], Any] | type[bool] | tuple[str, ...]
+"""A function that checks a value, `bool`, or the words that an option takes besides a default of None."""
 
 
 def option(default: Any, check: Check) -> Any:
@@ -158,15 +152,6 @@ def option(default: Any, check: Check) -> Any:
 class Options:
     """The options of a `DataLoader`, in the order of its parameters, each checked alone and then with others.
 
-    Raises
-    ------
-    ValueError
-        A value is out of range, or options exclude each other.
-    TypeError
-        A value has the wrong type.
-
-    Examples
-    --------
     >>> options = Options([1, 2], batch_size=2, multiprocessing_context="spawn")
     >>> options.batch_size, options.shuffle, options.start_method
     (2, False, 'spawn')
@@ -175,11 +160,11 @@ class Options:
     dataset: Any
     feed_list: Any = None
     places: Any = None
-    return_list: bool = option(True, check_flag)
+    return_list: bool = option(True, bool)
     batch_sampler: Iterable[Any] | None = None
     batch_size: int | None = 1
-    shuffle: bool | None = option(False, check_flag)
-    drop_last: bool = option(False, check_flag)
+    shuffle: bool | None = option(False, bool)
+    drop_last: bool = option(False, bool)
     collate_fn: Callable[[Any], Any] | None = option(None, check_function)  # noqa: RUF009
     num_workers: int | str = option(0, check_workers)
     use_buffer_reader: bool | str = option(True, check_read_ahead)
@@ -187,13 +172,13 @@ class Options:
     use_shared_memory: bool = True
     timeout: float = option(0, check_seconds)
     worker_init_fn: Callable[[int], object] | None = option(None, check_function)  # noqa: RUF009
-    persistent_workers: bool = option(False, check_flag)
+    persistent_workers: bool = option(False, bool)
     sampler: Iterable[Any] | None = None
     seed: int | None = option(None, check_seed)
     generator: GeneratorLike = None
     prefetch: int | str = option(1, check_prefetch)
     memory_budget: int | None = None
-    in_order: bool = option(True, check_flag)
+    in_order: bool = option(True, bool)
     worker_type: str | None = option(None, ("process", "thread"))
     start_method: str | None = option(None, METHODS)
     multiprocessing_context: Any = None
@@ -209,47 +194,55 @@ class Options:
     output: str | None = option(None, check_output_name)
     stream: object = None
     copy_priority: str | None = None
-    static: bool = option(False, check_flag)
+    static: bool = option(False, bool)
     shard: str | tuple[int, int] | None = None
     uneven: str | None = option(None, UNEVEN)
     pin_memory: bool = False
     pin_memory_device: str = ""
 
     def __post_init__(self) -> None:
+        write = partial(object.__setattr__, self)  # the table is complete once it is checked
         # PyTorch's second and third arguments are batch_size and shuffle, Paddle's and ours are feed_list and
         # places. A number is never a feed_list and a bool never a place, so both orders can be told apart.
         if isinstance(self.feed_list, int | np.integer) or isinstance(self.places, bool):
-            self._set(**_read_pytorch_order(self))
+            for name, value in _read_pytorch_order(self).items():
+                write(name, value)
         if self.shuffle is None:
-            self._set(shuffle=False)  # PyTorch's default
+            write("shuffle", False)  # PyTorch's default
         for one in dataclasses.fields(self):
             value, check = getattr(self, one.name), one.metadata.get("check")
+            # Most options of most loaders have their defaults, which need no check.
             if check is None or value is one.default:
                 continue
-            if isinstance(check, tuple):
+            if check is bool:
+                check_flags(**{one.name: value})
+                write(one.name, bool(value))  # also of NumPy's
+            elif isinstance(check, tuple):
                 check_word(one.name, value, check, optional=one.default is None)
             else:
-                self._set(**{one.name: check(one.name, value)})
+                write(one.name, check(one.name, value))
         if self.multiprocessing_context is not None:
-            self._set(start_method=_resolve_start_method(self), multiprocessing_context=None)
-        _check_together(self)
+            # A copy has the start method alone: it would find the same, and a context need not pickle.
+            write("start_method", _resolve_start_method(self))
+            write("multiprocessing_context", None)
 
-    def _set(self, **values: Any) -> None:
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        # Options that depend on each other. Rules that need more than options stand where the facts are
+        # known: in `loading.decide`, `Batching.choose` and `check_split`.
+        if self.generator is not None:
+            if self.seed is not None:
+                raise ValueError("seed and generator both determine everything random: pass one of them")
+            if isinstance(self.generator, int | np.integer):
+                raise TypeError(
+                    f"generator must be a generator of random numbers, got {self.generator!r}; write seed="
+                )
+        if self.ragged or self.pad:
+            if self.collate_fn is not None or self.batch_size is None:
+                raise ValueError(f"ragged and pad {OWN_BATCHES}")
+            if both := sorted(frozenset(self.ragged) & (self.pad or {}).keys()):
+                raise ValueError(f"the fields {both} are in both ragged and pad; choose one for each")
 
-    @property
-    def uneven_ranks(self) -> str:
-        """What happens to samples that do not divide evenly among ranks."""
-        return self.uneven or "pad"
 
-    @property
-    def uneven_places(self) -> str:
-        """What happens to samples of a batch that do not divide evenly among places."""
-        if self.remainder is not None:
-            return self.remainder
-        # Ranks fill up the last step of an epoch only. A part of every batch would be repeated here.
-        return self.uneven if self.uneven in ("drop", "pad") else "error"
+OWN_BATCHES = "need batches that the loader collates itself: pass no collate_fn, and an integer batch_size"
 
 
 def check_option(name: str, value: Any) -> Any:
@@ -258,8 +251,13 @@ def check_option(name: str, value: Any) -> Any:
     >>> check_option("static", True), check_option("output", "numpy")
     (True, 'numpy')
     """
-    check = Options.__dataclass_fields__[name].metadata["check"]
-    return check(name, value)
+    row = Options.__dataclass_fields__[name]
+    if value is row.default:
+        return value
+    if row.metadata["check"] is bool:
+        check_flags(**{name: value})
+        return bool(value)
+    return row.metadata["check"](name, value)
 
 
 def _read_pytorch_order(options: Options) -> dict[str, Any]:
@@ -285,6 +283,7 @@ def _read_pytorch_order(options: Options) -> dict[str, Any]:
 def _resolve_start_method(options: Options) -> str:
     """Return the start method of PyTorch's option ``multiprocessing_context``: a name, or a context."""
     context = options.multiprocessing_context
+    # By its method: contexts of other libraries, such as torch.multiprocessing, have no class in common.
     read = getattr(context, "get_start_method", None)
     method = read() if callable(read) else context
     if not isinstance(method, str):
@@ -301,31 +300,10 @@ def _resolve_start_method(options: Options) -> str:
     return method
 
 
-# Options that depend on each other. Rules that need more than options stand where the facts are known:
-# `loading.decide`, `Batching.choose` and `check_split`.
-
-OWN_BATCHES = "need batches that the loader collates itself: pass no collate_fn, and an integer batch_size"
-
-
-def _check_together(options: Options) -> None:
-    if options.generator is not None:
-        if options.seed is not None:
-            raise ValueError("seed and generator both determine everything random: pass one of them")
-        if isinstance(options.generator, int | np.integer):
-            raise TypeError(
-                f"generator must be a generator of random numbers, got {options.generator!r}; write seed="
-            )
-    if not (options.ragged or options.pad):
-        return
-    if options.collate_fn is not None or options.batch_size is None:
-        raise ValueError(f"ragged and pad {OWN_BATCHES}")
-    if both := sorted(frozenset(options.ragged) & (options.pad or {}).keys()):
-        raise ValueError(f"the fields {both} are in both ragged and pad; choose one for each")
-
-
 # Options that will go, and warnings that point at the user's line.
 
 _DEPRECATED = {
+    # One word for ranks and places: who pads among ranks pads among places, too.
     "remainder": "pass uneven, which decides for ranks and places alike",
     "memory_budget": "it has no effect: 'auto' keeps slots within 1 GiB and half of the available memory",
     "copy_priority": "it has no effect: transforms run ahead of your model's kernels",

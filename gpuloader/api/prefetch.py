@@ -11,7 +11,7 @@ import numpy as np
 
 from gpuloader.api.epochs import Epochs
 from gpuloader.api.loading import check_transform_places, plan_transforms
-from gpuloader.api.options import check_names, check_option, is_of_batches
+from gpuloader.api.options import check_names, check_option, find_unit
 from gpuloader.api.state import OF_BATCHES, Position, end_epoch, find_spent_batches, read_state
 from gpuloader.batches.kept import Intake, NestedStager
 from gpuloader.batches.readers import Reached, close_items, stage_all
@@ -20,7 +20,7 @@ from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.outputs import FollowingOutput
 from gpuloader.devices.places import default_place, parse_places
 from gpuloader.epoch.delivery import Delivery
-from gpuloader.epoch.epoch import DeliveredStep, Epoch, Iteration, open_epoch
+from gpuloader.epoch.epoch import DeliveredStep, Epoch, Iteration, open_epoch, take_buffers
 from gpuloader.errors import BadType
 from gpuloader.fetch.contract import Fetch
 from gpuloader.fetch.read_ahead import InlineFetch, ReadAhead
@@ -42,18 +42,10 @@ from gpuloader.watch.stats import Meter
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What was true of the iterable right after it yielded a batch.
+    """What was true of the iterable right after it yielded a batch, which may be read far ahead."""
 
-    Attributes
-    ----------
-    own : object
-        The iterable's own state; None if it has none.
-    is_last : bool
-        Whether the iterable has announced that batch as its last one.
-    """
-
-    own: Any
-    is_last: bool
+    own: Any  # the iterable's own state; None if it has none
+    is_last: bool  # whether the iterable has announced that batch as its last one
 
 
 _NOTHING = Moment(None, False)
@@ -72,40 +64,17 @@ def has_state(batches: Any) -> bool:
 
 
 class PrefetchedSource:
-    """One pass over an iterable of batches: the reader of an epoch, as `stage_all` takes it.
-
-    The iterator is made by the thread that asks for the first batch, because loaders start their worker
-    processes then. Batches may be read by another thread, and further ahead than the user is. So each
-    batch takes along what was true of the iterable when it was read.
-
-    Loaders prepared by Accelerate announce their last batch to the whole program. That must not happen before
-    the user has received it, so it is taken back when the batch is read, and repeated by `delivered`. Such a
-    loader is to be read by the thread that asks for batches.
-
-    Parameters
-    ----------
-    batches : iterable
-        What is read.
-    stateful : bool
-        Whether to ask the iterable for its state after every batch.
-
-    Attributes
-    ----------
-    announces : bool
-        Whether the iterable announces its last batch.
-
-    Raises
-    ------
-    ReaderError
-        The iterable is a generator that has been read already.
-    """
+    """One pass over an iterable of batches: the reader of an epoch, as `stage_all` takes it."""
 
     def __init__(self, batches: Any, *, stateful: bool) -> None:
         refuse_read(batches, "the iterable of batches is", OF_BATCHES)
         self._batches = batches
         self._stateful = stateful
+        # Loaders prepared by Accelerate announce their last batch to the whole program. That must not happen
+        # before the user has it: it is taken back when the batch is read, and repeated by `delivered`.
         self.announces = hasattr(batches, "end_of_dataloader") and hasattr(batches, "gradient_state")
         self._is_last = False
+        # Made here, in the thread that asks for the first batch: loaders fork their workers now.
         self._items = Steady.of(iter(batches))
 
     def __call__(self) -> Iterator[Any]:
@@ -251,21 +220,65 @@ class WrappedEpochs(Epochs):
         self,
         batches: Any,
         meter: Meter,
-        delivery: Delivery,
-        ahead: int,
-        intake: Intake,
         *,
-        draws: bool,
+        places: Any,
+        prefetch: int,
+        output: str | None,
+        host: Sequence[str],
+        transforms: Sequence[Transform],
+        stream: object,
+        drop_last: bool,
         seed: int | None,
     ) -> None:
-        super().__init__(meter, intake.collation.programmer)
+        self.ahead = ahead = check_whole("prefetch", prefetch, 1 << 31)
+        if places is None:
+            # The GPU that the program has selected, as torchrun's programs do by their local rank.
+            places = default_place(current_cuda_device() or find_local_rank())
+        parsed = parse_places(places)
+        listed = check_option("transforms", transforms)
+        for transform in listed:
+            if find_unit(transform) != "batches":
+                raise TypeError(
+                    f"{type(transform).__name__} is done to single pictures before they are a batch: pass it "
+                    "to a gpuloader.DataLoader"
+                )
+        delivery = Delivery.of(
+            parsed,
+            check_option("output", output),
+            stream,
+            prefetch=ahead,
+            drop_last=drop_last,
+            urgent=bool(listed),
+        )
+        if output is None:
+            # Tensors stay those of their library, which the first batch shows.
+            following = tuple(FollowingOutput(device, stream) for device in delivery.devices)
+            delivery = replace(delivery, outputs=following)
+        if listed:
+            check_transform_places(delivery)
+        programmer = plan_transforms(listed, set(), output) if listed else None
+        collation = Collation(
+            pads={},
+            programmer=programmer,
+            on_host=delivery.on_host,
+            keeps_gradients=delivery.on_host and output == "torch",
+        )
+        self._intake = Intake(
+            collation,
+            check_names("host", host),
+            output,
+            # Nothing is staged for a host, unless a transform has to write somewhere.
+            delivery.on_host and delivery.locker is None and not listed,
+            _settle_once(delivery.outputs, programmer),
+            # Tensors that are page-locked already are copied from where they lie. A host would hand them out.
+            None if delivery.has_host else delivery.devices[0].is_page_locked,
+        )
+        super().__init__(meter, programmer)
         self.deliver_to(delivery)
-        self.ahead = ahead
         self.policy = ReadAheadPolicy(bound=True)
-        self.seed = seed
+        self.seed = check_option("seed", seed)
         self._batches = batches
-        self._intake = intake
-        self._draws = draws
+        self._draws = any(one.draws for one in listed)
         # The wrapped loader's state before `prepare` began a pass over it, until the user begins that pass.
         self._before: Any = _MISSING
 
@@ -301,7 +314,7 @@ class WrappedEpochs(Epochs):
         source = PrefetchedSource(self._batches, stateful=has_state(self._batches))
         # One more than is copied ahead: a batch that is read when it is asked for would be copied late.
         capacity = (self.ahead + (not delivery.on_host or not self.ahead)) * len(delivery.devices)
-        buffers = self.take_buffers(capacity)
+        buffers = take_buffers(self._idle, delivery, capacity, self._meter, programmer=self._programmer)
         draw = Draw(position.seed, position.epoch)
         stager = NestedStager(self._intake, buffers.ring, self._meter, draw)
         batches = stage_all(source, stager, Reached(position.batches, 1, position.own), self._token)
@@ -343,7 +356,7 @@ class WrappedEpochs(Epochs):
         own = position.pop("source", _MISSING)
         if own is _MISSING:  # nothing is read ahead between two passes
             own = self._batches.state_dict() if self._before is _MISSING else self._before
-        if not isinstance(own, Mapping):
+        if not isinstance(own, Mapping):  # such as a number
             return {_OURS: {**position, "source": own}}
         return {**own, _OURS: position}
 
@@ -357,13 +370,14 @@ class WrappedEpochs(Epochs):
     def _split_state(self, state: Any) -> Position:
         position: Any = {"version": 1, "epoch": self.upcoming().epoch, "batches": 0}
         own = state
+        # A state without our key is the wrapped loader's own, saved before it was wrapped.
         if isinstance(state, Mapping) and _OURS in state:
             position = state[_OURS]
             own = {key: value for key, value in state.items() if key != _OURS}
             if isinstance(position, Mapping):
                 own = position.get("source", own)
         found = read_state(position)
-        self.forget_prepared()
+        self.forget_prepared()  # its pass would go on in the wrapped loader
         self._batches.load_state_dict(own)
         found.own = own
         return found
@@ -379,18 +393,13 @@ class PrefetchedLoader(Measured):
     """
 
     def __init__(self, batches: Iterable[Any], **options: Any) -> None:
-        vars(self).update(_batches=_check_batches(batches), _options=options)  # before attributes are theirs
+        # Not by assignment: until `_batches` is there, no attribute can be looked up in it.
+        vars(self).update(_batches=_check_batches(batches), _options=options)
         self._meter = Meter()
-        self._epochs = _open_epochs(batches, self._meter, **options)
+        self._epochs = WrappedEpochs(batches, self._meter, **options)
 
     def __len__(self) -> int:
-        """Return the number of steps in a pass.
-
-        Raises
-        ------
-        TypeError
-            The wrapped loader has no length.
-        """
+        """Return the number of steps in a pass; raise `TypeError` if the wrapped loader has no length."""
         delivery = self._epochs.delivery
         count, places = len(self._batches), len(delivery.devices)
         return count // places if delivery.drop_last else -(-count // places)
@@ -402,20 +411,8 @@ class PrefetchedLoader(Measured):
     def warm_up(self) -> None:
         """Do now what the first batch of the next loop would wait for; that loop then begins at once.
 
-        Begins a pass over the wrapped loader, which starts its workers; allocates and page-locks the slots,
-        reads the first step, copies it to its places, and compiles and runs the kernels of the transforms.
-        Returns when all that is done. Batches, their order and the loader's state stay the same; an error
-        that the wrapped loader raises for a batch is raised by the loop. If `set_epoch` or `load_state_dict`
-        changes what comes next, the step is dropped.
-
-        Raises
-        ------
-        LoaderError
-            The calling thread captures a CUDA graph.
-        ReaderError
-            The wrapped iterable is a generator that has been read already.
-        StagingMemoryError
-            Host or device memory is not available.
+        Begins a pass over the wrapped loader, which starts its workers. Everything else is as for
+        `DataLoader.warm_up`. A generator that has been read already raises ReaderError.
 
         Examples
         --------
@@ -482,6 +479,7 @@ class PrefetchedLoader(Measured):
 
     def __getattr__(self, name: str) -> Any:
         batches = vars(self).get("_batches", _MISSING)
+        # Special names are about this class. Copying asks for some before `_batches` is there.
         if batches is _MISSING or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(batches, name)
@@ -514,63 +512,6 @@ def _check_batches(batches: object) -> Any:
     raise BadType(
         f"batches must be an iterable of batches, such as a loader, got {type(batches).__name__}{advice}"
     )
-
-
-def _open_epochs(
-    batches: Any,
-    meter: Meter,
-    *,
-    places: Any,
-    prefetch: int,
-    output: str | None,
-    host: Sequence[str],
-    transforms: Sequence[Transform],
-    stream: object,
-    drop_last: bool,
-    seed: int | None,
-) -> WrappedEpochs:
-    """Check the options of `prefetch`, and open the devices."""
-    ahead = check_whole("prefetch", prefetch, 1 << 31)
-    if places is None:
-        places = default_place(current_cuda_device() or find_local_rank())
-    parsed = parse_places(places)
-    listed = check_option("transforms", transforms)
-    for transform in listed:
-        if not is_of_batches(transform):
-            raise TypeError(
-                f"{type(transform).__name__} is done to single pictures before they are a batch: pass it to "
-                "a gpuloader.DataLoader"
-            )
-    delivery = Delivery.of(
-        parsed,
-        check_option("output", output),
-        stream,
-        prefetch=ahead,
-        drop_last=drop_last,
-        urgent=bool(listed),
-    )
-    if output is None:
-        following = tuple(FollowingOutput(device, stream) for device in delivery.devices)
-        delivery = replace(delivery, outputs=following)
-    check_transform_places(listed, delivery)
-    programmer = plan_transforms(listed, set(), output) if listed else None
-    collation = Collation(
-        pads={},
-        programmer=programmer,
-        on_host=delivery.on_host,
-        keeps_gradients=delivery.on_host and output == "torch",
-    )
-    intake = Intake(
-        collation,
-        check_names("host", host),
-        output,
-        delivery.on_host and delivery.locker is None and not listed,
-        _settle_once(delivery.outputs, programmer),
-        None if delivery.has_host else delivery.devices[0].is_page_locked,
-    )
-    draws = any(one.draws for one in listed)
-    seed = check_option("seed", seed)
-    return WrappedEpochs(batches, meter, delivery, ahead, intake, draws=draws, seed=seed)
 
 
 def _settle_once(outputs: Sequence[Any], programmer: Programmer | None) -> Callable[[str | None], str | None]:

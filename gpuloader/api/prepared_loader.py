@@ -13,15 +13,10 @@ _END = object()
 
 
 class PreparedLoader:
-    """A loader that an Accelerator knows; made by `prepare`.
+    """A loader that an Accelerator knows; made by `prepare`. Its `loader` is the one that was prepared.
 
     It looks one batch ahead, as Accelerate's own loaders do, to know the last one. Its state does not count
     that batch: it is the position of the batch that you have.
-
-    Attributes
-    ----------
-    loader : DataLoader
-        The loader.
 
     Examples
     --------
@@ -42,7 +37,7 @@ class PreparedLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch; Accelerate is told where it ends."""
-        known = _make_known()
+        known = _make_known()  # for each loop: Accelerate keeps a stack of the loaders that run
         steps = itertools.islice(self.loader, self._skipped, None)
         self._skipped = 0
         known.begin()
@@ -63,6 +58,8 @@ class PreparedLoader:
     def _count_last(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
         """Return how many samples, over all ranks, count in the last step; 0 if all do, or masks tell."""
         sharding = self.loader._epochs.plan.batching.sharding
+        # Accelerate cuts what it gathers to this number. Masks tell it batch by batch, and dropped samples
+        # were never delivered. A batch sampler that is dealt counts batches, so its samples are unknown.
         if sharding is None or sharding.uneven != "repeat" or "position" not in after:
             return 0
         return int(after["position"]) - int(before["position"])
@@ -70,6 +67,7 @@ class PreparedLoader:
     def skip(self, steps: int) -> None:
         """Make the next loop begin after a number of steps; only an iterable dataset's are read for that."""
         state = self.loader.state_dict()
+        # A position is skipped by arithmetic. Only what an iterable dataset yields has to be read.
         settled = self.loader._epochs.plan.batching.settle()
         if "position" in state:
             state["position"] += steps * settled.step
@@ -81,6 +79,7 @@ class PreparedLoader:
         self.load_state_dict(state)
 
     def __getattr__(self, name: str) -> Any:
+        # Accelerate's own function takes a loader apart by these attributes, without a word.
         if name in ("sampler", "batch_sampler"):
             raise AttributeError(
                 f"a PreparedLoader has no {name}: accelerate.skip_first_batches would read with a loader of "

@@ -24,61 +24,33 @@ _MOST_BEYOND = 1 << 22
 
 @dataclass(slots=True)
 class Position:
-    """The part of an epoch that the user has received; batches read ahead do not count.
+    """The part of an epoch that the user has received; batches read ahead do not count."""
 
-    Attributes
-    ----------
-    seed : int or None
-        The loader's seed; None for readers, which determine their own order.
-    epoch : int
-        The epoch's number, from 0.
-    batches : int
-        The number of the first batch not received: all batches below it were.
-    beyond : set of int
-        The numbers of later batches that were received too, which happens with ``in_order=False``.
-    workers : dict
-        Maps each worker of an iterable dataset to its position behind the last batch received from it.
-    readers : int or None
-        The number of workers that read an iterable dataset in turn; None for any other source.
-    turn : int
-        The worker whose batch is next.
-    own : object
-        The source's own state behind the last batch received; None if it has none.
-    size : int or None
-        Samples per batch. A count of batches holds for that size alone.
-    shards : int
-        The number of parts that each batch is cut into; here a part counts as a batch.
-    ended : bool
-        Whether the epoch is over, so that the next loop begins the next one.
-    step : int or None
-        Samples that all ranks together take per step. The state is then a position in the epoch, valid for
-        any batch size and any number of ranks. None makes the state a count of batches.
-    base : int
-        Position in the epoch of the first sample of batch 0.
-    total : int or None
-        Samples in the epoch; None if unknown.
-    dealt : bool
-        Whether `step`, `base` and `total` count batches, of a batch sampler that ranks share.
-    order_size : int or None
-        The batch size that the order was made for; None if the order does not depend on it.
-    """
-
-    seed: int | None
+    seed: int | None  # None for readers, which determine their own order
     epoch: int
+    # All batches below `batches` were received, and with in_order=False those in `beyond` too. Numbers, not a
+    # count: the first missing batch may stay missing for long while one worker holds it.
     batches: int = 0
     beyond: set[int] = field(default_factory=set)
+    # For an iterable dataset: where each worker is behind its last batch that was received, how many workers
+    # read in turn, and whose batch is next. What it yields depends on their number, so a state keeps it.
     workers: dict[int, ItemState] = field(default_factory=dict)
     readers: int | None = None
     turn: int = 0
-    own: Any = None
+    own: Any = None  # the source's own state behind the last batch received
+    # Samples per batch, and the parts that each batch is cut into. A part counts as a batch, and a count of
+    # batches holds for these numbers alone.
     size: int | None = None
     shards: int = 1
-    ended: bool = False
+    ended: bool = False  # so that the next loop begins the next epoch
+    # With a `step`, the samples that all ranks together take per step, the state is a position in the epoch,
+    # valid for any batch size and number of ranks: `base` is that of batch 0, and `total` the end if known.
+    # Without one it is a count of batches.
     step: int | None = None
     base: int = 0
     total: int | None = None
-    dealt: bool = False
-    order_size: int | None = None
+    dealt: bool = False  # `step`, `base` and `total` count batches, of a batch sampler that ranks share
+    order_size: int | None = None  # the batch size that the order was made for, if it depends on that
 
     @property
     def taken(self) -> int | None:
@@ -105,7 +77,7 @@ class Position:
         """Record that the user has received a batch."""
         if self.readers is not None:
             self.batches += 1  # the numbers have gaps once a worker runs out of items
-        elif staged.number == self.batches:
+        elif staged.number == self.batches:  # as always, in order
             self.batches += 1
             while self.beyond and self.batches in self.beyond:
                 self.beyond.remove(self.batches)
@@ -118,7 +90,7 @@ class Position:
         if isinstance(state, ItemState):
             self.workers[state.worker] = state
             self.turn = (state.worker + 1) % (self.readers or 1)
-        elif self.step is None:
+        elif self.step is None:  # a state of its own tells nothing to a loader with other batches
             self.own = state
 
     def to_json(self) -> dict[str, Any]:
@@ -155,17 +127,8 @@ class Position:
 
 
 def read_state(state: object) -> Position:
-    """Return the position that `Position.to_json` wrote.
+    """Return the position that `Position.to_json` wrote; raise `TypeError` or `ValueError` for anything else.
 
-    Raises
-    ------
-    TypeError
-        The state is not a dict.
-    ValueError
-        The state is damaged, is not a loader's, or has a version that this package does not know.
-
-    Examples
-    --------
     >>> read_state({"version": 1, "epoch": 2, "batches": 5, "seed": 7}).batches
     5
     >>> read_state({"version": 2, "epoch": 2, "position": 320, "seed": 7}).taken
@@ -224,6 +187,7 @@ def _lengthen(entries: Any) -> set[int]:
     found: set[int] = set()
     for entry in entries:
         first, last = entry if isinstance(entry, list | tuple) else (entry, entry)
+        # A damaged state could make this set fill the memory.
         if _count(last) - _count(first) > _MOST_BEYOND:
             raise ValueError(f"expected fewer batches beyond the first missing one, got {entry}")
         found.update(range(first, last + 1))
@@ -272,6 +236,7 @@ def find_spent(source: Source, batching: Batching, *, drops: bool) -> str:
     if batching.iterable:
         found = (_describe("the dataset", one.dataset, READ_ONCE, drops) for one in (source, *source.chained))
         return next(filter(None, found), "")
+    # From the outermost sampler inwards: the first that is spent is the one to name.
     for what, one in () if batching.given is None else batching.given.inside:
         if getattr(type(one), "__iter__", None) is Sampler.__iter__:
             break  # it only computes its order

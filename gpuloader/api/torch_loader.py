@@ -18,7 +18,8 @@ from gpuloader.sources.dataset import MapStyle, Readable, S, Subset
 
 
 def _make_sampler(dataset: Any, shuffle: bool) -> Sampler[int]:
-    from gpuloader.sources.torch_classes import make_sampler  # imported late: it imports PyTorch
+    # Imported late, like all of PyTorch here: `import gpuloader.torch` is to be fast.
+    from gpuloader.sources.torch_classes import make_sampler
 
     return make_sampler(dataset, shuffle)
 
@@ -35,41 +36,18 @@ class DataLoader(dataset_loader.DataLoader[S]):
     Batches are tensors of PyTorch in host memory, so a program that moves them to a device runs unchanged.
     With ``places="cuda"`` they arrive on the GPU; then delete ``.to(device)``.
 
+    Parameters of PyTorch's loader mean what they mean there, except for those below, and those of workers are
+    ignored without workers.
+
     Parameters
     ----------
-    dataset : object
-        A map-style or iterable dataset, of PyTorch or of this package.
-    batch_size : int or None
-        Samples per batch. None delivers single samples.
-    shuffle : bool or None
-        True draws a new order for every epoch.
-    sampler : iterable or None
-        Yields indices. Excludes shuffle.
-    batch_sampler : iterable or None
-        Yields the indices of each batch. Excludes batch_size, shuffle, sampler and drop_last.
     num_workers : int or 'auto'
-        0 loads in the calling thread; n starts n worker processes; 'auto' finds the number.
-    collate_fn : callable or None
-        Makes a batch from a list of samples. None stacks the samples field by field.
+        'auto' finds the number of worker processes; see `gpuloader.DataLoader`.
     pin_memory, pin_memory_device : bool and str
         Accepted, without effect: batches for a GPU are always copied from page-locked memory.
-    drop_last : bool
-        True drops an incomplete last batch.
-    timeout : float
-        Seconds to wait for a batch from a worker; 0 means no limit.
-    worker_init_fn : callable or None
-        Called in each worker with the worker's number, before its first sample.
-    multiprocessing_context : str, multiprocessing context, or None
-        How worker processes start.
     generator : torch.Generator or None
         Gives the loader its seed, which is drawn once, when the loader is made. None draws the seed from
         PyTorch's global generator at the first epoch, so that ``torch.manual_seed`` determines it.
-    prefetch_factor : int or None
-        Batches in progress per worker; None means 2.
-    persistent_workers : bool
-        True keeps worker processes from one epoch to the next.
-    in_order : bool
-        True delivers batches in the sampler's order.
     places : place, str, torch.device, or list of them, or None
         Where batches land; None uses the first GPU, or host memory if there is none.
     output : str or None
@@ -136,6 +114,7 @@ class DataLoader(dataset_loader.DataLoader[S]):
         uneven: str = "repeat",
         **options: Any,
     ) -> None:
+        # As in PyTorch, so that a mistake there is one here. `gpuloader.DataLoader` lets both pass.
         if persistent_workers and not num_workers:
             raise ValueError("persistent_workers needs num_workers of 1 or more")
         if batch_size is None and drop_last:
@@ -162,6 +141,7 @@ class DataLoader(dataset_loader.DataLoader[S]):
             output=output,
             shard=shard,
             uneven=uneven,
+            # PyTorch reads without workers in the calling thread, and datasets may count on that.
             **{"use_buffer_reader": False, **options},
         )
 
@@ -169,6 +149,7 @@ class DataLoader(dataset_loader.DataLoader[S]):
     def collate_fn(self) -> Callable[[Any], Any]:
         """The function that was passed, or PyTorch's function for what the loader does by itself."""
         function = super().collate_fn
+        # Trainers copy loaders by their attributes, and call this function themselves.
         if function is None:
             return (
                 default_convert if self.batch_size is None and self.batch_sampler is None else default_collate
@@ -180,7 +161,7 @@ class DataLoader(dataset_loader.DataLoader[S]):
         return _make_upcoming_batches()
 
 
-@cache
+@cache  # one class, so that the types of two loaders' batch samplers are equal
 def _make_upcoming_batches() -> type[UpcomingBatches]:
     """Return the batch sampler of a loader, as a class that is also PyTorch's ``BatchSampler``."""
     from gpuloader.sources.torch_classes import BatchSampler

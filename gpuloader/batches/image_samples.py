@@ -1,77 +1,61 @@
-"""Makes the pictures of each sample, before the sample is written: decoded, and all of one size.
+"""Makes the images of each sample, before the sample is written: decoded, and all of one size.
 
-For a place with a GPU, the regions that are needed are decoded, and the GPU makes the pictures of them.
+For a place with a GPU, the regions that are needed are staged, and the GPU makes the images of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpuloader.batches.tree import entries_of, join_name, with_entries
+from gpuloader.batches.tree import entries_of, with_entries
 from gpuloader.errors import SampleError
 from gpuloader.order.randomness import Draw
-from gpuloader.sources.images.image import Picture, is_encoded
-from gpuloader.transforms.image_staging import stage_encoded, stage_picture
-from gpuloader.transforms.image_transforms import PictureTransform, make_picture
+from gpuloader.sources.images.image import Image, is_encoded
+from gpuloader.transforms.image_transforms import ImageTransform, make_image
+
+if TYPE_CHECKING:
+    from gpuloader.transforms.image_staging import Resample
 
 _LANE = 1  # of a sample's random numbers; those that the dataset draws are in lane 0
 
 
 @dataclass(frozen=True, slots=True)
-class PictureStage:
-    """What is done to the pictures of a sample, by the thread that has fetched the sample.
+class ImageStage:
+    """What is done to the images of a sample, by the thread that has fetched the sample."""
 
-    Attributes
-    ----------
-    chains : mapping of (str or None) to tuple of PictureTransform
-        The transforms of each field; None is the first picture of the sample.
-    decodes : bool
-        Whether bytes in other fields are pictures, too.
-    names : tuple of str or None
-        The declared names of the fields of samples that are tuples; None if they are not declared.
-    staged : mapping of (str or None) to str
-        The chains whose pictures are made on a GPU, of the regions that are decoded here; and their filters.
-    encoded : bool
-        Whether the GPU decodes these pictures, too, as far as it can.
-    found : set of str
-        The names of the fields that have been pictures so far, for error messages.
-    """
-
-    chains: Mapping[str | None, tuple[PictureTransform, ...]]
-    decodes: bool = False
-    names: tuple[str, ...] | None = None
-    staged: Mapping[str | None, str] = field(default_factory=dict)
-    encoded: bool = False
+    chains: Mapping[str | None, tuple[ImageTransform, ...]]  # by field; None is a sample's first image
+    decodes: bool = False  # whether bytes in other fields are images, too
+    names: tuple[str, ...] | None = None  # the declared names of the fields of samples that are tuples
+    # The chains whose images are made on a GPU, and by what, of the regions that are staged here.
+    staged: Mapping[str | None, Resample] = field(default_factory=dict)
+    encoded: bool = False  # whether the GPU decodes these images, too, as far as it can
+    # The names of the fields that have been images so far, for error messages.
     found: set[str] = field(default_factory=set, compare=False)
 
     @classmethod
     def of(
         cls,
-        transforms: Sequence[PictureTransform],
+        transforms: Sequence[ImageTransform],
         *,
         decodes: bool = False,
         names: tuple[str, ...] | None = None,
-    ) -> PictureStage:
-        """Return the stage for a loader's transforms of pictures."""
-        chains: dict[str | None, tuple[PictureTransform, ...]] = {}
+    ) -> ImageStage:
+        """Return the stage for a loader's transforms of images."""
+        chains: dict[str | None, tuple[ImageTransform, ...]] = {}
         for transform in transforms:
             chains[transform.field] = (*chains.get(transform.field, ()), transform)
         return cls(chains, decodes, names)
 
     def make(self, sample: Any, draw: Draw, key: object) -> Any:
-        """Return a sample with its pictures as arrays.
+        """Return a sample with its images as arrays, or as regions for a GPU.
 
         `draw` holds the seed and the epoch of the random numbers; `key` is the sample's index, or what stands
-        for it.
-
-        Raises
-        ------
-        SampleError
-            A picture cannot be decoded, a value is not a picture, or there is no such field.
+        for it. Raises `SampleError` if an image cannot be decoded, a value is not an image, or there is no
+        such field.
         """
         # Numbers of their own for each sample, so that its crops are the same whichever worker makes them.
         making = _Making(self, draw.make_generator(key, _LANE), key)
@@ -79,78 +63,79 @@ class PictureStage:
             made: Any = [making.walk(one, name) for name, one in zip(self.names, sample, strict=True)]
         else:
             made = making.walk(sample, "")
-        # A transform that met no picture is a mistyped field, which would otherwise pass in silence.
+        # A transform that met no image is a mistyped field, which would otherwise pass in silence.
         if not self.chains.keys() <= making.done:
             missing = next(name for name in self.chains if name not in making.done)
-            what = "no picture" if missing is None else f"no field {missing!r}"
+            what = "no image" if missing is None else f"no field {missing!r}"
             raise SampleError(f"{what} to transform; the sample has the fields {making.seen}")
         return made
 
 
+@dataclass(slots=True)
 class _Making:
-    """One sample's pictures being made."""
+    """One sample's images being made."""
 
-    __slots__ = ("_key", "_rng", "_stage", "done", "seen")
-
-    def __init__(self, stage: PictureStage, rng: np.random.Generator, key: object) -> None:
-        self._stage = stage
-        self._rng = rng
-        self._key = key
-        self.done: set[str | None] = set()
-        self.seen: list[str] = []
+    stage: ImageStage
+    rng: np.random.Generator
+    key: object
+    done: set[str | None] = field(default_factory=set)  # the chains
+    seen: list[str] = field(default_factory=list)  # the fields
 
     def walk(self, value: Any, name: str) -> Any:
-        """Return a value with all pictures in it made."""
-        stage, named = self._stage, name or "0"
-        chains = stage.chains
-        if name in chains or (not name and "0" in chains and not isinstance(value, Mapping | list | tuple)):
-            return self._make(value, named, named)
-        if isinstance(value, Picture):
-            return self._make(value, named, None)
-        # A transform without a field is for the first picture; a mask or a second view beside it stays.
-        first = None in chains and None not in self.done
-        if is_encoded(value):
-            return self._make(value, named, None) if stage.decodes or first else value
-        entries = entries_of(value)
-        if entries is not None:
+        """Return a value with all images in it made: those that a chain names, and those that can be told."""
+        stage, chains, named = self.stage, self.stage.chains, name or "0"
+        # A transform without a field is for the first image; a mask or a second view next to it stays.
+        is_first = None in chains and None not in self.done
+        is_container = isinstance(value, list | tuple)
+        chain: str | None = None
+        # A sample that is not a container has one field, which goes by the name '0'.
+        if name in chains or (
+            not name and "0" in chains and not is_container and not isinstance(value, Mapping)
+        ):
+            chain = named
+        elif isinstance(value, Image):
+            pass
+        elif not is_container and is_encoded(value):
+            if not (stage.decodes or is_first):
+                return value
+        elif (entries := entries_of(value)) is not None:
             made = []
             for _, part, entry in entries:
-                path = join_name(name, part)
-                # Labels are numbers: the commonest entries beside pictures, and they never hold any.
+                path = f"{name}.{part}" if name else str(part)
+                # Labels are numbers: the commonest entries next to images, and they never hold any.
                 if (type(entry) is int or type(entry) is float) and path not in chains:
                     self.seen.append(path)
                     made.append(entry)
                 else:
                     made.append(self.walk(entry, path))
             return with_entries(value, made)
-        shape = getattr(value, "shape", None)
-        if shape is None:  # an image of Pillow
-            is_picture = hasattr(value, "__array_interface__")
         else:
-            is_picture = getattr(value, "dtype", None) == np.uint8 and len(shape) in (2, 3)
-        if is_picture:
-            if first:
-                return self._make(value, named, None)
-            # Errors about its shape can then say what to do about pictures.
-            stage.found.add(named)
-        self.seen.append(named)
-        return value
-
-    def _make(self, value: Any, name: str, chain: str | None) -> Any:
-        stage = self._stage
-        transforms = stage.chains.get(chain, ()) if chain not in self.done else ()
+            shape = getattr(value, "shape", None)
+            if shape is None:  # an image of Pillow
+                is_image = hasattr(value, "__array_interface__")
+            else:
+                is_image = getattr(value, "dtype", None) == np.uint8 and len(shape) in (2, 3)
+            if not (is_image and is_first):
+                if is_image:  # so that errors about its shape can say what to do about images
+                    stage.found.add(named)
+                self.seen.append(named)
+                return value
+        transforms = chains.get(chain, ()) if chain not in self.done else ()
         self.done.add(chain)
-        self.seen.append(name)
-        stage.found.add(name)
+        self.seen.append(named)
+        stage.found.add(named)
+        made_by = stage.staged.get(chain) if transforms else None
         try:
-            if not transforms and isinstance(value, Picture):
-                return value.decode()
-            interpolation = stage.staged.get(chain) if transforms else None
-            if interpolation is None:
-                return make_picture(value, transforms, self._rng)
+            if made_by is None:
+                if not transforms and isinstance(value, Image):
+                    return value.decode()
+                return make_image(value, transforms, self.rng)
+            # Imported late, because it loads the kernels.
+            from gpuloader.transforms.image_staging import stage_encoded, stage_image
+
             if stage.encoded:
-                return stage_encoded(value, transforms, self._rng, interpolation, self._key)
-            return stage_picture(value, transforms, self._rng, interpolation)
+                return stage_encoded(value, transforms, self.rng, made_by, self.key)
+            return stage_image(value, transforms, self.rng, made_by)
         except SampleError as error:
-            error.field = error.field or name
+            error.field = error.field or named
             raise

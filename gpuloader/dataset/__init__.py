@@ -2,7 +2,7 @@
 
 In: nothing; the digits come from files that are there already.
 Out: readers of single digits.
-Callers: old programs of users; no other room.
+Callers: old programs of users.
 """
 
 from gpuloader.dataset import mnist

@@ -22,7 +22,7 @@ import numpy as np
 
 from gpuloader.devices.base import DevicePicture
 from gpuloader.errors import LoaderError, MissingPackage, describe_error, install_command
-from gpuloader.fields.image_regions import Code
+from gpuloader.sources.images.regions import Code
 from gpuloader.system.platforms import usable_cores
 
 OPTIONS = ":fancy_upsampling=1 :enable_roi_fancy_upsampling=1"

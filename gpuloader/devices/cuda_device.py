@@ -27,8 +27,7 @@ from gpuloader.devices.codec import JpegCodec, open_codec
 from gpuloader.errors import LoaderError, StagingMemoryError, install_command
 from gpuloader.foreign import ForeignStream, TorchStreams, as_stream, find_address
 from gpuloader.kernels.launching import find_kernel
-from gpuloader.staging.arena import PageLocker
-from gpuloader.staging.layout import Layout
+from gpuloader.staging.arena import Layout, PageLocker
 from gpuloader.staging.ring import Lease
 from gpuloader.system.finalizers import Finalizer, once
 from gpuloader.transforms.program import BoundProgram, Program, find_kernels

@@ -25,10 +25,9 @@ from numpy.typing import NDArray
 
 from gpuloader.devices.base import Codec, DeviceCalls, DevicePicture, HostMemory
 from gpuloader.errors import LoaderError, PictureError, StagingMemoryError
-from gpuloader.fields.image_regions import Code
 from gpuloader.sources.images.image import decode_code
-from gpuloader.staging.arena import PageLocker
-from gpuloader.staging.layout import Layout
+from gpuloader.sources.images.regions import Code
+from gpuloader.staging.arena import Layout, PageLocker
 from gpuloader.staging.ring import Lease
 from gpuloader.system.finalizers import LivingValues
 from gpuloader.transforms.program import Program

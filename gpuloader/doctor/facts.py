@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from gpuloader.doctor.trials import TRIAL_SECONDS, Attempt, Outcome
-from gpuloader.kernels.compiling import kernel_names, read_source
-from gpuloader.sources.images.decoding import load_turbojpeg
+from gpuloader.kernels.compiler import kernel_names, read_source
+from gpuloader.sources.images.turbojpeg import load_turbojpeg
 from gpuloader.system.cores import (
     ControlGroup,
     Cores,

@@ -21,7 +21,7 @@ from gpuloader.api.loader import DataLoader
 from gpuloader.devices.base import Device
 from gpuloader.devices.places import open_device, parse_place
 from gpuloader.errors import LoaderError, describe_error
-from gpuloader.kernels.compiling import find_nvrtc
+from gpuloader.kernels.compiler import find_nvrtc
 from gpuloader.staging.arena import Arena
 
 TRIAL_SECONDS = 60.0

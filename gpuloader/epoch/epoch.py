@@ -28,17 +28,15 @@ from typing import Any, Protocol
 
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.base import Device
-from gpuloader.epoch.delivery import Delivery
+from gpuloader.epoch.delivery import Delivery, Mask
 from gpuloader.epoch.device_slots import StaticSlot
 from gpuloader.epoch.lane import InFlightBatch, Lane, count_slots
-from gpuloader.epoch.split import Mask
 from gpuloader.errors import LoaderError, QueueClosed, SampleError
 from gpuloader.fetch.contract import Fetch
 from gpuloader.fetch.fetching import Fetching
 from gpuloader.staging.ring import Ring
 from gpuloader.system.finalizers import Finalizer, Living
-from gpuloader.system.interrupts import at_exit, end_if_exiting
-from gpuloader.system.threads import StartedThread, start_thread
+from gpuloader.system.threads import StartedThread, at_exit, end_if_exiting, start_thread
 from gpuloader.transforms.program import Program
 from gpuloader.transforms.programmer import Programmer
 from gpuloader.watch.autotuner import Autotuner, Setting
@@ -263,7 +261,7 @@ def apply_setting(
     prefetch = setting.prefetch if buffers.prefetch else 0  # a host has nothing to copy ahead
     slots, _ = count_slots(ahead, [lane.device for lane in lanes], prefetch)
     if slots > ring.count:
-        # The size of a batch is known by now: the first setting was measured with it.
+        # No bytes before the first batch has shown its size: the setting to start with is never refused.
         if slots * ring.slot_nbytes > fetching.budget:
             return None
         ring.grow(slots - ring.count)
@@ -493,7 +491,8 @@ class Epoch:
                 self._ending = error.with_traceback(None) if is_end else error
                 if is_end and self._group and not self.drop_last:
                     self._issue()
-                self._drop_group()  # what is left of a step that an error has cut, or that is not whole
+                while self._group:  # what is left of a step that an error has cut, or that is not whole
+                    self._ring.release(self._group.pop().slot)
                 return
             if staged is None:  # a step that is ready does not wait for the one behind it
                 return
@@ -548,10 +547,6 @@ class Epoch:
         for lane, batch in list(zip(self._lanes, batches, strict=False))[start:]:
             lane.discard(batch)
 
-    def _drop_group(self) -> None:
-        while self._group:
-            self._ring.release(self._group.pop().slot)
-
     def _drain(self) -> None:
         if self._ring.freed:
             self._ring.drain()
@@ -579,7 +574,8 @@ class Epoch:
             self._begun = None
         # Fetching stops even while a graph is captured, because that calls no device.
         self._is_whole = self.fetch.close()
-        self._drop_group()
+        while self._group:
+            self._ring.release(self._group.pop().slot)
         self.finish()
 
     def finish(self) -> None:
@@ -664,5 +660,4 @@ class KernelsAhead:
             thread, self._thread = self._thread, None
         if thread is not None and os.getpid() == self._process:
             self._stop.set()
-            if not thread.is_current:  # which may have collected an epoch as garbage
-                thread.join()
+            thread.join()  # not if it is this thread, which may have collected an epoch as garbage

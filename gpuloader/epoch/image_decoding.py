@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from gpuloader.batches.staged import StagedBatch, leave_out
 from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, DevicePicture, Stream
 from gpuloader.errors import PictureError, SampleError
-from gpuloader.fields.image_regions import Code, read_codes
 from gpuloader.sources.images.image import decode_code
+from gpuloader.sources.images.regions import Code, read_codes
 from gpuloader.transforms.program import Decoding, Program
 
 

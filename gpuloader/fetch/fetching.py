@@ -15,12 +15,12 @@ from gpuloader.checks import THREAD
 from gpuloader.fetch.contract import DEFAULT_METHOD, EpochRequest, Fetch, WorkerOptions, WorkerSetup
 from gpuloader.fetch.jobs import Window
 from gpuloader.fetch.read_ahead import STRETCH, InlineFetch, ReadAhead, stage_inline, without_indices
-from gpuloader.fetch.threads import PART_NBYTES, Threads, ThreadStreams, ThreadWorkers
+from gpuloader.fetch.worker_threads import PART_NBYTES, ThreadStreams, ThreadWorkers
 from gpuloader.order.dividing import Division, RankInfo
 from gpuloader.staging.ring import Ring
 from gpuloader.system.cores import Cores
-from gpuloader.system.interrupts import deferred_interrupt
 from gpuloader.system.platforms import check_processes
+from gpuloader.system.threads import deferred_interrupt
 from gpuloader.watch.autotuner import DEEPEST, Autotuner, Setting
 from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
 from gpuloader.watch.stats import Meter
@@ -100,24 +100,24 @@ class Fetching:
         return "items" if self._reading.iterable else "samples"
 
     @property
-    def crew(self) -> int | None:
+    def readers(self) -> int | None:
         """How many workers take turns at an iterable dataset; None if the batches do not depend on that."""
         # Of one that is divided among ranks, each worker reads everything, and takes its own part.
         if not self._reading.iterable or self._reading.division is not None:
             return None
         return max(self._workers.count, 1)
 
-    def check_crew(self, crew: int | None) -> None:
-        """Raise `ValueError` unless a state of a loader with this `crew` can resume here."""
-        if self._reading.iterable == (crew is None):
+    def check_readers(self, readers: int | None) -> None:
+        """Raise `ValueError` unless a state of a loader with so many `readers` can resume here."""
+        if self._reading.iterable == (readers is None):
             kinds = ("a map-style dataset", "an iterable dataset")
             found, here = kinds if self._reading.iterable else kinds[::-1]
             raise ValueError(f"the state belongs to {found}, but this loader reads {here}")
-        if crew is not None and crew != self.crew:
+        if readers is not None and readers != self.readers:
             raise ValueError(
-                f"the state belongs to an iterable dataset read by {_name_crew(crew)}, but this loader reads "
-                f"it with {_name_crew(self.crew)}, and the batches depend on that number; use the same "
-                "num_workers to resume"
+                f"the state belongs to an iterable dataset read by {_name_readers(readers)}, but this loader "
+                f"reads it with {_name_readers(self.readers)}, and the batches depend on that number; use "
+                "the same num_workers to resume"
             )
 
     @property
@@ -195,12 +195,12 @@ class Fetching:
 
     def _open_threads(self, epoch: EpochRequest, window: Window, meter: Meter) -> Fetch:
         count = self._workers.count
-        threads = Threads(self._make_setup(), epoch, self._workers.timeout)
+        shared = window, self._make_setup(), epoch, self._workers.timeout, meter
         if epoch.numbered is not None:
-            return ThreadWorkers(self._gatherer or self._assembler, window, threads, count, meter)
+            return ThreadWorkers(self._gatherer or self._assembler, count, *shared)
         # Threads share the dataset object, so its state is the position of one thread only if it is alone.
         streams = [self._open_stream(number, epoch, keep_state=count == 1) for number in range(count)]
-        return ThreadStreams(streams, window, threads, meter, epoch.turn)
+        return ThreadStreams(streams, *shared)
 
     def _open_processes(self, epoch: EpochRequest, window: Window, meter: Meter) -> Fetch:
         # Imported late, because these modules take as long to import as the rest of the package.
@@ -250,5 +250,5 @@ class Fetching:
             pool.close()
 
 
-def _name_crew(crew: int | None) -> str:
-    return "one worker or none" if crew == 1 else f"{crew} workers"
+def _name_readers(readers: int | None) -> str:
+    return "one worker or none" if readers == 1 else f"{readers} workers"

@@ -4,7 +4,7 @@ Replace ``import paddle.fluid as fluid`` with ``from gpuloader import fluid``.
 
 In: calls under the old names.
 Out: the objects of `gpuloader` themselves, or thin wrappers with the old signatures.
-Callers: old programs of users; no other room.
+Callers: old programs of users.
 """
 
 from gpuloader.api.feeder import DataFeeder

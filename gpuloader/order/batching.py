@@ -181,7 +181,7 @@ def check_fits(
         if not sampler.in_batches and batch_size is not None:
             raise BadType(f"a {kind} yields whole batches: pass it as batch_sampler, without a batch_size")
     if sampler.in_batches:
-        # Else every index would count as a batch, and fail much later, in a worker.
+        # Else every index would be taken for a batch, which is an error only when the first epoch begins.
         single = foreign_name(given) in (*_OF_INDICES, "SubsetRandomSampler", *_OF_DRAWN_INDICES)
         if isinstance(given, Sampler) and not isinstance(given, BatchSampler):
             single = single or given.order(0, 0) is not None
@@ -192,10 +192,10 @@ def check_fits(
 # What ranks can agree on: which samplers yield the same indices on every rank.
 
 
-class Listed(Sampler[int]):
+class ListedSampler(Sampler[int]):
     """A fixed list of indices, the same in every epoch.
 
-    >>> Listed([4, 2]).order(seed=0, epoch=0).slice(0, 2).tolist()
+    >>> ListedSampler([4, 2]).order(seed=0, epoch=0).slice(0, 2).tolist()
     [4, 2]
     """
 
@@ -251,7 +251,7 @@ def as_source(sampler: Any) -> Sampler[Any] | None:
     """Return a sampler with an order that every rank computes alike, or None if there is none.
 
     >>> type(as_source(range(3))).__name__, as_source(iter([1, 2]))
-    ('Listed', None)
+    ('ListedSampler', None)
     """
     ours = sampler if isinstance(sampler, Sampler) and not isinstance(sampler, BatchSampler) else None
     if ours is not None and ours.order(0, 0) is not None:
@@ -265,10 +265,10 @@ def as_source(sampler: Any) -> Sampler[Any] | None:
     # change.
     entries: Any = sampler
     if isinstance(entries, Sequence | np.ndarray) or hasattr(entries, "__array__"):
-        return Listed(entries)
+        return ListedSampler(entries)
     if not hasattr(entries, "__getitem__"):
         return None
-    return Listed([entries[position] for position in range(len(entries))])
+    return ListedSampler([entries[position] for position in range(len(entries))])
 
 
 _IF_ALIKE = (
@@ -529,12 +529,12 @@ class Batching:
                 return DealtPlan(self.batch_sampler, division, base)
             return SampledPlan(self.batch_sampler)
         if division is not None:
-            # The sampler, whose epoch has been set, yields the same on all ranks. Listed, it can be sliced,
-            # so that a resume with another number of ranks divides it anew.
-            listed = Listed(list(walk(self.sampler))).order(seed, epoch)
+            # The sampler, whose epoch has been set, yields the same on all ranks. ListedSampler, it can be
+            # sliced, so that a resume with another number of ranks divides it anew.
+            listed = ListedSampler(list(walk(self.sampler))).order(seed, epoch)
             return OrderedPlan(listed, size, self.drop_last, division, base)
         if self.single and isinstance(self.sampler, BatchSampler):
-            # PyTorch's way to load in bulk: each "index" is a list, and the dataset returns a whole batch.
+            # Bulk loading as in PyTorch: each "index" is a list, and the dataset returns a whole batch.
             order = self.sampler.order(seed, epoch)
             if order is not None:
                 return BulkPlan(OrderedPlan(order, self.sampler.batch_size, self.sampler.drop_last), base)

@@ -24,7 +24,7 @@ SORTED_AT_MOST = 2**18
 """Up to this length, permutations are sorted once, in a few ms and 2 MiB; beyond, computed per slice."""
 
 SORTED, PERMUTED, DRAWN, WEIGHTED, REPEATED, BUCKETED, MIXED = range(7)
-"""Hashed together with seed and epoch, so that no two ways of drawing use the same random numbers."""
+"""Hashed together with seed and epoch, so that no two kinds of orders use the same random numbers."""
 
 _ROUNDS = 5  # each for both halves; with ideal hashes two would suffice (Luby and Rackoff 1988)
 
@@ -105,6 +105,7 @@ def permute(positions: Words, count: int, key: int) -> Words:
     """
     # A Feistel network over pairs (left, right): each half in turn is shifted by a hash of the other, which
     # is invertible. The pairs are the cells of the smallest near-square grid with at least `count` cells.
+    # Near-square, so that both halves are at most 2**31 and their products stay within 64 bits.
     rows = math.isqrt(count - 1) + 1
     columns = -(-count // rows)
     image = _permute_cells(positions, rows, columns, key)
@@ -117,6 +118,7 @@ def permute(positions: Words, count: int, key: int) -> Words:
 
 def _permute_cells(cells: Words, rows: int, columns: int, key: int) -> Words:
     left, right = np.divmod(cells, np.uint64(columns))
+    # Each round has a key of its own: the proof of Luby and Rackoff needs independent round functions.
     for turn in range(_ROUNDS):
         left = _shifted(left, right, rows, derive_key(key, 2 * turn))
         right = _shifted(right, left, columns, derive_key(key, 2 * turn + 1))

@@ -43,6 +43,8 @@ class Draw:
         self.generator: np.random.Generator | None = None
         self._spares: list[np.random.Generator] = []
         self._alone = 0
+        # Philox computes the numbers from a key and a counter, so a sample's stream begins at its index
+        # without any state to carry: the same in any worker, in any order, and after a resume.
         self._counter = [0, 0, 0, epoch & _MASK]
         self._state = {
             "bit_generator": "Philox",
@@ -72,21 +74,23 @@ class Draw:
             # Releases of Python differ in what the call itself adds to the count.
             self._alone = _count_references(spares, at)
         generator = spares[at]
-        self._counter[1], self._counter[2] = lane, as_number(index)
+        self._counter[1] = lane
+        self._counter[2] = index & _MASK if type(index) is int else as_number(index)
         generator.bit_generator.state = self._state
         return generator
 
 
+# Of the generator and of its bit generator, because a user may keep either.
 def _count_references(generators: list[np.random.Generator], at: int) -> int:
     return sys.getrefcount(generators[at]) + sys.getrefcount(generators[at].bit_generator)
 
 
-class _Present(threading.local):
+class _PresentDraw(threading.local):
     def __init__(self) -> None:
         self.draw = Draw()
 
 
-_present = _Present()
+_present = _PresentDraw()
 
 
 def current_draw() -> Draw:
@@ -133,6 +137,7 @@ def sample_rng() -> np.random.Generator:
     True
     """
     draw = _fetching_draw("__getitem__ or __iter__")
+    # Several samples at once would share one generator, and their numbers would depend on the batch size.
     if draw.index is None:
         raise LoaderError(
             "no single sample is being fetched: __getitems__ and collate_fn handle several at once; call "
@@ -199,6 +204,7 @@ def as_number(index: object) -> int:
     """
     if isinstance(index, _INTEGERS):
         return int(index) & _MASK
+    # Not `hash`, which Python seeds anew in every process.
     text = repr(index).encode()
     return zlib.crc32(text) << 32 | zlib.adler32(text)
 
@@ -222,6 +228,7 @@ def draw_seed(generator: GeneratorLike = None) -> int:
         return int(lib.empty((), dtype=lib.int64, device=generator.device).random_(generator=generator))
     if isinstance(generator, np.random.Generator):
         return int(generator.integers(_HIGHEST))
+    # The global state advances, as it does for PyTorch's samplers, so that two samplers draw two seeds.
     if generator is None or isinstance(generator, np.random.RandomState):
         draw = np.random.randint if generator is None else generator.randint
         return int(draw(_HIGHEST, dtype=np.int64))

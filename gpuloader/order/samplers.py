@@ -105,6 +105,7 @@ class SequenceSampler(Sampler[int]):
 
     def order(self, seed: int, epoch: int) -> Order | None:  # noqa: ARG002
         """Return the indices in order, or None if a subclass overrides `__iter__`."""
+        # Else a user's own `__iter__` would never run, although it is what the class is for.
         return InOrder(len(self)) if type(self).__iter__ is SequenceSampler.__iter__ else None
 
 
@@ -116,6 +117,7 @@ class _Seeded(Sampler[int]):
 
     def _seed_from(self, generator: GeneratorLike) -> None:
         self.generator = generator
+        # Once, here: a seed drawn in every epoch would depend on how often the loader asked for an order.
         self._seed = None if generator is None else draw_seed(generator)
 
     def __iter__(self) -> Iterator[int]:
@@ -169,7 +171,7 @@ class RandomSampler(_Seeded):
         num_samples: int | None = None,
         generator: Iterator[int] | GeneratorLike = None,
     ) -> None:
-        super().__init__(check_sized("data_source", data_source))
+        self.data_source = check_sized("data_source", data_source)
         if not isinstance(replacement, bool):
             raise TypeError(f"replacement must be True or False, got {replacement!r}")
         if is_torch_generator(generator):
@@ -183,6 +185,7 @@ class RandomSampler(_Seeded):
             )
         self.replacement = replacement
         self._num_samples = None if num_samples is None else check_count("num_samples", num_samples)
+        # Raised here, where the mistake is, and not by the first loop.
         if not len(data_source):
             raise ValueError(
                 f"num_samples={self.num_samples}, but the data source is empty: there is nothing to shuffle; "
@@ -203,6 +206,7 @@ class RandomSampler(_Seeded):
         if generator is None or self._seed is not None:
             return super().__iter__()
         if isinstance(generator, Iterator):
+            # As in Paddle: it continues where the previous epoch stopped.
             return itertools.islice(generator, self.num_samples)
         if not self.replacement:
             turns = range(0, self.num_samples, max(count, 1))
@@ -213,13 +217,15 @@ class RandomSampler(_Seeded):
 
     def order(self, seed: int, epoch: int) -> Order | None:
         """Return the indices of an epoch, or None if the generator or a subclass's `__iter__` yields them."""
+        # An iterator, and a generator of NumPy's, yield other indices each time they are asked.
         drawn = self.generator is not None and self._seed is None
         if drawn or type(self).__iter__ is not RandomSampler.__iter__:
             return None
         return self._draw(seed if self._seed is None else self._seed, epoch)
 
     def _draw(self, seed: int, epoch: int) -> Order:
-        count, draws = len(self.data_source), self.num_samples
+        count = len(self.data_source)
+        draws = count if self._num_samples is None else self._num_samples
         if self.replacement:
             return Drawn(count, draws, seed, epoch)
         return Shuffled(count, seed, epoch, draws) if draws <= count else Repeated(count, draws, seed, epoch)
@@ -300,6 +306,7 @@ class MixSampler(Sampler[int]):
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[float], at_end: str, *, shuffle: bool) -> None:
         super().__init__()
+        # Equal arguments mean the same proportions, which is what a dataset's own order promises.
         self._terms = tuple(sizes), tuple(weights), at_end, shuffle
         self._length = len(self.order(0, 0))
 
@@ -405,6 +412,7 @@ class BatchSampler(Sampler[list[int]]):
 
     def order(self, seed: int, epoch: int) -> Order | None:
         """Return an epoch's indices, all batches concatenated, or None if only `__iter__` knows them."""
+        # All batches concatenated are the sampler's own order, so a resume may cut them into another size.
         if type(self).__iter__ is not BatchSampler.__iter__ or not isinstance(self.sampler, Sampler):
             return None
         return self.sampler.order(seed, epoch)
@@ -507,6 +515,7 @@ class DistributedBatchSampler(BatchSampler):
     def _share(self, epoch: int) -> Share:
         count = len(self.dataset)
         base = Shuffled(count, self.seed, epoch) if self.shuffle else InOrder(count)
+        # 'repeat', as in Paddle and PyTorch: all ranks get equally many samples, without masks.
         division = Division(self.local_rank, self.nranks, "repeat")
         return Share(base, 0, self.batch_size, division, self.drop_last)
 
@@ -597,6 +606,7 @@ class _Buckets(Sampler[int]):
         self.lengths = lengths
         self._batch_size = batch_size
         self._pool = pool
+        # Without a shuffle the order is the same in every epoch, so it is sorted once.
         self._sorted = None if shuffle else np.argsort(lengths, kind="stable")
 
     def __iter__(self) -> Iterator[int]:
@@ -614,6 +624,7 @@ def _measure(dataset: Any, key: Callable[[Any], float]) -> list[float]:
     if not callable(key):
         raise TypeError(f"key must be callable, got {type(key).__name__}")
     count = len(check_sized("a dataset whose samples are measured", dataset))
+    # Many at once, because a store may answer one request for a thousand samples as fast as one for a sample.
     many = getattr(dataset, "__getitems__", None)
     if many is None:
         return [key(dataset[index]) for index in range(count)]
@@ -634,6 +645,8 @@ def _as_lengths(lengths: Any) -> NDArray[Any]:
         raise ValueError(f"{expected}, got {got}; for a dataset, pass key=len or a function like it")
     if bad := np.flatnonzero(~((array >= 0) & (array < np.inf))).tolist():
         raise BadValue(f"lengths must be finite and 0 or more, got {array[bad[0]]} at index {bad[0]}")
+    # A copy, because the lengths are part of the order: a change of the user's would change epochs already
+    # run.
     array = array.copy()
     array.flags.writeable = False
     return array
@@ -653,6 +666,7 @@ def walk(sampler: Iterable[T]) -> Iterator[T]:
 def open_sampler(sampler: Iterable[T]) -> Iterator[T]:
     """Return a sampler's iterator, which does not start over; raise `TypeError` if it is no iterator."""
     try:
+        # Some iterators start over after their end, which would make an epoch of two.
         return Steady.of(iter(sampler))
     except TypeError as error:
         if "non-iterator" not in str(error):
@@ -672,7 +686,8 @@ def skip(items: Iterator[object], count: int, size: int, what: str) -> None:
     Traceback (most recent call last):
     gpuloader.errors.BadValue: the reader ended after 4 items, but the state was taken after 6 of ...
     """
-    last = deque(enumerate(itertools.islice(items, count), 1), maxlen=1)  # counts as fast as C
+    # A deque of one entry drains the iterator as fast as C, and its entry has the count.
+    last = deque(enumerate(itertools.islice(items, count), 1), maxlen=1)
     found = last[0][0] if last else 0
     if found <= count - size:  # the last batch may have been incomplete
         raise BadValue(

@@ -40,8 +40,11 @@ def find_rank(launchers: Sequence[tuple[str, ...]] = _LAUNCHERS) -> tuple[int, i
         if names[0] not in environment and names[1] not in environment:
             continue
         found = [name for name in names if name in environment]
+        # Lightning's launcher sets no RANK, but the local one and the size.
         if found == ["WORLD_SIZE"] and "LOCAL_RANK" in os.environ:
             return _check(_count_on_nodes(), _parse("WORLD_SIZE"), "LOCAL_RANK", "WORLD_SIZE")
+        # One alone is a mistake of the launcher's: to take it for a single process would make every process
+        # read everything.
         if len(found) == 1:
             (missing,) = set(names) - set(found)
             raise ValueError(
@@ -72,7 +75,7 @@ def _count_on_nodes() -> int:
     """Return the rank of a process whose launcher numbers processes per node and sets no RANK."""
     name = next((name for name in ("NODE_RANK", "GROUP_RANK") if name in os.environ), None)
     node = 0 if name is None else _parse(name)
-    if not node:
+    if not node:  # on the first node, the local rank is the rank
         return _parse("LOCAL_RANK")
     if "LOCAL_WORLD_SIZE" not in os.environ:
         raise ValueError(
@@ -159,16 +162,18 @@ class WorkerInfo:
         return self._find_ranks()[1]
 
     def _find_ranks(self) -> tuple[int, int]:
+        # Counted, because a dataset that asks for the rank may divide its items itself, so that the loader
+        # does not warn that every rank reads everything.
         _present.rank_questions += 1
         return self.ranks or find_rank()
 
 
-class _Present(threading.local):
+class _PresentWorker(threading.local):
     info: WorkerInfo | None = None
     rank_questions: int = 0
 
 
-_present = _Present()
+_present = _PresentWorker()
 
 
 def get_worker_info() -> WorkerInfo | None:

@@ -26,53 +26,32 @@ class IndexedRows(Protocol):
 
 
 class ArrayRows(NamedTuple):
-    """The arrays that a dataset reads from.
+    """The arrays that a dataset reads from."""
 
-    Attributes
-    ----------
-    arrays : tuple of ndarray
-        One array per field, in native byte order.
-    rows : Rows or None
-        The row of each sample in the arrays; None if sample i is row i.
-    names : tuple of str or None
-        The keys of a sample that is a dict. None if a sample is a tuple.
-    bare : bool
-        Whether a sample is the row of the only array, not a tuple or a dict.
-    """
-
-    arrays: tuple[NDArray[Any], ...]
-    rows: IndexedRows | None = None
-    names: tuple[str, ...] | None = None
-    bare: bool = False
+    arrays: tuple[NDArray[Any], ...]  # one per field, in native byte order
+    rows: IndexedRows | None = None  # the row of each sample in the arrays; None if sample i is row i
+    names: tuple[str, ...] | None = None  # the keys of a sample that is a dict; None if it is a tuple
+    bare: bool = False  # whether a sample is the row of the only array, not a tuple or a dict
 
 
 READING = frozenset(("__getitem__", "__getitems__", "__len__"))
-"""A class that defines one of these reads in its own way, of which its bases' other methods know nothing."""
+"""A class that defines one of these overrides how samples are read; its bases' bulk methods ignore that."""
 
 
 def own_method(dataset: object, name: str, overriding: Set[str] = READING) -> Any:
-    """Return a method that reads samples in another way than one by one, or None.
-
-    There is none if a class derived from the one that defines it overrides how samples are read, because
-    that code would then not run.
-
-    >>> own_method([1, 2], "take_block") is None
-    True
-    """
+    """Return a method that reads several samples at once, or None."""
     for kind in type(dataset).__mro__:
         if name in vars(kind):
             return getattr(dataset, name, None)
+        # A class derived from the one with the method overrides how samples are read. That code of the
+        # user's, which may augment each sample, would not run.
         if not overriding.isdisjoint(vars(kind)):
             return None
     return None
 
 
 def reads_like(dataset: object, *bases: type) -> bool:
-    """Return whether a dataset is one of these classes, or derived from one without another way of reading.
-
-    >>> reads_like([1, 2], list), reads_like([1, 2], tuple)
-    (True, False)
-    """
+    """Return whether a dataset is one of these classes, or derived from one and read in the same way."""
     for kind in type(dataset).__mro__:
         if kind in bases:
             return True
@@ -84,8 +63,6 @@ def reads_like(dataset: object, *bases: type) -> bool:
 def find_arrays(dataset: object) -> ArrayRows | None:
     """Return the arrays that a dataset reads from and the row of each sample; None if Python code reads them.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> from gpuloader import Subset, TensorDataset
     >>> found = find_arrays(Subset(TensorDataset(np.array([5, 6, 7])), [-1, 0]))
@@ -104,36 +81,17 @@ def find_arrays(dataset: object) -> ArrayRows | None:
 def locate(dataset: Sized, index: object) -> int | Rows:
     """Return which samples of a dataset an index stands for, counted from the front.
 
-    Parameters
-    ----------
-    dataset : sized
-        The dataset, for its length and its name in errors.
-    index : object
-        The index that the dataset was asked for: a whole number of any type, a slice, or a list, range,
-        NumPy array, tensor or series of whole numbers or of one boolean per sample. Negative numbers count
-        from the end.
+    The index is a whole number of any type, a slice, or a list, range, NumPy array, tensor or series of whole
+    numbers or of one boolean per sample. The result is an int for a single sample. For several, it is a slice
+    if the index is one without a step, else an array of one dimension. Any other index raises `IndexError` or
+    `TypeError`.
 
-    Returns
-    -------
-    int, slice or ndarray of int64
-        An int for a single sample. For several samples, their positions: a slice if the index is one without
-        a step, else an array of one dimension.
-
-    Raises
-    ------
-    IndexError
-        There is no such sample, or there is not one boolean per sample.
-    TypeError
-        The index is something else.
-
-    Examples
-    --------
     >>> locate("abcd", -1), locate("abcd", [2, -4]), locate("abcd", slice(1, None))
     (3, array([2, 0]), slice(1, 4, None))
     >>> locate("abcd", [True, False, False, True])
     array([0, 3])
     """
-    if type(index) is int:
+    if type(index) is int:  # first, because nearly all are
         return check_index(dataset, index)
     if isinstance(index, slice):
         start, stop, step = index.indices(len(dataset))
@@ -144,6 +102,7 @@ def locate(dataset: Sized, index: object) -> int | Rows:
         found = np.asarray(index)
     except (TypeError, ValueError, RuntimeError) as error:
         raise _no_indices(dataset, f"{type(index).__name__}, which is not an array: {error}") from None
+    # An empty list has the dtype float64.
     if not found.size and found.ndim == 1:
         return np.empty(0, np.int64)
     if found.ndim != 1:
@@ -158,14 +117,7 @@ def locate(dataset: Sized, index: object) -> int | Rows:
 
 
 def check_index(dataset: Sized, index: object) -> int:
-    """Return `index` counted from the front.
-
-    Raises
-    ------
-    IndexError
-        There is no such sample.
-    TypeError
-        The index is not a whole number.
+    """Return `index` counted from the front; raise `IndexError` or `TypeError` if it is no sample's.
 
     >>> check_index("abc", -1)
     2
@@ -177,6 +129,7 @@ def check_index(dataset: Sized, index: object) -> int:
         raise _no_indices(dataset, reprlib.repr(index)) from None
     length = len(dataset)
     if not -length <= position < length:
+        # Paddle raises ValueError for a negative index that is out of range, so the error here is both.
         kind = BadIndex if position < 0 else IndexError
         raise kind(f"{_count(dataset)} has no sample {position}")
     return position + length if position < 0 else position
@@ -207,6 +160,7 @@ def as_rows(dataset: object, indices: Sequence[int] | NDArray[np.int64], length:
     (slice(1, 4, None), array([3, 0]))
     """
     rows = check_rows(dataset, np.asarray(indices, np.int64), length)
+    # A slice is read as a view and copied in one piece; most batches of an epoch in order are one.
     if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all():
         return slice(int(rows[0]), int(rows[-1]) + 1)
     return rows

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.fields.ragged import Ragged
-from gpuloader.foreign import tensor_over, torch_name
+from gpuloader.fields.spec import is_stageable, native
+from gpuloader.foreign import describe_dtype, tensor_over, torch_name
 
 Rows = slice | NDArray[np.int64]
 """Rows of a column: a slice with a start and a stop but no step, or an array of row numbers from 0."""
@@ -36,15 +37,8 @@ class Objects(Protocol):
 class Chunked:
     """A column whose rows lie in several pieces, such as the record batches of an Arrow table.
 
-    Parameters
-    ----------
-    lengths : sequence of int
-        The number of rows of each piece; at least one piece.
-    make : callable
-        Returns piece number n: an array, a `Ragged` or objects, all alike. Called when it is first read.
+    `make` returns piece number n, an array, a `Ragged` or objects, all alike, when it is first read.
 
-    Examples
-    --------
     >>> column = Chunked([2, 3], [np.array([10, 11]), np.array([12, 13, 14])].__getitem__)
     >>> [int(piece[row]) for piece, row in column.find(np.array([3, 0]))]
     [13, 10]
@@ -62,6 +56,7 @@ class Chunked:
         """Return piece `number`."""
         found = self._made.get(number)
         if found is None:
+            # All at once: a pass in order needs none of them again, and a shuffled one would need any.
             if len(self._made) >= _MOST_PIECES:
                 self._made.clear()
             found = self._made[number] = self._make(number)
@@ -96,20 +91,11 @@ _MOST_PIECES = 1 << 16  # that a column keeps, each with some hundred bytes of P
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Selected rows of columns that share their first dimension.
-
-    Attributes
-    ----------
-    columns : mapping of str to column
-        The columns by name.
-    rows : slice or numpy.ndarray
-        The selected rows.
-    dtypes : mapping of str to numpy.dtype
-        The dtypes to which columns of numbers are converted. Other columns keep their dtype.
-    """
+    """Selected rows of columns that share their first dimension."""
 
     columns: Mapping[str, Column]
     rows: Rows
+    # The dtypes to which columns of numbers are converted. Other columns keep theirs.
     dtypes: Mapping[str, np.dtype[Any]] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -117,15 +103,8 @@ class Part:
 
 
 class Block:
-    """Samples in columns: the rows of several parts in turn. A sample is a dict with one value per column.
+    """Samples in columns: the rows of one or more parts in turn; a sample is a dict of one value per column.
 
-    Parameters
-    ----------
-    parts : sequence of Part
-        One part or more, all with the same columns.
-
-    Examples
-    --------
     >>> columns = {"image": np.arange(8).reshape(4, 2), "label": np.arange(4)}
     >>> block = Block([Part(columns, slice(3, 4)), Part(columns, np.array([1, 0]))])
     >>> [(sample["image"].tolist(), int(sample["label"])) for sample in block]
@@ -199,6 +178,7 @@ def _take(column: NDArray[Any] | Chunked, rows: Rows, like: NDArray[Any]) -> NDA
     if not isinstance(column, Chunked):
         return column[rows]
     assert not isinstance(rows, slice)
+    # Row by row, because neighboring rows of a shuffled batch rarely lie in one piece.
     taken = np.empty((len(rows), *like.shape[1:]), like.dtype)
     for position, (piece, row) in enumerate(column.find(rows)):
         taken[position] = piece[row]
@@ -246,3 +226,78 @@ def take_values(column: Objects | Chunked, rows: Rows) -> list[Any]:
         assert not isinstance(rows, slice)
         return [piece.take(slice(row, row + 1))[0] for piece, row in column.find(rows)]
     return column.take(rows)
+
+
+# What is known of a dataset's samples before any is read, from the columns or arrays that hold them.
+
+Field = tuple[np.dtype[Any] | None, tuple[int, ...] | None]
+"""A field's dtype, None for Python objects, and the shape of a sample's value, None if it varies."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleFields:
+    """Each field's dtype and shape; `kind` is 'tuple', 'dict', or 'value' for samples of a single value."""
+
+    kind: str
+    fields: Mapping[str, Field]
+
+    def describe(self) -> str:
+        """Return how a sample holds its fields, in words."""
+        if self.kind == "value":
+            return "single values"
+        names = list(self.fields)
+        return f"dicts with the keys {names}" if self.kind == "dict" else f"tuples of {len(names)}"
+
+
+def name_dtype(dtype: np.dtype[Any] | None) -> str:
+    """Return the name of a field's dtype in errors."""
+    return "Python objects" if dtype is None else describe_dtype(dtype)
+
+
+def describe_field(field: Field) -> str:
+    """Return the dtype of a field, and its shape if it is not a number.
+
+    >>> describe_field((np.dtype("float32"), ())), describe_field((np.dtype("int64"), (2,)))
+    ('float32', 'int64 of shape (2,)')
+    >>> describe_field((np.dtype("int64"), None)), describe_field((None, None))
+    ('int64 of varying shape', 'Python objects')
+    """
+    dtype, shape = field
+    if dtype is None or shape == ():
+        return name_dtype(dtype)
+    return f"{name_dtype(dtype)} of {'varying shape' if shape is None else f'shape {shape}'}"
+
+
+def of_arrays(kind: str, names: Iterable[str] | None, arrays: Sequence[Any]) -> SampleFields:
+    """Return the fields of samples that are rows of arrays, whose first axis counts the samples.
+
+    >>> of_arrays("tuple", None, [np.zeros((5, 3)), np.array(["a"])]).fields
+    {'0': (dtype('float64'), (3,)), '1': (None, None)}
+    """
+    keys = map(str, range(len(arrays))) if names is None else names
+    return SampleFields(kind, {name: _of_array(array) for name, array in zip(keys, arrays, strict=True)})
+
+
+def of_columns(
+    columns: Mapping[str, Column], dtypes: Mapping[str, np.dtype[Any]] | None = None
+) -> SampleFields:
+    """Return the fields of samples that lie in columns, whose numbers may be converted to other `dtypes`.
+
+    >>> of_columns({"x": np.zeros(2)}, {"x": np.dtype("float32")}).fields
+    {'x': (dtype('float32'), ())}
+    """
+    found: dict[str, Field] = {}
+    for name, column in columns.items():
+        # All pieces of a column are alike, and the first is the one that is most likely in memory already.
+        piece: Any = column.piece(0) if isinstance(column, Chunked) else column
+        if isinstance(piece, Ragged):
+            field: Field = np.dtype(piece.values.dtype), None
+        else:
+            field = _of_array(piece) if isinstance(piece, np.ndarray) else (None, None)
+        found[name] = (dtypes or {}).get(name, field[0]), field[1]
+    return SampleFields("dict", found)
+
+
+def _of_array(array: Any) -> Field:
+    dtype = np.dtype(array.dtype)
+    return (native(dtype), tuple(array.shape[1:])) if is_stageable(dtype) else (None, None)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gpuloader.checks import check_word
 from gpuloader.errors import BadType, BadValue
 from gpuloader.fields.convert import check_mask
 from gpuloader.fields.spec import is_stageable
@@ -26,8 +27,17 @@ from gpuloader.foreign import (
     tensor_over,
     values_by_position,
 )
-from gpuloader.order.order import IndexArray, Shuffled, as_indices, check_whole, interleave
+from gpuloader.order.order import (
+    AT_END,
+    IndexArray,
+    Shuffled,
+    as_indices,
+    as_weights,
+    check_whole,
+    interleave,
+)
 from gpuloader.order.randomness import GeneratorLike
+from gpuloader.order.samplers import MixSampler, Sampler
 from gpuloader.sources.array_rows import ArrayRows, check_index, check_rows, find_arrays, locate, own_method
 from gpuloader.sources.block import Block, each_row
 from gpuloader.sources.dataset_base import (
@@ -46,6 +56,21 @@ from gpuloader.sources.dataset_base import (
     read_many,
     refuse_mix,
 )
+
+__all__ = [
+    "ChainDataset",
+    "ComposeDataset",
+    "ConcatDataset",
+    "Dataset",
+    "IterableDataset",
+    "MapStyle",
+    "MixDataset",
+    "Readable",
+    "S",
+    "Subset",
+    "TensorDataset",
+    "random_split",
+]
 
 # Parts of a dataset: the samples at given indices, and random splits.
 
@@ -77,8 +102,7 @@ class Subset(Dataset[S]):
     Notes
     -----
     As in PyTorch, a slice, or a list, NumPy array or tensor of positions, asks the dataset for a list of
-    indices at once, which all datasets of this package understand. Samples of a list or a dict are joined
-    field by field.
+    indices at once. Samples of a list or a dict are joined field by field.
 
     Examples
     --------
@@ -104,6 +128,7 @@ class Subset(Dataset[S]):
         if self._by_key:
             self.indices: Any = listed if hasattr(listed, "__getitem__") else list(listed)
             return
+        # As they were passed, because programs read the attribute; checked now, and not in some worker.
         self.indices = listed
         check_rows(dataset, as_indices("indices", listed), count)
 
@@ -111,6 +136,7 @@ class Subset(Dataset[S]):
         rows = locate(self, index)
         if isinstance(rows, int):
             return self.dataset[self._at(rows)]
+        # These take no list of indices themselves.
         if self._by_key or isinstance(self.dataset, list | tuple | range | str):
             joined: S = join_samples([self[row] for row in each_row(rows)])
             return joined
@@ -160,7 +186,7 @@ def random_split(
     seed: int | None = None,
     stratify: ArrayLike | None = None,
 ) -> list[Subset[S]]:
-    """Split a dataset at random into disjoint parts that together hold every sample.
+    """Split a map-style dataset at random into disjoint parts that together hold every sample.
 
     Parameters
     ----------
@@ -253,8 +279,11 @@ def _shuffle(count: int, generator: object) -> IndexArray:
     if isinstance(generator, np.random.Generator | np.random.RandomState):
         return generator.permutation(count).astype(np.int64, copy=False)
     if isinstance(generator, int | np.integer):
+        # Not NumPy's permutation, so that a split by seed is the same in every release of NumPy.
         return Shuffled(count, check_whole("generator", generator, 2**64), epoch=0).slice(0, count)
     if is_torch_generator(generator):
+        # The split that PyTorch would make, so that a test set stays one when a program moves to this
+        # package.
         lib: Any = sys.modules["torch"]
         drawn: IndexArray = lib.randperm(count, generator=generator, device=generator.device).cpu().numpy()
         return drawn
@@ -292,7 +321,7 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
     Notes
     -----
     As in PyTorch, a slice, or a list, NumPy array or tensor of indices or booleans, selects several rows at
-    once. All datasets of this package take these. The rows of tensors are tensors.
+    once. The rows of tensors are tensors.
 
     Examples
     --------
@@ -374,31 +403,14 @@ def _as_rows(position: int, values: ArrayLike) -> NDArray[Any]:
     return array
 
 
-__all__ = [
-    "ChainDataset",
-    "ComposeDataset",
-    "ConcatDataset",
-    "Dataset",
-    "IterableDataset",
-    "MapStyle",
-    "Readable",
-    "S",
-    "Subset",
-    "TensorDataset",
-    "random_split",
-]
+# Datasets side by side, and mixed by weight.
 
 
 class ComposeDataset(Dataset[tuple[Any, ...]]):
-    """Datasets side by side: a sample is a flat tuple of the fields of one sample from each dataset.
+    """Datasets of equal length side by side: a sample is a flat tuple of the fields of one sample from each.
 
     A slice, or a list, array or tensor of indices or booleans, selects several samples at once. They come
     joined field by field.
-
-    Parameters
-    ----------
-    datasets : sequence of map-style datasets
-        One or more datasets of equal length.
 
     Raises
     ------
@@ -448,3 +460,91 @@ class ComposeDataset(Dataset[tuple[Any, ...]]):
 def _flatten(samples: Iterable[Any]) -> tuple[Any, ...]:
     fields = (sample if isinstance(sample, tuple | list) else (sample,) for sample in samples)
     return tuple(itertools.chain.from_iterable(fields))
+
+
+_SHOWN = 8  # weights in a description
+
+
+class MixDataset(ConcatDataset[S]):
+    """Several map-style datasets, mixed in proportion to their weights.
+
+    A loader reads its epochs in the order of `default_sampler`: among every 4,096 samples, each dataset has
+    its share. With ``shuffle=True`` these are in random order, and each dataset is read in a new random order
+    in every pass over it. The order depends only on the seed and the epoch, so a loader can resume in its
+    middle, and ranks can divide it.
+
+    As a map-style dataset, it holds the samples of its datasets one after another, like `ConcatDataset`. Its
+    length is theirs together. ``len(loader)`` is the length of an epoch.
+
+    Only its own order keeps the weights. So `Subset`, `random_split`, `ConcatDataset` and another
+    `MixDataset` refuse a mix, and so does a loader with another sampler: split or concatenate the datasets
+    before you mix them, and pass no sampler. A DataLoader of PyTorch needs
+    ``sampler=mix.default_sampler(shuffle=True)``; without it, it reads the mix without its weights.
+
+    Parameters
+    ----------
+    datasets : sequence of map-style datasets
+        One or more datasets that are not empty. Their samples must have the same fields.
+    weights : array-like
+        One number above 0 per dataset; they need not sum to 1.
+    at_end : str
+        What happens when a dataset has been read to its end. 'stop' ends the epoch, so the other datasets are
+        read in part; with `shuffle`, in another part every epoch. 'repeat' reads it again, until all have
+        been read at least once. 'drop' goes on with the others, so every sample is read once.
+
+    Raises
+    ------
+    TypeError
+        A dataset is not map-style, or is a `MixDataset` itself.
+    ValueError
+        There are no datasets, one is empty, there is not one weight above 0 for each, or `at_end` is unknown.
+
+    Examples
+    --------
+    >>> from gpuloader import DataLoader
+    >>> mix = MixDataset([["a", "b"], "stuvwxyz"], weights=[1, 2])
+    >>> len(mix), [letters for letters in DataLoader(mix, places="cpu", batch_size=3)]
+    (10, [['s', 'a', 't'], ['u', 'b', 'v']])
+    >>> mix = MixDataset([["a", "b"], "stuvwxyz"], [1, 2], at_end="repeat")
+    >>> "".join(letter for (letter,) in DataLoader(mix, places="cpu"))
+    'satubvwaxybz'
+    """
+
+    _instead_of_a_mix = "mix all datasets at once, each with the product of its weights"
+
+    def __init__(self, datasets: Iterable[MapStyle[S]], weights: ArrayLike, *, at_end: str = "stop") -> None:
+        super().__init__(datasets)
+        self.weights = as_weights(weights, 0, replacement=True, zero=False)
+        check_word("at_end", at_end, AT_END)
+        self.at_end = at_end
+        if len(self.weights) != len(self.datasets):
+            raise ValueError(
+                f"weights must be one number per dataset: {len(self.datasets)}, got {len(self.weights)}"
+            )
+        sizes = np.diff(self.cumulative_sizes, prepend=0)
+        if not sizes.all():
+            raise ValueError(
+                f"dataset {int(np.flatnonzero(sizes == 0)[0])} is empty; leave it out of the mix"
+            )
+        # Asked for here, because it raises if the epoch would be too long.
+        self.default_sampler(shuffle=False)
+
+    def __repr__(self) -> str:
+        weights = ", ".join(f"{weight:g}" for weight in self.weights[:_SHOWN])
+        more = ", …" if len(self.weights) > _SHOWN else ""
+        epoch = len(self.default_sampler(shuffle=False))
+        return (
+            f"<{type(self).__name__}: {len(self):,} samples of {len(self.datasets)} datasets with the "
+            f"weights {weights}{more}; {epoch:,} per epoch, at_end={self.at_end!r}>"
+        )
+
+    def default_sampler(self, shuffle: bool) -> Sampler[int]:
+        """Return the sampler with which loaders read the mix, unless they are given another.
+
+        `shuffle` shuffles each dataset, and the datasets among each other.
+
+        >>> list(MixDataset(["ab", "cd"], [1, 1]).default_sampler(shuffle=False))
+        [0, 2, 1, 3]
+        """
+        sizes = np.diff(self.cumulative_sizes, prepend=0).tolist()
+        return MixSampler(sizes, self.weights.tolist(), self.at_end, shuffle=shuffle)

@@ -23,23 +23,13 @@ from gpuloader.system.iterators import refuse_read
 def refuse_mix(dataset: object, reader: str, instead: str) -> None:
     """Raise `TypeError` if a dataset has an order of its own, in which `reader` would not read it.
 
-    Parameters
-    ----------
-    dataset : object
-        The dataset.
-    reader : str
-        What is about to read it, such as "a Subset".
-    instead : str
-        What the user may do instead.
-
-    Examples
-    --------
     >>> from gpuloader import MixDataset
     >>> mix = MixDataset(["ab", "cd"], [1, 2])
     >>> refuse_mix(mix, "a Subset", "take subsets first")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     gpuloader.errors.BadType: a Subset would read the MixDataset without its weights: take subsets fi...
     """
+    # Refused where it happens: read as a ConcatDataset, the mix would train on other proportions in silence.
     if callable(getattr(dataset, "default_sampler", None)):
         raise BadType(
             f"{reader} would read the {type(dataset).__name__} without its weights: {instead}; to do without "
@@ -48,20 +38,16 @@ def refuse_mix(dataset: object, reader: str, instead: str) -> None:
 
 
 def is_iterable(dataset: object) -> bool:
-    """Return whether this is an ``IterableDataset``, of this package, PyTorch or Paddle.
-
-    >>> is_iterable([1, 2])
-    False
-    """
+    """Return whether this is an ``IterableDataset``, of this package, PyTorch or Paddle."""
     # All of them have a `__getitem__` too, which only raises.
     return isinstance(dataset, (IterableDataset, *find_classes("IterableDataset")))
 
 
-# Samples of any form joined field by field, for datasets that are asked for several samples at once.
+# Samples of any schema joined field by field, for datasets that are asked for several samples at once.
 
 
 def join_samples(samples: Sequence[Any]) -> Any:
-    """Return samples of one form joined field by field, like a `TensorDataset` and a `TableDataset` do.
+    """Return samples of one schema joined field by field, like a `TensorDataset` and a `TableDataset` do.
 
     Numbers, arrays and tensors are stacked, and tuples, lists and dicts are joined entry by entry. Anything
     else becomes a list, and so do samples that differ in type, shape, keys or length.
@@ -189,15 +175,10 @@ class IterableDataset(Dataset[S]):
 
 
 class ConcatDataset(Dataset[S]):
-    """Map-style datasets one after another.
+    """Map-style datasets one after another: a list of one or more, none of them a `MixDataset`.
 
     A slice, or a list, array or tensor of indices or booleans, selects several samples at once. They come
     joined field by field.
-
-    Parameters
-    ----------
-    datasets : sequence of map-style datasets
-        One or more datasets.
 
     Attributes
     ----------
@@ -239,11 +220,7 @@ class ConcatDataset(Dataset[S]):
 
     @staticmethod
     def cumsum(sequence: Iterable[Sized]) -> list[int]:
-        """Return, for each dataset, the number of samples in it and in those before it.
-
-        >>> ConcatDataset.cumsum(["ab", "cde"])
-        [2, 5]
-        """
+        """Return, for each dataset, the number of samples in it and in those before it."""
         return list(itertools.accumulate(map(len, sequence)))
 
     @property
@@ -258,6 +235,8 @@ class ConcatDataset(Dataset[S]):
         return which, position - (self.cumulative_sizes[which - 1] if which else 0)
 
     def _read(self, indices: Sequence[int]) -> list[Any]:
+        # Each dataset is asked once, for all of its samples in the batch: one call may be one request to a
+        # store.
         found = [self._find(index) for index in indices]
         samples: list[Any] = [None] * len(found)
         for which in {which for which, _ in found}:
@@ -269,13 +248,7 @@ class ConcatDataset(Dataset[S]):
 
 
 class ChainDataset(IterableDataset[S]):
-    """Iterable datasets one after another.
-
-    Parameters
-    ----------
-    datasets : sequence of IterableDataset
-        One or more iterable datasets, of this package, PyTorch or Paddle. Each starts when the previous one
-        has ended.
+    """Iterable datasets, of this package, PyTorch or Paddle, each of which starts when the previous one ends.
 
     Raises
     ------
@@ -307,6 +280,7 @@ class ChainDataset(IterableDataset[S]):
     def __iter__(self) -> Iterator[S]:
         for position, dataset in enumerate(self.datasets):
             items = iter(dataset)
+            # An iterator that was read before would end at once, and the chain would be shorter in silence.
             what = f"dataset {position} ({type(dataset).__name__}) returns"
             refuse_read(
                 items, what, "make a new iterator in every call, for example by writing __iter__ with yield"
@@ -318,14 +292,9 @@ class ChainDataset(IterableDataset[S]):
 
 
 def count_items(dataset: object) -> int:
-    """Return the length of an iterable dataset; raise `TypeError` if it has none.
-
-    Always a TypeError, because `list` asks for a length, and does without one only after a TypeError. It is
-    a ValueError too, which Paddle raises for the length of a loader.
-
-    >>> count_items({3, 4})
-    2
-    """
+    """Return the length of an iterable dataset; raise `TypeError` if it has none."""
+    # Always a TypeError, because `list` asks for a length, and does without one only after a TypeError. It is
+    # a ValueError too, which Paddle raises for the length of a loader.
     name = type(dataset).__name__
     if not isinstance(dataset, Sized):
         raise BadTypeOrValue(
@@ -341,20 +310,7 @@ def count_items(dataset: object) -> int:
 
 
 def check_map_style(name: str, dataset: object, *, by_key: bool = False) -> MapStyle[Any]:
-    """Return `dataset` if it is map-style, else raise `TypeError`.
-
-    Parameters
-    ----------
-    name : str
-        What to call the dataset in an error.
-    dataset : object
-        The dataset. A series of pandas is returned as its values, which are read by position, not by label.
-    by_key : bool
-        Whether the samples are read by key or label. If not, a dict whose keys are text is refused.
-
-    >>> check_map_style("dataset", "abc")
-    'abc'
-    """
+    """Return `dataset` if it is map-style, else raise `TypeError`; `by_key` if it is read by key or label."""
     kind = type(dataset).__name__
     if is_iterable(dataset):
         raise BadType(f"{name} must be map-style, got the IterableDataset {kind}")
@@ -372,11 +328,7 @@ def check_map_style(name: str, dataset: object, *, by_key: bool = False) -> MapS
 
 
 def read_many(dataset: MapStyle[Any], indices: Sequence[int]) -> list[Any]:
-    """Return the samples at `indices`, in one call if the dataset has ``__getitems__``.
-
-    >>> read_many("abc", [2, 0])
-    ['c', 'a']
-    """
+    """Return the samples at `indices`, in one call if the dataset has ``__getitems__``."""
     read: Many | None = getattr(dataset, "__getitems__", None)
     if read is None:
         return [dataset[index] for index in indices]
@@ -392,17 +344,18 @@ def read_many(dataset: MapStyle[Any], indices: Sequence[int]) -> list[Any]:
 def pass_on(outer: object, kind: type, read: Many, inner: Iterable[object]) -> Many:
     """Return `read`, the ``__getitems__`` of a dataset composed of others, or raise `AttributeError`.
 
-    `outer` has it if one of the `inner` datasets does, unless a subclass of `kind` overrides `__getitem__`,
-    which would then not run.
+    `outer` has it if one of the `inner` datasets does.
     """
+    # Unless a subclass of `kind` overrides `__getitem__`, which would then not run.
     own = getattr(type(outer), "__getitem__", None) is not getattr(kind, "__getitem__", None)
     if own or not any(hasattr(one, "__getitems__") for one in inner):
         raise AttributeError(f"{type(outer).__name__!r} object has no attribute '__getitems__'")
     return read
 
 
-def _check_list(datasets: object) -> None:
-    """Raise `TypeError` if iterating yields keys, letters or samples instead of datasets."""
+def check_all(outer: object, datasets: Iterable[object], instead_of_a_mix: str) -> list[MapStyle[Any]]:
+    """Return the datasets that `outer` is composed of as a list, checked."""
+    # Iterating over these yields keys, letters or samples instead of datasets.
     expected = "datasets must be a list of datasets"
     if isinstance(datasets, Mapping):
         raise BadType(f"{expected}, got a {type(datasets).__name__}; pass its values")
@@ -410,23 +363,6 @@ def _check_list(datasets: object) -> None:
         raise BadType(f"{expected}, got the text {datasets!r}")
     if isinstance(datasets, (Dataset, *find_classes("Dataset"))):
         raise BadType(f"{expected}, got the dataset {type(datasets).__name__}; pass a list of it and others")
-
-
-def check_all(outer: object, datasets: Iterable[object], instead_of_a_mix: str) -> list[MapStyle[Any]]:
-    """Return the datasets that `outer` is composed of as a list.
-
-    Raises
-    ------
-    TypeError
-        They are not in a list, or one is not map-style, or is a `MixDataset`, whose weights `outer` would
-        not keep.
-    ValueError
-        There are none.
-
-    >>> check_all(None, ["ab", [1, 2, 3]], "")
-    ['ab', [1, 2, 3]]
-    """
-    _check_list(datasets)
     checked = [check_map_style(f"dataset {position}", one) for position, one in enumerate(datasets)]
     if not checked:
         raise BadValue("datasets must hold at least one dataset, got none")

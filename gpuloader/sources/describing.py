@@ -29,7 +29,7 @@ from gpuloader.foreign import (
     name_table,
 )
 from gpuloader.sources.array_rows import READING, ArrayRows, find_arrays, own_method, reads_like
-from gpuloader.sources.block import Block
+from gpuloader.sources.block import Block, SampleFields, name_dtype, of_arrays
 from gpuloader.sources.dataset import ComposeDataset, ConcatDataset, Subset
 from gpuloader.sources.dataset_base import (
     ChainDataset,
@@ -38,7 +38,6 @@ from gpuloader.sources.dataset_base import (
     is_iterable,
     refuse_mix,
 )
-from gpuloader.sources.known_fields import SampleFields, name_dtype, of_arrays
 from gpuloader.sources.tables.table import TableDataset
 from gpuloader.system.iterators import refuse_read
 
@@ -63,41 +62,22 @@ _FOREIGN = (
 class Source:
     """A dataset, and how a loader reads it.
 
-    A map-style dataset is read in the first of these ways that it offers and the loader's options allow:
-    rows of `arrays`, columns through `take_block`, several samples through `read_many`, one by one. An
-    iterable dataset is read in blocks if it has them, else item by item.
-
-    Attributes
-    ----------
-    dataset : object
-        The dataset to read.
-    iterable : bool
-        Whether it has no indices and is only iterated.
-    in_blocks : bool
-        Whether an iterable dataset yields blocks of items through ``iter_blocks``.
-    holds_images : bool
-        Whether it, or a dataset that it is composed of, says that its samples have images.
-    chained : tuple of Source
-        The datasets that it reads one after another.
-    inner : Source or None
-        The dataset of which it is a subset.
-    read_many, take_block : callable or None
-        Reads the samples at several indices at once: as a list, and in columns.
-    tell_fields : callable or None
-        Returns what is known of the samples.
-    own_order : callable or None
-        Makes the sampler of a dataset with an order of its own, such as a `MixDataset`.
+    A map-style dataset is read by the first of these that it offers and the loader's options allow: rows of
+    `arrays`, columns through `take_block`, several samples through `read_many`, one by one. An iterable
+    dataset is read in blocks if it has them, else item by item.
     """
 
     dataset: Any
-    iterable: bool = False
-    in_blocks: bool = False
-    holds_images: bool = False
-    chained: tuple[Source, ...] = ()
-    inner: Source | None = None
+    iterable: bool = False  # it has no indices and is only iterated
+    in_blocks: bool = False  # an iterable dataset yields blocks of items through `iter_blocks`
+    holds_images: bool = False  # it, or a dataset that it is composed of, says that its samples have images
+    chained: tuple[Source, ...] = ()  # the datasets that it reads one after another
+    inner: Source | None = None  # the dataset of which it is a subset
+    # Read the samples at several indices at once: as a list, and in columns.
     read_many: Many | None = None
     take_block: TakeBlock | None = None
-    tell_fields: Callable[[], SampleFields] | None = None
+    tell_fields: Callable[[], SampleFields] | None = None  # returns what is known of the samples
+    # Makes the sampler of a dataset with an order of its own, such as a `MixDataset`.
     own_order: Callable[[bool], Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -148,6 +128,7 @@ class Source:
         numbers: list[int] = []
         source = self
         while isinstance(index, int | np.integer):
+            # Through all that wraps it, so that the error names the dataset that the user has to look at.
             if source.inner is not None:
                 index, source = source.dataset.indices[index], source.inner
                 continue
@@ -169,25 +150,11 @@ class Source:
 def describe(value: Any, *, by_key: bool = False, encoded: bool = False) -> Source:
     """Return what a loader reads if it is passed `value` as its dataset; no sample is read.
 
-    Parameters
-    ----------
-    value : object
-        What the user passed.
-    by_key : bool
-        Whether the user's own sampler may yield the keys of a dict. Whether its values are samples or columns
-        is then known from the first index.
-    encoded : bool
-        Whether to leave the images of a dataset of Hugging Face encoded.
+    `by_key` is whether the user's own sampler may yield the keys of a dict: whether its values are samples or
+    columns is then known from the first index. `encoded` leaves the images of Hugging Face encoded.
 
-    Raises
-    ------
-    TypeError
-        The value is not a dataset, or is a collection of datasets, or a dataset of PyTorch or Paddle is
-        composed of a `MixDataset`, whose weights would be lost.
-    ReaderError
-        The value is a generator that has been read already.
-    ValueError, DataFileError, MissingPackage
-        See `TableDataset`.
+    Raises `TypeError` if the value is not a dataset, or if one of PyTorch or Paddle is composed of a
+    `MixDataset`; `ReaderError` for a generator that has been read already; and the errors of `TableDataset`.
 
     >>> describe({"x": [1, 2, 3]}).dataset
     <TableDataset: 3 rows of x (int64)>
@@ -205,6 +172,7 @@ def describe(value: Any, *, by_key: bool = False, encoded: bool = False) -> Sour
             chain: Any = dataset
             chained = tuple([Source(one, iterable=True) for one in chain.datasets])
         return replace(source, iterable=True, chained=chained)
+    # A class with `__iter__` too is map-style, as in PyTorch, which iterates only an IterableDataset.
     if hasattr(dataset, "__getitem__"):
         return source
     if not isinstance(dataset, Iterable):
@@ -253,7 +221,7 @@ def _describe(dataset: Any, composed: Mapping[type, str], encoded: bool, *, adap
         dataset,
         in_blocks=own_method(dataset, "iter_blocks", overriding=_ITERATING) is not None,
         holds_images=holds_images,
-        # A subclass with its own way of reading: what it is made of tells nothing of its samples.
+        # A subclass overrides how samples are read: what it is made of tells nothing of its samples.
         chained=tuple(parts) if how == _CHAIN and not overrides else (),
         inner=parts[0] if how == _SUBSET and not overrides else None,
         read_many=getattr(dataset, "__getitems__", None),
@@ -313,18 +281,11 @@ class KeysOrRows:
 
 
 def check_alike(source: Source, varying: Collection[str] = ()) -> None:
-    """Raise if datasets that are chained have samples that do not fit into one batch, as far as is known.
+    """Raise `SampleError` if datasets that are chained have samples that surely do not fit into one batch.
 
-    No sample is read: arrays and tables tell dtypes and shapes, other datasets tell nothing. The shape of the
-    fields in `varying` may differ.
+    Arrays and tables tell dtypes and shapes, other datasets tell nothing. Fields in `varying` may differ in
+    shape.
 
-    Raises
-    ------
-    SampleError
-        Two of the datasets have different fields, or a field of different dtypes or shapes.
-
-    Examples
-    --------
     >>> from gpuloader import ConcatDataset, TensorDataset
     >>> parts = [TensorDataset(np.zeros(2, "float32")), TensorDataset(np.zeros(2, "int64"))]
     >>> check_alike(describe(ConcatDataset(parts)))

@@ -21,9 +21,9 @@ _replaced: dict[FunctionType, CodeType] = {}
 def tell_worker(info: WorkerInfo) -> None:
     """Make ``get_worker_info`` of PyTorch and Paddle, if imported, work in this worker process.
 
-    Otherwise a dataset that divides its files by it would yield all of them in every worker. Not for worker
-    threads, because both frameworks keep this information per process: see `answering_threads`.
+    Not for worker threads, because both frameworks keep this per process: see `answering_threads`.
     """
+    # Otherwise a dataset that divides its files by it would yield all of them in every worker.
     for name in WORKER_MODULES:
         module: Any = sys.modules.get(name)
         # Neither attribute is public, so a release that moved them is no reason to fail.
@@ -39,10 +39,10 @@ def _translate(module: Any, info: WorkerInfo) -> Any:
 def answering_threads() -> Iterator[None]:
     """Make ``get_worker_info`` of PyTorch and Paddle, if imported, answer each worker thread for itself.
 
-    Both return a global variable of the process. A dataset may have imported the functions by name, so this
-    replaces their code, and puts it back when the last worker thread that uses it leaves. Threads that are no
-    workers get the global variable as before.
+    Threads that are no workers get the process's answer as before.
     """
+    # Both return a global variable of the process. A dataset may have imported the functions by name, so it
+    # would not see another function; their code is replaced, until the last worker thread leaves.
     global _answered
     with _lock:
         _answered += 1
@@ -85,10 +85,6 @@ def _make_finder(module: Any) -> Callable[[], Any]:
 
 
 def has_told_torch() -> bool:
-    """Return whether PyTorch's ``get_worker_info`` describes a worker of ours in the calling thread.
-
-    >>> has_told_torch()
-    False
-    """
+    """Return whether PyTorch's ``get_worker_info`` describes a worker of ours in the calling thread."""
     ask = getattr(sys.modules.get(WORKER_MODULES[0]), "get_worker_info", None)
     return ask is not None and ask() is not None

@@ -98,10 +98,11 @@ class PackedList(Sequence[Any]):
     @overload
     def __getitem__(self, index: slice | Sequence[int] | NDArray[Any]) -> list[Any]: ...
     def __getitem__(self, index: Any) -> Any:
-        found = locate(self, index)
-        return self._item(found) if isinstance(found, int) else list(map(self._item, each_row(found)))
-
-    def _item(self, index: int) -> Any:
+        if type(index) is not int or not 0 <= index < len(self._ends):
+            found = locate(self, index)
+            if not isinstance(found, int):
+                return [self[row] for row in each_row(found)]
+            index = found
         return pickle.loads(self._data[self._ends.item(index - 1) if index else 0 :])
 
     def __repr__(self) -> str:

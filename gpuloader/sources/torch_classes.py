@@ -121,8 +121,7 @@ class _SeededByTorch:
 class RandomSampler(_SeededByTorch, sampler.RandomSampler, theirs.RandomSampler):  # type: ignore[misc]
     """A `gpuloader.RandomSampler` whose order outside a loader follows from ``torch.manual_seed``.
 
-    Parameters and errors are those of `gpuloader.RandomSampler`. In a loader, the loader's seed determines
-    the order.
+    Parameters and errors are the same. In a loader, the loader's seed determines the order.
 
     Examples
     --------
@@ -136,8 +135,7 @@ class RandomSampler(_SeededByTorch, sampler.RandomSampler, theirs.RandomSampler)
 class WeightedRandomSampler(_SeededByTorch, sampler.WeightedRandomSampler, theirs.WeightedRandomSampler):  # type: ignore[misc]
     """A `gpuloader.WeightedRandomSampler` whose order outside a loader follows from ``torch.manual_seed``.
 
-    Parameters and errors are those of `gpuloader.WeightedRandomSampler`. In a loader, the loader's seed
-    determines the order.
+    Parameters and errors are the same. In a loader, the loader's seed determines the order.
 
     Examples
     --------
@@ -151,8 +149,7 @@ class WeightedRandomSampler(_SeededByTorch, sampler.WeightedRandomSampler, their
 class SubsetRandomSampler(_SeededByTorch, sampler.SubsetRandomSampler, theirs.SubsetRandomSampler):  # type: ignore[misc]
     """A `gpuloader.SubsetRandomSampler` whose order outside a loader follows from ``torch.manual_seed``.
 
-    Parameters and errors are those of `gpuloader.SubsetRandomSampler`. In a loader, the loader's seed
-    determines the order.
+    Parameters and errors are the same. In a loader, the loader's seed determines the order.
 
     Examples
     --------
@@ -164,12 +161,6 @@ class SubsetRandomSampler(_SeededByTorch, sampler.SubsetRandomSampler, theirs.Su
 
 
 def make_sampler(dataset: Sized, shuffle: bool) -> sampler.Sampler[int]:
-    """Return the sampler that a loader of `gpuloader.torch` makes, of PyTorch's class for it.
-
-    Examples
-    --------
-    >>> list(make_sampler("abc", False))
-    [0, 1, 2]
-    """
+    """Return the sampler that a loader of `gpuloader.torch` makes, of PyTorch's class for it."""
     made: sampler.Sampler[int] = RandomSampler(dataset) if shuffle else SequentialSampler(dataset)
     return made

@@ -1,6 +1,4 @@
-"""Shared foundations: exceptions, argument checks, operating-system differences, child processes.
+"""What is below all other packages: differences between operating systems, processes, threads, signals.
 
-In: plain values; `processes` also takes process objects of `multiprocessing`.
-Out: checked values, exceptions, descriptors and memory mappings.
-Callers: any package; this one imports nothing else from gpuloader.
+Any package may import it; beside `errors` and `checks` it imports nothing else from gpuloader.
 """

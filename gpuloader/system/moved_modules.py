@@ -41,14 +41,18 @@ _MOVED = {
     "sources.pictures.folder": "sources.images.folder",
     "sources.pictures.geometry": "sources.images.image",
     "sources.pictures.picture": "sources.images.image",
-    "sources.sample_fields": "sources.known_fields",
+    "sources.sample_fields": "sources.block",
+    "sources.mix": "sources.dataset",
     "sources.tables.adapting": "sources.describing",
     "sources.torch_datasets": "sources.torch_classes",
     "sources.tables.columns": "sources.tables.table",
     "sources.tables.huggingface_streams": "sources.tables.huggingface",
     "transforms.coloring": "transforms.image_transforms",
-    "transforms.pictures": "transforms.normalizing",
+    "transforms.erasing": "transforms.batch_transforms",
+    "transforms.mixing": "transforms.batch_transforms",
+    "transforms.pictures": "transforms.batch_transforms",
     "transforms.resizing": "transforms.image_transforms",
+    "transforms.values": "transforms.batch_transforms",
 }
 _PACKAGES = {"base", "loader", "sources.pictures"}
 _ROOT = __name__.partition(".")[0] + "."

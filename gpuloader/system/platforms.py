@@ -235,7 +235,8 @@ def has_gil() -> bool:
     >>> has_gil() or sys.version_info >= (3, 13)
     True
     """
-    # A free-threaded Python turns the lock on if an extension module needs it.
+    # Documented, in spite of its name. A free-threaded Python turns the lock on if an extension module needs
+    # it, so what it was built with does not tell.
     return bool(getattr(sys, "_is_gil_enabled", lambda: True)())
 
 

@@ -11,9 +11,9 @@ the loader's seed, the epoch and the sample's index.
 >>> import numpy as np
 >>> from gpuloader import DataLoader, TensorDataset
 >>> from gpuloader.transforms import Normalize, OneHot, RandomCropFlip
->>> pictures = TensorDataset(np.full((4, 8, 8, 3), 255, "uint8"), np.array([0, 2, 1, 1]))
+>>> dataset = TensorDataset(np.full((4, 8, 8, 3), 255, "uint8"), np.array([0, 2, 1, 1]))
 >>> steps = [RandomCropFlip("0", (6, 6)), Normalize("0", mean=0.5, std=0.5, scale=1 / 255), OneHot("1", 3)]
->>> loader = DataLoader(pictures, places="cpu", batch_size=2, transforms=steps)
+>>> loader = DataLoader(dataset, places="cpu", batch_size=2, transforms=steps)
 >>> for images, labels in loader:
 ...     print(images.shape, images.dtype, round(float(images.max()), 5), labels.tolist())
 (2, 3, 6, 6) float32 1.0 [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
@@ -25,7 +25,16 @@ from typing import TYPE_CHECKING
 from gpuloader.system.lazy_imports import import_on_demand
 
 if TYPE_CHECKING:
-    from gpuloader.transforms.erasing import RandomErasing
+    from gpuloader.transforms.batch_transforms import (
+        Cast,
+        CutMix,
+        MixUp,
+        Normalize,
+        OneHot,
+        Pad,
+        RandomCropFlip,
+        RandomErasing,
+    )
     from gpuloader.transforms.image_transforms import (
         CenterCrop,
         ColorJitter,
@@ -33,9 +42,6 @@ if TYPE_CHECKING:
         RandomResizedCrop,
         Resize,
     )
-    from gpuloader.transforms.mixing import CutMix, MixUp
-    from gpuloader.transforms.normalizing import Normalize, RandomCropFlip
-    from gpuloader.transforms.values import Cast, OneHot, Pad
 
 __all__ = [
     "Cast",
@@ -56,16 +62,16 @@ __all__ = [
 __getattr__ = import_on_demand(
     __name__,
     {
-        "Cast": "gpuloader.transforms.values",
+        "Cast": "gpuloader.transforms.batch_transforms",
         "CenterCrop": "gpuloader.transforms.image_transforms",
         "ColorJitter": "gpuloader.transforms.image_transforms",
-        "CutMix": "gpuloader.transforms.mixing",
-        "MixUp": "gpuloader.transforms.mixing",
-        "Normalize": "gpuloader.transforms.normalizing",
-        "OneHot": "gpuloader.transforms.values",
-        "Pad": "gpuloader.transforms.values",
-        "RandomCropFlip": "gpuloader.transforms.normalizing",
-        "RandomErasing": "gpuloader.transforms.erasing",
+        "CutMix": "gpuloader.transforms.batch_transforms",
+        "MixUp": "gpuloader.transforms.batch_transforms",
+        "Normalize": "gpuloader.transforms.batch_transforms",
+        "OneHot": "gpuloader.transforms.batch_transforms",
+        "Pad": "gpuloader.transforms.batch_transforms",
+        "RandomCropFlip": "gpuloader.transforms.batch_transforms",
+        "RandomErasing": "gpuloader.transforms.batch_transforms",
         "RandomFlip": "gpuloader.transforms.image_transforms",
         "RandomResizedCrop": "gpuloader.transforms.image_transforms",
         "Resize": "gpuloader.transforms.image_transforms",

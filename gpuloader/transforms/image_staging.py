@@ -1,4 +1,13 @@
-"""Pictures that a GPU decodes: workers only find out which region of each is needed, and whether it can."""
+"""Images staged for a GPU: workers cut out the region that is needed, and kernels do everything else.
+
+What is random about an image is drawn before it is decoded, so a worker knows which region its window reads.
+It stages that region and the numbers that say what to make of it, and only decodes when the batch is written.
+With ``decode="device"`` it stages the encoded file instead, as far as the GPU decodes it.
+
+The kernels make the same pixels of a region as Pillow makes of the image, so a batch is the same on a CPU.
+One kernel does everything, unless colors change. A second kernel then changes them and normalizes, because a
+change of contrast needs the mean of the whole image, which is there only when the first kernel has ended.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +20,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.errors import SampleError
-from gpuloader.fields.image_regions import NUMBERS, Code, Encoded, Part, Region
-from gpuloader.kernels.dtypes import resolve_target
+from gpuloader.kernels.cast import resolve_target
+from gpuloader.kernels.crop import join_shape
 from gpuloader.kernels.recolor import MOST_CONTRASTS, PARTS, recolor, recolor_on_host
-from gpuloader.kernels.resample import resample, resample_on_host
-from gpuloader.kernels.resizing import Interpolation
-from gpuloader.kernels.windows import join_shape
+from gpuloader.kernels.resample import Interpolation, resample, resample_on_host
 from gpuloader.sources.images.decoding import Pixels, is_plain, shrink_size
-from gpuloader.sources.images.image import Geometry, Picture, as_picture, size_of
+from gpuloader.sources.images.image import Geometry, Image, as_image, size_of
+from gpuloader.sources.images.regions import NUMBERS, Code, Encoded, Part, Region
+from gpuloader.transforms.batch_transforms import Normalize
 from gpuloader.transforms.image_transforms import (
     CenterCrop,
     ColorJitter,
-    PictureTransform,
+    ImageTransform,
     Plan,
     RandomFlip,
     RandomResizedCrop,
@@ -33,53 +42,43 @@ from gpuloader.transforms.image_transforms import (
     list_changes,
     merge_plan,
     number_changes,
-    plan_picture,
+    plan_image,
 )
-from gpuloader.transforms.normalizing import Normalize
 from gpuloader.transforms.program import Chain, KernelCall, Plain, Spec, Transform, no_rows
 
-# Pictures for a GPU: workers decode the region that is needed, and kernels do everything else.
-#
-# They make the same pixels of a region as Pillow makes of the picture, so a batch is the same on a CPU. One
-# kernel does everything, unless colors change. A second kernel then changes them and normalizes, because a
-# change of contrast needs the mean of the whole picture.
-
 Floats = NDArray[np.float32]
+
+# ---------------------------------------------------------------------------------------------------------
+# On the GPU: the transforms of a field, as one transform of its regions
 
 
 @dataclass(frozen=True)
 class Resample(Plain):
-    """Makes pictures of one size of staged regions, as the transforms of pictures before it say.
+    """Makes images of one size of staged regions, as the transforms of single images say."""
 
-    Attributes
-    ----------
-    field : str or None
-        The field of regions; None means the first one.
-    size : tuple of int
-        Height and width of the result.
-    interpolation : str
-        The filter, 'bilinear' or 'bicubic'.
-    changes, contrasts : int
-        How many changes of color there are at most, and how many of them are of contrast.
-    normalize : Normalize or None
-        The normalization to compute in the same pass; None leaves uint8 pixels in the layout HWC.
-    """
-
-    field: str | None
+    field: str | None  # the field of regions; None means the first one
     size: tuple[int, int]
     interpolation: Interpolation = "bilinear"
-    changes: int = 0
-    contrasts: int = 0
-    normalize: Normalize | None = None
+    changes: int = 0  # how many changes of color there are at most
+    contrasts: int = 0  # and how many of them are of contrast
+    normalize: Normalize | None = None  # computed in the same pass; None leaves uint8 pixels in layout HWC
 
     def find(self, names: Sequence[str], levels: Sequence[int]) -> str | None:
-        """Return the name of the field, among fields of these names and levels."""
-        return find_staged(self.field, names, levels)
+        """Return the field's name; if it is None, that of the first field of images for a GPU.
+
+        >>> Resample(None, (8, 8)).find(["label", "image"], [0, 2])
+        'image'
+        """
+        if self.field is None:
+            for name, level in zip(names, levels, strict=True):
+                if level in (Region.level, Encoded.level):
+                    return name
+        return self.field
 
     def bind(self, inputs: Sequence[Spec]) -> KernelCall | Chain:
         """Return the computation for a batch."""
         if len(inputs) != 3 or inputs[2][0][1:] != (NUMBERS + 2 * self.changes,):
-            raise SampleError("expected a field of pictures")
+            raise SampleError("expected a field of images")
         (_, channels), (splits,) = inputs[0][0], inputs[1][0]
         pixels = (splits - 1, *self.size, channels), np.dtype(np.uint8)
         plain: dict[str, Any] = {"out_layout": "HWC", "dtype": "uint8"}
@@ -90,50 +89,35 @@ class Resample(Plain):
             options = {"mean": last.mean, "std": last.std, "scale": last.scale}
             options |= {"out_layout": layout, "dtype": last.dtype}
             output = (splits - 1, *join_shape(channels, *self.size, layout)), held
-        names = "values", "row_splits", "geometry"
+        geometry = no_rows(inputs[2])
         empty = {
-            name: no_rows(spec, int(name == "row_splits")) for name, spec in zip(names, inputs, strict=True)
+            "values": no_rows(inputs[0]),
+            "row_splits": no_rows(inputs[1], 1),
+            "geometry": geometry,
         }
         made = partial(KernelCall.settle, empty, size=self.size, interpolation=self.interpolation)
         if not self.changes:
             return made(output, resample, resample_on_host, axes=axes, **options)
-        first, sums = made(pixels, resample, resample_on_host, **plain), self._find_sums(splits - 1)
-        given = {"pictures": no_rows(pixels), "numbers": empty["geometry"], "sums": no_rows(sums)}
+        # The first kernel makes bytes, as Pillow does between resizing and coloring.
+        first = made(pixels, resample, resample_on_host, **plain)
+        sums = (splits - 1, self.contrasts, PARTS), np.dtype(np.uint64)
+        given = {"pictures": no_rows(pixels), "numbers": geometry, "sums": no_rows(sums)}
         colors = {"first": NUMBERS, "contrasts": self.contrasts, "axes": axes, **options}
         second = KernelCall.settle(given, output, recolor, recolor_on_host, **colors)
         return Chain(((first, (0, 1, 2), 4), (second, (4, 2, 5), 3)), (output,), (pixels, sums))
 
-    def _find_sums(self, samples: int) -> Spec:
-        return (samples, self.contrasts, PARTS), np.dtype(np.uint64)
 
-
-def find_staged(field: str | None, names: Sequence[str], levels: Sequence[int]) -> str | None:
-    """Return a field's name; if it is None, that of the first field of pictures for a GPU.
-
-    >>> find_staged(None, ["label", "image"], [0, 2])
-    'image'
-    """
-    staged = [
-        name for name, level in zip(names, levels, strict=True) if level in (Region.level, Encoded.level)
-    ]
-    return field if field is not None or not staged else staged[0]
-
-
-def plan_resampling(field: str | None, transforms: Sequence[PictureTransform]) -> Resample | None:
-    """Return the transform that makes the pictures of a field on a GPU; None if workers must make them.
-
-    Workers must, if the pictures' size is not known before they are read, if a transform is the user's, or
-    if the contrast changes too often.
+def plan_resampling(field: str | None, transforms: Sequence[ImageTransform]) -> Resample | None:
+    """Return the transform that makes the images of a field on a GPU; None if workers must make them.
 
     >>> plan_resampling("image", [RandomResizedCrop("image", 224, filter="bicubic"), RandomFlip("image")])
     Resample(field='image', size=(224, 224), interpolation='bicubic', changes=0, contrasts=0, normalize=None)
     """
-    known = CenterCrop, ColorJitter, RandomFlip, RandomResizedCrop, Resize
-    if not all(isinstance(transform, known) for transform in transforms):
-        return None
     size: tuple[int, int] | None = None
     interpolation: Interpolation = "bilinear"
     for transform in transforms:
+        if not isinstance(transform, CenterCrop | ColorJitter | RandomFlip | RandomResizedCrop | Resize):
+            return None  # the user's own may make any plan
         if isinstance(transform, Resize | RandomResizedCrop):
             interpolation = "bicubic" if transform.filter == "bicubic" else "bilinear"
         if isinstance(transform, CenterCrop | RandomResizedCrop):
@@ -142,6 +126,7 @@ def plan_resampling(field: str | None, transforms: Sequence[PictureTransform]) -
             size = both(transform.size) if isinstance(transform.size, tuple | list) else None
     changes = list_changes(transforms)
     contrasts = changes.count("contrast")
+    # The slot is laid out before an image is read, so the size must be known; and each contrast takes a sum.
     if size is None or contrasts > MOST_CONTRASTS:
         return None
     return Resample(field, size, interpolation, len(changes), contrasts)
@@ -171,160 +156,121 @@ def fuse_resampling(transforms: Sequence[Transform]) -> list[Transform]:
     return fused
 
 
-def stage_picture(
-    value: Any, transforms: Sequence[PictureTransform], rng: np.random.Generator, interpolation: str
+# ---------------------------------------------------------------------------------------------------------
+# On the worker: the region of each image
+
+
+def stage_image(
+    value: Any, transforms: Sequence[ImageTransform], rng: np.random.Generator, made_by: Resample
 ) -> Region:
-    """Return what a GPU needs to make a picture: the region that its transforms read, and its geometry.
+    """Return what a GPU needs to make an image: the region that its transforms read, and its geometry.
 
-    An encoded picture is decoded only when the region is written. A picture that takes more than one pass, as
-    one that is resized after a change of color, is made then.
-
-    Parameters
-    ----------
-    value : object
-        What `as_picture` accepts.
-    transforms : sequence of PictureTransform
-        The transforms in order.
-    rng : numpy.random.Generator
-        The generator of the sample.
-    interpolation : str
-        The filter that the kernel is launched with.
-
-    Raises
-    ------
-    PictureError
-        The picture has no header.
-    SampleError
-        The value is not a picture.
+    `value` is what `as_image` accepts, and `made_by` what `plan_resampling` returned for the transforms.
+    Raises `PictureError` if an encoded image has no header, and `SampleError` if the value is not an image.
     """
-    picture = as_picture(value)
-    plan = plan_picture(size_of(picture), transforms, rng)
-    return stage_plan(picture, plan, transforms, interpolation)
+    image = as_image(value)
+    plan = plan_image(size_of(image), transforms, rng)
+    return stage_plan(image, plan, find_pass(plan, made_by), made_by.changes)
 
 
-def find_pass(
-    plan: Plan, transforms: Sequence[PictureTransform], interpolation: str
-) -> tuple[Geometry, Floats] | None:
-    """Return the geometry and the changes of color by which kernels make a picture; None if they cannot."""
+def stage_encoded(
+    value: Any,
+    transforms: Sequence[ImageTransform],
+    rng: np.random.Generator,
+    made_by: Resample,
+    index: object = None,
+) -> Encoded:
+    """Return what a GPU needs to decode and make an image, as `stage_image` does.
+
+    `index` is the sample's index in the dataset, for errors.
+    """
+    image = as_image(value)
+    plan = plan_image(size_of(image), transforms, rng)
+    found = find_pass(plan, made_by)
+    file = image.file if isinstance(image, Image) else ""
+    number = index if isinstance(index, int) else -1
+    # An image that GPUs do not decode as CPUs do is decoded when it is written, and so is one that looks
+    # damaged, because the CPU's decoder knows for sure.
+    if found is None or not isinstance(image, Image) or not is_plain(image.data):
+        return Encoded.of(stage_plan(image, plan, found, made_by.changes), file, number)
+    geometry, colors = found
+    part = geometry.find_part(*image.header.size)
+    data = np.frombuffer(image.data, np.uint8)
+    code = Code(data, part, image.header.orientation, 3, file, number)
+    return Encoded(code, number_part(part, geometry, colors))
+
+
+def find_pass(plan: Plan, made_by: Resample) -> tuple[Geometry, Floats] | None:
+    """Return the geometry and the changes of color by which kernels make an image; None if they cannot."""
     merged = merge_plan(plan)
-    if merged is None or merged[0].filter not in (None, interpolation):
+    if merged is None or merged[0].filter not in (None, made_by.interpolation):
         return None
-    return merged[0], number_changes(merged[1], len(list_changes(transforms)))
+    return merged[0], number_changes(merged[1], made_by.changes)
 
 
-def stage_plan(
-    picture: Any, plan: Plan, transforms: Sequence[PictureTransform], interpolation: str
-) -> Region:
-    """Return what a GPU needs to make a picture, which is what `as_picture` returned, by its plan."""
-    found = find_pass(plan, transforms, interpolation)
+def stage_plan(image: Any, plan: Plan, found: tuple[Geometry, Floats] | None, changes: int) -> Region:
+    """Return the region of what `as_image` returned, given its plan and what `find_pass` found in it."""
     if found is None:
-        made = find_geometry(plan)
-        whole = Geometry.of(made.height, made.width)
-        unchanged = number_changes((), len(list_changes(transforms)))
-        if not isinstance(picture, Picture):
-            return cut_region(finish_plan(picture, plan), whole, unchanged)
-        _, numbers = find_part((made.height, made.width), whole, unchanged)
-        return Region((made.height * made.width, 3), numbers, partial(_make_into, picture, plan))
-    geometry, changes = found
-    if not isinstance(picture, Picture):
-        return cut_region(np.asarray(picture), geometry, changes)
-    shrink, geometry = picture.plan_decoding(geometry)
-    needed = geometry.find_part(*shrink_size(size_of(picture), shrink))
-    part = top, left, bottom, right = picture.find_decodable(shrink, needed)
-    numbers = _number_part(part, geometry, changes)
-    return Region(((bottom - top) * (right - left), 3), numbers, partial(_decode_into, picture, shrink, part))
+        # It takes more passes than the kernels make, as one that is resized after a change of color. The
+        # worker makes it, and the region is the whole result.
+        _, _, height, width = find_geometry(plan).window
+        geometry, colors = Geometry.of(height, width), number_changes((), changes)
+        if not isinstance(image, Image):
+            return cut_region(finish_plan(image, plan), geometry, colors)
+        numbers = number_part((0, 0, height, width), geometry, colors)
+        return Region((height * width, 3), numbers, partial(_make_into, image, plan))
+    geometry, colors = found
+    if not isinstance(image, Image):
+        return cut_region(np.asarray(image), geometry, colors)
+    shrink, geometry = image.plan_decoding(geometry)
+    # The decoder may begin only at whole units of columns, so the region has those, too. It is decoded
+    # straight into the slot then.
+    needed = geometry.find_part(*shrink_size(image.header.size, shrink))
+    part = top, left, bottom, right = image.find_decodable(shrink, needed)
+    numbers = number_part(part, geometry, colors)
+    return Region(((bottom - top) * (right - left), 3), numbers, partial(_decode_into, image, shrink, part))
 
 
-def _make_into(picture: Picture, plan: Plan, target: Pixels) -> None:
-    target[...] = finish_plan(picture, plan).reshape(target.shape)
+def _make_into(image: Image, plan: Plan, target: Pixels) -> None:
+    target[...] = finish_plan(image, plan).reshape(target.shape)
 
 
-def _decode_into(picture: Picture, shrink: int, part: Part, target: Pixels) -> None:
-    """Decode a part of a picture, straight into its place if the decoder can."""
+def _decode_into(image: Image, shrink: int, part: Part, target: Pixels) -> None:
+    """Decode a part of an image, straight into its place if the decoder can."""
     top, left, bottom, right = part
     out = target.reshape(bottom - top, right - left, 3)
-    if out.shape[:2] == shrink_size(size_of(picture), shrink):
-        pixels = picture.decode_at(shrink, out)
+    if out.shape[:2] == shrink_size(image.header.size, shrink):
+        pixels = image.decode_at(shrink, out)
         if pixels is not out:
             out[...] = np.asarray(pixels)
     else:
-        picture.decode_part(shrink, part, out)
+        image.decode_part(shrink, part, out)
 
 
-def cut_region(pixels: Pixels, geometry: Geometry, changes: Iterable[float] = ()) -> Region:
-    """Return the region of a picture that a geometry reads, copied; see `number_changes` for the changes.
+def cut_region(pixels: Pixels, geometry: Geometry, colors: Iterable[float] = ()) -> Region:
+    """Return the region of an image that a geometry reads, copied; `colors` are as from `number_changes`.
 
     >>> geometry = Geometry.of(40, 60).cut(10, 20, 8, 8).resized((4, 4), "bilinear")
     >>> region = cut_region(np.zeros((40, 60, 3), np.uint8), geometry)
     >>> region.pixels.shape, region.geometry.astype(int).tolist()
     ((144, 3), [12, 12, 8, 18, 20, 10, 28, 18, 4, 4, 0, 0, 0])
     """
-    (top, left, bottom, right), numbers = find_part(pixels.shape[:2], geometry, changes)
+    part = top, left, bottom, right = geometry.find_part(*pixels.shape[:2])
     region = np.array(pixels[top:bottom, left:right], order="C").reshape(-1, *(pixels.shape[2:] or (1,)))
-    return Region(region.shape, numbers, region)
+    return Region(region.shape, number_part(part, geometry, colors), region)
 
 
-def find_part(
-    size: tuple[int, ...], geometry: Geometry, changes: Iterable[float] = ()
-) -> tuple[Part, Floats]:
-    """Return the part of a picture of this size that a geometry reads, and the numbers for the kernels.
+def number_part(part: Part, geometry: Geometry, colors: Iterable[float]) -> Floats:
+    """Return the numbers for the kernels: a part, the geometry that reads it, and changes of color.
 
-    >>> find_part((40, 60), Geometry.of(40, 60).cut(10, 20, 8, 8).resized((4, 4), "bilinear"))[0]
-    (8, 18, 20, 30)
+    >>> geometry = Geometry.of(40, 60).cut(10, 20, 8, 8)
+    >>> number_part(geometry.find_part(40, 60), geometry, []).astype(int).tolist()
+    [10, 10, 9, 19, 0, 0, 60, 40, 40, 60, 10, 20, 0]
     """
-    tall, wide = size
-    part = geometry.find_part(tall, wide)
-    return part, _number_part(part, geometry, changes)
-
-
-def _number_part(part: Part, geometry: Geometry, changes: Iterable[float]) -> Floats:
+    # The box stays in the coordinates of the whole image: moving it into the part's would round its edges
+    # differently.
     top, left, bottom, right = part
     y, x, *_ = geometry.window
     turn = geometry.flip + 2 * geometry.flop
-    numbers = (bottom - top, right - left, top, left, *geometry.box, *geometry.size, y, x, turn, *changes)
+    numbers = (bottom - top, right - left, top, left, *geometry.box, *geometry.size, y, x, turn, *colors)
     return np.array(numbers, np.float32)
-
-
-def stage_encoded(
-    value: Any,
-    transforms: Sequence[PictureTransform],
-    rng: np.random.Generator,
-    interpolation: str,
-    index: object = None,
-) -> Encoded:
-    """Return what a GPU needs to decode and make a picture.
-
-    A picture that GPUs do not decode as CPUs do is decoded when it is written, and one that takes more than
-    one pass is made then. So is one that looks damaged, since the CPU's decoder knows for sure.
-
-    Parameters
-    ----------
-    value : object
-        What `as_picture` accepts.
-    transforms : sequence of PictureTransform
-        The transforms in order.
-    rng : numpy.random.Generator
-        The generator of the sample.
-    interpolation : str
-        The filter that the kernel is launched with.
-    index : object
-        The sample's index in the dataset.
-
-    Raises
-    ------
-    PictureError
-        The picture has no header.
-    SampleError
-        The value is not a picture.
-    """
-    picture = as_picture(value)
-    plan = plan_picture(size_of(picture), transforms, rng)
-    number = index if isinstance(index, int) else -1
-    found = find_pass(plan, transforms, interpolation)
-    if found is not None and isinstance(picture, Picture) and is_plain(picture.data):
-        part, geometry = find_part(picture.header.size, *found)
-        data = np.frombuffer(picture.data, np.uint8)
-        code = Code(data, part, picture.header.orientation, 3, picture.file, number)
-        return Encoded(code, geometry)
-    file = picture.file if isinstance(picture, Picture) else ""
-    return Encoded.of(stage_plan(picture, plan, transforms, interpolation), file, number)

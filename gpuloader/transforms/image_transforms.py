@@ -1,7 +1,11 @@
-"""Transforms that give pictures one size: `Resize`, `CenterCrop`, `RandomResizedCrop`; and `RandomFlip`.
+"""Transforms of single images, which workers apply to each sample before a batch is made.
 
-Sizes, ranges and rounding are those of torchvision on Pillow's images. Windows are drawn from the loader's
-seed, the epoch and the sample's index.
+Each image is planned first and made then, and all images of a batch get one size. A plan says what to do to
+one image: geometry, and perhaps changes of color. It depends on the image's size and on random numbers, but
+not on its pixels, so it is known before the image is decoded. The decoder then makes only what is needed.
+
+Sizes, ranges, rounding and pixels are those of torchvision on Pillow's images. Random numbers are drawn from
+the loader's seed, the epoch and the sample's index.
 """
 
 from __future__ import annotations
@@ -15,30 +19,106 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.checks import check_count, check_word
-from gpuloader.kernels.recoloring import CHANGES
+from gpuloader.kernels.recolor import CHANGES
 from gpuloader.sources.images.decoding import Pixels, load_pillow
-from gpuloader.sources.images.image import FILTERS, Geometry, as_picture, size_of
-from gpuloader.sources.images.resampling import as_image, as_pixels, resample
+from gpuloader.sources.images.image import FILTERS, Geometry, as_image, size_of
+from gpuloader.sources.images.resampling import as_pillow, as_pixels, resample
 
-# Changes of color, as Pillow's ``ImageEnhance`` and torchvision's ``adjust_hue`` make them.
+# ---------------------------------------------------------------------------------------------------------
+# Plans
 
 
 @dataclass(frozen=True, slots=True)
 class Coloring:
-    """Changes of a picture's colors.
+    """Changes of an image's colors, in order: what to change, and by which factor.
 
-    Attributes
-    ----------
-    steps : tuple of (str, float)
-        What to change, in order, and by which factor: 'brightness', 'contrast', 'saturation', for which 1
-        changes nothing; and 'hue', a shift in turns of the color wheel.
+    1 changes nothing of 'brightness', 'contrast' and 'saturation'. 'hue' is a shift, in turns of the color
+    wheel.
     """
 
     steps: tuple[tuple[str, float], ...]
 
 
+Plan = list[Geometry | Coloring]
+"""The steps in their order; the first is a `Geometry` of the decoded image."""
+
+
+@runtime_checkable
+class ImageTransform(Protocol):
+    """A transform of single images, as the user specifies it."""
+
+    @property
+    def field(self) -> str | None:
+        """Name of the field; None means the first image of the sample."""
+
+    def extend(self, plan: Plan, rng: np.random.Generator) -> None:
+        """Add to the plan of one image, with random numbers from the sample's generator."""
+
+
+def plan_image(size: tuple[int, int], transforms: Sequence[ImageTransform], rng: np.random.Generator) -> Plan:
+    """Return the plan for an image of this height and width."""
+    plan: Plan = [Geometry.of(*size)]
+    for transform in transforms:
+        transform.extend(plan, rng)
+    return plan
+
+
+def find_geometry(plan: Plan) -> Geometry:
+    """Return the geometry that ends a plan, after adding one if the plan ends with colors.
+
+    >>> find_geometry([Geometry.of(4, 6)]).size
+    (4, 6)
+    """
+    last = plan[-1]
+    if isinstance(last, Geometry):
+        return last
+    before = next(step for step in reversed(plan) if isinstance(step, Geometry))
+    geometry = Geometry.of(*before.window[2:])
+    plan.append(geometry)
+    return geometry
+
+
+def merge_plan(plan: Plan) -> tuple[Geometry, tuple[tuple[str, float], ...]] | None:
+    """Return a plan as one geometry and the changes of color after it; None if it takes more passes.
+
+    >>> mirror = Geometry.of(4, 6).mirrored(flip=True)
+    >>> geometry, changes = merge_plan([Geometry.of(4, 6), Coloring((("hue", 0.1),)), mirror])
+    >>> geometry.flip, changes
+    (True, (('hue', 0.1),))
+    """
+    geometry = plan[0]
+    assert isinstance(geometry, Geometry)
+    changes: tuple[tuple[str, float], ...] = ()
+    for step in plan[1:]:
+        if isinstance(step, Coloring):
+            changes += step.steps
+        elif step == Geometry.of(*geometry.window[2:]).mirrored(flip=step.flip, flop=step.flop):
+            # What is mirrored after its colors have changed may as well be mirrored before.
+            geometry = geometry.mirrored(flip=step.flip, flop=step.flop)
+        else:
+            return None
+    return geometry, changes
+
+
+def make_image(value: Any, transforms: Sequence[ImageTransform], rng: np.random.Generator) -> Pixels:
+    """Return the pixels of an image after its transforms, uint8 of shape (height, width, channels).
+
+    `value` is what `as_image` accepts; other values raise `SampleError`. Raises `PictureError` if the image
+    cannot be decoded.
+    """
+    image = as_image(value)
+    return finish_plan(image, plan_image(size_of(image), transforms, rng))
+
+
+def finish_plan(image: Any, plan: Plan) -> Pixels:
+    """Return the pixels that a plan makes of what `as_image` returned."""
+    for step in plan:
+        image = resample(image, step) if isinstance(step, Geometry) else recolor(as_pillow(image), step)
+    return as_pixels(image)
+
+
 def recolor(image: Any, coloring: Coloring) -> Any:
-    """Return an image of Pillow with changed colors.
+    """Return an image of Pillow with changed colors, as ``ImageEnhance`` and torchvision change them.
 
     >>> import numpy as np, pytest
     >>> pillow = pytest.importorskip("PIL.Image")
@@ -55,17 +135,14 @@ def recolor(image: Any, coloring: Coloring) -> Any:
         "saturation": ImageEnhance.Color,
     }
     for name, amount in coloring.steps:
-        image = _shift_hue(image, amount) if name == "hue" else kinds[name](image).enhance(amount)
+        if name != "hue":
+            image = kinds[name](image).enhance(amount)
+        elif image.mode == "RGB":  # gray images have no hue
+            pillow = load_pillow()
+            hue, saturation, value = image.convert("HSV").split()
+            turned = np.asarray(hue) + np.uint8(find_shift(amount))
+            image = pillow.merge("HSV", (pillow.fromarray(turned), saturation, value)).convert("RGB")
     return image
-
-
-def _shift_hue(image: Any, turns: float) -> Any:
-    if image.mode != "RGB":
-        return image
-    pillow = load_pillow()
-    hue, saturation, value = image.convert("HSV").split()
-    turned = np.asarray(hue) + np.uint8(find_shift(turns))
-    return pillow.merge("HSV", (pillow.fromarray(turned), saturation, value)).convert("RGB")
 
 
 def find_shift(turns: float) -> int:
@@ -77,217 +154,20 @@ def find_shift(turns: float) -> int:
     return int(turns * 255) % 256
 
 
-# Transforms of single pictures: each sample's pictures are planned first and made then, all of one size.
-#
-# A plan says what to do to one picture: geometry, and perhaps changes of color. It depends on the picture's
-# size and on random numbers, but not on its pixels. So it is known before the picture is decoded.
-
-Plan = list[Geometry | Coloring]
-"""The steps in their order; the first is a `Geometry` of the decoded picture."""
-
-
-@runtime_checkable
-class PictureTransform(Protocol):
-    """A transform of single pictures, as the user specifies it."""
-
-    @property
-    def field(self) -> str | None:
-        """Name of the field; None means the first picture of the sample."""
-
-    def extend(self, plan: Plan, rng: np.random.Generator) -> None:
-        """Add to the plan of one picture, with random numbers from the sample's generator."""
-
-
-def find_geometry(plan: Plan) -> Geometry:
-    """Return the geometry that ends a plan, after adding one if the plan ends with colors.
-
-    >>> find_geometry([Geometry.of(4, 6)]).size
-    (4, 6)
-    """
-    last = plan[-1]
-    if isinstance(last, Geometry):
-        return last
-    before = next(step for step in reversed(plan) if isinstance(step, Geometry))
-    geometry = Geometry.of(before.height, before.width)
-    plan.append(geometry)
-    return geometry
-
-
-def merge_plan(plan: Plan) -> tuple[Geometry, tuple[tuple[str, float], ...]] | None:
-    """Return a plan as one geometry and the changes of color after it; None if it takes more passes.
-
-    What is mirrored after its colors have changed may as well be mirrored before.
-
-    >>> mirror = Geometry.of(4, 6).mirrored(flip=True)
-    >>> geometry, changes = merge_plan([Geometry.of(4, 6), Coloring((("hue", 0.1),)), mirror])
-    >>> geometry.flip, changes
-    (True, (('hue', 0.1),))
-    """
-    geometry, *others = plan
-    assert isinstance(geometry, Geometry)
-    changes: tuple[tuple[str, float], ...] = ()
-    for step in others:
-        if isinstance(step, Coloring):
-            changes += step.steps
-        elif step == Geometry.of(geometry.height, geometry.width).mirrored(flip=step.flip, flop=step.flop):
-            geometry = geometry.mirrored(flip=step.flip, flop=step.flop)
-        else:
-            return None
-    return geometry, changes
-
-
-def plan_picture(
-    size: tuple[int, int], transforms: Sequence[PictureTransform], rng: np.random.Generator
-) -> Plan:
-    """Return the plan for a picture of this height and width."""
-    plan: Plan = [Geometry.of(*size)]
-    for transform in transforms:
-        transform.extend(plan, rng)
-    return plan
-
-
-def make_picture(value: Any, transforms: Sequence[PictureTransform], rng: np.random.Generator) -> Pixels:
-    """Return the pixels of a picture after its transforms, uint8 of shape (height, width, channels).
-
-    Parameters
-    ----------
-    value : object
-        What `as_picture` accepts.
-    transforms : sequence of PictureTransform
-        The transforms in order.
-    rng : numpy.random.Generator
-        The generator of the sample.
-
-    Raises
-    ------
-    PictureError
-        The picture cannot be decoded.
-    SampleError
-        The value is not a picture.
-    """
-    picture = as_picture(value)
-    return finish_plan(picture, plan_picture(size_of(picture), transforms, rng))
-
-
-def finish_plan(picture: Any, plan: Plan) -> Pixels:
-    """Return the pixels that a plan makes of what `as_picture` returned."""
-    made = picture
-    for step in plan:
-        made = resample(made, step) if isinstance(step, Geometry) else recolor(as_image(made), step)
-    return as_pixels(made)
-
-
-# `ColorJitter`: random changes of brightness, contrast, saturation and hue.
-
-Amount = float | tuple[float, float]
-
-
-@dataclass(frozen=True)
-class ColorJitter:
-    """Changes brightness, contrast, saturation and hue of each picture at random, in random order.
-
-    The parameters are torchvision's, and the pixels are those that it makes of Pillow's images.
-
-    Attributes
-    ----------
-    field : str or None
-        The field of pictures; None means the first one.
-    brightness, contrast, saturation : float or tuple of float
-        A number b stands for factors from max(0, 1 - b) to 1 + b; a pair is the least and the greatest
-        factor. 0 changes nothing.
-    hue : float or tuple of float
-        A number h stands for shifts from -h to h, in turns of the color wheel, at most 0.5; a pair is the
-        least and the greatest shift.
-
-    Examples
-    --------
-    >>> import numpy as np, pytest
-    >>> from gpuloader import DataLoader
-    >>> _ = pytest.importorskip("PIL")
-    >>> pictures = [np.full((1, 1, 3), 100, np.uint8)] * 3
-    >>> jitter = ColorJitter(None, brightness=0.2)
-    >>> loader = DataLoader(pictures, places="cpu", batch_size=3, seed=1, transforms=[jitter])
-    >>> bool((abs(next(iter(loader)).astype(int) - 100) <= 20).all())
-    True
-    """
-
-    field: str | None
-    brightness: Amount = 0
-    contrast: Amount = 0
-    saturation: Amount = 0
-    hue: Amount = 0
-
-    def __post_init__(self) -> None:
-        self._ranges()
-
-    def _ranges(self) -> dict[str, tuple[float, float]]:
-        """Return the least and greatest amount of what is changed at all."""
-        found = {name: _as_range(name, getattr(self, name)) for name in CHANGES}
-        return {name: limits for name, limits in found.items() if limits != (_neutral(name),) * 2}
-
-    def extend(self, plan: Plan, rng: np.random.Generator) -> None:
-        """Change the colors of the result of the plan so far."""
-        drawn = {name: low + (high - low) * rng.random() for name, (low, high) in self._ranges().items()}
-        order = sorted(drawn, key=dict(zip(drawn, rng.random(len(drawn)), strict=True)).__getitem__)
-        if order:
-            plan.append(Coloring(tuple((name, drawn[name]) for name in order)))
-
-
-def list_changes(transforms: Sequence[object]) -> list[str]:
-    """Return what transforms change of a picture's colors, at most.
-
-    >>> list_changes([ColorJitter(None, hue=0.1, contrast=0.2), ColorJitter(None, hue=0.1)])
-    ['contrast', 'hue', 'hue']
-    """
-    return [name for one in transforms if isinstance(one, ColorJitter) for name in one._ranges()]
-
-
-def number_changes(steps: Sequence[tuple[str, float]], room: int) -> NDArray[np.float32]:
-    """Return changes of color as the kernel `recolor` takes them, with room for as many as given.
-
-    >>> number_changes([("hue", 0.5), ("contrast", 1.5)], 3).tolist()
-    [4.0, 127.0, 2.0, 1.5, 0.0, 0.0]
-    """
-    numbers = np.zeros((room, 2), np.float32)
-    with np.errstate(over="ignore"):  # a factor that no float can hold is infinite, as it is for Pillow
-        for position, (name, amount) in enumerate(steps):
-            amount = find_shift(amount) if name == "hue" else amount
-            numbers[position] = CHANGES.index(name) + 1, amount
-    return numbers.reshape(-1)
-
-
-def _neutral(name: str) -> float:
-    return 0.0 if name == "hue" else 1.0
-
-
-def _as_range(name: str, given: object) -> tuple[float, float]:
-    """Return the least and the greatest amount; raise `ValueError` if they are none."""
-    center, least, most = _neutral(name), (-0.5 if name == "hue" else 0.0), 0.5 if name == "hue" else math.inf
-    if isinstance(given, int | float | np.number) and not isinstance(given, bool) and given >= 0:
-        low, high = center - float(given), center + float(given)
-        low = low if name == "hue" else max(low, 0.0)
-    elif isinstance(given, tuple | list) and len(given) == 2:
-        low, high = float(given[0]), float(given[1])
-    else:
-        raise ValueError(f"{name} must be a number of 0 or more, or a pair of numbers, got {given!r}")
-    if not least <= low <= high <= most or not math.isfinite(high):
-        raise ValueError(f"{name} must lie between {least:g} and {most:g}, got {given!r}")
-    return low, high
-
-
-_TRIES = 10  # windows that are drawn before the middle is taken, as in torchvision
+# ---------------------------------------------------------------------------------------------------------
+# Sizes and windows
 
 
 @dataclass(frozen=True)
 class Resize:
-    """Resizes pictures, antialiased as Pillow does it.
+    """Resizes images, antialiased as Pillow does it.
 
     Attributes
     ----------
     field : str or None
-        The field of pictures; None means the first one.
+        The field of images; None means the first one.
     size : int or tuple of int
-        Height and width of the result. A number is the length of the shorter side, and the picture keeps its
+        Height and width of the result. A number is the length of the shorter side, and the image keeps its
         aspect ratio.
     filter : str
         'bilinear' or 'bicubic'.
@@ -300,8 +180,8 @@ class Resize:
     >>> import numpy as np, pytest
     >>> from gpuloader import DataLoader
     >>> _ = pytest.importorskip("PIL")
-    >>> pictures = [np.zeros((40 + 10 * number, 60, 3), np.uint8) for number in range(2)]
-    >>> loader = DataLoader(pictures, places="cpu", batch_size=2, transforms=[Resize(None, (32, 24))])
+    >>> images = [np.zeros((40 + 10 * number, 60, 3), np.uint8) for number in range(2)]
+    >>> loader = DataLoader(images, places="cpu", batch_size=2, transforms=[Resize(None, (32, 24))])
     >>> next(iter(loader)).shape
     (2, 32, 24, 3)
     """
@@ -320,18 +200,22 @@ class Resize:
         geometry = find_geometry(plan)
         size = self.size
         if isinstance(size, int | np.integer):
-            size = _keep_aspect(geometry.height, geometry.width, int(size))
-        resize(plan, both(size), self.filter, scaled=self.scaled)
+            # Torchvision cuts the longer side off instead of rounding it.
+            _, _, height, width = geometry.window
+            shorter = int(size)
+            longer = int(shorter * max(height, width) / min(height, width))
+            size = (longer, shorter) if width <= height else (shorter, longer)
+        _resize(plan, geometry, size, self)
 
 
 @dataclass(frozen=True)
 class CenterCrop:
-    """Cuts out the middle of pictures; smaller ones get a black margin.
+    """Cuts out the middle of images; smaller ones get a black margin.
 
     Attributes
     ----------
     field : str or None
-        The field of pictures; None means the first one.
+        The field of images; None means the first one.
     size : int or tuple of int
         Height and width of the result; a number is both.
 
@@ -340,8 +224,8 @@ class CenterCrop:
     >>> import numpy as np, pytest
     >>> from gpuloader import DataLoader
     >>> _ = pytest.importorskip("PIL")
-    >>> pictures = [np.arange(25, dtype=np.uint8).reshape(5, 5)]
-    >>> loader = DataLoader(pictures, places="cpu", transforms=[CenterCrop(None, (1, 3))])
+    >>> images = [np.arange(25, dtype=np.uint8).reshape(5, 5)]
+    >>> loader = DataLoader(images, places="cpu", transforms=[CenterCrop(None, (1, 3))])
     >>> next(iter(loader)).ravel()
     array([11, 12, 13], dtype=uint8)
     """
@@ -355,26 +239,31 @@ class CenterCrop:
     def extend(self, plan: Plan, rng: np.random.Generator) -> None:  # noqa: ARG002
         """Cut the middle out of the result of the plan so far."""
         geometry = find_geometry(plan)
-        height, width = both(self.size)
-        top, left = _center(geometry.height, height), _center(geometry.width, width)
-        plan[-1] = geometry.cut(top, left, height, width)
+        _, _, *lengths = geometry.window
+        size = both(self.size)
+        # Torchvision pads first, which rounds down, and cuts then, which rounds to the even number.
+        top, left = (
+            -((wanted - length) // 2) if wanted > length else round((length - wanted) / 2)
+            for length, wanted in zip(lengths, size, strict=True)
+        )
+        plan[-1] = geometry.cut(top, left, *size)
 
 
 @dataclass(frozen=True)
 class RandomResizedCrop:
-    """Cuts a window of random area and aspect ratio out of each picture, and resizes it.
+    """Cuts a window of random area and aspect ratio out of each image, and resizes it.
 
-    If ten windows do not fit into a picture, it is the largest one in the middle whose aspect ratio is in the
+    If ten windows do not fit into an image, it is the largest one in the middle whose aspect ratio is in the
     range, as in torchvision. A window has at least one row and column; torchvision's can be empty, an error.
 
     Attributes
     ----------
     field : str or None
-        The field of pictures; None means the first one.
+        The field of images; None means the first one.
     size : int or tuple of int
         Height and width of the result; a number is both.
     scale : tuple of float
-        The least and the greatest part of the picture's area that the window takes.
+        The least and the greatest part of the image's area that the window takes.
     ratio : tuple of float
         The least and the greatest width of the window, in units of its height.
     filter : str
@@ -388,9 +277,9 @@ class RandomResizedCrop:
     >>> import numpy as np, pytest
     >>> from gpuloader import DataLoader
     >>> _ = pytest.importorskip("PIL")
-    >>> pictures = [np.zeros((40, 60, 3), np.uint8), np.zeros((80, 50, 3), np.uint8)]
+    >>> images = [np.zeros((40, 60, 3), np.uint8), np.zeros((80, 50, 3), np.uint8)]
     >>> crop = RandomResizedCrop(None, 32)
-    >>> next(iter(DataLoader(pictures, places="cpu", batch_size=2, seed=1, transforms=[crop]))).shape
+    >>> next(iter(DataLoader(images, places="cpu", batch_size=2, seed=1, transforms=[crop]))).shape
     (2, 32, 32, 3)
     """
 
@@ -410,18 +299,19 @@ class RandomResizedCrop:
     def extend(self, plan: Plan, rng: np.random.Generator) -> None:
         """Cut a window out of the result of the plan so far, and resize it."""
         geometry = find_geometry(plan)
-        plan[-1] = geometry.cut(*draw_window(geometry.height, geometry.width, self.scale, self.ratio, rng))
-        resize(plan, both(self.size), self.filter, scaled=self.scaled)
+        _, _, height, width = geometry.window
+        cut = geometry.cut(*draw_window(height, width, self.scale, self.ratio, rng))
+        _resize(plan, cut, self.size, self)
 
 
 @dataclass(frozen=True)
 class RandomFlip:
-    """Mirrors pictures at random.
+    """Mirrors images at random.
 
     Attributes
     ----------
     field : str or None
-        The field of pictures; None means the first one.
+        The field of images; None means the first one.
     p : float
         The probability, 0 to 1.
     axis : str
@@ -432,8 +322,8 @@ class RandomFlip:
     >>> import numpy as np, pytest
     >>> from gpuloader import DataLoader
     >>> _ = pytest.importorskip("PIL")
-    >>> pictures = [np.array([[1, 2, 3]], np.uint8)] * 4
-    >>> loader = DataLoader(pictures, places="cpu", batch_size=4, seed=2, transforms=[RandomFlip(None)])
+    >>> images = [np.array([[1, 2, 3]], np.uint8)] * 4
+    >>> loader = DataLoader(images, places="cpu", batch_size=4, seed=2, transforms=[RandomFlip(None)])
     >>> sorted(next(iter(loader))[:, 0, :, 0].tolist())[::3]
     [[1, 2, 3], [3, 2, 1]]
     """
@@ -454,15 +344,27 @@ class RandomFlip:
             plan[-1] = geometry.mirrored(flip=across, flop=not across)
 
 
-def resize(plan: Plan, size: tuple[int, int], filter: str, *, scaled: bool) -> None:  # noqa: A002
-    """Resize the result of a plan, in the geometry that ends it or, if that resizes already, in another."""
-    geometry = find_geometry(plan)
-    if (geometry.height, geometry.width) == size:
-        return
-    if geometry.can_resize:
-        plan[-1] = geometry.resized(size, filter, scaled=scaled)
+def _resize(
+    plan: Plan, geometry: Geometry, size: int | tuple[int, int], how: Resize | RandomResizedCrop
+) -> None:
+    """Let a plan end with a geometry and, if it has another size, with its resizing."""
+    height, width = both(size)
+    top, left, tall, wide = geometry.window
+    if (tall, wide) == (height, width):
+        plan[-1] = geometry
+    elif (
+        geometry.filter is None
+        and 0 <= top <= geometry.size[0] - tall
+        and 0 <= left <= geometry.size[1] - wide
+    ):
+        plan[-1] = geometry.resized((height, width), how.filter, scaled=how.scaled)
     else:
-        plan[-1:] = [geometry, type(geometry).of(geometry.height, geometry.width).resized(size, filter)]
+        # What is resampled already, or has a black margin, takes a pass of its own. Its decoder can no longer
+        # shrink anything.
+        plan[-1:] = [geometry, Geometry.of(tall, wide).resized((height, width), how.filter)]
+
+
+_TRIES = 10  # windows that are drawn before the middle is taken, as in torchvision
 
 
 def draw_window(
@@ -494,16 +396,108 @@ def draw_window(
     return (height - tall) // 2, (width - wide) // 2, tall, wide
 
 
-def _keep_aspect(height: int, width: int, shorter: int) -> tuple[int, int]:
-    """Return the size at which the shorter side has this length, rounded as torchvision does."""
-    if width <= height:
-        return int(shorter * height / width), shorter
-    return shorter, int(shorter * width / height)
+# ---------------------------------------------------------------------------------------------------------
+# Colors
+
+Amount = float | tuple[float, float]
 
 
-def _center(length: int, wanted: int) -> int:
-    """Return where the middle part of a length begins; negative if the length is too short."""
-    return -((wanted - length) // 2) if wanted > length else round((length - wanted) / 2)
+@dataclass(frozen=True)
+class ColorJitter:
+    """Changes brightness, contrast, saturation and hue of each image at random, in random order.
+
+    The parameters are torchvision's, and the pixels are those that it makes of Pillow's images.
+
+    Attributes
+    ----------
+    field : str or None
+        The field of images; None means the first one.
+    brightness, contrast, saturation : float or tuple of float
+        A number b stands for factors from max(0, 1 - b) to 1 + b; a pair is the least and the greatest
+        factor. 0 changes nothing.
+    hue : float or tuple of float
+        A number h stands for shifts from -h to h, in turns of the color wheel, at most 0.5; a pair is the
+        least and the greatest shift.
+
+    Examples
+    --------
+    >>> import numpy as np, pytest
+    >>> from gpuloader import DataLoader
+    >>> _ = pytest.importorskip("PIL")
+    >>> images = [np.full((1, 1, 3), 100, np.uint8)] * 3
+    >>> jitter = ColorJitter(None, brightness=0.2)
+    >>> loader = DataLoader(images, places="cpu", batch_size=3, seed=1, transforms=[jitter])
+    >>> bool((abs(next(iter(loader)).astype(int) - 100) <= 20).all())
+    True
+    """
+
+    field: str | None
+    brightness: Amount = 0
+    contrast: Amount = 0
+    saturation: Amount = 0
+    hue: Amount = 0
+
+    def __post_init__(self) -> None:
+        self._ranges()
+
+    def _ranges(self) -> dict[str, tuple[float, float]]:
+        """Return the least and greatest amount of what is changed at all."""
+        found = {}
+        for name in CHANGES:
+            neutral = 0.0 if name == "hue" else 1.0
+            limits = _as_range(name, getattr(self, name), neutral)
+            if limits != (neutral, neutral):
+                found[name] = limits
+        return found
+
+    def extend(self, plan: Plan, rng: np.random.Generator) -> None:
+        """Change the colors of the result of the plan so far."""
+        drawn = {name: low + (high - low) * rng.random() for name, (low, high) in self._ranges().items()}
+        order = sorted(drawn, key=dict(zip(drawn, rng.random(len(drawn)), strict=True)).__getitem__)
+        if order:
+            plan.append(Coloring(tuple((name, drawn[name]) for name in order)))
+
+
+def _as_range(name: str, given: object, neutral: float) -> tuple[float, float]:
+    """Return the least and the greatest amount; raise `ValueError` if they are none."""
+    least, most = (-0.5, 0.5) if name == "hue" else (0.0, math.inf)
+    if isinstance(given, int | float | np.number) and not isinstance(given, bool) and given >= 0:
+        low, high = neutral - float(given), neutral + float(given)
+        low = low if name == "hue" else max(low, 0.0)
+    elif isinstance(given, tuple | list) and len(given) == 2:
+        low, high = float(given[0]), float(given[1])
+    else:
+        raise ValueError(f"{name} must be a number of 0 or more, or a pair of numbers, got {given!r}")
+    if not least <= low <= high <= most or not math.isfinite(high):
+        raise ValueError(f"{name} must lie between {least:g} and {most:g}, got {given!r}")
+    return low, high
+
+
+def list_changes(transforms: Sequence[object]) -> list[str]:
+    """Return what transforms change of an image's colors, at most.
+
+    >>> list_changes([ColorJitter(None, hue=0.1, contrast=0.2), ColorJitter(None, hue=0.1)])
+    ['contrast', 'hue', 'hue']
+    """
+    return [name for one in transforms if isinstance(one, ColorJitter) for name in one._ranges()]
+
+
+def number_changes(steps: Sequence[tuple[str, float]], room: int) -> NDArray[np.float32]:
+    """Return changes of color as the kernel `recolor` takes them, padded to as many as `room`.
+
+    >>> number_changes([("hue", 0.5), ("contrast", 1.5)], 3).tolist()
+    [4.0, 127.0, 2.0, 1.5, 0.0, 0.0]
+    """
+    numbers = np.zeros((room, 2), np.float32)
+    with np.errstate(over="ignore"):  # a factor that no float can hold is infinite, as it is for Pillow
+        for position, (name, amount) in enumerate(steps):
+            amount = find_shift(amount) if name == "hue" else amount
+            numbers[position] = CHANGES.index(name) + 1, amount
+    return numbers.reshape(-1)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Parameters
 
 
 def both(size: int | tuple[int, int]) -> tuple[int, int]:
@@ -522,13 +516,9 @@ def check_size(size: object) -> None:
 
     >>> check_size((224, 224))
     """
-    sides: Sequence[object]
-    if isinstance(size, tuple | list):
-        sides = size
-        if len(sides) != 2:
-            raise ValueError(f"size must be a number or (height, width), got {size!r}")
-    else:
-        sides = (size,)
+    sides: Sequence[object] = size if isinstance(size, tuple | list) else (size, size)
+    if len(sides) != 2:
+        raise ValueError(f"size must be a number or (height, width), got {size!r}")
     for side in sides:
         check_count("size", side)
 
@@ -538,11 +528,11 @@ def check_range(name: str, given: object, most: float = math.inf) -> None:
 
     >>> check_range("scale", (0.08, 1.0), 1.0)
     """
-    if not isinstance(given, tuple | list) or len(given) != 2:
+    pair = given if isinstance(given, tuple | list) else ()
+    number = int | float | np.number
+    if len(pair) != 2 or not isinstance(pair[0], number) or not isinstance(pair[1], number):
         raise ValueError(f"{name} must be a pair of numbers, got {given!r}")
-    if not all(isinstance(one, int | float | np.number) for one in given):
-        raise ValueError(f"{name} must be a pair of numbers, got {given!r}")
-    low, high = given
+    low, high = pair
     if not 0 < low <= high <= most or not math.isfinite(high):
         limit = "" if math.isinf(most) else f" and at most {most:g}"
         raise ValueError(f"{name} must be (least, greatest), above 0{limit}, got {given!r}")

@@ -1,28 +1,32 @@
-"""Programs: the transforms of a loader, planned for batches of one layout; `programmer.py` plans them.
+"""Programs: the transforms of a loader, bound to batches of one layout; `programmer.py` plans them.
 
-A program is planned once per layout. Its results get room in the same slot, after the fields they are
-computed from, so running it allocates nothing. On a device, it runs on the copy stream, directly after the
-copy. On a CPU place, the kernels' twins run where the batch is fetched, over the same bytes.
+From small to large: an `Operation` is one computation, a `Transform` is what the user specifies, a `Program`
+is all operations for one layout, and a `BoundProgram` is a program over the memory of one device slot.
+
+A program is planned once per layout. Its results get room in the same slot, behind the fields they are
+computed from. So running it allocates nothing, and the memory for a batch is known before it is fetched.
+On a device, it runs on the copy stream, directly after the copy. On a CPU place, the kernels' twins run where
+the batch is fetched, over the same bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
 from gpuloader.errors import LoaderError, SampleError, describe_error
-from gpuloader.fields.image_regions import Encoded
 from gpuloader.fields.spec import Array
 from gpuloader.kernels.gather import fuse_gathers
-from gpuloader.kernels.recording import Kernel, Launch, only_note_kernels, record_launches
-from gpuloader.staging.layout import Layout, align
+from gpuloader.kernels.launching import Kernel, KernelName, Launch, only_note_kernels, record_launches
+from gpuloader.sources.images.regions import Encoded
+from gpuloader.staging.arena import Layout, align
 
-# Operations: the single computations that a program consists of, each for the host and for a device.
+# ---------------------------------------------------------------------------------------------------------
+# Operations: the single computations that a program consists of, each for the host and for a device
 
 Spec = tuple[tuple[int, ...], np.dtype[Any]]
 """An array's shape and dtype."""
@@ -48,21 +52,11 @@ class Operation(Computation, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GatherRows:
-    """Gathers rows by number from an array that is already on the device.
+    """Gathers rows by number from an array that is already on the device."""
 
-    Attributes
-    ----------
-    shape : tuple of int
-        The shape of a row.
-    dtype : numpy.dtype
-        The dtype of its elements.
-    source : array or None
-        The array with all rows; None if the program is only used for its layout.
-    """
-
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of a row
     dtype: np.dtype[Any]
-    source: Any = None
+    source: Any = None  # the array with all rows; None if the program is only used for its layout
 
     def on_host(self, inputs: list[Array], outputs: list[Array]) -> None:
         """Gather the rows with NumPy."""
@@ -77,18 +71,10 @@ class GatherRows:
 
 @dataclass(frozen=True, slots=True)
 class GatherSpan:
-    """Gathers the rows at consecutive positions of an order that is already on the device.
+    """Gathers the rows at consecutive positions of an order that is already on the device."""
 
-    Attributes
-    ----------
-    source : array
-        The array with all rows.
-    order : array or None
-        The row numbers in their order, int64; None gathers the rows in sequence.
-    """
-
-    source: Any
-    order: Any = None
+    source: Any  # the array with all rows
+    order: Any = None  # the row numbers in their order, int64; None gathers the rows in sequence
 
     @property
     def reads(self) -> tuple[Any, ...]:
@@ -110,13 +96,7 @@ class GatherSpan:
 
 @dataclass(frozen=True, slots=True)
 class Permute:
-    """Writes the beginning of the seeded permutation of a `Shuffled` order.
-
-    Attributes
-    ----------
-    count, seed, epoch : int
-        The count, seed and epoch of the order.
-    """
+    """Writes the beginning of the seeded permutation of a `Shuffled` order."""
 
     count: int
     seed: int
@@ -138,46 +118,27 @@ class Permute:
 def span_specs(count: int) -> tuple[Spec, ...]:
     """Return the specs of a batch of `count` consecutive positions of an order: 16 bytes, whatever the count.
 
-    The first array has no bytes; its shape carries the number of samples. The second holds the first and the
-    last position.
-
     >>> [shape for shape, _ in span_specs(100)]
     [(100, 0), (2,)]
     """
+    # The first array has no bytes; its shape carries the number of samples. The second holds the first and
+    # the last position.
     return ((count, 0), np.dtype(np.uint8)), ((2,), np.dtype(np.int64))
 
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """A kernel and its twin, with all arguments bound except for the arrays.
+    """A kernel and its twin, with all arguments bound except for the arrays."""
 
-    Attributes
-    ----------
-    inputs : tuple of str
-        The parameters that take the input arrays.
-    outputs : tuple of Spec
-        The spec of the one array it computes.
-    kernel, twin : callable
-        The launcher and the twin; both take the inputs by name, and ``out`` unless the first input is the
-        result.
-    bits : str or None
-        The name of PyTorch's dtype whose bits the result holds; None if it holds numbers.
-    axes : tuple of int or None
-        The order in which the result's dimensions are delivered; None means their own.
-    in_place : bool
-        Whether the first input is the result.
-    moves : bool
-        Whether the result has the values of the first input, so that it is delivered as they would be.
-    """
-
-    inputs: tuple[str, ...]
-    outputs: tuple[Spec, ...]
+    inputs: tuple[str, ...]  # the parameters that take the input arrays
+    outputs: tuple[Spec, ...]  # the spec of the one array it computes
+    # The launcher and the twin; both take the inputs by name, and `out` unless the first input is the result.
     kernel: Callable[..., Any]
     twin: Callable[..., Any]
-    bits: str | None = None
-    axes: tuple[int, ...] | None = None
-    in_place: bool = False
-    moves: bool = False
+    bits: str | None = None  # the dtype of PyTorch's whose bits the result holds; None if it holds numbers
+    axes: tuple[int, ...] | None = None  # the order in which the result's dimensions are delivered
+    in_place: bool = False  # whether the first input is the result
+    moves: bool = False  # whether the result has the first input's values, so that it is delivered like those
 
     @classmethod
     def settle(
@@ -191,33 +152,18 @@ class KernelCall:
         moves: bool = False,
         **options: Any,
     ) -> KernelCall:
-        """Return the call, after trying its twin on inputs without samples.
+        """Return the call; the other `options` are arguments of both the launcher and the twin.
 
-        The trial finds whatever the kernel would refuse before the first batch.
-
-        Parameters
-        ----------
-        empty : mapping of str to numpy.ndarray
-            Inputs without samples, by parameter.
-        output : Spec
-            The spec of the result.
-        kernel, twin : callable
-            The launcher and the twin.
-        axes, in_place, moves : tuple of int or None, bool
-            As for the attributes.
-        **options : object
-            The other arguments of both.
-
-        Raises
-        ------
-        SampleError
-            The kernel does not accept such arrays, or the options do not fit them.
+        `empty` has inputs without samples, by parameter. Raises `SampleError` if the kernel does not accept
+        such arrays, or the options do not fit them.
         """
         dtype = options.get("dtype")
         bits = dtype if isinstance(dtype, str) and dtype == "bfloat16" else None
         made = partial(kernel, **options), partial(twin, **options)
         call = cls(tuple(empty), (output,), *made, bits, axes, in_place, moves)
         given = list(empty.values())
+        # The twin is tried without samples, which finds whatever the kernel would refuse before the first
+        # batch. It costs little, and the kernel's checks need not be made here a second time.
         try:
             call.on_host(given, given[:1] if in_place else [no_rows(output)])
         except (TypeError, ValueError) as error:
@@ -242,20 +188,12 @@ class KernelCall:
 class Chain:
     """Several kernel calls, one after the other.
 
-    Attributes
-    ----------
-    calls : tuple of (KernelCall, tuple of int, int)
-        Each call, the numbers of its inputs, and the number of its output. Arrays are numbered through: the
-        inputs of the chain, its outputs, and its scratch.
-    outputs : tuple of Spec
-        The specs of the arrays it computes.
-    scratch : tuple of Spec
-        The specs of further arrays that are written and read by the calls only.
+    Arrays are numbered through: the inputs of the chain, its outputs, and its scratch.
     """
 
-    calls: tuple[tuple[KernelCall, tuple[int, ...], int], ...]
+    calls: tuple[tuple[KernelCall, tuple[int, ...], int], ...]  # each with its inputs' and output's numbers
     outputs: tuple[Spec, ...]
-    scratch: tuple[Spec, ...] = ()
+    scratch: tuple[Spec, ...] = ()  # of further arrays, which only the calls write and read
 
     def on_host(self, inputs: list[Array], outputs: list[Array]) -> None:
         """Run the twins."""
@@ -296,58 +234,44 @@ class Plain:
         """Accept any values."""
 
 
-# `Decode`: pictures that a device decodes between the copy of a batch and its program.
+# ---------------------------------------------------------------------------------------------------------
+# Images that a device decodes between the copy of a batch and its program
 
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """What a device decodes for a program, before the program runs.
+    """What a device decodes for a program, before the program runs."""
 
-    Attributes
-    ----------
-    outputs : tuple of Spec
-        The spec of the pixels: one row per pixel, the pictures one behind the other.
-    skips : bool
-        Whether samples whose pictures cannot be decoded are left out.
-    codes, pixels : int
-        The numbers of the array of codes and of the array of pixels.
-    field : str
-        The field's name.
-    """
-
-    outputs: tuple[Spec, ...]
-    skips: bool = False
-    codes: int = 0
-    pixels: int = 0
+    outputs: tuple[Spec, ...]  # the spec of the pixels: one row per pixel, the images one behind the other
+    skips: bool = False  # whether samples whose images cannot be decoded are left out
+    codes: int = 0  # the number of the array of codes
+    pixels: int = 0  # and of that of pixels
     field: str = ""
 
 
 @dataclass(frozen=True)
 class Decode(Plain):
-    """Has the device decode a field of `Encoded` pictures, which is a field of regions from then on.
+    """Has the device decode a field of `Encoded` images, which is a field of regions from then on."""
 
-    Attributes
-    ----------
-    field : str or None
-        The field; None means the first one.
-    skips : bool
-        Whether samples whose pictures cannot be decoded are left out.
-    """
-
-    field: str | None
+    field: str | None  # None means the first one
     skips: bool = False
 
     def find(self, names: Sequence[str], levels: Sequence[int]) -> str | None:
         """Return the name of the field, among fields of these names and levels."""
-        found = (name for name, level in zip(names, levels, strict=True) if level == Encoded.level)
-        return self.field if self.field is not None else next(found, None)
+        if self.field is None and Encoded.level in levels:
+            return names[list(levels).index(Encoded.level)]
+        return self.field
 
     def bind(self, inputs: Sequence[Spec]) -> Decoding:
         """Return what is decoded for a batch."""
         if len(inputs) != 1 + Encoded.level:
-            raise SampleError("expected a field of pictures")
+            raise SampleError("expected a field of images")
         (pixels, channels, _), dtype = inputs[-1]
         return Decoding((((pixels, channels), np.dtype(dtype)),), self.skips)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Transforms and programs
 
 
 class Transform(Protocol):
@@ -397,57 +321,37 @@ class Step:
     title: str
 
 
-@contextmanager
-def naming(title: str, field: str) -> Iterator[None]:
-    """Turn what a transform raises into a `SampleError` that names the transform and the field."""
-    try:
-        yield
-    except SampleError as error:
+def raise_named(error: Exception, title: str, field: str) -> NoReturn:
+    """Raise what a transform raised as a `SampleError` that names the transform and the field."""
+    if isinstance(error, SampleError):
         error.field = error.field or field
-        raise
-    except LoaderError:
-        raise
-    except Exception as error:
-        raise SampleError(f"{title} raised {describe_error(error)}", field=field) from error
+    if isinstance(error, LoaderError):
+        raise error
+    raise SampleError(f"{title} raised {describe_error(error)}", field=field) from error
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
     """The computations for batches of one layout.
 
-    Attributes
-    ----------
-    copied : Layout
-        The slot's contents before the program runs: the staged fields and the draws.
-    room : Layout
-        The same, followed by the results.
-    drawn : tuple of (int, Transform, str, tuple of Spec)
-        The arrays of draws: the array's number, the transform that fills it, its field, and that field's
-        specs.
-    checked : tuple of (Transform, str, tuple of int)
-        The checks of staged values: the transform that checks, its field, and the numbers of its arrays.
-    steps : tuple of Step
-        The steps in order.
-    delivered : Layout
-        The arrays that the user receives.
-    levels : tuple of int
-        The levels of the delivered fields; see `StagedBatch`.
-    decodings : tuple of Decoding
-        What the device decodes before the steps.
+    Its arrays are numbered through, in the order of `room`.
     """
 
-    copied: Layout
-    room: Layout
+    copied: Layout  # the slot's contents before the program runs: the staged fields and the draws
+    room: Layout  # the same, followed by the results
+    # The arrays of draws: the array's number, the transform that fills it, its field, and that field's specs.
     drawn: tuple[tuple[int, Transform, str, tuple[Spec, ...]], ...]
+    # The checks of staged values: the transform that checks, its field, and the numbers of its arrays.
     checked: tuple[tuple[Transform, str, tuple[int, ...]], ...]
     steps: tuple[Step, ...]
-    delivered: Layout
-    levels: tuple[int, ...]
-    decodings: tuple[Decoding, ...] = ()
+    delivered: Layout  # the arrays that the user receives
+    levels: tuple[int, ...]  # of the delivered fields; see `StagedBatch`
+    decodings: tuple[Decoding, ...] = ()  # what the device decodes before the steps
 
     @property
     def pieces(self) -> list[tuple[int, int]]:
         """The parts of the slot that are copied to a device, from and to which byte: all but the codes."""
+        # nvImageCodec takes encoded files in host memory, so the codes stay in the host slot.
         codes = [self.copied.fields[one.codes] for one in self.decodings]
         edges = [0, *(edge for one in codes for edge in (one.offset, align(one.offset + one.shape[0])))]
         ends = [*edges[1:], self.copied.nbytes]
@@ -456,8 +360,10 @@ class Program:
     def check(self, arrays: list[Array]) -> None:
         """Run the transforms' checks on the staged arrays; a `SampleError` names the field."""
         for transform, field, numbers in self.checked:
-            with naming(type(transform).__name__, field):
+            try:
                 transform.check([arrays[one] for one in numbers])
+            except Exception as error:
+                raise_named(error, type(transform).__name__, field)
 
     def reads(self) -> Iterator[Any]:
         """Yield the arrays outside the slot that the program reads."""
@@ -468,8 +374,10 @@ class Program:
         """Run on NumPy arrays, one per field of `room`; raise `SampleError` if a step fails."""
         for step in self.steps:
             inputs, outputs = [arrays[one] for one in step.inputs], [arrays[one] for one in step.outputs]
-            with naming(step.title, step.field):
+            try:
                 step.operation.on_host(inputs, outputs)
+            except Exception as error:
+                raise_named(error, step.title, step.field)
 
     def run_on_device(self, arrays: list[Any], stream: Any) -> None:
         """Launch on a stream over device arrays; raise `LoaderError` if a step can only run on the host."""
@@ -482,24 +390,18 @@ class Program:
             step.operation.on_device(inputs, outputs, stream)
 
 
-# A program bound to the memory of one device slot, so that later batches there cost only the launches.
+# ---------------------------------------------------------------------------------------------------------
+# A program bound to the memory of one device slot, so that later batches there cost only the launches
 
 _Prepared = tuple[Any, tuple[int, ...], tuple[int, ...], tuple[Any, ...]]
 
 
 class BoundProgram:
-    """Launches a program over the same arrays, batch after batch.
+    """Launches a program over the same device arrays, batch after batch; there is one per field of its room.
 
     The first time, every operation checks its arrays, chooses its grid and makes its arguments. The package's
     own operations only launch kernels, so later their launches are repeated, all gathers as one. A program
     with operations of the user's runs in full each time.
-
-    Parameters
-    ----------
-    program : Program
-        The program.
-    arrays : list of array
-        The device's arrays, one per field of the program's room.
     """
 
     def __init__(self, program: Program, arrays: list[Any]) -> None:
@@ -508,13 +410,7 @@ class BoundProgram:
         self._launches: list[_Prepared] | None = None
 
     def launch(self, stream: Any) -> None:
-        """Launch the program on a stream of the device, which is the current one.
-
-        Raises
-        ------
-        LoaderError
-            A step can only run on the host.
-        """
+        """Launch the program on a stream of the device, which is the current one."""
         if self._launches is not None:
             for kernel, grid, block, arguments in self._launches:
                 kernel(grid, block, arguments, stream=stream)
@@ -526,15 +422,10 @@ class BoundProgram:
             self.program.run_on_device(self._arrays, stream)
 
 
-def find_kernels(program: Program, arrays: list[Any]) -> list[Kernel]:
+def find_kernels(program: Program, arrays: list[Any]) -> list[KernelName]:
     """Return the kernels that a program would launch, except for those of the user's own operations.
 
-    Parameters
-    ----------
-    program : Program
-        The program.
-    arrays : list of array
-        Arrays of the shapes, dtypes and alignment of those in the program's room; nothing is read or written.
+    `arrays` have the shapes, dtypes and alignment of those in the program's room; nothing is read or written.
     """
     with only_note_kernels() as kernels:
         for step in program.steps:
@@ -545,7 +436,8 @@ def find_kernels(program: Program, arrays: list[Any]) -> list[Kernel]:
 
 
 def _prepare(launch: Launch) -> _Prepared:
-    """Return a launch's parts, with the function for this device, which a CuPy kernel would look up."""
+    """Return a launch's parts, with the function for this device."""
+    # A CuPy kernel looks its function up by device at every call, which takes longer than the launch.
     _, kernel, grid, block, arguments = launch
     return getattr(kernel, "kernel", kernel), grid, block, arguments
 
@@ -555,6 +447,5 @@ def is_repeatable(operation: Any) -> bool:
     if isinstance(operation, Chain):
         return all(is_repeatable(call) for call, *_ in operation.calls)
     if isinstance(operation, KernelCall):
-        kernel = getattr(operation.kernel, "func", operation.kernel)
-        return str(getattr(kernel, "__module__", "")).startswith("gpuloader.kernels.")
+        return isinstance(getattr(operation.kernel, "func", operation.kernel), Kernel)
     return isinstance(operation, GatherRows | GatherSpan)

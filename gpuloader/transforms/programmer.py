@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -15,7 +16,7 @@ from gpuloader.foreign import bits_dtype
 from gpuloader.order.order import Order, Stretch
 from gpuloader.order.permutation import Words, derive_key, hash_for_keys
 from gpuloader.order.randomness import as_number, current_draw
-from gpuloader.staging.layout import FieldLayout, Layout, align, arrange
+from gpuloader.staging.arena import FieldLayout, Layout, align
 from gpuloader.transforms.program import (
     Chain,
     Decoding,
@@ -23,37 +24,29 @@ from gpuloader.transforms.program import (
     GatherSpan,
     KernelCall,
     Operation,
+    Plain,
     Program,
     Spec,
     Step,
     Transform,
-    naming,
+    raise_named,
 )
 
-# Random words for transforms: a function of the loader's seed, the epoch, and each sample's key.
-#
-# For a small batch, NumPy's calls take longer than the arithmetic. So where batches follow one another in an
-# order, the words of many are computed at once.
+# ---------------------------------------------------------------------------------------------------------
+# Random words for transforms: a function of the loader's seed, the epoch, and each sample's key
 
 _DRAWS = 16  # part of the hash key, so that draws are independent of orders
+_DRAWN = np.dtype(np.int32)
 _AHEAD = 4096  # samples whose words are computed at once
 
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
-    """What random words are for.
-
-    Attributes
-    ----------
-    seed, epoch : int
-        The loader's seed and epoch.
-    widths : tuple of int
-        The words per sample of each transform that draws.
-    """
+    """What random words are for."""
 
     seed: int
     epoch: int
-    widths: tuple[int, ...]
+    widths: tuple[int, ...]  # the words per sample of each transform that draws
 
     def draw(self, keys: Indices) -> list[Array]:
         """Return each transform's words for the samples with these keys, uint64 (samples, width).
@@ -82,25 +75,13 @@ def _derive_keys(purpose: Purpose) -> Sequence[int]:
 
 @dataclass(frozen=True, slots=True)
 class DrawnAhead:
-    """Words for consecutive positions of an order.
-
-    Attributes
-    ----------
-    purpose : Purpose
-        What they are for.
-    order : Order
-        The order.
-    first, stop : int
-        The first position, and the one after the last.
-    words : list of numpy.ndarray
-        Each transform's words, one row per position.
-    """
+    """Words for consecutive positions of an order, from `first` to the one before `stop`."""
 
     purpose: Purpose
     order: Order
     first: int
     stop: int
-    words: list[Array]
+    words: list[Array]  # each transform's words, one row per position
 
     def has(self, purpose: Purpose, stretch: Stretch) -> bool:
         """Return whether the words of a batch are among these."""
@@ -122,6 +103,8 @@ class DrawnAhead:
 
 def draw_ahead(purpose: Purpose, stretch: Stretch, before: DrawnAhead | None) -> DrawnAhead:
     """Return the words of a batch; of later ones as well, if it follows those that were drawn `before`."""
+    # For a small batch, NumPy's calls take longer than the arithmetic. So where batches follow one another in
+    # an order, the words of many are computed at once. Only the second batch shows that they do.
     order, first, stop = stretch.order, stretch.first, stretch.last + 1
     if before is not None and before.order is order and before.stop == first:
         whole = max(_AHEAD // stretch.count, 1) * stretch.count
@@ -130,26 +113,18 @@ def draw_ahead(purpose: Purpose, stretch: Stretch, before: DrawnAhead | None) ->
     return DrawnAhead(purpose, order, first, stop, purpose.draw(found))
 
 
+# ---------------------------------------------------------------------------------------------------------
+# Planning
+
+
 class Programmer:
     """Plans a loader's programs; each process has its own.
 
-    Parameters
-    ----------
-    transforms : sequence of Transform
-        The transforms in order.
-    sources : sequence of GatherRows or None
-        The arrays on the device to gather the fields from, if only row numbers are staged.
-    order : array or None
-        The rows in the epoch's order, int64, on the device, if only a span of it is staged per batch; see
-        `span_specs`. None means that spans are of the rows in sequence.
-    native : bool
-        Whether results in bfloat16 are delivered in PyTorch's dtype, and not as bits in uint16. It may change
-        before the first program.
-
-    Attributes
-    ----------
-    planned : callable or None
-        Called with every new program, by the thread that asks for it first.
+    If only row numbers are staged, `sources` are the arrays on the device to gather the fields from. If only
+    a span of the epoch's order is staged per batch (see `span_specs`), `order` has the rows in that order,
+    int64, on the device; None means the rows in sequence. With `native`, results in bfloat16 are delivered in
+    PyTorch's dtype, and not as bits in uint16; it may change before the first program. `planned` is called
+    with every new program, by the thread that asks for it first.
     """
 
     def __init__(
@@ -173,23 +148,10 @@ class Programmer:
         return partial(Programmer, native=self.native), (self.transforms, self.sources, self.order)
 
     def program(self, names: Sequence[str], levels: Sequence[int], staged: Layout, *, drawn: bool) -> Program:
-        """Return the program for a staged layout.
+        """Return the program for a staged layout, which `drawn` says ends with the draws already.
 
-        Parameters
-        ----------
-        names : sequence of str
-            The names of the array fields.
-        levels : sequence of int
-            The level of each array field.
-        staged : Layout
-            The layout of their arrays.
-        drawn : bool
-            Whether `staged` already ends with the draws.
-
-        Raises
-        ------
-        SampleError
-            A transform names a field that does not exist, or does not accept its field.
+        `names` and `levels` are those of the array fields. Raises `SampleError` if a transform names a field
+        that does not exist, or does not accept its field.
         """
         last, program = self._last
         if last is staged and program is not None:  # comparing layouts would take longer than all else here
@@ -199,7 +161,7 @@ class Programmer:
         if program is None:
             if len(self._made) > 32:  # every batch may have another size or shape
                 self._made.clear()
-            program = self._made[key] = _Planner(self, names, levels, staged, drawn).plan()
+            program = self._made[key] = _Planner(self, names, levels, staged).plan(drawn)
             if self.planned is not None:
                 self.planned(program)
         self._last = staged, program
@@ -214,92 +176,61 @@ class Programmer:
             return
         now = current_draw()
         purpose = Purpose(now.seed or 0, now.epoch, tuple(one.draws for _, one, _, _ in program.drawn))
-        drawn = self._draw(purpose, keys) if isinstance(keys, Stretch) else purpose.draw(keys)
+        if isinstance(keys, Stretch):
+            ahead = self._drawn
+            if ahead is None or not ahead.has(purpose, keys):  # another thread may do the same
+                ahead = self._drawn = draw_ahead(purpose, keys, ahead)
+            drawn = ahead.take(keys)
+        else:
+            drawn = purpose.draw(keys)
         for (position, transform, field, specs), words in zip(program.drawn, drawn, strict=True):
             try:
                 target = arrays[position]
                 target[...] = transform.draw(words[: len(target)], specs)
-            except Exception:
-                with naming(type(transform).__name__, field):
-                    raise
-
-    def _draw(self, purpose: Purpose, stretch: Stretch) -> list[Array]:
-        ahead = self._drawn
-        if ahead is None or not ahead.has(purpose, stretch):  # another thread may do the same
-            ahead = self._drawn = draw_ahead(purpose, stretch, ahead)
-        return ahead.take(stretch)
+            except Exception as error:
+                raise_named(error, type(transform).__name__, field)
 
 
 class _Planner:
-    """Plans one program."""
+    """Plans one program. Arrays are numbered: staged fields, draws, and then what is computed."""
 
     def __init__(
-        self,
-        programmer: Programmer,
-        names: Sequence[str],
-        levels: Sequence[int],
-        staged: Layout,
-        drawn: bool,
+        self, programmer: Programmer, names: Sequence[str], levels: Sequence[int], staged: Layout
     ) -> None:
-        self._native = programmer.native
-        self._made: dict[int, KernelCall] = {}
-        self._transforms = transforms = programmer.transforms
-        self._sources = programmer.sources
+        self._programmer = programmer
         self._names = list(names)
         self._levels = tuple(levels)
         self._fields: list[FieldLayout] = list(staged.fields)
-        self._present: dict[str, tuple[int, ...]] = {}
+        self._end = staged.nbytes
+        self._made: dict[int, KernelCall] = {}  # what makes each array that a kernel makes
+        self._present: dict[str, tuple[int, ...]] = {}  # the arrays that are each field's now
         first = 0
         for name, level in zip(names, levels, strict=True):
             self._present[name] = tuple(range(first, first + 1 + level))
             first += 1 + level
-        self._end = staged.nbytes
-        self._drawing = [one for one in transforms if one.draws]
+
+    def plan(self, drawn: bool) -> Program:
+        """Return the program; `drawn` says whether the staged layout ends with the draws."""
+        transforms, sources = self._programmer.transforms, self._programmer.sources
+        drawing = [one for one in transforms if one.draws]
         if drawn:
-            self._draws = list(range(len(self._fields) - len(self._drawing), len(self._fields)))
+            draws = iter(range(len(self._fields) - len(drawing), len(self._fields)))
         else:
-            draws = [((self._count_samples(one), one.draws), np.dtype(np.int32)) for one in self._drawing]
-            self._draws = list(map(self._add, draws))
-        self._copied = Layout(tuple(self._fields), self._end)
-        self._steps: list[Step] = []
-        if self._sources is not None:
-            self._gather(self._sources, programmer.order)
-
-    def _gather(self, sources: Sequence[GatherRows], order: Any) -> None:
-        count, *rest = self._fields[0].shape
-        for name, source in zip(self._names, sources, strict=True):
-            output = self._add(((count, *source.shape), source.dtype))
-            self._present[name] = (output,)
-            if rest:  # a span; see `span_specs`
-                step = Step(GatherSpan(source.source, order), (1,), (output,), name, "gather")
-            else:
-                step = Step(source, (0,), (output,), name, "gather")
-            self._steps.append(step)
-
-    def _count_samples(self, transform: Transform) -> int:
-        """Return the number of samples of a transform's field; a ragged one's first array has the steps."""
-        if self._sources is not None:
-            return self._fields[0].shape[0]
-        first, *splits = self._present[self._find(transform.field)]
-        if splits:
-            return self._fields[splits[0]].shape[0] - 1
-        shape = self._fields[first].shape
-        return shape[0] if shape else 0
-
-    def _add(self, spec: Spec) -> int:
-        shape, dtype = spec
-        start = align(self._end)
-        self._fields.append(FieldLayout(start, shape, dtype))
-        self._end = start + arrange((spec,)).nbytes
-        return len(self._fields) - 1
-
-    def plan(self) -> Program:
+            draws = iter([self._add(((self._count_samples(one), one.draws), _DRAWN)) for one in drawing])
+        copied = Layout(tuple(self._fields), self._end)
+        steps: list[Step] = []
         checked: list[tuple[Transform, str, tuple[int, ...]]] = []
-        drawn: list[tuple[int, Transform, str, tuple[Spec, ...]]] = []
+        filled: list[tuple[int, Transform, str, tuple[Spec, ...]]] = []
         decodings: list[Decoding] = []
-        staged = len(self._copied.fields)
-        draws = iter(self._draws)
-        for transform in self._transforms:
+        if sources is not None:
+            count, *rest = self._fields[0].shape
+            for name, source in zip(self._names, sources, strict=True):
+                output = self._add(((count, *source.shape), source.dtype))
+                self._present[name] = (output,)
+                # Row numbers have one dimension; a span has two, see `span_specs`.
+                gather = GatherSpan(source.source, self._programmer.order) if rest else source
+                steps.append(Step(gather, (1 if rest else 0,), (output,), name, "gather"))
+        for transform in transforms:
             title = type(transform).__name__
             find = getattr(transform, "find", None)
             field = transform.field if find is None else find(self._names, self._levels)
@@ -310,18 +241,23 @@ class _Planner:
                 transform = adapt(before)
             watched = [self._find(one) for one in getattr(transform, "checked", names)]
             values = tuple(one for name in watched for one in self._present[name])
-            if all(one < staged for one in values):
+            # Only staged values can be checked: those that a program computes may be on a device. Plain.check
+            # accepts all values, so it is not called for every batch.
+            accepts_all = getattr(type(transform), "check", None) is Plain.check
+            if not accepts_all and all(one < len(copied.fields) for one in values):
                 checked.append((transform, watched[0], values))
             specs = tuple((self._fields[one].shape, self._fields[one].dtype) for one in inputs)
-            with naming(title, name):
+            try:
                 operation = transform.bind(specs)
                 in_place = getattr(operation, "in_place", False)
-                outputs = inputs if in_place else tuple(self._add(spec) for spec in operation.outputs)
-                scratch = tuple(self._add(spec) for spec in getattr(operation, "scratch", ()))
+                outputs = inputs if in_place else tuple(map(self._add, operation.outputs))
+                scratch = tuple(map(self._add, getattr(operation, "scratch", ())))
+            except Exception as error:
+                raise_named(error, title, name)
             if transform.draws:
                 position = next(draws)
                 inputs = (*inputs, position)
-                drawn.append((position, transform, name, specs))
+                filled.append((position, transform, name, specs))
             if isinstance(operation, Decoding):
                 decodings.append(replace(operation, codes=inputs[0], pixels=outputs[0], field=name))
                 self._present[name] = (*outputs, *inputs[1:-1])
@@ -329,52 +265,49 @@ class _Planner:
             if any(self._fields[one].dtype.hasobject for one in outputs):
                 # A slot would hold their addresses, which outlive the objects and mean nothing elsewhere.
                 raise SampleError(f"{title} has an output of dtype object; a batch holds numbers", field=name)
-            self._steps.append(Step(operation, inputs, (*outputs, *scratch), name, title))
+            steps.append(Step(operation, inputs, (*outputs, *scratch), name, title))
             if len(names) == 1:
                 self._present[name] = outputs
             else:
                 self._present.update((name, (one,)) for name, one in zip(names, outputs, strict=True))
             self._note(operation, (*inputs, *outputs, *scratch), outputs[0])
-        delivered = [one for name in self._names for one in self._present[name]]
+        delivered: list[FieldLayout] = []
+        turned: list[tuple[int, tuple[int, ...]]] = []
+        for number in [one for name in self._names for one in self._present[name]]:
+            array, maker = self._fields[number], self._made.get(number)
+            if maker is not None and maker.axes is not None:
+                turned.append((len(delivered), maker.axes))
+            if self._programmer.native and maker is not None and maker.bits is not None:
+                array = replace(array, dtype=bits_dtype(maker.bits, array.dtype.itemsize))
+            delivered.append(array)
         return Program(
-            self._copied,
+            copied,
             Layout(tuple(self._fields), self._end),
-            tuple(drawn),
+            tuple(filled),
             tuple(checked),
-            tuple(self._steps),
-            Layout(tuple(map(self._deliver, delivered)), self._end, tuple(self._list_turned(delivered))),
+            tuple(steps),
+            Layout(tuple(delivered), self._end, tuple(turned)),
             tuple(len(self._present[name]) - 1 for name in self._names),
             tuple(decodings),
         )
 
-    def _note(self, operation: Operation, arrays: tuple[int, ...], made: int) -> None:
-        """Note how an array that an operation makes is delivered; the first of `arrays` is its first input.
+    def _count_samples(self, transform: Transform) -> int:
+        """Return the number of samples of a transform's field; a ragged one's first array has the steps."""
+        if self._programmer.sources is not None:
+            return self._fields[0].shape[0]
+        first, *splits = self._present[self._find(transform.field)]
+        if splits:
+            return self._fields[splits[0]].shape[0] - 1
+        shape = self._fields[first].shape
+        return shape[0] if shape else 0
 
-        A result is turned like its input if it has the input's values or shape.
-        """
-        if isinstance(operation, Chain):
-            for call, taken, output in operation.calls:
-                self._note(call, tuple(arrays[one] for one in taken), arrays[output])
-        elif isinstance(operation, KernelCall) and not operation.in_place:
-            before = self._made.get(arrays[0])
-            if before is not None and (operation.moves or before.outputs[0][0] == operation.outputs[0][0]):
-                operation = replace(operation, axes=operation.axes or before.axes)
-            if before is not None and operation.moves:
-                operation = replace(operation, bits=before.bits)
-            self._made[made] = operation
-
-    def _deliver(self, number: int) -> FieldLayout:
-        """Return an array as it is delivered."""
-        field, operation = self._fields[number], self._made.get(number)
-        if not self._native or operation is None or operation.bits is None:
-            return field
-        return replace(field, dtype=bits_dtype(operation.bits, field.dtype.itemsize))
-
-    def _list_turned(self, delivered: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
-        for position, number in enumerate(delivered):
-            operation = self._made.get(number)
-            if operation is not None and operation.axes is not None:
-                yield position, operation.axes
+    def _add(self, spec: Spec) -> int:
+        """Lay an array out behind the others, and return its number."""
+        shape, dtype = spec
+        start = align(self._end)
+        self._fields.append(FieldLayout(start, shape, dtype))
+        self._end = start + math.prod(shape) * dtype.itemsize
+        return len(self._fields) - 1
 
     def _find(self, field: str | None) -> str:
         """Return the name of a transform's field."""
@@ -383,3 +316,18 @@ class _Planner:
             problem = f"no such array field to transform; the sample has {self._names}"
             raise SampleError(problem, field=name)
         return name
+
+    def _note(self, operation: Operation, arrays: tuple[int, ...], made: int) -> None:
+        """Note how an array that an operation makes is delivered; `arrays` begin with its inputs."""
+        if isinstance(operation, Chain):
+            for call, taken, output in operation.calls:
+                self._note(call, tuple(arrays[one] for one in taken), arrays[output])
+        elif isinstance(operation, KernelCall) and not operation.in_place:
+            # A result is turned like its input if it has the input's values or shape. So what follows a
+            # Normalize to channels_last stays in that memory format.
+            before = self._made.get(arrays[0])
+            if before is not None and (operation.moves or before.outputs[0][0] == operation.outputs[0][0]):
+                operation = replace(operation, axes=operation.axes or before.axes)
+            if before is not None and operation.moves:
+                operation = replace(operation, bits=before.bits)
+            self._made[made] = operation

@@ -21,20 +21,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from gpuloader import transforms
 from gpuloader.checks import check_word
 from gpuloader.sources.images.image import FILTERS
-from gpuloader.transforms import (
-    erasing,
-)
-from gpuloader.transforms import (
-    image_transforms as coloring,
-)
-from gpuloader.transforms import (
-    image_transforms as resizing,
-)
-from gpuloader.transforms import (
-    normalizing as pictures,
-)
 
 __all__ = [
     "CenterCrop",
@@ -79,16 +68,16 @@ class Compose(list[Any]):
                 self[-1] = merged
 
 
-def _merge(first: object, then: object) -> pictures.Normalize | None:
+def _merge(first: object, then: object) -> transforms.Normalize | None:
     """Return one transform for two that convert and normalize; None if they are others."""
-    if not (isinstance(first, pictures.Normalize) and isinstance(then, pictures.Normalize)):
+    if not (isinstance(first, transforms.Normalize) and isinstance(then, transforms.Normalize)):
         return None
     if first.mean != 0.0 or first.std != 1.0 or first.to != then.layout or first.draws or then.draws:
         return None
     return replace(then, scale=first.scale * then.scale, layout=first.layout)
 
 
-def Resize(size: _Size, interpolation: str = "bilinear", keys: Any = None) -> resizing.Resize:  # noqa: N802
+def Resize(size: _Size, interpolation: str = "bilinear", keys: Any = None) -> transforms.Resize:  # noqa: N802
     """Return a transform that resizes pictures; see `gpuloader.transforms.Resize`.
 
     >>> Resize((32, 24)).size
@@ -96,17 +85,17 @@ def Resize(size: _Size, interpolation: str = "bilinear", keys: Any = None) -> re
     """
     _check_keys(keys)
     check_word("interpolation", interpolation, tuple(FILTERS))
-    return resizing.Resize(None, _as_size(size), interpolation)
+    return transforms.Resize(None, _as_size(size), interpolation)
 
 
-def CenterCrop(size: _Size, keys: Any = None) -> resizing.CenterCrop:  # noqa: N802
+def CenterCrop(size: _Size, keys: Any = None) -> transforms.CenterCrop:  # noqa: N802
     """Return a transform that cuts out the middle; see `gpuloader.transforms.CenterCrop`.
 
     >>> CenterCrop(24).size
     24
     """
     _check_keys(keys)
-    return resizing.CenterCrop(None, _as_size(size))
+    return transforms.CenterCrop(None, _as_size(size))
 
 
 def RandomResizedCrop(  # noqa: N802
@@ -115,7 +104,7 @@ def RandomResizedCrop(  # noqa: N802
     ratio: _Range = (3 / 4, 4 / 3),
     interpolation: str = "bilinear",
     keys: Any = None,
-) -> resizing.RandomResizedCrop:
+) -> transforms.RandomResizedCrop:
     """Return a transform that cuts out and resizes a window; see `gpuloader.transforms.RandomResizedCrop`.
 
     >>> RandomResizedCrop(24).scale
@@ -123,27 +112,27 @@ def RandomResizedCrop(  # noqa: N802
     """
     _check_keys(keys)
     check_word("interpolation", interpolation, tuple(FILTERS))
-    return resizing.RandomResizedCrop(None, _as_size(size), _pair(scale), _pair(ratio), interpolation)
+    return transforms.RandomResizedCrop(None, _as_size(size), _pair(scale), _pair(ratio), interpolation)
 
 
-def RandomHorizontalFlip(prob: float = 0.5, keys: Any = None) -> resizing.RandomFlip:  # noqa: N802
+def RandomHorizontalFlip(prob: float = 0.5, keys: Any = None) -> transforms.RandomFlip:  # noqa: N802
     """Return a transform that mirrors left to right; see `gpuloader.transforms.RandomFlip`.
 
     >>> RandomHorizontalFlip(0.3).p
     0.3
     """
     _check_keys(keys)
-    return resizing.RandomFlip(None, prob)
+    return transforms.RandomFlip(None, prob)
 
 
-def RandomVerticalFlip(prob: float = 0.5, keys: Any = None) -> resizing.RandomFlip:  # noqa: N802
+def RandomVerticalFlip(prob: float = 0.5, keys: Any = None) -> transforms.RandomFlip:  # noqa: N802
     """Return a transform that mirrors top to bottom; see `gpuloader.transforms.RandomFlip`.
 
     >>> RandomVerticalFlip().axis
     'vertical'
     """
     _check_keys(keys)
-    return resizing.RandomFlip(None, prob, "vertical")
+    return transforms.RandomFlip(None, prob, "vertical")
 
 
 def ColorJitter(  # noqa: N802
@@ -152,14 +141,14 @@ def ColorJitter(  # noqa: N802
     saturation: _Amount = 0,
     hue: _Amount = 0,
     keys: Any = None,
-) -> coloring.ColorJitter:
+) -> transforms.ColorJitter:
     """Return a transform that changes colors; see `gpuloader.transforms.ColorJitter`.
 
     >>> ColorJitter(0.4).brightness
     0.4
     """
     _check_keys(keys)
-    return coloring.ColorJitter(None, brightness, contrast, saturation, hue)
+    return transforms.ColorJitter(None, brightness, contrast, saturation, hue)
 
 
 def RandomErasing(  # noqa: N802
@@ -169,7 +158,7 @@ def RandomErasing(  # noqa: N802
     value: float | Sequence[float] = 0,
     inplace: bool = False,  # noqa: ARG001 - as in Paddle; batches are the loader's own either way
     keys: Any = None,
-) -> erasing.RandomErasing:
+) -> transforms.RandomErasing:
     """Return a transform that fills a rectangle; see `gpuloader.transforms.RandomErasing`.
 
     >>> RandomErasing(0.25).p
@@ -178,10 +167,10 @@ def RandomErasing(  # noqa: N802
     _check_keys(keys)
     if isinstance(ratio, int | float):
         ratio = (ratio, 1 / ratio)
-    return erasing.RandomErasing(None, prob, _pair(scale), _pair(ratio), value)
+    return transforms.RandomErasing(None, prob, _pair(scale), _pair(ratio), value)
 
 
-def ToTensor(data_format: str = "CHW", keys: Any = None) -> pictures.Normalize:  # noqa: N802
+def ToTensor(data_format: str = "CHW", keys: Any = None) -> transforms.Normalize:  # noqa: N802
     """Return a transform from bytes of shape (height, width, channels) to floats from 0 to 1.
 
     >>> ToTensor("HWC").to
@@ -189,10 +178,10 @@ def ToTensor(data_format: str = "CHW", keys: Any = None) -> pictures.Normalize: 
     """
     _check_keys(keys)
     check_word("data_format", data_format, ("CHW", "HWC"))
-    return pictures.Normalize(None, scale=1 / 255, to=data_format)
+    return transforms.Normalize(None, scale=1 / 255, to=data_format)
 
 
-def Transpose(order: Sequence[int] = (2, 0, 1), keys: Any = None) -> pictures.Normalize:  # noqa: N802
+def Transpose(order: Sequence[int] = (2, 0, 1), keys: Any = None) -> transforms.Normalize:  # noqa: N802
     """Return a transform from (height, width, channels) to (channels, height, width), as floats.
 
     >>> Transpose().to
@@ -201,7 +190,7 @@ def Transpose(order: Sequence[int] = (2, 0, 1), keys: Any = None) -> pictures.No
     _check_keys(keys)
     if tuple(order) != (2, 0, 1):
         raise ValueError(f"order must be (2, 0, 1), which puts the channels first, got {order!r}")
-    return pictures.Normalize(None)
+    return transforms.Normalize(None)
 
 
 def Normalize(  # noqa: N802
@@ -210,7 +199,7 @@ def Normalize(  # noqa: N802
     data_format: str = "CHW",
     to_rgb: bool = False,
     keys: Any = None,
-) -> pictures.Normalize:
+) -> transforms.Normalize:
     """Return a transform to mean 0 and deviation 1; see `gpuloader.transforms.Normalize`.
 
     >>> Normalize(127.5, 127.5).mean
@@ -220,7 +209,7 @@ def Normalize(  # noqa: N802
     check_word("data_format", data_format, ("CHW", "HWC"))
     if to_rgb:
         raise ValueError("to_rgb=True swaps the channels of pictures in BGR; gpuloader decodes to RGB")
-    return pictures.Normalize(None, mean, std, layout=data_format, to=data_format)
+    return transforms.Normalize(None, mean, std, layout=data_format, to=data_format)
 
 
 def _check_keys(keys: Any) -> None:

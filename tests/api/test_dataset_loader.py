@@ -373,8 +373,10 @@ def test_memory_does_not_grow(workers):
         for _ in loader:
             pass
         gc.collect()
-        [road] = loader._epochs._idle
-        sizes.append((road.ring.count, road.ring.free + road.ring.leased, len(gc.get_objects()) // 200))
+        [buffers] = loader._epochs._idle
+        sizes.append(
+            (buffers.ring.count, buffers.ring.free + buffers.ring.leased, len(gc.get_objects()) // 200)
+        )
     assert sizes[1][:2] == sizes[3][:2]
     assert abs(sizes[1][2] - sizes[3][2]) <= 1
 

@@ -4,13 +4,13 @@ import os
 
 import numpy as np
 import pytest
-from tests.system.test_numa import BUS, make_machine
 
 from gpuloader import DataLoader
 from gpuloader.epoch import delivery
 from gpuloader.staging import arena
 from gpuloader.system import cores as numa
 from gpuloader.testing import CustomPlace, SimulatedDevice
+from tests.system.test_cores import BUS, make_machine
 
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 

@@ -249,7 +249,7 @@ def test_pictures_of_several_sizes_are_an_error_that_says_how_to_make_them_alike
         {"a": make_pixels(8, 9), "b": make_pixels(8, 9), field: make_pixels(8, 20 + n)} for n in range(2)
     ]
     steps = [Resize("a", 8 if field == "a" else (4, 5))]
-    with pytest.raises(SampleError, match="so that all pictures have one size") as caught:
+    with pytest.raises(SampleError, match="so that all images have one size") as caught:
         list(DataLoader(dataset, places="cpu", batch_size=2, transforms=steps))
     assert caught.value.field == field
 
@@ -265,7 +265,7 @@ def test_without_pillow_it_says_what_to_install(folder, monkeypatch):
 
     decoding.load_pillow.cache_clear()
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(MissingPackage, match=r"decoding pictures needs pillow, .*\[images\]"):
+    with pytest.raises(MissingPackage, match=r"decoding images needs pillow, .*\[images\]"):
         DataLoader(folder)
 
 
@@ -370,7 +370,7 @@ def test_a_damaged_file_is_an_error_that_names_file_and_index(tmp_path, workers,
     assert (caught.value.file, caught.value.index, caught.value.dataset_index) == (paths[1], 1, 1)
     assert caught.value.field == "image"
     assert "sample 1, dataset index 1, field 'image'" in str(caught.value)
-    assert f"{paths[1]}: cannot decode the picture" in str(caught.value)
+    assert f"{paths[1]}: cannot decode the image" in str(caught.value)
 
 
 SKIPPING = pytest.mark.parametrize(
@@ -482,7 +482,7 @@ def test_a_dataset_that_decodes_itself_may_skip_too(tmp_path):
 def test_only_bad_pictures_are_skipped(tmp_path, folder):
     dataset = damage(tmp_path, set())
     (tmp_path / "2.png").unlink()
-    with pytest.raises(SampleError, match="cannot read the picture: No such file"):
+    with pytest.raises(SampleError, match="cannot read the image: No such file"):
         read(dataset, on_bad="skip")
     with pytest.raises(ValueError, match="on_bad must be one of 'raise', 'skip', got 'drop'"):
         read(folder, on_bad="drop")
@@ -500,7 +500,7 @@ def test_only_bad_pictures_are_skipped(tmp_path, folder):
             [Resize("picture", 8)],
             r"no field 'picture' to transform; the sample has the fields \['image', 'label'\]",
         ),
-        ([Resize("label", 8)], r"field 'label': expected a picture: encoded bytes, or uint8 .*, got int"),
+        ([Resize("label", 8)], r"field 'label': expected an image: encoded bytes, or uint8 .*, got int"),
     ],
 )
 def test_a_field_that_holds_no_picture_is_an_error(folder, transforms, problem):

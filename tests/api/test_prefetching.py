@@ -485,13 +485,13 @@ class TestPageLockedArrays:
         loader = gpuloader.prefetch(batches, places=CustomPlace(device))
         for number, batch in enumerate(loader):
             assert wholly(batch) == wholly(batches[number])
-        [road] = loader._epochs._idle
-        assert road.ring.slot_nbytes < 2000  # the slots have no room for them
+        [buffers] = loader._epochs._idle
+        assert buffers.ring.slot_nbytes < 2000  # the slots have no room for them
         sources = [call[1].address for call in copies]
         assert sources[::2] == [one.ctypes.data for one in arrays]
         assert [call[2] for call in copies][::2] == [one.nbytes for one in arrays]
         small = loader.stats().nbytes - sum(one.nbytes for one in arrays)
-        assert 0 < small <= len(arrays) * road.ring.slot_nbytes
+        assert 0 < small <= len(arrays) * buffers.ring.slot_nbytes
 
     def test_batches_after_one_that_is_not(self, monkeypatch):
         """They look like the one before, but do not lie in the same memory."""

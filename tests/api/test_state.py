@@ -7,14 +7,10 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, SampleError, sample_rng
-from gpuloader.api.epochs import Epochs
 from gpuloader.api.state import Position, read_state
 from gpuloader.batches.items import ItemState
 from gpuloader.batches.staged import StagedBatch
-from gpuloader.devices.places import CPUPlace
-from gpuloader.epoch.delivery import Delivery
 from gpuloader.testing import simulated_places
-from gpuloader.watch.stats import Meter
 from tests.sample_sets import (
     INLINE,
     ONE_THREAD,
@@ -65,60 +61,6 @@ def test_a_position_of_a_reader_with_a_state_of_its_own():
     position.received(batch(0, {"line": 7}))
     assert position.to_json() == {"version": 1, "epoch": 2, "batches": 1, "source": {"line": 7}}
     assert read_state(position.to_json()).own == {"line": 7}
-
-
-class Numbered(Epochs):
-    """Epochs that are nothing but their positions."""
-
-    def __init__(self, act=lambda: None):
-        super().__init__(Meter())
-        self.deliver_to(Delivery.of([CPUPlace()], None, None, prefetch=0, drop_last=False))
-        self.act = act
-
-    def start(self, epoch):
-        return Position(seed=1, epoch=epoch)
-
-    def open(self, position, guard):
-        self.act()
-        return position
-
-
-def test_epochs_follow_one_another_and_a_state_that_was_loaded():
-    epochs = Numbered()
-    assert epochs.state()["epoch"] == 0
-    first = epochs.begin()
-    first.received(batch(0))
-    assert epochs.state()["batches"] == 1
-    first.ended = True
-    assert (epochs.state()["epoch"], epochs.state()["batches"]) == (1, 0)
-    epochs.resume(Position(seed=1, epoch=4, batches=3))
-    assert (epochs.state()["epoch"], epochs.state()["batches"]) == (4, 3)
-    assert (epochs.begin().epoch, epochs.begin().epoch) == (4, 5)
-    epochs.set_epoch(2)
-    assert (epochs.state()["epoch"], epochs.begin().epoch, epochs.begin().epoch) == (2, 2, 3)
-
-
-def test_epochs_that_two_threads_begin_at_once_are_two():
-    other = []
-    thread = threading.Thread(target=lambda: other.append(epochs.begin()))
-
-    def open_slowly():
-        if thread.ident is None:
-            thread.start()
-            thread.join(0.2)  # it begins its epoch now, or waits for this one to be open
-
-    epochs = Numbered(open_slowly)
-    first = epochs.begin()
-    thread.join(10)
-    assert [first.epoch, other[0].epoch] == [0, 1]
-
-
-def test_an_epoch_that_cannot_be_opened_has_not_begun():
-    epochs = Numbered(lambda: 1 // 0)
-    epochs.resume(Position(seed=1, epoch=4, batches=3))
-    with pytest.raises(ZeroDivisionError):
-        epochs.begin()
-    assert (epochs.state()["epoch"], epochs.state()["batches"]) == (4, 3)
 
 
 @by_workers

@@ -123,8 +123,8 @@ def test_a_delivered_batch_lies_in_the_arena(choice):
     for batch in loader:
         address = batch["x"].ctypes.data
         break
-    [road] = loader._epochs._idle
-    arenas = {id(slot.memory): slot.memory for slot in road.ring._free}
+    [buffers] = loader._epochs._idle
+    arenas = {id(slot.memory): slot.memory for slot in buffers.ring._free}
     [arena] = arenas.values()
     assert arena.address <= address < arena.address + arena.nbytes
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from gpuloader import DataLoader, IterableDataset, Ragged, SampleError, data, get_worker_info
 from gpuloader.batches.columns import Column, lay_out, split_columns
 from gpuloader.batches.rows import SampleRows
-from gpuloader.fields.image_regions import NUMBERS, Encoded, Region, read_codes
 from gpuloader.sources.block import Block, Part
 from gpuloader.sources.describing import describe
+from gpuloader.sources.images.regions import NUMBERS, Encoded, Region, read_codes
 from gpuloader.transforms import OneHot, Resize
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, assert_same, name_workers
 

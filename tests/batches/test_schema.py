@@ -11,7 +11,7 @@ from gpuloader import Ragged, SampleError, data
 from gpuloader.batches import schema as known
 from gpuloader.batches.schema import Collation, Schema, SchemaCache, build_batch, check_fill, infer_schema
 from gpuloader.batches.tree import Tree
-from gpuloader.fields.image_regions import NUMBERS, Encoded, Region
+from gpuloader.sources.images.regions import NUMBERS, Encoded, Region
 
 
 def test_the_first_sample_settles_the_form():

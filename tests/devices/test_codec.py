@@ -16,7 +16,7 @@ from gpuloader.devices import cuda_device
 from gpuloader.devices.codec import JpegCodec
 from gpuloader.devices.places import CUDAPlace, open_device
 from gpuloader.errors import LoaderError, MissingPackage
-from gpuloader.fields.image_regions import Code
+from gpuloader.sources.images.regions import Code
 from gpuloader.transforms import Normalize, RandomFlip, RandomResizedCrop
 from tests.fakes_cuda import FakeRuntime, make_cupy, read, run_twins, use_cupy
 from tests.picture_files import decoded_by_pillow, encode, make_pixels, pillow

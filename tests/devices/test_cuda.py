@@ -120,8 +120,8 @@ def test_page_locking_is_exact_and_happens_once(runtime):
             pass
     assert runtime.calls["hostRegister"] == 1
     [nbytes] = runtime.registered.values()
-    [road] = loader._epochs._idle
-    assert nbytes == road.ring.count * 512
+    [buffers] = loader._epochs._idle
+    assert nbytes == buffers.ring.count * 512
     assert runtime.calls["hostUnregister"] == 0
 
 
@@ -506,8 +506,8 @@ def test_the_copy_stream_has_a_high_priority_where_kernels_run_on_it(runtime, mo
     loader = DataLoader(TensorDataset(np.arange(10)), places="gpu:0", batch_size=2, **options)
     for batch in loader:
         del batch
-    [road] = loader._epochs._idle
-    assert road.lanes[0]._copy_stream.priority == priority
+    [buffers] = loader._epochs._idle
+    assert buffers.lanes[0]._copy_stream.priority == priority
 
 
 class Graph:
@@ -616,10 +616,10 @@ class TestFixedAddresses:
 
 @pytest.mark.parametrize("call", ["memcpyAsync", "streamWaitEvent"])
 def test_a_call_that_fails_costs_no_slot(runtime, monkeypatch, call):
-    """Whichever call of an epoch fails, the next epoch reuses the same road."""
+    """Whichever call of an epoch fails, the next epoch reuses the same buffers."""
     loader = load(12)
     list(loader)
-    [road] = loader._epochs._idle
+    [buffers] = loader._epochs._idle
     original, fails = getattr(runtime, call), 0
     for nth in range(14):
         calls = itertools.count()
@@ -636,8 +636,8 @@ def test_a_call_that_fails_costs_no_slot(runtime, monkeypatch, call):
         except LoaderError:
             fails += 1
         monkeypatch.setattr(runtime, call, original)
-        assert list(loader._epochs._idle) == [road]
-        assert road.ring.free == road.ring.count
+        assert list(loader._epochs._idle) == [buffers]
+        assert buffers.ring.free == buffers.ring.count
         numbers = []
         for images, _ in loader:
             runtime.finish()
@@ -678,11 +678,11 @@ class TestMemoryRunsOut:
                 with pytest.raises(StagingMemoryError):
                     kept = [next(epoch) for _ in range(9)]
                 runtime.memory_left = 1 << 40
-                [road] = loader._epochs._idle
-                assert road.ring.free == road.ring.count
+                [buffers] = loader._epochs._idle
+                assert buffers.ring.free == buffers.ring.count
                 assert device is open_device(CUDAPlace(0))
             kept = None
-            del loader, epoch, road, kept
+            del loader, epoch, buffers, kept
 
     def test_in_cupys_own_pool(self, runtime):
         device = open_device(CUDAPlace(0))
@@ -733,8 +733,8 @@ class TestDeviceMemory:
                 assert runtime.calls["malloc"] == 0
             runtime.calls.clear()
         gc.collect()
-        [road] = loader._epochs._idle
-        [lane] = road.lanes
+        [buffers] = loader._epochs._idle
+        [lane] = buffers.lanes
         assert len(runtime.memory) == len(lane._slots.free) + len(lane._slots.freed) <= 4
 
     def test_that_was_outgrown_is_given_up_if_the_device_is_full(self, runtime, monkeypatch):
@@ -916,8 +916,8 @@ class TestAStreamBeingCaptured:
             list(load(3, places="cpu"))  # must not take what is left of the epoch, either
         found = [self.number(runtime, batch) for batch in loader]
         assert found == list(range(10))
-        [road] = loader._epochs._idle
-        assert road.ring.free == road.ring.count
+        [buffers] = loader._epochs._idle
+        assert buffers.ring.free == buffers.ring.count
 
     def test_what_closes_late_does_so_at_the_latest_with_the_program(self, runtime, capture):
         loader = load(10)
@@ -927,8 +927,8 @@ class TestAStreamBeingCaptured:
             epoch.close()
         assert list(loader._epochs._idle) == []
         pipeline_epoch._close_running()
-        [road] = loader._epochs._idle
-        assert road.ring.free == road.ring.count
+        [buffers] = loader._epochs._idle
+        assert buffers.ring.free == buffers.ring.count
 
     def test_of_torch_counts_whatever_the_output(self, runtime, capture, monkeypatch):
         """The loader's arrays are CuPy's, on the default stream, and the capture is PyTorch's."""

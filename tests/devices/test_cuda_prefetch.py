@@ -251,5 +251,5 @@ def test_kernels_of_transforms_go_ahead_of_the_models(runtime, transforms, prior
     loader = gpuloader.prefetch([[np.arange(4)]] * 3, places="gpu:0", transforms=transforms)
     for batch in loader:
         del batch
-    [road] = loader._epochs._idle
-    assert road.lanes[0]._copy_stream.priority == priority
+    [buffers] = loader._epochs._idle
+    assert buffers.lanes[0]._copy_stream.priority == priority

@@ -322,9 +322,9 @@ def test_a_kernel_that_cannot_be_launched_costs_no_slot(runtime):
         for _ in range(3):
             with pytest.raises(RuntimeError, match="no such kernel"):
                 list(loader)
-            [road] = loader._epochs._idle  # all slots are free again, so the road was kept
-            assert road.ring.free == road.ring.count
-        del loader, road
+            [buffers] = loader._epochs._idle  # all slots are free again, so the buffers were kept
+            assert buffers.ring.free == buffers.ring.count
+        del loader, buffers
 
 
 def test_a_failed_device_is_an_error_of_the_packages_type(runtime):

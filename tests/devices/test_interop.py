@@ -70,10 +70,10 @@ class TestOnAHost:
             assert as_numpy(batch)[:, 0].tolist() == list(range(4 * number, 4 * number + 4))
             pointers.append(pointer(name, batch))
             del batch
-        [road] = loader._epochs._idle
-        road.ring.drain()
-        addresses = {slot.address for slot in road.ring._free}
-        assert len(addresses) == road.ring.count
+        [buffers] = loader._epochs._idle
+        buffers.ring.drain()
+        addresses = {slot.address for slot in buffers.ring._free}
+        assert len(addresses) == buffers.ring.count
         assert set(pointers) <= addresses
         assert len(set(pointers)) <= 3  # the slots are reused
 

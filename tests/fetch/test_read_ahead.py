@@ -17,14 +17,13 @@ import pytest
 from gpuloader import DataLoader, IterableDataset, LoaderError, SampleError
 from gpuloader.errors import QueueClosed
 from gpuloader.fetch import read_ahead
-from gpuloader.fetch import read_ahead as relay
 from gpuloader.fetch.contract import EpochRequest
 from gpuloader.fetch.read_ahead import InlineFetch, stage_inline
 from gpuloader.order.randomness import current_draw
 from gpuloader.staging.ring import Ring
 from gpuloader.system.threads import this_thread
 from gpuloader.testing import CustomPlace, SimulatedDevice
-from gpuloader.watch import read_ahead_policy as pace
+from gpuloader.watch import read_ahead_policy as policy
 from gpuloader.watch.stats import Meter
 from tests.fakes import loader_threads, wait_until
 
@@ -102,7 +101,7 @@ def test_without_a_buffer_reader_nothing_is_read_ahead():
 
 def test_short_work_is_done_without_a_thread(monkeypatch):
     """If nothing is longer than what a hand-over costs, no thread is even started."""
-    for module, name in ((pace, "PAYS"), (read_ahead, "PAYS"), (relay, "PAYS"), (pace, "LONG")):
+    for module, name in ((policy, "PAYS"), (read_ahead, "PAYS"), (policy, "LONG")):
         monkeypatch.setattr(module, name, 10**12)
     numbers = Numbers(400)
     loader = load(numbers)
@@ -194,7 +193,7 @@ def test_an_epoch_that_has_ended_waits_for_no_garbage_collection(way, fails):
 @pytest.mark.parametrize(("place", "read"), [("cpu", [0]), (CustomPlace(SimulatedDevice()), [0, 1])])
 def test_without_a_thread_the_next_batch_is_read_early_if_it_has_to_be_copied(monkeypatch, place, read):
     """Its copy then runs while the loop computes; in host memory, reading it early would gain nothing."""
-    for module, name in ((pace, "PAYS"), (read_ahead, "PAYS"), (relay, "PAYS"), (pace, "LONG")):
+    for module, name in ((policy, "PAYS"), (read_ahead, "PAYS"), (policy, "LONG")):
         monkeypatch.setattr(module, name, 10**12)
     numbers = Numbers(6)
     loader = DataLoader(numbers, places=place, batch_size=1)
@@ -206,7 +205,7 @@ def test_without_a_thread_the_next_batch_is_read_early_if_it_has_to_be_copied(mo
 
 
 def test_a_thread_that_takes_turns_with_the_loop_reads_beside_a_long_step(monkeypatch):
-    for module, name in ((pace, "PAYS"), (read_ahead, "PAYS"), (relay, "PAYS"), (pace, "LONG")):
+    for module, name in ((policy, "PAYS"), (read_ahead, "PAYS"), (policy, "LONG")):
         monkeypatch.setattr(module, name, 10**12)
     numbers = Numbers(30, 0.002)
     epoch = iter(load(Stream(numbers)))
@@ -298,7 +297,7 @@ def test_an_interrupt_in_the_middle_of_a_batch_ends_the_epoch_and_says_so():
 
 
 def test_the_last_batch_is_not_lost_if_it_arrives_with_the_end():
-    fetch = read_ahead.ReadAhead(iter([]), Ring(2, 0), 2, pace.ReadAheadPolicy(), bound=False)
+    fetch = read_ahead.ReadAhead(iter([]), Ring(2, 0), 2, policy.ReadAheadPolicy(), bound=False)
 
     class Late(deque):
         """Batches of a thread that brings the last one, and ends, just after the consumer has found none."""

@@ -145,3 +145,27 @@ def test_a_loader_with_processes_within_a_worker(method):
     with nothing_left_behind():
         assert [batch.tolist() for batch in loader] == [[4], [4]]
         loader._epochs._idle.clear()
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_too_few_descriptors_are_one_error_and_cost_none(method):
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource_tracker.ensure_running()
+    errors = []
+    options = {"places": "cpu", "num_workers": 2, "start_method": method}
+    prepare_server()
+    for left in range(0, 14, 2):
+        loader = DataLoader(Made(np.arange, 8), **options)
+        with nothing_left_behind():
+            os.close(first := os.dup(0))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (first + left, limits[1]))
+            try:
+                list(loader)
+            except LoaderError as error:
+                errors.append(str(error))
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            loader._epochs._idle.clear()
+    assert errors
+    assert all("Too many open files" in error for error in errors)

@@ -11,9 +11,9 @@ import pytest
 from gpuloader import DataLoader, IterableDataset, SampleError, TensorDataset, get_worker_info
 from gpuloader.batches.assembly import Assembler
 from gpuloader.batches.schema import Collation
-from gpuloader.fetch import threads as crew
+from gpuloader.fetch import worker_threads as threads
 from gpuloader.fetch.jobs import Job
-from gpuloader.fetch.threads import _DividedJob
+from gpuloader.fetch.worker_threads import _DividedJob
 from gpuloader.sources.describing import describe
 from gpuloader.staging.ring import Slot
 from gpuloader.testing import simulated_places
@@ -128,13 +128,13 @@ def test_a_thread_skips_what_an_epoch_that_is_left_had_given_it(monkeypatch):
     epoch = iter(loader)
     next(epoch)
     reached.wait(30)
-    monkeypatch.setattr(crew, "monotonic", monotonic)
+    monkeypatch.setattr(threads, "monotonic", monotonic)
     epoch.close()
     assert not loader_threads()
     assert read == [0, 1]
-    [road] = loader._epochs._idle
-    road.ring.drain()
-    assert road.ring.free == road.ring.count
+    [buffers] = loader._epochs._idle
+    buffers.ring.drain()
+    assert buffers.ring.free == buffers.ring.count
 
 
 class Uneven(IterableDataset):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpuloader import LoaderError, StagingMemoryError, WorkerTimeout
-from gpuloader.fetch import threads as crew
+from gpuloader.fetch import worker_threads as threads
 from gpuloader.fetch.processes import shipping
 from gpuloader.staging import arena
 from tests.fetch import faulty
@@ -37,7 +37,7 @@ released = threading.Event()
 @pytest.fixture(autouse=True)
 def nothing_released(monkeypatch):
     """Let what still hangs in a thread go at the end, because a thread cannot be killed."""
-    monkeypatch.setattr(crew, "CLOSING_TIME", 0.1)  # no time is enough for it to end
+    monkeypatch.setattr(threads, "CLOSING_TIME", 0.1)  # no time is enough for it to end
     released.clear()
     yield
     released.set()

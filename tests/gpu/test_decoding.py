@@ -7,7 +7,7 @@ import pytest
 
 from gpuloader import DataLoader, PictureError
 from gpuloader.devices.places import CUDAPlace, open_device
-from gpuloader.fields.image_regions import Code
+from gpuloader.sources.images.regions import Code
 from gpuloader.transforms import Normalize, RandomFlip, RandomResizedCrop
 from tests.gpu.conftest import import_or_skip
 from tests.picture_files import encode, make_pixels, pillow

@@ -74,8 +74,8 @@ def test_the_slots_of_a_gpu_are_page_locked():
 
     loader = read_batches(batches((4,) * 6), "gpu:0")
     list(loader)
-    [road] = loader._epochs._idle
-    for slot in list(road.ring._free):
+    [buffers] = loader._epochs._idle
+    for slot in list(buffers.ring._free):
         assert cupy.cuda.pinned_memory.is_memory_pinned(slot.address)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpuloader import CUDAPlace, DataLoader, Dataset, TensorDataset
 from gpuloader.devices.places import open_device
-from gpuloader.kernels import compiling
+from gpuloader.kernels import compiler
 from gpuloader.transforms import Cast, Normalize
 
 
@@ -56,14 +56,14 @@ def test_a_thread_compiles_while_the_first_batch_is_read(monkeypatch):
             return 8
 
     monkeypatch.setattr(cupy, "RawModule", make)
-    compiling._load.cache_clear()
+    compiler._load.cache_clear()
     try:
         loader = DataLoader(Slow(), places="gpu:0", batch_size=4, transforms=[Cast("0", "float32", 0.5)])
         for number, images in enumerate(loader):
             assert "gpuloader-compiler" not in [one.name for one in threading.enumerate()]
             np.testing.assert_array_equal(images[:, 0, 0, 0].get(), (np.arange(4) + 4 * number) / 2)
     finally:
-        compiling._load.cache_clear()
+        compiler._load.cache_clear()
     assert made == ["gpuloader-compiler"]
 
 
@@ -80,8 +80,8 @@ def test_the_copy_stream_has_a_high_priority_where_kernels_run_on_it(options, pr
     loader.warm_up()
     for batch in loader:
         del batch
-    [road] = loader._epochs._idle
-    assert road.lanes[0]._copy_stream.priority == priority
+    [buffers] = loader._epochs._idle
+    assert buffers.lanes[0]._copy_stream.priority == priority
 
 
 def test_a_gpu_has_a_position_on_the_bus():

@@ -42,9 +42,9 @@ def test_the_slots_that_workers_map_are_page_locked():
 
     loader = load()
     check(loader)
-    [road] = loader._epochs._idle
-    slots = list(road.ring._free)
-    assert len(slots) == road.ring.count
+    [buffers] = loader._epochs._idle
+    slots = list(buffers.ring._free)
+    assert len(slots) == buffers.ring.count
     for slot in slots:
         assert slot.memory.page_locked
         assert slot.memory.descriptor is not None

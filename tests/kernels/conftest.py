@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpuloader.kernels import launching, shuffle
-from gpuloader.kernels.compiling import kernel_names
+from gpuloader.kernels.compiler import kernel_names
 from tests.ahead import Ahead
 from tests.kernels.sanitized import find_sanitizer, run_sanitized
 from tests.kernels.shim import SANITIZED, Kernels, build, read
@@ -21,9 +21,8 @@ def kernels(request, tmp_path_factory):
         pytest.skip("g++ is not installed, so kernels cannot run on the CPU")
     tested = {item.path.stem.removeprefix("test_") for item in request.session.items}
     folders = {name: tmp_path_factory.mktemp(name) for name in kernel_names()}
-    library = Ahead(
-        lambda name: build(name, folders[name]), [(name,) for name in kernel_names() if name in tested]
-    )
+    wanted = [(name,) for name in kernel_names() if tested & {name, "conformance", "on_streams"}]
+    library = Ahead(lambda name: build(name, folders[name]), wanted)
     yield Kernels(library)
     library.close()
 
@@ -51,6 +50,6 @@ def device(kernels):
         patch.setattr(launching, "load_kernel", kernels.load)
         patch.setattr(launching, "on_device", lambda device: contextlib.nullcontext())
         patch.setattr(shuffle, "on_stream", lambda stream: contextlib.nullcontext())
-        patch.setattr(shuffle, "current_device", lambda: cupy.cuda.Device(0))
+        patch.setattr(launching, "current_device", lambda: cupy.cuda.Device(0))
         patch.setattr(shuffle, "sort", lambda array, device, stream: np.ndarray.sort(read(array)))
         yield kernels

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpuloader.kernels.compiling import kernel_names
+from gpuloader.kernels.compiler import kernel_names
 
 HERE = Path(__file__).parent
 
@@ -25,7 +25,7 @@ def run_sanitized(library):
     """Return the completed process."""
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "agree or the_time_asked_for"]
-        + [str(HERE / f"test_{name}.py") for name in kernel_names()],
+        + [str(HERE / f"test_{name}.py") for name in ("conformance", *kernel_names())],
         env={
             **os.environ,
             "GPULOADER_SANITIZE": "1",

@@ -1,59 +1,20 @@
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from gpuloader.kernels.crop import crop, crop_on_host
+from gpuloader.kernels.crop import crop, crop_on_host, erase, erase_on_host
+from tests.kernels.cases import BITS
 from tests.kernels.shim import (
     Placed,
-    check_refusal,
-    check_result,
     cut,
-    examples,
-    launch_shapes,
-    offsets,
     place,
     read,
 )
 
-DTYPES = ["bool", "uint8", "int16", "float16", "int32", "float32", "int64", "float64"]
 LAYOUTS = ["HWC", "CHW"]
 
 
-@st.composite
-def problems(draw):
-    samples, channels = draw(st.integers(0, 4)), draw(st.integers(1, 5) | st.just(20))
-    height, width = draw(st.integers(0, 9)), draw(st.integers(0, 21))
-    layout = draw(st.sampled_from(LAYOUTS))
-    shape = (samples, height, width, channels) if layout == "HWC" else (samples, channels, height, width)
-    images = np.zeros(shape, draw(st.sampled_from(DTYPES)))
-    images.reshape(-1).view(np.uint8)[:] = np.arange(images.nbytes) % (2 if images.dtype == "bool" else 251)
-    size = draw(st.integers(0, height)), draw(st.integers(0, width))
-    # Some windows reach over the edge; kernel and twin must move them inside.
-    ends = st.integers(-3, 12) | st.sampled_from([-(2**31), 2**31 - 1])
-    windows = draw(st.lists(st.tuples(ends, ends, st.integers(0, 1)), min_size=samples, max_size=samples))
-    return images, size, np.array(windows, np.int32).reshape(samples, 3), layout
-
-
-@given(
-    problem=problems(),
-    offsets=offsets(2),
-    shape=launch_shapes(2),
-    given_out=st.booleans(),
-)
-@examples(300)
-def test_the_launcher_and_its_twin_agree(device, problem, offsets, shape, given_out):
-    images, size, windows, layout = problem
-    device.shape = shape
-    at = Placed(images, offsets[0] * images.itemsize)
-    expected = crop_on_host(images, size, windows, layout=layout)
-    out = Placed(np.zeros_like(expected), offsets[1] * images.itemsize)
-    result = crop(at.array, size, place(windows), layout=layout, out=out.array if given_out else None)
-    check_result(result, expected, out, given_out)
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", BITS)
 def test_the_twin_is_what_numpy_cuts(layout, dtype):
     images = np.random.default_rng(0).integers(0, 2, (3, 8, 10, 3)).astype(dtype)
     windows = np.array([[0, 0, 0], [1, 2, 1], [3, 4, 7]], np.int32)
@@ -117,33 +78,23 @@ def test_they_agree_at_any_offset(device, layout, dtype, channels):
             out.check()
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "problem"),
-    [
-        ({"images": np.zeros((2, 4, 5), np.uint8)}, ValueError, "images must have shape"),
-        (
-            {"images": np.zeros((2, 4, 5, 3), complex)},
-            TypeError,
-            "numbers of 1, 2, 4 or 8 bytes, got complex128",
-        ),
-        ({"images": np.zeros((2, 4, 5, 0), np.uint8)}, ValueError, "images must have at least 1 channel"),
-        ({"size": (5, 5)}, ValueError, "height in size must be from 0 to 4, got 5"),
-        ({"size": (4, 6)}, ValueError, "width in size must be from 0 to 5, got 6"),
-        (
-            {"images": np.zeros((0, 1, 2**27, 1)), "size": (1, 1), "windows": np.zeros((0, 3), np.int32)},
-            ValueError,
-            "rows of images must have fewer than 1073741824 bytes, got 1073741824",
-        ),
-        ({"size": 4}, ValueError, r"size must be \(height, width\), got 4"),
-        ({"layout": "NHWC"}, ValueError, "layout must be 'HWC' or 'CHW', got 'NHWC'"),
-        ({"windows": np.zeros((1, 3), np.int32)}, ValueError, r"windows must have shape \(2, 3\)"),
-        ({"windows": np.zeros((2, 3), np.int64)}, TypeError, "windows must have dtype int32, got int64"),
-    ],
-)
-def test_launcher_and_twin_refuse_alike(device, change, error, problem):
-    arguments = {
-        "images": np.zeros((2, 4, 5, 3), np.uint8),
-        "size": (2, 2),
-        "windows": np.zeros((2, 3), np.int32),
-    } | change
-    check_refusal(crop, crop_on_host, arguments, error, problem)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_twin_erases_what_numpy_assigns(layout):
+    images = np.zeros((2, 6, 5, 3), np.float32)
+    windows = np.array([[1, 2, 3, 2], [0, 0, 0, 9]], np.int32)
+    expected = images.copy()
+    expected[0, 1:4, 2:4] = 0.5, 1.5, 2.5
+    turn = (0, 3, 1, 2) if layout == "CHW" else (0, 1, 2, 3)
+    given = np.ascontiguousarray(images.transpose(turn))
+    erase_on_host(given, windows, color=[0.5, 1.5, 2.5], layout=layout)
+    np.testing.assert_array_equal(given, expected.transpose(turn))
+
+
+def test_more_samples_to_erase_than_a_grid_has_rows(device):
+    device.shape = None
+    images, windows = np.ones((70_000, 1, 2, 2), np.uint8), np.zeros((70_000, 4), np.int32)
+    windows[1::2, 2:] = 1
+    found = read(erase(place(images), place(windows)))
+    assert found[:, 0, 0, 0].tolist() == [1, 0] * 35_000
+    assert found.sum() == images.sum() - 35_000
+    assert device.launches[-1][:3] == ("erase<unsigned char>", (1, 65535), (32,))

@@ -4,52 +4,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader.kernels.gather import fuse_gathers, gather, gather_on_host
-from gpuloader.kernels.recording import Launch, note_launch, record_launches
+from gpuloader.kernels.launching import Launch, record_launches
 from tests.fakes_cuda import as_host
+from tests.kernels.cases import gathers
 from tests.kernels.shim import (
     Placed,
-    check_result,
     examples,
     launch_shapes,
-    offsets,
     place,
     read,
 )
 
-DTYPES = ["bool", "uint8", "int16", "float16", "float32", "int64", "float64", "complex128"]
-
-
-@st.composite
-def problems(draw):
-    rows, inner = draw(st.integers(1, 9)), draw(st.lists(st.integers(0, 7), max_size=2))
-    inner = inner or [draw(st.sampled_from([1, 3, 16, 300, 5000]))]
-    dtype = np.dtype(draw(st.sampled_from(DTYPES)))
-    source = np.random.default_rng(draw(st.integers(0, 99))).integers(0, 2, (rows, *inner)).astype(dtype)
-    source.reshape(-1).view(np.uint8)[:] = np.arange(source.nbytes) % (2 if dtype == "bool" else 251)
-    indices = np.array(draw(st.lists(st.integers(0, rows - 1), max_size=20)), np.int64)
-    return source, indices
-
 
 @given(
-    problem=problems(),
-    offsets=offsets(2),
-    shape=launch_shapes(2),
-    given_out=st.booleans(),
-)
-@examples(200)
-def test_the_launcher_and_its_twin_agree(device, problem, offsets, shape, given_out):
-    source, indices = problem
-    device.shape = shape
-    unit = source.itemsize
-    at = Placed(source, offsets[0] * unit)
-    expected = gather_on_host(source, indices)
-    out = Placed(np.zeros_like(expected), offsets[1] * unit)
-    result = gather(at.array, place(indices), out=out.array if given_out else None)
-    check_result(result, expected, out, given_out)
-
-
-@given(
-    problem=problems(),
+    problem=gathers(),
     ends=st.tuples(*[st.integers(0, 19)] * 2),
     count=st.integers(0, 25),
     has_order=st.booleans(),
@@ -58,7 +26,7 @@ def test_the_launcher_and_its_twin_agree(device, problem, offsets, shape, given_
 @examples(200)
 def test_with_a_span_they_agree(device, problem, ends, count, has_order, shape):
     """Rows at consecutive positions of an order, or in sequence; the last is repeated to fill `out`."""
-    source, indices = problem
+    source, indices = problem["source"], problem["indices"]
     device.shape = shape
     order = indices if has_order else None
     most = len(indices if has_order else source)
@@ -75,19 +43,6 @@ def test_with_a_span_they_agree(device, problem, ends, count, has_order, shape):
     assert gather_on_host(source, order, span=span, out=on_host) is on_host
     assert read(out.array).tobytes() == expected.tobytes() == on_host.tobytes()
     out.check()
-
-
-def test_a_span_needs_what_it_is_to_fill(device):
-    source, span = np.zeros((3, 2)), np.array([0, 1])
-    for function, where in ((gather_on_host, np.asarray), (gather, place)):
-        with pytest.raises(TypeError, match="out must be a"):
-            function(where(source), where(np.array([0, 1])), span=where(span))
-        with pytest.raises(ValueError, match=r"span must have shape \(2,\), got \(3,\)"):
-            function(where(source), None, span=where(np.zeros(3, np.int64)), out=where(np.zeros((1, 2))))
-        with pytest.raises(TypeError, match="indices must be a"):
-            function(where(source), None)
-        with pytest.raises(ValueError, match=r"out must have shape \(1, 2\), got \(1, 3\)"):
-            function(where(source), None, span=where(span), out=where(np.zeros((1, 3))))
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "float32", "complex64", "complex128"])
@@ -145,7 +100,7 @@ def test_the_twin_checks_what_the_device_cannot():
 
 
 @given(
-    fields=st.lists(problems(), min_size=1, max_size=11),
+    fields=st.lists(gathers(), min_size=1, max_size=11),
     picked=st.lists(st.integers(0, 99), max_size=20),
     ends=st.none() | st.tuples(*[st.integers(0, 19)] * 2),
     shape=launch_shapes(2),
@@ -154,14 +109,14 @@ def test_the_twin_checks_what_the_device_cannot():
 def test_several_arrays_in_one_launch(device, fields, picked, ends, shape):
     """The same rows as by a launch for each array, up to eight arrays at a time."""
     device.shape = shape
-    most = min(len(source) for source, _ in fields)
+    most = min(len(field["source"]) for field in fields)
     indices = np.array([one % most for one in picked], np.int64)
     if ends is not None and len(indices):
         first, last = sorted(one % len(indices) for one in ends)
         span, rows = place(np.array([first, last])), indices[first : last + 1]
     else:
         span, rows = None, indices
-    there, sources = place(indices), [source for source, _ in fields]
+    there, sources = place(indices), [field["source"] for field in fields]
     outs = [Placed(source[rows]) for source in sources]
     with record_launches() as launches:
         for source, out in zip(sources, outs, strict=True):
@@ -182,7 +137,7 @@ def test_only_neighboring_gathers_by_the_same_rows_are_one_launch(device):
     with record_launches() as launches:
         for indices in (first, first, second, first):
             gather(source, indices)
-        note_launch(Launch("cast", print, (1,), (1,), ()))
+        launches.append(Launch("cast", print, (1,), (1,), ()))
         gather(source, first)
     assert [launch.entry for launch in fuse_gathers(launches)] == [
         "gather_fields",

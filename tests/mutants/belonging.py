@@ -5,25 +5,26 @@ from pathlib import Path
 from tests.mutants.running import ROOT
 
 MORE: dict[str, str] = {
-    "api/epochs.py": "api/state api/undivided api/ranks api/elastic api/endings api/warm_up",
+    "api/epochs.py": "api/state api/ranks api/elastic api/endings api/warm_up",
     "api/generator_loader.py": "api/driving",
     "api/loader.py": "api/dataset_loader",
     "api/loading.py": "api/options api/pictures api/torch_options",
     "api/options.py": "api/torch_options",
     "api/prefetch.py": "api/prefetching",
-    "batches/assembly.py": "sources/sample_fields api/forms api/pictures api/options",
-    "batches/columns.py": "api/forms api/generator_loader api/pictures transforms/staging "
+    "batches/assembly.py": "sources/describing api/forms api/pictures api/options",
+    "batches/columns.py": "api/forms api/generator_loader api/pictures transforms/image_staging "
     "sources/tables/table",
-    "batches/gathering.py": "epoch/cache transforms/transforms",
-    "batches/image_samples.py": "api/pictures transforms/staging epoch/image_decoding",
+    "batches/gathering.py": "epoch/cache transforms/batch_transforms",
+    "batches/image_samples.py": "api/pictures transforms/image_staging epoch/image_decoding",
     "batches/items.py": "batches/columns api/endings api/pictures batches/assembly "
     "api/dataset_loader api/rank_streams api/rank_batches api/uneven",
     "batches/kept.py": "api/forms api/prefetching torch/prefetch torch/formats",
     "batches/readers.py": "api/generator_loader api/endings bad_input",
     "batches/rows.py": "batches/readers batches/items api/exact_values batches/columns "
     "api/generator_loader api/options_and_memory bad_input",
-    "batches/schema.py": "batches/assembly batches/items transforms/transforms api/prefetching api/forms",
-    "batches/staged.py": "batches/readers api/pictures epoch/image_decoding transforms/transforms",
+    "batches/schema.py": "batches/assembly batches/items transforms/batch_transforms api/prefetching "
+    "api/forms",
+    "batches/staged.py": "batches/readers api/pictures epoch/image_decoding transforms/batch_transforms",
     "batches/tree.py": "api/forms batches/schema",
     "devices/base.py": "devices/cuda devices/conformance",
     "devices/cuda.py": "devices/places doctor/trials",
@@ -50,42 +51,49 @@ MORE: dict[str, str] = {
     "fetch/processes/workers.py": "fetch/processes/worker_life fetch/processes/objects "
     "fetch/processes/deaths fetch/starting",
     "fetch/read_ahead.py": "fetch/timeouts api/endings",
-    "fetch/threads.py": "epoch/epoch api/rank_streams fetch/timeouts fetch/leaving "
-    "watch/tracing transforms/staging",
-    "foreign.py": "devices/interop devices/places order/sampler sources/dataset "
+    "fetch/worker_threads.py": "fetch/threads epoch/epoch api/rank_streams fetch/timeouts fetch/leaving "
+    "watch/tracing transforms/image_staging",
+    "foreign.py": "devices/interop devices/places order/samplers sources/dataset "
     "sources/frameworks torch/formats",
     "fields/spec.py": "fields/declaring",
-    "order/batch_samplers.py": "order/batch_sampler order/bucket_sampler",
-    "order/batching.py": "order/epochs order/batch_sampler order/division api/ranks order/plan "
+    "kernels/cast.py": "kernels/conformance",
+    "kernels/crop.py": "kernels/conformance",
+    "kernels/gather.py": "kernels/conformance",
+    "kernels/launching.py": "kernels/conformance kernels/on_streams",
+    "kernels/mix.py": "kernels/conformance",
+    "kernels/normalize.py": "kernels/conformance",
+    "kernels/one_hot.py": "kernels/conformance",
+    "kernels/pad.py": "kernels/conformance",
+    "kernels/recolor.py": "kernels/conformance",
+    "kernels/resample.py": "kernels/conformance",
+    "kernels/shuffle.py": "kernels/conformance",
+    "order/batching.py": "order/samplers order/dividing api/ranks order/plan "
     "api/options api/dealt_batches api/order api/elastic api/late_ranks "
     "order/bucket_sampler epoch/device_slots torch/ranks sources/mix torch/mixing",
-    "order/mixed.py": "order/interleave sources/mix",
-    "order/order.py": "order/stretch order/permutation order/sampler",
+    "order/order.py": "order/permutation order/samplers",
     "order/permutation.py": "order/order",
-    "order/plan.py": "order/division api/uneven api/ranks api/dealt_batches",
-    "order/randomness.py": "order/sampler order/bucket_sampler",
-    "order/samplers.py": "order/sampler order/plan api/endings",
-    "order/torch_samplers.py": "torch/classes torch/loader",
+    "order/dividing.py": "order/order api/uneven api/ranks",
+    "order/plan.py": "order/dividing api/uneven api/ranks api/dealt_batches",
+    "order/randomness.py": "order/samplers order/bucket_sampler",
+    "order/samplers.py": "order/bucket_sampler order/plan api/endings",
     "order/worker_info.py": "api/rank_streams sources/files/shards",
-    "sources/array_rows.py": "sources/indexing",
-    "sources/describing.py": "sources/sample_fields",
     "sources/files/remote_files.py": "sources/files/opening",
     "sources/files/stored_arrays.py": "sources/files/arrays",
-    "sources/images/decoding.py": "sources/images/turbojpeg sources/images/plain api/pictures",
-    "sources/images/image.py": "sources/images/resampling transforms/resizing transforms/staging "
-    "sources/images/decoding sources/images/turbojpeg",
-    "sources/images/resampling.py": "sources/images/compiling",
+    "sources/images/decoding.py": "sources/images/turbojpeg api/pictures",
+    "sources/images/image.py": "sources/images/resampling transforms/image_transforms "
+    "transforms/image_staging sources/images/decoding sources/images/turbojpeg",
+    "sources/images/regions.py": "batches/columns batches/schema epoch/image_decoding",
+    "sources/images/resampling.py": "sources/images/resizing",
+    "sources/images/resizing.py": "sources/images/resampling",
     "sources/readers/reader_processes.py": "sources/readers/processes",
     "sources/readers/reader_threads.py": "sources/readers/threads",
     "system/cores.py": "system/control_group system/numa",
     "system/finalizers.py": "system/living",
-    "system/interrupts.py": "system/exiting",
-    "transforms/erasing.py": "transforms/mixing",
-    "transforms/image_staging.py": "transforms/staging",
-    "transforms/image_transforms.py": "transforms/resizing",
-    "transforms/layouts.py": "transforms/mixing",
-    "transforms/program.py": "kernels/on_streams devices/cuda_programs transforms/transforms",
-    "transforms/programmer.py": "transforms/draws transforms/program transforms/transforms transforms/mixing",
+    "staging/arena.py": "staging/layout",
+    "system/threads.py": "system/interrupts fetch/exits",
+    "transforms/batch_transforms.py": "transforms/mixing",
+    "transforms/program.py": "kernels/on_streams devices/cuda_programs transforms/batch_transforms",
+    "transforms/programmer.py": "transforms/program transforms/batch_transforms transforms/mixing",
 }
 """Further tests of modules: those that no test file mirrors, or that other tests are about, too.
 

@@ -18,9 +18,10 @@ pytestmark = pytest.mark.skipif(
 
 def test_every_module_has_tests_and_every_test_named_for_one_exists():
     modules = [module.relative_to("gpuloader").as_posix() for module in list_modules("gpuloader")]
-    assert set(MORE) <= set(modules)
-    for module in list_modules("gpuloader"):
-        if module.parts[1] in ("batches", "epoch", "fetch", "order", "staging"):
+    kernels = list_modules("kernels")
+    assert set(MORE) <= {*modules, *(module.as_posix() for module in kernels)}
+    for module in (*list_modules("gpuloader"), *kernels):
+        if {*module.parts[:2]} & {"batches", "epoch", "fetch", "kernels", "order", "staging"}:
             assert [test for test in find_tests(module) if not (ROOT / test).exists()] == []
 
 

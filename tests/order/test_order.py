@@ -1,8 +1,11 @@
+"""Orders: values that can be sliced anywhere, and depend on nothing but their fields."""
+
 import os
 import pickle
 import subprocess
 import sys
 import threading
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -10,7 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuloader.order.dividing import Division, Share
-from gpuloader.order.order import Drawn, InOrder, Mapped, Order, Repeated, Shuffled, Weighted, iterate
+from gpuloader.order.order import (
+    Drawn,
+    InOrder,
+    Mapped,
+    Order,
+    Repeated,
+    Shuffled,
+    Stretch,
+    Weighted,
+    interleave,
+    iterate,
+)
+from gpuloader.order.plan import OrderedPlan, ShardedPlan
 
 SORTED_AT_MOST = 2**18  # longer permutations are computed per slice
 
@@ -408,3 +423,74 @@ def test_a_bad_number_is_an_error_that_names_it(make, problem):
 def test_indices_that_are_none_are_an_error(indices, problem):
     with pytest.raises(TypeError, match=problem):
         Mapped(InOrder(1), indices)
+
+
+# Stretches: a batch as first and last position in an order, with its indices computed on request.
+
+
+@given(
+    count=st.integers(0, 40),
+    size=st.integers(1, 9),
+    shards=st.integers(1, 5),
+    remainder=st.sampled_from(["drop", "pad"]),
+    shuffled=st.booleans(),
+    start=st.integers(0, 9),
+)
+def test_those_of_positions_are_the_batches_of_the_order(count, size, shards, remainder, shuffled, start):
+    order = Shuffled(count, 3, 1) if shuffled else InOrder(count)
+    plans = [OrderedPlan(one, size, drop_last=False) for one in (order, InOrder(count))]
+    if shards > 1:
+        plans = [ShardedPlan(plan, shards, remainder) for plan in plans]
+    batches, positions = (list(plan.batches(start)) for plan in plans)
+    assert len(batches) == len(positions)
+    for batch, part in zip(batches, positions, strict=True):
+        stretch = Stretch.of(order, part)
+        assert len(stretch) == len(batch)
+        np.testing.assert_array_equal(stretch.indices(), batch)
+
+
+def test_an_order_is_looked_into_only_where_it_is_asked():
+    stretch = Stretch.of(object(), range(4, 9))
+    assert (stretch.first, stretch.last, stretch.count) == (4, 8, 5)
+
+
+# Sequences spread evenly over one, which can be entered anywhere.
+
+
+counts_of = st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(any)
+
+
+@given(counts=counts_of, cuts=st.tuples(st.integers(0, 240), st.integers(0, 240)))
+def test_every_entry_comes_once_in_turn_wherever_one_starts(counts, cuts):
+    total = sum(counts)
+    owners, ranks = interleave(counts, 0, total)
+    for owner, count in enumerate(counts):
+        assert ranks[owners == owner].tolist() == list(range(count))
+    start, stop = sorted(min(cut, total) for cut in cuts)
+    some_owners, some_ranks = interleave(counts, start, stop)
+    assert some_owners.tolist() == owners[start:stop].tolist()
+    assert some_ranks.tolist() == ranks[start:stop].tolist()
+
+
+@given(counts=counts_of)
+def test_every_beginning_has_each_in_proportion(counts):
+    owners, _ = interleave(counts, 0, sum(counts))
+    for owner, count in enumerate(counts):
+        share = Fraction(count, sum(counts))
+        for position, had in enumerate(np.cumsum(owners == owner).tolist(), 1):
+            assert abs(had - position * share) <= Fraction(len(counts) + 1, 2)
+
+
+def test_it_does_not_change_between_releases():
+    owners, _ = interleave([3, 1, 5], 0, 9)
+    assert owners.tolist() == [2, 0, 2, 0, 1, 2, 2, 0, 2]
+
+
+def test_huge_counts_cost_what_is_asked_for():
+    counts = [10**15, 3 * 10**15, 7]
+    start = 2 * 10**15 + 12345
+    owners, ranks = interleave(counts, start, start + 8)
+    assert owners.tolist().count(1) == 6
+    assert abs(int(ranks[owners == 0][0]) - start // 4) < 3
+    again, _ = interleave(counts, start + 3, start + 8)
+    assert again.tolist() == owners[3:].tolist()

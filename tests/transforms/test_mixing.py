@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, SampleError, TensorDataset
-from gpuloader.kernels.dtypes import round_to
+from gpuloader.kernels.cast import round_to
 from gpuloader.testing import simulated_places
 from gpuloader.transforms import (
     Cast,
@@ -341,7 +341,7 @@ def test_a_label_that_is_no_class_is_an_error(before, mix, wrong, places, cache)
 @pytest.mark.parametrize(
     ("transforms", "problem"),
     [
-        ([Cast("0", "uint8"), MixUp("0", "1", 4)], "expected pictures of floats, got uint8; put MixUp after"),
+        ([Cast("0", "uint8"), MixUp("0", "1", 4)], "expected images of floats, got uint8; put MixUp after"),
         (
             [OneHot("1", 3), MixUp("0", "1", 4)],
             r"field '0': expected labels .* 4 floats, got float32 of shape \(3,\)",

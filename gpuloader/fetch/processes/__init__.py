@@ -1,10 +1,5 @@
 """Worker processes, which write samples straight into the loader's slots.
 
-In: jobs from a `fetch.jobs.Window`, and one pickled dataset.
-Out: staged batches.
-Callers: `fetch.fetching` alone.
-
-The loader's side of the wire is `workers`, `pool`, `process`, `starting` and `failures`. The worker's side
-is `worker`, `surroundings` and `reporting`, and `preloaded` in the fork server. Both sides share `setup`,
-`wire`, `shipping` and `pickling`.
+The loader's side is `workers`, and the worker's side is `worker`. Both share `messages` and `shipping`.
+`fork_server` is both ends of the process that forks workers.
 """

@@ -52,10 +52,9 @@ from gpuloader.sources.packed import pack_list
 from gpuloader.staging.arena import Arena
 from gpuloader.staging.ring import Slot
 from gpuloader.system.finalizers import Finalizer, Living, closing_once
-from gpuloader.system.interrupts import at_last, deferred_interrupt, exit_first
 from gpuloader.system.platforms import after_fork, may_fork_unasked, message_pair
 from gpuloader.system.processes import StartedChild, describe_death, start_child, starting, wait_for
-from gpuloader.system.threads import LONGEST_WAIT
+from gpuloader.system.threads import LONGEST_WAIT, at_last, deferred_interrupt, exit_first
 from gpuloader.watch.stats import Meter
 from gpuloader.watch.tracing import WORKER, mark
 
@@ -149,21 +148,22 @@ class WorkerProcess:
         self._arenas: dict[int, weakref.ref[Arena]] = {}
         self._finalizer = Finalizer()  # at exit, a thread may be about to start the process
         parcel = pool.parcel
-        with starting():
-            self.link, theirs = message_pair()
-            try:
-                _known.add(self)
-                self._child = _start_worker(pool, number, theirs)
-            except BaseException as error:
-                self.link.close()
-                if isinstance(error, OSError):
-                    raise LoaderError(f"worker {number} could not be started: {error}") from error
-                raise
-            finally:
-                theirs.close()
-        self.pid = self._child.pid
-        self.sentinel = self._child.sentinel
-        self._finalizer.watch(partial(_end, self.link, self._child, os.getpid()))
+        try:
+            with starting():
+                self.link, theirs = message_pair()
+                try:
+                    _known.add(self)
+                    self.child = _start_worker(pool, number, theirs)
+                except BaseException:
+                    self.link.close()
+                    raise
+                finally:
+                    theirs.close()  # our copy would hide the worker's death
+        except OSError as error:
+            raise LoaderError(f"worker {number} could not be started: {error}") from error
+        self.pid = self.child.pid
+        self.sentinel = self.child.sentinel
+        self._finalizer.watch(partial(_end, self.link, self.child, os.getpid()))
         if parcel is not None:
             for one in parcel.lists:
                 self.send(Message(Kind.LIST, descriptor=one.descriptor))
@@ -214,14 +214,6 @@ class WorkerProcess:
             self._arenas[number] = weakref.ref(arena)
             self.send(Message(Kind.ARENA, a=number, b=arena.nbytes, descriptor=arena.descriptor), arena)
         return number, slot.address - arena.address, slot.bytes.size
-
-    def exit_code(self, seconds: float) -> int | None:
-        """Return the process's exit code, or None if it does not end within `seconds`."""
-        return self._child.exit_code(seconds)
-
-    def kill(self) -> None:
-        """Kill the process now; `close` still has to follow."""
-        self._child.kill()
 
     def close(self, deadline: float) -> None:
         """Wait for the process to end, and kill it after `deadline`; may be called again."""
@@ -282,14 +274,17 @@ class Pool:
         self.serial = 0
         self.workers: list[WorkerProcess] = []
         self.method, self.setup, self.parcel = choose_start(setup, method)
-        self.descriptor = -1
-        self._parts = self.workers, self.parcel, self.process, closing_once()
-        self._finalizer = Finalizer()
         try:
             self.table, self.descriptor = IndexTable.create(ahead, columns)
-            self._parts = *self._parts[:-1], closing_once(self.descriptor)
-            self._finalizer.watch(partial(_close_pool, *self._parts))
-            self._free_rows = list(range(len(self.table.rows)))
+        except BaseException:
+            if self.parcel is not None:
+                self.parcel.close()
+            raise
+        self._free_rows = list(range(len(self.table.rows)))
+        # Not the pool itself: it could not be dropped then.
+        self._parts = self.workers, self.parcel, self.process, closing_once(self.descriptor)
+        self._finalizer = Finalizer(partial(_close_pool, *self._parts))
+        try:
             self.resize(count)
             exit_first()  # before what `multiprocessing` has registered, which kills its children
         except BaseException:
@@ -626,7 +621,7 @@ class ProcessWorkers:
         deaths = max(worker.deaths, held[0].deaths if held else 0)
         if not self._options.respawn or self._closing or deaths > MOST_DEATHS:
             self._broken = True
-            raise died(worker, worker.exit_code(GRACE), held)
+            raise died(worker, worker.child.exit_code(GRACE), held)
         with deferred_interrupt():
             for descriptor in (worker.link.fileno(), worker.sentinel):
                 del self._by_descriptor[descriptor]
@@ -643,7 +638,7 @@ class ProcessWorkers:
         job = next((job for job in self._window.jobs if not job.done), None)
         worker = self._pool.workers[job.worker if job is not None else 0]
         self._broken = True  # nobody knows what the worker was doing, so the epoch cannot continue
-        worker.kill()  # a worker that hangs does not end by itself
+        worker.child.kill()  # a worker that hangs does not end by itself
         who = f"worker {worker.number} (process {worker.pid})"
         number, indices = (None, ()) if job is None else (job.number, job.indices)
         return timed_out(who, worker.pid, self._options.timeout, number, indices)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from gpuloader.errors import DataFileError, SourceError, describe_error, missing_package
 from gpuloader.sources.array_rows import check_index, locate
-from gpuloader.sources.block import each_row
+from gpuloader.sources.block import SampleFields, each_row, of_arrays
 from gpuloader.sources.dataset_base import Dataset
 from gpuloader.sources.files.remote_files import (
     ATTEMPTS,
@@ -32,7 +32,6 @@ from gpuloader.sources.files.remote_files import (
     open_source,
     persist,
 )
-from gpuloader.sources.known_fields import SampleFields, of_arrays
 from gpuloader.system.finalizers import when_dropped
 
 # The rows of stored arrays, the base of `ZarrDataset` and `HDF5Dataset`; each process opens the store.

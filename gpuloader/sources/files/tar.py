@@ -14,7 +14,7 @@ from gpuloader.errors import DataFileError, LoaderError, missing_package
 from gpuloader.sources.files.remote_files import ATTEMPTS, TIMEOUT, Tries, as_urls, open_source
 from gpuloader.sources.files.shards import ShardDataset
 from gpuloader.sources.images.folder import EXTENSIONS
-from gpuloader.sources.images.image import Picture
+from gpuloader.sources.images.image import Image
 
 IMAGE = "image"
 SAMPLES = 64
@@ -159,10 +159,10 @@ class TarDataset(ShardDataset[Any, list[Any], list[Any]]):
 
 
 def take_pictures(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a sample with its encoded pictures as `Picture`, and its class as a whole number.
+    """Return a sample with its encoded pictures as `Image`, and its class as a whole number.
 
     >>> take_pictures({"__key__": "7", "__url__": "a.tar", "jpg": b"...", "seg.png": b"...", "cls": b"3"})
-    {'image': <Picture a.tar/7.jpg: 3 bytes>, 'seg': <Picture a.tar/7.seg.png: 3 bytes>, 'label': 3}
+    {'image': <Image a.tar/7.jpg: 3 bytes>, 'seg': <Image a.tar/7.seg.png: 3 bytes>, 'label': 3}
     """
     taken: dict[str, Any] = {}
     where = f"{sample['__url__']}/{sample['__key__']}"
@@ -171,7 +171,7 @@ def take_pictures(sample: Mapping[str, Any]) -> dict[str, Any]:
         if name in ("__key__", "__url__"):
             continue
         if f".{ending}" in EXTENSIONS:
-            taken[stem or "image"] = Picture(value, f"{where}.{name}")
+            taken[stem or "image"] = Image(value, f"{where}.{name}")
         elif name == "cls":
             taken["label"] = int(value)
         else:

@@ -1,6 +1,6 @@
-"""Pictures: encoded ones, how they are decoded, and the geometry by which they get one size.
+"""Images: encoded ones, how they are decoded, and the geometry by which they get one size.
 
 In: the bytes of JPEG, PNG and other files, arrays of pixels, and images of Pillow.
-Out: uint8 pixels of shape (height, width, 3), whole or resampled.
-Callers: users create `ImageFolder`, `ImageFiles` and `Picture`; `transforms` plans, and `collate` resamples.
+Out: uint8 pixels of shape (height, width, 3), whole or resampled; and regions of them for a GPU.
+Callers: users create `ImageFolder`, `ImageFiles` and `Image`; `transforms` plans and resamples.
 """

@@ -1,9 +1,9 @@
-"""`ImageFolder` and `ImageFiles`: pictures in files, with their labels."""
+"""`ImageFolder` and `ImageFiles`: images in files, with their labels."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from gpuloader.sources.array_rows import locate
 from gpuloader.sources.block import each_row
 from gpuloader.sources.dataset_base import Dataset, join_samples
-from gpuloader.sources.images.image import Picture
+from gpuloader.sources.images.image import Image
 from gpuloader.sources.packed import PackedList
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-"""The endings of file names that are taken for pictures, as in torchvision."""
+"""The endings of file names that are taken for images, as in torchvision."""
 
 Path = str | os.PathLike[str]
 
@@ -28,12 +28,12 @@ class _Pair(NamedTuple):
 
 
 class ImageSample(_Pair):
-    """A picture and its label; a batch has the same two fields.
+    """An image and its label; a batch has the same two fields.
 
     Attributes
     ----------
     image : object
-        The picture.
+        The image.
     label : object
         Its label.
 
@@ -50,38 +50,29 @@ class ImageSample(_Pair):
 
 
 class _Files(Dataset[ImageSample]):
-    """The base of datasets of picture files.
+    """The base of datasets of image files, each with one of the `labels`, if there are any."""
 
-    Parameters
-    ----------
-    paths : iterable of str
-        The files.
-    labels : numpy.ndarray or None
-        One label per file; None for none.
-    """
-
-    holds_pictures = True
+    holds_pictures = True  # for the loader, which decodes them
 
     def __init__(
         self,
-        paths: Iterator[str],
+        paths: Iterable[str],
         labels: NDArray[Any] | None,
         transform: Callable[[Any], Any] | None,
         target_transform: Callable[[Any], Any] | None,
         loader: Callable[[str], Any] | None,
         upright: bool,
     ) -> None:
-        for name, given in (
-            ("transform", transform),
-            ("target_transform", target_transform),
-            ("loader", loader),
-        ):
-            if given is not None and not callable(given):
-                raise TypeError(f"{name} must be callable, got {type(given).__name__}")
+        given = {"transform": transform, "target_transform": target_transform, "loader": loader}
+        for name, function in given.items():
+            if function is not None and not callable(function):
+                raise TypeError(f"{name} must be callable, got {type(function).__name__}")
         self.transform = transform
         self.target_transform = target_transform
         self.loader = loader
         self.upright = bool(upright)
+        # Workers share packed paths. A list of a million strings would be copied into each of them, page by
+        # page, as their reference counts change.
         self._paths = PackedList(paths)
         self._labels = labels
 
@@ -89,36 +80,39 @@ class _Files(Dataset[ImageSample]):
         return len(self._paths)
 
     def __getitem__(self, index: Any) -> Any:
-        rows = locate(self, index)
-        if isinstance(rows, int):
-            return self._read(rows)
-        return join_samples([self._read(row) for row in each_row(rows)])
+        if type(index) is not int:
+            rows = locate(self, index)
+            if not isinstance(rows, int):
+                return join_samples([self[row] for row in each_row(rows)])
+            index = rows
+        try:
+            path = self._paths[index]
+        except IndexError:
+            locate(self, index)  # raises the error with this dataset's name
+            raise
+        image: Any = self.loader(path) if self.loader else Image.read(path, upright=self.upright)
+        if self.transform is not None:
+            image = self.transform(image.to_pillow() if isinstance(image, Image) else image)
+        if self._labels is None:
+            return image
+        label = self._labels[index]
+        if not self._labels.ndim > 1:
+            label = label.item()
+        return ImageSample(image, label if self.target_transform is None else self.target_transform(label))
 
     def __repr__(self) -> str:
-        count = "1 picture" if len(self) == 1 else f"{len(self):,} pictures"
+        count = "1 image" if len(self) == 1 else f"{len(self):,} images"
         return f"<{type(self).__name__}: {count}{self._describe_labels()}>"
 
     def _describe_labels(self) -> str:
         return "" if self._labels is None else " with labels"
 
-    def _read(self, row: int) -> Any:
-        path = self._paths[row]
-        image: Any = self.loader(path) if self.loader else Picture.read(path, upright=self.upright)
-        if self.transform is not None:
-            image = self.transform(image.to_pillow() if isinstance(image, Picture) else image)
-        if self._labels is None:
-            return image
-        label = self._labels[row]
-        if not self._labels.ndim > 1:
-            label = label.item()
-        return ImageSample(image, label if self.target_transform is None else self.target_transform(label))
-
 
 class ImageFolder(_Files):
-    """Pictures in one folder per class; a sample is the tuple ``(image, label)``.
+    """Images in one folder per class; a sample is the tuple ``(image, label)``.
 
     The order, the attributes and the parameters are those of torchvision's class of this name. The image is a
-    `Picture`: a loader decodes it at the size that its transforms need.
+    `Image`: a loader decodes it at the size that its transforms need.
 
     Parameters
     ----------
@@ -128,14 +122,14 @@ class ImageFolder(_Files):
         Called with each image, as an RGB image of Pillow, and with each label. The transforms of the loader
         are faster, and their random numbers do not depend on the workers.
     loader : callable or None
-        Returns the image in a file, given its path: pixels, an image of Pillow or a `Picture`. None reads any
+        Returns the image in a file, given its path: pixels, an image of Pillow or an `Image`. None reads any
         format that Pillow knows.
     is_valid_file : callable or None
-        Returns whether a path is a picture. None looks at the file's extension.
+        Returns whether a path is an image. None looks at the file's extension.
     allow_empty : bool
-        Whether a class may have no pictures.
+        Whether a class may have no images.
     upright : bool
-        Whether to turn pictures as their Exif orientation says.
+        Whether to turn images as their Exif orientation says.
 
     Attributes
     ----------
@@ -144,26 +138,26 @@ class ImageFolder(_Files):
     class_to_idx : dict of str to int
         The label of each class.
     samples, imgs : list of (str, int)
-        The path and the label of each picture.
+        The path and the label of each image.
     targets : list of int
-        The label of each picture.
+        The label of each image.
     extensions : tuple of str or None
-        The extensions of pictures; None if is_valid_file chooses them.
+        The extensions of images; None if is_valid_file chooses them.
 
     Raises
     ------
     FileNotFoundError
-        The folder does not exist, has no folders, or a class has no pictures.
+        The folder does not exist, has no folders, or a class has no images.
 
     Examples
     --------
     >>> import pathlib, tempfile, pytest
     >>> from gpuloader import DataLoader
-    >>> image = pytest.importorskip("PIL.Image")
+    >>> pillow = pytest.importorskip("PIL.Image")
     >>> root = tempfile.TemporaryDirectory()
     >>> for name in ("cat", "dog"):
     ...     pathlib.Path(root.name, name).mkdir()
-    ...     image.new("RGB", (8, 6), "white").save(f"{root.name}/{name}/0.png")
+    ...     pillow.new("RGB", (8, 6), "white").save(f"{root.name}/{name}/0.png")
     >>> dataset = ImageFolder(root.name)
     >>> dataset.classes, dataset.targets
     (['cat', 'dog'], [0, 1])
@@ -191,17 +185,20 @@ class ImageFolder(_Files):
         labels: list[int] = []
         empty: list[str] = []
         for name, label in self.class_to_idx.items():
-            found = list(_walk(os.path.join(self.root, name), is_valid_file))  # noqa: PTH118
-            paths += found
-            labels += [label] * len(found)
-            if not found:
+            before = len(paths)
+            # In torchvision's order: folders by path, then files by name.
+            for folder, _, files in sorted(os.walk(os.path.join(self.root, name), followlinks=True)):  # noqa: PTH118
+                for file in sorted(files):
+                    path = os.path.join(folder, file)  # noqa: PTH118
+                    if is_valid_file(path) if is_valid_file else file.lower().endswith(EXTENSIONS):
+                        paths.append(path)
+            labels += [label] * (len(paths) - before)
+            if len(paths) == before:
                 empty.append(name)
         if empty and not allow_empty:
-            valid = "" if self.extensions is None else f"; pictures end with {', '.join(EXTENSIONS)}"
-            raise FileNotFoundError(f"no pictures in the folders {empty} of {self.root}{valid}")
-        super().__init__(
-            iter(paths), np.array(labels, np.int64), transform, target_transform, loader, upright
-        )
+            valid = "" if self.extensions is None else f"; images end with {', '.join(EXTENSIONS)}"
+            raise FileNotFoundError(f"no images in the folders {empty} of {self.root}{valid}")
+        super().__init__(paths, np.array(labels, np.int64), transform, target_transform, loader, upright)
 
     def find_classes(self, directory: Path) -> tuple[list[str], dict[str, int]]:
         """Return the names of the classes in a folder, and the label of each."""
@@ -212,7 +209,7 @@ class ImageFolder(_Files):
             raise FileNotFoundError(f"{directory} is a file; expected a folder of folders") from None
         if not classes:
             raise FileNotFoundError(f"{directory} has no folders; expected one for each class")
-        return classes, {name: label for label, name in enumerate(classes)}
+        return classes, dict(zip(classes, range(len(classes)), strict=True))
 
     def _describe_labels(self) -> str:
         classes = "1 class" if len(self.classes) == 1 else f"{len(self.classes):,} classes"
@@ -220,14 +217,14 @@ class ImageFolder(_Files):
 
     @property
     def targets(self) -> list[int]:
-        """The label of each picture."""
+        """The label of each image."""
         assert self._labels is not None
         listed: list[int] = self._labels.tolist()
         return listed
 
     @cached_property
     def samples(self) -> list[tuple[str, int]]:
-        """The path and the label of each picture."""
+        """The path and the label of each image."""
         return list(zip(self._paths, self.targets, strict=True))
 
     @property
@@ -240,7 +237,7 @@ class ImageFolder(_Files):
 
 
 class ImageFiles(_Files):
-    """Pictures in the given files; a sample is the tuple ``(image, label)``, or the image alone.
+    """Images in the given files; a sample is the tuple ``(image, label)``, or the image alone.
 
     Parameters
     ----------
@@ -249,10 +246,10 @@ class ImageFiles(_Files):
     labels : sequence or None
         One number, or row of numbers, per file; None for samples that are images alone.
     loader : callable or None
-        Returns the image in a file, given its path: pixels, an image of Pillow or a `Picture`. None reads any
+        Returns the image in a file, given its path: pixels, an image of Pillow or an `Image`. None reads any
         format that Pillow knows.
     upright : bool
-        Whether to turn pictures as their Exif orientation says.
+        Whether to turn images as their Exif orientation says.
 
     Raises
     ------
@@ -262,12 +259,12 @@ class ImageFiles(_Files):
     Examples
     --------
     >>> import tempfile, pytest
-    >>> image = pytest.importorskip("PIL.Image")
+    >>> pillow = pytest.importorskip("PIL.Image")
     >>> folder = tempfile.TemporaryDirectory()
-    >>> image.new("L", (8, 6)).save(f"{folder.name}/a.png")
+    >>> pillow.new("L", (8, 6)).save(f"{folder.name}/a.png")
     >>> dataset = ImageFiles([f"{folder.name}/a.png"], labels=[7])
-    >>> picture, label = dataset[0]
-    >>> picture.shape, label
+    >>> image, label = dataset[0]
+    >>> image.shape, label
     ((6, 8, 3), 7)
     >>> folder.cleanup()
     """
@@ -288,12 +285,3 @@ class ImageFiles(_Files):
                 f"expected one label per file, got {len(paths)} files and labels of {rows.shape}"
             )
         super().__init__((os.fspath(path) for path in paths), rows, None, None, loader, upright)
-
-
-def _walk(folder: str, is_valid_file: Callable[[str], bool] | None) -> Iterator[str]:
-    """Yield the pictures below a folder in torchvision's order: folders by path, then files by name."""
-    for root, _, names in sorted(os.walk(folder, followlinks=True)):
-        for name in sorted(names):
-            path = os.path.join(root, name)  # noqa: PTH118
-            if is_valid_file(path) if is_valid_file else name.lower().endswith(EXTENSIONS):
-                yield path

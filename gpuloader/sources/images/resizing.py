@@ -1,9 +1,12 @@
-"""Resizes pictures as Pillow does, bit for bit, in functions that Numba compiles; see `resampling`.
+"""Resizes images as Pillow does, bit for bit, in functions that Numba compiles; see `resampling`.
 
-They are plain functions, which also run without Numba, slowly. `resize` sums weighted pixels along x, rounds
-the sums to bytes, and sums those along y, as Pillow does. Each loop runs over a whole line of values, so that
-the compiler vectorizes it. For the sums along x, a strip of rows is transposed first, which places the pixels
-of a column side by side. A pixel takes four bytes there; the fourth is unused.
+They are plain functions, which also run without Numba, slowly. They have a file of their own because Numba
+names its cache after the file, and compiles again whatever has changed in it.
+
+`resize` sums weighted pixels along x, rounds the sums to bytes, and sums those along y, as Pillow does. Each
+loop runs over a whole line of values, so that the compiler vectorizes it. For the sums along x, a strip of
+rows is transposed first, which places the pixels of a column side by side. A pixel takes four bytes there;
+the fourth is unused.
 """
 
 from __future__ import annotations
@@ -22,10 +25,11 @@ Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint32]
 Sums = NDArray[np.int32]
 
-_BITS = 22  # of a weight's fraction
+_BITS = 22  # of a weight's fraction, as in Pillow: 8 bits of a pixel and 2 of overshoot are left of 32
 _STRIP = 64  # rows to resize along x at once
 _BLOCK = 16  # rows to transpose at once: as many lines as fit into the CPU's cache
 _HALF = np.int32(1 << (_BITS - 1))
+# NumPy scalars, because Numba widens a Python int to 64 bits, and half as many values fit into a register.
 _SHIFT, _LEAST, _MOST = np.int32(_BITS), np.int32(0), np.int32(255)
 _GREEN, _BLUE = np.uint32(8), np.uint32(16)
 
@@ -33,29 +37,14 @@ _GREEN, _BLUE = np.uint32(8), np.uint32(16)
 def resize(
     pixels: Pixels, corner: Pair, box: Box, size: Pair, window: Pair, turn: int, cubic: bool, out: Pixels
 ) -> None:
-    """Write a window of a resized box of a picture; pixels outside the resized box are black.
+    """Write a window of a resized box of an image; pixels outside the resized box are black.
 
-    Parameters
-    ----------
-    pixels : numpy.ndarray
-        The part of the picture that the result depends on, or more of it; uint8 (height, width, 3).
-    corner : tuple of int
-        The top and left of that part in the picture.
-    box : tuple of float
-        The left, top, right and bottom of the box, in the picture.
-    size : tuple of int
-        The height and width to resize the box to.
-    window : tuple of int
-        The top and left of the result in the resized box.
-    turn : int
-        1 mirrors the result left to right, 2 top to bottom, 3 both.
-    cubic : bool
-        Whether the filter is bicubic; otherwise it is bilinear.
-    out : numpy.ndarray
-        The result; uint8 (height, width, 3).
+    `pixels` is the part of the image that the result depends on, or more of it, uint8 (height, width, 3), and
+    `corner` its top and left in the image. `box` is the left, top, right and bottom, in the image, of what
+    becomes `size`, a height and a width. `window` is the top and left of the result in the resized box. The
+    result is mirrored by `turn`: 1 left to right, 2 top to bottom, 3 both. `cubic` chooses the filter,
+    bicubic or bilinear. `out` is the result, uint8 (height, width, 3).
 
-    Examples
-    --------
     >>> ramp = np.repeat(np.arange(0, 40, 2, np.uint8), 3).reshape(1, 20, 3)
     >>> out = np.empty((1, 4, 3), np.uint8)
     >>> resize(ramp, (0, 0), (0, 0, 20, 1), (1, 4), (0, 0), 1, False, out)
@@ -91,27 +80,16 @@ def find_taps(
 ) -> Taps:
     """Return the taps of a range of outputs along one axis.
 
-    Every operation is rounded to double by itself, in Pillow's order.
+    `begin` and `length` are the range of the image's pixels that is available; the taps count from `begin`.
+    `low` and `high` are the box's edges, `whole` is the number of pixels to resize the box to, and `start`
+    and `outputs` are the first output and the number of outputs.
 
-    Parameters
-    ----------
-    begin, length : int
-        The range of the picture's pixels that is available. The taps count from `begin`.
-    low, high : float
-        The box's edges, which Pillow rounds to float32.
-    whole : int
-        The number of pixels to resize the box to.
-    start, outputs : int
-        The first output, and the number of outputs.
-    cubic : bool
-        Whether the filter is bicubic.
-
-    Examples
-    --------
     >>> firsts, counts, weights = find_taps(0, 4, 0.0, 4.0, 2, 0, 2, False)
     >>> firsts.tolist(), counts.tolist(), (weights / 2**22).round(3).tolist()
     ([0, 1], [3, 3], [[0.429, 0.429, 0.143, 0.0, 0.0], [0.143, 0.429, 0.429, 0.0, 0.0]])
     """
+    # Pillow rounds the edges to float32. After that, every operation is rounded to double by itself, in
+    # Pillow's order: sums in another order would make another weight here and there.
     edge = np.float32(low)
     step = np.float64(np.float32(high) - edge) / whole
     stretch = max(step, 1.0)
@@ -194,7 +172,7 @@ def transpose_back(words: Words, result: Words) -> None:
 
 
 def add_lines(lines: Bytes, first: int, count: int, weights: Sums, sums: Sums) -> None:
-    """Write the weighted sums of lines, for `round_to_byte`."""
+    """Write the weighted sums of lines, for `pack`: in units of 2**-22, with a half added to round them."""
     sums[:] = _HALF
     for tap in range(count):
         weight, line = weights[tap], lines[first + tap]
@@ -203,9 +181,15 @@ def add_lines(lines: Bytes, first: int, count: int, weights: Sums, sums: Sums) -
 
 
 def pack(sums: Sums, line: Bytes) -> None:
-    """Write sums as bytes."""
+    """Write sums as bytes.
+
+    >>> line = np.empty(3, np.uint8)
+    >>> pack(np.array([-5 << 22, 7 << 22, 300 << 22], np.int32), line)
+    >>> line.tolist()
+    [0, 7, 255]
+    """
     for place in range(len(sums)):
-        line[place] = round_to_byte(sums[place])
+        line[place] = np.uint8(min(max(np.int32(sums[place] >> _SHIFT), _LEAST), _MOST))
 
 
 def copy_colors(line: Bytes, pixels: Bytes) -> None:
@@ -215,10 +199,5 @@ def copy_colors(line: Bytes, pixels: Bytes) -> None:
             pixels[column, channel] = line[column, channel]
 
 
-def round_to_byte(total: np.int32) -> np.uint8:
-    """Return a sum as a byte.
-
-    >>> [int(round_to_byte(np.int32(total))) for total in (-5 << 22, 7 << 22, 300 << 22)]
-    [0, 7, 255]
-    """
-    return np.uint8(min(max(np.int32(total >> _SHIFT), _LEAST), _MOST))
+CALLED = (find_taps, weigh, resize_across, transpose_pixels, transpose_back, add_lines, pack, copy_colors)
+"""The functions that `resize` calls, which are compiled, too."""

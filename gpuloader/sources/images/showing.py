@@ -1,4 +1,4 @@
-"""`show`: a batch of pictures drawn as a grid."""
+"""`show`: a batch of images drawn as a grid."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _LINE = 14  # the height of a line of text
 
 
 def show(batch: Any, *, columns: int | None = None, classes: Sequence[str] | None = None) -> Any:
-    """Return a batch of pictures as one image, which notebooks display, with their labels below.
+    """Return a batch of images as one image of Pillow, which notebooks display, with their labels below.
 
     Parameters
     ----------
     batch : object
-        The pictures, as an array or tensor of any library, or a tuple, list or dict whose first entry they
-        are and whose second has one label per picture. Pictures have the shape (n, height, width, channels)
+        The images, as an array or tensor of any library, or a tuple, list or dict whose first entry they
+        are and whose second has one label per image. Images have the shape (n, height, width, channels)
         or (n, channels, height, width), with 1 or 3 channels. Floats are stretched so that the least is
         black and the greatest white; NaN is black.
     columns : int or None
-        Pictures per row; None makes the grid about square.
+        Images per row; None makes the grid about square.
     classes : sequence of str or None
         The names of the labels 0, 1, 2, …
 
@@ -42,7 +42,7 @@ def show(batch: Any, *, columns: int | None = None, classes: Sequence[str] | Non
     TypeError
         `batch` is not a batch, but for example a loader.
     ValueError
-        The batch has no pictures, or not one label for each; a label has no name in `classes`; or `columns`
+        The batch has no images, or not one label for each; a label has no name in `classes`; or `columns`
         is not an integer of 1 or more.
     MissingPackage
         Pillow is not installed.
@@ -55,32 +55,29 @@ def show(batch: Any, *, columns: int | None = None, classes: Sequence[str] | Non
     (112, 104)
     """
     pillow = load_pillow()
+    from PIL import ImageDraw
+
     images, labels = _split(batch)
     pixels = _as_bytes(images)
     count, tall, wide, _ = pixels.shape
-    _check_labels(labels, count)
+    if labels is not None and (not labels.ndim or len(labels) != count):
+        found = f"{len(labels)} labels" if labels.ndim else "a single label"
+        raise ValueError(f"expected one label per image, got {count} images and {found}")
     columns = math.ceil(math.sqrt(count)) if columns is None else check_count("columns", columns)
-    below = _LINE if labels is not None else 0
-    rows = -(-count // columns)
-    grid = pillow.new(
-        "RGB",
-        (columns * (wide + _GAP) + _GAP, rows * (tall + below + _GAP) + _GAP),
-        "white",
-    )
-    from PIL import ImageDraw
-
+    across, down = wide + _GAP, tall + _GAP + (_LINE if labels is not None else 0)
+    grid = pillow.new("RGB", (columns * across + _GAP, -(-count // columns) * down + _GAP), "white")
     draw = ImageDraw.Draw(grid)
-    for position, picture in enumerate(pixels):
+    for position, image in enumerate(pixels):
         row, column = divmod(position, columns)
-        left, top = _GAP + column * (wide + _GAP), _GAP + row * (tall + below + _GAP)
-        grid.paste(pillow.fromarray(picture), (left, top))
+        left, top = _GAP + column * across, _GAP + row * down
+        grid.paste(pillow.fromarray(image), (left, top))
         if labels is not None:
             draw.text((left, top + tall + 1), _describe(labels[position], classes), "black")
     return grid
 
 
 def _split(batch: Any) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    """Return the pictures and the labels of a batch, None if it has none."""
+    """Return the images and the labels of a batch, None if it has none."""
     entries = list(batch.values()) if isinstance(batch, Mapping) else batch
     if not isinstance(entries, tuple | list):
         entries = [entries]
@@ -89,7 +86,7 @@ def _split(batch: Any) -> tuple[NDArray[Any], NDArray[Any] | None]:
     images = _to_host(entries[0])
     if not images.ndim or images.dtype.kind in "OSUM":  # what NumPy makes of other objects
         raise TypeError(
-            "expected an array of pictures, or a tuple, list or dict of it and labels: pass a batch, such as "
+            "expected an array of images, or a tuple, list or dict of it and labels: pass a batch, such as "
             f"next(iter(loader)); got {type(batch).__name__}"
         )
     return images, _to_host(entries[1]) if len(entries) > 1 else None
@@ -104,48 +101,36 @@ def _to_host(values: Any) -> NDArray[Any]:
     return tensor_array(values, np.dtype(np.float32)) if is_tensor(values) else np.asarray(values)
 
 
-def _check_labels(labels: NDArray[Any] | None, count: int) -> None:
-    """Raise `ValueError` unless there is one label per picture, if there are any."""
-    if labels is not None and (not labels.ndim or len(labels) != count):
-        found = f"{len(labels)} labels" if labels.ndim else "a single label"
-        raise ValueError(f"expected one label per picture, got {count} pictures and {found}")
-
-
 def _as_bytes(images: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return pictures as uint8 (n, height, width, 3)."""
+    """Return images as uint8 (n, height, width, 3)."""
     if images.ndim == 3:
         images = images[..., None]
     if images.ndim != 4 or not images.size:
-        raise ValueError(f"expected pictures of shape (n, height, width, channels), got {images.shape}")
+        raise ValueError(f"expected images of shape (n, height, width, channels), got {images.shape}")
     if images.shape[3] not in (1, 3):
         images = images.transpose(0, 2, 3, 1)
     if images.shape[3] not in (1, 3):
-        raise ValueError(f"expected pictures with 1 or 3 channels, got the shape {images.shape}")
+        raise ValueError(f"expected images with 1 or 3 channels, got the shape {images.shape}")
     if images.dtype != np.uint8:
-        images = _stretch(images.astype(np.float32))
+        floats = images.astype(np.float32)
+        finite = floats[np.isfinite(floats)]
+        # Infinities become the nearest finite number, so that one of them does not blacken all others.
+        least, most = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+        known = np.nan_to_num(floats, nan=least, posinf=most, neginf=least)
+        images = ((known - least) * (255 / ((most - least) or 1))).round().astype(np.uint8)
     return np.ascontiguousarray(np.broadcast_to(images, (*images.shape[:3], 3)))
-
-
-def _stretch(floats: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Return the finite numbers stretched to 0 to 255; infinities become the nearest of them, and NaN 0."""
-    finite = floats[np.isfinite(floats)]
-    least, most = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
-    known = np.nan_to_num(floats, nan=least, posinf=most, neginf=least)
-    return ((known - least) * (255 / ((most - least) or 1))).round().astype(np.uint8)
 
 
 def _describe(label: Any, classes: Sequence[str] | None) -> str:
     if np.ndim(label):  # shares of several classes, as MixUp makes them
         parts = [(float(share), number) for number, share in enumerate(label) if share > 0]
-        return " ".join(f"{_name(number, classes)} {share:.1f}" for share, number in sorted(parts)[:-3:-1])
+        largest = sorted(parts)[:-3:-1]
+        return " ".join(f"{_describe(number, classes)} {share:.1f}" for share, number in largest)
     if isinstance(label, str):
         return label
-    return _name(int(label), classes) if float(label).is_integer() else f"{float(label):g}"
-
-
-def _name(label: int, classes: Sequence[str] | None) -> str:
-    if classes is None:
-        return str(label)
-    if not 0 <= label < len(classes):
-        raise ValueError(f"label {label} has no name: classes has {len(classes)} names")
-    return classes[label]
+    if not float(label).is_integer():
+        return f"{float(label):g}"
+    number = int(label)
+    if classes is not None and not 0 <= number < len(classes):
+        raise ValueError(f"label {number} has no name: classes has {len(classes)} names")
+    return str(number) if classes is None else classes[number]

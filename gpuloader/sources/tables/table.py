@@ -14,9 +14,17 @@ from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import is_stageable, native
 from gpuloader.foreign import as_array, is_instance
 from gpuloader.sources.array_rows import ArrayRows, as_rows, locate
-from gpuloader.sources.block import Block, Column, Part, Rows, WholeList
+from gpuloader.sources.block import (
+    Block,
+    Column,
+    Part,
+    Rows,
+    SampleFields,
+    WholeList,
+    describe_field,
+    of_columns,
+)
 from gpuloader.sources.dataset_base import Dataset
-from gpuloader.sources.known_fields import SampleFields, describe_field, of_columns
 from gpuloader.sources.tables.arrow import check_nulls, column_of, refuse_nulls
 
 # The columns of data frames, Arrow tables and dicts, in the form in which the loader reads them.

@@ -1,15 +1,17 @@
-"""Encoded pictures have Pillow's pixels, whoever decodes them; what is no picture is an error."""
+"""Encoded images have Pillow's pixels, whoever decodes them; what is no image is an error."""
 
 import io
 import pickle
+import random
 import struct
 import zlib
 
 import numpy as np
 import pytest
 
-from gpuloader import Picture, PictureError, SampleError, SourceError
+from gpuloader import Image, PictureError, SampleError, SourceError
 from gpuloader.sources.images import decoding
+from gpuloader.sources.images.decoding import is_plain
 from gpuloader.sources.images.image import Geometry
 from tests.picture_files import decoded_by_pillow, encode, make_pixels, pillow
 
@@ -28,7 +30,7 @@ def by(monkeypatch):
 
 
 def pixels_of(data, **options):
-    return Picture(data, **options).decode()
+    return Image(data, **options).decode()
 
 
 JPEGS = {
@@ -48,7 +50,7 @@ JPEGS = {
 def test_jpegs_have_pillows_pixels(options, size, by):
     by(turbo=True)
     data = encode(make_pixels(*size), **options)
-    assert Picture(data).header.is_turbo
+    assert Image(data).header.is_turbo
     np.testing.assert_array_equal(pixels_of(data), decoded_by_pillow(data))
 
 
@@ -99,14 +101,14 @@ def turned(orientation, form):
 @BOTH
 @pytest.mark.parametrize("form", ["JPEG", "PNG"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_pictures_are_turned_upright_if_asked(orientation, form, turbo, by):
+def test_images_are_turned_upright_if_asked(orientation, form, turbo, by):
     from PIL import ImageOps
 
     by(turbo)
     data = turned(orientation, form)
     np.testing.assert_array_equal(pixels_of(data), decoded_by_pillow(data))  # as torchvision takes them
     upright = np.asarray(ImageOps.exif_transpose(pillow.open(io.BytesIO(data))).convert("RGB"))
-    assert Picture(data, upright=True).shape == upright.shape
+    assert Image(data, upright=True).shape == upright.shape
     np.testing.assert_array_equal(pixels_of(data, upright=True), upright)
 
 
@@ -131,7 +133,7 @@ def jpeg_bomb():
 
 BAD = {
     "empty": (b"", "the file is empty"),
-    "text": (b"this is not a picture", "cannot decode the picture: its data is in no format"),
+    "text": (b"this is not a image", "cannot decode the image: its data is in no format"),
     "half of a JPEG": (encode(make_pixels(64, 64))[:800], "cannot decode"),
     "the head of a JPEG": (encode(make_pixels(64, 64))[:10], "cannot decode"),
     "half of a PNG": (encode(make_pixels(64, 64), "PNG")[:3000], "cannot decode"),
@@ -147,7 +149,7 @@ def test_what_cannot_be_decoded_is_an_error_that_names_the_file(name, turbo, by)
     by(turbo)
     data, problem = BAD[name]
     with pytest.raises(PictureError, match=problem) as caught:
-        Picture(data, "cat/1.jpg").decode()
+        Image(data, "cat/1.jpg").decode()
     assert caught.value.file == "cat/1.jpg"
     assert str(caught.value).startswith("cat/1.jpg: ")
     assert isinstance(caught.value, SampleError)
@@ -175,24 +177,24 @@ def test_bytes_that_pillow_ignores_are_ignored(by):
     np.testing.assert_array_equal(pixels_of(odd), decoded_by_pillow(odd))
 
 
-def test_numpy_takes_a_picture_for_its_pixels():
+def test_numpy_takes_a_image_for_its_pixels():
     data = encode(make_pixels(20, 30), "PNG")
-    picture = Picture(data, "a.png")
-    assert (picture.shape, picture.dtype) == ((20, 30, 3), np.uint8)
-    np.testing.assert_array_equal(np.asarray(picture), make_pixels(20, 30))
-    assert np.asarray(picture, np.float32).dtype == np.float32
+    image = Image(data, "a.png")
+    assert (image.shape, image.dtype) == ((20, 30, 3), np.uint8)
+    np.testing.assert_array_equal(np.asarray(image), make_pixels(20, 30))
+    assert np.asarray(image, np.float32).dtype == np.float32
     with pytest.raises(ValueError, match="without a copy"):
-        np.array(picture, copy=False)
-    assert repr(picture) == f"<Picture a.png: {len(data):,} bytes>"
-    again = pickle.loads(pickle.dumps(picture))
+        np.array(image, copy=False)
+    assert repr(image) == f"<Image a.png: {len(data):,} bytes>"
+    again = pickle.loads(pickle.dumps(image))
     assert (again.file, again.data) == ("a.png", data)
-    assert picture.to_pillow().size == (30, 20)
-    np.testing.assert_array_equal(pillow.fromarray(np.asarray(picture)), make_pixels(20, 30))
+    assert image.to_pillow().size == (30, 20)
+    np.testing.assert_array_equal(pillow.fromarray(np.asarray(image)), make_pixels(20, 30))
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
-    with pytest.raises(SourceError, match=r"missing\.jpg: cannot read the picture: No such file"):
-        Picture.read(tmp_path / "missing.jpg")
+    with pytest.raises(SourceError, match=r"missing\.jpg: cannot read the image: No such file"):
+        Image.read(tmp_path / "missing.jpg")
 
 
 @pytest.mark.parametrize("upright", [False, True])
@@ -202,16 +204,131 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
 def test_the_decoder_shrinks_as_far_as_the_window_allows(size, eighths, upright):
     pytest.importorskip("simplejpeg")
     data = turned(6, "JPEG") if upright else encode(make_pixels(401, 480))
-    picture = Picture(data, upright=upright)
-    height, width, _ = picture.shape
+    image = Image(data, upright=upright)
+    height, width, _ = image.shape
     if upright:
         size = size[0] * height // 401, size[1] * width // 480
     whole = Geometry.of(height, width)
-    shrink, geometry = picture.plan_decoding(whole.resized(size, "bilinear", scaled=True))
-    tall, wide = picture.decode_at(shrink).shape[:2]
+    shrink, geometry = image.plan_decoding(whole.resized(size, "bilinear", scaled=True))
+    tall, wide = image.decode_at(shrink).shape[:2]
     if upright:
         assert tall >= min(size[0], height)
     else:
         assert (tall, wide) == (-(-401 * eighths // 8), -(-480 * eighths // 8))
     assert geometry.box == pytest.approx((0, 0, wide, tall))
-    assert picture.plan_decoding(whole.resized(size, "bilinear"))[0] == 8
+    assert image.plan_decoding(whole.resized(size, "bilinear"))[0] == 8
+
+
+# Which files a GPU may decode: whole JPEG files of usual kinds, told by their markers.
+
+SMALL = make_pixels(17, 23)
+
+
+def converted(mode):
+    return pillow.fromarray(SMALL).convert(mode)
+
+
+def find(data, *markers):
+    """Return where the first segment with one of these markers begins."""
+    at = 2
+    while data[at + 1] not in markers:
+        at += 2 + (data[at + 2] << 8 | data[at + 3])
+    return at
+
+
+def without(data, *markers):
+    """Return a file without the segments of these markers before its first scan."""
+    kept, at = bytearray(data[:2]), 2
+    while data[at + 1] != 0xDA:
+        end = at + 2 + (data[at + 2] << 8 | data[at + 3])
+        if data[at + 1] not in markers:
+            kept += data[at:end]
+        at = end
+    return bytes(kept + data[at:])
+
+
+def changed(data, at, value):
+    return data[:at] + bytes([value]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"progressive": True}, {"subsampling": 0}, {"subsampling": 1}, {"optimize": True}, {"quality": 1}],
+)
+def test_usual_files_are_plain(options):
+    assert is_plain(encode(SMALL, **options))
+    assert is_plain(encode(converted("L"), **options))
+
+
+def test_metadata_padding_and_what_follows_the_end_do_not_matter():
+    data = encode(
+        SMALL, exif=b"Exif\0\0" + b"\xff\xd9" * 40, comment=b"\xff\xd9", icc_profile=b"\xff\xd9" * 9
+    )
+    assert is_plain(data)
+    assert is_plain(data + b"\0" * 100)
+    at = find(data, 0xDB)
+    assert is_plain(data[:at] + b"\xff\xff" + data[at:])
+    assert is_plain(bytearray(data))
+
+
+@pytest.mark.parametrize("form", ["PNG", "WEBP", "GIF", "BMP", "TIFF"])
+def test_other_formats_are_not(form):
+    assert not is_plain(encode(SMALL, form))
+
+
+def test_cmyk_is_not():
+    assert not is_plain(encode(converted("CMYK")))
+
+
+def test_rgb_is_not():
+    data = encode(SMALL)
+    at = find(data, 0xC0)
+    named = data
+    for number, name in enumerate(b"RGB"):
+        named = changed(named, at + 10 + 3 * number, name)
+    assert not is_plain(named)
+    adobe = b"\xff\xee\x00\x0eAdobe\x00\x64\x00\x00\x00\x00"
+    assert is_plain(data[:2] + adobe + b"\x01" + data[2:])
+    assert not is_plain(data[:2] + adobe + b"\x00" + data[2:])
+
+
+def test_every_part_of_a_file_is_truncated():
+    data = encode(SMALL, exif=b"Exif\0\0" + b"\xff\xd9" * 4)
+    assert is_plain(data)
+    assert not any(is_plain(data[:size]) for size in range(len(data)))
+
+
+def test_missing_tables_and_frames():
+    data = encode(SMALL)
+    for markers in [(0xDB,), (0xC4,), (0xC0,)]:
+        assert not is_plain(without(data, *markers))
+
+
+@pytest.mark.parametrize("marker", [0xC3, 0xC5, 0xC9, 0xCF])
+def test_lossless_and_arithmetic_frames_are_not(marker):
+    data = encode(SMALL)
+    assert not is_plain(changed(data, find(data, 0xC0) + 1, marker))
+
+
+@pytest.mark.parametrize(("offset", "value"), [(4, 12), (9, 2), (9, 4), (11, 0x33), (14, 0x21)])
+def test_depths_and_samplings_that_gpus_do_not_decode(offset, value):
+    data = encode(SMALL)
+    assert not is_plain(changed(data, find(data, 0xC0) + offset, value))
+
+
+def test_a_height_that_comes_later_is_not():
+    data = encode(SMALL)
+    at = find(data, 0xC0)
+    assert not is_plain(changed(changed(data, at + 5, 0), at + 6, 0))
+
+
+def test_damage_never_raises():
+    draw = random.Random(5)
+    data = encode(SMALL)
+    for _ in range(2000):
+        broken = bytearray(data)
+        for _ in range(draw.randrange(1, 6)):
+            broken[draw.randrange(len(broken))] = draw.randrange(256)
+        assert is_plain(bytes(broken)) in (True, False)
+    for size in range(12):
+        assert not is_plain(draw.randbytes(size))

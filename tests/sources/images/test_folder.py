@@ -1,4 +1,4 @@
-"""`ImageFolder` and `ImageFiles` find, label and read pictures as torchvision's class does."""
+"""`ImageFolder` and `ImageFiles` find, label and read images as torchvision's class does."""
 
 import pickle
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, ImageFiles, ImageFolder, ImageSample, Picture, SampleError, Subset
+from gpuloader import DataLoader, Image, ImageFiles, ImageFolder, ImageSample, SampleError, Subset
 from gpuloader.testing import simulated_places
 from gpuloader.transforms import Resize
 from tests.picture_files import decoded_by_pillow, encode, make_pixels, pillow, write_folder
@@ -16,7 +16,7 @@ def test_classes_are_sorted_folders_and_samples_sorted_files(tmp_path):
     paths = write_folder(tmp_path, ("dog", "cat", "ant"), count=3)
     (tmp_path / "cat" / "deep").mkdir()
     (tmp_path / "cat" / "deep" / "0.PNG").write_bytes(encode(make_pixels(5, 5), "PNG"))
-    (tmp_path / "cat" / "notes.txt").write_text("no picture")
+    (tmp_path / "cat" / "notes.txt").write_text("no image")
     (tmp_path / "README.md").write_text("no class")
     dataset = ImageFolder(tmp_path)
     assert dataset.classes == ["ant", "cat", "dog"]
@@ -51,7 +51,7 @@ def test_what_is_missing_is_an_error(tmp_path):
         ImageFolder(tmp_path)
     write_folder(tmp_path, ("cat",))
     (tmp_path / "dog").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"no pictures in the folders \['dog'\]"):
+    with pytest.raises(FileNotFoundError, match=r"no images in the folders \['dog'\]"):
         ImageFolder(tmp_path)
     assert ImageFolder(tmp_path, allow_empty=True).classes == ["cat", "dog"]
     with pytest.raises(FileNotFoundError, match="is a file"):
@@ -80,7 +80,7 @@ def test_the_users_functions_choose_and_read(tmp_path):
 def test_several_samples_at_once(tmp_path):
     write_folder(tmp_path)
     images, labels = ImageFolder(tmp_path)[2:6]
-    assert [type(image) for image in images] == [Picture] * 4
+    assert [type(image) for image in images] == [Image] * 4
     assert labels.tolist() == [0, 0, 1, 1]
 
 
@@ -105,7 +105,7 @@ def test_files_with_and_without_labels(tmp_path):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_pictures_of_one_size_need_no_transform(tmp_path, workers):
+def test_images_of_one_size_need_no_transform(tmp_path, workers):
     data = [encode(make_pixels(8, 9, seed=number), "PNG") for number in range(5)]
     paths = []
     for number, one in enumerate(data):
@@ -123,7 +123,7 @@ def test_pictures_of_one_size_need_no_transform(tmp_path, workers):
         np.testing.assert_array_equal(images, expected)
 
 
-def test_pictures_of_several_sizes_without_a_transform_are_an_error(tmp_path):
+def test_images_of_several_sizes_without_a_transform_are_an_error(tmp_path):
     write_folder(tmp_path)
     with pytest.raises(
         SampleError, match=r"sample 1, dataset index 1, field 'image': expected shape \(40, 50, 3\)"
@@ -149,10 +149,10 @@ def load_pixels(path):
         {"transforms": [Resize(None, 32)], "places": simulated_places(1)},
         {"on_bad": "skip"},
     ],
-    ids=str,
+    ids=lambda options: ",".join(options) or "default",
 )
-@pytest.mark.parametrize("loader", [None, load_pixels], ids=["pictures", "pixels"])
-def test_pictures_of_several_sizes_are_an_error_that_says_how_to_make_them_one(tmp_path, options, loader):
+@pytest.mark.parametrize("loader", [None, load_pixels], ids=["images", "pixels"])
+def test_images_of_several_sizes_are_an_error_that_says_how_to_make_them_one(tmp_path, options, loader):
     for number, size in enumerate([(40, 50), (70, 50)]):
         (tmp_path / "cat").mkdir(exist_ok=True)
         (tmp_path / "cat" / f"{number}.png").write_bytes(encode(make_pixels(*size), "PNG"))
@@ -162,16 +162,16 @@ def test_pictures_of_several_sizes_are_an_error_that_says_how_to_make_them_one(t
     assert "ragged" not in str(caught.value)
 
 
-def test_static_batches_of_pictures_of_several_sizes_are_such_an_error_too(tmp_path):
+def test_static_batches_of_images_of_several_sizes_are_such_an_error_too(tmp_path):
     for number, size in enumerate([(40, 50), (70, 50)]):
         (tmp_path / f"{number}.png").write_bytes(encode(make_pixels(*size), "PNG"))
     loader = DataLoader(ImageFiles(sorted(tmp_path.iterdir())), places="cpu", batch_size=1, static=True)
-    with pytest.raises(SampleError, match=f"as in the loader's first batch.*for pictures, {ONE_SIZE}"):
+    with pytest.raises(SampleError, match=f"as in the loader's first batch.*for images, {ONE_SIZE}"):
         for batch in loader:
             del batch
 
 
-def test_other_fields_beside_pictures_keep_their_advice():
+def test_other_fields_beside_images_keep_their_advice():
     samples = [{"image": encode(make_pixels(8, 8)), "words": np.arange(3 + number)} for number in range(2)]
     with pytest.raises(SampleError, match=r"field 'words': .* name the field in ragged, or in pad"):
         list(DataLoader(samples, places="cpu", batch_size=2, decode="image"))
@@ -179,6 +179,6 @@ def test_other_fields_beside_pictures_keep_their_advice():
 
 def test_it_describes_itself(tmp_path):
     paths = write_folder(tmp_path, ("dog", "cat"), count=3)
-    assert repr(ImageFolder(tmp_path)) == f"<ImageFolder: 6 pictures of 2 classes in {tmp_path}>"
-    assert repr(ImageFiles(paths, labels=range(6))) == "<ImageFiles: 6 pictures with labels>"
-    assert repr(ImageFiles(paths[:1])) == "<ImageFiles: 1 picture>"
+    assert repr(ImageFolder(tmp_path)) == f"<ImageFolder: 6 images of 2 classes in {tmp_path}>"
+    assert repr(ImageFiles(paths, labels=range(6))) == "<ImageFiles: 6 images with labels>"
+    assert repr(ImageFiles(paths[:1])) == "<ImageFiles: 1 image>"

@@ -1,4 +1,4 @@
-"""Pictures are resampled as Pillow does it: first the columns, then the rows."""
+"""Images are resampled as Pillow does it: first the columns, then the rows."""
 
 from dataclasses import replace
 
@@ -8,16 +8,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuloader.sources.images import resampling
-from gpuloader.sources.images.decoding import load_turbojpeg
-from gpuloader.sources.images.image import Geometry, Picture
+from gpuloader.sources.images.image import Geometry, Image
 from gpuloader.sources.images.resampling import as_pixels, resample
+from gpuloader.sources.images.turbojpeg import load_turbojpeg
 from tests.picture_files import encode, make_pixels, pillow
 
 FILTERS = {"bilinear": pillow.Resampling.BILINEAR, "bicubic": pillow.Resampling.BICUBIC}
 
 
 def by_pillow(pixels, box, size, kind):
-    """Resize the whole picture in two steps, without any of our shortcuts."""
+    """Resize the whole image in two steps, without any of our shortcuts."""
     (left, top, right, bottom), (height, width), kind = box, size, FILTERS[kind]
     image = pillow.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
     image = image.resize((width, image.height), kind, (left, 0, right, image.height))
@@ -55,14 +55,14 @@ def test_a_window_of_a_resized_part_equals_pillows(way, case, channels, flip, fl
             expected[y - top, x - left] = whole[y, x]
     expected = expected[:, ::-1] if flip else expected
     expected = expected[::-1] if flop else expected
-    for picture in (pixels, pillow.fromarray(pixels.squeeze(2) if channels == 1 else pixels)):
-        got = as_pixels(resample(picture, geometry.mirrored(flip=flip, flop=flop)))
+    for image in (pixels, pillow.fromarray(pixels.squeeze(2) if channels == 1 else pixels)):
+        got = as_pixels(resample(image, geometry.mirrored(flip=flip, flop=flop)))
         np.testing.assert_array_equal(got, expected)
 
 
 @settings(max_examples=50, deadline=None)
 @given(cases(), st.integers(1, 3000))
-def test_large_pictures_are_resampled_in_strips(case, strip):
+def test_large_images_are_resampled_in_strips(case, strip):
     (height, width), cut, size, (top, left, tall, wide), kind = case
     pixels = make_pixels(height, width)
     geometry = Geometry.of(height, width).cut(*cut).resized(size, kind).cut(top, left, tall, wide)
@@ -105,21 +105,21 @@ def test_mirroring_comes_last():
 @given(cases(), st.sampled_from([None, 0.5, 1.5]), st.booleans())
 def test_what_is_decoded_in_part_is_resampled_like_the_whole(way, case, edge, scaled):
     (height, width), (top, left, tall, wide), size, window, kind = case
-    picture = Picture(encode(make_pixels(height, width), quality=90, subsampling=2))
+    image = Image(encode(make_pixels(height, width), quality=90, subsampling=2))
     geometry = Geometry.of(height, width).cut(top, left, tall, wide).resized(size, kind, scaled=scaled)
-    if edge is not None:  # a box between pixels, as that of a picture that the decoder has shrunk
+    if edge is not None:  # a box between pixels, as that of a image that the decoder has shrunk
         box = (left + edge / 3, top + edge / 3, left + wide, top + tall)
         geometry = replace(geometry, box=box) if edge / 3 < min(tall, wide) else geometry
     geometry = geometry.cut(*window).mirrored(flip=True)
-    shrink, shrunk = picture.plan_decoding(geometry)
-    expected = resampling._resample_by_pillow(np.array(picture.decode_at(shrink)), shrunk)
-    np.testing.assert_array_equal(as_pixels(resample(picture, geometry)), as_pixels(expected))
+    shrink, shrunk = image.plan_decoding(geometry)
+    expected = resampling.resample_by_pillow(np.array(image.decode_at(shrink)), shrunk)
+    np.testing.assert_array_equal(as_pixels(resample(image, geometry)), as_pixels(expected))
 
 
 @pytest.mark.parametrize("size", [(700, 900), (1, 3000), (3000, 1)], ids=str)
 @pytest.mark.parametrize("target", [(1, 1), (64, 3), (3, 200), (150, 150)], ids=str)
 @pytest.mark.parametrize("kind", FILTERS)
-def test_large_pictures_of_any_scale(way, size, target, kind):
+def test_large_images_of_any_scale(way, size, target, kind):
     pixels = make_pixels(*size)
     geometry = Geometry.of(*size).resized(target, kind)
     expected = by_pillow(pixels, geometry.box, target, kind)
@@ -137,8 +137,8 @@ def test_only_the_part_is_decoded(way, monkeypatch):
         return decode_part(data, part, shrink, out)
 
     monkeypatch.setattr(library, "decode_part", note)
-    picture = Picture(encode(make_pixels(160, 200)))
-    resample(picture, Geometry.of(160, 200).cut(60, 70, 50, 40).resized((20, 20), "bilinear"))
+    image = Image(encode(make_pixels(160, 200)))
+    resample(image, Geometry.of(160, 200).cut(60, 70, 50, 40).resized((20, 20), "bilinear"))
     if way == "compiled":
         [(height, width, _)] = seen
         assert 50 < height < 60

@@ -13,8 +13,8 @@ pytest.importorskip("PIL")
 FOUR = np.stack([make_pixels(8, 9, seed=number) for number in range(4)])
 
 
-def first_picture(drawn):
-    """The pixels of the first of pictures of 8 x 9."""
+def first_image(drawn):
+    """The pixels of the first of images of 8 x 9."""
     return np.asarray(drawn)[4:12, 4:13]
 
 
@@ -34,16 +34,16 @@ def test_nan_is_black_without_a_warning():
     images[0, 1], images[0, 2], images[0, 3] = 1, np.inf, -np.inf
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        rows = first_picture(show(images))[:5, 0, 0]
-        nothing = first_picture(show(np.full((1, 8, 9, 3), np.nan)))
+        rows = first_image(show(images))[:5, 0, 0]
+        nothing = first_image(show(np.full((1, 8, 9, 3), np.nan)))
     np.testing.assert_array_equal(rows, [0, 255, 255, 0, 0])
     assert not nothing.any()
 
 
 def test_too_few_labels_are_an_error():
-    with pytest.raises(ValueError, match="expected one label per picture, got 4 pictures and 3 labels"):
+    with pytest.raises(ValueError, match="expected one label per image, got 4 images and 3 labels"):
         show((FOUR, range(3)))
-    with pytest.raises(ValueError, match="got 4 pictures and a single label"):
+    with pytest.raises(ValueError, match="got 4 images and a single label"):
         show((FOUR, 3))
 
 

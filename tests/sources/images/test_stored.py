@@ -1,4 +1,4 @@
-"""Encoded pictures in tar shards, Parquet columns and datasets of Hugging Face."""
+"""Encoded images in tar shards, Parquet columns and datasets of Hugging Face."""
 
 import io
 import tarfile
@@ -6,7 +6,7 @@ import tarfile
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, ParquetDataset, Picture, SampleError, TarDataset
+from gpuloader import DataLoader, Image, ParquetDataset, SampleError, TarDataset
 from gpuloader.transforms import RandomResizedCrop, Resize
 from tests.picture_files import decoded_by_pillow, encode, make_pixels
 
@@ -17,7 +17,7 @@ WORKERS = pytest.mark.parametrize("workers", [{}, {"num_workers": 2}], ids=str)
 
 
 def check(batches, pixels=None, name="image"):
-    """Check that every picture comes once, resized to 8 x 9, with its label."""
+    """Check that every image comes once, resized to 8 x 9, with its label."""
     expected = [
         np.asarray(one) for one in DataLoader(PIXELS, places="cpu", transforms=[Resize(None, (8, 9))])
     ]
@@ -47,7 +47,7 @@ def test_tar_shards(tmp_path, workers):
     dataset = TarDataset(urls, decode="image")
     sample = next(iter(dataset))
     assert list(sample) == ["image", "label"]
-    assert isinstance(sample["image"], Picture)
+    assert isinstance(sample["image"], Image)
     assert sample["image"].file == f"{urls[0]}/000.jpg"
     loader = DataLoader(dataset, places="cpu", batch_size=3, transforms=[Resize("image", (8, 9))], **workers)
     check(loader)
@@ -55,7 +55,7 @@ def test_tar_shards(tmp_path, workers):
         assert loader._epochs.workers.kind == "thread"
 
 
-def test_several_pictures_of_a_sample(tmp_path):
+def test_several_images_of_a_sample(tmp_path):
     pytest.importorskip("webdataset")
     mask = encode(make_pixels(20, 30, 1)[..., 0], "PNG")
     urls = write_shards(tmp_path, lambda number: {"left.jpg": DATA[0], "seg.png": mask, "json": b"{}"})
@@ -66,7 +66,7 @@ def test_several_pictures_of_a_sample(tmp_path):
         TarDataset(urls, decode="jpg")
 
 
-def test_a_damaged_picture_of_a_shard_is_named(tmp_path):
+def test_a_damaged_image_of_a_shard_is_named(tmp_path):
     pytest.importorskip("webdataset")
     urls = write_shards(tmp_path, lambda number: {"jpg": DATA[number][: 300 if number == 1 else None]})
     loader = DataLoader(TarDataset(urls, decode="image"), places="cpu", transforms=[Resize("image", (8, 9))])

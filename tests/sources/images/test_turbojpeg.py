@@ -8,11 +8,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gpuloader import Picture, PictureError
-from gpuloader.sources.images import decoding
-from gpuloader.sources.images import decoding as turbojpeg
-from gpuloader.sources.images.decoding import TurboJPEG, load_turbojpeg
-from gpuloader.sources.images.image import as_picture
+from gpuloader import Image, PictureError
+from gpuloader.sources.images import image as encoded_image
+from gpuloader.sources.images import turbojpeg
+from gpuloader.sources.images.image import as_image
+from gpuloader.sources.images.turbojpeg import TurboJPEG, load_turbojpeg
 from tests.picture_files import encode, make_pixels, pillow
 
 LIBRARY = load_turbojpeg()
@@ -20,10 +20,10 @@ if LIBRARY is None:
     pytest.skip("TurboJPEG 3 is not installed", allow_module_level=True)
 
 
-def decode_part(picture, shrink, part):
-    """Return exactly the part, as `Picture.decode_part` finds it."""
-    found = picture.find_decodable(shrink, part)
-    return cut(picture.decode_part(shrink, found), part, found).copy()
+def decode_part(image, shrink, part):
+    """Return exactly the part, as `Image.decode_part` finds it."""
+    found = image.find_decodable(shrink, part)
+    return cut(image.decode_part(shrink, found), part, found).copy()
 
 
 def cut(pixels, part, found):
@@ -45,11 +45,11 @@ def encode_by_turbo(pixels, subsampling):
     return turbo.encode_jpeg(np.ascontiguousarray(pixels), colorsubsampling=subsampling)
 
 
-def decode_by_library(picture, part, shrink=8):
+def decode_by_library(image, part, shrink=8):
     """Return the part, decoded by TurboJPEG for sure."""
-    found = decoding.find_decodable(picture.data, picture.header, shrink, part)
+    found = image.find_decodable(shrink, part)
     out = np.empty((found[2] - found[0], found[3] - found[1], 3), np.uint8)
-    assert LIBRARY.decode_part(picture.data, found, shrink, out)
+    assert LIBRARY.decode_part(image.data, found, shrink, out)
     return cut(out, part, found)
 
 
@@ -59,24 +59,24 @@ def test_narrow_parts_at_the_right_edge(subsampling, width):
     pixels = make_pixels(20, width, 1 if subsampling == "Gray" else 3)
     turbo = pytest.importorskip("simplejpeg")
     space = {"colorspace": "GRAY"} if subsampling == "Gray" else {"colorsubsampling": subsampling}
-    picture = Picture(turbo.encode_jpeg(pixels, **space))
-    whole = picture.decode()
+    image = Image(turbo.encode_jpeg(pixels, **space))
+    whole = image.decode()
     for left in range(max(width - 9, 0), width):
-        found = decode_by_library(picture, (5, left, 12, width))
+        found = decode_by_library(image, (5, left, 12, width))
         np.testing.assert_array_equal(found, whole[5:12, left:])
 
 
 @pytest.mark.parametrize("subsampling", ["440", "411", "420"])
 @pytest.mark.parametrize("shrink", [2, 4, 8])
 def test_large_parts_have_the_pixels_of_the_whole(subsampling, shrink):
-    picture = Picture(encode_by_turbo(make_pixels(301, 403), subsampling))
-    whole = np.array(picture.decode_at(shrink))
+    image = Image(encode_by_turbo(make_pixels(301, 403), subsampling))
+    whole = np.array(image.decode_at(shrink))
     for number in range(12):
         rng = np.random.default_rng(number)
         top, left = (int(rng.integers(length)) for length in whole.shape[:2])
         bottom = int(rng.integers(top, whole.shape[0])) + 1
         right = int(rng.integers(left, whole.shape[1])) + 1
-        part = decode_by_library(picture, (top, left, bottom, right), shrink)
+        part = decode_by_library(image, (top, left, bottom, right), shrink)
         np.testing.assert_array_equal(part, whole[top:bottom, left:right])
 
 
@@ -93,31 +93,31 @@ def test_a_part_has_the_pixels_of_the_whole(data, size, subsampling, quality, op
     # Fewer pixels have the same size at some eighths, and simplejpeg goes by the size.
     assume(shrink == 8 or max(size) >= 8)
     encoded = encode(make_pixels(*size), quality=quality, subsampling=subsampling, **options)
-    picture = Picture(encoded)
-    whole = np.asarray(picture.decode_at(shrink)).copy()
+    image = Image(encoded)
+    whole = np.asarray(image.decode_at(shrink)).copy()
     part = data.draw(parts(*whole.shape[:2]))
     top, left, bottom, right = part
-    np.testing.assert_array_equal(decode_by_library(picture, part, shrink), whole[top:bottom, left:right])
-    np.testing.assert_array_equal(decode_part(picture, shrink, part), whole[top:bottom, left:right])
+    np.testing.assert_array_equal(decode_by_library(image, part, shrink), whole[top:bottom, left:right])
+    np.testing.assert_array_equal(decode_part(image, shrink, part), whole[top:bottom, left:right])
 
 
 def test_a_gray_jpeg_has_three_equal_channels():
-    picture = Picture(encode(make_pixels(40, 50, 1)[..., 0]))
-    np.testing.assert_array_equal(decode_part(picture, 8, (3, 20, 30, 41)), picture.decode()[3:30, 20:41])
+    image = Image(encode(make_pixels(40, 50, 1)[..., 0]))
+    np.testing.assert_array_equal(decode_part(image, 8, (3, 20, 30, 41)), image.decode()[3:30, 20:41])
 
 
 def test_only_what_is_needed_is_decoded():
-    picture = Picture(encode(make_pixels(200, 300), subsampling="4:2:0"))
-    assert picture.find_decodable(8, (50, 100, 90, 130)) == (50, 96, 90, 131)
-    assert picture.decode_part(8, (50, 96, 90, 131)).shape == (40, 35, 3)
+    image = Image(encode(make_pixels(200, 300), subsampling="4:2:0"))
+    assert image.find_decodable(8, (50, 100, 90, 130)) == (50, 96, 90, 131)
+    assert image.decode_part(8, (50, 96, 90, 131)).shape == (40, 35, 3)
 
 
 def test_a_part_is_decoded_where_it_is_wanted():
-    picture, out = Picture(encode(make_pixels(60, 80))), np.empty((10, 33, 3), np.uint8)
-    part = picture.find_decodable(8, (20, 40, 30, 64))
+    image, out = Image(encode(make_pixels(60, 80))), np.empty((10, 33, 3), np.uint8)
+    part = image.find_decodable(8, (20, 40, 30, 64))
     assert part == (20, 32, 30, 65)
-    assert picture.decode_part(8, part, out) is out
-    np.testing.assert_array_equal(out[:, 8:-1], picture.decode()[20:30, 40:64])
+    assert image.decode_part(8, part, out) is out
+    np.testing.assert_array_equal(out[:, 8:-1], image.decode()[20:30, 40:64])
 
 
 def without_its_last_scans():
@@ -139,40 +139,39 @@ UNFIT = {
 @pytest.mark.parametrize("into", [False, True])
 @pytest.mark.parametrize("kind", UNFIT)
 def test_what_is_not_decoded_in_part_is_decoded_as_a_whole(kind, into):
-    picture = Picture(UNFIT[kind]())
+    image = Image(UNFIT[kind]())
     part = (12, 3, 20, 9)
     out = np.empty((8, 6, 3), np.uint8) if into else None
-    pixels = picture.decode_part(8, part, out)
+    pixels = image.decode_part(8, part, out)
     assert pixels.flags.c_contiguous
     assert not into or pixels is out
-    np.testing.assert_array_equal(pixels, np.asarray(picture.decode_at(8))[12:20, 3:9])
+    np.testing.assert_array_equal(pixels, np.asarray(image.decode_at(8))[12:20, 3:9])
     if kind != "cut off" and "progressive" not in kind:  # which show only when they are decoded
-        assert picture.find_decodable(8, part) == part
+        assert image.find_decodable(8, part) == part
 
 
 @pytest.mark.parametrize("kind", [bytearray, memoryview, lambda data: np.frombuffer(data, np.uint8)])
 def test_encoded_data_may_lie_in_any_memory(kind):
     encoded = encode(make_pixels(40, 50))
     value = {"bytes": kind(encoded), "path": None}
-    for picture in (Picture(kind(encoded)), as_picture(value)):
-        np.testing.assert_array_equal(decode_part(picture, 8, (3, 4, 9, 9)), picture.decode()[3:9, 4:9])
+    for image in (Image(kind(encoded)), as_image(value)):
+        np.testing.assert_array_equal(decode_part(image, 8, (3, 4, 9, 9)), image.decode()[3:9, 4:9])
 
 
 def test_a_file_that_is_cut_off_below_the_part_is_an_error_all_the_same():
-    picture = Picture(encode(make_pixels(60, 80))[:-300], "cut.jpg")
+    image = Image(encode(make_pixels(60, 80))[:-300], "cut.jpg")
     with pytest.raises(PictureError, match=r"cut\.jpg: .* truncated"):
-        picture.decode_part(8, (0, 0, 8, 8))
+        image.decode_part(8, (0, 0, 8, 8))
 
 
-def test_a_turned_picture_is_decoded_as_a_whole():
+def test_a_turned_image_is_decoded_as_a_whole():
     exif = pillow.Exif()
     exif[0x0112] = 6
     encoded = encode(make_pixels(20, 30), exif=exif)
-    assert decoding.find_decodable(encoded, Picture(encoded).header, 8, (4, 0, 9, 5)) == (4, 0, 9, 8)
-    picture = Picture(encoded, upright=True)
-    assert decoding.decode_part(encoded, picture.header, 8, (4, 0, 9, 5)) is None
-    assert picture.find_decodable(8, (4, 0, 9, 5)) == (4, 0, 9, 5)
-    np.testing.assert_array_equal(picture.decode_part(8, (4, 0, 9, 5)), picture.decode()[4:9, :5])
+    assert Image(encoded).find_decodable(8, (4, 0, 9, 5)) == (4, 0, 9, 8)
+    image = Image(encoded, upright=True)
+    assert image.find_decodable(8, (4, 0, 9, 5)) == (4, 0, 9, 5)
+    np.testing.assert_array_equal(image.decode_part(8, (4, 0, 9, 5)), image.decode()[4:9, :5])
 
 
 @pytest.mark.parametrize("seed", range(150))
@@ -181,22 +180,22 @@ def test_damaged_files_have_the_same_pixels_in_part(seed):
     data = bytearray(encode(make_pixels(60, 80), quality=70, restart_marker_rows=int(rng.integers(2))))
     place = int(rng.integers(2, len(data) - 2))
     data[place : place + int(rng.integers(4))] = rng.bytes(int(rng.integers(4)))
-    picture = Picture(bytes(data))
+    image = Image(bytes(data))
     try:
-        whole = np.asarray(picture.decode_at(8)).copy()
+        whole = np.asarray(image.decode_at(8)).copy()
     except ValueError:
         return
-    assert whole.shape == picture.shape
-    top, left = int(rng.integers(picture.shape[0])), int(rng.integers(picture.shape[1]))
-    part = top, left, min(top + 20, picture.shape[0]), min(left + 20, picture.shape[1])
+    assert whole.shape == image.shape
+    top, left = int(rng.integers(image.shape[0])), int(rng.integers(image.shape[1]))
+    part = top, left, min(top + 20, image.shape[0]), min(left + 20, image.shape[1])
     expected = whole[part[0] : part[2], part[1] : part[3]]
-    np.testing.assert_array_equal(decode_part(picture, 8, part), expected)
+    np.testing.assert_array_equal(decode_part(image, 8, part), expected)
 
 
 def test_a_handle_serves_again_after_damaged_data():
     library, out = TurboJPEG(find_path()), np.empty((15, 32, 3), np.uint8)
     sound = encode(make_pixels(40, 50))
-    expected = Picture(sound).decode()[5:20, 10:30]
+    expected = Image(sound).decode()[5:20, 10:30]
     for data in (sound, sound[:200] + b"\0" * 300, b"", b"\xff\xd8\xff", sound):
         assert library.decode_part(data, (5, 0, 20, 32), 8, out) == (data is sound)
     np.testing.assert_array_equal(out[:, 10:30], expected)
@@ -209,11 +208,11 @@ def find_path():
 
 def test_many_threads_decode_at_once():
     encoded = [encode(make_pixels(90, 120, seed=seed)) for seed in range(4)]
-    wholes = [Picture(data).decode() for data in encoded]
+    wholes = [Image(data).decode() for data in encoded]
 
     def check(number):
         top, left = number % 40, number % 70
-        part = decode_part(Picture(encoded[number % 4]), 8, (top, left, top + 40, left + 40))
+        part = decode_part(Image(encoded[number % 4]), 8, (top, left, top + 40, left + 40))
         return np.array_equal(part, wholes[number % 4][top : top + 40, left : left + 40])
 
     with ThreadPoolExecutor(8) as pool:
@@ -233,16 +232,16 @@ def test_a_header_that_promises_another_size_is_no_reason_to_read_beyond(size):
 
 
 @pytest.mark.parametrize("missing", [OSError("no such library"), AttributeError("tj3Init")])
-def test_without_turbojpeg_3_pictures_are_decoded_as_a_whole(monkeypatch, missing):
+def test_without_turbojpeg_3_images_are_decoded_as_a_whole(monkeypatch, missing):
     def fail(library):
         raise missing
 
     monkeypatch.setattr(turbojpeg.ctypes, "CDLL", fail)
     assert load_turbojpeg.__wrapped__() is None
-    monkeypatch.setattr(decoding, "load_turbojpeg", lambda: None)
-    picture = Picture(encode(make_pixels(20, 30)))
-    assert picture.find_decodable(8, (12, 3, 20, 9)) == (12, 3, 20, 9)
-    np.testing.assert_array_equal(picture.decode_part(8, (12, 3, 20, 9)), picture.decode()[12:20, 3:9])
+    monkeypatch.setattr(encoded_image, "load_turbojpeg", lambda: None)
+    image = Image(encode(make_pixels(20, 30)))
+    assert image.find_decodable(8, (12, 3, 20, 9)) == (12, 3, 20, 9)
+    np.testing.assert_array_equal(image.decode_part(8, (12, 3, 20, 9)), image.decode()[12:20, 3:9])
 
 
 def test_the_library_of_the_system_is_taken_where_no_package_has_one(monkeypatch):

@@ -49,10 +49,14 @@ class Threads:
     Only the consumer calls the methods.
     """
 
-    def __init__(self, setup: WorkerSetup, epoch: EpochRequest, timeout: float) -> None:
+    def __init__(
+        self, window: Window, setup: WorkerSetup, epoch: EpochRequest, timeout: float, meter: Meter
+    ) -> None:
+        self._window = window
         self._setup = setup
         self._epoch = epoch
         self._timeout = timeout
+        self._meter = meter
         self._process = os.getpid()
         self._queues: list[Tasks] = []
         self._at_work: list[Task | None] = []
@@ -61,7 +65,7 @@ class Threads:
         self.closed = threading.Event()  # the epoch is over
         self._threads: list[StartedThread] = []
 
-    def add(self, tasks: Tasks, count: int = 1) -> None:
+    def _add(self, tasks: Tasks, count: int = 1) -> None:
         """Start more threads, which take their tasks from this queue."""
         try:
             for _ in range(count):
@@ -74,25 +78,24 @@ class Threads:
             self._end()
             raise
 
-    def check(self) -> None:
-        """Raise `LoaderError` if a thread failed to start, or if the threads belong to the parent process."""
-        if os.getpid() != self._process:
-            raise LoaderError(
-                "the loader's worker threads do not exist in this forked process; start a new epoch here"
-            )
-        if self._failures:
-            raise self._failures[0]
+    def _hand_out(self, window: Window) -> None:
+        """Give the threads as many jobs as the window has for them."""
+        raise NotImplementedError
 
-    def wait_for(self, window: Window, take: Callable[[], StagedBatch | None]) -> StagedBatch:
-        """Call `take` whenever a job finishes, until it returns a batch; return that.
+    def get(self) -> StagedBatch:
+        """Wait for the next batch and return it.
 
         Raises
         ------
+        QueueClosed
+            The epoch is over.
         WorkerTimeout
             No batch was ready in time.
+        BaseException
+            The batch's error.
         """
         deadline = monotonic() + self._timeout if self._timeout else None
-        while (staged := take()) is None:
+        while (staged := self.get_nowait()) is None:
             left = None if deadline is None else max(deadline - monotonic(), 0)
             try:
                 self.bell.get(timeout=None if left is None else min(left, LONGEST_WAIT))
@@ -101,7 +104,7 @@ class Threads:
                     break
         else:
             return staged
-        job = next((job for job in window.jobs if not job.done), None)
+        job = next((job for job in self._window.jobs if not job.done), None)
         if job is None:
             raise timed_out("no worker thread", self._process, self._timeout, None, ())
         tasks = [(number, *task[2:]) for number, task in enumerate(self._at_work) if task and task[1] is job]
@@ -109,16 +112,27 @@ class Threads:
         held = [index for _, start, stop in tasks for index in plain_indices(job.indices[start:stop])]
         raise timed_out(who, self._process, self._timeout, job.number, held or job.indices)
 
-    def close(self, window: Window) -> bool:
+    def get_nowait(self) -> StagedBatch | None:
+        """Return the next batch, or None if `get` would wait."""
+        if os.getpid() != self._process:
+            raise LoaderError(
+                "the loader's worker threads do not exist in this forked process; start a new epoch here"
+            )
+        if self._failures:
+            raise self._failures[0]
+        self._hand_out(self._window)
+        return self._window.deliver(self._meter)
+
+    def close(self) -> bool:
         """Stop the threads and return the slots they are not writing to; return False if one did not end."""
         if os.getpid() != self._process:
             # The threads do not exist in a forked process, and locks they held may still be locked.
             return False
         ended = self._end()
         if ended:
-            for job in window.jobs:
+            for job in self._window.jobs:
                 job.done = True
-        window.drop_done()
+        self._window.drop_done()
         return ended
 
     def _end(self) -> bool:
@@ -243,39 +257,37 @@ def _end_job(
     threads.bell.put(None)
 
 
-class ThreadWorkers:
-    """Threads that fetch a map-style dataset; only the consumer calls the methods.
+class ThreadWorkers(Threads):
+    """Threads that fetch a map-style dataset.
 
     Each batch is cut into one part per thread: so the first one is ready soonest, and few slots are needed.
     """
 
     def __init__(
-        self, assembler: Assembler | Gatherer, window: Window, threads: Threads, count: int, meter: Meter
+        self,
+        assembler: Assembler | Gatherer,
+        count: int,
+        window: Window,
+        setup: WorkerSetup,
+        epoch: EpochRequest,
+        timeout: float,
+        meter: Meter,
     ) -> None:
+        super().__init__(window, setup, epoch, timeout, meter)
         self._assembler = assembler
-        self._window = window
         self._count = count
-        self._meter = meter
         self._tasks: Tasks = SimpleQueue()
-        self._threads = threads
-        threads.add(self._tasks, count)
+        self._add(self._tasks, count)
 
     def resize(self, workers: int, ahead: int) -> None:
         """Use `workers` threads from now on, and keep up to `ahead` batches in progress."""
-        self._threads.add(self._tasks, workers - self._count)
+        self._add(self._tasks, workers - self._count)
         for _ in range(workers, self._count):
             self._tasks.put(None)  # the thread that takes it ends
         self._count = workers
         self._window.ahead = ahead
 
-    def get(self) -> StagedBatch:
-        """Wait for the next batch and return it; raise `QueueClosed` at the end, or the batch's error."""
-        return self._threads.wait_for(self._window, self.get_nowait)
-
-    def get_nowait(self) -> StagedBatch | None:
-        """Return the next batch, or None if `get` would wait."""
-        self._threads.check()
-        window = self._window
+    def _hand_out(self, window: Window) -> None:
         while (job := window.next_job()) is not None:
             try:
                 assembly = self._assembler.begin(job.number, job.indices, partial(window.reserve, job))
@@ -285,43 +297,30 @@ class ThreadWorkers:
             samples, count = len(job.indices), self._count
             if isinstance(assembly, Gathering):
                 count = max(min(count, samples, assembly.layout.nbytes // PART_NBYTES), 1)
-            _DividedJob(job, assembly, count, self._threads, self._tasks).hand_out(samples)
-        return window.deliver(self._meter)
-
-    def close(self) -> bool:
-        """Stop the threads; return False if one did not end in time."""
-        return self._threads.close(self._window)
+            _DividedJob(job, assembly, count, self, self._tasks).hand_out(samples)
 
 
-class ThreadStreams:
+class ThreadStreams(Threads):
     """Threads that each read an iterable dataset; their batches come in turn, first that of thread `turn`."""
 
     def __init__(
         self,
         streams: Sequence[ItemStream | ShareStream],
         window: Window,
-        threads: Threads,
+        setup: WorkerSetup,
+        epoch: EpochRequest,
+        timeout: float,
         meter: Meter,
-        turn: int,
     ) -> None:
+        super().__init__(window, setup, epoch, timeout, meter)
         self._streams = streams
-        self._window = window
-        self._meter = meter
         self._turns = deque(range(len(streams)))
-        self._turns.rotate(-turn)
+        self._turns.rotate(-epoch.turn)
         self._tasks: list[Tasks] = [SimpleQueue() for _ in streams]
-        self._threads = threads
         for tasks in self._tasks:
-            threads.add(tasks)
+            self._add(tasks)
 
-    def get(self) -> StagedBatch:
-        """Wait for the next batch and return it; raise `QueueClosed` at the end, or the batch's error."""
-        return self._threads.wait_for(self._window, self.get_nowait)
-
-    def get_nowait(self) -> StagedBatch | None:
-        """Return the next batch, or None if `get` would wait."""
-        self._threads.check()
-        window = self._window
+    def _hand_out(self, window: Window) -> None:
         for ended in window.jobs:  # of a thread that has no items left
             if ended.done and ended.staged is None and ended.worker in self._turns:
                 self._turns.remove(ended.worker)
@@ -331,25 +330,24 @@ class ThreadStreams:
             job.worker = self._turns[0]
             self._turns.rotate(-1)
             self._tasks[job.worker].put((partial(self._run, job), job, 0, 0))
-        return window.deliver(self._meter)
 
     def _run(self, job: Job, worker: int) -> None:
         staged: StagedBatch | None = None
         error: BaseException | None = None
         begun = perf_counter_ns()
         try:
-            if not self._threads.closed.is_set():
+            if not self.closed.is_set():
                 staged = self._streams[worker].stage(job.number, partial(self._window.reserve, job))
         except BaseException as raised:
             error = raised
         ended = perf_counter_ns()
         job.busy = ended - begun
         mark("fetch", begun, ended)
-        _end_job(job, staged, error, worker, self._threads)
+        _end_job(job, staged, error, worker, self)
 
     def close(self) -> bool:
-        """Stop the threads; return False if one did not end in time."""
-        closed = self._threads.close(self._window)
+        """Stop the threads and close their streams; return False if one did not end in time."""
+        closed = super().close()
         for stream in self._streams if closed else ():
             stream.close()
         return closed

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpuloader.sources.images.image import Geometry
 from gpuloader.transforms import CenterCrop, ColorJitter, RandomFlip, RandomResizedCrop, Resize
-from gpuloader.transforms.image_transforms import draw_window, make_picture, plan_picture
+from gpuloader.transforms.image_transforms import draw_window, make_image, plan_image
 from tests.picture_files import make_pixels, pillow
 
 BILINEAR = pillow.Resampling.BILINEAR
@@ -20,7 +20,7 @@ def rng(seed=0):
 
 
 def made(pixels, *transforms, seed=0):
-    return make_picture(pixels, transforms, rng(seed))
+    return make_image(pixels, transforms, rng(seed))
 
 
 def resized(pixels, height, width, kind=BILINEAR):
@@ -41,7 +41,7 @@ def resized(pixels, height, width, kind=BILINEAR):
     ],
 )
 def test_resize_gives_torchvisions_sizes(size, wanted, expected):
-    [geometry] = plan_picture(size, [Resize(None, wanted)], rng())
+    [geometry] = plan_image(size, [Resize(None, wanted)], rng())
     assert geometry.size == expected
 
 
@@ -186,7 +186,7 @@ def test_colors_change_as_pillow_changes_them(name):
 
 def test_colors_are_drawn_from_their_ranges_in_random_order():
     jitter = ColorJitter(None, brightness=0.4, contrast=(0.5, 0.7), hue=0.1)
-    plans = [plan_picture((8, 8), [jitter], rng(seed)) for seed in range(200)]
+    plans = [plan_image((8, 8), [jitter], rng(seed)) for seed in range(200)]
     orders = {tuple(name for name, _ in coloring.steps) for _, coloring in plans}
     assert len(orders) == 6
     drawn = {
@@ -196,7 +196,7 @@ def test_colors_are_drawn_from_their_ranges_in_random_order():
     for name, (low, high) in {"brightness": (0.6, 1.4), "contrast": (0.5, 0.7), "hue": (-0.1, 0.1)}.items():
         assert low <= min(drawn[name]) < low + 0.1 * (high - low)
         assert high - 0.1 * (high - low) < max(drawn[name]) <= high
-    assert plan_picture((8, 8), [ColorJitter(None)], rng()) == [Geometry.of(8, 8)]
+    assert plan_image((8, 8), [ColorJitter(None)], rng()) == [Geometry.of(8, 8)]
 
 
 def test_a_crop_after_colors_is_a_step_of_its_own():

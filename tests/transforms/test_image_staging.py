@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-import gpuloader.batches.image_samples as collate_pictures
+import gpuloader.transforms.image_staging as image_staging
 from gpuloader import DataLoader, IterableDataset
 from gpuloader.errors import PictureError, SampleError
-from gpuloader.fields.image_regions import NUMBERS
 from gpuloader.sources.images.image import Geometry
+from gpuloader.sources.images.regions import NUMBERS
 from gpuloader.testing import simulated_places
 from gpuloader.transforms import (
     CenterCrop,
@@ -23,7 +23,7 @@ from gpuloader.transforms import (
     RandomResizedCrop,
     Resize,
 )
-from gpuloader.transforms.image_staging import cut_region, plan_resampling, stage_picture
+from gpuloader.transforms.image_staging import cut_region, plan_resampling, stage_image
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 
@@ -85,10 +85,10 @@ def staged(monkeypatch):
     regions = []
 
     def stage(*arguments):
-        regions.append(stage_picture(*arguments))
+        regions.append(stage_image(*arguments))
         return regions[-1]
 
-    monkeypatch.setattr(collate_pictures, "stage_picture", stage)
+    monkeypatch.setattr(image_staging, "stage_image", stage)
     return regions
 
 
@@ -339,12 +339,13 @@ def test_a_damaged_file_that_pillow_reads_is_shrunk_like_any_other():
 
 def test_each_thread_holds_one_decoded_picture():
     picture, transforms = encode(1200, 1600, 1), [RandomResizedCrop(None, 32)]
+    made_by = plan_resampling(None, transforms)
     decoded, threads = 1200 * 1600 * 3, 2
     random = np.random.default_rng(0)
     slot = np.empty((1200 * 1600, 3), np.uint8)
     tracemalloc.start()
     try:
-        regions = [stage_picture(picture, transforms, random, "bilinear") for _ in range(12)]
+        regions = [stage_image(picture, transforms, random, made_by) for _ in range(12)]
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(lambda region: region.write(slot[: region.shape[0]]), regions))
         _, peak = tracemalloc.get_traced_memory()
@@ -364,7 +365,8 @@ def test_a_picture_that_is_needed_whole_is_decoded_into_its_slot(monkeypatch):
         return decode(*arguments, buffer=buffer, **options)
 
     monkeypatch.setattr(turbo, "decode_jpeg", note)
-    region = stage_picture(encode(40, 60, 1), [Resize(None, (20, 20))], np.random.default_rng(0), "bilinear")
+    steps = [Resize(None, (20, 20))]
+    region = stage_image(encode(40, 60, 1), steps, np.random.default_rng(0), plan_resampling(None, steps))
     slot = np.empty(region.shape, np.uint8)
     region.write(slot)
     assert np.shares_memory(used[0], slot)

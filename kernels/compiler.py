@@ -1,10 +1,10 @@
 """Turns a .cu file into kernels: loads them through CuPy on a GPU, or compiles them without one.
 
-``python -m gpuloader.kernels.compiling`` compiles every kernel for every architecture and treats warnings as
+``python -m gpuloader.kernels.compiler`` compiles every kernel for every architecture and treats warnings as
 errors. It needs a compiler, nvcc or NVRTC, but no GPU.
 
 A file holds either one kernel of its own name or several entries, which its Python module lists in
-``ENTRIES``: kernels of other names, or instances of a template, one per set of types that a launcher uses.
+``ENTRIES``: kernels of other names, or instances of a template, one per set of types that a launch uses.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import Any
 from gpuloader.errors import LoaderError, install_command
 from gpuloader.system.platforms import usable_cores
 
+# Compute capabilities times ten, from Turing to Blackwell: the architectures CUDA 13 compiles for.
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
-"""Compute capabilities times ten, from Turing to Blackwell: the architectures CUDA 13 compiles for."""
 
+# Compiler options passed to CuPy. CuPy adds -ftz=true itself, so `compile_kernel` adds it too.
 OPTIONS = ("--std=c++17",)
-"""Compiler options passed to CuPy. CuPy adds -ftz=true itself, so `compile_kernel` adds it too."""
 
 
 class CompileError(LoaderError):
@@ -36,10 +36,10 @@ class CompileError(LoaderError):
 
 
 def kernel_names() -> list[str]:
-    """Return the names of all kernels, one per .cu file.
+    """Return the names of all kernels' files.
 
     >>> kernel_names()[:5]
-    ['cast', 'checksum', 'crop', 'erase', 'gather']
+    ['cast', 'checksum', 'crop', 'gather', 'mix']
     """
     files = resources.files("gpuloader.kernels").iterdir()
     return sorted(Path(file.name).stem for file in files if file.name.endswith(".cu"))
@@ -59,11 +59,11 @@ def kernel_entries(name: str) -> tuple[str, ...]:
 def read_source(name: str) -> str:
     """Return the CUDA source of a kernel, with our own .cuh files expanded in place.
 
-    CuPy caches compiled kernels by their source, so the source must contain the included files.
-
     >>> "__global__" in read_source("spin")
     True
     """
+    # CuPy keeps what it has compiled on disk by a hash of the source. An included file is no part of that
+    # hash, so after a change of one, the old code would run.
     folder = resources.files("gpuloader.kernels")
     source = folder.joinpath(f"{name}.cu").read_text()
     return re.sub(
@@ -71,38 +71,34 @@ def read_source(name: str) -> str:
     )
 
 
+_loading: dict[tuple[str, str, int], threading.Lock] = {}
+
+
 def load_kernel(name: str, entry: str | None = None) -> Any:
-    """Return a kernel ready to launch on the current device; compile it if it is the first time there.
+    """Return a kernel ready to launch on the current device; None for the entry named like its file.
 
     CuPy keeps what it has compiled on disk. Any thread may call this. Of several that want the same kernel,
     one compiles it, and the others wait.
-
-    Parameters
-    ----------
-    name : str
-        The name of the kernel's file.
-    entry : str or None
-        One of ``kernel_entries(name)``; None is the kernel named like its file.
     """
     import cupy
 
     wanted = name, name if entry is None else entry, cupy.cuda.runtime.getDevice()
+    # `cache` alone would let both the thread that compiles ahead and the one that launches compile the
+    # kernel. The lock is this kernel's own, so that other kernels are compiled at the same time.
     with _loading.setdefault(wanted, threading.Lock()):
         return _load(*wanted)
 
 
-_loading: dict[tuple[str, str, int], threading.Lock] = {}
-
-
 @cache
-def _load(name: str, entry: str, device: int) -> Any:  # noqa: ARG001
+def _load(name: str, entry: str, device: int) -> Any:
     """Return a kernel for one device; a kernel compiled and loaded for one device is not valid on another."""
     import cupy
 
     if "<" not in entry:
         kernel = cupy.RawKernel(read_source(name), entry, options=OPTIONS)
-        kernel.compile()
+        kernel.compile()  # or the first launch would, and a thread that compiles ahead launches nothing
         return kernel
+    # One instance at a time: `cast` has 132, of which a program uses one or two.
     module = cupy.RawModule(code=read_source(name), options=OPTIONS, name_expressions=(entry,))
     return module.get_function(entry)
 
@@ -110,12 +106,8 @@ def _load(name: str, entry: str, device: int) -> Any:  # noqa: ARG001
 def compile_kernel(name: str, architecture: int, entries: tuple[str, ...] | None = None) -> bytes:
     """Return the machine code of entries of a kernel for one architecture; None is all of them.
 
-    Uses NVRTC if it is installed, otherwise nvcc. Any thread may call this.
-
-    Raises
-    ------
-    CompileError
-        The compiler reported an error or a warning, or there is no compiler.
+    Uses NVRTC if it is installed, otherwise nvcc. Any thread may call this. Raises `CompileError` if the
+    compiler reports an error or a warning, or if there is none.
     """
     nvrtc, entries = find_nvrtc(), kernel_entries(name) if entries is None else entries
     if nvrtc is not None:
@@ -133,7 +125,7 @@ def find_nvrtc() -> Any:
     try:
         from cupy_backends.cuda.libs import nvrtc
 
-        nvrtc.getVersion()
+        nvrtc.getVersion()  # the binding loads the library with the first call
     except (ImportError, RuntimeError, OSError):
         return None
     return nvrtc
@@ -149,6 +141,7 @@ def _compile_by_nvrtc(nvrtc: Any, name: str, architecture: int, entries: tuple[s
         except nvrtc.NVRTCError as error:
             log = nvrtc.getProgramLog(program)
             raise CompileError(f"{name}.cu for sm_{architecture}: {error}\n{log}") from None
+        # The log of what compiled has nothing but warnings.
         if warnings := nvrtc.getProgramLog(program).strip("\0 \n"):
             raise CompileError(f"{name}.cu for sm_{architecture} compiles with warnings:\n{warnings}")
         code: bytes = nvrtc.getCUBIN(program)
@@ -177,15 +170,18 @@ def _compile_by_nvcc(name: str, architecture: int, entries: tuple[str, ...]) -> 
 
 
 def main() -> int:
-    """Compile every kernel for every architecture and print one line each; return 0 if all compiled.
+    """Compile every kernel for every architecture and print one line each; return 0 if all compiled."""
 
-    A line shows the number of compiled entries and the size of the code, or FAILED and the error. As many
-    are compiled at a time as there are cores.
-    """
+    def attempt(wanted: tuple[str, int]) -> bytes | CompileError:
+        try:
+            return compile_kernel(*wanted)
+        except CompileError as error:
+            return error  # the other kernels are still compiled, so that one run shows all errors
+
     wanted = [(name, architecture) for name in kernel_names() for architecture in ARCHITECTURES]
     failed = 0
-    with ThreadPoolExecutor(usable_cores()) as pool:
-        for (name, architecture), made in zip(wanted, pool.map(_try_to_compile, wanted), strict=True):
+    with ThreadPoolExecutor(usable_cores()) as pool:  # NVRTC runs without the GIL, nvcc is a process
+        for (name, architecture), made in zip(wanted, pool.map(attempt, wanted), strict=True):
             line = f"{name:12} sm_{architecture:<4}"
             if isinstance(made, CompileError):
                 failed += 1
@@ -194,13 +190,6 @@ def main() -> int:
                 entries = len(kernel_entries(name))
                 print(f"{line} {entries:4} entries {len(made):11,} bytes", flush=True)  # noqa: T201
     return 1 if failed else 0
-
-
-def _try_to_compile(wanted: tuple[str, int]) -> bytes | CompileError:
-    try:
-        return compile_kernel(*wanted)
-    except CompileError as error:
-        return error
 
 
 if __name__ == "__main__":

@@ -40,11 +40,11 @@ def wait_for(condition):
 
 
 def find_after(late, count):
-    """Return whether Pillow resizes so many pictures, and then compiled code does."""
+    """Return whether Pillow resizes so many images, and then compiled code does."""
     return [late.find() for _ in range(count)] == [None] * count and wait_for(late.find)
 
 
-def test_code_in_the_cache_is_loaded_after_few_pictures(cached):
+def test_code_in_the_cache_is_loaded_after_few_images(cached):
     calls = cached(True)
     late = LateResizer(load_after=3, compile_after=10**9)
     assert find_after(late, 3)
@@ -201,4 +201,4 @@ def test_arguments_of_other_types_are_converted():
 
 def test_all_that_it_calls_is_compiled_too():
     functions = {name for name, one in vars(resizing).items() if isinstance(one, types.FunctionType)}
-    assert {one.__name__ for one in compiling._CALLED} == functions - {"resize"}
+    assert {one.__name__ for one in resizing.CALLED} == functions - {"resize"}

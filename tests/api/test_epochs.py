@@ -1,5 +1,6 @@
-"""The warning for loaders that read everything on each of several ranks."""
+"""Which epoch is next, and the warning for loaders that read everything on each of several ranks."""
 
+import threading
 import warnings
 
 import numpy as np
@@ -15,13 +16,73 @@ from gpuloader import (
     get_worker_info,
 )
 from gpuloader.api import epochs
+from gpuloader.api.epochs import Epochs
+from gpuloader.api.state import Position
+from gpuloader.batches.staged import StagedBatch
+from gpuloader.devices.places import CPUPlace
+from gpuloader.epoch.delivery import Delivery
+from gpuloader.watch.stats import Meter
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, Counting, name_workers
 
 by_workers = pytest.mark.parametrize("workers", [INLINE, ONE_THREAD, PROCESSES], ids=name_workers)
 EVERYTHING = "rank 1 of 2, and the loader reads all samples on every rank"
 
 
-@pytest.fixture(autouse=True)
+class Numbered(Epochs):
+    """Epochs that are nothing but their positions."""
+
+    def __init__(self, act=lambda: None):
+        super().__init__(Meter())
+        self.deliver_to(Delivery.of([CPUPlace()], None, None, prefetch=0, drop_last=False))
+        self.act = act
+
+    def start(self, epoch):
+        return Position(seed=1, epoch=epoch)
+
+    def open(self, position, guard):
+        self.act()
+        return position
+
+
+def test_epochs_follow_one_another_and_a_state_that_was_loaded():
+    numbered = Numbered()
+    assert numbered.state()["epoch"] == 0
+    first = numbered.begin()
+    first.received(StagedBatch(None, None, (), 0))
+    assert numbered.state()["batches"] == 1
+    first.ended = True
+    assert (numbered.state()["epoch"], numbered.state()["batches"]) == (1, 0)
+    numbered.resume(Position(seed=1, epoch=4, batches=3))
+    assert (numbered.state()["epoch"], numbered.state()["batches"]) == (4, 3)
+    assert (numbered.begin().epoch, numbered.begin().epoch) == (4, 5)
+    numbered.set_epoch(2)
+    assert (numbered.state()["epoch"], numbered.begin().epoch, numbered.begin().epoch) == (2, 2, 3)
+
+
+def test_epochs_that_two_threads_begin_at_once_are_two():
+    other = []
+    thread = threading.Thread(target=lambda: other.append(numbered.begin()))
+
+    def open_slowly():
+        if thread.ident is None:
+            thread.start()
+            thread.join(0.2)  # it begins its epoch now, or waits for this one to be open
+
+    numbered = Numbered(open_slowly)
+    first = numbered.begin()
+    thread.join(10)
+    assert [first.epoch, other[0].epoch] == [0, 1]
+
+
+def test_an_epoch_that_cannot_be_opened_has_not_begun():
+    numbered = Numbered(lambda: 1 // 0)
+    numbered.resume(Position(seed=1, epoch=4, batches=3))
+    with pytest.raises(ZeroDivisionError):
+        numbered.begin()
+    assert (numbered.state()["epoch"], numbered.state()["batches"]) == (4, 3)
+
+
+@pytest.fixture
 def on_rank_1_of_2(monkeypatch):
     monkeypatch.setattr(epochs, "_has_warned", False)
     monkeypatch.setenv("RANK", "1")
@@ -40,7 +101,8 @@ class ByRank(IterableDataset):
         yield from range(info.rank * info.num_workers + info.id, 12, info.world_size * info.num_workers)
 
 
-class TestComes:
+@pytest.mark.usefixtures("on_rank_1_of_2")
+class TestTheWarningComes:
     @by_workers
     @pytest.mark.parametrize("dataset", [range(4), Counting(4)])
     def test_once_per_process_at_the_first_step(self, dataset, workers):
@@ -85,7 +147,8 @@ class Grouped:
         return iter([[1], [3]])
 
 
-class TestDoesNotCome:
+@pytest.mark.usefixtures("on_rank_1_of_2")
+class TestTheWarningDoesNotCome:
     """Every warning is an error in these tests."""
 
     @pytest.mark.parametrize("shard", [(0, 1), (1, 2), "auto"])

@@ -1,17 +1,17 @@
-"""Regions of pictures that a GPU decodes, as they are staged: encoded bytes, or pixels where it cannot."""
+"""Regions of images, as they are staged for a GPU: pixels, or encoded bytes that the GPU decodes itself."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from gpuloader.fields.spec import Array
 
-# Regions of pictures, as they are staged for a GPU: pixels, and what the GPU is to make of them.
+Part = tuple[int, int, int, int]
+"""Top, left, bottom and right of a part of an image."""
 
 NUMBERS = 13
 """Numbers of a region's geometry; `gpuloader.kernels.resample` names them. Changes of color may follow."""
@@ -19,28 +19,19 @@ NUMBERS = 13
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Region:
-    """The part of a picture that a kernel needs to resample it.
+    """The part of an image that a kernel needs to resample it.
 
-    A batch of them has three arrays: all pixels one behind the other, row splits, and geometry. An encoded
-    picture is decoded when its region is written, so that no pixels wait for those of other samples.
-
-    Attributes
-    ----------
-    shape : tuple of int
-        The number of pixels, and the channels of each.
-    geometry : numpy.ndarray
-        What to make of it, float32: 13 numbers, see `gpuloader.kernels.resample.GEOMETRY`; and pairs of
-        numbers that change its colors, see `gpuloader.kernels.recolor`.
-    source : numpy.ndarray or callable
-        The pixels, row by row, uint8 of that shape; or what decodes them into an array of that shape.
+    A batch of regions has three arrays: all pixels one behind the other, row splits, and geometry.
     """
 
-    shape: tuple[int, int]
-    geometry: Array
+    shape: tuple[int, int]  # the number of pixels, and the channels of each
+    geometry: Array  # float32: `NUMBERS` numbers, then pairs that change colors, see `kernels.recolor`
+    # The pixels, uint8 of that shape; or what decodes them into an array of that shape. An encoded image is
+    # decoded only when its region is written, so that no pixels wait in memory for those of other samples.
     source: Array | Callable[[Array], None]
 
     dtype = np.dtype(np.uint8)  # by which collation recognizes a field of arrays
-    level = 2  # of a field of regions, whose arrays are one more
+    level = 2  # of a field of regions: the number of its arrays, less one
 
     @property
     def step(self) -> tuple[int, ...]:
@@ -49,9 +40,7 @@ class Region:
 
     @property
     def pixels(self) -> Array:
-        """The pixels, decoded now if they have to be."""
-        if isinstance(self.source, np.ndarray):
-            return self.source
+        """The pixels in an array of their own, decoded now if they have to be."""
         pixels = np.empty(self.shape, self.dtype)
         self.write(pixels)
         return pixels
@@ -64,56 +53,21 @@ class Region:
             self.source(target)
 
 
-class HasGeometry(Protocol):
-    """A region, in whatever form it is staged."""
-
-    @property
-    def geometry(self) -> Array:
-        """The region's geometry."""
-
-
-def join_geometry(regions: Sequence[HasGeometry]) -> Array:
-    """Return the geometry of several regions, float32 of shape (regions, 13).
-
-    >>> join_geometry([]).shape
-    (0, 13)
-    """
-    rows = [region.geometry for region in regions]
-    return np.stack(rows) if rows else np.zeros((0, NUMBERS), np.float32)
-
-
-Part = tuple[int, int, int, int]
-"""Top, left, bottom and right of a part of a picture."""
-
-_HEAD = 9  # numbers, of 8 bytes, before the bytes of a code
+# The numbers of a code, in front of its bytes. All are int64, so that those of the next code are aligned if
+# each code is padded to a multiple of 8 bytes.
+_HEAD = 9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Code:
-    """A region of a picture that a device gets, encoded or as pixels.
+    """A region of an image for a device: the encoded image, or the region's pixels."""
 
-    Attributes
-    ----------
-    data : numpy.ndarray
-        The encoded picture; or the region's pixels, row by row; uint8 of one dimension.
-    part : tuple of int
-        Top, left, bottom and right of the region in the upright picture.
-    orientation : int
-        How the encoded picture is turned, as Exif counts; 0 if the data are pixels.
-    channels : int
-        The channels of a pixel.
-    file : str
-        The name to give in errors.
-    index : int
-        The sample's index in the dataset; -1 if it is not a number.
-    """
-
-    data: Array
-    part: Part
-    orientation: int = 1
+    data: Array  # the encoded image; or the region's pixels, row by row; uint8 of one dimension
+    part: Part  # of the upright image
+    orientation: int = 1  # how the encoded image is turned, as Exif counts; 0 if the data are pixels
     channels: int = 3
-    file: str = ""
-    index: int = -1
+    file: str = ""  # to name in errors
+    index: int = -1  # the sample's index in the dataset, to name in errors; -1 if it is not a number
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -124,24 +78,16 @@ class Code:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
-    """A picture that a device is to decode before a kernel resamples it.
+    """An image that a device is to decode before a kernel resamples it.
 
     A batch of them has four arrays: what `read_codes` reads, row splits of the pixels, geometry, and an array
-    without bytes whose first dimension is the number of all pixels.
-
-    Attributes
-    ----------
-    code : Code
-        What the device gets; without data if there are pixels.
-    geometry : numpy.ndarray
-        As for a `Region`.
-    pixels : Region or None
-        The region, if the device gets its pixels, which are decoded when they are written.
+    without bytes whose first dimension is the number of all pixels. So the layout of a batch says how much
+    memory the decoded pixels need, though they are never staged.
     """
 
-    code: Code
-    geometry: Array
-    pixels: Region | None = None
+    code: Code  # without data if there are pixels
+    geometry: Array  # as for a `Region`
+    pixels: Region | None = None  # the region, if the device gets its pixels
 
     dtype = np.dtype(np.uint8)
     level = 3
@@ -153,7 +99,7 @@ class Encoded:
         >>> Encoded.of(Region((6, 3), np.float32([2, 3, 10, 20] + [0] * 9), np.zeros((6, 3)))).code.part
         (10, 20, 12, 23)
         """
-        height, width, top, left = (int(number) for number in region.geometry[:4])
+        height, width, top, left = region.geometry[:4].astype(int).tolist()
         part = top, left, top + height, left + width
         code = Code(np.empty(0, np.uint8), part, 0, region.step[0], file, index)
         return cls(code, region.geometry, region)
@@ -166,22 +112,14 @@ class Encoded:
     @property
     def nbytes(self) -> int:
         """The bytes that `write` writes, a multiple of 8."""
-        return 8 * _HEAD + -(-(self._size + len(self._name)) // 8) * 8
-
-    @property
-    def _size(self) -> int:
-        return self.code.data.size if self.pixels is None else math.prod(self.pixels.shape)
-
-    @property
-    def _name(self) -> bytes:
-        return self.code.file.encode("utf-8", "surrogatepass")
+        size = self.code.data.size if self.pixels is None else math.prod(self.pixels.shape)
+        return 8 * _HEAD + -(-(size + len(_encode_name(self.code.file))) // 8) * 8
 
     def write(self, target: Array) -> None:
         """Write what `read_codes` reads; raise `PictureError` if there are pixels that cannot be decoded."""
-        # All in one array of bytes, so that one copy takes a batch of files to the device. The head has
-        # 8-byte numbers, which is why each code begins at a multiple of 8.
-        code, name, begin = self.code, self._name, 8 * _HEAD
-        end = begin + self._size
+        # All in one array of bytes, so that a batch of files is one field of the slot.
+        code, name, begin = self.code, _encode_name(self.code.file), 8 * _HEAD
+        end = begin + (code.data.size if self.pixels is None else math.prod(self.pixels.shape))
         numbers = *code.part, code.orientation, code.channels, code.index, end - begin, len(name)
         target[:begin].view(np.int64)[:] = numbers
         if self.pixels is None:
@@ -189,6 +127,20 @@ class Encoded:
         else:
             self.pixels.write(target[begin:end].reshape(self.pixels.shape))
         target[end : end + len(name)] = np.frombuffer(name, np.uint8)
+
+
+def _encode_name(file: str) -> bytes:
+    return file.encode("utf-8", "surrogatepass")  # a file's name need not be valid text
+
+
+def join_geometry(regions: Sequence[Region | Encoded]) -> Array:
+    """Return the geometry of several regions, float32 of shape (regions, 13).
+
+    >>> join_geometry([]).shape
+    (0, 13)
+    """
+    rows = [region.geometry for region in regions]
+    return np.stack(rows) if rows else np.zeros((0, NUMBERS), np.float32)
 
 
 def read_codes(data: Array) -> Iterator[Code]:

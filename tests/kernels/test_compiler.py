@@ -3,8 +3,8 @@ import threading
 
 import pytest
 
-from gpuloader.kernels import compiling
-from gpuloader.kernels.compiling import (
+from gpuloader.kernels import compiler
+from gpuloader.kernels.compiler import (
     ARCHITECTURES,
     CompileError,
     compile_kernel,
@@ -34,7 +34,7 @@ def ends_of(entries):
 def compile_one(name, architecture, entries):
     """Compile by NVRTC some entries, or all if they are None; by nvcc, all."""
     if entries == NVCC:
-        return compiling._compile_by_nvcc(name, architecture, kernel_entries(name))
+        return compiler._compile_by_nvcc(name, architecture, kernel_entries(name))
     return compile_kernel(name, architecture, entries)
 
 
@@ -88,7 +88,7 @@ class TestEveryKernel:
     ids=["error", "warning", "missing entry"],
 )
 def test_errors_and_warnings_fail(monkeypatch, source):
-    monkeypatch.setattr(compiling, "read_source", lambda name: source)
+    monkeypatch.setattr(compiler, "read_source", lambda name: source)
     with pytest.raises(CompileError, match="sm_90"):
         compile_kernel("spin", 90)
 
@@ -121,8 +121,8 @@ def test_a_template_is_loaded_by_its_types(monkeypatch):
     monkeypatch.setattr(cupy, "RawKernel", Kernel)
     current = [0]
     monkeypatch.setattr(cupy.cuda.runtime, "getDevice", lambda: current[0])
-    compiling._load.cache_clear()
-    load = compiling.load_kernel
+    compiler._load.cache_clear()
+    load = compiler.load_kernel
     try:
         assert load("gather", "gather<uint4>") == "gather<uint4>"
         assert modules[0]["name_expressions"] == ("gather<uint4>",)
@@ -138,7 +138,7 @@ def test_a_template_is_loaded_by_its_types(monkeypatch):
         current[0] = 0
         assert load("spin") is first
     finally:
-        compiling._load.cache_clear()
+        compiler._load.cache_clear()
 
 
 def test_a_kernel_that_several_threads_want_is_compiled_once(monkeypatch):
@@ -155,7 +155,7 @@ def test_a_kernel_that_several_threads_want_is_compiled_once(monkeypatch):
 
     monkeypatch.setattr(cupy, "RawKernel", Kernel)
     monkeypatch.setattr(cupy.cuda.runtime, "getDevice", lambda: 7)
-    threads = [threading.Thread(target=lambda: found.append(compiling.load_kernel("spin"))) for _ in range(3)]
+    threads = [threading.Thread(target=lambda: found.append(compiler.load_kernel("spin"))) for _ in range(3)]
     for thread in threads:
         thread.start()
     assert begun.wait(10)
@@ -163,13 +163,13 @@ def test_a_kernel_that_several_threads_want_is_compiled_once(monkeypatch):
     go_on.set()
     for thread in threads:
         thread.join()
-    compiling._load.cache_clear()
+    compiler._load.cache_clear()
     assert len(made) == 1
     assert found == made * 3
 
 
 def test_without_a_compiler_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(compiling, "find_nvrtc", lambda: None)
+    monkeypatch.setattr(compiler, "find_nvrtc", lambda: None)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(CompileError, match=r"pip install '.*\[kernels\]'"):
         compile_kernel("spin", 90)
