@@ -23,9 +23,8 @@ import numpy as np
 
 from gpuloader.batches.columns import KeptBatch, fits, stage_block
 from gpuloader.batches.kept import BatchSignature, stage_whole
-from gpuloader.batches.rows import shorten
 from gpuloader.batches.schema import Collation, SchemaCache
-from gpuloader.batches.staged import Gaps, Reserve, StagedBatch, complete, room_for
+from gpuloader.batches.staged import LEFT_OUT, Gaps, Reserve, StagedBatch, complete, room_for
 from gpuloader.batches.tree import ObjectColumns, array_leaves, object_columns
 from gpuloader.errors import PictureError, SampleError, describe_error
 from gpuloader.fields.convert import IF_IT_VARIES, IF_PICTURES
@@ -33,7 +32,7 @@ from gpuloader.fields.spec import Indices
 from gpuloader.order.randomness import Draw, current_draw
 from gpuloader.sources.block import Block, Part
 from gpuloader.sources.describing import Source
-from gpuloader.staging.layout import Layout
+from gpuloader.staging.arena import Layout
 from gpuloader.staging.ring import Slot
 
 
@@ -51,6 +50,8 @@ class Assembler:
         # A gradient leads back to tensors of the process that computed it.
         self.collation = collation if worker is None else replace(collation, keeps_gradients=False)
         self.worker = worker
+        # A batch that samples may be left out of waits too: only its end shows where each row goes.
+        self.keeps = collation.keeps or collation.skips
         self.schemas = SchemaCache(collation)
         self._signature: BatchSignature | None = None
         # A collate_fn, declared feeds and pictures want whole samples, so columns would gain nothing.
@@ -105,13 +106,10 @@ class Assembler:
         staged, self._signature = stage_whole(value, collation, number, reserve, self._signature)
         return staged
 
-    def fetch(
-        self, samples: list[Any], indices: Sequence[Any], number: int, start: int, bad: list[int] | None
-    ) -> None:
+    def fetch(self, samples: list[Any], indices: Sequence[Any], number: int, start: int) -> None:
         """Append the samples at `indices` to a list; in batch `number`, they start at position `start`.
 
-        This is where the user's dataset is called, with nothing of ours between it and the loop. A list `bad`
-        receives the positions of samples with pictures that cannot be decoded, which are left out then.
+        This is where the user's dataset is called, with nothing of ours between it and the loop.
 
         Raises
         ------
@@ -125,10 +123,8 @@ class Assembler:
             draw.index = draw.generator = None
             self._fetch_many(many, samples, [*indices], number, start)
             if make is not None:
-                whole = samples[:]
-                samples.clear()
-                for position, (index, sample) in enumerate(zip(indices, whole, strict=True), start):
-                    samples += self.make_pictures(sample, draw, index, position, bad)
+                for row, (index, sample) in enumerate(zip(indices, samples, strict=True)):
+                    samples[row] = self.make_pictures(sample, draw, index, start + row)
             return
         dataset = self.dataset
         for position, index in enumerate(indices, start):
@@ -139,14 +135,12 @@ class Assembler:
                 sample = dataset[index]
             except Exception as error:
                 # Only pictures are left out. Any other exception may be a bug, and must not pass in silence.
-                if isinstance(error, PictureError) and bad is not None:
-                    bad.append(position)
-                    continue
-                raise self.failure(error, number, position, index) from error
-            if make is None:
-                samples.append(sample)
-            else:
-                samples += self.make_pictures(sample, draw, index, position, bad)
+                if not (self.collation.skips and isinstance(error, PictureError)):
+                    raise self.failure(error, number, position, index) from error
+                sample = LEFT_OUT
+            if make is not None:
+                sample = self.make_pictures(sample, draw, index, position)
+            samples.append(sample)
 
     def _fetch_many(
         self,
@@ -170,22 +164,17 @@ class Assembler:
             raise SampleError(problem, batch=number, worker=self.worker)
         samples += found
 
-    def make_pictures(
-        self, sample: Any, draw: Draw, key: object, position: int, bad: list[int] | None
-    ) -> Sequence[Any]:
-        """Return a sample with its pictures made; without the sample if it is left out, as for `fetch`.
-
-        `key` is the sample's index, or what stands for it. A `SampleError` names the sample's row: its
-        position among those that are not left out.
-        """
+    def make_pictures(self, sample: Any, draw: Draw, key: object, position: int) -> Any:
+        """Return a sample with its pictures made, or `LEFT_OUT`; `key` stands for its index."""
         assert self.collation.pictures is not None
+        if sample is LEFT_OUT:
+            return sample
         try:
-            return (self.collation.pictures.make(sample, draw, key),)
+            return self.collation.pictures.make(sample, draw, key)
         except SampleError as error:
-            if bad is not None and isinstance(error, PictureError):
-                bad.append(position)
-                return ()
-            error.index = position - len(bad or ())  # `Gaps.locate` makes a position of it
+            if self.collation.skips and isinstance(error, PictureError):
+                return LEFT_OUT
+            error.index = position
             raise
 
     def _no_index(self, number: int, position: int) -> SampleError:
@@ -248,7 +237,7 @@ class Assembly:
         self._slot: Slot | None = None
         self._placing = threading.Lock()
         self._objects: ObjectColumns = {}
-        self._gaps = Gaps(len(indices)) if assembler.collation.skips else None
+        self._gaps: Gaps | None = None
         self._batch: KeptBatch | None = None
 
     def fetch(self, start: int, stop: int) -> None:
@@ -256,40 +245,37 @@ class Assembly:
         if self._by_block:
             self._fetch_block(start, stop)
             return
-        assembler, gaps, indices = self._assembler, self._gaps, self._indices
-        bad = None if gaps is None else gaps.begin(start, stop)
+        assembler, indices = self._assembler, self._indices
         # Chunks are for samples that are written as they come. Kept samples have nothing to wait for, and
         # `__getitems__` is asked once for a part, because reading samples together is what it is for.
-        at_once = assembler.collation.keeps or assembler.fetch_many is not None
+        at_once = assembler.keeps or assembler.fetch_many is not None
         samples: list[Any] = []  # those that were fetched, but not written yet
-        # A sample that is left out leaves no gap within its part, so rows may fall behind positions.
-        row = position = start
+        row = position = start  # of the next sample to write, and of the next one to fetch
         try:
             while position < stop:
                 # Until the schema is settled, the size of a sample is taken to be that of the last batch.
                 known = self._schema or next(iter(assembler.schemas.recent), None)
                 end = stop if at_once else min(position + (known.chunk if known else 1), stop)
                 try:
-                    assembler.fetch(samples, indices[position:end], self.number, position, bad)
+                    assembler.fetch(samples, indices[position:end], self.number, position)
                 except SampleError:
                     self._write(samples, row)  # of several errors, the one of the earliest sample is raised
                     raise
                 position = end
                 if self._write(samples, row):
-                    row += len(samples)
-                    samples = []
+                    row, samples = end, []
             # No thread waits for the batch's first sample, which may be the slowest to read. What came before
             # it is written by `finish`, in the thread that ends last.
             if samples:
                 self._early.append((row, samples))
         except SampleError as error:
-            assembler.locate(error, self.number, gaps, indices)
+            assembler.locate(error, self.number, None, indices)
             raise
 
     def _write(self, samples: list[Any], row: int) -> bool:
         """Write the next samples of a part; return False if they must wait for the batch's first sample."""
         collation = self._assembler.collation
-        if collation.keeps:
+        if self._assembler.keeps:
             with self._placing:
                 if not self._kept:
                     self._kept = [None] * len(self._indices)
@@ -298,7 +284,6 @@ class Assembly:
             return True
         schema = self._schema
         if schema is None:
-            # If all samples of the first part were left out, `finish` finds the first of the others.
             if row or not samples:
                 return False
             schema = self._schema = self._assembler.schemas.find(samples)
@@ -357,7 +342,7 @@ class Assembly:
 
     def finish(self) -> StagedBatch:
         """Return the staged batch."""
-        assembler, collation, gaps = self._assembler, self._assembler.collation, self._gaps
+        assembler, collation = self._assembler, self._assembler.collation
         try:
             if self._by_block:
                 # Parts arrive in any order; a block holds them in the batch's.
@@ -365,19 +350,26 @@ class Assembly:
                 found = assembler.stage_block(block, self.number, self._reserve)
                 if found is not None:
                     return complete(collation, found, self._indices)
-            elif collation.whole:
-                staged = assembler.stage_whole(self._close_up(), self.number, self._reserve)
-                staged.skipped = 0 if gaps is None else gaps.count
-                return staged
             else:
-                staged = self._finish_kept() if collation.keeps else self._finish_rows()
-                if collation.programmer is not None:
-                    keys = self._indices if gaps is None else gaps.keys(self._indices)
+                if not assembler.keeps:
+                    staged = self._finish_rows()
+                elif collation.whole:
+                    staged = assembler.stage_whole(self._close_up(), self.number, self._reserve)
+                else:
+                    batch = self._batch
+                    if batch is None:  # there was nothing to divide among threads
+                        batch = self._make_kept_batch()
+                        batch.write(0, batch.unwritten)
+                    staged = batch.finish()
+                gaps, keys = self._gaps, self._indices
+                if gaps is not None:
+                    staged.skipped, keys = gaps.count, gaps.take(keys)
+                # What a collate_fn returns is the user's, and has no fields to transform.
+                if collation.programmer is not None and not collation.whole:
                     staged = complete(collation, staged, keys)
-                staged.skipped = 0 if gaps is None else gaps.count
                 return staged
         except SampleError as error:
-            assembler.locate(error, self.number, gaps, self._indices)
+            assembler.locate(error, self.number, self._gaps, self._indices)
             raise
         # The columns are not those of the schema. Sample by sample they are converted, or one of them is
         # found that does not fit.
@@ -387,11 +379,10 @@ class Assembly:
 
     def _close_up(self) -> list[Any]:
         """Return the samples that were kept, without those that were left out."""
-        gaps = self._gaps
-        if gaps is None or not gaps.count:
+        if not self._assembler.collation.skips:
             return self._kept
-        gaps.check()
-        return gaps.close_up(self._kept) if self._kept else []
+        self._gaps = Gaps(self._kept)
+        return self._gaps.take(self._kept)
 
     def _make_kept_batch(self) -> KeptBatch:
         assembler = self._assembler
@@ -404,33 +395,13 @@ class Assembly:
             self._gaps,
         )
 
-    def _finish_kept(self) -> StagedBatch:
-        batch = self._batch
-        if batch is None:
-            batch = self._make_kept_batch()
-            batch.write(0, batch.unwritten)
-        return batch.finish()
-
     def _finish_rows(self) -> StagedBatch:
-        """Write the samples that came before the schema was settled, and close the gaps between parts."""
-        gaps = self._gaps
-        if gaps is not None and gaps.count:
-            gaps.check()
-        if self._early:
-            self._early.sort(key=lambda part: part[0])
-            if self._schema is None:
-                self._schema = self._assembler.schemas.find(self._early[0][1])
-            for row, samples in self._early:
-                self._write(samples, row)
+        """Write the samples that came before the schema was settled."""
+        for row, samples in self._early:
+            self._write(samples, row)
         schema, slot, layout = self._schema, self._slot, self._layout
         assert schema is not None
         assert slot is not None
         assert layout is not None
         objects = tuple(self._objects.values())
-        # Within a part the rows moved up as they were written; what remains are gaps between the parts.
-        if gaps is not None and gaps.count:
-            for view in slot.views(layout):
-                gaps.close_up(view)
-            objects = tuple(map(gaps.close_up, objects))
-            layout = shorten(layout, gaps.left)
         return StagedBatch(slot, layout, schema.levels, self.number, schema.tree, objects)

@@ -25,7 +25,7 @@ from gpuloader.fields.ragged import Ragged, split_rows
 from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.sources.block import Block, Chunked, Rows, row_parts, take_values
 from gpuloader.sources.images.regions import Encoded, Region, join_geometry
-from gpuloader.staging.layout import Layout, arrange
+from gpuloader.staging.arena import Layout, arrange
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,81 +156,87 @@ def split_columns(
     SampleError
         A value does not fit its field; the error names sample and field.
     """
-    values = [fields_of(sample, rows.feeds, index) for index, sample in enumerate(samples)]
+    values = []
+    for index, sample in enumerate(samples):
+        values.append(fields_of(sample, rows.feeds, index))
     columns: list[Column] = []
     for field, feed in enumerate(rows.feeds):
         column = [sample[field] for sample in values]
         if not feed.lod_level:
-            # Beside a field that varies, a fixed one waits too: its samples are here already.
-            dense = [rows.convert(field, index, value) for index, value in enumerate(column)]
-            columns.append(_stacked(dense, feed))
-            continue
-        if column and isinstance(column[0], Region):
-            columns += _region_columns(column, feed)
-            continue
-        if column and isinstance(column[0], Encoded):
-            columns += _encoded_columns(column, feed)
-            continue
-        try:
-            parts, splits = split_rows(column, feed.dtype, feed.sample_shape, feed.lod_level, rows.conversion)
-        except SampleError as error:
-            error.field = feed.name
-            raise
-        _check_steps(parts, splits, feed)
-        step = parts[0].shape[1:] if parts else _sizes(feed)
-        columns += _sequence_columns(parts, splits, step, feed, pads or {})
+            columns.append(_stack(column, rows, field))
+        elif column and isinstance(column[0], Region | Encoded):
+            columns += _picture_columns(column, feed)
+        else:
+            columns += _split_column(column, rows, feed, pads or {})
     return columns
-
-
-def _region_columns(regions: list[Region], feed: FeedSpec) -> list[Column]:
-    """Return the three arrays of a field of regions: pixels, row splits and geometry."""
-    splits = np.cumsum([0, *(region.shape[0] for region in regions)], dtype=np.int64)
-    _check_steps([np.empty((0, *region.step)) for region in regions], (splits,), feed)
-    shape = int(splits[-1]), *regions[0].step
-    pixels = RegionColumn(shape, feed.dtype, (), regions=regions, splits=splits, name=feed.name)
-    return [pixels, *map(_whole, (splits, join_geometry(regions)))]
-
-
-def _encoded_columns(pictures: list[Encoded], feed: FeedSpec) -> list[Column]:
-    """Return the four arrays of a field of pictures that a device decodes; see `Encoded`."""
-    # The last array has no bytes. Its shape carries the number of pixels to whoever allocates them on the
-    # device, and from there on the field looks like one of regions.
-    shapes = [one.code.shape for one in pictures]
-    _check_steps([np.empty((0, *one.step)) for one in pictures], (np.empty(0),), feed)
-    splits = np.cumsum([0, *(height * width for height, width, _ in shapes)], dtype=np.int64)
-    starts = np.cumsum([0, *(one.nbytes for one in pictures)], dtype=np.int64)
-    codes = RegionColumn((int(starts[-1]),), feed.dtype, (), regions=pictures, splits=starts, name=feed.name)
-    room = np.empty((splits[-1], *pictures[0].step, 0), np.uint8)
-    return [codes, *map(_whole, (splits, join_geometry(pictures), room))]
 
 
 def _whole(array: Array) -> Column:
     return Column(array.shape, array.dtype, [array], joined=True)
 
 
-def _stacked(samples: list[Array], feed: FeedSpec) -> Column:
-    for index, sample in enumerate(samples):
-        if sample.shape != samples[0].shape:
+def _stack(column: list[Any], rows: SampleRows, field: int) -> Column:
+    """Return a dense field: it waits for the others, because its samples are here already."""
+    feed, parts = rows.feeds[field], list[Array]()
+    for index, value in enumerate(column):
+        parts.append(rows.convert(field, index, value))
+        if parts[-1].shape != parts[0].shape:
             raise SampleError(
-                f"expected shape {samples[0].shape} as in the batch's first sample, got {sample.shape}; "
+                f"expected shape {parts[0].shape} as in the batch's first sample, got {parts[-1].shape}; "
                 f"{IN_FEEDS}",
                 index=index,
                 field=feed.name,
             )
-    shape = samples[0].shape if samples else _sizes(feed)
-    return Column((len(samples), *shape), feed.dtype, samples)
+    shape = parts[0].shape if parts else _sizes(feed)
+    return Column((len(parts), *shape), feed.dtype, parts)
 
 
-def _check_steps(parts: list[Array], splits: tuple[Array, ...], feed: FeedSpec) -> None:
-    for position, part in enumerate(parts):
-        if part.shape[1:] != parts[0].shape[1:]:
-            sample = position if len(splits) == 1 else np.searchsorted(splits[0], position, "right") - 1
+def _picture_columns(pictures: list[Any], feed: FeedSpec) -> list[Column]:
+    """Return the three arrays of a field of `Region`, or the four of one of `Encoded`."""
+    encoded = isinstance(pictures[0], Encoded)
+    steps, pixels, nbytes = [], [0], [0]
+    for one in pictures:
+        steps.append(one.step)
+        height, width = one.code.shape[:2] if encoded else (one.shape[0], 1)
+        pixels.append(pixels[-1] + height * width)
+        nbytes.append(nbytes[-1] + one.nbytes if encoded else 0)
+    _check_steps(steps, None, feed)
+    splits, geometry = np.array(pixels, np.int64), join_geometry(pictures)
+    shape: tuple[int, ...] = (pixels[-1], *steps[0])
+    if not encoded:
+        column = RegionColumn(shape, feed.dtype, (), regions=pictures, splits=splits, name=feed.name)
+        return [column, _whole(splits), _whole(geometry)]
+    starts = np.array(nbytes, np.int64)
+    column = RegionColumn((nbytes[-1],), feed.dtype, (), regions=pictures, splits=starts, name=feed.name)
+    # The last array has no bytes. Its shape carries the number of pixels to whoever allocates them on the
+    # device, and from there on the field looks like one of regions.
+    return [column, _whole(splits), _whole(geometry), _whole(np.empty((*shape, 0), np.uint8))]
+
+
+def _check_steps(steps: list[tuple[int, ...]], splits: tuple[Array, ...] | None, feed: FeedSpec) -> None:
+    for position, step in enumerate(steps):
+        if step != steps[0]:
+            # With two levels, the sample is the one whose sequences include this one.
+            two = splits is not None and len(splits) > 1
+            sample = np.searchsorted(splits[0], position, "right") - 1 if two and splits else position
             raise SampleError(
-                f"expected steps of shape {parts[0].shape[1:]} as in the batch's first sequence, "
-                f"got {part.shape[1:]}",
+                f"expected steps of shape {steps[0]} as in the batch's first sequence, got {step}",
                 index=int(sample),
                 field=feed.name,
             )
+
+
+def _split_column(
+    column: list[Any], rows: SampleRows, feed: FeedSpec, pads: Mapping[str, float]
+) -> list[Column]:
+    try:
+        parts, splits = split_rows(column, feed.dtype, feed.sample_shape, feed.lod_level, rows.conversion)
+    except SampleError as error:
+        error.field = feed.name
+        raise
+    steps = [part.shape[1:] for part in parts]
+    _check_steps(steps, splits, feed)
+    return _sequence_columns(parts, splits, steps[0] if steps else _sizes(feed), feed, pads)
 
 
 def _sequence_columns(
@@ -316,7 +322,6 @@ class KeptBatch:
         assert self._gaps is not None
         bad = set(self._bad)
         self._gaps.drop(bad)
-        self._gaps.check()
         self.samples = [sample for row, sample in enumerate(self.samples) if row not in bad]
         # Where each picture lies depends on those before it, so the batch is laid out and decoded again. That
         # is rare: a picture whose header is bad was left out before it came here.

@@ -17,7 +17,7 @@ from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array, Indices
 from gpuloader.order.order import Stretch
 from gpuloader.sources.array_rows import ArrayRows, IndexedRows
-from gpuloader.staging.layout import Layout, arrange
+from gpuloader.staging.arena import Layout, arrange
 from gpuloader.staging.ring import Slot
 from gpuloader.transforms.program import Spec, span_specs
 from gpuloader.transforms.programmer import Programmer
@@ -189,7 +189,7 @@ class Gatherer:
             return
         if type(rows) is range:
             rows = np.arange(rows.start, rows.stop, rows.step)
-        for array, target, takes in zip(self._arrays, targets, self._takes):  # noqa: B905 - strict= costs time
+        for array, target, takes in zip(self._arrays, targets, self._takes):  # noqa: B905 - costs time
             if takes:
                 # All rows exist. Without mode "clip", NumPy would buffer the result to check them first.
                 array.take(rows, 0, target, "clip")

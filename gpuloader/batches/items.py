@@ -61,68 +61,65 @@ class ItemAssembler(Assembler):
             if collation.pictures is not None:
                 # Not the worker's number: it is another with processes than without.
                 names = keys or ((number, position) for position in itertools.count())
-                bad = None
+                items = self._make_all_pictures(items, names)
+            if self.keeps:
+                samples = list(itertools.islice(items, size))
+                # Those that are left out count as read, and are not replaced by later items. So the batches
+                # that follow are the same as without a bad picture.
+                if len(samples) < least:
+                    return None
                 if collation.skips:
-                    # All items first: those that are left out count as read, and are not replaced by later
-                    # ones, so that the batches that follow have the same items as without a bad picture.
-                    read = list(itertools.islice(items, size))
-                    if len(read) < least:
-                        return None
-                    gaps, items, least = Gaps(len(read)), iter(read), 1
-                    bad = gaps.begin(0, len(read))
-                items = self._make_all_pictures(items, names, bad)
-            # The first item settles the schema, before room for a full batch is reserved.
-            first = next(items, _END)
-            staged, count = None, 0
-            if first is not _END:
-                items = itertools.chain((first,), itertools.islice(items, size - 1))
-                if collation.keeps:
-                    staged, count = self._stage_kept(list(items), number, least, reserve, gaps)
+                    gaps = Gaps(samples)
+                    staged = self._stage_kept(gaps.take(samples), number, reserve, gaps)
+                    staged.skipped, keys = gaps.count, keys and gaps.take(keys)
                 else:
-                    staged, count = self._stage_rows(first, items, number, size, least, reserve)
-            if gaps is not None:
-                gaps.check()
-            if staged is None:
-                return None
-            staged.skipped = 0 if gaps is None else gaps.count
+                    staged = self._stage_kept(samples, number, reserve, None)
+                count = len(samples) - staged.skipped
+            else:
+                filled = self._stage_rows(items, number, size, least, reserve)
+                if filled is None:
+                    return None
+                staged, count = filled
             # What a collate_fn returns is the user's, and has no fields to transform.
-            return staged if collation.whole else self._complete(staged, keys, count)
+            if collation.programmer is None or collation.whole:
+                return staged
+            keys = keys or [(self.worker, number, position) for position in range(count)]
+            return complete(collation, staged, keys)
         except SampleError as error:
             self.locate(error, number, gaps)
             raise
 
-    def _make_all_pictures(
-        self, items: Iterable[Any], keys: Iterable[Any], bad: list[int] | None
-    ) -> Iterator[Any]:
+    def _make_all_pictures(self, items: Iterable[Any], keys: Iterable[Any]) -> Iterator[Any]:
         draw = current_draw()
         for position, (key, item) in enumerate(zip(keys, items, strict=False)):
-            yield from self.make_pictures(item, draw, key, position, bad)
+            yield self.make_pictures(item, draw, key, position)
 
     def _stage_kept(
-        self, samples: list[Any], number: int, least: int, reserve: Reserve, gaps: Gaps | None
-    ) -> tuple[StagedBatch | None, int]:
-        if len(samples) < least:
-            return None, 0
+        self, samples: list[Any], number: int, reserve: Reserve, gaps: Gaps | None
+    ) -> StagedBatch:
         if self.collation.whole:
-            return self.stage_whole(samples, number, reserve), len(samples)
+            return self.stage_whole(samples, number, reserve)
         batch = KeptBatch(self.schemas.find, self.collation, samples, number, reserve, gaps)
         batch.write(0, batch.unwritten)
-        staged = batch.finish()
-        return staged, len(batch.samples)
+        return batch.finish()
 
     def _stage_rows(
-        self, first: Any, items: Iterator[Any], number: int, size: int, least: int, reserve: Reserve
-    ) -> tuple[StagedBatch | None, int]:
-        """Write items as they arrive, into memory that grows with them if a full batch would be large."""
-        # The number of items is unknown, and a last batch may be far smaller than `size` allows. So nothing
-        # large is reserved before one batch has been full.
+        self, items: Iterator[Any], number: int, size: int, least: int, reserve: Reserve
+    ) -> tuple[StagedBatch, int] | None:
+        """Write items as they arrive; return the batch and their number, None if there are too few."""
+        first = next(items, _END)
+        if first is _END:
+            return None
         schema = self.schemas.find((first,))
         tree, levels = schema.tree, schema.levels
+        # The number of items is unknown, and a last batch may be far smaller than `size` allows. So nothing
+        # large is reserved before one batch has been full: its memory grows with the items.
         gradually = schema.is_large(size, AT_ONCE)
         objects = object_columns(tree, 0 if gradually else size)
+        samples = itertools.chain((first,), itertools.islice(items, size - 1))
         filled = fill_rows(
             schema.rows,
-            iter(array_leaves(tree, items, 0, objects)),
+            iter(array_leaves(tree, samples, 0, objects)),
             size,
             least,
             lambda layout: reserve(room_for(self.collation, tree, levels, layout)),
@@ -130,7 +127,7 @@ class ItemAssembler(Assembler):
             objects=objects,
         )
         if filled is None:
-            return None, 0
+            return None
         slot, layout, count = filled
         if count == size:
             schema.fullest = max(schema.fullest, count)
@@ -150,19 +147,15 @@ class ItemAssembler(Assembler):
         if self.collation.pictures is None:
             try:
                 staged = self.stage_block(block, number, reserve)
+                if staged is not None and self.collation.programmer is not None:
+                    keys = [(self.worker, number, position) for position in range(len(block))]
+                    return complete(self.collation, staged, keys)
                 if staged is not None:
-                    return self._complete(staged, None, len(block))
+                    return staged
             except SampleError as error:
                 self.locate(error, number, None)
                 raise
         return self.stage(iter(block), number, size, reserve, drop_last=drop_last)
-
-    def _complete(self, staged: StagedBatch, keys: Sequence[Any] | None, count: int) -> StagedBatch:
-        """Transform a batch of `count` items; items without `keys` get stand-ins for the indices."""
-        if self.collation.programmer is None:
-            return staged
-        keys = keys or [(self.worker, staged.number, position) for position in range(count)]
-        return complete(self.collation, staged, keys)
 
     def read(
         self, items: Iterator[Any], place: Callable[[int], tuple[int, int]], *, closes: bool = False
@@ -192,21 +185,11 @@ class ItemAssembler(Assembler):
 class ItemState:
     """One worker's progress through an iterable dataset, as of one of its batches.
 
-    Attributes
-    ----------
-    worker : int
-        The worker's number.
-    batches : int
-        Batches the worker has produced in this epoch, including this one.
-    state : object
-        What the dataset's own ``state_dict`` returned; None if it has no such method.
-    base : int
-        Items of the epoch before those of batch 0, if the dataset is divided among ranks.
-    ended : bool
-        Whether the worker knows that this is its last batch. `state` is then None, because the dataset's
-        state would already describe the next pass.
-    asked : bool
-        Whether the dataset has asked for the rank, so that it may divide its items among ranks itself.
+    The worker has produced so many `batches` in this epoch, including this one. `state` is what the dataset's
+    own ``state_dict`` returned; None if it has no such method. `ended` says that the worker knows this batch
+    to be its last; the state is then None, because the dataset's would already describe the next pass. `base`
+    is the items of the epoch before those of batch 0, if the dataset is divided among ranks. `asked` says
+    that the dataset has asked for the rank, so that it may divide its items among ranks itself.
     """
 
     worker: int

@@ -33,7 +33,7 @@ from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import Array, FeedSpec, is_stageable
 from gpuloader.foreign import can_stage, find_library, is_on_host, is_tensor, needs_gradient
 from gpuloader.order.randomness import Draw, exchange_draw
-from gpuloader.staging.layout import Layout, arrange, arrange_last
+from gpuloader.staging.arena import Layout, arrange, arrange_last
 from gpuloader.staging.ring import Ring
 from gpuloader.watch.stats import Meter
 
@@ -244,22 +244,12 @@ _MOST_KEPT = 64  # addresses of arrays
 class Intake:
     """What happens to the parts of a batch.
 
-    Attributes
-    ----------
-    collation : Collation
-        The transforms, if there are any.
-    host : frozenset of str
-        Names of the fields, and of containers of fields, that are handed through.
-    output : str or None
-        The library whose arrays the user gets; None means that of the batches.
-    stays : bool
-        Whether batches stay in host memory as they are, except for arrays that `output` is not about.
-    settle : callable
-        Takes the name of the library whose tensors are in a batch, None if there are only arrays, and returns
-        the library of the first batch of all.
-    is_page_locked : callable or None
-        Returns whether the memory at an address, of some size, is page-locked. None means that all arrays go
-        through slots.
+    Fields, and containers of fields, in `host` are handed through. `output` is the library whose arrays the
+    user gets; None means that of the batches. If a batch `stays`, it remains in host memory as it is, except
+    for arrays that `output` is not about. `settle` takes the name of the library whose tensors are in a
+    batch, None if there are only arrays, and returns the library of the first batch of all. `is_page_locked`
+    returns whether the memory at an address, of some size, is page-locked; None means that all arrays go
+    through slots.
     """
 
     collation: Collation

@@ -33,8 +33,19 @@ if TYPE_CHECKING:
 class Collation:
     """How samples become a batch.
 
+    `feeds` are the declared fields; without them, they are inferred from the first sample of each batch. The
+    user's ``collate_fn``, `function`, takes the list of samples, or a single sample if not `batched`: samples
+    are then delivered one by one, without a batch dimension. Fields of varying length are delivered as
+    `Ragged`, or dense if `pads` has a value that fills up short rows. The `programmer` plans what the
+    transforms do to a batch, `on_host` where it is fetched (a CPU place) or after its copy to a device.
+    `pictures` is what is done to the pictures of each sample; `skips` leaves out samples whose pictures
+    cannot be decoded. `keeps_gradients` delivers tensors of the function that require a gradient as they are;
+    otherwise they are staged like any other, without it.
+
     Attributes
     ----------
+    <<<<<<< HEAD
+    =======
     feeds : tuple of FeedSpec or None
         The declared fields; None infers them from the first sample of each batch.
     function : callable or None
@@ -56,6 +67,7 @@ class Collation:
         What is done to the pictures of each sample; None for nothing.
     skips : bool
         Whether to leave out samples whose pictures cannot be decoded.
+    >>>>>>> trunk
     whole : bool
         Whether a batch can be written only after all its samples have been fetched and collated.
     stages_regions : bool
@@ -122,20 +134,10 @@ _CHUNK_NBYTES = 256 << 10
 class Schema:
     """The tree and the fields of a batch, and the tables that write samples of them; threads share it.
 
-    Attributes
-    ----------
-    tree : Tree
-        How the fields make up a sample.
-    feeds : tuple of FeedSpec
-        One spec per array field of the tree.
-    levels : tuple of int
-        One level per array field: 0 for a dense or padded field. A ragged field of level n has 1 + n arrays.
-    declared : bool
-        Whether the user declared the feeds. Samples are then converted to them.
-    chunk : int
-        How many samples to fetch before they are written.
-    fullest : int
-        The most samples of a batch that was full.
+    There is one spec and one level for each array field of the tree: 0 for a dense or padded field, and a
+    ragged field of level n has 1 + n arrays. Samples are converted to fields that the user `declared`. A
+    `chunk` is how many samples to fetch before they are written; `fullest` is the most samples of a batch
+    that was full.
     """
 
     tree: Tree

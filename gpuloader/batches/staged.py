@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array, Indices
 from gpuloader.order.order import Stretch
 from gpuloader.sources.images.regions import Encoded
-from gpuloader.staging.layout import Layout
+from gpuloader.staging.arena import Layout
 from gpuloader.staging.ring import Ring, Slot
 from gpuloader.watch.stats import Meter
 
@@ -42,28 +42,23 @@ class Apart:
 
 @dataclass(slots=True)  # not frozen: that would make creating one slower than all its later handling
 class StagedBatch:
-    """A batch in a slot; not changed once it has been handed on.
+    """A batch in a slot; not changed once it has been handed on. Its holder must return the slot to the ring.
 
     Attributes
     ----------
-    slot : Slot
-        The slot with the batch's bytes. The holder of the batch must return the slot to the ring.
-    layout : Layout
-        Where each array lies in the slot.
-    levels : tuple of int
-        One lod_level per field; a ragged field takes 1 + lod_level arrays of the layout.
+    layout, levels : Layout, tuple of int
+        Where each array lies in the slot, and the lod_level of each field; a ragged one takes 1 + level
+        arrays.
     number : int
         The batch's position in the epoch, from 0.
-    tree : Tree or None
-        How the fields make up the batch that the user receives; None means a tuple.
-    objects : tuple of list
-        The fields of the tree that are not arrays; each list has one value per sample.
+    tree, objects : Tree or None, tuple of list
+        How the fields make up the batch that the user receives; None means a tuple. The fields that are not
+        arrays have one value per sample each.
     state : object
         The source's own state after this batch, if it has one.
-    apart : tuple of Apart
-        The arrays that a device copies from elsewhere.
-    in_slot : int or None
-        The bytes that it copies from the slot; None means the whole layout.
+    apart, in_slot : tuple of Apart, int or None
+        The arrays that a device copies from elsewhere, and the bytes that it copies from the slot; None means
+        the whole layout.
     skipped : int
         The number of samples left out, because their pictures cannot be decoded.
     """
@@ -164,78 +159,44 @@ def complete(collation: Collation, staged: StagedBatch, keys: Indices | Stretch)
 # Samples that are left out: while a batch is written, and after it was staged.
 
 
+LEFT_OUT: Any = object()
+"""Stands for a sample whose picture cannot be decoded."""
+
+
 class Gaps:
-    """The samples left out of one batch of `size` samples; the others of a part lie at its beginning.
+    """Which samples of a batch are left, by their positions, after others were left out.
 
-    Each part may be written by another thread, so a part closes its own gaps, and `close_up` those between
-    the parts.
-
-    >>> gaps = Gaps(6)
-    >>> gaps.begin(0, 3).append(1), gaps.begin(3, 6).append(5)
-    (None, None)
-    >>> gaps.keys("abcdef"), gaps.close_up(["a", "c", None, "d", "e", None])
-    (['a', 'c', 'd', 'e'], ['a', 'c', 'd', 'e'])
+    >>> gaps = Gaps(["a", LEFT_OUT, "c", "d"])
+    >>> gaps.take("abcd"), gaps.count
+    (['a', 'c', 'd'], 1)
+    >>> gaps.drop({0})
+    >>> gaps.take("abcd"), gaps.count
+    (['c', 'd'], 2)
     """
 
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._parts: dict[int, tuple[int, list[int]]] = {}
-
-    def begin(self, start: int, stop: int) -> list[int]:
-        """Return the list for the positions that are left out of a part."""
-        bad: list[int] = []
-        self._parts[start] = stop, bad
-        return bad
+    def __init__(self, samples: Sequence[Any]) -> None:
+        self._size = len(samples)
+        self._left = [position for position, sample in enumerate(samples) if sample is not LEFT_OUT]
+        _refuse_empty(len(self._left), self._size)
 
     @property
     def count(self) -> int:
         """The number of samples left out."""
-        return sum(len(bad) for _, bad in self._parts.values())
+        return self._size - len(self._left)
 
-    @property
-    def left(self) -> int:
-        """The number of samples that the batch has."""
-        return self._size - self.count
+    def take(self, values: Sequence[Any]) -> list[Any]:
+        """Return the values of the samples that are left, given one for each position."""
+        return [values[position] for position in self._left]
 
-    def check(self) -> None:
-        """Raise `SampleError` if no sample is left."""
-        _refuse_empty(self.left, self._size)
-
-    def drop(self, rows: Iterable[int]) -> None:
+    def drop(self, rows: Collection[int]) -> None:
         """Leave out further samples, given their numbers among those that are left."""
-        left = self.keys(range(self._size))
-        for position in [left[row] for row in rows]:
-            start = max(start for start in self._parts if start <= position)
-            # The rows have moved up already; only the count and the keys follow now.
-            self._parts[start][1].append(position)
-
-    def keys(self, indices: Sequence[Any]) -> list[Any]:
-        """Return the indices of the samples that are left."""
-        bad = {position for _, part in self._parts.values() for position in part}
-        return [index for position, index in enumerate(indices) if position not in bad]
-
-    def close_up(self, rows: Any) -> Any:
-        """Return the rows that are left, one behind the other; those of an array move within it."""
-        taken = [
-            row for start, (stop, bad) in sorted(self._parts.items()) for row in range(start, stop - len(bad))
-        ]
-        if not isinstance(rows, np.ndarray):
-            return [rows[row] for row in taken]
-        # In ascending order no row is overwritten before it has moved, so the slot needs no second copy.
-        for to, row in enumerate(taken):
-            if to != row:
-                rows[to] = rows[row]
-        return rows
+        self._left = [position for row, position in enumerate(self._left) if row not in rows]
+        _refuse_empty(len(self._left), self._size)
 
     def locate(self, error: SampleError) -> None:
         """Make the position of a sample from the row that an error names."""
-        if error.index is None or error.dataset_index is not None:
-            return
-        row = error.index
-        start = max(start for start in self._parts if start <= row)
-        stop, bad = self._parts[start]
-        good = [position for position in range(start, stop) if position not in bad]
-        error.index = good[row - start] if row - start < len(good) else row
+        if error.index is not None and error.dataset_index is None:
+            error.index = self._left[error.index]
 
 
 def _refuse_empty(left: int, size: int) -> None:

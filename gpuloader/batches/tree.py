@@ -477,7 +477,9 @@ def _match(node: Node, value: Any, found: list[Any]) -> bool:
 def _build(node: Node, fields: Iterator[Any], keeps_tuples: bool) -> Any:
     if isinstance(node, Leaf):
         return next(fields)
-    values = [_build(child, fields, keeps_tuples) for child in node.children]
+    values: list[Any] = []
+    for child in node.children:
+        values.append(_build(child, fields, keeps_tuples))
     kind = node.kind
     make: Callable[[Any], Any] = kind if node.template is None else node.template.fill
     entries: Any = values
@@ -631,7 +633,11 @@ def object_columns(tree: Tree, count: int) -> ObjectColumns:
     >>> object_columns(Tree.of((1, "cat")), 2)
     {1: [None, None]}
     """
-    return {field: [None] * count for field, leaf in enumerate(tree.leaves) if not leaf.is_array}
+    columns: ObjectColumns = {}
+    for field, leaf in enumerate(tree.leaves) if len(tree.array_names) < len(tree.leaves) else ():
+        if not leaf.is_array:
+            columns[field] = [None] * count
+    return columns
 
 
 def all_leaves(tree: Tree, samples: Iterable[Any], start: int = 0) -> Iterator[Sequence[Any]]:

@@ -48,10 +48,8 @@ def _info(dtype: np.dtype[Any], kind: str) -> Any:
 def cast(array: Array, dtype: np.dtype[Any]) -> Array:
     """Return `array` cast to `dtype`, rounded if need be.
 
-    Raises
-    ------
-    SampleError
-        A number is out of the dtype's range, or the dtype is of a kind that cannot hold it, not even rounded.
+    Raises `SampleError` if a number is out of the dtype's range, or the dtype is of a kind that cannot hold
+    it, not even rounded.
 
     >>> cast(np.array([2.7, -1.2]), np.dtype("int8"))
     array([ 2, -1], dtype=int8)
@@ -127,13 +125,9 @@ def _too_large(dtype: np.dtype[Any]) -> SampleError:
 
 
 def cast_exactly(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Return `array` cast to `dtype`, every number unchanged.
+    """Return `array` cast to `dtype`, every number unchanged, or raise `SampleError`.
 
-    Raises
-    ------
-    SampleError
-        The dtype cannot hold a number exactly, or holds another kind of numbers: no integer dtype accepts
-        floats, whatever their values are.
+    No integer dtype accepts floats, whatever their values are.
 
     >>> cast_exactly(np.array([1, 2]), np.dtype("float32"))
     array([1., 2.], dtype=float32)
@@ -212,20 +206,11 @@ IF_A_LIST = (
 
 
 def convert(value: object, dtype: np.dtype[Any], shape: Dims) -> Array:
-    """Return one sample's value as an array of `dtype` and `shape`.
+    """Return one sample's value as an array of `dtype` and `shape`; None in `shape` stands for any size.
 
     Accepts numbers, nested lists, arrays and numeric strings. A value of another shape is reshaped if the
     element counts match and it contradicts no fixed dimension (28 x 28 to 784, a number to [1]). Finite
     numbers are cast as NumPy casts them: in an integer field 3.7 becomes 3, as in Paddle.
-
-    Parameters
-    ----------
-    value : object
-        The value from the reader.
-    dtype : numpy.dtype
-        The field's dtype.
-    shape : tuple of int or None
-        Shape of one sample; None stands for any size.
 
     Raises
     ------
@@ -233,8 +218,6 @@ def convert(value: object, dtype: np.dtype[Any], shape: Dims) -> Array:
         The value is not numeric, is a ragged list, has a shape that does not fit, is NaN or infinity for an
         integer field, or is outside the range of the field's dtype. The caller adds batch, sample and field.
 
-    Examples
-    --------
     >>> convert([1, 2, 3, 4], np.dtype("float32"), (2, 2))
     array([[1., 2.],
            [3., 4.]], dtype=float32)
@@ -243,15 +226,10 @@ def convert(value: object, dtype: np.dtype[Any], shape: Dims) -> Array:
 
 
 def convert_dtype(value: object, dtype: np.dtype[Any], shape: Dims) -> Array:
-    """Return one sample's value as an array of `dtype`, without reshaping it.
+    """Return one sample's value as an array of `dtype`, without reshaping it; raises what `convert` raises.
 
-    Raises
-    ------
-    SampleError
-        As for `convert`, but a shape with another number of dimensions fits.
+    A shape with another number of dimensions fits.
 
-    Examples
-    --------
     >>> convert_dtype([1, 2, 3, 4], np.dtype("float32"), (None, 2)).shape
     (4,)
     """
@@ -261,16 +239,10 @@ def convert_dtype(value: object, dtype: np.dtype[Any], shape: Dims) -> Array:
 def convert_alike(value: object, dtype: np.dtype[Any], shape: Dims, advice: str = IF_IT_VARIES) -> Array:
     """Return one sample's value as an array of `dtype` and `shape`, with fewer conversions than `convert`.
 
-    For undeclared fields. Nothing is reshaped, no text is parsed, and every number stays what it is.
+    For undeclared fields. Nothing is reshaped, no text is parsed, and every number stays what it is. Raises
+    `SampleError` for another shape, which the `advice` is about if no dimension is free, and for numbers that
+    `dtype` cannot hold exactly.
 
-    Raises
-    ------
-    SampleError
-        The value has another shape, which the `advice` is about if no dimension is free, or numbers that
-        `dtype` cannot hold exactly.
-
-    Examples
-    --------
     >>> convert_alike(0.5, np.dtype("int64"), ())
     Traceback (most recent call last):
     gpuloader.errors.SampleError: expected int64 as in the batch's first sample, got float64
@@ -289,24 +261,12 @@ def convert_alike(value: object, dtype: np.dtype[Any], shape: Dims, advice: str 
 
 
 def as_numbers(value: object, wanted: np.dtype[Any] | None = None, *, parses: bool = True) -> Array:
-    """Return `value` as an array of numbers in native byte order.
+    """Return `value` as an array of numbers in native byte order; raise `SampleError` for anything else.
 
-    A tensor of a dtype that NumPy lacks becomes its bits; see `bits_dtype`. Text becomes float64.
-
-    Parameters
-    ----------
-    value : object
-        Numbers in any form that NumPy or torch knows.
-    wanted : numpy.dtype or None
-        The dtype that the array will be cast to, if known. Text then becomes an integer if this is an integer
-        dtype, because a float keeps only 53 bits of an id. A tensor's numbers then stay numbers.
-    parses : bool
-        Whether text may stand for numbers.
-
-    Raises
-    ------
-    SampleError
-        The value does not consist of numbers, or has masked ones.
+    A tensor of a dtype that NumPy lacks becomes its bits; see `bits_dtype`. Text becomes float64, if it may
+    stand for numbers at all. `wanted` is the dtype that the array will be cast to, if known. Text then
+    becomes an integer for an integer dtype, because a float keeps only 53 bits of an id, and a tensor's
+    numbers stay numbers.
     """
     if value is None:
         raise SampleError("expected numbers, got None: every sample needs a value in every field")
@@ -407,13 +367,7 @@ def _swapped(array: Array) -> Array:
 
 
 def _from_objects(array: Array, wanted: np.dtype[Any]) -> Array:
-    """Return numbers of Python as float64, or for an integer dtype as they are unless one is out of range.
-
-    Raises
-    ------
-    SampleError
-        A number is out of the dtype's range, or larger than any float64.
-    """
+    """Return numbers of Python as float64, or for an integer dtype as they are unless one is out of range."""
     if wanted.kind != "f":
         limits = np.iinfo(wanted)
         bad = next((one for one in array.flat if not _is_between(one, limits.min, limits.max)), None)

@@ -534,7 +534,7 @@ class Batching:
             listed = ListedSampler(list(walk(self.sampler))).order(seed, epoch)
             return OrderedPlan(listed, size, self.drop_last, division, base)
         if self.single and isinstance(self.sampler, BatchSampler):
-            # PyTorch's way to load in bulk: each "index" is a list, and the dataset returns a whole batch.
+            # Bulk loading as in PyTorch: each "index" is a list, and the dataset returns a whole batch.
             order = self.sampler.order(seed, epoch)
             if order is not None:
                 return BulkPlan(OrderedPlan(order, self.sampler.batch_size, self.sampler.drop_last), base)

@@ -93,10 +93,9 @@ class Computed:
     """
 
     # Any thread may slice an order. Both are replaced atomically, so that at worst two threads compute the
-    # same chunk twice, which costs less than a lock for every slice.
-
-    _chunk: tuple[int, IndexArray] = (-1, np.empty(0, np.int64))
+    # same twice. A lock would cost more, and a fork could copy it while it is held.
     _kept: NDArray[Any] | None = None
+    _chunk: tuple[int, IndexArray] = (-1, np.empty(0, np.int64))
 
     draws: Any  # the number of entries
 
@@ -139,16 +138,6 @@ class Computed:
             chunk.flags.writeable = False
             object.__setattr__(self, "_chunk", (number, chunk))
         return chunk
-
-    def _table(self) -> NDArray[Any]:
-        if (table := self._kept) is None:
-            table = self._build_table()
-            table.flags.writeable = False
-            object.__setattr__(self, "_kept", table)
-        return table
-
-    def _build_table(self) -> NDArray[Any]:
-        raise NotImplementedError
 
 
 def check_slice(order: Sized, start: int, stop: int) -> None:
@@ -218,8 +207,7 @@ class Shuffled(Computed):
         # Sorted once, a short permutation is a table that costs nothing to read. A long one would take
         # seconds and 8 bytes per sample, on every rank, so it is computed where it is asked for.
         if self.count <= SORTED_AT_MOST:
-            permutation: IndexArray = self._table()
-            return permutation[positions]
+            return self._table()[positions]
         key = derive_key(self.seed, self.epoch, PERMUTED)
         return permute(positions.astype(np.uint64), self.count, key).view(np.int64)
 
@@ -227,12 +215,16 @@ class Shuffled(Computed):
         """Return the entries from position `start` to before `stop`."""
         if self.count > SORTED_AT_MOST:
             return super().slice(start, stop)
-        check_slice(self, start, stop)
-        permutation: IndexArray = self._table()
-        return permutation[start:stop]
+        if not 0 <= start <= stop <= self.draws:  # type: ignore[operator]
+            check_slice(self, start, stop)
+        return self._table()[start:stop]
 
-    def _build_table(self) -> IndexArray:
-        return sort_hashes(self.count, derive_key(self.seed, self.epoch, SORTED)).view(np.int64)
+    def _table(self) -> IndexArray:
+        if (table := self._kept) is None:
+            table = sort_hashes(self.count, derive_key(self.seed, self.epoch, SORTED)).view(np.int64)
+            table.flags.writeable = False
+            object.__setattr__(self, "_kept", table)
+        return table
 
 
 @dataclass(frozen=True)
@@ -311,19 +303,24 @@ class Weighted(Computed):
         chosen: IndexArray = self._table()[positions]
         return chosen
 
-    def _build_table(self) -> NDArray[Any]:
+    def _table(self) -> NDArray[Any]:
+        """Return the upper bound of each weight in their sum; without replacement, the indices drawn."""
+        if (table := self._kept) is not None:
+            return table
         chosen = np.flatnonzero(self.weights)
         if self.replacement:
             # cumsum adds one weight after another: a pairwise sum may round differently on another machine.
-            bounds = np.cumsum(self.weights)
-            bounds /= bounds[-1]
+            table = np.cumsum(self.weights)
+            table /= table[-1]
             # Rounding may leave the last bound below 1, and a weight of 0 behind it must never be drawn.
-            bounds[chosen[-1] :] = np.inf
-            return bounds
-        # The smallest of exponential variables whose rates are the weights (Efraimidis and Spirakis 2006)
-        # are those of the indices drawn one after another. Logarithms sort alike and do not overflow.
-        waits = np.log(-np.log(self._uniform(chosen))) - np.log(self.weights[chosen])
-        return chosen[np.argsort(waits, kind="stable")[: self.draws]]
+            table[chosen[-1] :] = np.inf
+        else:
+            # The smallest of exponential variables whose rates are the weights (Efraimidis and Spirakis 2006)
+            # are those of the indices drawn one after another. Logarithms sort alike and do not overflow.
+            waits = np.log(-np.log(self._uniform(chosen))) - np.log(self.weights[chosen])
+            table = chosen[np.argsort(waits, kind="stable")[: self.draws]]
+        object.__setattr__(self, "_kept", table)
+        return table
 
     def _uniform(self, positions: IndexArray) -> NDArray[np.float64]:
         """Return for each position a number between 0 and 1, both excluded."""

@@ -24,7 +24,7 @@ SORTED_AT_MOST = 2**18
 """Up to this length, permutations are sorted once, in a few ms and 2 MiB; beyond, computed per slice."""
 
 SORTED, PERMUTED, DRAWN, WEIGHTED, REPEATED, BUCKETED, MIXED = range(7)
-"""Hashed together with seed and epoch, so that no two ways of drawing use the same random numbers."""
+"""Hashed together with seed and epoch, so that no two kinds of orders use the same random numbers."""
 
 _ROUNDS = 5  # each for both halves; with ideal hashes two would suffice (Luby and Rackoff 1988)
 

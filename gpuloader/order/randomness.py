@@ -74,7 +74,8 @@ class Draw:
             # Releases of Python differ in what the call itself adds to the count.
             self._alone = _count_references(spares, at)
         generator = spares[at]
-        self._counter[1], self._counter[2] = lane, as_number(index)
+        self._counter[1] = lane
+        self._counter[2] = index & _MASK if type(index) is int else as_number(index)
         generator.bit_generator.state = self._state
         return generator
 

@@ -171,7 +171,7 @@ class RandomSampler(_Seeded):
         num_samples: int | None = None,
         generator: Iterator[int] | GeneratorLike = None,
     ) -> None:
-        super().__init__(check_sized("data_source", data_source))
+        self.data_source = check_sized("data_source", data_source)
         if not isinstance(replacement, bool):
             raise TypeError(f"replacement must be True or False, got {replacement!r}")
         if is_torch_generator(generator):
@@ -224,7 +224,8 @@ class RandomSampler(_Seeded):
         return self._draw(seed if self._seed is None else self._seed, epoch)
 
     def _draw(self, seed: int, epoch: int) -> Order:
-        count, draws = len(self.data_source), self.num_samples
+        count = len(self.data_source)
+        draws = count if self._num_samples is None else self._num_samples
         if self.replacement:
             return Drawn(count, draws, seed, epoch)
         return Shuffled(count, seed, epoch, draws) if draws <= count else Repeated(count, draws, seed, epoch)
@@ -305,7 +306,7 @@ class MixSampler(Sampler[int]):
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[float], at_end: str, *, shuffle: bool) -> None:
         super().__init__()
-        # Equal terms mean the same proportions, which is what a dataset's own order promises.
+        # Equal arguments mean the same proportions, which is what a dataset's own order promises.
         self._terms = tuple(sizes), tuple(weights), at_end, shuffle
         self._length = len(self.order(0, 0))
 

@@ -1,6 +1,6 @@
-"""What a loader reads: datasets here; readers, files and MNIST in rooms of their own.
+"""What a loader reads: datasets here; tables, files, images, readers and MNIST in packages of their own.
 
 In: indices for map-style datasets, nothing for iterable datasets and readers.
-Out: samples, or blocks of samples in columns.
-Callers: users; `collate` and `fetch`, in the thread or process that fetches; `pipeline` and `loader`.
+Out: samples, or blocks of samples in columns; and for the loader, a `Source` that says how a dataset is read.
+Callers: users; `batches` and `fetch`, in the thread or process that fetches; `epoch` and `api`.
 """

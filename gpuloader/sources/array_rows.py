@@ -35,11 +35,11 @@ class ArrayRows(NamedTuple):
 
 
 READING = frozenset(("__getitem__", "__getitems__", "__len__"))
-"""A class that defines one of these reads in its own way, of which its bases' other methods know nothing."""
+"""A class that defines one of these overrides how samples are read; its bases' bulk methods ignore that."""
 
 
 def own_method(dataset: object, name: str, overriding: Set[str] = READING) -> Any:
-    """Return a method that reads samples in another way than one by one, or None."""
+    """Return a method that reads several samples at once, or None."""
     for kind in type(dataset).__mro__:
         if name in vars(kind):
             return getattr(dataset, name, None)

@@ -62,9 +62,9 @@ _FOREIGN = (
 class Source:
     """A dataset, and how a loader reads it.
 
-    A map-style dataset is read in the first of these ways that it offers and the loader's options allow:
-    rows of `arrays`, columns through `take_block`, several samples through `read_many`, one by one. An
-    iterable dataset is read in blocks if it has them, else item by item.
+    A map-style dataset is read by the first of these that it offers and the loader's options allow: rows of
+    `arrays`, columns through `take_block`, several samples through `read_many`, one by one. An iterable
+    dataset is read in blocks if it has them, else item by item.
     """
 
     dataset: Any
@@ -221,7 +221,7 @@ def _describe(dataset: Any, composed: Mapping[type, str], encoded: bool, *, adap
         dataset,
         in_blocks=own_method(dataset, "iter_blocks", overriding=_ITERATING) is not None,
         holds_images=holds_images,
-        # A subclass with its own way of reading: what it is made of tells nothing of its samples.
+        # A subclass overrides how samples are read: what it is made of tells nothing of its samples.
         chained=tuple(parts) if how == _CHAIN and not overrides else (),
         inner=parts[0] if how == _SUBSET and not overrides else None,
         read_many=getattr(dataset, "__getitems__", None),

@@ -26,9 +26,8 @@ from typing import Any
 
 from gpuloader.errors import LoaderError, describe_error
 from gpuloader.system.finalizers import closing_once, once
-from gpuloader.system.interrupts import blocked_interrupts, do_unless_exiting
 from gpuloader.system.platforms import after_fork, kill_process, open_process
-from gpuloader.system.threads import start_thread
+from gpuloader.system.threads import blocked_interrupts, do_unless_exiting, start_thread
 
 # Starting.
 
@@ -96,7 +95,7 @@ def start_child(method: str, name: str, target: Callable[..., object], *argument
     OSError
         The system starts no more processes.
     """
-    if method == "spawn":
+    if method == "spawn" and os.name == "posix":
         resource_tracker.ensure_running()  # starting it later unblocks SIGINT
     kind = OwnedSpawn if method == "spawn" else OwnedFork
     process = kind(target=target, args=arguments, name=name, daemon=True)

@@ -22,7 +22,7 @@ from gpuloader.fields.spec import Array
 from gpuloader.kernels.gather import fuse_gathers
 from gpuloader.kernels.launching import Kernel, KernelName, Launch, only_note_kernels, record_launches
 from gpuloader.sources.images.regions import Encoded
-from gpuloader.staging.layout import Layout, align
+from gpuloader.staging.arena import Layout, align
 
 # ---------------------------------------------------------------------------------------------------------
 # Operations: the single computations that a program consists of, each for the host and for a device

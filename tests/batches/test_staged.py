@@ -1,4 +1,4 @@
-"""Gaps: samples are left out of a batch that several threads write in parts, and the others move up."""
+"""Gaps: samples are left out of a batch, and the others move up."""
 
 import numpy as np
 import pytest
@@ -7,59 +7,37 @@ from hypothesis import strategies as st
 
 from gpuloader import SampleError
 from gpuloader.batches.rows import shorten
-from gpuloader.batches.staged import Gaps
-from gpuloader.staging.layout import arrange
+from gpuloader.batches.staged import LEFT_OUT, Gaps
+from gpuloader.staging.arena import arrange
 
 
-@st.composite
-def batches(draw):
-    """Return the size of a batch, where its parts begin, in any order, and which samples are left out."""
-    size = draw(st.integers(1, 12))
-    starts = sorted({0, *draw(st.lists(st.integers(0, size - 1), max_size=3))})
-    return size, draw(st.permutations(starts)), draw(st.sets(st.integers(0, size - 1)))
-
-
-@given(batches(), st.data())
-def test_what_is_left_keeps_its_order(batch, data):
-    size, starts, bad = batch
-    gaps, rows = Gaps(size), [None] * size
-    for start in starts:
-        stop = min((later for later in starts if later > start), default=size)
-        left_out = gaps.begin(start, stop)
-        left_out += sorted(bad & set(range(start, stop)), reverse=True)
-        good = [position for position in range(start, stop) if position not in bad]
-        rows[start : start + len(good)] = good
-        for row, position in enumerate(good, start):
-            error = SampleError("bad", index=row)
-            gaps.locate(error)
-            assert error.index == position
-    left = [position for position in range(size) if position not in bad]
-    assert (gaps.count, gaps.left) == (len(bad), len(left))
-    assert gaps.keys(range(size)) == gaps.close_up(rows) == left
-    array = np.array([-1 if row is None else row for row in rows])
-    assert gaps.close_up(array) is array
-    assert array[: len(left)].tolist() == left
+@given(st.lists(st.booleans(), min_size=1, max_size=12), st.data())
+def test_what_is_left_keeps_its_order(good, data):
+    samples = [number if is_good else LEFT_OUT for number, is_good in enumerate(good)]
+    left = [number for number, is_good in enumerate(good) if is_good]
     if not left:
-        with pytest.raises(SampleError, match=f"none of the batch's {size} samples can be decoded"):
-            gaps.check()
+        with pytest.raises(SampleError, match=f"none of the batch's {len(good)} samples can be decoded"):
+            Gaps(samples)
         return
-    gaps.check()
-    further = data.draw(st.sets(st.integers(0, len(left) - 1)))
+    gaps = Gaps(samples)
+    assert (gaps.take(samples), gaps.take(range(len(good))), gaps.count) == (left, left, good.count(False))
+    for row, position in enumerate(left):
+        error = SampleError("bad", index=row)
+        gaps.locate(error)
+        assert error.index == position
+    further = data.draw(st.sets(st.integers(0, len(left) - 1), max_size=len(left) - 1))
     gaps.drop(further)
-    assert gaps.keys(range(size)) == [position for row, position in enumerate(left) if row not in further]
-    assert gaps.left == len(left) - len(further)
+    assert gaps.take(samples) == [number for row, number in enumerate(left) if row not in further]
+    with pytest.raises(SampleError, match="leaves nothing"):
+        gaps.drop(range(len(left)))
 
 
 def test_an_error_that_names_its_sample_already_stays():
-    gaps = Gaps(3)
-    gaps.begin(0, 3).append(0)
+    gaps = Gaps([LEFT_OUT, 1, 2])
     for named in ({}, {"index": 0, "dataset_index": 7}):
         error = SampleError("bad", **named)
         gaps.locate(error)
-        assert (error.index, error.dataset_index) == (
-            named.get("index"),
-            named.get("dataset_index"),
-        )
+        assert (error.index, error.dataset_index) == (named.get("index"), named.get("dataset_index"))
 
 
 def test_a_shorter_batch_lies_where_the_longer_one_would():

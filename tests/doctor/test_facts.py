@@ -1,10 +1,9 @@
 """What is read from machines that are made of files, and what a trial says of CuPy."""
 
-from tests.system.test_numa import BUS, make_machine
-
 from gpuloader.doctor import facts
 from gpuloader.doctor.facts import installed_distributions, read_machine
 from tests.doctor.machines import Trials, cuda, write_driver
+from tests.system.test_cores import BUS, make_machine
 
 
 def test_memory_and_open_files_are_read_below_the_root(tmp_path):
