@@ -28,6 +28,13 @@ settings.register_profile(
 BESIDE_THE_REPOSITORY = Path(__file__).parents[2] / "shared" / "data" / "mnist.json.gz"
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Return ids without addresses or times, because processes that share the tests must agree on them."""
+    if isinstance(val, bytes):
+        return f"{argname}-{len(val)}"
+    return argname if " at 0x" in repr(val) else None
+
+
 @pytest.fixture(scope="session", autouse=True)
 def ctrl_c_is_heard():
     """Restore the default SIGINT handler, because shells make background jobs ignore Ctrl-C."""

@@ -22,7 +22,7 @@ from gpuloader.batches.items import ItemState, Reading
 from gpuloader.batches.schema import Collation, build_batch
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.epoch.cache import ArraySource, Resident
-from gpuloader.epoch.delivery import Delivery
+from gpuloader.epoch.delivery import Delivery, Masks, add_mask
 from gpuloader.epoch.epoch import (
     DeliveredStep,
     Epoch,
@@ -34,7 +34,6 @@ from gpuloader.epoch.epoch import (
     open_epoch,
     take_buffers,
 )
-from gpuloader.epoch.split import Masks, add_mask
 from gpuloader.errors import SampleError
 from gpuloader.fetch.contract import EpochRequest, WorkerOptions
 from gpuloader.fetch.fetching import Fetching

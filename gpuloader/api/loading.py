@@ -16,8 +16,7 @@ from gpuloader.checks import AUTO
 from gpuloader.devices.opening import default_place
 from gpuloader.devices.places import parse_places
 from gpuloader.epoch.cache import check_cache
-from gpuloader.epoch.delivery import Delivery
-from gpuloader.epoch.split import check_last, check_split
+from gpuloader.epoch.delivery import Delivery, check_last, check_split
 from gpuloader.fetch.contract import WorkerOptions, most_workers
 from gpuloader.fields.spec import FeedSpec, resolve_feeds
 from gpuloader.order.batching import Batching, as_sampler

@@ -20,7 +20,7 @@ import numpy as np
 from gpuloader.checks import AUTO, check_count, check_flags, check_read_ahead, check_word
 from gpuloader.devices.outputs import check_output
 from gpuloader.epoch.cache import CACHES
-from gpuloader.epoch.split import SPLITS
+from gpuloader.epoch.delivery import SPLITS
 from gpuloader.errors import BadType, BadValue
 from gpuloader.fetch.contract import METHODS
 from gpuloader.order.dividing import UNEVEN

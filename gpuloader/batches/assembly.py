@@ -32,7 +32,7 @@ from gpuloader.fields.spec import Indices
 from gpuloader.order.randomness import Draw, current_draw
 from gpuloader.sources.block import Block, Part
 from gpuloader.sources.describing import Source
-from gpuloader.staging.layout import Layout
+from gpuloader.staging.arena import Layout
 from gpuloader.staging.ring import Slot
 
 

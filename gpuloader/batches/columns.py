@@ -25,7 +25,7 @@ from gpuloader.fields.ragged import Ragged, split_rows
 from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.sources.block import Block, Chunked, Rows, row_parts, take_values
 from gpuloader.sources.images.regions import Encoded, Region, join_geometry
-from gpuloader.staging.layout import Layout, arrange
+from gpuloader.staging.arena import Layout, arrange
 
 
 @dataclass(frozen=True, slots=True)

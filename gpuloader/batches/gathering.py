@@ -17,7 +17,7 @@ from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array, Indices
 from gpuloader.order.order import Stretch
 from gpuloader.sources.array_rows import ArrayRows, IndexedRows
-from gpuloader.staging.layout import Layout, arrange
+from gpuloader.staging.arena import Layout, arrange
 from gpuloader.staging.ring import Slot
 from gpuloader.transforms.program import Spec, span_specs
 from gpuloader.transforms.programmer import Programmer

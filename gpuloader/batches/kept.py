@@ -33,7 +33,7 @@ from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import Array, FeedSpec, is_stageable
 from gpuloader.foreign import can_stage, find_library, is_on_host, is_tensor, needs_gradient
 from gpuloader.order.randomness import Draw, exchange_draw
-from gpuloader.staging.layout import Layout, arrange, arrange_last
+from gpuloader.staging.arena import Layout, arrange, arrange_last
 from gpuloader.staging.ring import Ring
 from gpuloader.watch.stats import Meter
 

@@ -27,7 +27,7 @@ from gpuloader.fields.ragged import Ragged, as_ragged
 from gpuloader.fields.spec import Array, FeedSpec, describe
 from gpuloader.order.samplers import skip
 from gpuloader.sources.readers.decorators import Reader, iterate
-from gpuloader.staging.layout import Layout, arrange
+from gpuloader.staging.arena import Layout, arrange
 from gpuloader.staging.ring import Ring, Slot
 from gpuloader.system.threads import this_thread
 from gpuloader.watch.stats import Meter

@@ -29,8 +29,7 @@ from gpuloader.fields.convert import (
     convert_dtype,
 )
 from gpuloader.fields.spec import Array, FeedSpec
-from gpuloader.staging.arena import check_available
-from gpuloader.staging.layout import FieldLayout, Layout, arrange
+from gpuloader.staging.arena import FieldLayout, Layout, arrange, check_available
 from gpuloader.staging.ring import Slot, Views
 
 IN_FEEDS = (

@@ -16,7 +16,7 @@ from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array, Indices
 from gpuloader.order.order import Stretch
 from gpuloader.sources.images.regions import Encoded
-from gpuloader.staging.layout import Layout
+from gpuloader.staging.arena import Layout
 from gpuloader.staging.ring import Ring, Slot
 from gpuloader.watch.stats import Meter
 

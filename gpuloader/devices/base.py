@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.sources.images.regions import Code
-from gpuloader.staging.arena import PageLocker
-from gpuloader.staging.layout import Layout
+from gpuloader.staging.arena import Layout, PageLocker
 from gpuloader.staging.ring import Lease
 from gpuloader.transforms.program import Program
 

@@ -21,8 +21,7 @@ from gpuloader.devices.codec import JpegCodec, open_codec
 from gpuloader.devices.cuda_calls import CudaCalls, CudaMemory
 from gpuloader.devices.cuda_failures import explain_absence, translate
 from gpuloader.errors import PlaceError, describe_error, install_command
-from gpuloader.staging.arena import PageLocker
-from gpuloader.staging.layout import Layout
+from gpuloader.staging.arena import Layout, PageLocker
 from gpuloader.staging.ring import Lease
 from gpuloader.system.finalizers import once
 from gpuloader.system.platforms import after_fork

@@ -21,7 +21,7 @@ from gpuloader.devices.cuda_failures import CAPTURED, tell_capture
 from gpuloader.errors import LoaderError, StagingMemoryError
 from gpuloader.foreign import ForeignStream, TorchStreams, as_stream, find_address
 from gpuloader.kernels.launching import find_kernel
-from gpuloader.staging.layout import Layout
+from gpuloader.staging.arena import Layout
 from gpuloader.staging.ring import Lease
 from gpuloader.system.finalizers import Finalizer
 from gpuloader.transforms.program import BoundProgram, Program, find_kernels

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from gpuloader.devices.base import Codec, DeviceCalls, HostMemory
 from gpuloader.errors import LoaderError
-from gpuloader.staging.arena import PageLocker
-from gpuloader.staging.layout import Layout
+from gpuloader.staging.arena import Layout, PageLocker
 from gpuloader.staging.ring import Lease
 from gpuloader.transforms.program import Program
 

@@ -26,8 +26,7 @@ from gpuloader.devices.base import Codec, DeviceCalls, DevicePicture, HostMemory
 from gpuloader.errors import LoaderError, PictureError, StagingMemoryError
 from gpuloader.sources.images.image import decode_code
 from gpuloader.sources.images.regions import Code
-from gpuloader.staging.arena import PageLocker
-from gpuloader.staging.layout import Layout
+from gpuloader.staging.arena import Layout, PageLocker
 from gpuloader.staging.ring import Lease
 from gpuloader.system.finalizers import LivingValues
 from gpuloader.transforms.program import Program

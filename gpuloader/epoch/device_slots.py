@@ -16,7 +16,7 @@ from gpuloader.devices.cuda_failures import tell_capture
 from gpuloader.errors import LoaderError, Misuse, SampleError, StagingMemoryError
 from gpuloader.fields.convert import IF_PICTURES, describe_field
 from gpuloader.fields.spec import Array
-from gpuloader.staging.layout import FieldLayout, Layout, align, arrange
+from gpuloader.staging.arena import FieldLayout, Layout, align, arrange
 from gpuloader.staging.ring import GROWTH, Lease
 from gpuloader.system.finalizers import Living
 

@@ -28,17 +28,15 @@ from typing import Any, Protocol
 
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.base import Device
-from gpuloader.epoch.delivery import Delivery
+from gpuloader.epoch.delivery import Delivery, Mask
 from gpuloader.epoch.device_slots import StaticSlot
 from gpuloader.epoch.lane import InFlightBatch, Lane, count_slots
-from gpuloader.epoch.split import Mask
 from gpuloader.errors import LoaderError, QueueClosed, SampleError
 from gpuloader.fetch.contract import Fetch
 from gpuloader.fetch.fetching import Fetching
 from gpuloader.staging.ring import Ring
 from gpuloader.system.finalizers import Finalizer, Living
-from gpuloader.system.interrupts import at_exit, end_if_exiting
-from gpuloader.system.threads import StartedThread, start_thread
+from gpuloader.system.threads import StartedThread, at_exit, end_if_exiting, start_thread
 from gpuloader.transforms.program import Program
 from gpuloader.transforms.programmer import Programmer
 from gpuloader.watch.autotuner import Autotuner, Setting

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, Event, Stream
 from gpuloader.devices.outputs import NativeOutput, Output, find_capture
+from gpuloader.epoch.delivery import Mask
 from gpuloader.epoch.device_slots import SPARE, DeviceSlot, DeviceSlots, StaticSlot, find_moves
-from gpuloader.epoch.split import Mask
 from gpuloader.errors import LoaderError
-from gpuloader.staging.layout import FieldLayout, Layout, align
+from gpuloader.staging.arena import FieldLayout, Layout, align
 from gpuloader.staging.ring import Lease, Ring, lease_views
 from gpuloader.transforms.program import Program
 from gpuloader.transforms.programmer import Programmer

@@ -15,12 +15,12 @@ from gpuloader.checks import THREAD
 from gpuloader.fetch.contract import DEFAULT_METHOD, EpochRequest, Fetch, WorkerOptions, WorkerSetup
 from gpuloader.fetch.jobs import Window
 from gpuloader.fetch.read_ahead import STRETCH, InlineFetch, ReadAhead, stage_inline, without_indices
-from gpuloader.fetch.threads import PART_NBYTES, ThreadStreams, ThreadWorkers
+from gpuloader.fetch.worker_threads import PART_NBYTES, ThreadStreams, ThreadWorkers
 from gpuloader.order.dividing import Division, RankInfo
 from gpuloader.staging.ring import Ring
 from gpuloader.system.cores import Cores
-from gpuloader.system.interrupts import deferred_interrupt
 from gpuloader.system.platforms import check_processes
+from gpuloader.system.threads import deferred_interrupt
 from gpuloader.watch.autotuner import DEEPEST, Autotuner, Setting
 from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
 from gpuloader.watch.stats import Meter

@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike
 from gpuloader.devices.opening import default_place, open_device, use_place
 from gpuloader.devices.places import parse_place
 from gpuloader.epoch.sending import send
-from gpuloader.staging.layout import arrange
+from gpuloader.staging.arena import arrange
 
 __all__ = ["guard", "to_variable"]
 

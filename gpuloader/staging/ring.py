@@ -24,8 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.errors import QueueClosed
-from gpuloader.staging.arena import Arena, PageLocker, check_available
-from gpuloader.staging.layout import Layout, align
+from gpuloader.staging.arena import Arena, Layout, PageLocker, align, check_available
 from gpuloader.system.cores import Cores
 from gpuloader.system.finalizers import calling
 
@@ -285,7 +284,7 @@ class Lease:
 def lease_views(slot: Slot, layout: Layout, freed: deque[Any]) -> list[NDArray[Any]]:
     """Return one array per field in a host slot; `slot` is appended to `freed` when the last view dies.
 
-    >>> from gpuloader.staging.layout import arrange
+    >>> from gpuloader.staging.arena import arrange
     >>> freed = deque()
     >>> slot = Slot(np.zeros(256, np.uint8), None)
     >>> [batch] = lease_views(slot, arrange((((2, 3), np.dtype("float32")),)), freed)

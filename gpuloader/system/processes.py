@@ -26,9 +26,8 @@ from typing import Any
 
 from gpuloader.errors import LoaderError, describe_error
 from gpuloader.system.finalizers import closing_once, once
-from gpuloader.system.interrupts import blocked_interrupts, do_unless_exiting
 from gpuloader.system.platforms import after_fork, kill_process, open_process
-from gpuloader.system.threads import start_thread
+from gpuloader.system.threads import blocked_interrupts, do_unless_exiting, start_thread
 
 # Starting.
 

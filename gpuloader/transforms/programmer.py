@@ -16,7 +16,7 @@ from gpuloader.foreign import bits_dtype
 from gpuloader.order.order import Order, Stretch
 from gpuloader.order.permutation import Words, derive_key, hash_for_keys
 from gpuloader.order.randomness import as_number, current_draw
-from gpuloader.staging.layout import FieldLayout, Layout, align
+from gpuloader.staging.arena import FieldLayout, Layout, align
 from gpuloader.transforms.program import (
     Chain,
     Decoding,

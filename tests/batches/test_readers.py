@@ -10,7 +10,7 @@ from gpuloader.batches import readers as module
 from gpuloader.batches import rows
 from gpuloader.batches.readers import Reached, SampleListStager, SampleStager, stage_all
 from gpuloader.batches.staged import fill_slot
-from gpuloader.staging.layout import arrange
+from gpuloader.staging.arena import arrange
 from gpuloader.staging.ring import Ring
 from gpuloader.watch.stats import Meter
 

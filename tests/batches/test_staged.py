@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gpuloader import SampleError
 from gpuloader.batches.rows import shorten
 from gpuloader.batches.staged import LEFT_OUT, Gaps
-from gpuloader.staging.layout import arrange
+from gpuloader.staging.arena import arrange
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=12), st.data())

@@ -96,7 +96,7 @@ def test_fields_are_named_by_their_way_from_the_top():
         type("Own", (), {"__array__": lambda self: np.zeros(1)})(),
         type("Own", (), {"__array_interface__": {}})(),
     ],
-    ids=repr,
+    ids=lambda value: repr(value).partition(" at 0x")[0],
 )  # fmt: skip
 def test_arrays(value):
     assert is_array(value)
@@ -111,7 +111,7 @@ def test_arrays(value):
         type("Series", (), {"dtype": np.dtype(object), "__array__": lambda self: np.array([None])})(),
         types.SimpleNamespace(dtype="float32"),
     ],
-    ids=repr,
+    ids=lambda value: repr(value).partition(" at 0x")[0],
 )  # fmt: skip
 def test_no_arrays(value):
     assert not is_array(value)

@@ -10,7 +10,7 @@ from collections import deque
 import numpy as np
 import pytest
 
-from gpuloader.staging.layout import arrange
+from gpuloader.staging.arena import arrange
 from gpuloader.staging.ring import Lease, Slot
 from gpuloader.transforms import Cast, OneHot
 from gpuloader.transforms.programmer import Programmer

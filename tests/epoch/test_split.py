@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gpuloader import BatchSampler, CPUPlace, DataLoader, Dataset, IterableDataset, cpu_places, data
-from gpuloader.epoch.split import Masks, add_mask
+from gpuloader.epoch.delivery import Masks, add_mask
 from gpuloader.errors import LoaderError
 from gpuloader.order.dividing import Division, cut
 from gpuloader.order.order import InOrder

@@ -11,9 +11,9 @@ import pytest
 from gpuloader import DataLoader, IterableDataset, SampleError, TensorDataset, get_worker_info
 from gpuloader.batches.assembly import Assembler
 from gpuloader.batches.schema import Collation
-from gpuloader.fetch import threads
+from gpuloader.fetch import worker_threads as threads
 from gpuloader.fetch.jobs import Job
-from gpuloader.fetch.threads import _DividedJob
+from gpuloader.fetch.worker_threads import _DividedJob
 from gpuloader.sources.describing import describe
 from gpuloader.staging.ring import Slot
 from gpuloader.testing import simulated_places

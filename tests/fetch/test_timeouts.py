@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpuloader import LoaderError, StagingMemoryError, WorkerTimeout
-from gpuloader.fetch import threads
+from gpuloader.fetch import worker_threads as threads
 from gpuloader.fetch.processes import shipping
 from gpuloader.staging import arena
 from tests.fetch import faulty

@@ -17,8 +17,7 @@ import pytest
 from gpuloader import CUDAPlace
 from gpuloader.devices.opening import open_device
 from gpuloader.kernels.spin import spin
-from gpuloader.staging.arena import Arena
-from gpuloader.staging.layout import arrange
+from gpuloader.staging.arena import Arena, arrange
 from gpuloader.staging.ring import Lease
 
 MIB = 1 << 20

@@ -47,7 +47,7 @@ MORE: dict[str, str] = {
     "fetch/processes/workers.py": "fetch/processes/worker_life fetch/processes/objects "
     "fetch/processes/deaths fetch/starting",
     "fetch/read_ahead.py": "fetch/timeouts api/endings",
-    "fetch/threads.py": "epoch/epoch api/rank_streams fetch/timeouts fetch/leaving "
+    "fetch/worker_threads.py": "fetch/threads epoch/epoch api/rank_streams fetch/timeouts fetch/leaving "
     "watch/tracing transforms/image_staging",
     "foreign.py": "devices/interop devices/places order/samplers sources/dataset "
     "sources/frameworks torch/formats",
@@ -85,7 +85,8 @@ MORE: dict[str, str] = {
     "sources/readers/reader_threads.py": "sources/readers/threads",
     "system/cores.py": "system/control_group system/numa",
     "system/finalizers.py": "system/living",
-    "system/interrupts.py": "system/exiting",
+    "staging/arena.py": "staging/layout",
+    "system/threads.py": "system/interrupts fetch/exits",
     "transforms/batch_transforms.py": "transforms/mixing",
     "transforms/program.py": "kernels/on_streams devices/cuda_programs transforms/batch_transforms",
     "transforms/programmer.py": "transforms/program transforms/batch_transforms transforms/mixing",

@@ -12,8 +12,7 @@ import pytest
 
 from gpuloader import StagingMemoryError
 from gpuloader.staging import arena as module
-from gpuloader.staging.arena import Arena
-from gpuloader.staging.layout import arrange
+from gpuloader.staging.arena import Arena, arrange
 from gpuloader.staging.ring import Slot, lease_views
 from gpuloader.system import platforms
 from gpuloader.system.cores import read_control_group

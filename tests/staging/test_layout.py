@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from gpuloader.staging.layout import ALIGNMENT, align, arrange
+from gpuloader.staging.arena import ALIGNMENT, align, arrange
 
 fields = st.lists(
     st.tuples(

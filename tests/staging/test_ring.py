@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gpuloader.errors import QueueClosed, StagingMemoryError
-from gpuloader.staging.layout import arrange
+from gpuloader.staging.arena import arrange
 from gpuloader.staging.ring import FIRST_SLOTS, MOST_STRETCHED, Lease, Ring, Slot, lease_views
 
 LAYOUT = arrange((((2, 3), np.dtype("int64")),))

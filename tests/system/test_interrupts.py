@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from gpuloader.system import interrupts as exiting
+from gpuloader.system import threads as exiting
 from gpuloader.system.processes import start_child, starting
 from tests.launching import environment
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpuloader.errors import LoaderError, SampleError
 from gpuloader.order.randomness import Draw, exchange_draw
-from gpuloader.staging.layout import ALIGNMENT, arrange
+from gpuloader.staging.arena import ALIGNMENT, arrange
 from gpuloader.transforms import Cast, CutMix, MixUp, Normalize, OneHot, Pad, RandomErasing
 from gpuloader.transforms.program import GatherRows
 from gpuloader.transforms.programmer import Programmer

@@ -48,9 +48,9 @@ from typing import Any, cast
 from gpuloader.errors import LoaderError
 from gpuloader.fetch.processes.messages import flush_output
 from gpuloader.fetch.processes.worker import restrain, run_worker
-from gpuloader.system.interrupts import blocked_interrupts, deferred_interrupt
 from gpuloader.system.platforms import after_fork, kill_process, open_process
 from gpuloader.system.processes import ChildHandle, describe_death, wait_for
+from gpuloader.system.threads import blocked_interrupts, deferred_interrupt
 
 _GRACE = 1.0  # seconds for a server that closed its link to end
 _PRESENT = ("__main__", "__mp_main__", "builtins", "gpuloader", "numpy")  # the server has them, or cannot

@@ -40,9 +40,9 @@ from gpuloader.order.worker_info import WorkerInfo, enter_worker
 from gpuloader.sources.frameworks import tell_worker
 from gpuloader.staging.ring import Slot
 from gpuloader.system.cores import bind
-from gpuloader.system.interrupts import take_signals
 from gpuloader.system.platforms import keep_freed_memory
 from gpuloader.system.processes import die_with_parent, enter_depth
+from gpuloader.system.threads import take_signals
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 

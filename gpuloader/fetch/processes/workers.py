@@ -52,10 +52,9 @@ from gpuloader.sources.packed import pack_list
 from gpuloader.staging.arena import Arena
 from gpuloader.staging.ring import Slot
 from gpuloader.system.finalizers import Finalizer, Living, closing_once
-from gpuloader.system.interrupts import at_last, deferred_interrupt, exit_first
 from gpuloader.system.platforms import after_fork, may_fork_unasked, message_pair
 from gpuloader.system.processes import StartedChild, describe_death, start_child, starting, wait_for
-from gpuloader.system.threads import LONGEST_WAIT
+from gpuloader.system.threads import LONGEST_WAIT, at_last, deferred_interrupt, exit_first
 from gpuloader.watch.stats import Meter
 from gpuloader.watch.tracing import WORKER, mark
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gpuloader.checks import check_count
 from gpuloader.errors import LoaderError, ReaderError, WorkerError
 from gpuloader.sources.readers.decorators import Reader, check_reader, iterate
-from gpuloader.system.interrupts import exit_first, take_signals
+from gpuloader.system.threads import exit_first, take_signals
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

@@ -149,7 +149,7 @@ def load_pixels(path):
         {"transforms": [Resize(None, 32)], "places": simulated_places(1)},
         {"on_bad": "skip"},
     ],
-    ids=str,
+    ids=lambda options: ",".join(options) or "default",
 )
 @pytest.mark.parametrize("loader", [None, load_pixels], ids=["images", "pixels"])
 def test_images_of_several_sizes_are_an_error_that_says_how_to_make_them_one(tmp_path, options, loader):
