@@ -473,7 +473,7 @@ def run_twins(monkeypatch, runtime):
     def call(operation, inputs, outputs, stream):
         runtime.check("launch")
         named = operation.name(list(map(as_host, inputs)), list(map(as_host, outputs)))
-        runtime.launch(lambda: operation.twin(**named), stream.ptr)
+        runtime.launch(lambda: operation.kernel.on_host(**named), stream.ptr)
 
     def later(twin):
         """Return a function that enqueues a twin on a stream; its array arguments are on the device."""
