@@ -59,21 +59,12 @@ __all__ = [
     "Resize",
 ]
 
+_OF_BATCHES = ("Cast", "CutMix", "MixUp", "Normalize", "OneHot", "Pad", "RandomCropFlip", "RandomErasing")
+_OF_IMAGES = ("CenterCrop", "ColorJitter", "RandomFlip", "RandomResizedCrop", "Resize")
+
+# On demand, because the kernels of batches take a while to import.
 __getattr__ = import_on_demand(
     __name__,
-    {
-        "Cast": "gpuloader.transforms.batch_transforms",
-        "CenterCrop": "gpuloader.transforms.image_transforms",
-        "ColorJitter": "gpuloader.transforms.image_transforms",
-        "CutMix": "gpuloader.transforms.batch_transforms",
-        "MixUp": "gpuloader.transforms.batch_transforms",
-        "Normalize": "gpuloader.transforms.batch_transforms",
-        "OneHot": "gpuloader.transforms.batch_transforms",
-        "Pad": "gpuloader.transforms.batch_transforms",
-        "RandomCropFlip": "gpuloader.transforms.batch_transforms",
-        "RandomErasing": "gpuloader.transforms.batch_transforms",
-        "RandomFlip": "gpuloader.transforms.image_transforms",
-        "RandomResizedCrop": "gpuloader.transforms.image_transforms",
-        "Resize": "gpuloader.transforms.image_transforms",
-    },
-)  # their kernels take a while to import
+    dict.fromkeys(_OF_BATCHES, "gpuloader.transforms.batch_transforms")
+    | dict.fromkeys(_OF_IMAGES, "gpuloader.transforms.image_transforms"),
+)

@@ -8,7 +8,7 @@ images are.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -19,28 +19,13 @@ from numpy.typing import DTypeLike
 from gpuloader.checks import check_count
 from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array
-from gpuloader.kernels.cast import (
-    FLOATS,
-    INTEGERS,
-    cast,
-    cast_on_host,
-    check_scale,
-    resolve_target,
-    round_to,
-)
-from gpuloader.kernels.crop import (
-    check_layout,
-    crop,
-    crop_on_host,
-    erase,
-    erase_on_host,
-    join_shape,
-    split_shape,
-)
-from gpuloader.kernels.mix import blend, blend_on_host, mix_labels, mix_labels_on_host, paste, paste_on_host
-from gpuloader.kernels.normalize import as_constant, normalize, normalize_on_host
-from gpuloader.kernels.one_hot import one_hot, one_hot_on_host
-from gpuloader.kernels.pad import pad, pad_on_host
+from gpuloader.kernels.cast import FLOATS, INTEGERS, cast, check_scale, resolve_target, round_to
+from gpuloader.kernels.crop import check_layout, crop, erase, split_shape
+from gpuloader.kernels.launching import Kernel
+from gpuloader.kernels.mix import blend, mix_labels, paste
+from gpuloader.kernels.normalize import as_constant, normalize
+from gpuloader.kernels.one_hot import one_hot
+from gpuloader.kernels.pad import pad
 from gpuloader.order.permutation import hash_positions
 from gpuloader.transforms.image_transforms import check_probability, check_range
 from gpuloader.transforms.program import Chain, KernelCall, Plain, Spec, Transform, no_rows
@@ -59,12 +44,10 @@ class Cast(Plain):
     ----------
     field : str or None
         The field to transform; None means the first array field.
-    dtype : dtype-like
-        The result's dtype. Integers wrap around, as with NumPy's ``astype``. Floats out of an integer's range
-        saturate and NaN becomes 0, on CPUs and GPUs alike. "bfloat16" is a dtype of PyTorch's; other outputs
-        get its bits in uint16.
-    scale : float
-        The factor, applied before the cast.
+    dtype, scale : dtype-like, float
+        The result's dtype, and the factor that is applied before. Integers wrap around, as with NumPy's
+        ``astype``. Floats out of an integer's range saturate and NaN becomes 0, on CPUs and GPUs alike.
+        "bfloat16" is a dtype of PyTorch's; other outputs get its bits in uint16.
     """
 
     field: str | None
@@ -78,11 +61,10 @@ class Cast(Plain):
     def bind(self, inputs: Sequence[Spec]) -> KernelCall:
         """Return the computation for a batch."""
         shape, _ = _dense(inputs)
-        _, held = resolve_target(self.dtype, _NUMBERS)
         # A factor would make the kernel convert to floats, which cannot hold every integer.
         scale = None if self.scale == 1 else self.scale
         empty = {"values": no_rows(inputs[0])}
-        return KernelCall.settle(empty, (shape, held), cast, cast_on_host, dtype=self.dtype, scale=scale)
+        return KernelCall.settle(empty, shape[0], cast, dtype=self.dtype, scale=scale)
 
 
 @dataclass(frozen=True)
@@ -93,10 +75,8 @@ class OneHot(Plain):
     ----------
     field : str or None
         The field to transform, of integers; None means the first array field.
-    classes : int
-        The number of columns. A label outside 0 to ``classes - 1`` gets a row of zeros.
-    dtype : dtype-like
-        The result's dtype.
+    classes, dtype : int, dtype-like
+        The number of columns, and their dtype. A label outside 0 to ``classes - 1`` gets a row of zeros.
     """
 
     field: str | None
@@ -112,11 +92,8 @@ class OneHot(Plain):
         shape, dtype = _dense(inputs)
         if dtype.kind not in "iu":
             raise SampleError(f"expected integers as labels, got {dtype}")
-        _, held = resolve_target(self.dtype, ("bool", *_NUMBERS))
-        empty, output = {"labels": no_rows(inputs[0])}, ((*shape, self.classes), held)
-        return KernelCall.settle(
-            empty, output, one_hot, one_hot_on_host, classes=self.classes, dtype=self.dtype
-        )
+        empty = {"labels": no_rows(inputs[0])}
+        return KernelCall.settle(empty, shape[0], one_hot, classes=self.classes, dtype=self.dtype)
 
 
 @dataclass(frozen=True)
@@ -127,10 +104,8 @@ class Pad(Plain):
     ----------
     field : str or None
         The field to transform; None means the first array field.
-    length : int
-        The number of steps per row. A longer sample is an error.
-    fill : float
-        The value that fills up short rows.
+    length, fill : int, float
+        The number of steps per row, and the value that fills up short rows. A longer sample is an error.
     """
 
     field: str | None
@@ -144,10 +119,8 @@ class Pad(Plain):
         """Return the computation for a batch."""
         if len(inputs) != 2:
             raise SampleError("expected a ragged field of level 1 to pad; name it in the loader's ragged")
-        (values, dtype), (splits, _) = inputs
-        output = (splits[0] - 1, self.length, *values[1:]), dtype
         empty = {"values": no_rows(inputs[0]), "row_splits": no_rows(inputs[1], 1)}
-        return KernelCall.settle(empty, output, pad, pad_on_host, longest=self.length, fill=self.fill)
+        return KernelCall.settle(empty, inputs[1][0][0] - 1, pad, longest=self.length, fill=self.fill)
 
     def check(self, inputs: Sequence[Array]) -> None:
         """Refuse rows that are too long, which the kernel would cut."""
@@ -186,10 +159,8 @@ class RandomCropFlip(Plain):
     ----------
     field : str or None
         The field to transform, of any dtype of 1, 2, 4 or 8 bytes; None means the first array field.
-    size : tuple of int
-        Height and width of the window.
-    flip : bool
-        Whether to mirror each image left to right with probability 1/2.
+    size, flip : tuple of int, bool
+        Height and width of the window; and whether to mirror each image with probability 1/2.
     layout : str or None
         The layout of the samples and of the result, 'HWC' or 'CHW'. None takes the layout of a `Normalize`
         directly after it, or the one that the transforms before it make, otherwise 'HWC'.
@@ -222,14 +193,10 @@ class RandomCropFlip(Plain):
     def bind(self, inputs: Sequence[Spec]) -> KernelCall:
         """Return the computation for a batch, when no `Normalize` includes it."""
         layout = self.layout or "HWC"
-        channels, *_ = find_sizes(inputs, layout, self.size)
-        tall, wide = self.size
-        (samples, *_), dtype = inputs[0]
-        output = (samples, *join_shape(channels, tall, wide, layout)), dtype
+        find_sizes(inputs, layout, self.size)
         empty = {"images": no_rows(inputs[0]), "windows": np.zeros((0, _CROP), np.int32)}
-        return KernelCall.settle(
-            empty, output, crop, crop_on_host, moves=True, size=(tall, wide), layout=layout
-        )
+        samples = inputs[0][0][0]
+        return KernelCall.settle(empty, samples, crop, moves=True, size=tuple(self.size), layout=layout)
 
 
 @dataclass(frozen=True)
@@ -241,10 +208,9 @@ class Normalize(Plain):
     field : str or None
         The field to transform, uint8 or float32, with samples of shape (height, width, channels) or
         (channels, height, width); None means the first array field.
-    mean, std : float or sequence of float
-        One number for all channels, or one per channel.
-    scale : float
-        The factor applied first; ``1 / 255`` maps bytes to 0 to 1.
+    mean, std, scale : float or sequence of float, float
+        One number for all channels, or one per channel; and the factor applied first: ``1 / 255`` maps bytes
+        to 0 to 1.
     layout, to : str
         The layouts of the samples and of the result, each 'HWC' or 'CHW'. The result may also be
         'channels_last': of the shape of 'CHW', but with the channels of a pixel side by side in memory. That
@@ -252,10 +218,9 @@ class Normalize(Plain):
     dtype : dtype-like
         The result's dtype: float32, float16, or "bfloat16", which only PyTorch has. Other outputs get its
         bits in uint16.
-    crop : tuple of int or None
-        Height and width of a random window to crop first; None keeps the whole image.
-    flip : bool
-        Whether to mirror each image left to right with probability 1/2.
+    crop, flip : tuple of int or None, bool
+        Height and width of a random window to crop first, None to keep the whole image; and whether to mirror
+        each image left to right with probability 1/2.
     """
 
     field: str | None
@@ -295,28 +260,19 @@ class Normalize(Plain):
 
     def bind(self, inputs: Sequence[Spec]) -> KernelCall:
         """Return the computation for a batch."""
-        channels, *size = find_sizes(inputs, self.layout, self.crop, (np.uint8, np.float32))
-        tall, wide = self.crop or size
-        _, held = resolve_target(self.dtype, _TARGETS)
-        to, axes = self.arrangement
-        output = (inputs[0][0][0], *join_shape(channels, tall, wide, to)), held
+        _, *size = find_sizes(inputs, self.layout, self.crop, (np.uint8, np.float32))
         empty = {"images": no_rows(inputs[0])}
         if self.draws:
             empty["windows"] = np.zeros((0, _CROP), np.int32)
-        return KernelCall.settle(
-            empty,
-            output,
-            normalize,
-            normalize_on_host,
-            axes=axes,
-            mean=self.mean,
-            std=self.std,
-            scale=self.scale,
-            layout=self.layout,
-            out_layout=to,
-            dtype=self.dtype,
-            size=(tall, wide),
-        )
+        options = {"layout": self.layout, "size": tuple(self.crop or size), **finish_options(self)}
+        return KernelCall.settle(empty, inputs[0][0][0], normalize, **options)
+
+
+def finish_options(last: Normalize) -> dict[str, Any]:
+    """Return the options of `KernelCall.settle` by which a kernel that makes images finishes them."""
+    layout, axes = last.arrangement
+    constants = {"mean": last.mean, "std": last.std, "scale": last.scale}
+    return {"axes": axes, "out_layout": layout, "dtype": last.dtype, **constants}
 
 
 def check_window(size: object) -> None:
@@ -423,10 +379,9 @@ class RandomErasing(Plain):
         The field of images, all of one size; None means the first array field.
     p : float
         The probability that an image loses a rectangle, 0 to 1.
-    scale : tuple of float
-        The least and the greatest part of the image's area that is erased.
-    ratio : tuple of float
-        The least and the greatest height of the rectangle, in units of its width.
+    scale, ratio : tuple of float
+        The least and the greatest part of the image's area that is erased; and the least and the greatest
+        height of the rectangle, in units of its width.
     value : float or sequence of float
         What to fill in: one number, or one for each channel, in the units of the images.
     layout : str or None
@@ -502,9 +457,7 @@ class RandomErasing(Plain):
                 f"of shape {inputs[0][0][1:]} in layout {layout}"
             )
         empty = {"images": no_rows(inputs[0]), "windows": np.zeros((0, _RECTANGLE), np.int32)}
-        return KernelCall.settle(
-            empty, inputs[0], erase, erase_on_host, in_place=True, color=self.value, layout=layout
-        )
+        return KernelCall.settle(empty, inputs[0][0][0], erase, color=self.value, layout=layout)
 
 
 def _uniform(words: Array, key: int) -> Array:
@@ -514,9 +467,6 @@ def _uniform(words: Array, key: int) -> Array:
 
 # ---------------------------------------------------------------------------------------------------------
 # Mixing: each image of a batch with the one before it, and their labels
-
-Mixer = Callable[..., Any]
-"""The launcher or the twin of a kernel that mixes images."""
 
 _LAMBDA = 4  # the column of draws with the share of a sample's own image, as the bits of a float32
 
@@ -569,18 +519,16 @@ class _Mixing:
         rng = np.random.Generator(np.random.Philox(key=int(word)))
         return rng.beta(self.alpha, self.alpha), rng
 
-    def _bind(
-        self, inputs: Sequence[Spec], labels: Spec, kernel: Mixer, twin: Mixer, **options: Any
-    ) -> Chain:
+    def _bind(self, inputs: Sequence[Spec], kernel: Kernel[...], **options: Any) -> Chain:
         """Return the computation for a batch, whose images a kernel mixes, and whose labels another."""
-        images, label = (no_rows(spec) for spec in inputs)
-        mix = np.zeros((0, self.draws), np.int32)
-        mixing = KernelCall.settle({"images": images, "mix": mix}, inputs[0], kernel, twin, **options)
-        given = {"labels": label, "mix": mix}
-        labeling = KernelCall.settle(given, labels, mix_labels, mix_labels_on_host, classes=self.classes)
-        return Chain(((mixing, (0, 2), 3), (labeling, (1, 2), 4)), (inputs[0], labels))
+        images, labels = (no_rows(spec) for spec in inputs)
+        mix, samples = np.zeros((0, self.draws), np.int32), inputs[0][0][0]
+        mixing = KernelCall.settle({"images": images, "mix": mix}, samples, kernel, **options)
+        given = {"labels": labels, "mix": mix}
+        labeling = KernelCall.settle(given, samples, mix_labels, classes=self.classes)
+        return Chain(((mixing, (0, 2), 3), (labeling, (1, 2), 4)), mixing.outputs + labeling.outputs)
 
-    def _label_spec(self, inputs: Sequence[Spec]) -> Spec:
+    def _check_labels(self, inputs: Sequence[Spec]) -> None:
         (shape, dtype) = inputs[-1]
         if len(inputs) != 2:
             raise SampleError("expected a dense field of images, and one of labels")
@@ -591,7 +539,6 @@ class _Mixing:
                 f"expected labels as one integer per sample, or as {self.classes} floats, got {dtype} of "
                 f"shape {shape[1:]}"
             )
-        return (shape[0], self.classes), np.dtype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -605,11 +552,10 @@ class MixUp(_Mixing):
     ----------
     field : str
         The field of images, of floats.
-    labels : str
-        The field of labels: integers, or rows of floats as `OneHot` makes them. An integer outside 0 to
-        ``classes - 1`` is an error, but is only found if no transform before has made the labels.
-    classes : int
-        The number of classes.
+    labels, classes : str, int
+        The field of labels: integers, or rows of floats as `OneHot` makes them; and the number of classes. An
+        integer outside 0 to ``classes - 1`` is an error, but is only found if no transform before has made
+        the labels.
     alpha : float
         The parameter of the beta distribution; 1 draws all proportions alike.
 
@@ -647,12 +593,12 @@ class MixUp(_Mixing):
 
     def bind(self, inputs: Sequence[Spec]) -> Chain:
         """Return the computation for a batch."""
-        labels = self._label_spec(inputs)
+        self._check_labels(inputs)
         if self._bits is not None:  # images of a dtype that only PyTorch has, whose bits are in uint16
-            return self._bind(inputs, labels, blend, blend_on_host, dtype=self._bits)
+            return self._bind(inputs, blend, dtype=self._bits)
         if inputs[0][1].kind != "f":
             raise SampleError(f"expected images of floats, got {inputs[0][1]}; put MixUp after Normalize")
-        return self._bind(inputs, labels, blend, blend_on_host)
+        return self._bind(inputs, blend)
 
 
 @dataclass(frozen=True)
@@ -665,17 +611,12 @@ class CutMix(_Mixing):
     ----------
     field : str
         The field of images, of any dtype.
-    labels : str
-        The field of labels: integers, or rows of floats as `OneHot` makes them. An integer outside 0 to
-        ``classes - 1`` is an error, but is only found if no transform before has made the labels.
-    classes : int
-        The number of classes.
+    labels, classes : str, int
+        As for `MixUp`.
     alpha : float
         The parameter of the beta distribution of the window's area; 1 draws all areas alike.
     layout : str or None
-        The layout of the images, 'CHW' or 'HWC'. None takes what the transforms before it make: 'HWC' after
-        transforms of single images, and what `Normalize` says after that. If nothing is known, it is 'CHW',
-        and images that look like 'HWC' are an error.
+        As for `RandomErasing`.
 
     Examples
     --------
@@ -719,10 +660,10 @@ class CutMix(_Mixing):
 
     def bind(self, inputs: Sequence[Spec]) -> Chain:
         """Return the computation for a batch."""
-        labels = self._label_spec(inputs)
+        self._check_labels(inputs)
         layout = assume_layout(self.layout, inputs)
         find_sizes(inputs[:1], layout)
-        return self._bind(inputs, labels, paste, paste_on_host, moves=True, layout=layout)
+        return self._bind(inputs, paste, moves=True, layout=layout)
 
 
 # ---------------------------------------------------------------------------------------------------------

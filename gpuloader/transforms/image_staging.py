@@ -20,14 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.errors import SampleError
-from gpuloader.kernels.cast import resolve_target
-from gpuloader.kernels.crop import join_shape
-from gpuloader.kernels.recolor import MOST_CONTRASTS, PARTS, recolor, recolor_on_host
-from gpuloader.kernels.resample import Interpolation, resample, resample_on_host
+from gpuloader.kernels.recolor import MOST_CONTRASTS, PARTS, recolor
+from gpuloader.kernels.resample import Interpolation, resample
 from gpuloader.sources.images.decoding import Pixels, is_plain, shrink_size
 from gpuloader.sources.images.image import Geometry, Image, as_image, size_of
 from gpuloader.sources.images.regions import NUMBERS, Code, Encoded, Part, Region
-from gpuloader.transforms.batch_transforms import Normalize
+from gpuloader.transforms.batch_transforms import Normalize, finish_options
 from gpuloader.transforms.image_transforms import (
     CenterCrop,
     ColorJitter,
@@ -79,32 +77,26 @@ class Resample(Plain):
         """Return the computation for a batch."""
         if len(inputs) != 3 or inputs[2][0][1:] != (NUMBERS + 2 * self.changes,):
             raise SampleError("expected a field of images")
-        (_, channels), (splits,) = inputs[0][0], inputs[1][0]
-        pixels = (splits - 1, *self.size, channels), np.dtype(np.uint8)
-        plain: dict[str, Any] = {"out_layout": "HWC", "dtype": "uint8"}
-        options, output, last, axes = plain, pixels, self.normalize, None
-        if last is not None:
-            layout, axes = last.arrangement
-            _, held = resolve_target(last.dtype, ("float16", "bfloat16", "float32"))
-            options = {"mean": last.mean, "std": last.std, "scale": last.scale}
-            options |= {"out_layout": layout, "dtype": last.dtype}
-            output = (splits - 1, *join_shape(channels, *self.size, layout)), held
+        samples = inputs[1][0][0] - 1
         geometry = no_rows(inputs[2])
         empty = {
             "values": no_rows(inputs[0]),
             "row_splits": no_rows(inputs[1], 1),
             "geometry": geometry,
         }
-        made = partial(KernelCall.settle, empty, size=self.size, interpolation=self.interpolation)
+        resize: dict[str, Any] = {"size": self.size, "interpolation": self.interpolation}
+        finish: dict[str, Any] = {"out_layout": "HWC", "dtype": "uint8"}
+        if self.normalize is not None:
+            finish = finish_options(self.normalize)
         if not self.changes:
-            return made(output, resample, resample_on_host, axes=axes, **options)
+            return KernelCall.settle(empty, samples, resample, **resize, **finish)
         # The first kernel makes bytes, as Pillow does between resizing and coloring.
-        first = made(pixels, resample, resample_on_host, **plain)
-        sums = (splits - 1, self.contrasts, PARTS), np.dtype(np.uint64)
+        first = KernelCall.settle(empty, samples, resample, **resize, out_layout="HWC", dtype="uint8")
+        [pixels] = first.outputs
+        sums = (samples, self.contrasts, PARTS), np.dtype(np.uint64)
         given = {"pictures": no_rows(pixels), "numbers": geometry, "sums": no_rows(sums)}
-        colors = {"first": NUMBERS, "contrasts": self.contrasts, "axes": axes, **options}
-        second = KernelCall.settle(given, output, recolor, recolor_on_host, **colors)
-        return Chain(((first, (0, 1, 2), 4), (second, (4, 2, 5), 3)), (output,), (pixels, sums))
+        second = KernelCall.settle(given, samples, recolor, first=NUMBERS, contrasts=self.contrasts, **finish)
+        return Chain(((first, (0, 1, 2), 4), (second, (4, 2, 5), 3)), second.outputs, (pixels, sums))
 
 
 def plan_resampling(field: str | None, transforms: Sequence[ImageTransform]) -> Resample | None:

@@ -172,8 +172,8 @@ class Resize:
     filter : str
         'bilinear' or 'bicubic'.
     scaled : bool
-        True lets the decoder of a JPEG shrink it to a half, a quarter or an eighth first, which is faster.
-        The pixels then differ a little from Pillow's.
+        True lets the decoder of a JPEG shrink it to a half, a quarter or an eighth first, if what is resized
+        stays as large as the result. That is faster, and the pixels then differ a little from Pillow's.
 
     Examples
     --------
@@ -214,10 +214,8 @@ class CenterCrop:
 
     Attributes
     ----------
-    field : str or None
-        The field of images; None means the first one.
-    size : int or tuple of int
-        Height and width of the result; a number is both.
+    field, size : str or None, int or tuple of int
+        The field of images, None for the first one; and height and width of the result, one number for both.
 
     Examples
     --------
@@ -258,19 +256,13 @@ class RandomResizedCrop:
 
     Attributes
     ----------
-    field : str or None
-        The field of images; None means the first one.
-    size : int or tuple of int
-        Height and width of the result; a number is both.
-    scale : tuple of float
-        The least and the greatest part of the image's area that the window takes.
-    ratio : tuple of float
-        The least and the greatest width of the window, in units of its height.
-    filter : str
-        'bilinear' or 'bicubic'.
-    scaled : bool
-        True lets the decoder of a JPEG shrink it to a half, a quarter or an eighth first, if the window stays
-        as large as the result. That is faster, and the pixels then differ a little from Pillow's.
+    field, size : str or None, int or tuple of int
+        The field of images, None for the first one; and height and width of the result, one number for both.
+    scale, ratio : tuple of float
+        The least and the greatest part of the image's area that the window takes; and the least and the
+        greatest width of the window, in units of its height.
+    filter, scaled : str, bool
+        As for `Resize`.
 
     Examples
     --------
@@ -310,10 +302,8 @@ class RandomFlip:
 
     Attributes
     ----------
-    field : str or None
-        The field of images; None means the first one.
-    p : float
-        The probability, 0 to 1.
+    field, p : str or None, float
+        The field of images, None for the first one; and the probability, 0 to 1.
     axis : str
         'horizontal' mirrors left to right, 'vertical' top to bottom.
 

@@ -11,9 +11,8 @@ the batch is fetched, over the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -128,13 +127,12 @@ def span_specs(count: int) -> tuple[Spec, ...]:
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """A kernel and its twin, with all arguments bound except for the arrays."""
+    """A kernel of the package, with all arguments bound except for the arrays."""
 
     inputs: tuple[str, ...]  # the parameters that take the input arrays
     outputs: tuple[Spec, ...]  # the spec of the one array it computes
-    # The launcher and the twin; both take the inputs by name, and `out` unless the first input is the result.
-    kernel: Callable[..., Any]
-    twin: Callable[..., Any]
+    kernel: Kernel[...]
+    options: dict[str, Any]  # the other arguments
     bits: str | None = None  # the dtype of PyTorch's whose bits the result holds; None if it holds numbers
     axes: tuple[int, ...] | None = None  # the order in which the result's dimensions are delivered
     in_place: bool = False  # whether the first input is the result
@@ -144,40 +142,36 @@ class KernelCall:
     def settle(
         cls,
         empty: Mapping[str, Array],
-        output: Spec,
-        kernel: Callable[..., Any],
-        twin: Callable[..., Any],
+        samples: int,
+        kernel: Kernel[...],
         axes: tuple[int, ...] | None = None,
-        in_place: bool = False,
         moves: bool = False,
         **options: Any,
     ) -> KernelCall:
-        """Return the call; the other `options` are arguments of both the launcher and the twin.
+        """Return the call for so many samples; `empty` has inputs without samples, by parameter.
 
-        `empty` has inputs without samples, by parameter. Raises `SampleError` if the kernel does not accept
-        such arrays, or the options do not fit them.
+        Raises `SampleError` if the kernel does not accept such arrays, or the options do not fit them.
         """
-        dtype = options.get("dtype")
-        bits = dtype if isinstance(dtype, str) and dtype == "bfloat16" else None
-        made = partial(kernel, **options), partial(twin, **options)
-        call = cls(tuple(empty), (output,), *made, bits, axes, in_place, moves)
-        given = list(empty.values())
-        # The twin is tried without samples, which finds whatever the kernel would refuse before the first
-        # batch. It costs little, and the kernel's checks need not be made here a second time.
+        # The twin is tried without samples. Its result has the shape and dtype of a sample's, and the trial
+        # finds whatever the kernel would refuse before the first batch, so nothing is checked here twice.
         try:
-            call.on_host(given, given[:1] if in_place else [no_rows(output)])
+            made = kernel.on_host(**empty, **options)
         except (TypeError, ValueError) as error:
             raise SampleError(str(error)) from error
-        return call
+        dtype = options.get("dtype")
+        bits = dtype if isinstance(dtype, str) and dtype == "bfloat16" else None
+        in_place = any(made is one for one in empty.values())
+        output = (samples, *made.shape[1:]), made.dtype
+        return cls(tuple(empty), (output,), kernel, options, bits, axes, in_place, moves)
 
     def name(self, inputs: list[Any], outputs: list[Any]) -> dict[str, Any]:
-        """Return the arrays by the parameters that take them."""
-        named = dict(zip(self.inputs, inputs, strict=True))
+        """Return all arguments by parameter."""
+        named = dict(zip(self.inputs, inputs, strict=True)) | self.options
         return named if self.in_place else named | {"out": outputs[0]}
 
     def on_host(self, inputs: list[Array], outputs: list[Array]) -> None:
-        """Run the twin."""
-        self.twin(**self.name(inputs, outputs))
+        """Run the kernel's twin."""
+        self.kernel.on_host(**self.name(inputs, outputs))
 
     def on_device(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
         """Launch the kernel on a stream."""
@@ -199,13 +193,13 @@ class Chain:
         """Run the twins."""
         arrays = [*inputs, *outputs]
         for call, taken, made in self.calls:
-            call.on_host([arrays[one] for one in taken], [arrays[made]])
+            call.on_host([*map(arrays.__getitem__, taken)], [arrays[made]])
 
     def on_device(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
         """Launch the kernels on a stream."""
         arrays = [*inputs, *outputs]
         for call, taken, made in self.calls:
-            call.on_device([arrays[one] for one in taken], [arrays[made]], stream)
+            call.on_device([*map(arrays.__getitem__, taken)], [arrays[made]], stream)
 
 
 def no_rows(spec: Spec, rows: int = 0) -> Array:
@@ -297,10 +291,7 @@ class Transform(Protocol):
     def bind(self, inputs: Sequence[Spec]) -> Operation | Decoding:
         """Return the computation for a batch; its inputs are the field's arrays, then the draws if any.
 
-        Raises
-        ------
-        SampleError
-            The transform does not accept the field.
+        Raises `SampleError` if the transform does not accept the field.
         """
 
     def draw(self, words: Array, inputs: Sequence[Spec]) -> Array:
@@ -319,6 +310,10 @@ class Step:
     outputs: tuple[int, ...]
     field: str
     title: str
+
+    def take(self, arrays: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Return the inputs and the outputs of all arrays of a program."""
+        return [*map(arrays.__getitem__, self.inputs)], [*map(arrays.__getitem__, self.outputs)]
 
 
 def raise_named(error: Exception, title: str, field: str) -> NoReturn:
@@ -361,7 +356,7 @@ class Program:
         """Run the transforms' checks on the staged arrays; a `SampleError` names the field."""
         for transform, field, numbers in self.checked:
             try:
-                transform.check([arrays[one] for one in numbers])
+                transform.check([*map(arrays.__getitem__, numbers)])
             except Exception as error:
                 raise_named(error, type(transform).__name__, field)
 
@@ -373,9 +368,8 @@ class Program:
     def run_on_host(self, arrays: list[Array]) -> None:
         """Run on NumPy arrays, one per field of `room`; raise `SampleError` if a step fails."""
         for step in self.steps:
-            inputs, outputs = [arrays[one] for one in step.inputs], [arrays[one] for one in step.outputs]
             try:
-                step.operation.on_host(inputs, outputs)
+                step.operation.on_host(*step.take(arrays))
             except Exception as error:
                 raise_named(error, step.title, step.field)
 
@@ -386,8 +380,7 @@ class Program:
                 raise LoaderError(
                     f"{step.title} of field {step.field!r} has no on_device: it can only run on a CPU place"
                 )
-            inputs, outputs = [arrays[one] for one in step.inputs], [arrays[one] for one in step.outputs]
-            step.operation.on_device(inputs, outputs, stream)
+            step.operation.on_device(*step.take(arrays), stream)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -430,8 +423,7 @@ def find_kernels(program: Program, arrays: list[Any]) -> list[KernelName]:
     with only_note_kernels() as kernels:
         for step in program.steps:
             if is_repeatable(step.operation):
-                inputs, outputs = ([arrays[one] for one in part] for part in (step.inputs, step.outputs))
-                step.operation.on_device(inputs, outputs, None)
+                step.operation.on_device(*step.take(arrays), None)
     return list(dict.fromkeys(kernels))
 
 
@@ -442,10 +434,6 @@ def _prepare(launch: Launch) -> _Prepared:
     return getattr(kernel, "kernel", kernel), grid, block, arguments
 
 
-def is_repeatable(operation: Any) -> bool:
+def is_repeatable(operation: object) -> bool:
     """Return whether an operation does nothing on a device but launch kernels of the package."""
-    if isinstance(operation, Chain):
-        return all(is_repeatable(call) for call, *_ in operation.calls)
-    if isinstance(operation, KernelCall):
-        return isinstance(getattr(operation.kernel, "func", operation.kernel), Kernel)
-    return isinstance(operation, GatherRows | GatherSpan)
+    return isinstance(operation, KernelCall | Chain | GatherRows | GatherSpan)

@@ -32,10 +32,8 @@ class ImageSample(_Pair):
 
     Attributes
     ----------
-    image : object
-        The image.
-    label : object
-        Its label.
+    image, label : object
+        The two.
 
     Examples
     --------
@@ -124,23 +122,18 @@ class ImageFolder(_Files):
     loader : callable or None
         Returns the image in a file, given its path: pixels, an image of Pillow or an `Image`. None reads any
         format that Pillow knows.
-    is_valid_file : callable or None
-        Returns whether a path is an image. None looks at the file's extension.
-    allow_empty : bool
-        Whether a class may have no images.
+    is_valid_file, allow_empty : callable or None, bool
+        Returns whether a path is an image, None looking at the file's extension; and whether a class may have
+        no images.
     upright : bool
         Whether to turn images as their Exif orientation says.
 
     Attributes
     ----------
-    classes : list of str
-        The names of the classes, sorted.
-    class_to_idx : dict of str to int
-        The label of each class.
-    samples, imgs : list of (str, int)
-        The path and the label of each image.
-    targets : list of int
-        The label of each image.
+    classes, class_to_idx : list of str, dict of str to int
+        The names of the classes, sorted; and the label of each.
+    samples, imgs, targets : list of (str, int), list of int
+        The path and the label of each image, or the label alone.
     extensions : tuple of str or None
         The extensions of images; None if is_valid_file chooses them.
 
@@ -245,11 +238,8 @@ class ImageFiles(_Files):
         The files.
     labels : sequence or None
         One number, or row of numbers, per file; None for samples that are images alone.
-    loader : callable or None
-        Returns the image in a file, given its path: pixels, an image of Pillow or an `Image`. None reads any
-        format that Pillow knows.
-    upright : bool
-        Whether to turn images as their Exif orientation says.
+    loader, upright : callable or None, bool
+        As for `ImageFolder`.
 
     Raises
     ------

@@ -135,24 +135,18 @@ class Image:
 
     Parameters
     ----------
-    data : bytes, bytearray or memoryview
-        The encoded image, in any format that Pillow reads.
-    file : str
-        The name to give in errors.
+    data, file : bytes, bytearray or memoryview, str
+        The encoded image, in any format that Pillow reads; and the name to give in errors.
     upright : bool
         Whether to turn the image as its Exif orientation says. False takes the pixels as they are stored, as
         torchvision does.
 
     Attributes
     ----------
-    data : bytes
-        The encoded image.
-    file : str
-        The name that was passed.
-    shape : tuple of int
-        Height, width and 3.
-    dtype : numpy.dtype
-        uint8.
+    data, file, upright : bytes, str, bool
+        What was passed.
+    shape, dtype : tuple of int, numpy.dtype
+        Height, width and 3; and uint8.
 
     Raises
     ------
@@ -228,12 +222,8 @@ class Image:
     def decode_at(self, shrink: int, out: Pixels | None = None) -> Pixels | Any:
         """Return pixels at so many eighths of the size, to use before this thread decodes another image.
 
-        They are an array, or an image of Pillow, and lie in `out` if the decoder can write there.
-
-        Raises
-        ------
-        PictureError
-            The image cannot be decoded, or has another size than its header says.
+        They are an array, or an image of Pillow, and lie in `out` if the decoder can write there. Raises
+        `PictureError` if the image cannot be decoded, or has another size than its header says.
         """
         header = self.header
         pixels = decode_briefly(self.data, header, self.file, shrink, out)
@@ -246,12 +236,8 @@ class Image:
     def find_decodable(self, shrink: int, part: Part) -> Part:
         """Return the part that `decode_part` decodes to get the right pixels of a part: itself, or more.
 
-        Parameters
-        ----------
-        shrink : int
-            The eighths of its size to decode the image at.
-        part : tuple of int
-            The part's top, left, bottom and right, at that size.
+        `shrink` is the eighths of its size to decode the image at, and `part` the top, left, bottom and right
+        at that size.
         """
         if self._find_part_decoder() is None:
             return part
@@ -262,11 +248,6 @@ class Image:
         """Return the pixels of what `find_decodable` returned, as `decode_at` does.
 
         Only within the part that `find_decodable` was given are they those of the whole image.
-
-        Raises
-        ------
-        PictureError
-            As `decode_at` does.
         """
         top, left, bottom, right = part
         decoder = self._find_part_decoder()
