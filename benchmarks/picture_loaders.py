@@ -73,7 +73,7 @@ def _open_decoding(root: str, side: int) -> dict[str, Candidate]:
     from gpuloader import ImageFolder
 
     files, name, options = read_files(root), "to a GPU that decodes", {"decode": "device"}
-    with mock.patch("gpuloader.devices.cuda.open_codec", return_value=_IdleCodec()):
+    with mock.patch("gpuloader.devices.cuda_device.open_codec", return_value=_IdleCodec()):
         loaders = {
             f"{name}{MEMORY}": load(files, "0", side, "gpu:0", **options),
             f"{name}{DISK}": load(ImageFolder(root), "image", side, "gpu:0", **options),

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from gpuloader.api.from_ray import from_ray
     from gpuloader.api.loader import DataLoader
     from gpuloader.api.prefetch import prefetch
-    from gpuloader.devices.opening import cuda_places
-    from gpuloader.devices.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, cpu_places
+    from gpuloader.devices.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, cpu_places, cuda_places
     from gpuloader.epoch.sending import record_stream
     from gpuloader.errors import (
         ComposeNotAligned,
@@ -202,7 +201,7 @@ __getattr__ = import_on_demand(
         "ZarrDataset": "gpuloader.sources.files.stored_arrays",
         "batch": "gpuloader.sources.readers.decorators",
         "cpu_places": "gpuloader.devices.places",
-        "cuda_places": "gpuloader.devices.opening",
+        "cuda_places": "gpuloader.devices.places",
         "data": "gpuloader.fields.spec",
         "dataset": "gpuloader.dataset",
         "fluid": "gpuloader.fluid",

@@ -20,7 +20,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from gpuloader.devices import cuda, opening
+from gpuloader.devices import cuda, places
 from gpuloader.kernels import gather, shuffle
 from gpuloader.transforms import program as bound
 from gpuloader.transforms import program as operations
@@ -446,10 +446,10 @@ def make_cupy(real, runtime):
 def use_cupy(monkeypatch, module):
     """Run the CUDA device over a module from `make_cupy`; at the end, no memory may be page-locked."""
     monkeypatch.setattr(cuda, "cupy", module)
-    opening._open.cache_clear()
+    places._opened.clear()
     yield
     gc.collect()
-    opening._open.cache_clear()
+    places._opened.clear()
     assert not module.cuda.runtime.registered  # every page-locked arena was unlocked before it was freed
 
 

@@ -27,8 +27,8 @@ import pytest
 
 import gpuloader
 from gpuloader import errors
-from gpuloader.devices import cuda, opening
-from gpuloader.devices.opening import cuda_places
+from gpuloader.devices import cuda, places
+from gpuloader.devices.places import cuda_places
 from tests.fakes import loader_threads, wait_until
 from tests.fakes_cuda import FakeRuntime, make_cupy, run_twins
 
@@ -328,12 +328,12 @@ def test_blocks_for_a_gpu_run_over_the_stand_in(monkeypatch):
     runtime = FakeRuntime()
     monkeypatch.setattr(cuda, "cupy", make_cupy(cupy, runtime))
     run_twins(monkeypatch, runtime)
-    opening._open.cache_clear()
+    places._opened.clear()
     blocks = [(path, block) for path in DOCS for block in read_blocks(path) if block.needs == ("gpu",)]
     assert blocks
     for path, block in blocks:
         code = compile("\n" * block.line + block.text, by_name(path), "exec")
         execute(code, block, f"{by_name(path)}:{block.line}", {"__name__": "__main__"})
     gc.collect()
-    opening._open.cache_clear()
+    places._opened.clear()
     assert not runtime.registered

@@ -10,7 +10,7 @@ from benchmarks.gpu.ready import ReadyBuffers
 from benchmarks.gpu.turns import Judged, measure
 from benchmarks.measure import Candidate
 from gpuloader import CUDAPlace, DataLoader
-from gpuloader.devices.opening import open_device
+from gpuloader.devices.places import open_device
 from gpuloader.staging.arena import Arena
 
 SIZES = [64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB]

@@ -85,7 +85,7 @@ def counted_cuda() -> Iterator[CountedRuntime]:
     """Replace CUDA below CuPy, and PyTorch, within the block; yields the runtime with its counter."""
     import cupy
 
-    from gpuloader.devices import cuda, opening
+    from gpuloader.devices import cuda, places
     from gpuloader.kernels import launching, shuffle
 
     runtime = CountedRuntime(cupy.cuda.runtime.CUDARuntimeError)
@@ -116,7 +116,7 @@ def counted_cuda() -> Iterator[CountedRuntime]:
         get_current_stream=lambda *_: default,
     )
     kernel = lambda *_, **__: runtime.launch()  # noqa: E731
-    opening._open.cache_clear()
+    places._opened.clear()
     with (
         mock.patch.object(cuda, "cupy", fake),
         mock.patch.dict(sys.modules, {"cupy": fake, **_fake_torch(default)}),
@@ -124,4 +124,4 @@ def counted_cuda() -> Iterator[CountedRuntime]:
         mock.patch.object(shuffle, "shuffle", kernel),
     ):
         yield runtime
-    opening._open.cache_clear()
+    places._opened.clear()

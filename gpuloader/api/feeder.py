@@ -9,13 +9,14 @@ from typing import Any
 from gpuloader.batches.columns import lay_out, split_columns
 from gpuloader.batches.rows import SampleRows
 from gpuloader.checks import check_count
-from gpuloader.devices.opening import cuda_places, open_device
 from gpuloader.devices.places import (
     CPUPlace,
     CUDAPinnedPlace,
     CUDAPlace,
     Place,
+    cuda_places,
     environment_count,
+    open_device,
     parse_place,
 )
 from gpuloader.epoch.sending import send

@@ -22,8 +22,7 @@ from gpuloader.batches.readers import (
     stage_all,
 )
 from gpuloader.checks import THREAD, check_count, check_read_ahead
-from gpuloader.devices.opening import default_place, guarded_place
-from gpuloader.devices.places import parse_places
+from gpuloader.devices.places import default_place, guarded_place, parse_places
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.epoch import DeliveredStep, Epoch, Iteration, open_epoch, take_buffers
 from gpuloader.errors import BadType, BadValue, EOFException, Misuse

@@ -13,8 +13,7 @@ import numpy as np
 from gpuloader.api.options import OWN_BATCHES, Options, find_unit
 from gpuloader.batches.schema import Collation, check_fill
 from gpuloader.checks import AUTO
-from gpuloader.devices.opening import default_place
-from gpuloader.devices.places import parse_places
+from gpuloader.devices.places import default_place, parse_places
 from gpuloader.epoch.cache import check_cache
 from gpuloader.epoch.delivery import Delivery, check_last, check_split
 from gpuloader.fetch.contract import WorkerOptions, most_workers

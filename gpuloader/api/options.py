@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from gpuloader.checks import AUTO, check_count, check_flags, check_read_ahead, check_word
-from gpuloader.devices.outputs import check_output
+from gpuloader.devices.outputs import OUTPUTS
 from gpuloader.epoch.cache import CACHES
 from gpuloader.epoch.delivery import SPLITS
 from gpuloader.errors import BadType, BadValue
@@ -133,9 +133,10 @@ def check_transforms(name: str, value: Any) -> list[Any]:
     return listed
 
 
-def check_output_name(name: str, value: Any) -> str | None:  # noqa: ARG001 - the signature of a check
+def check_output_name(name: str, value: Any) -> str | None:
     """Return the name of a library of arrays, or None; raise `ValueError` for anything else."""
-    return check_output(value)
+    check_word(name, value, OUTPUTS, optional=True)
+    return None if value is None else str(value)
 
 
 Check = Callable[[str, Any], Any] | type[bool] | tuple[str, ...]

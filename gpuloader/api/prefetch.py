@@ -17,9 +17,8 @@ from gpuloader.batches.kept import Intake, NestedStager
 from gpuloader.batches.readers import Reached, close_items, stage_all
 from gpuloader.batches.schema import Collation, build_batch
 from gpuloader.batches.staged import StagedBatch
-from gpuloader.devices.opening import default_place
 from gpuloader.devices.outputs import FollowingOutput
-from gpuloader.devices.places import parse_places
+from gpuloader.devices.places import default_place, parse_places
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.epoch import DeliveredStep, Epoch, Iteration, open_epoch, take_buffers
 from gpuloader.errors import BadType

@@ -17,6 +17,7 @@ import reprlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ class Assembler:
         self.keeps = collation.keeps or collation.skips
         self.schemas = SchemaCache(collation)
         self._signature: BatchSignature | None = None
-        # A collate_fn, declared feeds and pictures want whole samples, so columns would gain nothing.
+        # A collate_fn, declared feeds and images want whole samples, so columns would gain nothing.
         by_sample = collation.whole or collation.feeds is not None or collation.pictures is not None
         self.take_block = None if by_sample else source.take_block
         self.fetch_many = source.read_many if collation.batched else None
@@ -124,7 +125,7 @@ class Assembler:
             self._fetch_many(many, samples, [*indices], number, start)
             if make is not None:
                 for row, (index, sample) in enumerate(zip(indices, samples, strict=True)):
-                    samples[row] = self.make_pictures(sample, draw, index, start + row)
+                    samples[row] = self.make_images(sample, draw, index, start + row)
             return
         dataset = self.dataset
         for position, index in enumerate(indices, start):
@@ -134,12 +135,12 @@ class Assembler:
             try:
                 sample = dataset[index]
             except Exception as error:
-                # Only pictures are left out. Any other exception may be a bug, and must not pass in silence.
+                # Only images are left out. Any other exception may be a bug, and must not pass in silence.
                 if not (self.collation.skips and isinstance(error, PictureError)):
                     raise self.failure(error, number, position, index) from error
                 sample = LEFT_OUT
             if make is not None:
-                sample = self.make_pictures(sample, draw, index, position)
+                sample = self.make_images(sample, draw, index, position)
             samples.append(sample)
 
     def _fetch_many(
@@ -164,8 +165,8 @@ class Assembler:
             raise SampleError(problem, batch=number, worker=self.worker)
         samples += found
 
-    def make_pictures(self, sample: Any, draw: Draw, key: object, position: int) -> Any:
-        """Return a sample with its pictures made, or `LEFT_OUT`; `key` stands for its index."""
+    def make_images(self, sample: Any, draw: Draw, key: object, position: int) -> Any:
+        """Return a sample with its images made, or `LEFT_OUT`; `key` stands for its index."""
         assert self.collation.pictures is not None
         if sample is LEFT_OUT:
             return sample
@@ -315,14 +316,14 @@ class Assembly:
             self._blocks[start] = block.parts
 
     def lay_out(self) -> int:
-        """Reserve the slot, if pictures are still to be decoded into it; return for how many samples.
+        """Reserve the slot, if images are still to be decoded into it; return for how many samples.
 
         Several threads may then call `write` at once, each for its own samples.
         """
         if not self._assembler.collation.stages_regions:
             return 0
-        # Where a picture lies depends on the sizes of those before it, so its place is known only when all
-        # headers have been read. Decoding is then divided again, and no thread keeps pixels of one picture
+        # Where a image lies depends on the sizes of those before it, so its place is known only when all
+        # headers have been read. Decoding is then divided again, and no thread keeps pixels of one image
         # while it decodes another.
         try:
             self._batch = self._make_kept_batch()
@@ -332,7 +333,7 @@ class Assembly:
         return self._batch.unwritten
 
     def write(self, start: int, stop: int) -> None:
-        """Decode the pictures of samples `start` to `stop` into the slot that `lay_out` has reserved."""
+        """Decode the images of samples `start` to `stop` into the slot that `lay_out` has reserved."""
         assert self._batch is not None
         try:
             self._batch.write(start, stop)
@@ -397,7 +398,8 @@ class Assembly:
 
     def _finish_rows(self) -> StagedBatch:
         """Write the samples that came before the schema was settled."""
-        for row, samples in self._early:
+        # In the batch's order, so that of several bad samples the first one is named.
+        for row, samples in sorted(self._early, key=itemgetter(0)):
             self._write(samples, row)
         schema, slot, layout = self._schema, self._slot, self._layout
         assert schema is not None

@@ -165,7 +165,7 @@ def split_columns(
         if not feed.lod_level:
             columns.append(_stack(column, rows, field))
         elif column and isinstance(column[0], Region | Encoded):
-            columns += _picture_columns(column, feed)
+            columns += _image_columns(column, feed)
         else:
             columns += _split_column(column, rows, feed, pads or {})
     return columns
@@ -191,7 +191,7 @@ def _stack(column: list[Any], rows: SampleRows, field: int) -> Column:
     return Column((len(parts), *shape), feed.dtype, parts)
 
 
-def _picture_columns(pictures: list[Any], feed: FeedSpec) -> list[Column]:
+def _image_columns(pictures: list[Any], feed: FeedSpec) -> list[Column]:
     """Return the three arrays of a field of `Region`, or the four of one of `Encoded`."""
     encoded = isinstance(pictures[0], Encoded)
     steps, pixels, nbytes = [], [0], [0]
@@ -259,10 +259,10 @@ def _sizes(feed: FeedSpec) -> tuple[int, ...]:
 
 
 class KeptBatch:
-    """A batch of kept samples that has a slot, with everything written but the pixels of encoded pictures.
+    """A batch of kept samples that has a slot, with everything written but the pixels of encoded images.
 
     Several threads may call `write` at once, each for its own samples. `finish` is called once, after all
-    of them. `settle` returns the schema of some samples. `gaps` notes the samples with pictures that cannot
+    of them. `settle` returns the schema of some samples. `gaps` notes the samples with images that cannot
     be decoded, which are left out; None raises for them.
 
     Raises
@@ -311,7 +311,7 @@ class KeptBatch:
         return len(self.samples) if self._regions else 0
 
     def write(self, start: int, stop: int) -> None:
-        """Decode the pictures of samples `start` to `stop` into the slot; raise `PictureError` for one."""
+        """Decode the images of samples `start` to `stop` into the slot; raise `PictureError` for one."""
         for view, column in self._regions:
             column.write_rows(view, start, stop, self._bad)
 
@@ -323,8 +323,8 @@ class KeptBatch:
         bad = set(self._bad)
         self._gaps.drop(bad)
         self.samples = [sample for row, sample in enumerate(self.samples) if row not in bad]
-        # Where each picture lies depends on those before it, so the batch is laid out and decoded again. That
-        # is rare: a picture whose header is bad was left out before it came here.
+        # Where each image lies depends on those before it, so the batch is laid out and decoded again. That
+        # is rare: a image whose header is bad was left out before it came here.
         slot = self._staged.slot
         left = KeptBatch(*self._again, self.samples, self._staged.number, lambda _: slot, self._gaps)
         left.write(0, left.unwritten)

@@ -61,11 +61,11 @@ class ItemAssembler(Assembler):
             if collation.pictures is not None:
                 # Not the worker's number: it is another with processes than without.
                 names = keys or ((number, position) for position in itertools.count())
-                items = self._make_all_pictures(items, names)
+                items = self._make_all_images(items, names)
             if self.keeps:
                 samples = list(itertools.islice(items, size))
                 # Those that are left out count as read, and are not replaced by later items. So the batches
-                # that follow are the same as without a bad picture.
+                # that follow are the same as without a bad image.
                 if len(samples) < least:
                     return None
                 if collation.skips:
@@ -89,10 +89,10 @@ class ItemAssembler(Assembler):
             self.locate(error, number, gaps)
             raise
 
-    def _make_all_pictures(self, items: Iterable[Any], keys: Iterable[Any]) -> Iterator[Any]:
+    def _make_all_images(self, items: Iterable[Any], keys: Iterable[Any]) -> Iterator[Any]:
         draw = current_draw()
         for position, (key, item) in enumerate(zip(keys, items, strict=False)):
-            yield self.make_pictures(item, draw, key, position)
+            yield self.make_images(item, draw, key, position)
 
     def _stage_kept(
         self, samples: list[Any], number: int, reserve: Reserve, gaps: Gaps | None

@@ -38,40 +38,16 @@ class Collation:
     are then delivered one by one, without a batch dimension. Fields of varying length are delivered as
     `Ragged`, or dense if `pads` has a value that fills up short rows. The `programmer` plans what the
     transforms do to a batch, `on_host` where it is fetched (a CPU place) or after its copy to a device.
-    `pictures` is what is done to the pictures of each sample; `skips` leaves out samples whose pictures
+    `pictures` is what is done to the images of each sample; `skips` leaves out samples whose images
     cannot be decoded. `keeps_gradients` delivers tensors of the function that require a gradient as they are;
     otherwise they are staged like any other, without it.
 
     Attributes
     ----------
-    <<<<<<< HEAD
-    =======
-    feeds : tuple of FeedSpec or None
-        The declared fields; None infers them from the first sample of each batch.
-    function : callable or None
-        The user's ``collate_fn``. It takes the list of samples, or a single sample if not `batched`.
-    batched : bool
-        Whether samples are stacked. If False, each sample is delivered alone, without a batch dimension.
-    ragged : frozenset of str
-        The fields of varying length to deliver as `Ragged`.
-    pads : mapping of str to float
-        The fields of varying length to deliver dense, each with the value that fills up short rows.
-    programmer : Programmer or None
-        Plans what the transforms do to a batch; None if there are no transforms.
-    on_host : bool
-        Whether transforms run where the batch is fetched (a CPU place) or after its copy to a device.
-    keeps_gradients : bool
-        Whether tensors that the function returns are delivered as they are if they require a gradient. If
-        not, they are staged like any other, without it.
-    pictures : ImageStage or None
-        What is done to the pictures of each sample; None for nothing.
-    skips : bool
-        Whether to leave out samples whose pictures cannot be decoded.
-    >>>>>>> trunk
     whole : bool
         Whether a batch can be written only after all its samples have been fetched and collated.
     stages_regions : bool
-        Whether regions of pictures are staged, of which a GPU makes the pictures.
+        Whether regions of images are staged, of which a GPU makes the images.
     fixed : bool
         Whether the loader itself stacks the samples, and none of their fields varies in length.
     gathers : bool
@@ -327,7 +303,7 @@ def infer_schema(samples: Sequence[Any], collation: Collation) -> Schema:
                 feeds.append(FeedSpec(leaf.name, (None, *array.shape[1:]), array.dtype, lod_level=1))
                 levels.append(int(leaf.name not in pads))
             elif isinstance(value, Region | Encoded):
-                # Every picture has its own size, so what varies is settled by the picture itself.
+                # Every image has its own size, so what varies is settled by the image itself.
                 feeds.append(FeedSpec(leaf.name, (None, *value.step), value.dtype, lod_level=2))
                 levels.append(value.level)
             else:

@@ -60,7 +60,7 @@ class StagedBatch:
         The arrays that a device copies from elsewhere, and the bytes that it copies from the slot; None means
         the whole layout.
     skipped : int
-        The number of samples left out, because their pictures cannot be decoded.
+        The number of samples left out, because their images cannot be decoded.
     """
 
     slot: Slot
@@ -160,7 +160,7 @@ def complete(collation: Collation, staged: StagedBatch, keys: Indices | Stretch)
 
 
 LEFT_OUT: Any = object()
-"""Stands for a sample whose picture cannot be decoded."""
+"""Stands for a sample whose image cannot be decoded."""
 
 
 class Gaps:
@@ -210,7 +210,7 @@ def _refuse_empty(left: int, size: int) -> None:
 def leave_out(staged: StagedBatch, count: int, bad: Collection[int]) -> None:
     """Leave the samples at these positions out of a batch of `count`: its rows move up within the slot.
 
-    The bytes of `Encoded` pictures stay where they are; only their pixels are counted again. Random numbers
+    The bytes of `Encoded` images stay where they are; only their pixels are counted again. Random numbers
     that were drawn once for the whole batch stay the same.
 
     Raises

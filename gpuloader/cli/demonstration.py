@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     The exit code is 1 if the two ways differ in losses or parameters by even one bit.
     """
     from gpuloader.demo import training
-    from gpuloader.devices.opening import default_place, open_device
+    from gpuloader.devices.places import default_place, open_device
     from gpuloader.sources import mnist
 
     default_wait = 2.0 if options.way is None else 0.0

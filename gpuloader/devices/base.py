@@ -1,6 +1,11 @@
-"""The device protocol that the pipeline uses; `host.py`, `cuda.py` and `simulated.py` implement it.
+"""The device protocol that the epoch uses; `host.py`, `cuda_device.py` and `simulated.py` implement it.
 
 One conformance suite, tests/devices/conformance.py, tests all implementations.
+
+A lane drives its device from the thread that asks for batches. It takes the device's calls once per step with
+`current` and makes all calls of the step through them. Other threads come in at four points only: worker
+threads ask `is_page_locked`, a compiling thread calls `compile`, finalizers of whichever thread drops a batch
+free memory, and `record_stream` may come from any thread of the user.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloader.errors import LoaderError
 from gpuloader.sources.images.regions import Code
 from gpuloader.staging.arena import Layout, PageLocker
 from gpuloader.staging.ring import Lease
@@ -23,6 +29,9 @@ Stream = Any
 
 Event = Any
 """A mark in a stream: recorded there, waited for by other streams, queried by the host."""
+
+DeviceMemory = Any
+"""Memory on a device; freed when nothing refers to it any more, but not before its last use has run."""
 
 
 class HostMemory(Protocol):
@@ -37,61 +46,37 @@ class HostMemory(Protocol):
         """The region's start address."""
 
 
-DeviceMemory = Any
-"""Memory on a device; freed when nothing refers to it any more, but not before its last use has run."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class DevicePicture:
-    """The pixels of a region that a device has decoded, row by row in its memory.
+    """The pixels of a region that a device has decoded, row by row in its memory."""
 
-    Attributes
-    ----------
-    address : int
-        The address of the first row.
-    pitch : int
-        Bytes from one row to the next.
-    height, width : int
-        Rows, and bytes of a row.
-    owner : object
-        The memory; it must be kept until the host knows that all reads have run.
-    """
-
-    address: int
-    pitch: int
-    height: int
-    width: int
-    owner: object
+    address: int  # of the first row
+    pitch: int  # bytes from one row to the next
+    height: int  # rows
+    width: int  # bytes of a row
+    owner: object  # the memory, to be kept until the host knows that all reads have run
 
 
 class Codec(Protocol):
-    """Decodes pictures on one device."""
+    """Decodes images on one device; a lane calls it once for each batch of encoded images."""
 
     def decode(self, codes: Sequence[Code], stream: Stream) -> list[DevicePicture | None]:
         """Decode encoded regions on a stream that has no other work; None for each that it cannot decode.
 
         The codes' data must stay as they are until what is on the stream has run. The host may wait for a
-        part of the work, and the device may write into the pictures before `stream` gets there.
-
-        Raises
-        ------
-        LoaderError
-            The device or the decoder has failed.
+        part of the work, and the device may write into the images before `stream` gets there. Raises
+        `LoaderError` if the device or the decoder has failed.
         """
 
     def copy(self, target: DeviceMemory, picture: DevicePicture, stream: Stream, offset: int) -> None:
-        """Enqueue a copy of a picture, without gaps between its rows, to byte `offset` of `target`."""
+        """Enqueue a copy of an image, without gaps between its rows, to byte `offset` of `target`."""
 
 
 class DeviceCalls(Protocol):
-    """The calls that are made for every batch.
+    """The calls that are made for every batch, by the thread that asks for batches.
 
-    Attributes
-    ----------
-    name : str
-        The device's name in messages, such as 'cpu' or 'gpu:0'.
-    direct : bool
-        Whether the user's arrays lie in the host slot itself, so that the pipeline copies nothing.
+    `name`, such as 'cpu' or 'gpu:0', stands in messages. `direct` says that the user's arrays lie in the host
+    slot itself, so that nothing is copied.
     """
 
     name: str
@@ -105,22 +90,26 @@ class DeviceCalls(Protocol):
     ) -> None:
         """Enqueue a copy of the first `nbytes` on `stream`, to `offset` bytes after the start of `target`.
 
-        The caller must not change `source` until the copy has run.
+        Once for each batch, and once more for a mask or for each image that the host had to decode. The
+        caller must not change `source` until the copy has run.
         """
 
     def copy_between(
         self, target: DeviceMemory, source: DeviceMemory, nbytes: int, stream: Stream, to: int, at: int
     ) -> None:
-        """Enqueue a copy of `nbytes` from byte `at` of `source` to byte `to` of `target`, on one device."""
+        """Enqueue a copy from byte `at` of `source` to `to` of `target`; once a batch at fixed addresses."""
 
     def captures(self, stream: Stream) -> bool:
         """Return whether `stream` is being captured into a graph; then nothing may be put on it."""
 
     def is_capturing(self, stream: Stream = None) -> bool:
-        """Return whether the thread captures a graph, or `stream` is captured by anybody."""
+        """Return whether the thread captures a graph, or `stream` is captured; before every batch."""
 
     def record(self, event: Event, stream: Stream) -> None:
-        """Mark the current end of `stream`; this replaces an earlier mark of the event."""
+        """Mark the current end of `stream`; this replaces an earlier mark of the event.
+
+        Two or three times a batch: behind the copy, behind the program, and behind the user's last use.
+        """
 
     def wait(self, stream: Stream, event: Event) -> None:
         """Make later work on `stream` wait for the event's current mark; the host never waits."""
@@ -132,28 +121,27 @@ class DeviceCalls(Protocol):
         """Return the seconds between two timed events that have been reached."""
 
     def run(self, program: Program, memory: DeviceMemory, stream: Stream) -> None:
-        """Enqueue a program on `stream`; it computes within `memory`."""
+        """Enqueue a program on `stream`, which computes within `memory`; once a batch with transforms."""
 
     def keep(self, stream: Stream) -> Stream:
         """Return a stream of the calling thread, or the user's, in a form that any thread can record on."""
 
     def compile(self, program: Program, stop: Callable[[], bool]) -> None:
-        """Compile the kernels that `run` would launch for a program, one by one until `stop` returns True."""
+        """Compile the kernels that `run` would launch for a program, one by one until `stop` returns True.
+
+        A thread of its own calls it, while the first `next` waits for samples.
+        """
 
     def views(self, memory: DeviceMemory, layout: Layout, lease: Lease) -> list[Any]:
-        """Return one array per field over device memory; each of their views keeps `lease` alive."""
+        """Return one array per field, once a batch; each of their views keeps `lease` alive."""
 
 
 class Device(DeviceCalls, Protocol):
     """A device's memory, streams and events.
 
-    Every method may be called from any thread; none changes the calling thread's current device or
-    stream. Only `synchronize` and `alloc` may block the caller.
-
-    Attributes
-    ----------
-    locker : PageLocker or None
-        Page-locks the slots that this device copies from; None if page-locking is of no use.
+    Every method may be called from any thread; none changes the calling thread's current device or stream.
+    Only `synchronize` and `alloc` may block the caller. `locker` pins the slots that the device copies from,
+    and is None if pinning them is of no use.
     """
 
     locker: PageLocker | None
@@ -162,31 +150,31 @@ class Device(DeviceCalls, Protocol):
         """Return a block of one thread that yields the device's calls, which cost less there."""
 
     def again(self, calls: DeviceCalls) -> AbstractContextManager[DeviceCalls]:
-        """Return another block like the one that has yielded `calls`, later in the same thread.
+        """Return another block like the one that has yielded `calls`, later in the same step and thread.
 
         If the user's code may have run between the blocks, it may have made another device current. Then only
-        copies, `record`, `wait` and `query` are allowed, which work whatever is current.
+        copies, `record`, `wait` and `query` are allowed, which work whichever device is current.
         """
 
     def bus_id(self) -> str:
         """Return the device's position on the PCI bus, such as '0000:3B:00.0'; empty if it has none."""
 
     def codec(self) -> Codec:
-        """Return what decodes pictures on the device.
+        """Return what decodes images on the device; once for each lane.
 
         Raises
         ------
         MissingPackage
             The package that does it is not installed.
         LoaderError
-            The device does not decode pictures, or a part that decoding needs is missing.
+            The device does not decode images, or a part that decoding needs is missing.
         """
 
     def alloc(self, nbytes: int) -> DeviceMemory:
-        """Return new memory; raise `StagingMemoryError` if there is too little."""
+        """Return new memory, for a slot or a cache; raise `StagingMemoryError` if there is too little."""
 
     def stream(self, *, urgent: bool = False) -> Stream:
-        """Return a new stream; only events order it with respect to others.
+        """Return a new stream, one or two for each lane; only events order it with respect to others.
 
         Kernels on an `urgent` one go ahead of those on others, if the device has priorities.
         """
@@ -195,13 +183,34 @@ class Device(DeviceCalls, Protocol):
         """Block the calling thread until the mark is reached."""
 
     def is_page_locked(self, address: int, nbytes: int) -> bool:
-        """Return whether host memory is page-locked, so that a copy can run from it; any thread may ask."""
+        """Return whether host memory is pinned, so that a copy can run from it; any thread may ask."""
 
     def arrays(self, memory: DeviceMemory, layout: Layout) -> list[Any]:
         """Return the arrays that programs compute with, one per field; they keep the memory alive."""
 
     def consumer_stream(self) -> Stream:
-        """Return the stream that the calling thread currently computes on."""
+        """Return the stream that the calling thread currently computes on; before every batch."""
 
     def holds(self, memory: DeviceMemory, array: Any) -> bool:
-        """Return whether an array, of whichever library, lies in `memory`."""
+        """Return whether an array, of whichever library, lies in `memory`; for `record_stream`."""
+
+
+def tell_capture(name: str, found: str) -> LoaderError:
+    """Return the error for a batch requested from the device `name` while a stream is being captured.
+
+    >>> print(tell_capture("gpu:0", "its stream is being captured"))  # doctest: +ELLIPSIS
+    gpu:0: its stream is being captured; a loader cannot deliver a batch during a graph capture: ...
+    """
+    return LoaderError(
+        f"{name}: {found}; a loader cannot deliver a batch during a graph capture: fetch the batch "
+        "before, and capture over it with static=True, or copy it into the graph's input"
+    )
+
+
+def find_capture(device: DeviceCalls, stream: Stream) -> LoaderError | None:
+    """Return the error for a batch that is requested while the calling thread captures a graph, or None."""
+    # Only the states of streams are asked for. In PyTorch's mode, querying an event or allocating, by any
+    # thread, would invalidate the user's capture; and the events of our work would become part of the graph.
+    if device.direct or not device.is_capturing(stream):
+        return None
+    return tell_capture(device.name, "its stream is being captured")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,44 +21,28 @@ _ONLY_EVENT = "done"
 
 
 class HostBuffer:
-    """Host memory in the role of device memory.
+    """Host memory in the role of device memory."""
 
-    Attributes
-    ----------
-    nbytes : int
-        The size in bytes.
-    bytes : numpy.ndarray
-        The memory, uint8.
-    """
-
-    __slots__ = ("bytes", "nbytes")
+    __slots__ = ("bytes",)
 
     def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
         self.bytes: NDArray[np.uint8] = np.empty(nbytes, np.uint8)
 
 
+@dataclass(eq=False)
 class HostDevice:
     """The host as a device; every event is reached as soon as it is recorded.
 
-    Parameters
-    ----------
-    locker : PageLocker or None
-        Page-locks the slots so that a GPU can copy from them; used for a `CUDAPinnedPlace`.
-
-    Examples
-    --------
     >>> device = HostDevice()
     >>> event = device.event()
     >>> device.record(event, device.stream()); device.query(event)
     True
     """
 
+    name: str = "cpu"
+    # For a `CUDAPinnedPlace`: pins the slots, so that the user's own copies to a GPU run at full speed.
+    locker: PageLocker | None = None
     direct = True
-
-    def __init__(self, locker: PageLocker | None = None) -> None:
-        self.name = "cpu" if locker is None else "gpu_pinned"
-        self.locker = locker
 
     def current(self) -> AbstractContextManager[HostDevice]:
         """Return a block that changes nothing."""
@@ -153,7 +138,8 @@ class HostDevice:
 
     def views(self, memory: HostBuffer, layout: Layout, lease: Lease) -> list[NDArray[Any]]:
         """Return one NumPy array per field."""
-        interface = memory.bytes.__array_interface__
-        lease.__array_interface__ = interface
+        # NumPy keeps the object whose interface it reads, and every view keeps its base. So the lease ends
+        # with the last view, and no finalizer has to know about slices and reshapes.
+        lease.__array_interface__ = memory.bytes.__array_interface__
         region = np.asarray(lease)
         return [np.ndarray(field.shape, field.dtype, region, field.offset) for field in layout.fields]

@@ -1,12 +1,21 @@
-"""Places: values that name where batches are delivered; they can be created on any machine."""
+"""Places: values that name where batches are delivered, and the devices that stand behind them.
+
+A place can be created, compared and pickled on any machine. Whether its device exists is found out when the
+device is opened, by `open_device` and nothing else.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import cast
 
+from gpuloader.devices.base import Device
+from gpuloader.devices.host import HostDevice
 from gpuloader.errors import PlaceError
 from gpuloader.foreign import current_cuda_device, name_place
 
@@ -59,7 +68,7 @@ class CUDAPlace:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CustomPlace:
-    """A place with its own device object; the simulated device enters the pipeline this way.
+    """A place with its own device object; the simulated device enters an epoch this way.
 
     Parameters
     ----------
@@ -74,13 +83,9 @@ Place = CPUPlace | CUDAPlace | CUDAPinnedPlace | CustomPlace
 
 
 def parse_place(place: object) -> Place:
-    """Return the place that `place` names.
+    """Return the place that a place, a string, a ``torch.device`` or a place of Paddle names.
 
-    Parameters
-    ----------
-    place : Place, str, torch.device or place of Paddle
-        A place; one of 'cpu', 'gpu', 'gpu:N' and 'gpu_pinned' (the strings Paddle takes); or one of 'cuda'
-        and 'cuda:N' (PyTorch's). 'gpu' is the first GPU, 'cuda' PyTorch's current one.
+    Strings are Paddle's 'cpu', 'gpu', 'gpu:N' and 'gpu_pinned', and PyTorch's 'cuda' and 'cuda:N'.
 
     Raises
     ------
@@ -98,6 +103,7 @@ def parse_place(place: object) -> Place:
             return CPUPlace()
         if named == "gpu_pinned":
             return CUDAPinnedPlace()
+        # For PyTorch's users, 'cuda' is the device that they have made current; Paddle's 'gpu' is the first.
         if named == "cuda":
             return CUDAPlace(current_cuda_device())
         if match := re.fullmatch(r"(?:gpu|cuda)(?::(\d+))?", named):
@@ -120,7 +126,7 @@ def parse_places(places: object) -> tuple[Place, ...]:
     (CPUPlace(), CUDAPlace(0))
     """
     if isinstance(places, Iterable) and not isinstance(places, str):
-        parsed = tuple(parse_place(place) for place in places)
+        parsed = tuple(map(parse_place, places))
     else:
         parsed = (parse_place(places),)
     if not parsed:
@@ -171,3 +177,120 @@ def environment_count(name: str, default: int) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"the environment variable {name} must be an integer of 1 or more, got {text!r}")
     return int(text)
+
+
+def cuda_places(device_ids: int | list[int] | tuple[int, ...] | None = None) -> list[CUDAPlace]:
+    """Return one place per GPU.
+
+    Parameters
+    ----------
+    device_ids : int, list of int or None
+        Indices of the GPUs. None means those in the environment variable FLAGS_selected_gpus ("0,1"), or all
+        visible GPUs if it is not set.
+
+    Raises
+    ------
+    PlaceError
+        An index is not an integer of 0 or more, or no index was given and no GPU can be used.
+
+    >>> cuda_places([0, 1])
+    [CUDAPlace(0), CUDAPlace(1)]
+    """
+    if device_ids is None:
+        selected = os.environ.get("FLAGS_selected_gpus", "").strip()  # noqa: SIM112 - Paddle's spelling
+        if selected:
+            parts = [part.strip() for part in selected.split(",")]
+            if not all(part.isdecimal() for part in parts):
+                raise PlaceError(f"FLAGS_selected_gpus must list device indices, e.g. 0,1; got {selected!r}")
+            device_ids = [int(part) for part in parts]
+        else:
+            from gpuloader.devices.cuda import require_cuda
+
+            device_ids = list(range(require_cuda(0)))
+    indices = [device_ids] if isinstance(device_ids, int) else device_ids
+    return [CUDAPlace(index) for index in indices]
+
+
+_within: ContextVar[Place | None] = ContextVar("gpuloader_place", default=None)
+
+
+@contextmanager
+def use_place(place: Place) -> Iterator[None]:
+    """Make `place` the default place inside a ``with`` block, in this thread.
+
+    >>> with use_place(CUDAPlace(1)):
+    ...     default_place()
+    CUDAPlace(1)
+    """
+    token = _within.set(place)
+    try:
+        yield
+    finally:
+        _within.reset(token)
+
+
+def guarded_place() -> Place | None:
+    """Return the place of the innermost `use_place`, or None outside of any."""
+    return _within.get()
+
+
+def default_place(local_rank: int = 0) -> Place:
+    """Return the place of the innermost `use_place`, or else a GPU if CuPy can use one, otherwise the CPU.
+
+    With several GPUs, `local_rank`, the number of this process on its machine, selects one. Raises
+    `PlaceError` if there are several GPUs, but fewer than processes.
+    """
+    if (within := _within.get()) is not None:
+        return within
+    # Counting GPUs initializes the driver but creates no context, so asking costs no memory of any GPU.
+    from gpuloader.devices.cuda import require_cuda
+
+    try:
+        count = require_cuda(0)
+    except PlaceError:
+        return CPUPlace()
+    # Some launchers show each process its own GPU only. Then there is nothing to choose, whatever the rank.
+    if 1 < count <= local_rank:
+        raise PlaceError(
+            f"local rank {local_rank} has no GPU: this process sees {count}, numbered from 0; start one "
+            "process per GPU, or pass places"
+        )
+    return CUDAPlace(local_rank if count > 1 else 0)
+
+
+_opened: dict[Place, Device] = {}
+
+
+def open_device(place: Place) -> Device:
+    """Return the device of a place; equal places share one device object.
+
+    Raises
+    ------
+    PlaceError
+        The place needs a GPU, but CuPy, the driver, or a device with that index is missing.
+
+    >>> open_device(CPUPlace()).name
+    'cpu'
+    """
+    if isinstance(place, CustomPlace):
+        return cast("Device", place.device)
+    if (device := _opened.get(place)) is not None:
+        return device
+    if isinstance(place, CPUPlace):
+        device = HostDevice()
+    else:
+        # `cuda` looks at the machine. Only where a GPU can be used does the device itself get imported.
+        from gpuloader.devices.cuda import current_index, require_cuda
+
+        require_cuda(place.index if isinstance(place, CUDAPlace) else 0)
+        from gpuloader.devices.cuda_device import CudaDevice
+
+        if isinstance(place, CUDAPlace):
+            device = CudaDevice(place.index)
+        else:
+            # Pinning needs a context, and pinned memory serves all GPUs. The current GPU has a context, or
+            # the program means it to get one; any other would lose some 500 MiB.
+            device = HostDevice("gpu_pinned", CudaDevice(current_index()))
+    # Threads may open a place at the same time. Everyone gets the first one's device, because what a device
+    # frees late, it keeps in a list of its own.
+    return _opened.setdefault(place, device)

@@ -13,10 +13,11 @@ from __future__ import annotations
 import random
 import threading
 import zlib
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ class RaceError(LoaderError):
 class SimulatedMark:
     """One recording of an event: whether and when it was reached, and the clock of all work before it."""
 
-    clock: dict[int, int]
+    clock: Counter[int] = field(default_factory=Counter)
     reached: bool = False
     time: float = 0.0
 
@@ -54,42 +55,59 @@ class SimulatedEvent:
     mark: SimulatedMark | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class SimulatedWork:
+    """One entry of a stream: wait for `after`, then do the work, then reach `mark`."""
+
+    issued: float = 0.0  # the virtual time at which the host enqueued it
+    duration: float = 0.0
+    after: SimulatedMark | None = None
+    work: Callable[[], object] | None = None
+    mark: SimulatedMark | None = None
+
+
 @dataclass(eq=False)
 class SimulatedStream:
     """A stream: its pending work, its vector clock, and the virtual time at which it is idle."""
 
     number: int
-    work: deque[tuple[SimulatedMark | None, Callable[[], None]]] = field(default_factory=deque)
-    clock: dict[int, int] = field(default_factory=dict)
+    work: deque[SimulatedWork] = field(default_factory=deque)
+    clock: Counter[int] = field(default_factory=Counter)
     time: float = 0.0
 
-    def tick(self) -> dict[int, int]:
+    def tick(self) -> Counter[int]:
         """Count another use of memory by this stream, and return the clock at which it happens."""
-        self.clock[self.number] = self.clock.get(self.number, 0) + 1
+        self.clock[self.number] += 1
         return self.clock
 
-    def join(self, clock: dict[int, int]) -> None:
+    def join(self, clock: Counter[int]) -> None:
         """Make everything in `clock` happen before the next work on this stream."""
-        for number, tick in clock.items():
-            self.clock[number] = max(tick, self.clock.get(number, 0))
+        self.clock |= clock  # the union of counters takes the larger count of each stream
 
 
+@dataclass(eq=False)
 class SimulatedMemory:
-    """Device memory: host bytes, filled with a poison value at first, and the last uses by each stream."""
+    """Device memory: host bytes, and the last uses by each stream, as their numbers and ticks."""
 
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
-        self.bytes: NDArray[np.uint8] = np.full(max(nbytes, 1), _POISON, np.uint8)
-        self.writer: tuple[int, int] | None = None
-        self.readers: dict[int, int] = {}
+    nbytes: int
+    bytes: NDArray[np.uint8]
+    writer: tuple[int, int] | None = None
+    readers: dict[int, int] = field(default_factory=dict)
 
-    def check(self, clock: dict[int, int], *, writes: bool) -> None:
-        """Raise `RaceError` unless all conflicting earlier uses happen before `clock`."""
-        if self.writer is not None and clock.get(self.writer[0], 0) < self.writer[1]:
+    def use(self, stream: SimulatedStream, *, writes: bool) -> None:
+        """Note a use by a stream; raise `RaceError` unless all conflicting uses happened before it."""
+        clock = stream.clock
+        # Two reads never conflict. What this stream's clock does not count may still be running.
+        if self.writer is not None and clock[self.writer[0]] < self.writer[1]:
             act = "overwritten" if writes else "read"
             raise RaceError(f"device memory is {act} before the copy into it is known to be done")
-        if writes and any(clock.get(number, 0) < tick for number, tick in self.readers.items()):
-            raise RaceError("device memory is overwritten while a kernel may still read the batch in it")
+        if not writes:
+            self.readers[stream.number] = clock[stream.number]
+            return
+        for number, tick in self.readers.items():
+            if clock[number] < tick:
+                raise RaceError("device memory is overwritten while a kernel may still read the batch in it")
+        self.writer, self.readers = (stream.number, clock[stream.number]), {}
 
 
 class SimulatedArray:
@@ -116,7 +134,7 @@ class SimulatedArray:
     def launch_read(self, stream: SimulatedStream | None = None, duration: float = 0.0) -> list[Any]:
         """Launch a kernel that reads this array; it appends the values it saw to the returned list."""
         seen: list[Any] = []
-        data = self._data  # not self, because a kernel does not keep the user's batch alive
+        data = self._data  # not self: a kernel does not keep the user's batch alive
         self._device.launch(lambda: seen.append(data.copy()), [self._memory], stream, duration)
         return seen
 
@@ -177,7 +195,7 @@ class SimulatedDevice:
         self._copy_time = copy_time
         self._memory_left = memory_limit
         self._streams: list[SimulatedStream] = []
-        self._known: dict[int, int] = {}
+        self._known: Counter[int] = Counter()  # what the host has learned to be done
         self._memories: LivingValues[int, SimulatedMemory] = LivingValues()
         self._lock = threading.RLock()
         self._default = self.stream()
@@ -207,7 +225,8 @@ class SimulatedDevice:
                     f"cannot allocate {nbytes:,} bytes on {self.name}: {self._memory_left:,} bytes are left"
                 )
             self._memory_left -= nbytes
-        return SimulatedMemory(nbytes)
+        # A poison value, so that a batch read before its copy shows up as wrong values and not as zeros.
+        return SimulatedMemory(nbytes, np.full(max(nbytes, 1), _POISON, np.uint8))
 
     def stream(self, *, urgent: bool = False) -> SimulatedStream:  # noqa: ARG002
         """Return a new stream; there are no priorities."""
@@ -220,6 +239,28 @@ class SimulatedDevice:
         """Return a new event; all events record the virtual time."""
         return SimulatedEvent()
 
+    def _enqueue(
+        self,
+        stream: SimulatedStream,
+        work: Callable[[], object] | None,
+        reads: Iterable[SimulatedMemory] = (),
+        writes: SimulatedMemory | None = None,
+        duration: float = 0.0,
+        mark: SimulatedMark | None = None,
+    ) -> None:
+        """Put work on a stream; raise `RaceError` now if its uses of memory are not ordered behind others."""
+        with self._lock:
+            # Whatever the host has waited for, it has waited for before it enqueues this.
+            stream.join(self._known)
+            clock = stream.tick()
+            for memory in reads:
+                memory.use(stream, writes=False)
+            if writes is not None:
+                writes.use(stream, writes=True)
+            if mark is not None:
+                mark.clock = clock.copy()
+            stream.work.append(SimulatedWork(self.now, duration, None, work, mark))
+
     def copy_async(
         self,
         target: SimulatedMemory,
@@ -229,19 +270,15 @@ class SimulatedDevice:
         offset: int = 0,
     ) -> None:
         """Enqueue a copy on `stream`; when it runs, it raises `RaceError` if `source` has changed since."""
-        with self._lock:
-            clock = self._begin(stream)
-            target.check(clock, writes=True)
-            target.writer, target.readers = (stream.number, clock[stream.number]), {}
-            region = source.bytes[:nbytes]
-            promised = zlib.crc32(region.data)
+        region = source.bytes[:nbytes]
+        promised = zlib.crc32(region.data)
 
-            def copy() -> None:
-                if zlib.crc32(region.data) != promised:
-                    raise RaceError("a host slot was rewritten before the copy out of it had run")
-                target.bytes[offset : offset + nbytes] = region
+        def copy() -> None:
+            if zlib.crc32(region.data) != promised:
+                raise RaceError("a host slot was rewritten before the copy out of it had run")
+            target.bytes[offset : offset + nbytes] = region
 
-            self._put(stream, copy, self._copy_time(nbytes))
+        self._enqueue(stream, copy, writes=target, duration=self._copy_time(nbytes))
 
     def copy_between(
         self,
@@ -253,34 +290,8 @@ class SimulatedDevice:
         at: int,
     ) -> None:
         """Enqueue a copy within the device, which takes no virtual time."""
-        with self._lock:
-            clock = self._begin(stream)
-            source.check(clock, writes=False)
-            source.readers[stream.number] = clock[stream.number]
-            target.check(clock, writes=True)
-            target.writer, target.readers = (stream.number, clock[stream.number]), {}
-
-            def copy() -> None:
-                target.bytes[to : to + nbytes] = source.bytes[at : at + nbytes]
-
-            self._put(stream, copy, 0.0)
-
-    def _fill(
-        self, memory: SimulatedMemory, source: NDArray[np.uint8], result: Any, stream: SimulatedStream
-    ) -> None:
-        """Enqueue a kernel that makes `result` of host memory, which must not change until it has run."""
-        with self._lock:
-            clock = self._begin(stream)
-            memory.check(clock, writes=True)
-            memory.writer, memory.readers = (stream.number, clock[stream.number]), {}
-            promised = zlib.crc32(source.data)
-
-            def compute() -> None:
-                if zlib.crc32(source.data) != promised:
-                    raise RaceError("a host slot was rewritten before what was encoded in it was decoded")
-                memory.bytes[: result.size] = result.reshape(-1)
-
-            self._put(stream, compute, 0.0)
+        copy = partial(np.copyto, target.bytes[to : to + nbytes], source.bytes[at : at + nbytes])
+        self._enqueue(stream, copy, [source], target)
 
     def launch(
         self,
@@ -290,13 +301,7 @@ class SimulatedDevice:
         duration: float = 0.0,
     ) -> None:
         """Enqueue a kernel that reads the given memory on a stream; None means the consumer's stream."""
-        stream = stream or self.consumer_stream()
-        with self._lock:
-            clock = self._begin(stream)
-            for memory in reads:
-                memory.check(clock, writes=False)
-                memory.readers[stream.number] = clock[stream.number]
-            self._put(stream, kernel, duration)
+        self._enqueue(stream or self.consumer_stream(), kernel, reads, duration=duration)
 
     def is_page_locked(self, address: int, nbytes: int) -> bool:  # noqa: ARG002
         """Return False: there is no page-locked memory."""
@@ -309,17 +314,10 @@ class SimulatedDevice:
 
     def run(self, program: Program, memory: SimulatedMemory, stream: SimulatedStream) -> None:
         """Enqueue a program on a stream; it computes within `memory`, and may read other device memory."""
-        with self._lock:
-            clock = self._begin(stream)
-            for array in program.reads():
-                other = self._memories.get(id(array.base))
-                if other is not None:
-                    other.check(clock, writes=False)
-                    other.readers[stream.number] = clock[stream.number]
-            memory.check(clock, writes=True)
-            memory.writer, memory.readers = (stream.number, clock[stream.number]), {}
-            arrays = self.arrays(memory, program.room)
-            self._put(stream, lambda: program.run_on_host(arrays), 0.0)
+        # A program knows what it reads elsewhere, such as a dataset in a cache, as arrays over its bytes.
+        found = [self._memories.get(id(array.base)) for array in program.reads()]
+        work = partial(program.run_on_host, self.arrays(memory, program.room))
+        self._enqueue(stream, work, filter(None, found), memory)
 
     def captures(self, stream: SimulatedStream) -> bool:  # noqa: ARG002
         """Return False: there are no graphs."""
@@ -331,44 +329,38 @@ class SimulatedDevice:
 
     def record(self, event: SimulatedEvent, stream: SimulatedStream) -> None:
         """Mark the current end of `stream`."""
-        with self._lock:
-            mark = event.mark = SimulatedMark(dict(self._begin(stream)))
-            issued = self.now
-
-            def reach() -> None:
-                mark.reached, mark.time = True, max(stream.time, issued)
-
-            stream.work.append((None, reach))
+        event.mark = SimulatedMark()
+        self._enqueue(stream, None, mark=event.mark)
 
     def wait(self, stream: SimulatedStream, event: SimulatedEvent) -> None:
         """Make later work on `stream` wait for the event's current mark."""
         with self._lock:
-            mark = event.mark
-            if mark is None:
-                return
-            stream.join(mark.clock)
-
-            def advance() -> None:
-                stream.time = max(stream.time, mark.time)
-
-            stream.work.append((mark, advance))
+            # As in CUDA, the mark counts that the event has now, and recording again does not move the wait.
+            if event.mark is not None:
+                stream.join(event.mark.clock)
+                stream.work.append(SimulatedWork(after=event.mark))
 
     def query(self, event: SimulatedEvent) -> bool:
         """Run a few steps of random streams, then return whether the mark is reached."""
         with self._lock:
             for _ in range(self._random.randrange(4)):
                 self._step()
-            return event.mark is None or self._learn(event.mark)
+            if event.mark is None:
+                return True
+            if event.mark.reached:
+                self._known |= event.mark.clock
+            return event.mark.reached
 
     def synchronize(self, event: SimulatedEvent) -> None:
         """Run streams in random order until the mark is reached."""
         with self._lock:
-            mark = event.mark
-            while mark is not None and not self._learn(mark):
+            if (mark := event.mark) is None:
+                return
+            while not mark.reached:
                 if not self._step():
                     raise LoaderError(f"{self.name}: the host waits for an event that will never be reached")
-            if mark is not None:
-                self.now = max(self.now, mark.time)
+            self._known |= mark.clock
+            self.now = max(self.now, mark.time)
 
     def elapsed(self, start: SimulatedEvent, end: SimulatedEvent) -> float:
         """Return the virtual seconds between two events that have been reached."""
@@ -414,33 +406,22 @@ class SimulatedDevice:
             for one in layout.fields
         ]
 
-    def _begin(self, stream: SimulatedStream) -> dict[int, int]:
-        stream.join(self._known)
-        return stream.tick()
-
-    def _put(self, stream: SimulatedStream, work: Callable[[], None], duration: float) -> None:
-        issued = self.now
-
-        def run() -> None:
-            work()
-            stream.time = max(stream.time, issued) + duration
-
-        stream.work.append((None, run))
-
-    def _learn(self, mark: SimulatedMark) -> bool:
-        if mark.reached:
-            for number, tick in mark.clock.items():
-                self._known[number] = max(tick, self._known.get(number, 0))
-        return mark.reached
-
     def _step(self) -> bool:
-        ready = [
-            one for one in self._streams if one.work and (one.work[0][0] is None or one.work[0][0].reached)
-        ]
+        """Run the first entry of a random stream that need not wait; return False if there is none."""
+        ready = []
+        for stream in self._streams:
+            if stream.work and (stream.work[0].after is None or stream.work[0].after.reached):
+                ready.append(stream)
         if not ready:
             return False
         stream = self._random.choice(ready)
-        stream.work.popleft()[1]()
+        one = stream.work.popleft()
+        if one.work is not None:
+            one.work()
+        begun = max(stream.time, one.issued, 0.0 if one.after is None else one.after.time)
+        stream.time = begun + one.duration
+        if one.mark is not None:
+            one.mark.reached, one.mark.time = True, stream.time
         return True
 
 
@@ -461,7 +442,15 @@ class _SimulatedCodec:
             return None
         height, width, channels = pixels.shape
         memory = self._device.alloc(pixels.size)
-        self._device._fill(memory, code.data, pixels, stream)
+        promised = zlib.crc32(code.data.data)
+
+        def compute() -> None:
+            # The pixels are known already; what matters is that the slot is left alone until now.
+            if zlib.crc32(code.data.data) != promised:
+                raise RaceError("a host slot was rewritten before what was encoded in it was decoded")
+            memory.bytes[: pixels.size] = pixels.reshape(-1)
+
+        self._device._enqueue(stream, compute, writes=memory)
         address = memory.bytes.__array_interface__["data"][0]
         return DevicePicture(address, width * channels, height, width * channels, memory)
 

@@ -19,8 +19,7 @@ from typing import IO, Any
 
 from gpuloader.api.loader import DataLoader
 from gpuloader.devices.base import Device
-from gpuloader.devices.opening import open_device
-from gpuloader.devices.places import parse_place
+from gpuloader.devices.places import open_device, parse_place
 from gpuloader.errors import LoaderError, describe_error
 from gpuloader.kernels.compiler import find_nvrtc
 from gpuloader.staging.arena import Arena

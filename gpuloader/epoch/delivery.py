@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.devices.base import Device
-from gpuloader.devices.opening import open_device
-from gpuloader.devices.outputs import Output, find_capture, open_output
-from gpuloader.devices.places import Place
+from gpuloader.devices.base import Device, find_capture
+from gpuloader.devices.outputs import Output, open_output
+from gpuloader.devices.places import Place, open_device
 from gpuloader.epoch.device_slots import StaticSlot
 from gpuloader.errors import BadValue, LoaderError
 from gpuloader.fields.spec import Array

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuloader.batches.staged import StagedBatch
-from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, Event, Stream
-from gpuloader.devices.cuda_failures import tell_capture
+from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, Event, Stream, tell_capture
 from gpuloader.errors import LoaderError, Misuse, SampleError, StagingMemoryError
 from gpuloader.fields.convert import IF_PICTURES, describe_field
 from gpuloader.fields.spec import Array

@@ -19,8 +19,8 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuloader.batches.staged import StagedBatch
-from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, Event, Stream
-from gpuloader.devices.outputs import NativeOutput, Output, find_capture
+from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, Event, Stream, find_capture
+from gpuloader.devices.outputs import NativeOutput, Output
 from gpuloader.epoch.delivery import Mask
 from gpuloader.epoch.device_slots import SPARE, DeviceSlot, DeviceSlots, StaticSlot, find_moves
 from gpuloader.errors import LoaderError
@@ -110,7 +110,7 @@ class Lane:
         self.programmer = None if device.direct else programmer
         # Whether nothing of the user's runs between `begin` and `issue`, not even to fetch a batch.
         self.runs_only_ours = False
-        self._output = output or NativeOutput(device)
+        self._output = output or NativeOutput(device.consumer_stream)
         self._convert = None if output is None else output.convert
         self._ring = ring
         self._meter = meter

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.devices.base import Device, DeviceMemory
-from gpuloader.devices.outputs import find_capture
+from gpuloader.devices.base import Device, DeviceMemory, find_capture
 from gpuloader.epoch.device_slots import find_slot
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import Array

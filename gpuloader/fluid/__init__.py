@@ -8,8 +8,14 @@ Callers: old programs of users.
 """
 
 from gpuloader.api.feeder import DataFeeder
-from gpuloader.devices.opening import cuda_places
-from gpuloader.devices.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, cpu_places, cuda_pinned_places
+from gpuloader.devices.places import (
+    CPUPlace,
+    CUDAPinnedPlace,
+    CUDAPlace,
+    cpu_places,
+    cuda_pinned_places,
+    cuda_places,
+)
 from gpuloader.fields.spec import Program, data, default_main_program, default_startup_program, program_guard
 from gpuloader.fluid import core, data_feeder, dataset, dygraph, io, layers, lod_tensor, reader, unique_name
 from gpuloader.fluid.core import is_compiled_with_cuda

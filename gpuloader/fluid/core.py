@@ -1,7 +1,6 @@
 """The names of ``paddle.fluid.core`` that old loading code uses."""
 
-from gpuloader.devices.opening import open_device
-from gpuloader.devices.places import CPUPlace, CUDAPinnedPlace, CUDAPlace
+from gpuloader.devices.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, open_device
 from gpuloader.errors import EOFException, PlaceError
 from gpuloader.fluid.lod_tensor import LoDTensor
 

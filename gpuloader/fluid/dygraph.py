@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from gpuloader.devices.opening import default_place, open_device, use_place
-from gpuloader.devices.places import parse_place
+from gpuloader.devices.places import default_place, open_device, parse_place, use_place
 from gpuloader.epoch.sending import send
 from gpuloader.staging.arena import arrange
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from gpuloader import CPUPlace, DataFeeder, FeedError, PlaceError, ReaderError, data
-from gpuloader.devices import cuda
-from gpuloader.devices.opening import _open as open_cached
+from gpuloader.devices import cuda, places
 from gpuloader.testing import simulated_places
 from tests.fakes import nothing_left_behind
 
@@ -140,7 +139,7 @@ def test_a_feeder_works_on_after_an_error(feeder):
 
 def test_a_place_that_is_missing_is_said_when_the_feeder_is_made(monkeypatch):
     monkeypatch.setattr(cuda, "cupy", None)
-    open_cached.cache_clear()
+    places._opened.clear()
     for place in ("gpu:0", "gpu_pinned"):
         with pytest.raises(PlaceError, match="needs CuPy, which is not importable"):
             DataFeeder([LABEL], place)

@@ -268,7 +268,7 @@ class TestDefaultPlaces:
     def test_follow_the_local_rank(self, visible, local, index, monkeypatch):
         self.show(monkeypatch, visible, local)
         assert (
-            gpuloader.devices.opening.default_place(gpuloader.order.worker_info.find_local_rank()).index
+            gpuloader.devices.places.default_place(gpuloader.order.worker_info.find_local_rank()).index
             == index
         )
 
@@ -279,13 +279,12 @@ class TestDefaultPlaces:
 
     def test_are_the_first_without_shard(self, monkeypatch):
         self.show(monkeypatch, 4, "5")
-        assert gpuloader.devices.opening.default_place().index == 0
+        assert gpuloader.devices.places.default_place().index == 0
 
     def show(self, monkeypatch, visible, local):
         cuda = types.ModuleType("gpuloader.devices.cuda")
         cuda.require_cuda = lambda index: visible
         monkeypatch.setitem(sys.modules, "gpuloader.devices.cuda", cuda)
-        monkeypatch.setattr(gpuloader.devices.opening, "open_device", lambda place: None)
         for name in ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID", "PADDLE_RANK_IN_NODE"):
             monkeypatch.delenv(name, raising=False)
         if local is None:

@@ -14,22 +14,22 @@ from gpuloader.batches.tree import Tree
 from gpuloader.sources.images.regions import NUMBERS, Encoded, Region
 
 
-def test_the_first_sample_settles_the_form():
-    form = infer_schema([{"a": np.zeros((2, 3), ">f4"), "b": ("x", 1), "c": True}], Collation())
-    assert [(feed.name, feed.shape, feed.dtype) for feed in form.feeds] == [
+def test_the_first_sample_settles_the_schema():
+    schema = infer_schema([{"a": np.zeros((2, 3), ">f4"), "b": ("x", 1), "c": True}], Collation())
+    assert [(feed.name, feed.shape, feed.dtype) for feed in schema.feeds] == [
         ("a", (None, 2, 3), np.dtype("f4")),
         ("b.1", (None,), np.dtype("i8")),
         ("c", (None,), np.dtype("?")),
     ]
-    assert (form.levels, form.declared) == ((0, 0, 0), False)
-    assert pickle.loads(pickle.dumps(form)) == form
+    assert (schema.levels, schema.declared) == ((0, 0, 0), False)
+    assert pickle.loads(pickle.dumps(schema)) == schema
 
 
 def test_fields_that_vary():
     sample = {"a": np.zeros((4, 3), "i2"), "b": [1, 2], "c": np.zeros(5)}
-    form = infer_schema([sample], Collation(ragged=frozenset(["a"]), pads={"b": -1}))
-    assert form.levels == (1, 0, 0)
-    assert [(feed.shape, feed.lod_level) for feed in form.feeds] == [
+    schema = infer_schema([sample], Collation(ragged=frozenset(["a"]), pads={"b": -1}))
+    assert schema.levels == (1, 0, 0)
+    assert [(feed.shape, feed.lod_level) for feed in schema.feeds] == [
         ((None, 3), 1),
         ((None,), 1),
         ((None, 5), 0),
@@ -88,8 +88,8 @@ def test_a_first_sample_that_settles_nothing(sample, collation, field, message):
 
 def test_an_empty_list_leaves_the_dtype_to_the_next_sample():
     samples = [{"a": []}, {"a": ()}, {"a": [[1, 2]]}, {"a": [[0.5, 1]]}]
-    form = infer_schema(samples, Collation(ragged=frozenset("a")))
-    assert [(feed.shape, feed.dtype) for feed in form.feeds] == [((None, 2), np.dtype("i8"))]
+    schema = infer_schema(samples, Collation(ragged=frozenset("a")))
+    assert [(feed.shape, feed.dtype) for feed in schema.feeds] == [((None, 2), np.dtype("i8"))]
     with pytest.raises(SampleError, match="expected a dict with the keys") as caught:
         infer_schema([{"a": []}, {"b": [1]}], Collation(ragged=frozenset("a")))
     assert caught.value.index == 1
@@ -118,9 +118,9 @@ def test_what_short_rows_may_be_filled_up_with(fill, dtype, fits):
 
 def test_declared_forms():
     feeds = [data("x", [None, 3]), data("y", [None], "int64", 1), data("z", [None], "int64", 2)]
-    form = Schema.of_feeds(feeds, {"y": 0})
-    assert (form.levels, form.declared) == ((0, 0, 2), True)
-    assert form.tree == Tree.flat(["x", "y", "z"])
+    schema = Schema.of_feeds(feeds, {"y": 0})
+    assert (schema.levels, schema.declared) == ((0, 0, 2), True)
+    assert schema.tree == Tree.flat(["x", "y", "z"])
 
 
 def test_batches_are_built_of_arrays_and_objects():
@@ -186,7 +186,7 @@ SAMPLES = [
     {"x": np.zeros((4, 3), np.uint8)},
 ]
 UNCLEAR = [2**63, defaultdict(int, x=1, y=2), {"x": 1, "y": defaultdict(int, z=2)}]
-"""Samples whose form is settled for every batch."""
+"""Samples whose schema is settled for every batch."""
 
 VARYING = [
     {"x": [1, 2]},
@@ -213,54 +213,54 @@ CASES = [
 
 
 @pytest.mark.parametrize(("samples", "collation"), CASES, ids=["fixed", "ragged", "padded"])
-def test_the_form_of_a_batch_does_not_depend_on_the_batches_before(samples, collation):
+def test_the_schema_of_a_batch_does_not_depend_on_the_batches_before(samples, collation):
     for first, second in itertools.product([*samples, *UNCLEAR] if samples is SAMPLES else samples, repeat=2):
-        forms = SchemaCache(collation)
+        schemas = SchemaCache(collation)
         for sample in (first, second, first):
-            assert forms.find([sample]) == infer_schema([sample], collation)
+            assert schemas.find([sample]) == infer_schema([sample], collation)
 
 
 @pytest.mark.parametrize(("samples", "collation"), CASES, ids=["fixed", "ragged", "padded"])
-def test_a_form_is_settled_once(samples, collation, monkeypatch):
+def test_a_schema_is_settled_once(samples, collation, monkeypatch):
     settled = []
     monkeypatch.setattr(known, "infer_schema", lambda *given: settled.append(1) or infer_schema(*given))
     for sample in samples:
-        forms, count = SchemaCache(collation), len(settled)
-        assert forms.find([sample]) is forms.find([sample])
+        schemas, count = SchemaCache(collation), len(settled)
+        assert schemas.find([sample]) is schemas.find([sample])
         assert len(settled) == count + 1
 
 
-def test_a_first_value_without_a_form_is_an_error_after_any_batch():
-    forms = SchemaCache(Collation(ragged=frozenset(["x"])))
-    forms.find([{"x": [1]}])
+def test_a_first_value_without_a_schema_is_an_error_after_any_batch():
+    schemas = SchemaCache(Collation(ragged=frozenset(["x"])))
+    schemas.find([{"x": [1]}])
     for bad in ({"x": [[1], [2, 3]]}, {"x": 1}, {"x": "text"}, {"y": [1]}, {"x": np.float64(1)}):
         with pytest.raises(SampleError):
-            forms.find([bad])
+            schemas.find([bad])
 
 
-def test_eight_forms_are_known_at_a_time():
-    forms = SchemaCache(Collation())
-    found = [forms.find([np.zeros(size)]) for size in range(10)]
-    assert forms.recent == tuple(found[:1:-1])
-    assert forms.find([np.zeros(2)]) is found[2]
-    assert forms.find([np.zeros(0)]) is not found[0]
+def test_eight_schemas_are_known_at_a_time():
+    schemas = SchemaCache(Collation())
+    found = [schemas.find([np.zeros(size)]) for size in range(10)]
+    assert schemas.recent == tuple(found[:1:-1])
+    assert schemas.find([np.zeros(2)]) is found[2]
+    assert schemas.find([np.zeros(0)]) is not found[0]
 
 
 def test_eight_sizes_of_batches_are_known_at_a_time():
-    form = infer_schema([np.zeros(3)], Collation())
-    tables = [form.rows(count) for count in range(1, 9)]
+    schema = infer_schema([np.zeros(3)], Collation())
+    tables = [schema.rows(count) for count in range(1, 9)]
     assert [table.count for table in tables] == list(range(1, 9))
-    assert [form.rows(count) for count in range(1, 9)] == tables
-    assert form.rows(9).layout.nbytes == 9 * 24
-    assert form.rows(1) is not tables[0]
+    assert [schema.rows(count) for count in range(1, 9)] == tables
+    assert schema.rows(9).layout.nbytes == 9 * 24
+    assert schema.rows(1) is not tables[0]
 
 
 def test_a_batch_is_large_until_one_as_large_has_been_full():
     """Its bytes are those of its arrays, and those of the references to its Python objects."""
-    form = infer_schema([{"x": np.zeros(4), "name": "a", "y": 1.0, "other": None}], Collation())
+    schema = infer_schema([{"x": np.zeros(4), "name": "a", "y": 1.0, "other": None}], Collation())
     nbytes = 1024 * (32 + 8) + 1024 * 2 * 8
-    assert form.is_large(1024, nbytes - 1)
-    assert not form.is_large(1024, nbytes)
-    form.fullest = 1024
-    assert not form.is_large(1024, 0)
-    assert form.is_large(1025, 0)
+    assert schema.is_large(1024, nbytes - 1)
+    assert not schema.is_large(1024, nbytes)
+    schema.fullest = 1024
+    assert not schema.is_large(1024, 0)
+    assert schema.is_large(1025, 0)

@@ -12,10 +12,9 @@ import pytest
 
 from gpuloader import DataLoader, PictureError
 from gpuloader.devices import codec as codecs
-from gpuloader.devices import cuda
+from gpuloader.devices import cuda_device
 from gpuloader.devices.codec import JpegCodec
-from gpuloader.devices.opening import open_device
-from gpuloader.devices.places import CUDAPlace
+from gpuloader.devices.places import CUDAPlace, open_device
 from gpuloader.errors import LoaderError, MissingPackage
 from gpuloader.sources.images.regions import Code
 from gpuloader.transforms import Normalize, RandomFlip, RandomResizedCrop
@@ -246,7 +245,9 @@ def codec(request):
 def test_a_whole_loop_with_the_real_package(runtime, monkeypatch, prefetch):
     """Its CPU decoders take the place of the GPU's; all else is as on a GPU."""
     module, backends = import_real()
-    monkeypatch.setattr(cuda, "open_codec", lambda index, calls: JpegCodec(module, -99999, backends, calls))
+    monkeypatch.setattr(
+        cuda_device, "open_codec", lambda index, calls: JpegCodec(module, -99999, backends, calls)
+    )
     samples = make_files(40)
     assert collect(runtime, load("gpu:0", samples, prefetch=prefetch)) == expect(samples)
 

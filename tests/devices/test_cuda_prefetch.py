@@ -11,8 +11,7 @@ import pytest
 import gpuloader
 from gpuloader import LoaderError
 from gpuloader.devices import cuda
-from gpuloader.devices.opening import open_device
-from gpuloader.devices.places import CUDAPlace
+from gpuloader.devices.places import CUDAPlace, open_device
 from gpuloader.transforms import Cast, Normalize, OneHot
 from tests.fakes import nothing_left_behind
 from tests.fakes_cuda import FakeRuntime, make_cupy, read, run_twins, use_cupy

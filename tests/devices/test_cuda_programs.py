@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, Dataset, StagingMemoryError, TensorDataset, cuda_places
-from gpuloader.devices import cuda, cuda_calls
-from gpuloader.devices.opening import open_device
-from gpuloader.devices.places import CUDAPlace
+from gpuloader.devices import cuda, cuda_device
+from gpuloader.devices.places import CUDAPlace, open_device
 from gpuloader.epoch import sending
 from gpuloader.errors import LoaderError
 from gpuloader.kernels import shuffle
@@ -124,7 +123,7 @@ def test_a_batch_dropped_at_once_is_read_before_the_next_is_computed_there(runti
 
 def test_without_the_order_of_streams_it_is_not(runtime, monkeypatch):
     """The fake runtime detects missing waits."""
-    monkeypatch.setattr(cuda_calls.CudaCalls, "wait", lambda self, stream, event: None)
+    monkeypatch.setattr(cuda_device.CudaCalls, "wait", lambda self, stream, event: None)
     stream = cuda.cupy.cuda.Stream(non_blocking=True)
     with stream:
         seen = []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, Dataset, PlaceError, Ragged, TensorDataset
-from gpuloader.devices import cuda, cuda_calls
+from gpuloader.devices import cuda, cuda_device
 from gpuloader.devices.host import HostDevice
 from gpuloader.devices.outputs import CopiedOutput, open_output
 from gpuloader.errors import LoaderError
@@ -380,13 +380,13 @@ def fake_framework(request, monkeypatch, runtime):
 
 def log_calls(monkeypatch, name):
     calls = []
-    original = getattr(cuda_calls.CudaCalls, name)
+    original = getattr(cuda_device.CudaCalls, name)
 
     def call(self, *arguments):
         calls.append(arguments)
         return original(self, *arguments)
 
-    monkeypatch.setattr(cuda_calls.CudaCalls, name, call)
+    monkeypatch.setattr(cuda_device.CudaCalls, name, call)
     return calls
 
 
@@ -433,7 +433,7 @@ class TestOnAGpu:
 
     def test_without_the_waits_it_goes_wrong(self, runtime, fake_framework, monkeypatch):
         stream = fake_framework.current[0] = cuda.cupy.cuda.Stream(non_blocking=True)
-        monkeypatch.setattr(cuda_calls.CudaCalls, "wait", lambda self, stream, event: None)
+        monkeypatch.setattr(cuda_device.CudaCalls, "wait", lambda self, stream, event: None)
         seen = []
         for tensor in DataLoader(numbers(), places="gpu:0", batch_size=2, output=fake_framework.name):
             seen.append(runtime.launch_read(tensor.array, stream.ptr))

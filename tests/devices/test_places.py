@@ -16,7 +16,7 @@ from gpuloader import (
     cpu_places,
     cuda_places,
 )
-from gpuloader.devices import cuda, opening
+from gpuloader.devices import cuda, places
 from gpuloader.devices.places import CustomPlace, parse_place, parse_places
 
 ALL = [CPUPlace(), CUDAPinnedPlace(), CUDAPlace(0), CUDAPlace(1)]
@@ -209,7 +209,7 @@ ASKING = {
     "a loader for page-locked memory": lambda: load(CUDAPinnedPlace()),
     "one place of several": lambda: load([CPUPlace(), CUDAPlace(0)]),
     "all places": lambda: cuda_places(),
-    "a device": lambda: opening.open_device(CUDAPlace(0)),
+    "a device": lambda: places.open_device(CUDAPlace(0)),
 }
 
 
@@ -219,10 +219,10 @@ class TestAskingForAGpuWhereThereIsNone:
     @pytest.fixture(autouse=True)
     def no_device_is_remembered(self, monkeypatch):
         monkeypatch.delenv("FLAGS_selected_gpus", raising=False)
-        monkeypatch.setattr(cuda, "_forked", False)
-        opening._open.cache_clear()
+        monkeypatch.setattr(cuda, "forked", False)
+        places._opened.clear()
         yield
-        opening._open.cache_clear()
+        places._opened.clear()
 
     @pytest.fixture(params=[0, 12060, 11080], ids=["no driver", "no device", "an old driver"])
     def cupy_alone(self, request, monkeypatch):
@@ -255,12 +255,12 @@ class TestAskingForAGpuWhereThereIsNone:
         fake = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: True, runtime=runtime))
         monkeypatch.setattr(cuda, "cupy", fake)
         with pytest.raises(PlaceError, match=r"gpu:2 is not available: this process sees 2 \(gpu:0, gpu:1\)"):
-            opening.open_device(CUDAPlace(2))
+            places.open_device(CUDAPlace(2))
         assert cuda_places() == [CUDAPlace(0), CUDAPlace(1)]
 
     def test_the_default_place_is_the_cpu(self, monkeypatch):
         monkeypatch.setattr(cuda, "cupy", None)
-        assert opening.default_place() == CPUPlace()
+        assert places.default_place() == CPUPlace()
 
     def test_a_cpu_place_needs_none_of_it(self, monkeypatch):
         monkeypatch.setattr(cuda, "cupy", None)

@@ -9,7 +9,7 @@ import pytest
 
 from gpuloader import CUDAPlace, LoaderError
 from gpuloader.batches.staged import StagedBatch
-from gpuloader.devices.opening import open_device
+from gpuloader.devices.places import open_device
 from gpuloader.epoch.lane import Lane
 from gpuloader.staging.arena import arrange
 from gpuloader.staging.ring import Ring

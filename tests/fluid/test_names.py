@@ -7,7 +7,7 @@ import pytest
 
 from gpuloader import CPUPlace, DataLoader, PlaceError, Ragged, SampleError, data, fluid
 from gpuloader.devices import cuda
-from gpuloader.devices.opening import default_place
+from gpuloader.devices.places import default_place
 from gpuloader.testing import simulated_places
 
 

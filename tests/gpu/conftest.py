@@ -87,7 +87,7 @@ def say(capsys, request):
 @pytest.fixture
 def landed(monkeypatch):
     """Return a list that collects the device addresses of every delivered batch's fields in the slot."""
-    from gpuloader.devices.cuda_calls import CudaCalls
+    from gpuloader.devices.cuda_device import CudaCalls
 
     addresses = []
     original = CudaCalls.views

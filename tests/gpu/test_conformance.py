@@ -3,7 +3,7 @@
 import pytest
 
 from gpuloader import CUDAPlace
-from gpuloader.devices.opening import open_device
+from gpuloader.devices.places import open_device
 from tests.devices.conformance import DeviceTests
 
 

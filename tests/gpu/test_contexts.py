@@ -83,7 +83,7 @@ def test_the_runtime_follows_the_current_context():
     if cupy.cuda.runtime.getDeviceCount() < 2:
         pytest.skip("there is only one GPU")
     assert run("""
-        from gpuloader.devices.cuda import Context
+        from gpuloader.devices.cuda_device import Context
 
         def work():
             context = Context(cupy, 1)

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, PictureError
-from gpuloader.devices.opening import open_device
-from gpuloader.devices.places import CUDAPlace
+from gpuloader.devices.places import CUDAPlace, open_device
 from gpuloader.sources.images.regions import Code
 from gpuloader.transforms import Normalize, RandomFlip, RandomResizedCrop
 from tests.gpu.conftest import import_or_skip

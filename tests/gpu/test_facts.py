@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from gpuloader import CUDAPlace
-from gpuloader.devices.opening import open_device
+from gpuloader.devices.places import open_device
 from gpuloader.kernels.spin import spin
 from gpuloader.staging.arena import Arena, arrange
 from gpuloader.staging.ring import Lease

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, TensorDataset, record_stream
-from gpuloader.devices.cuda_calls import CudaCalls
+from gpuloader.devices.cuda_device import CudaCalls
 from gpuloader.kernels.checksum import checksum, checksum_on_host
 from gpuloader.kernels.spin import spin
 from tests.gpu.streams import Named, as_cupy

@@ -96,7 +96,7 @@ def count_calls(monkeypatch, *names):
 
     import cupy
 
-    from gpuloader.devices.opening import open_device
+    from gpuloader.devices.places import open_device
 
     device, runtime, calls = open_device(CUDAPlace(0)), cupy.cuda.runtime, Counter()
 

@@ -8,8 +8,7 @@ import pytest
 
 import gpuloader
 from gpuloader import LoaderError
-from gpuloader.devices.opening import open_device
-from gpuloader.devices.places import CUDAPlace
+from gpuloader.devices.places import CUDAPlace, open_device
 from gpuloader.kernels.spin import spin
 from gpuloader.transforms import Normalize
 from tests.gpu.streams import as_cupy
@@ -81,7 +80,7 @@ def test_tensors_behind_late_kernels(torch, pinned, stream):
 
 
 def test_pinned_tensors_are_copied_from_where_they_lie(torch, monkeypatch):
-    from gpuloader.devices.cuda_calls import CudaCalls
+    from gpuloader.devices.cuda_device import CudaCalls
 
     sources, original = [], CudaCalls.copy_async
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpuloader import CUDAPlace, DataLoader, Dataset, TensorDataset
-from gpuloader.devices.opening import open_device
+from gpuloader.devices.places import open_device
 from gpuloader.kernels import compiler
 from gpuloader.transforms import Cast, Normalize
 

@@ -1,0 +1,531 @@
+"""One GPU through CuPy: its context, the calls of a batch, and the device around them.
+
+Whatever is done for a batch goes through `CudaCalls`, whose GPU must be the thread's current device.
+`CudaDevice` gives such calls for a block of code, and makes each single call inside a block of its own::
+
+    device.current()   the GPU is current anyway  ->  _Here   the calls, as they are
+                       another GPU is current     ->  _Away   the GPU's context is pushed, and removed again
+
+CUDA's errors become the package's own where a block ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial, wraps
+from types import TracebackType
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+
+from gpuloader.devices import cuda
+from gpuloader.devices.base import DeviceCalls, HostMemory, tell_capture
+from gpuloader.devices.codec import JpegCodec, open_codec
+from gpuloader.errors import LoaderError, StagingMemoryError, install_command
+from gpuloader.foreign import ForeignStream, TorchStreams, as_stream, find_address
+from gpuloader.kernels.launching import find_kernel
+from gpuloader.staging.arena import Layout, PageLocker
+from gpuloader.staging.ring import Lease
+from gpuloader.system.finalizers import Finalizer, once
+from gpuloader.transforms.program import BoundProgram, Program, find_kernels
+
+# CUDA's numbers, which CuPy does not export.
+_HOST_TO_DEVICE, _WITHIN_DEVICE = 1, 3
+_HOST_MEMORY = 1
+_REGISTER_PORTABLE = 1  # pinned for all GPUs, because places on several share one slot
+_OUT_OF_MEMORY = 2
+_EVENT_NOT_READY = 600
+_CAPTURED = range(900, 909)  # of calls that are not allowed while a stream is being captured
+_LEGACY, _PER_THREAD = 1, 2  # the handles of the default streams
+_NORMAL, _HIGH = 0, -1  # priorities of streams; these are PyTorch's, too
+_MOST_BOUND = 8
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+class _ThreadsStream:
+    """The per-thread default stream of one thread, to which any thread may refer."""
+
+    @property
+    def ptr(self) -> int:
+        """The handle that the calling thread can record events on."""
+        # The handle means the stream of the thread that makes the call. In other threads, the legacy default
+        # stream stands for it: it waits for all blocking streams, and per-thread default streams block.
+        return _PER_THREAD if _this_thread.stream is self else _LEGACY
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.stream = _ThreadsStream()
+
+
+_this_thread = _Thread()
+
+
+class CudaMemory:
+    """Device memory; freed by `cudaFree`, which waits for the kernels that still use it."""
+
+    __slots__ = ("_finalizer", "address", "bound", "nbytes")
+
+    def __init__(self, address: int, nbytes: int, free: Callable[[], object]) -> None:
+        self._finalizer = Finalizer(free)
+        self.nbytes = nbytes
+        self.address = address
+        self.bound: dict[int, BoundProgram] = {}  # the programs that run over the memory, by their id
+
+
+class _Span(NamedTuple):
+    address: int
+    nbytes: int
+
+
+_NOWHERE = _Span(1 << 40, 1 << 60)  # as aligned as real memory
+
+
+class CudaCalls:
+    """The calls of one GPU, which must be the thread's current device; they raise CuPy's errors.
+
+    `freeing` returns a function that frees the memory at an address once. Finalizers call that function, in
+    any thread, on any device.
+    """
+
+    direct = False
+
+    def __init__(self, cupy: Any, index: int, freeing: Callable[[int], Callable[[], object]]) -> None:
+        self.name = f"gpu:{index}"
+        self.index = index
+        self._cupy = cupy
+        self._runtime = cupy.cuda.runtime
+        self._freeing = freeing
+        self._home: int | None = index
+        self._torch = TorchStreams()
+
+    def from_home(self, index: int | None) -> CudaCalls:
+        """Return the calls for a block entered from another GPU, the thread's own; None if it has none."""
+        calls = copy.copy(self)
+        calls._home = index
+        return calls
+
+    def alloc(self, nbytes: int) -> CudaMemory:
+        """Return new memory from `cudaMalloc`; raise `StagingMemoryError` if there is too little."""
+        # Not from CuPy's pool: it hands a freed block to the next copy while kernels on other streams may
+        # still read it. `cudaFree` waits for them. Both calls stall the device, so slots are kept and reused.
+        try:
+            address = self._runtime.malloc(max(nbytes, 1))
+            return CudaMemory(address, nbytes, self._freeing(address))
+        except self._runtime.CUDARuntimeError as error:
+            if error.status != _OUT_OF_MEMORY:
+                raise
+            free, total = self._runtime.memGetInfo()
+            raise StagingMemoryError(
+                f"cannot allocate {nbytes:,} bytes on {self.name} ({error}); {free:,} of {total:,} bytes "
+                "are free; lower the batch size, keep fewer batches, or free CuPy's pool with "
+                "cupy.get_default_memory_pool().free_all_blocks()"
+            ) from error
+
+    def stream(self, *, urgent: bool = False) -> Any:
+        """Return a new non-blocking stream, of high priority if it is `urgent`."""
+        # Non-blocking, so that the legacy default stream, on which many programs compute, does not hold up
+        # copies. Priorities do nothing for copies. They matter for kernels on the copy stream, which would
+        # otherwise queue behind the blocks of the model's kernels.
+        return self._cupy.cuda.Stream(non_blocking=True, priority=_HIGH if urgent else _NORMAL)
+
+    def event(self, *, timed: bool = False) -> Any:
+        """Return an event for which host threads sleep; one without timing is cheaper to wait for."""
+        # Host threads that spin would take a core from the workers.
+        return self._cupy.cuda.Event(block=True, disable_timing=not timed)
+
+    # The runtime's functions are called directly. CuPy's methods on streams, events and memory look at the
+    # capture state or the device first, which costs as much as the call and is known here.
+
+    def copy_async(
+        self, target: CudaMemory, source: HostMemory, nbytes: int, stream: Any, offset: int = 0
+    ) -> None:
+        """Issue one `cudaMemcpyAsync` of `nbytes`."""
+        if nbytes:
+            address = target.address + offset
+            self._runtime.memcpyAsync(address, source.address, nbytes, _HOST_TO_DEVICE, stream.ptr)
+
+    def copy_between(
+        self, target: CudaMemory, source: CudaMemory, nbytes: int, stream: Any, to: int, at: int
+    ) -> None:
+        """Issue one `cudaMemcpyAsync` of `nbytes` within the GPU."""
+        if nbytes:
+            addresses = target.address + to, source.address + at
+            self._runtime.memcpyAsync(*addresses, nbytes, _WITHIN_DEVICE, stream.ptr)
+
+    def is_page_locked(self, address: int, nbytes: int) -> bool:
+        """Return whether host memory is pinned, by whichever library."""
+        # Memory is pinned in whole regions, so the ends answer for what lies between.
+        ask = self._runtime.pointerGetAttributes
+        ends = (address, address + max(nbytes, 1) - 1)
+        return all(ask(end).type == _HOST_MEMORY for end in ends)
+
+    # In the following, a stream may have handle 0, which means the default stream of the current device.
+
+    def record(self, event: Any, stream: Any) -> None:
+        """Record `event` on `stream`."""
+        # Not `Stream.record()`, which without an event makes a new one, with timing.
+        self._runtime.eventRecord(event.ptr, stream.ptr)
+
+    def wait(self, stream: Any, event: Any) -> None:
+        """Make `stream` wait for `event` on the device."""
+        # CUDA takes the mark that the event has now. Recording the event again does not move this wait.
+        self._runtime.streamWaitEvent(stream.ptr, event.ptr)
+
+    def captures(self, stream: Any) -> bool:
+        """Return whether `stream` is being captured, so that work put on it would become part of a graph."""
+        try:
+            return bool(self._runtime.streamIsCapturing(stream.ptr))
+        except self._runtime.CUDARuntimeError as error:
+            if error.status in _CAPTURED:  # the default stream, and another stream's capture excludes it
+                return True
+            raise
+
+    def is_capturing(self, stream: Any = None) -> bool:
+        """Return whether the thread captures, by CuPy or PyTorch, or `stream` is captured by anybody."""
+        own = self._cupy.cuda.get_current_stream(self.index)
+        if self.captures(own):
+            return True
+        if stream is None:
+            stream = own
+        elif stream is not own and stream.ptr != own.ptr and self.captures(stream):
+            return True
+        # PyTorch captures on a stream of its own, which CuPy does not know, whatever the output is. The usual
+        # capture is on the device that was current before the block. Most often the handles are the same, and
+        # one question answers for all.
+        handle = None if self._home is None else self._torch.current(self._home)
+        if handle is None or handle == own.ptr or handle == stream.ptr:
+            return False
+        return self.captures(ForeignStream(handle))
+
+    def query(self, event: Any) -> bool:
+        """Return whether the work before `event` has run; raise `LoaderError` if the device has failed."""
+        # `Event.done` of CuPy tests the status for 0 only. It takes a failed device for a busy one, and a
+        # loop that polls it never ends. 600 is "not ready"; all else is an error, which CuPy returns as well.
+        status: int = self._runtime.eventQuery(event.ptr)
+        if status in _CAPTURED:
+            raise tell_capture(self.name, f"CUDA error {status}")
+        if status not in (0, _EVENT_NOT_READY):
+            raise LoaderError(f"{self.name} failed with CUDA error {status} while waiting for a copy")
+        return status == 0
+
+    def synchronize(self, event: Any) -> None:
+        """Block the calling thread, with the GIL released, until the work before `event` has run."""
+        self._runtime.eventSynchronize(event.ptr)
+
+    def elapsed(self, start: Any, end: Any) -> float:
+        """Return the seconds between two timed events that have been reached, to half a microsecond."""
+        milliseconds: float = self._runtime.eventElapsedTime(start.ptr, end.ptr)
+        return milliseconds / 1000
+
+    def keep(self, stream: Any) -> Any:
+        """Return a stream of CuPy or of another library in a form that any thread can record on."""
+        found = stream if hasattr(stream, "ptr") else as_stream(stream)
+        return found if found.ptr != _PER_THREAD else _this_thread.stream
+
+    def holds(self, memory: CudaMemory, array: Any) -> bool:
+        """Return whether an array of CuPy, or a tensor of another library, lies in `memory`."""
+        address = find_address(array)
+        return address is not None and memory.address <= address < memory.address + max(memory.nbytes, 1)
+
+    def consumer_stream(self) -> Any:
+        """Return CuPy's current stream of the calling thread on this device."""
+        return self._cupy.cuda.get_current_stream(self.index)
+
+    def views(self, memory: CudaMemory, layout: Layout, lease: Lease) -> list[Any]:
+        """Return one CuPy array per field; each of their views keeps `lease` alive."""
+        return self._arrays(memory, layout, lease)
+
+    def arrays(self, memory: CudaMemory, layout: Layout) -> list[Any]:
+        """Return one CuPy array per field; they keep the memory alive."""
+        return self._arrays(memory, layout, memory)
+
+    def _arrays(self, memory: CudaMemory | _Span, layout: Layout, owner: object) -> list[Any]:
+        # The arrays' memory is "unowned": CuPy keeps `owner` for as long as any view, and frees nothing. A
+        # finalizer on the first array would come too early, while slices of it live. With the index given,
+        # CuPy does not ask the driver where the pointer lies.
+        library, ndarray = self._cupy.cuda, self._cupy.ndarray
+        pointer = library.MemoryPointer
+        unowned = library.UnownedMemory(memory.address, memory.nbytes, owner, self.index)
+        return [ndarray(one.shape, one.dtype, pointer(unowned, one.offset)) for one in layout.fields]
+
+    def run(self, program: Program, memory: CudaMemory, stream: Any) -> None:
+        """Launch a program's kernels on `stream`; they compute within `memory`."""
+        # What a launch needs apart from the stream is made once for each slot, because a RawKernel called
+        # with arrays costs some 5 µs, and with arguments made beforehand a tenth of that.
+        bound = memory.bound.get(id(program))
+        if bound is None:
+            if len(memory.bound) >= _MOST_BOUND:
+                memory.bound.clear()  # for batches that keep changing size
+            arrays = self._arrays(memory, program.room, None)  # they do not keep the memory that keeps them
+            bound = memory.bound[id(program)] = BoundProgram(program, arrays)
+        bound.launch(stream)
+
+    def compile(self, program: Program, stop: Callable[[], bool]) -> None:
+        """Compile and load a program's kernels, one by one until `stop` returns True."""
+        # Which kernels they are follows from shapes, dtypes and alignment, so it is found with arrays that
+        # lie nowhere. The last come first: a thread that launches the program meanwhile begins at the front.
+        arrays = self._arrays(_NOWHERE, program.room, None)
+        for kernel in reversed(find_kernels(program, arrays)):
+            if stop():
+                return
+            find_kernel(*kernel)
+
+
+class Context:
+    """The primary context of one GPU, which can be made current in any thread."""
+
+    # CuPy's `Device` sets the previous device again when its block ends. From CUDA 12 on, `cudaSetDevice`
+    # creates the context of its device, and the device of a fresh thread is the first GPU. So each thread
+    # that uses gpu:3 that way costs some 500 MiB on gpu:0. Making the context current through the driver, and
+    # removing it again, touches no other GPU.
+
+    __slots__ = ("_driver", "_handle", "_index", "_runtime")
+
+    def __init__(self, cupy: Any, index: int) -> None:
+        self._runtime = cupy.cuda.runtime
+        self._driver = cupy.cuda.driver
+        self._index = index
+        self._handle = 0
+
+    def enter(self) -> int:
+        """Make the GPU, which is not current, the thread's current one; return the context before, or 0."""
+        before: int = self._driver.ctxGetCurrent()
+        self._driver.ctxSetCurrent(self._handle or self._find())
+        return before
+
+    def leave(self, before: int) -> None:
+        """Make the context current that `enter` returned; 0 is none, and the thread's device is as before."""
+        self._driver.ctxSetCurrent(before)
+
+    def _find(self) -> int:
+        """Return the primary context, which the runtime may create now."""
+        # A thread of its own sets the device and ends: the device of the calling thread must stay, and
+        # setting it back would create the context of that one.
+        failures: list[Exception] = []
+
+        def find() -> None:
+            try:
+                self._runtime.setDevice(self._index)
+                self._handle = self._driver.ctxGetCurrent()
+            except Exception as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=find, name=f"gpuloader: context of gpu:{self._index}")
+        thread.start()
+        thread.join()
+        if failures:
+            raise failures[0]
+        return self._handle
+
+
+class _Here:
+    """A block in which a GPU is the current device anyway; turns CUDA's errors into the package's own."""
+
+    __slots__ = ("_calls",)
+
+    def __init__(self, calls: CudaCalls) -> None:
+        self._calls = calls
+
+    def __enter__(self) -> CudaCalls:
+        return self._calls
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            failure = _translate(self._calls.index, error)
+            if failure is not None:
+                raise failure from error
+
+
+class _Away(_Here):
+    """A block in which a GPU is the current device instead of the thread's own."""
+
+    __slots__ = ("_before", "_context", "_home")
+
+    def __init__(self, calls: CudaCalls, context: Context, home: int) -> None:
+        super().__init__(calls)
+        self._context = context
+        self._home = home
+        self._before = 0
+
+    def __enter__(self) -> CudaCalls:
+        try:
+            self._before = self._context.enter()
+        except Exception as error:
+            raise _translate(self._calls.index, error) or error from error
+        # A thread without a context captures nothing, and asking could create one.
+        return self._calls.from_home(self._home if self._before else None)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._context.leave(self._before)
+        except Exception as second:
+            if error is None:  # otherwise keep the first error: a failed device refuses every later call
+                raise _translate(self._calls.index, second) or second from second
+        super().__exit__(kind, error, trace)
+
+
+def _translate(index: int, error: BaseException) -> LoaderError | None:
+    """Return an error of CUDA or CuPy as the package's own; return None for any other error."""
+    library = cuda.cupy.cuda
+    # Kernel launches raise the driver's error, all other calls the runtime's.
+    if isinstance(error, library.runtime.CUDARuntimeError | library.driver.CUDADriverError):
+        if error.status in _CAPTURED:
+            return tell_capture(f"gpu:{index}", str(error))
+        # CUDA reports a failed kernel at some later call, so the call that raised is seldom the cause.
+        return LoaderError(f"gpu:{index} failed: {error}; an earlier kernel or copy may be the cause")
+    if isinstance(error, library.memory.OutOfMemoryError):
+        return StagingMemoryError(
+            f"CuPy's memory pool on gpu:{index} is too small for a kernel: {error}; lower the batch size, "
+            "or free the pool with cupy.get_default_memory_pool().free_all_blocks()"
+        )
+    if isinstance(error, library.compiler.CompileException):
+        return LoaderError(f"cannot compile a kernel for gpu:{index}: {error}")
+    # CuPy loads the compiler at first use and raises a plain RuntimeError if there is none.
+    if isinstance(error, RuntimeError) and not isinstance(error, LoaderError) and "libnvrtc" in str(error):
+        return LoaderError(
+            f"cannot compile a kernel for gpu:{index}: CUDA's compiler is missing: {error}; install it with "
+            f"{install_command('cuda13')} (or [cuda12] for an older driver)"
+        )
+    return None
+
+
+def _entering(
+    method: Callable[Concatenate[CudaCalls, _P], _R],
+) -> Callable[Concatenate[CudaDevice, _P], _R]:
+    """Return a method that makes its device's GPU current, and then this one of the calls."""
+    name = method.__name__
+
+    @wraps(method)
+    def call(device: CudaDevice, /, *arguments: _P.args, **options: _P.kwargs) -> _R:
+        with device.current() as calls:
+            result: _R = getattr(calls, name)(*arguments, **options)
+            return result
+
+    return call
+
+
+class CudaDevice(CudaCalls):
+    """One GPU, which `require_cuda` must have accepted; its calls work whichever device is current."""
+
+    _is_ending = staticmethod(sys.is_finalizing)
+
+    def __init__(self, index: int) -> None:
+        super().__init__(cuda.cupy, index, self._freeing_late)
+        self.locker: PageLocker | None = self
+        self._context = Context(cuda.cupy, index)
+        self._calls = CudaCalls(cuda.cupy, index, self._freeing_late)
+        self._here = _Here(self._calls)
+        self._discarded: deque[tuple[Callable[[int], None], int, object]] = deque()
+        self._codec: JpegCodec | None = None
+
+    def current(self) -> _Here:
+        """Return a block in which this GPU is the thread's current device, and that yields its calls."""
+        if cuda.forked:
+            cuda.refuse_fork(self.index)
+        # Asking for the device creates no context, and the answer is nearly always this GPU.
+        try:
+            home: int = self._runtime.getDevice()
+        except Exception as error:
+            raise _translate(self.index, error) or error from error
+        return self._here if home == self.index else _Away(self._calls, self._context, home)
+
+    def again(self, calls: DeviceCalls) -> _Here:
+        """Return a block later in the thread of the one that has yielded `calls`; nothing is asked again."""
+        # CUDA takes copies and events whichever GPU is current. If this one was, the thread has a context, so
+        # these calls create none.
+        return self._here if calls is self._calls else self.current()
+
+    def bus_id(self) -> str:
+        """Return the GPU's position on the PCI bus."""
+        position: str = self._runtime.deviceGetPCIBusId(self.index)
+        return position
+
+    def codec(self) -> JpegCodec:
+        """Return nvImageCodec's decoder on this GPU, which is made at the first call.
+
+        Raises
+        ------
+        MissingPackage
+            nvImageCodec is not installed.
+        LoaderError
+            It cannot decode on this GPU, most likely because nvJPEG is missing.
+        """
+        if self._codec is None:
+            with self.current():
+                self._codec = open_codec(self.index, self._runtime)
+        return self._codec
+
+    stream = _entering(CudaCalls.stream)
+    event = _entering(CudaCalls.event)
+    copy_async = _entering(CudaCalls.copy_async)
+    copy_between = _entering(CudaCalls.copy_between)
+    record = _entering(CudaCalls.record)
+    wait = _entering(CudaCalls.wait)
+    captures = _entering(CudaCalls.captures)
+    is_capturing = _entering(CudaCalls.is_capturing)
+    is_page_locked = _entering(CudaCalls.is_page_locked)
+    query = _entering(CudaCalls.query)
+    synchronize = _entering(CudaCalls.synchronize)
+    elapsed = _entering(CudaCalls.elapsed)
+    run = _entering(CudaCalls.run)
+    compile = _entering(CudaCalls.compile)
+
+    def alloc(self, nbytes: int) -> CudaMemory:
+        """Return new memory from `cudaMalloc`; raise `StagingMemoryError` if there is too little."""
+        self._reclaim()
+        with self.current() as calls:
+            return calls.alloc(nbytes)
+
+    def page_lock(self, address: int, nbytes: int) -> None:
+        """Pin a host mapping for all devices; raise `OSError` if the driver refuses."""
+        # Registering a mapping of the exact size: CuPy's pool of pinned memory rounds up to a power of two.
+        with self.current():
+            try:
+                self._runtime.hostRegister(address, nbytes, _REGISTER_PORTABLE)
+            except self._runtime.CUDARuntimeError as error:
+                raise OSError(f"cudaHostRegister: {error}") from error
+
+    def page_unlocker(self, address: int, memory: object) -> Callable[[], object]:
+        """Return a function that undoes `page_lock` once, later if the thread captures a graph.
+
+        In a forked child it does nothing.
+        """
+        return self._discarding(self._runtime.hostUnregister, address, memory)
+
+    def _freeing_late(self, address: int) -> Callable[[], object]:
+        return self._discarding(self._runtime.free, address)
+
+    # `cudaFree` and `cudaHostUnregister` would end a capture, and finalizers call them in whatever thread
+    # drops a batch. So they are noted first, and made as soon as the thread captures nothing.
+
+    def _discarding(
+        self, call: Callable[[int], None], address: int, memory: object = None
+    ) -> Callable[[], object]:
+        """Return a function that gives up memory by a call, now or later; `memory` is kept until then."""
+        return partial(self._discard, once(partial(self._discarded.append, (call, address, memory))))
+
+    def _discard(self, note: Callable[[], object]) -> None:
+        if self._is_ending():
+            return  # the driver frees everything with the process, and module globals may be gone
+        note()
+        self._reclaim()
+
+    def _reclaim(self) -> None:
+        # At interpreter exit, or if the device has failed, CUDA refuses.
+        with contextlib.suppress(RuntimeError, IndexError):  # another thread may take the last entry
+            if not self._discarded or cuda.forked or self.is_capturing():
+                return
+            with self.current():
+                while True:
+                    call, address, _ = self._discarded.popleft()
+                    call(address)
