@@ -86,8 +86,8 @@ def test_links_to_documents_of_the_root_lead_to_their_pages():
     for name, text, expected in (
         (
             "index.md",
-            "[a](../CONTRIBUTING.md#the-rooms) [b](faq.md)",
-            "[a](contributing.md#the-rooms) [b](faq.md)",
+            "[a](../CONTRIBUTING.md#the-source-tree) [b](faq.md)",
+            "[a](contributing.md#the-source-tree) [b](faq.md)",
         ),
         ("reference/index.md", "[a](../../CHANGELOG.md)", "[a](../changelog.md)"),
         ("reference/index.md", "[a](../faq.md) `CHANGELOG.md`", "[a](../faq.md) `CHANGELOG.md`"),

@@ -17,6 +17,7 @@ import reprlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -397,7 +398,8 @@ class Assembly:
 
     def _finish_rows(self) -> StagedBatch:
         """Write the samples that came before the schema was settled."""
-        for row, samples in self._early:
+        # In the batch's order, so that of several bad samples the first one is named.
+        for row, samples in sorted(self._early, key=itemgetter(0)):
             self._write(samples, row)
         schema, slot, layout = self._schema, self._slot, self._layout
         assert schema is not None
