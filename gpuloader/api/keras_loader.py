@@ -85,15 +85,8 @@ class DataLoader(dataset_loader.DataLoader[S]):
         except TypeError:
             return None
 
-    @property
-    def has_partial_batch(self) -> bool | None:
-        """None: Keras then accepts batches of any size."""
-        return None
-
-    @property
-    def partial_batch_size(self) -> int | None:
-        """None: Keras then accepts batches of any size."""
-        return None
+    # None: Keras then accepts batches of any size.
+    has_partial_batch = partial_batch_size = None
 
     def get_numpy_iterator(self) -> Iterator[Any]:
         """Yield the batches of a pass as Keras expects them. Keras calls this, sometimes without reading."""
@@ -117,13 +110,7 @@ class DataLoader(dataset_loader.DataLoader[S]):
         self._begun = None
         yield from batches
 
-    def get_jax_iterator(self) -> Iterator[Any]:
-        """Yield the batches of a pass, for the JAX backend."""
-        return self.get_numpy_iterator()
-
-    def get_torch_dataloader(self) -> Iterator[Any]:
-        """Yield the batches of a pass, for the PyTorch backend."""
-        return self.get_numpy_iterator()
+    get_jax_iterator = get_torch_dataloader = get_numpy_iterator
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
