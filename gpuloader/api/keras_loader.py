@@ -110,7 +110,13 @@ class DataLoader(dataset_loader.DataLoader[S]):
         self._begun = None
         yield from batches
 
-    get_jax_iterator = get_torch_dataloader = get_numpy_iterator
+    def get_jax_iterator(self) -> Iterator[Any]:
+        """Yield the batches of a pass, for the JAX backend."""
+        return self.get_numpy_iterator()  # which a subclass may override
+
+    def get_torch_dataloader(self) -> Iterator[Any]:
+        """Yield the batches of a pass, for the PyTorch backend."""
+        return self.get_numpy_iterator()
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
