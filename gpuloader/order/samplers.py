@@ -203,7 +203,6 @@ class RandomSampler(_Seeded):
         return self.num_samples
 
     def __iter__(self) -> Iterator[int]:
-        count = len(self.data_source)
         generator = self.generator
         if generator is None or self._seed is not None:
             return super().__iter__()
@@ -211,15 +210,15 @@ class RandomSampler(_Seeded):
             # As in Paddle: it continues where the previous epoch stopped.
             return itertools.islice(generator, self.num_samples)
         if not self.replacement:
+            count = len(self.data_source)
             turns = range(0, self.num_samples, max(count, 1))
             drawn = itertools.chain.from_iterable(generator.permutation(count).tolist() for _ in turns)
             return itertools.islice(drawn, self.num_samples)
         draw = generator.integers if isinstance(generator, np.random.Generator) else generator.randint
-        return iter(draw(count, size=self.num_samples).tolist())
+        return iter(draw(len(self.data_source), size=self.num_samples).tolist())
 
     def _draw(self, seed: int, epoch: int) -> Order:
-        count = len(self.data_source)
-        draws = count if self._num_samples is None else self._num_samples
+        count, draws = len(self.data_source), self.num_samples
         if self.replacement:
             return Drawn(count, draws, seed, epoch)
         return Shuffled(count, seed, epoch, draws) if draws <= count else Repeated(count, draws, seed, epoch)
