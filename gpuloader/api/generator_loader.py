@@ -15,7 +15,7 @@ from gpuloader.api.options import check_option
 from gpuloader.api.state import Position, end_epoch, find_spent_reader, read_state
 from gpuloader.batches.readers import (
     BatchStager,
-    ReaderPosition,
+    ReadSoFar,
     SampleListStager,
     SampleStager,
     check_takes_state,
@@ -79,7 +79,7 @@ class ReaderEpochs(Epochs):
         delivery, idle = self.delivery, self._idle
         delivery.refuse_another()
         buffers = take_buffers(idle, delivery, self._capacity, self._meter)
-        reached = ReaderPosition(position.batches, items_a_batch, position.own)
+        reached = ReadSoFar(position.batches, items_a_batch, position.own)
         batches = stage_all(reader, make_stager(buffers.ring), reached, self._token)
         fetch: Fetch = InlineFetch(batches)
         if self.policy is not None:

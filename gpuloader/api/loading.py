@@ -337,7 +337,8 @@ def make_on_device(
     to the workers.
     """
     # Imported late, because only loaders of pictures need it.
-    from gpuloader.transforms.image_staging import fuse_resampling, plan_resampling
+    from gpuloader.transforms.batch_transforms import fuse
+    from gpuloader.transforms.image_staging import plan_resampling
     from gpuloader.transforms.program import Decode
 
     before = collation.programmer
@@ -356,6 +357,6 @@ def make_on_device(
     if open_codecs is not None:
         open_codecs()  # only now: without a chain to make there, nvImageCodec is not needed
     native = before is not None and before.native
-    programmer = Programmer(fuse_resampling(transforms), native=native)
+    programmer = Programmer(fuse(transforms), native=native)
     pictures = replace(stage, staged=staged, encoded=open_codecs is not None)
     return replace(collation, programmer=programmer, pictures=pictures)

@@ -14,7 +14,7 @@ from gpuloader.api.loading import check_transform_places, plan_transforms
 from gpuloader.api.options import check_names, check_option, find_unit
 from gpuloader.api.state import OF_BATCHES, Position, end_epoch, find_spent_batches, read_state
 from gpuloader.batches.kept import Intake, NestedStager
-from gpuloader.batches.readers import ReaderPosition, close_items, stage_all
+from gpuloader.batches.readers import ReadSoFar, close_items, stage_all
 from gpuloader.batches.schema import Collation, build_batch
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.outputs import FollowingOutput
@@ -317,7 +317,7 @@ class WrappedEpochs(Epochs):
         buffers = take_buffers(self._idle, delivery, capacity, self._meter, programmer=self._programmer)
         draw = Draw(position.seed, position.epoch)
         stager = NestedStager(self._intake, buffers.ring, self._meter, draw)
-        batches = stage_all(source, stager, ReaderPosition(position.batches, 1, position.own), self._token)
+        batches = stage_all(source, stager, ReadSoFar(position.batches, 1, position.own), self._token)
         fetch: Fetch = InlineFetch(batches)
         if self.ahead:
             # What a loader announces while it is read must not be seen before `next` returns.

@@ -1,7 +1,8 @@
 """Programs: the transforms of a loader, bound to batches of one layout; `programmer.py` plans them.
 
-From small to large: an `Operation` is one computation, a `Transform` is what the user specifies, a `BatchProgram`
-is all operations for one layout, and a `BoundProgram` is a program over the memory of one device slot.
+From small to large: an `Operation` is one computation, a `Transform` is what the user specifies, a
+`BatchProgram` is all operations for one layout, and a `BoundProgram` is a program over the memory of one
+device slot.
 
 A program is planned once per layout. Its results get room in the same slot, behind the fields they are
 computed from. So running it allocates nothing, and the memory for a batch is known before it is fetched.
@@ -19,7 +20,7 @@ import numpy as np
 
 from gpuloader.errors import LoaderError, SampleError, describe_error
 from gpuloader.fields.spec import Array
-from gpuloader.kernels.gather import fuse_gathers
+from gpuloader.kernels import gather
 from gpuloader.kernels.launching import Kernel, KernelName, Launch, only_note_kernels, record_launches
 from gpuloader.sources.images.regions import Encoded
 from gpuloader.staging.arena import Layout, align
@@ -63,9 +64,7 @@ class GatherRows:
 
     def on_device(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
         """Gather the rows with a kernel."""
-        from gpuloader.kernels.gather import gather
-
-        gather(self.source, inputs[0], out=outputs[0], stream=stream)
+        gather.gather(self.source, inputs[0], out=outputs[0], stream=stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +81,11 @@ class GatherSpan:
 
     def on_host(self, inputs: list[Array], outputs: list[Array]) -> None:
         """Gather the rows with the kernel's twin."""
-        from gpuloader.kernels.gather import gather_on_host
-
-        gather_on_host(self.source, self.order, span=inputs[0], out=outputs[0])
+        gather.gather_on_host(self.source, self.order, span=inputs[0], out=outputs[0])
 
     def on_device(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
         """Gather the rows with a kernel."""
-        from gpuloader.kernels.gather import gather
-
-        gather(self.source, self.order, span=inputs[0], out=outputs[0], stream=stream)
+        gather.gather(self.source, self.order, span=inputs[0], out=outputs[0], stream=stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,7 +405,7 @@ class BoundProgram:
         elif all(is_repeatable(step.operation) for step in self.program.steps):
             with record_launches() as launches:
                 self.program.run_on_device(self._arrays, stream)
-            self._launches = [_prepare(one) for one in fuse_gathers(launches)]
+            self._launches = [_prepare(one) for one in gather.fuse_gathers(launches)]
         else:
             self.program.run_on_device(self._arrays, stream)
 

@@ -163,7 +163,7 @@ class Programmer:
         if program is None:
             if len(self._made) > 32:  # every batch may have another size or shape
                 self._made.clear()
-            program = self._made[key] = _Planner(self, names, levels, staged).plan(drawn)
+            program = self._made[key] = _Planner(self, names, staged).plan(levels, drawn=drawn)
             if self.planned is not None:
                 self.planned(program)
         self._last = staged, program
@@ -196,23 +196,20 @@ class Programmer:
 class _Planner:
     """Plans one program. Arrays are numbered: staged fields, draws, and then what is computed."""
 
-    def __init__(
-        self, programmer: Programmer, names: Sequence[str], levels: Sequence[int], staged: Layout
-    ) -> None:
+    def __init__(self, programmer: Programmer, names: Sequence[str], staged: Layout) -> None:
         self._programmer = programmer
         self._names = list(names)
-        self._levels = tuple(levels)
         self._fields: list[FieldLayout] = list(staged.fields)
         self._end = staged.nbytes
         self._made: dict[int, KernelCall] = {}  # what makes each array that a kernel makes
         self._present: dict[str, tuple[int, ...]] = {}  # the arrays that are each field's now
+
+    def plan(self, levels: Sequence[int], *, drawn: bool) -> BatchProgram:
+        """Return the program; `drawn` says whether the staged layout ends with the draws."""
         first = 0
-        for name, level in zip(names, levels, strict=True):
+        for name, level in zip(self._names, levels, strict=True):
             self._present[name] = tuple(range(first, first + 1 + level))
             first += 1 + level
-
-    def plan(self, drawn: bool) -> BatchProgram:
-        """Return the program; `drawn` says whether the staged layout ends with the draws."""
         transforms, sources = self._programmer.transforms, self._programmer.sources
         drawing = [one for one in transforms if one.draws]
         if drawn:
@@ -235,7 +232,7 @@ class _Planner:
         for transform in transforms:
             title = type(transform).__name__
             find = getattr(transform, "find", None)
-            field = transform.field if find is None else find(self._names, self._levels)
+            field = transform.field if find is None else find(self._names, levels)
             names = [self._find(one) for one in (field, *getattr(transform, "others", ()))]
             name, inputs = names[0], tuple(one for name in names for one in self._present[name])
             before, adapt = self._made.get(inputs[0]), getattr(transform, "adapt", None)
