@@ -26,7 +26,7 @@ from gpuloader.sources.describing import Source
 from gpuloader.staging.arena import Layout, arrange
 from gpuloader.system.finalizers import LivingKeys
 from gpuloader.system.platforms import available_memory
-from gpuloader.transforms.program import GatherRows, Permute, Program, Spec, Step, Transform
+from gpuloader.transforms.program import BatchProgram, GatherRows, Permute, Spec, Step, Transform
 from gpuloader.transforms.programmer import Programmer
 
 CACHES = ("host", "device")
@@ -255,5 +255,5 @@ class Resident:
                 # On the copy stream it lies behind the last gathers of the previous order and ahead of the
                 # first of this one. So it needs no event, and the same 8 bytes per sample serve every epoch.
                 step = Step(Permute(order.count, order.seed, order.epoch), (), (0,), "order", "shuffle")
-                program = Program(table.layout, table.layout, (), (), (step,), table.layout, ())
+                program = BatchProgram(table.layout, table.layout, (), (), (step,), table.layout, ())
                 lane.compute(program, table.memory)

@@ -13,7 +13,7 @@ from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, DevicePict
 from gpuloader.errors import PictureError, SampleError
 from gpuloader.sources.images.image import decode_code
 from gpuloader.sources.images.regions import Code, read_codes
-from gpuloader.transforms.program import Decoding, Program
+from gpuloader.transforms.program import BatchProgram, Decoding
 
 
 class HostPixels:
@@ -46,7 +46,7 @@ class BatchDecoder:
         self._stream = device.stream(urgent=urgent)
         self._event = device.event()
 
-    def decode(self, staged: StagedBatch, program: Program) -> list[Decoded]:
+    def decode(self, staged: StagedBatch, program: BatchProgram) -> list[Decoded]:
         """Return the images of each field; what the device cannot decode, the CPU's decoders do.
 
         Samples whose images cannot be decoded may be left out of the batch, whose layout changes then. If
@@ -107,7 +107,7 @@ class BatchDecoder:
         device: DeviceCalls,
         decoded: Sequence[Decoded],
         staged: StagedBatch,
-        program: Program,
+        program: BatchProgram,
         memory: DeviceMemory,
         stream: Stream,
     ) -> None:

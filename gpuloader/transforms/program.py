@@ -1,7 +1,8 @@
 """Programs: the transforms of a loader, bound to batches of one layout; `programmer.py` plans them.
 
-From small to large: an `Operation` is one computation, a `Transform` is what the user specifies, a `Program`
-is all operations for one layout, and a `BoundProgram` is a program over the memory of one device slot.
+From small to large: an `Operation` is one computation, a `Transform` is what the user specifies, a
+`BatchProgram` is all operations for one layout, and a `BoundProgram` is a program over the memory of one
+device slot.
 
 A program is planned once per layout. Its results get room in the same slot, behind the fields they are
 computed from. So running it allocates nothing, and the memory for a batch is known before it is fetched.
@@ -320,7 +321,7 @@ def raise_named(error: Exception, title: str, field: str) -> NoReturn:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class BatchProgram:
     """The computations for batches of one layout.
 
     Its arrays are numbered through, in the order of `room`.
@@ -391,7 +392,7 @@ class BoundProgram:
     with operations of the user's runs in full each time.
     """
 
-    def __init__(self, program: Program, arrays: list[Any]) -> None:
+    def __init__(self, program: BatchProgram, arrays: list[Any]) -> None:
         self.program = program
         self._arrays = arrays
         self._launches: list[_Prepared] | None = None
@@ -409,7 +410,7 @@ class BoundProgram:
             self.program.run_on_device(self._arrays, stream)
 
 
-def find_kernels(program: Program, arrays: list[Any]) -> list[KernelName]:
+def find_kernels(program: BatchProgram, arrays: list[Any]) -> list[KernelName]:
     """Return the kernels that a program would launch, except for those of the user's own operations.
 
     `arrays` have the shapes, dtypes and alignment of those in the program's room; nothing is read or written.

@@ -18,6 +18,7 @@ from gpuloader.order.permutation import Words, derive_key, hash_for_keys
 from gpuloader.order.randomness import as_number, current_draw
 from gpuloader.staging.arena import FieldLayout, Layout, align
 from gpuloader.transforms.program import (
+    BatchProgram,
     Chain,
     Decoding,
     GatherRows,
@@ -25,7 +26,6 @@ from gpuloader.transforms.program import (
     KernelCall,
     Operation,
     Plain,
-    Program,
     Spec,
     Step,
     Transform,
@@ -139,15 +139,17 @@ class Programmer:
         self.transforms = tuple(transforms)
         self.sources = None if sources is None else tuple(sources)
         self.order = order
-        self._made: dict[Any, Program] = {}
-        self._last: tuple[Layout | None, Program | None] = None, None
+        self._made: dict[Any, BatchProgram] = {}
+        self._last: tuple[Layout | None, BatchProgram | None] = None, None
         self._drawn: DrawnAhead | None = None
-        self.planned: Callable[[Program], None] | None = None
+        self.planned: Callable[[BatchProgram], None] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Programmer, native=self.native), (self.transforms, self.sources, self.order)
 
-    def program(self, names: Sequence[str], levels: Sequence[int], staged: Layout, *, drawn: bool) -> Program:
+    def program(
+        self, names: Sequence[str], levels: Sequence[int], staged: Layout, *, drawn: bool
+    ) -> BatchProgram:
         """Return the program for a staged layout, which `drawn` says ends with the draws already.
 
         `names` and `levels` are those of the array fields. Raises `SampleError` if a transform names a field
@@ -167,7 +169,7 @@ class Programmer:
         self._last = staged, program
         return program
 
-    def fill_draws(self, program: Program, arrays: list[Array], keys: Indices | Stretch) -> None:
+    def fill_draws(self, program: BatchProgram, arrays: list[Array], keys: Indices | Stretch) -> None:
         """Write the transforms' draws for the samples with the given keys, which are their dataset indices.
 
         The draws depend on nothing but the loader's seed, the epoch and the key.
@@ -202,7 +204,7 @@ class _Planner:
         self._made: dict[int, KernelCall] = {}  # what makes each array that a kernel makes
         self._present: dict[str, tuple[int, ...]] = {}  # the arrays that are each field's now
 
-    def plan(self, levels: Sequence[int], *, drawn: bool) -> Program:
+    def plan(self, levels: Sequence[int], *, drawn: bool) -> BatchProgram:
         """Return the program; `drawn` says whether the staged layout ends with the draws."""
         first = 0
         for name, level in zip(self._names, levels, strict=True):
@@ -277,7 +279,7 @@ class _Planner:
             if self._programmer.native and maker is not None and maker.bits is not None:
                 array = replace(array, dtype=bits_dtype(maker.bits, array.dtype.itemsize))
             delivered.append(array)
-        return Program(
+        return BatchProgram(
             copied,
             Layout(tuple(self._fields), self._end),
             tuple(filled),
