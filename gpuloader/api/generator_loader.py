@@ -125,9 +125,7 @@ class GeneratorLoader(Measured):
         self._drop_last = drop_last
         self._meter = Meter()
         names = None if self._feeds is None else tuple(map(attrgetter("name"), self._feeds))
-        self._epochs = ReaderEpochs(
-            self._meter, self._capacity, policy, names, as_list=return_list
-        )
+        self._epochs = ReaderEpochs(self._meter, self._capacity, policy, names, as_list=return_list)
         self._kind = ""
         # Driving by hand: the epoch that `start` began, whether it is over, and for an iterable loader the
         # latest loop's epoch, weakly because leaving the loop ends it, or the one that `next` began.
