@@ -345,7 +345,7 @@ def advise_on_input(
 
 
 def _advise_on_thread(configuration: Configuration, parts: dict[str, float], loop: float) -> list[str]:
-    """Return what to change if a loop waits for the one thread that runs its reader, or the wrapped loader."""
+    """Return what to change if a loop waits for the one thread that reads its batches."""
     is_reader, busy = configuration.reads == "reader", (parts["fetch"] + parts["stage"]) / loop
     if not configuration.workers and loop < TOO_SHORT:
         larger, thread = "larger batches", "a thread that reads them"
@@ -357,9 +357,8 @@ def _advise_on_thread(configuration: Configuration, parts: dict[str, float], loo
             return ["use_double_buffer=True: a thread reads the next batch while your loop computes"]
         return ["prefetch=2: reads and copies the next batches while your loop computes"]
     if busy < BUSY_SHARE:
-        told = (
-            f"{'the reader thread is busy' if is_reader else 'batches are read'} only {busy:.0%} of the time"
-        )
+        who = "the reader thread is busy" if is_reader else "batches are read"
+        told = f"{who} only {busy:.0%} of the time"
         # Reading further ahead cannot help a thread that spends its time on hand-overs.
         if loop < SHORT and configuration.forced:
             return [f"use_double_buffer=True: {told}, and in steps this short it costs more than it saves"]
