@@ -34,7 +34,7 @@ from gpuloader.fetch.contract import (
     timed_out,
 )
 from gpuloader.fetch.jobs import Job, Window
-from gpuloader.fetch.processes.fork_server import ServedChild, fork_worker, without_main
+from gpuloader.fetch.processes.fork_server import fork_worker
 from gpuloader.fetch.processes.messages import (
     NO_BATCH,
     NO_ROW,
@@ -53,7 +53,14 @@ from gpuloader.staging.arena import Arena
 from gpuloader.staging.ring import Slot
 from gpuloader.system.finalizers import Finalizer, Living, closing_once
 from gpuloader.system.platforms import after_fork, may_fork_unasked, message_pair
-from gpuloader.system.processes import StartedChild, describe_death, start_child, starting, wait_for
+from gpuloader.system.processes import (
+    ChildHandle,
+    describe_death,
+    start_child,
+    starting,
+    wait_for,
+    without_main,
+)
 from gpuloader.system.threads import LONGEST_WAIT, at_last, deferred_interrupt, exit_first
 from gpuloader.watch.stats import Meter
 from gpuloader.watch.tracing import WORKER, mark
@@ -231,7 +238,7 @@ class WorkerProcess:
         return not self._finalizer.alive
 
 
-def _start_worker(pool: Pool, number: int, link: socket.socket) -> ServedChild | StartedChild:
+def _start_worker(pool: Pool, number: int, link: socket.socket) -> ChildHandle:
     """Start worker `number`, which takes over its end of the link; the caller holds `starting()`."""
     parcel = pool.parcel
     if pool.method == "forkserver" and parcel is not None:
@@ -241,7 +248,7 @@ def _start_worker(pool: Pool, number: int, link: socket.socket) -> ServedChild |
         return start_child(pool.method, f"gpuloader-worker-{number}", run_worker, link, number, setup)
 
 
-def _end(link: socket.socket, child: ServedChild | StartedChild, owner: int) -> None:
+def _end(link: socket.socket, child: ChildHandle, owner: int) -> None:
     """Kill and reap a worker and close its descriptors; a forked child only closes its copies of them."""
     link.close()
     if child.released:  # a Ctrl-C had cut this short
