@@ -43,9 +43,9 @@ def starting() -> threading.Lock:
 
 
 def _begin_as_child() -> None:
-    global _starting, _forked
+    global _starting, _children
     _starting = threading.Lock()  # the parent held the inherited one while it forked
-    _forked = Living()  # they are siblings of this process, which must not end them
+    _children = Living()  # they are siblings of this process, which must not end them
 
 
 after_fork(_begin_as_child)
@@ -147,7 +147,6 @@ def fork_child(name: str, target: Callable[..., object], *arguments: object) -> 
         raise
     finally:
         theirs.close()
-    _forked.add(child)
     return child
 
 
@@ -231,6 +230,7 @@ class ChildHandle:
         # descriptors again, which may belong to others by then.
         self._closed: list[bool] = []
         self._close = once(partial(self._closed.append, True), closing_once(*descriptors))
+        _children.add(self)
 
     @property
     def released(self) -> bool:
@@ -257,6 +257,20 @@ class ChildHandle:
 
     def _join(self) -> None:
         raise NotImplementedError
+
+
+_children: Living[ChildHandle] = Living()
+
+
+def _end_children() -> None:
+    # Those that the program has left open. One that hangs in C code would not notice the end of its parent.
+    for child in _children:
+        if not child.released:
+            child.kill()
+            child.release(is_ours=True)
+
+
+at_last(_end_children)
 
 
 class ForkedChild(ChildHandle):
@@ -300,18 +314,6 @@ class ForkedChild(ChildHandle):
 
     def _join(self) -> None:
         self._reap(0)
-
-
-_forked: Living[ForkedChild] = Living()
-
-
-def _end_forked() -> None:
-    # What the program has left open when it ends, which could hang in C code and so not see our death.
-    for child in _forked:
-        child.kill()
-
-
-at_last(_end_forked)
 
 
 class SpawnedChild(ChildHandle):

@@ -61,7 +61,7 @@ def test_a_loop_that_was_cut_short_does_not_seem_to_be_over():
 import atexit, threading
 import numpy as np
 from gpuloader import DataLoader
-from gpuloader.system import interrupts as exiting
+from gpuloader.system import threads as exiting
 
 begun, may_end = threading.Event(), threading.Event()
 
