@@ -28,7 +28,7 @@ test-frameworks: .venv-frameworks/stamp
 	  tests/test_documents.py tests/examples tests/api/test_from_ray.py \
 	  tests/sources/tables tests/paddle_suite tests/dataset \
 	  "tests/torch gpuloader/api/torch_loader.py gpuloader/sources/torch_classes.py" \
-	  tests/torch_suite tests/frameworks tests/cli/test_bench.py; do \
+	  tests/torch_suite tests/frameworks tests/cli/test_bench.py "tests/test_golden_states.py tests/test_golden_pickles.py"; do \
 	  KERAS_BACKEND=torch .venv-frameworks/bin/python -m pytest $$tests; done; \
 	for backend in torch jax; do \
 	  KERAS_BACKEND=$$backend .venv-frameworks/bin/python -m pytest tests/keras gpuloader/api/keras_loader.py; done

@@ -337,7 +337,7 @@ class ShareStream:
             exchange_worker(outer)
         division, world_size = self._division, self._division.world_size
         # All ranks count the same items here, so they agree on who gets how many without a message.
-        own, size = division.own_items(count, self._size)
+        own, size = division.own(count, self._size, items=True)
         if not size or (self._drop_last and count < self._size * world_size):
             return None
         # Keys are positions in the epoch, so that an item's random draws do not depend on its rank.

@@ -39,7 +39,7 @@ Stager = Callable[[Iterator[Any], int], StagedBatch | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class ReadSoFar:
     """The point of a reader's epoch at which to resume.
 
     The user has received `batches`, of `items` each. `state` is what the reader's own ``state_dict`` returned
@@ -52,7 +52,7 @@ class Reached:
 
 
 def stage_all(
-    reader: Reader, stage: Stager, reached: Reached | None = None, owner: object = None
+    reader: Reader, stage: Stager, reached: ReadSoFar | None = None, owner: object = None
 ) -> Iterator[StagedBatch]:
     """Yield the staged batches of one epoch of the loader `owner`; reads in the thread that iterates.
 
@@ -65,7 +65,7 @@ def stage_all(
     BaseException
         Whatever the reader raised, with a note that names the batch.
     """
-    reached = reached or Reached()
+    reached = reached or ReadSoFar()
     own_state: Callable[[], Any] | None = getattr(reader, "state_dict", None)
     items: Iterator[Any] | None = None
     number = 0
@@ -93,7 +93,7 @@ def stage_all(
         close_items(items)
 
 
-def _open(reader: Reader, reached: Reached) -> Iterator[Any]:
+def _open(reader: Reader, reached: ReadSoFar) -> Iterator[Any]:
     """Start a reader after the batches the user has received: load its state, or skip the earlier items."""
     if reached.state is not None:
         check_takes_state(reader)

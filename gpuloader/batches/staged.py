@@ -21,7 +21,7 @@ from gpuloader.staging.ring import Ring, Slot
 from gpuloader.watch.stats import Meter
 
 if TYPE_CHECKING:
-    from gpuloader.transforms.program import Program
+    from gpuloader.transforms.program import BatchProgram
 
 Reserve = Callable[[int], Slot]
 """Reserves a slot of at least the given number of bytes; called once per batch."""
@@ -117,7 +117,7 @@ def fill_slot(
 
 def find_program(
     collation: Collation, tree: Tree, levels: Sequence[int], layout: Layout, *, drawn: bool = False
-) -> Program | None:
+) -> BatchProgram | None:
     """Return what the transforms do to a batch of this layout; None without transforms."""
     if collation.programmer is None:
         return None

@@ -22,7 +22,7 @@ from gpuloader.errors import LoaderError
 from gpuloader.sources.images.regions import Code
 from gpuloader.staging.arena import Layout, PageLocker
 from gpuloader.staging.ring import Lease
-from gpuloader.transforms.program import Program
+from gpuloader.transforms.program import BatchProgram
 
 Stream = Any
 """A queue of work on a device, run in order; its type depends on the device."""
@@ -120,13 +120,13 @@ class DeviceCalls(Protocol):
     def elapsed(self, start: Event, end: Event) -> float:
         """Return the seconds between two timed events that have been reached."""
 
-    def run(self, program: Program, memory: DeviceMemory, stream: Stream) -> None:
+    def run(self, program: BatchProgram, memory: DeviceMemory, stream: Stream) -> None:
         """Enqueue a program on `stream`, which computes within `memory`; once a batch with transforms."""
 
     def keep(self, stream: Stream) -> Stream:
         """Return a stream of the calling thread, or the user's, in a form that any thread can record on."""
 
-    def compile(self, program: Program, stop: Callable[[], bool]) -> None:
+    def compile(self, program: BatchProgram, stop: Callable[[], bool]) -> None:
         """Compile the kernels that `run` would launch for a program, one by one until `stop` returns True.
 
         A thread of its own calls it, while the first `next` waits for samples.

@@ -1,14 +1,6 @@
 """nvImageCodec: decodes JPEG files on a GPU, with nvJPEG. Only this module imports it.
 
-Why it is called the way it is:
-
-- It decodes only into memory of its own, so pictures are copied into the batch afterwards, within the GPU.
-- The GPU's JPEG engine has been seen to write its result when it is called, before earlier work on the same
-  stream has run (nvJPEG 12.3 to 13.2 on an H100; torchcodec's pull request 1634). So it gets a stream without
-  other work, and memory is not given back before the host knows that nothing reads it any more.
-- Backends on the CPU are left out: they would decode in the thread that asks for batches, without a word.
-- Chroma is interpolated as libjpeg-turbo does it ("fancy upsampling"). Before nvJPEG 13.2, the outermost
-  pixels of a region are wrong with that, so regions are decoded a little larger.
+It decodes only into memory of its own, so images are copied into the batch afterwards, within the GPU.
 """
 
 from __future__ import annotations
@@ -16,7 +8,7 @@ from __future__ import annotations
 import base64
 import threading
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -25,32 +17,23 @@ from gpuloader.errors import LoaderError, MissingPackage, describe_error, instal
 from gpuloader.sources.images.regions import Code
 from gpuloader.system.platforms import usable_cores
 
+# Chroma is interpolated as libjpeg-turbo does it on the CPU. Before nvJPEG 13.2, the outermost pixels of a
+# region are wrong with that, so regions are decoded larger by a margin.
 OPTIONS = ":fancy_upsampling=1 :enable_roi_fancy_upsampling=1"
 _MARGIN = 2  # pixels
 _ANY_MEMORY = 4  # cudaMemcpyDefault
 _UPRIGHT = 1
 _CUDA_13 = 13_000
-# A gray JPEG file of 8 x 8 pixels.
+# A gray JPEG file of 8 x 8 pixels. Without nvJPEG, the decoder can be made but decodes nothing, so only a
+# trial tells whether it works.
 _TRIAL = base64.b85decode(
     "|JeWF01!$>Nk#wx0RR9200961|JwjV01yid4h#wq4h;?x5fBp?C>j_R78o%jB^@X_Gd(;xGdMRuNL)@pL{~*OI8bd-S6^ahXlFi6ad~iL"
     "cwA*?WB<Sa3kU!R00;pA5di<h02BZL00000000000000000000|HJ?k5CH%H0000000000000000095m00;pA002J#KmXY"
 )
 
 
-class Runtime(Protocol):
-    """What is needed of CuPy's ``cupy.cuda.runtime``."""
-
-    def runtimeGetVersion(self) -> int:  # noqa: N802
-        """Return the CUDA version that CuPy is built for, as 1000 major + 10 minor."""
-
-    def memcpy2DAsync(  # noqa: N802
-        self, dst: int, dpitch: int, src: int, spitch: int, width: int, height: int, kind: int, stream: int
-    ) -> None:
-        """Enqueue a copy of rows."""
-
-
-def open_codec(index: int, runtime: Runtime) -> JpegCodec:
-    """Return the decoder of a GPU, which has decoded a file as a trial.
+def open_codec(index: int, runtime: Any) -> JpegCodec:
+    """Return the decoder of a GPU, which has decoded a file as a trial; `runtime` is ``cupy.cuda.runtime``.
 
     Raises
     ------
@@ -68,6 +51,7 @@ def open_codec(index: int, runtime: Runtime) -> JpegCodec:
             f"{install_command(extra)}, or pass decode='image'",
             name="nvidia-nvimgcodec",
         ) from None
+    # Backends on the CPU are left out: they would decode in the thread that asks for batches, without a word.
     kinds = nvimgcodec.BackendKind
     backends = [
         nvimgcodec.Backend(kind) for kind in (kinds.HW_GPU_ONLY, kinds.GPU_ONLY, kinds.HYBRID_CPU_GPU)
@@ -88,21 +72,9 @@ def open_codec(index: int, runtime: Runtime) -> JpegCodec:
 
 
 class JpegCodec:
-    """nvImageCodec's decoder; any thread may call it, one at a time decodes.
+    """nvImageCodec's decoder; any thread may call it, one at a time decodes."""
 
-    Parameters
-    ----------
-    module : module
-        ``nvidia.nvimgcodec``.
-    index : int
-        The GPU's index.
-    backends : list of nvidia.nvimgcodec.Backend
-        What may decode.
-    runtime : Runtime
-        CUDA's calls.
-    """
-
-    def __init__(self, module: Any, index: int, backends: Sequence[Any], runtime: Runtime) -> None:
+    def __init__(self, module: Any, index: int, backends: Sequence[Any], runtime: Any) -> None:
         self.name = f"gpu:{index}"
         self._module = module
         self._runtime = runtime
@@ -119,8 +91,12 @@ class JpegCodec:
 
     def decode(self, codes: Sequence[Code], stream: Any) -> list[DevicePicture | None]:
         """Decode as `Codec.decode` does; None as the stream is the device's default stream."""
+        # The GPU's JPEG engine has been seen to write its result when it is called, before earlier work on
+        # the same stream has run (nvJPEG 12.3 to 13.2 on an H100). So the stream has no other work, and
+        # memory is not given back before the host knows that nothing reads it any more.
         found: list[DevicePicture | None] = [None] * len(codes)
         with self._lock:
+            # Whether orientation is applied is a parameter of a call, so there is one call for each answer.
             for turns in (False, True):
                 chosen = [
                     number for number, code in enumerate(codes) if (code.orientation > _UPRIGHT) == turns

@@ -30,7 +30,7 @@ from gpuloader.kernels.launching import find_kernel
 from gpuloader.staging.arena import Layout, PageLocker
 from gpuloader.staging.ring import Lease
 from gpuloader.system.finalizers import Finalizer, once
-from gpuloader.transforms.program import BoundProgram, Program, find_kernels
+from gpuloader.transforms.program import BatchProgram, BoundProgram, find_kernels
 
 # CUDA's numbers, which CuPy does not export.
 _HOST_TO_DEVICE, _WITHIN_DEVICE = 1, 3
@@ -254,7 +254,7 @@ class CudaCalls:
         unowned = library.UnownedMemory(memory.address, memory.nbytes, owner, self.index)
         return [ndarray(one.shape, one.dtype, pointer(unowned, one.offset)) for one in layout.fields]
 
-    def run(self, program: Program, memory: CudaMemory, stream: Any) -> None:
+    def run(self, program: BatchProgram, memory: CudaMemory, stream: Any) -> None:
         """Launch a program's kernels on `stream`; they compute within `memory`."""
         # What a launch needs apart from the stream is made once for each slot, because a RawKernel called
         # with arrays costs some 5 µs, and with arguments made beforehand a tenth of that.
@@ -266,7 +266,7 @@ class CudaCalls:
             bound = memory.bound[id(program)] = BoundProgram(program, arrays)
         bound.launch(stream)
 
-    def compile(self, program: Program, stop: Callable[[], bool]) -> None:
+    def compile(self, program: BatchProgram, stop: Callable[[], bool]) -> None:
         """Compile and load a program's kernels, one by one until `stop` returns True."""
         # Which kernels they are follows from shapes, dtypes and alignment, so it is found with arrays that
         # lie nowhere. The last come first: a thread that launches the program meanwhile begins at the front.

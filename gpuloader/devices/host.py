@@ -14,7 +14,7 @@ from gpuloader.devices.base import Codec, DeviceCalls, HostMemory
 from gpuloader.errors import LoaderError
 from gpuloader.staging.arena import Layout, PageLocker
 from gpuloader.staging.ring import Lease
-from gpuloader.transforms.program import Program
+from gpuloader.transforms.program import BatchProgram
 
 _ONLY_STREAM = "host"
 _ONLY_EVENT = "done"
@@ -109,7 +109,7 @@ class HostDevice:
         """Return 0: no work is ever pending."""
         return 0.0
 
-    def run(self, program: Program, memory: HostBuffer, stream: str) -> None:
+    def run(self, program: BatchProgram, memory: HostBuffer, stream: str) -> None:
         """Run a program immediately."""
         program.run_on_host(self.arrays(memory, program.room))
 
@@ -129,7 +129,7 @@ class HostDevice:
         """Return whether an array lies in host memory of this size and place."""
         return bool(np.may_share_memory(memory.bytes, array))
 
-    def compile(self, program: Program, stop: Callable[[], bool]) -> None:
+    def compile(self, program: BatchProgram, stop: Callable[[], bool]) -> None:
         """Do nothing, because the host runs the kernels' twins."""
 
     def consumer_stream(self) -> str:

@@ -30,7 +30,7 @@ from gpuloader.sources.images.regions import Code
 from gpuloader.staging.arena import Layout, PageLocker
 from gpuloader.staging.ring import Lease
 from gpuloader.system.finalizers import LivingValues
-from gpuloader.transforms.program import Program
+from gpuloader.transforms.program import BatchProgram
 
 _POISON = 0xAB
 
@@ -312,7 +312,7 @@ class SimulatedDevice:
         self._memories.set(id(memory.bytes), memory)
         return [np.ndarray(one.shape, one.dtype, memory.bytes, one.offset) for one in layout.fields]
 
-    def run(self, program: Program, memory: SimulatedMemory, stream: SimulatedStream) -> None:
+    def run(self, program: BatchProgram, memory: SimulatedMemory, stream: SimulatedStream) -> None:
         """Enqueue a program on a stream; it computes within `memory`, and may read other device memory."""
         # A program knows what it reads elsewhere, such as a dataset in a cache, as arrays over its bytes.
         found = [self._memories.get(id(array.base)) for array in program.reads()]
@@ -382,7 +382,7 @@ class SimulatedDevice:
         """Return whether an array of a batch lies in `memory`."""
         return isinstance(array, SimulatedArray) and array._memory is memory
 
-    def compile(self, program: Program, stop: Callable[[], bool]) -> None:
+    def compile(self, program: BatchProgram, stop: Callable[[], bool]) -> None:
         """Do nothing, because the device runs the kernels' twins."""
 
     def consumer_stream(self) -> SimulatedStream:

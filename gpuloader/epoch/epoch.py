@@ -37,7 +37,7 @@ from gpuloader.fetch.fetching import Fetching
 from gpuloader.staging.ring import Ring
 from gpuloader.system.finalizers import Finalizer, Living
 from gpuloader.system.threads import StartedThread, at_exit, end_if_exiting, start_thread
-from gpuloader.transforms.program import Program
+from gpuloader.transforms.program import BatchProgram
 from gpuloader.transforms.programmer import Programmer
 from gpuloader.watch.autotuner import Autotuner, Setting
 from gpuloader.watch.stats import Meter
@@ -638,7 +638,7 @@ class KernelsAhead:
         self._stop = threading.Event()
         self._thread: StartedThread | None = None
 
-    def begin(self, program: Program) -> None:
+    def begin(self, program: BatchProgram) -> None:
         """Begin to compile what a program launches; only the first call does. Any thread may call it."""
         with self._beginning:
             # A forked worker plans the same programs, and must not touch CUDA.
@@ -648,7 +648,7 @@ class KernelsAhead:
             with contextlib.suppress(LoaderError):  # the system starts no more threads
                 self._thread = start_thread("gpuloader-compiler", self._compile, program)
 
-    def _compile(self, program: Program) -> None:
+    def _compile(self, program: BatchProgram) -> None:
         for device in self._devices:
             with contextlib.suppress(Exception):  # launching raises it
                 device.compile(program, self._stop.is_set)

@@ -13,7 +13,7 @@ from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, DevicePict
 from gpuloader.errors import PictureError, SampleError
 from gpuloader.sources.images.image import decode_code
 from gpuloader.sources.images.regions import Code, read_codes
-from gpuloader.transforms.program import Decoding, Program
+from gpuloader.transforms.program import BatchProgram, Decoding
 
 
 class HostPixels:
@@ -32,7 +32,7 @@ class Decoded:
     """The images of one field of a batch, in order."""
 
     decoding: Decoding
-    pictures: list[Pixels]
+    images: list[Pixels]
 
 
 class BatchDecoder:
@@ -46,7 +46,7 @@ class BatchDecoder:
         self._stream = device.stream(urgent=urgent)
         self._event = device.event()
 
-    def decode(self, staged: StagedBatch, program: Program) -> list[Decoded]:
+    def decode(self, staged: StagedBatch, program: BatchProgram) -> list[Decoded]:
         """Return the images of each field; what the device cannot decode, the CPU's decoders do.
 
         Samples whose images cannot be decoded may be left out of the batch, whose layout changes then. If
@@ -59,14 +59,14 @@ class BatchDecoder:
         try:
             for decoding in program.decodings:
                 codes = list(read_codes(views[decoding.codes]))
-                pictures, failures = self._decode(codes)
+                images, failures = self._decode(codes)
                 if failures and not decoding.skips:
                     position, error = failures[0]
                     error.batch, error.index, error.field = staged.number, position, decoding.field
                     number = codes[position].index
                     error.dataset_index = None if number < 0 else number
                     raise error
-                decoded.append(Decoded(decoding, pictures))
+                decoded.append(Decoded(decoding, images))
                 bad.update(position for position, _ in failures)
         except SampleError:
             self._device.synchronize(self._event)  # what is being decoded still reads the slot
@@ -74,14 +74,12 @@ class BatchDecoder:
         if bad:
             self._device.synchronize(self._event)
             try:
-                leave_out(staged, len(decoded[0].pictures), bad)
+                leave_out(staged, len(decoded[0].images), bad)
             except SampleError as error:
                 error.batch = staged.number
                 raise
             for one in decoded:
-                one.pictures[:] = [
-                    picture for number, picture in enumerate(one.pictures) if number not in bad
-                ]
+                one.images[:] = [image for number, image in enumerate(one.images) if number not in bad]
         return decoded
 
     def _decode(self, codes: Sequence[Code]) -> tuple[list[Pixels], list[tuple[int, PictureError]]]:
@@ -91,25 +89,25 @@ class BatchDecoder:
         with self._device.current() as device:
             found = iter(self._codec.decode(encoded, self._stream) if encoded else ())
             device.record(self._event, self._stream)
-        pictures: list[Pixels] = []
+        images: list[Pixels] = []
         failures: list[tuple[int, PictureError]] = []
         for position, code in enumerate(codes):
-            picture: Pixels | None = next(found) if code.orientation else HostPixels(code.data)
-            if picture is None:
+            image: Pixels | None = next(found) if code.orientation else HostPixels(code.data)
+            if image is None:
                 try:
-                    picture = HostPixels(decode_code(code))
+                    image = HostPixels(decode_code(code))
                 except PictureError as error:
                     failures.append((position, error))
-                    picture = HostPixels(np.zeros(0, np.uint8))
-            pictures.append(picture)
-        return pictures, failures
+                    image = HostPixels(np.zeros(0, np.uint8))
+            images.append(image)
+        return images, failures
 
     def place(
         self,
         device: DeviceCalls,
         decoded: Sequence[Decoded],
         staged: StagedBatch,
-        program: Program,
+        program: BatchProgram,
         memory: DeviceMemory,
         stream: Stream,
     ) -> None:
@@ -123,8 +121,8 @@ class BatchDecoder:
         for one in decoded:
             field = program.room.fields[one.decoding.pixels]
             starts = views[one.decoding.codes + 1] * field.shape[1] + field.offset
-            for start, picture in zip(starts.tolist(), one.pictures, strict=False):  # a split more
-                if isinstance(picture, HostPixels):
-                    device.copy_async(memory, picture, picture.bytes.size, stream, start)
+            for start, image in zip(starts.tolist(), one.images, strict=False):  # a split more
+                if isinstance(image, HostPixels):
+                    device.copy_async(memory, image, image.bytes.size, stream, start)
                 else:
-                    self._codec.copy(memory, picture, stream, start)
+                    self._codec.copy(memory, image, stream, start)

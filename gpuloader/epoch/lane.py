@@ -26,7 +26,7 @@ from gpuloader.epoch.device_slots import SPARE, DeviceSlot, DeviceSlots, StaticS
 from gpuloader.errors import LoaderError
 from gpuloader.staging.arena import FieldLayout, Layout, align
 from gpuloader.staging.ring import Lease, Ring, lease_views
-from gpuloader.transforms.program import Program
+from gpuloader.transforms.program import BatchProgram
 from gpuloader.transforms.programmer import Programmer
 from gpuloader.watch.stats import Meter
 from gpuloader.watch.tracing import COPIES, is_tracing, mark
@@ -180,13 +180,13 @@ class Lane:
             staged.layout, staged.levels = program.delivered, program.levels
         return batch
 
-    def _find_program(self, staged: StagedBatch) -> Program | None:
+    def _find_program(self, staged: StagedBatch) -> BatchProgram | None:
         if self.programmer is None or staged.tree is None:
             return None
         names = staged.tree.array_names
         return self.programmer.program(names, staged.levels, staged.layout, drawn=True)
 
-    def _decode(self, staged: StagedBatch, program: Program) -> list[Decoded]:
+    def _decode(self, staged: StagedBatch, program: BatchProgram) -> list[Decoded]:
         """Decode the batch's images; the decoder may leave samples out."""
         if self._decoder is None:
             # Imported late, because only loaders of images need it.
@@ -199,7 +199,7 @@ class Lane:
         return decoded
 
     def _copy(
-        self, device: DeviceCalls, batch: InFlightBatch, slot: DeviceSlot, program: Program | None
+        self, device: DeviceCalls, batch: InFlightBatch, slot: DeviceSlot, program: BatchProgram | None
     ) -> Timing | None:
         """Enqueue the copy; return its timing, if it is timed."""
         staged, mask, stream = batch.staged, batch.mask, self._copy_stream
@@ -231,7 +231,7 @@ class Lane:
         device.record(copied, self._copy_stream)
         self._copying.append((copied, batch, timing))
 
-    def compute(self, program: Program, memory: DeviceMemory) -> None:
+    def compute(self, program: BatchProgram, memory: DeviceMemory) -> None:
         """Run a program on the copy stream over other memory, after earlier batches and before later ones."""
         self.device.run(program, memory, self._copy_stream)
 

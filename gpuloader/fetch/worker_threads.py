@@ -25,8 +25,8 @@ from gpuloader.fetch.contract import (
     timed_out,
 )
 from gpuloader.fetch.jobs import Job, Window
-from gpuloader.order.randomness import begin_draws, mixed_seed
-from gpuloader.order.worker_info import WorkerInfo, enter_worker
+from gpuloader.order.randomness import Draw, exchange_draw, mixed_seed
+from gpuloader.order.worker_info import WorkerInfo, exchange_worker
 from gpuloader.sources.frameworks import answering_threads
 from gpuloader.system.cores import bind
 from gpuloader.system.threads import LONGEST_WAIT, StartedThread, start_thread, this_thread
@@ -155,7 +155,7 @@ def _work(
     """Run tasks until the queue says None: the main function of a worker thread."""
     bind(setup.cores)
     seed = mixed_seed(epoch.seed, epoch.epoch, number, *setup.rank.salt)
-    enter_worker(WorkerInfo(number, setup.count, seed, setup.reading.dataset, setup.rank.ranks))
+    exchange_worker(WorkerInfo(number, setup.count, seed, setup.reading.dataset, setup.rank.ranks))
     this_thread.reads_for = epoch.owner
     with answering_threads():
         try:
@@ -165,7 +165,7 @@ def _work(
             failures.append(set_up_failed(number, error))
             bell.put(None)
             return
-        begin_draws(epoch.seed, epoch.epoch)
+        exchange_draw(Draw(epoch.seed, epoch.epoch))
         while (task := tasks.get()) is not None:
             at_work[number] = task
             task[0](number)

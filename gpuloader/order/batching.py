@@ -30,6 +30,7 @@ from gpuloader.order.samplers import (
     RandomSampler,
     Sampler,
     SequenceSampler,
+    check_length,
     check_sized,
     make_sampler,
     walk,
@@ -62,7 +63,7 @@ class GivenSampler:
     name: str  # 'sampler' or 'batch_sampler'
     given: Any  # what was passed
     inside: tuple[tuple[str, Any], ...]  # it, and the samplers that it reads from, with names for errors
-    order: FindOrder | None  # computes the order of an epoch, if its class can
+    order: FindOrder  # computes the order of an epoch, if its class can
     divides: bool  # whether it, or one that it reads from, yields the indices of one rank
     numbers: bool  # whether it surely yields numbers, so that the dataset is not asked by key
     told: tuple[Any, ...]  # the samplers that have a `set_epoch`
@@ -103,21 +104,13 @@ def as_sampler(sampler: Any, batch_sampler: Any) -> GivenSampler | None:
             break
     # A `BatchSampler` that is passed as `sampler` yields lists of indices, which no order can express; with
     # batch_size=None the dataset is then asked for a list at a time.
-    order: FindOrder | None = None
+    order: FindOrder = _no_order
     if isinstance(given, Sampler) and isinstance(given, BatchSampler) == (name == "batch_sampler"):
         order = given.order
     told = [
         one for one in (given, getattr(given, "sampler", None)) if callable(getattr(one, "set_epoch", None))
     ]
-    return GivenSampler(
-        name,
-        given,
-        tuple(inside),
-        order,
-        divides,
-        _yields_numbers(given),
-        tuple(told),
-    )
+    return GivenSampler(name, given, tuple(inside), order, divides, _yields_numbers(given), tuple(told))
 
 
 _EXCLUDED = (
@@ -222,13 +215,11 @@ def find_shared(sampler: GivenSampler) -> Sampler[Any] | None:
         raise ValueError(f"{name} already divides the dataset among ranks: pass it or shard, not both")
     grouped: Any = given
     if sampler.in_batches:
-        grouped = None
         kinds: list[type[Any]] = [BatchSampler, *find_classes("BatchSampler")]
-        for kind in kinds:
-            # One that only groups another's indices; Paddle's planner may make it group several batches.
-            if isinstance(given, kind) and type(given).__iter__ is kind.__iter__:
-                grouped = getattr(given, "sampler", None) if getattr(given, "_acc_steps", 1) == 1 else None
-                break
+        # One that only groups another's indices; Paddle's planner may make it group several batches.
+        groups = any(isinstance(given, kind) and type(given).__iter__ is kind.__iter__ for kind in kinds)
+        groups = groups and getattr(given, "_acc_steps", 1) == 1
+        grouped = getattr(given, "sampler", None) if groups else None
     source = as_source(grouped)
     if source is not None:
         return source
@@ -300,16 +291,9 @@ class Batching:
     given: GivenSampler | None = None  # the user's sampler; None if the loader made it
     order: FindOrder = _no_order
     iterable: bool = False  # then there are no indices to batch
-    single: bool = False  # whether samples are delivered individually, not in batches
-    # The batch size that the order was made for; None if any size reads the same samples in the same order.
-    order_size: int | None = None
-    # Samples, or batches if those are dealt, that all ranks together take per step.
-    step: int = 1
 
     # How the epoch is divided among ranks.
     sharding: Sharding | None = None  # None reads everything
-    is_divided: bool = False  # by this batching, or by the user's sampler itself
-    is_dealt: bool = False  # whether the ranks take whole batches of a batch sampler in turn
     reads_all: bool = False  # whether the user has said that every rank reads everything
     obstacle: str | None = None  # why the epoch is not divided, although it would be if that were possible
     undivided: Batching | None = None  # what to use on a single rank instead
@@ -340,44 +324,54 @@ class Batching:
             raise BadValue(f"an iterable dataset determines its own order: {asked} cannot be given")
         if given is not None:
             check_fits(given, dataset, batch_size, own_order)
-        batches = given.given if given is not None and given.in_batches else None
-        sampler: Any = None
-        order: FindOrder = _no_order
-        order_size = None
-        if batches is not None:
+        order: FindOrder = _no_order if given is None else given.order
+        if given is not None and given.in_batches:
             if batch_size != 1 or shuffle or drop_last:
                 raise BadValue(_EXCLUDED)
+            batches = given.given
             # Batch samplers of PyTorch and Paddle have it; a user-defined class may use the name differently.
-            size = getattr(batches, "batch_size", None)
-            size = int(size) if isinstance(size, int | np.integer) and size >= 1 else None
+            found = getattr(batches, "batch_size", None)
+            size = int(found) if isinstance(found, int | np.integer) and found >= 1 else None
             drop_last = isinstance(batches, BatchSampler) and batches.drop_last
-            # Another batch size would sort a bucket differently, so a state of one does not fit the other.
-            order_size = batches.batch_size if isinstance(batches, BucketSampler) else None
-        else:
-            if given is not None and shuffle:
-                raise BadValue("sampler determines the order: shuffle cannot be given as well")
-            size = 1 if batch_size is None else check_count("batch_size", batch_size)
-            if given is not None:
-                sampler = given.given
-            elif not iterable:
-                check_sized("a dataset without a sampler", dataset)
-                sampler = make(dataset, shuffle) if own_order is None else own_order(shuffle)
-                order = sampler.order if isinstance(sampler, Sampler) else _no_order
-        return cls(
-            sampler,
-            batches,
-            size,
-            None if batches is not None else batch_size,
-            drop_last,
-            seed,
-            given,
-            order if given is None else given.order or _no_order,
-            iterable,
-            single=batches is None and batch_size is None,
-            order_size=order_size,
-            step=size or 1,
-            is_divided=given is not None and given.divides,
-        )
+            return cls(None, batches, size, None, drop_last, seed, given, order)
+        if given is not None and shuffle:
+            raise BadValue("sampler determines the order: shuffle cannot be given as well")
+        size = 1 if batch_size is None else check_count("batch_size", batch_size)
+        sampler: Any = None if given is None else given.given
+        if given is None and not iterable:
+            check_sized("a dataset without a sampler", dataset)
+            sampler = make(dataset, shuffle) if own_order is None else own_order(shuffle)
+            order = sampler.order if isinstance(sampler, Sampler) else _no_order
+        return cls(sampler, None, size, batch_size, drop_last, seed, given, order, iterable)
+
+    # What follows from the options, so that no copy has to keep it in step with them.
+
+    @property
+    def single(self) -> bool:
+        """Whether samples are delivered individually, not in batches."""
+        return self.batch_sampler is None and self.given_size is None
+
+    @property
+    def order_size(self) -> int | None:
+        """The batch size that the order was made for; None if any size reads the same samples alike."""
+        # Another batch size would sort a bucket differently, so a state of one does not fit the other.
+        return self.batch_sampler.batch_size if isinstance(self.batch_sampler, BucketSampler) else None
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether the ranks divide the epoch: by this batching, or by the user's sampler itself."""
+        return self.sharding is not None or (self.given is not None and self.given.divides)
+
+    @property
+    def is_dealt(self) -> bool:
+        """Whether the ranks take whole batches of a batch sampler in turn."""
+        return self.sharding is not None and self.sampler is None and not self.iterable
+
+    @property
+    def step(self) -> int:
+        """Samples, or batches if those are dealt, that all ranks together take per step."""
+        ranks = 1 if self.division is None else self.division.world_size
+        return ranks if self.is_dealt else ranks * (self.size or 1)
 
     def divide(self, shard: object, uneven: object, *, dataset: object, in_order: bool) -> Batching:
         """Return a batching that is divided among ranks, or this one if `shard` is None.
@@ -388,19 +382,20 @@ class Batching:
             check_word("uneven", uneven, UNEVEN)
             return self
         sharding = Sharding.of(shard, uneven)
+        is_alone = sharding.ranks is not None and sharding.ranks[1] == 1
         try:
             divided = self._divide(sharding, dataset, in_order)
         except ValueError:
             # A single rank has nobody to disagree with, so shard=(0, 1) is never refused: it is how a user
             # says that every process reads everything.
-            if not sharding.is_alone:
+            if not is_alone:
                 raise
             return replace(self, reads_all=True)
         if divided.seed is None:
             # Nothing random needs no seed, but `sample_rng` does, and ranks must not draw one each.
             if not divided._is_seeded:
                 divided = replace(divided, seed=0)
-            elif not sharding.is_alone:
+            elif not is_alone:
                 raise ValueError(
                     "with shard, all ranks need the same order: pass the same seed to all of them, for "
                     "example seed=0; without one, each rank would draw its own"
@@ -459,23 +454,15 @@ class Batching:
                     f"epoch, but a {type(dataset).__name__} can be read only once: pass an IterableDataset "
                     "whose __iter__ starts over"
                 )
-            return replace(self, sharding=sharding, is_divided=True)
+            return replace(self, sharding=sharding)
         # What the loader made has an order; what the user passed may have to be iterated by every rank.
         source: Any = self.sampler if self.given is None else find_shared(self.given)
         if source is None:
             if sharding.uneven == "error":
-                _sized(self.batch_sampler)
-            dealt = self.sampler is None
-            step = 1 if dealt else self.step
-            return replace(self, sharding=sharding, is_divided=True, is_dealt=dealt, step=step)
-        return replace(
-            self,
-            sampler=source,
-            order=source.order,
-            drop_last=self.drop_last or bool(getattr(self.batch_sampler, "drop_last", False)),
-            sharding=sharding,
-            is_divided=True,
-        )
+                check_length(self.batch_sampler)
+            return replace(self, sharding=sharding)
+        drop_last = self.drop_last or bool(getattr(self.batch_sampler, "drop_last", False))
+        return replace(self, sampler=source, order=source.order, drop_last=drop_last, sharding=sharding)
 
     def _check_if_even(self) -> None:
         if self.sharding is None or self.sharding.uneven != "error":
@@ -505,18 +492,18 @@ class Batching:
         division = self.sharding.divide()
         if self.undivided is not None and division.world_size == 1:
             return self.undivided
-        return replace(self, division=division, step=self.step * division.world_size)
+        return replace(self, division=division)
 
     def check_even(self, position: int = 0) -> None:
         """Raise `ValueError` if samples do not divide among the ranks and `uneven` is 'error'."""
         if self.division is None or self.division.uneven != "error":
             return
         if self.is_dealt:
-            left = len(_sized(self.batch_sampler)) - position
+            left = len(check_length(self.batch_sampler)) - position
             self.division.check_even(left, 1, drop_last=False, what="batches")
-            return
-        assert self.size is not None
-        self.division.check_even(self.count_samples() - position, self.size, drop_last=self.drop_last)
+        else:
+            left = self.count_samples() - position
+            self.division.check_even(left, self.size or 1, drop_last=self.drop_last)
 
     def plan(self, seed: int, epoch: int, base: int = 0) -> Plan:
         """Return the plan of an epoch of a map-style dataset, with `base` samples before its batch 0."""
@@ -553,7 +540,7 @@ class Batching:
         Raises `TypeError` if the number is unknown.
         """
         if self.batch_sampler is not None and (self.division is None or self.is_dealt):
-            batches = len(_sized(self.batch_sampler))
+            batches = len(check_length(self.batch_sampler))
             return batches if self.division is None else self.division.count(batches, 1)
         if self.sampler is None or self.size is None:
             raise TypeError("an iterable dataset has no length")
@@ -575,13 +562,7 @@ class Batching:
             return len(order)
         if self.sampler is None:
             raise TypeError("the number of samples per epoch is unknown")
-        return len(_sized(self.sampler))
-
-
-def _sized(sampler: object) -> Sized:
-    if not isinstance(sampler, Sized):
-        raise TypeError(f"the sampler, of type {type(sampler).__name__}, has no length")
-    return sampler
+        return len(check_length(self.sampler))
 
 
 class EpochSetter:

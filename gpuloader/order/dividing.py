@@ -80,22 +80,18 @@ class Division:
         full, left = divmod(samples, batch_size * self.world_size)
         return full + (self.last(left, batch_size, drop_last) >= least)
 
-    def own(self, left: int, batch_size: int) -> tuple[int, int]:
-        """Return how many samples of the next batch count and how many it has, if `left` samples remain."""
+    def own(self, left: int, batch_size: int, *, items: bool = False) -> tuple[int, int]:
+        """Return how many samples of the next batch count and how many it has, if `left` samples remain.
+
+        `items` is whether they are dealt to the ranks one by one, as an iterable dataset yields them.
+        """
         # Computed and never counted as batches arrive: if one rank had a batch less, all others would wait
         # for its gradients without end.
         if left >= batch_size * self.world_size:
             return batch_size, batch_size
-        _, own, size = span(left, self.world_size, self.rank, self.uneven)
-        return own, size
-
-    def own_items(self, count: int, batch_size: int) -> tuple[int, int]:
-        """Return the same as `own` for a step of `count` items that are dealt to the ranks one by one."""
-        if count >= batch_size * self.world_size:
-            return batch_size, batch_size
         # Items cannot be read again from the start, so 'repeat' repeats a rank's last one, as 'pad' does.
-        rule = "pad" if self.uneven == "repeat" else self.uneven
-        _, own, size = span(count, self.world_size, self.rank, rule)
+        rule = "pad" if items and self.uneven == "repeat" else self.uneven
+        _, own, size = span(left, self.world_size, self.rank, rule)
         return own, size
 
     def check_even(self, left: int, batch_size: int, *, drop_last: bool, what: str = "samples") -> None:
@@ -226,11 +222,6 @@ class Sharding:
         name = "the world size in shard"
         world_size = check_whole(name, check_count(name, world_size), 2**31)
         return cls((check_whole("the rank in shard", rank, world_size), world_size), str(uneven))
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether the user has said that there is one rank, which reads everything."""
-        return self.ranks is not None and self.ranks[1] == 1
 
     def divide(self) -> Division:
         """Return this rank's part of every step; raises like `find` if that is asked."""

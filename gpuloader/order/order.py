@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -512,9 +512,7 @@ def plan_stages(sizes: Sequence[int], weights: Sequence[float], at_end: str) -> 
     stages: list[Stage] = []
     read, start = (0,) * len(sizes), 0
     for time in times:
-        reached = tuple(
-            _reached(size, weight, time, at_end) for size, weight in zip(sizes, weights, strict=True)
-        )
+        reached = tuple(map(partial(_count_read, time, at_end), sizes, weights))
         counts = tuple(after - before for after, before in zip(reached, read, strict=True))
         if any(counts):
             stages.append(Stage(start, read, counts))
@@ -522,7 +520,7 @@ def plan_stages(sizes: Sequence[int], weights: Sequence[float], at_end: str) -> 
     return tuple(stages)
 
 
-def _reached(size: int, weight: float, time: float, at_end: str) -> int:
+def _count_read(time: float, at_end: str, size: int, weight: float) -> int:
     """Return how many samples of a dataset an epoch has read at a time."""
     if at_end == "repeat":
         # At least once in full, although the weight of the one that ends last may round down.
@@ -601,16 +599,12 @@ class Mixed(Computed):
         # A new permutation for every pass over a dataset: the old one again would repeat its neighborhoods.
         for turn in np.unique(passes).tolist():
             here = slice(*np.searchsorted(passes, [turn, turn + 1]).tolist())
-            within[here] = self._permutation(owner, turn).at(within[here])
+            kept = self._latest.get(owner)
+            if kept is None or kept[0] != turn:
+                seed = derive_key(self.seed, MIXED, owner, turn)
+                kept = self._latest[owner] = turn, Shuffled(size, seed, self.epoch)
+            within[here] = kept[1].at(within[here])
         return within
-
-    def _permutation(self, owner: int, turn: int) -> Shuffled:
-        """Return the order of a dataset's samples in one pass over it."""
-        kept = self._latest.get(owner)
-        if kept is None or kept[0] != turn:
-            seed = derive_key(self.seed, MIXED, owner, turn)
-            kept = self._latest[owner] = turn, Shuffled(self.sizes[owner], seed, self.epoch)
-        return kept[1]
 
     @cached_property
     def _latest(self) -> dict[int, tuple[int, Shuffled]]:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 
 _MASK = (1 << 64) - 1
-_INTEGERS = (int, np.integer)
 _SPARES = 2  # a loop's variable still holds one generator when the loop asks for the next
 
 
@@ -102,11 +101,6 @@ def exchange_draw(draw: Draw) -> Draw:
     """Make `draw` the calling thread's draw and return the previous one, for restoring it later."""
     before, _present.draw = _present.draw, draw
     return before
-
-
-def begin_draws(seed: int, epoch: int) -> None:
-    """Start a new draw with this seed and epoch in the calling thread."""
-    _present.draw = Draw(seed, epoch)
 
 
 def sample_rng() -> np.random.Generator:
@@ -202,7 +196,7 @@ def as_number(index: object) -> int:
     >>> as_number(5), as_number("a.jpg") == as_number("a.jpg")
     (5, True)
     """
-    if isinstance(index, _INTEGERS):
+    if isinstance(index, int | np.integer):
         return int(index) & _MASK
     # Not `hash`, which Python seeds anew in every process.
     text = repr(index).encode()

@@ -128,8 +128,10 @@ class _Seeded(Sampler[int]):
         return draw_seed(self.generator)
 
     def order(self, seed: int, epoch: int) -> Order | None:
-        """Return the indices of an epoch, or None if a subclass overrides `__iter__`."""
-        if type(self).__iter__ is not _Seeded.__iter__:
+        """Return the indices of an epoch, or None if the generator or a subclass's `__iter__` yields them."""
+        # An iterator, and a generator of NumPy's, yield other indices each time they are asked.
+        drawn = self.generator is not None and self._seed is None
+        if drawn or type(self).__iter__ not in (_Seeded.__iter__, RandomSampler.__iter__):
             return None
         return self._draw(seed if self._seed is None else self._seed, epoch)
 
@@ -201,7 +203,6 @@ class RandomSampler(_Seeded):
         return self.num_samples
 
     def __iter__(self) -> Iterator[int]:
-        count = len(self.data_source)
         generator = self.generator
         if generator is None or self._seed is not None:
             return super().__iter__()
@@ -209,23 +210,15 @@ class RandomSampler(_Seeded):
             # As in Paddle: it continues where the previous epoch stopped.
             return itertools.islice(generator, self.num_samples)
         if not self.replacement:
+            count = len(self.data_source)
             turns = range(0, self.num_samples, max(count, 1))
             drawn = itertools.chain.from_iterable(generator.permutation(count).tolist() for _ in turns)
             return itertools.islice(drawn, self.num_samples)
         draw = generator.integers if isinstance(generator, np.random.Generator) else generator.randint
-        return iter(draw(count, size=self.num_samples).tolist())
-
-    def order(self, seed: int, epoch: int) -> Order | None:
-        """Return the indices of an epoch, or None if the generator or a subclass's `__iter__` yields them."""
-        # An iterator, and a generator of NumPy's, yield other indices each time they are asked.
-        drawn = self.generator is not None and self._seed is None
-        if drawn or type(self).__iter__ is not RandomSampler.__iter__:
-            return None
-        return self._draw(seed if self._seed is None else self._seed, epoch)
+        return iter(draw(len(self.data_source), size=self.num_samples).tolist())
 
     def _draw(self, seed: int, epoch: int) -> Order:
-        count = len(self.data_source)
-        draws = count if self._num_samples is None else self._num_samples
+        count, draws = len(self.data_source), self.num_samples
         if self.replacement:
             return Drawn(count, draws, seed, epoch)
         return Shuffled(count, seed, epoch, draws) if draws <= count else Repeated(count, draws, seed, epoch)
@@ -258,7 +251,6 @@ class WeightedRandomSampler(_Seeded):
         replacement: bool = True,
         generator: GeneratorLike = None,
     ) -> None:
-        super().__init__()
         if not isinstance(replacement, bool):
             raise BadTypeOrValue(f"replacement must be True or False, got {replacement!r}")
         self.num_samples = check_count("num_samples", num_samples)
@@ -286,7 +278,6 @@ class SubsetRandomSampler(_Seeded):
     """
 
     def __init__(self, indices: Sequence[int] | NDArray[np.integer], generator: GeneratorLike = None) -> None:
-        super().__init__()
         self.indices = as_indices("indices", indices)
         self._seed_from(generator)
 
@@ -297,7 +288,7 @@ class SubsetRandomSampler(_Seeded):
         return Mapped(Shuffled(len(self.indices), seed, epoch), self.indices)
 
 
-class MixSampler(Sampler[int]):
+class MixSampler(_Seeded):
     """A sampler of the indices of several datasets, mixed; see `gpuloader.MixDataset`.
 
     >>> list(MixSampler([2, 4], [1, 2], "stop", shuffle=False))
@@ -305,10 +296,9 @@ class MixSampler(Sampler[int]):
     """
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[float], at_end: str, *, shuffle: bool) -> None:
-        super().__init__()
         # Equal arguments mean the same proportions, which is what a dataset's own order promises.
         self._terms = tuple(sizes), tuple(weights), at_end, shuffle
-        self._length = len(self.order(0, 0))
+        self._length = len(self._draw(0, 0))
 
     def __len__(self) -> int:
         return self._length
@@ -317,11 +307,7 @@ class MixSampler(Sampler[int]):
         """Return whether another sampler mixes datasets of these lengths in the same way, shuffled or not."""
         return isinstance(other, MixSampler) and other._terms[:-1] == self._terms[:-1]
 
-    def __iter__(self) -> Iterator[int]:
-        return iterate(self.order(draw_seed(), 0))
-
-    def order(self, seed: int, epoch: int) -> Order:
-        """Return the indices of an epoch, in the concatenation of the datasets."""
+    def _draw(self, seed: int, epoch: int) -> Order:
         return Mixed(*self._terms, seed, epoch)
 
 
@@ -336,6 +322,13 @@ def check_sized(name: str, value: object) -> Sized:
         raise BadType(f"{name} must have a length, got {type(value).__name__}, which defines no __len__")
     len(value)  # an iterable dataset raises its own explanation
     return value
+
+
+def check_length(sampler: object) -> Sized:
+    """Return `sampler`, or raise `TypeError` if it has no length."""
+    if not isinstance(sampler, Sized):
+        raise TypeError(f"the sampler, of type {type(sampler).__name__}, has no length")
+    return sampler
 
 
 # Samplers of batches.
@@ -406,9 +399,7 @@ class BatchSampler(Sampler[list[int]]):
         return _group(self.sampler, self.batch_size, self.drop_last)
 
     def __len__(self) -> int:
-        if not isinstance(self.sampler, Sized):
-            raise TypeError(f"the sampler, of type {type(self.sampler).__name__}, has no length")
-        return _count_batches(len(self.sampler), self.batch_size, self.drop_last)
+        return _count_batches(len(check_length(self.sampler)), self.batch_size, self.drop_last)
 
     def order(self, seed: int, epoch: int) -> Order | None:
         """Return an epoch's indices, all batches concatenated, or None if only `__iter__` knows them."""
@@ -598,7 +589,7 @@ class BucketSampler(BatchSampler):
         return self.sampler.lengths
 
 
-class _Buckets(Sampler[int]):
+class _Buckets(_Seeded):
     """The indices of a `BucketSampler`, one by one."""
 
     def __init__(self, lengths: NDArray[Any], batch_size: int, pool: int, shuffle: bool) -> None:
@@ -609,11 +600,7 @@ class _Buckets(Sampler[int]):
         # Without a shuffle the order is the same in every epoch, so it is sorted once.
         self._sorted = None if shuffle else np.argsort(lengths, kind="stable")
 
-    def __iter__(self) -> Iterator[int]:
-        return iterate(self.order(draw_seed(), 0))
-
-    def order(self, seed: int, epoch: int) -> Order:
-        """Return the indices of an epoch, batch after batch."""
+    def _draw(self, seed: int, epoch: int) -> Order:
         if self._sorted is not None:
             return Mapped(InOrder(len(self.lengths)), self._sorted)
         base = Shuffled(len(self.lengths), seed, epoch)

@@ -35,11 +35,8 @@ def find_rank(launchers: Sequence[tuple[str, ...]] = _LAUNCHERS) -> tuple[int, i
     group = sys.modules.get("torch.distributed")  # a program that has not imported it has no process group
     if group is not None and group.is_available() and group.is_initialized():
         return int(group.get_rank()), int(group.get_world_size())
-    environment = os.environ
     for *names, _ in launchers:
-        if names[0] not in environment and names[1] not in environment:
-            continue
-        found = [name for name in names if name in environment]
+        found = [name for name in names if name in os.environ]
         # Lightning's launcher sets no RANK, but the local one and the size.
         if found == ["WORLD_SIZE"] and "LOCAL_RANK" in os.environ:
             return _check(_count_on_nodes(), _parse("WORLD_SIZE"), "LOCAL_RANK", "WORLD_SIZE")
@@ -51,7 +48,8 @@ def find_rank(launchers: Sequence[tuple[str, ...]] = _LAUNCHERS) -> tuple[int, i
                 f"the environment sets {found[0]}={os.environ[found[0]]!r} but not {missing}; "
                 "set both or neither, or pass the rank in the program"
             )
-        return _check(_parse(names[0]), _parse(names[1]), *names)
+        if found:
+            return _check(_parse(names[0]), _parse(names[1]), *names)
     return 0, 1
 
 
@@ -200,21 +198,18 @@ def get_worker_info() -> WorkerInfo | None:
     >>> sorted(int(square[0]) for square in loader)
     [0, 1, 4, 9, 16, 25]
     """
-    return _present.info or _find_foreign()
-
-
-def own_worker_info() -> WorkerInfo | None:
-    """Return information about the calling worker of a loader of this package; None in any other thread."""
-    return _present.info
-
-
-def _find_foreign() -> WorkerInfo | None:
-    """Return information about this worker process of PyTorch's or Paddle's loader, or None."""
+    if _present.info is not None:
+        return _present.info
     for name in WORKER_MODULES:
         found: Any = getattr(sys.modules.get(name), "_worker_info", None)
         if found is not None:
             return WorkerInfo(found.id, found.num_workers, found.seed, found.dataset)
     return None
+
+
+def own_worker_info() -> WorkerInfo | None:
+    """Return information about the calling worker of a loader of this package; None in any other thread."""
+    return _present.info
 
 
 def find_share(*, of_ranks: bool = True) -> tuple[int, int]:
@@ -233,11 +228,6 @@ def find_share(*, of_ranks: bool = True) -> tuple[int, int]:
         return worker, workers
     # Rank by rank, so that a rank has the same parts with any number of workers.
     return rank + worker * ranks, ranks * workers
-
-
-def enter_worker(info: WorkerInfo | None) -> None:
-    """Make the calling thread the given worker, or none."""
-    _present.info = info
 
 
 def exchange_worker(info: WorkerInfo | None) -> WorkerInfo | None:

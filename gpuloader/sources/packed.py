@@ -56,7 +56,7 @@ class PackedList(Sequence[Any]):
     """
 
     def __init__(self, items: Iterable[Any]) -> None:
-        self._close = closing_once()
+        self._close = closing_once()  # for `__del__`, should the file not come to be
         try:
             self.descriptor = open_memory_file("gpuloader-list")
             self._close = closing_once(self.descriptor)
@@ -64,6 +64,7 @@ class PackedList(Sequence[Any]):
             start = _align(ends[-1] if ends else 0)
             reserve(self.descriptor, max(start + _ALIGNMENT * len(ends), 1))
             _write_at(self.descriptor, memoryview(ends).cast("B"), start)
+            # No process can change the items under another one.
             seal(self.descriptor, writable=False)
         except OSError as error:
             raise StagingMemoryError(f"cannot pack the list into shared memory: {error}") from error
@@ -122,29 +123,22 @@ _packed: LivingValues[tuple[int, int], PackedList] = LivingValues()
 def pack_list(dataset: object, nbytes: int) -> PackedList | None:
     """Return a dataset that is a large list of immutable objects as a packed list; None for any other.
 
-    The same list is packed once, as long as it holds the same objects in the same order and the packed list
-    is in use.
+    A list is large from `nbytes` of pickled items on, as estimated from its first ones.
 
-    Parameters
-    ----------
-    dataset : object
-        Any dataset.
-    nbytes : int
-        The size in bytes, pickled, from which a list is large; it is estimated from its first items.
-
-    Examples
-    --------
     >>> len(pack_list([("a.jpg", 3), ("b.jpg", 5)], nbytes=20))
     2
     >>> pack_list([["a.jpg", 3], ["b.jpg", 5]], nbytes=20) is None
     True
     """
+    # A subclass may have a `__getitem__` of its own.
     if type(dataset) not in (list, tuple) or not dataset:
         return None
     items = cast("Sequence[Any]", dataset)
     probe = items[:_PROBE]
     if not _are_immutable(probe) or len(items) * sum(map(len, map(_dumps, probe))) < nbytes * len(probe):
         return None
+    # A list is packed once, as long as it holds the same objects in the same order and the packed one lives.
+    # Mutable items stay in a list: whoever changes one expects the next epoch to see it.
     key = id(items), hash(tuple(map(id, items)))
     packed = _packed.get(key)
     if packed is None and _are_immutable(items):
@@ -165,7 +159,8 @@ def _write_items(descriptor: int, items: Iterable[Any]) -> array[int]:
     """Write pickled items to a file, one after the other, and return where each ends."""
     ends = array("q")
     end = 0
-    for chunk in iter(partial(_take, iter(items)), []):
+    left = iter(items)
+    while chunk := list(itertools.islice(left, _CHUNK)):
         pickled = list(map(_dumps, chunk))
         lengths = itertools.accumulate(map(len, pickled), initial=end)
         next(lengths)
@@ -175,12 +170,9 @@ def _write_items(descriptor: int, items: Iterable[Any]) -> array[int]:
     return ends
 
 
-def _take(items: Any) -> list[Any]:
-    return list(itertools.islice(items, _CHUNK))
-
-
 def _write_at(descriptor: int, data: memoryview, start: int) -> None:
     while data:
+        # Linux writes at most 2 GiB in one call.
         written = os.pwrite(descriptor, data, start)
         data, start = data[written:], start + written
 

@@ -106,6 +106,7 @@ class TokenWindows(Dataset[NDArray[Any]]):
 
     def _array_rows(self) -> ArrayRows:
         windows = sliding_window_view(self.tokens, self.length)
+        # Within one document, the windows are a plain slice, and rows need no lookup.
         if len(self._starts.first) == 1:
             start = int(self._starts.first[0])
             windows = windows[start : start + len(self) * self.stride : self.stride]
@@ -114,23 +115,14 @@ class TokenWindows(Dataset[NDArray[Any]]):
 
 
 class WindowStarts:
-    """The first token of every window, computed on request.
+    """The first token of every window; `first` and `counts` have an entry for each document with a window.
 
-    Parameters
-    ----------
-    first : ndarray of int64
-        The first token of each document that has a window.
-    counts : ndarray of int64
-        The number of each document's windows.
-    stride : int
-        Tokens from one window of a document to the next.
-
-    Examples
-    --------
     >>> starts = WindowStarts(np.array([0, 100]), np.array([2, 3]), stride=10)
     >>> len(starts), starts[1:4]
     (5, array([ 10, 100, 110]))
     """
+
+    # Computed on request: with a stride of 1, a table would take eight bytes for each token of the corpus.
 
     def __init__(self, first: IndexArray, counts: IndexArray, stride: int) -> None:
         self.first = first

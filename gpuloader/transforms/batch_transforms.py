@@ -186,6 +186,14 @@ class RandomCropFlip(Plain):
         _, height, width = find_sizes(inputs, self.layout or "HWC")
         return draw_windows(words, (height, width), self.size, flip=self.flip)
 
+    def _merge(self, after: Normalize) -> Normalize:
+        if self.layout not in (None, after.layout):
+            raise ValueError(
+                f"RandomCropFlip has layout {self.layout}, but the Normalize after it has "
+                f"{after.layout}; use the same layout for both"
+            )
+        return replace(after, crop=self.size, flip=self.flip)
+
     def adapt(self, before: KernelCall) -> RandomCropFlip:
         """Return the transform for the layout that a kernel has given the images."""
         return replace(self, layout=find_layout(self.layout, before))
@@ -671,31 +679,21 @@ class CutMix(_Mixing):
 
 
 def fuse(transforms: Sequence[Transform]) -> list[Transform]:
-    """Return the transforms with each `RandomCropFlip` merged into a `Normalize` directly after it.
-
-    A `Normalize` of another field, or with its own crop or flip, is not merged. Raises `ValueError` if two
-    transforms to merge have different layouts.
+    """Return the transforms, with each `Normalize` merged into one directly before it that can compute both.
 
     >>> [type(one).__name__ for one in fuse([RandomCropFlip(None, (4, 4)), Normalize(None)])]
     ['Normalize']
     """
     fused: list[Transform] = []
     for transform in transforms:
-        before = fused[-1] if fused else None
-        if (
-            isinstance(before, RandomCropFlip)
-            and isinstance(transform, Normalize)
-            and transform.field == before.field
-            and not transform.draws
-        ):
-            if before.layout not in (None, transform.layout):
-                raise ValueError(
-                    f"RandomCropFlip has layout {before.layout}, but the Normalize after it has "
-                    f"{transform.layout}; use the same layout for both"
-                )
-            fused[-1] = replace(transform, crop=before.size, flip=before.flip)
-        else:
-            fused.append(transform)
+        merge = getattr(fused[-1], "_merge", None) if fused else None
+        # A Normalize of another field, or with its own crop or flip, takes a pass of its own.
+        if merge and isinstance(transform, Normalize) and not transform.draws:
+            merged = merge(transform) if transform.field == fused[-1].field else None
+            if merged is not None:
+                fused[-1] = merged
+                continue
+        fused.append(transform)
     return fused
 
 

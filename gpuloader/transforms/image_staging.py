@@ -42,7 +42,7 @@ from gpuloader.transforms.image_transforms import (
     number_changes,
     plan_image,
 )
-from gpuloader.transforms.program import Chain, KernelCall, Plain, Spec, Transform, no_rows
+from gpuloader.transforms.program import Chain, KernelCall, Plain, Spec, no_rows
 
 Floats = NDArray[np.float32]
 
@@ -72,6 +72,11 @@ class Resample(Plain):
                 if level in (Region.level, Encoded.level):
                     return name
         return self.field
+
+    def _merge(self, after: Normalize) -> Resample | None:
+        # What the kernel makes is HWC, so a Normalize of another layout does not fit.
+        free = self.normalize is None and after.layout == "HWC"
+        return replace(self, normalize=after) if free else None
 
     def bind(self, inputs: Sequence[Spec]) -> KernelCall | Chain:
         """Return the computation for a batch."""
@@ -122,30 +127,6 @@ def plan_resampling(field: str | None, transforms: Sequence[ImageTransform]) -> 
     if size is None or contrasts > MOST_CONTRASTS:
         return None
     return Resample(field, size, interpolation, len(changes), contrasts)
-
-
-def fuse_resampling(transforms: Sequence[Transform]) -> list[Transform]:
-    """Return the transforms with each `Normalize` merged into a `Resample` directly before it.
-
-    >>> fused = fuse_resampling([Resample("image", (8, 8)), Normalize("image", mean=0.5)])
-    >>> len(fused), fused[0].normalize.mean
-    (1, 0.5)
-    """
-    fused: list[Transform] = []
-    for transform in transforms:
-        before = fused[-1] if fused else None
-        if (
-            isinstance(before, Resample)
-            and isinstance(transform, Normalize)
-            and before.normalize is None
-            and transform.field == before.field
-            and transform.layout == "HWC"
-            and not transform.draws
-        ):
-            fused[-1] = replace(before, normalize=transform)
-        else:
-            fused.append(transform)
-    return fused
 
 
 # ---------------------------------------------------------------------------------------------------------

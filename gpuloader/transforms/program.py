@@ -1,7 +1,8 @@
 """Programs: the transforms of a loader, bound to batches of one layout; `programmer.py` plans them.
 
-From small to large: an `Operation` is one computation, a `Transform` is what the user specifies, a `Program`
-is all operations for one layout, and a `BoundProgram` is a program over the memory of one device slot.
+From small to large: an `Operation` is one computation, a `Transform` is what the user specifies, a
+`BatchProgram` is all operations for one layout, and a `BoundProgram` is a program over the memory of one
+device slot.
 
 A program is planned once per layout. Its results get room in the same slot, behind the fields they are
 computed from. So running it allocates nothing, and the memory for a batch is known before it is fetched.
@@ -19,7 +20,7 @@ import numpy as np
 
 from gpuloader.errors import LoaderError, SampleError, describe_error
 from gpuloader.fields.spec import Array
-from gpuloader.kernels.gather import fuse_gathers
+from gpuloader.kernels import gather
 from gpuloader.kernels.launching import Kernel, KernelName, Launch, only_note_kernels, record_launches
 from gpuloader.sources.images.regions import Encoded
 from gpuloader.staging.arena import Layout, align
@@ -63,9 +64,7 @@ class GatherRows:
 
     def on_device(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
         """Gather the rows with a kernel."""
-        from gpuloader.kernels.gather import gather
-
-        gather(self.source, inputs[0], out=outputs[0], stream=stream)
+        gather.gather(self.source, inputs[0], out=outputs[0], stream=stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +81,11 @@ class GatherSpan:
 
     def on_host(self, inputs: list[Array], outputs: list[Array]) -> None:
         """Gather the rows with the kernel's twin."""
-        from gpuloader.kernels.gather import gather_on_host
-
-        gather_on_host(self.source, self.order, span=inputs[0], out=outputs[0])
+        gather.gather_on_host(self.source, self.order, span=inputs[0], out=outputs[0])
 
     def on_device(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
         """Gather the rows with a kernel."""
-        from gpuloader.kernels.gather import gather
-
-        gather(self.source, self.order, span=inputs[0], out=outputs[0], stream=stream)
+        gather.gather(self.source, self.order, span=inputs[0], out=outputs[0], stream=stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +321,7 @@ def raise_named(error: Exception, title: str, field: str) -> NoReturn:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class BatchProgram:
     """The computations for batches of one layout.
 
     Its arrays are numbered through, in the order of `room`.
@@ -397,7 +392,7 @@ class BoundProgram:
     with operations of the user's runs in full each time.
     """
 
-    def __init__(self, program: Program, arrays: list[Any]) -> None:
+    def __init__(self, program: BatchProgram, arrays: list[Any]) -> None:
         self.program = program
         self._arrays = arrays
         self._launches: list[_Prepared] | None = None
@@ -410,12 +405,12 @@ class BoundProgram:
         elif all(is_repeatable(step.operation) for step in self.program.steps):
             with record_launches() as launches:
                 self.program.run_on_device(self._arrays, stream)
-            self._launches = [_prepare(one) for one in fuse_gathers(launches)]
+            self._launches = [_prepare(one) for one in gather.fuse_gathers(launches)]
         else:
             self.program.run_on_device(self._arrays, stream)
 
 
-def find_kernels(program: Program, arrays: list[Any]) -> list[KernelName]:
+def find_kernels(program: BatchProgram, arrays: list[Any]) -> list[KernelName]:
     """Return the kernels that a program would launch, except for those of the user's own operations.
 
     `arrays` have the shapes, dtypes and alignment of those in the program's room; nothing is read or written.

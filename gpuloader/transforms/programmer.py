@@ -18,6 +18,7 @@ from gpuloader.order.permutation import Words, derive_key, hash_for_keys
 from gpuloader.order.randomness import as_number, current_draw
 from gpuloader.staging.arena import FieldLayout, Layout, align
 from gpuloader.transforms.program import (
+    BatchProgram,
     Chain,
     Decoding,
     GatherRows,
@@ -25,7 +26,6 @@ from gpuloader.transforms.program import (
     KernelCall,
     Operation,
     Plain,
-    Program,
     Spec,
     Step,
     Transform,
@@ -139,15 +139,17 @@ class Programmer:
         self.transforms = tuple(transforms)
         self.sources = None if sources is None else tuple(sources)
         self.order = order
-        self._made: dict[Any, Program] = {}
-        self._last: tuple[Layout | None, Program | None] = None, None
+        self._made: dict[Any, BatchProgram] = {}
+        self._last: tuple[Layout | None, BatchProgram | None] = None, None
         self._drawn: DrawnAhead | None = None
-        self.planned: Callable[[Program], None] | None = None
+        self.planned: Callable[[BatchProgram], None] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Programmer, native=self.native), (self.transforms, self.sources, self.order)
 
-    def program(self, names: Sequence[str], levels: Sequence[int], staged: Layout, *, drawn: bool) -> Program:
+    def program(
+        self, names: Sequence[str], levels: Sequence[int], staged: Layout, *, drawn: bool
+    ) -> BatchProgram:
         """Return the program for a staged layout, which `drawn` says ends with the draws already.
 
         `names` and `levels` are those of the array fields. Raises `SampleError` if a transform names a field
@@ -161,13 +163,13 @@ class Programmer:
         if program is None:
             if len(self._made) > 32:  # every batch may have another size or shape
                 self._made.clear()
-            program = self._made[key] = _Planner(self, names, levels, staged).plan(drawn)
+            program = self._made[key] = _Planner(self, names, staged).plan(levels, drawn=drawn)
             if self.planned is not None:
                 self.planned(program)
         self._last = staged, program
         return program
 
-    def fill_draws(self, program: Program, arrays: list[Array], keys: Indices | Stretch) -> None:
+    def fill_draws(self, program: BatchProgram, arrays: list[Array], keys: Indices | Stretch) -> None:
         """Write the transforms' draws for the samples with the given keys, which are their dataset indices.
 
         The draws depend on nothing but the loader's seed, the epoch and the key.
@@ -194,23 +196,20 @@ class Programmer:
 class _Planner:
     """Plans one program. Arrays are numbered: staged fields, draws, and then what is computed."""
 
-    def __init__(
-        self, programmer: Programmer, names: Sequence[str], levels: Sequence[int], staged: Layout
-    ) -> None:
+    def __init__(self, programmer: Programmer, names: Sequence[str], staged: Layout) -> None:
         self._programmer = programmer
         self._names = list(names)
-        self._levels = tuple(levels)
         self._fields: list[FieldLayout] = list(staged.fields)
         self._end = staged.nbytes
         self._made: dict[int, KernelCall] = {}  # what makes each array that a kernel makes
         self._present: dict[str, tuple[int, ...]] = {}  # the arrays that are each field's now
+
+    def plan(self, levels: Sequence[int], *, drawn: bool) -> BatchProgram:
+        """Return the program; `drawn` says whether the staged layout ends with the draws."""
         first = 0
-        for name, level in zip(names, levels, strict=True):
+        for name, level in zip(self._names, levels, strict=True):
             self._present[name] = tuple(range(first, first + 1 + level))
             first += 1 + level
-
-    def plan(self, drawn: bool) -> Program:
-        """Return the program; `drawn` says whether the staged layout ends with the draws."""
         transforms, sources = self._programmer.transforms, self._programmer.sources
         drawing = [one for one in transforms if one.draws]
         if drawn:
@@ -233,7 +232,7 @@ class _Planner:
         for transform in transforms:
             title = type(transform).__name__
             find = getattr(transform, "find", None)
-            field = transform.field if find is None else find(self._names, self._levels)
+            field = transform.field if find is None else find(self._names, levels)
             names = [self._find(one) for one in (field, *getattr(transform, "others", ()))]
             name, inputs = names[0], tuple(one for name in names for one in self._present[name])
             before, adapt = self._made.get(inputs[0]), getattr(transform, "adapt", None)
@@ -280,7 +279,7 @@ class _Planner:
             if self._programmer.native and maker is not None and maker.bits is not None:
                 array = replace(array, dtype=bits_dtype(maker.bits, array.dtype.itemsize))
             delivered.append(array)
-        return Program(
+        return BatchProgram(
             copied,
             Layout(tuple(self._fields), self._end),
             tuple(filled),

@@ -1,6 +1,6 @@
 """The names of ``paddle.vision.transforms``, whose results are transforms for a `gpuloader.DataLoader`.
 
-They have Paddle's parameters and defaults, and apply to the first picture of a sample. Pass them to the
+They have Paddle's parameters and defaults, and apply to the first image of a sample. Pass them to the
 loader instead of the dataset. The loader then decodes, resizes and converts in its workers, and the rest runs
 where the batch lands.
 
@@ -9,8 +9,8 @@ where the batch lands.
 >>> from gpuloader.vision import transforms as T
 >>> _ = pytest.importorskip("PIL")
 >>> steps = T.Compose([T.Resize(8), T.RandomHorizontalFlip(), T.ToTensor(), T.Normalize(0.5, 0.5)])
->>> pictures = [np.full((10, 10, 3), 255, np.uint8)] * 2
->>> batch = next(iter(DataLoader(pictures, places="cpu", batch_size=2, transforms=steps)))
+>>> images = [np.full((10, 10, 3), 255, np.uint8)] * 2
+>>> batch = next(iter(DataLoader(images, places="cpu", batch_size=2, transforms=steps)))
 >>> batch.shape, batch.dtype, round(float(batch.max()), 5)
 ((2, 3, 8, 8), dtype('float32'), 1.0)
 """
@@ -78,7 +78,7 @@ def _merge(first: object, then: object) -> transforms.Normalize | None:
 
 
 def Resize(size: _Size, interpolation: str = "bilinear", keys: Any = None) -> transforms.Resize:  # noqa: N802
-    """Return a transform that resizes pictures; see `gpuloader.transforms.Resize`.
+    """Return a transform that resizes images; see `gpuloader.transforms.Resize`.
 
     >>> Resize((32, 24)).size
     (32, 24)
@@ -208,7 +208,7 @@ def Normalize(  # noqa: N802
     _check_keys(keys)
     check_word("data_format", data_format, ("CHW", "HWC"))
     if to_rgb:
-        raise ValueError("to_rgb=True swaps the channels of pictures in BGR; gpuloader decodes to RGB")
+        raise ValueError("to_rgb=True swaps the channels of images in BGR; gpuloader decodes to RGB")
     return transforms.Normalize(None, mean, std, layout=data_format, to=data_format)
 
 

@@ -8,7 +8,7 @@ import pytest
 from gpuloader import SampleError, data
 from gpuloader.batches import readers as module
 from gpuloader.batches import rows
-from gpuloader.batches.readers import Reached, SampleListStager, SampleStager, stage_all
+from gpuloader.batches.readers import ReadSoFar, SampleListStager, SampleStager, stage_all
 from gpuloader.batches.staged import fill_slot
 from gpuloader.staging.arena import arrange
 from gpuloader.staging.ring import Ring
@@ -52,7 +52,7 @@ def test_an_error_of_the_reader_names_the_batch(reached, fails_at, batch):
     class Staged:
         state = None
 
-    staged = stage_all(reader, lambda items, _: next(items) is not None and Staged(), Reached(reached))
+    staged = stage_all(reader, lambda items, _: next(items) is not None and Staged(), ReadSoFar(reached))
     with pytest.raises(OSError, match="cannot") as caught:
         list(staged)
     assert f"batch {batch}" in caught.value.__notes__[0]

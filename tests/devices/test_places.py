@@ -164,7 +164,7 @@ def test_cpu_places(monkeypatch):
 def test_named_cuda_places_need_no_gpu(monkeypatch):
     assert cuda_places([1, 0]) == [CUDAPlace(1), CUDAPlace(0)]
     assert cuda_places(2) == [CUDAPlace(2)]
-    monkeypatch.setenv("FLAGS_selected_gpus", "3,5")
+    monkeypatch.setenv("FLAGS_selected_gpus", "3, 5")
     assert cuda_places() == [CUDAPlace(3), CUDAPlace(5)]
 
 
@@ -241,7 +241,9 @@ class TestAskingForAGpuWhereThereIsNone:
     def test_without_cupy(self, ask, monkeypatch):
         monkeypatch.setattr(cuda, "cupy", None)
         monkeypatch.setattr(cuda, "_import_error", "No module named 'cupy'")
-        with pytest.raises(PlaceError, match=r"needs CuPy.*No module named 'cupy'.*pip install") as caught:
+        with pytest.raises(
+            PlaceError, match=r"needs CuPy.*No module named 'cupy'.*pip install.*\[cuda13\]"
+        ) as caught:
             ask()
         assert "CPUPlace()" in str(caught.value)
 

@@ -32,17 +32,23 @@ def test_a_read_that_does_not_wait_for_the_copy_is_a_race(device):
         device.launch(lambda: None, [memory])
 
 
-def test_a_read_that_waits_is_none(device):
-    memory = device.alloc(LAYOUT.nbytes)
-    done = copy(device, memory, 0, device.stream())
-    device.wait(device.consumer_stream(), done)
-    device.launch(lambda: None, [memory])
-
-
-def test_a_host_that_has_waited_orders_everything_after_it(device):
-    memory = device.alloc(LAYOUT.nbytes)
-    device.synchronize(copy(device, memory, 0, device.stream()))
-    device.launch(lambda: None, [memory])
+def test_a_read_behind_the_copy_is_none(device):
+    """Its stream waits for the copy, or the host has waited, or the order is handed on by a third stream."""
+    memories = [device.alloc(LAYOUT.nbytes) for _ in range(3)]
+    done = [copy(device, memory, 0, device.stream()) for memory in memories]
+    device.wait(device.consumer_stream(), done[0])
+    device.launch(lambda: None, memories[:1])
+    messenger, passed_on = device.stream(), device.event()
+    device.wait(messenger, done[1])
+    device.record(passed_on, messenger)
+    with pytest.raises(RaceError, match="read before the copy"):
+        device.launch(lambda: None, memories[1:2])
+    device.wait(device.consumer_stream(), passed_on)
+    device.launch(lambda: None, memories[1:2])
+    with pytest.raises(RaceError, match="read before the copy"):
+        device.launch(lambda: None, memories[2:])
+    device.synchronize(done[2])
+    device.launch(lambda: None, memories[2:])
 
 
 def test_overwriting_what_a_kernel_may_still_read_is_a_race(device):
@@ -51,12 +57,7 @@ def test_overwriting_what_a_kernel_may_still_read_is_a_race(device):
     device.launch(lambda: None, [memory])
     with pytest.raises(RaceError, match="while a kernel may still read"):
         copy(device, memory, 1, stream)
-
-
-def test_overwriting_after_released_is_none(device):
-    memory, stream, released = device.alloc(LAYOUT.nbytes), device.stream(), device.event()
-    device.wait(device.consumer_stream(), copy(device, memory, 0, stream))
-    device.launch(lambda: None, [memory])
+    released = device.event()
     device.record(released, device.consumer_stream())
     device.wait(stream, released)
     copy(device, memory, 1, stream)
@@ -92,15 +93,6 @@ def test_an_event_recorded_before_the_copy_does_not_speak_for_it(device):
     device.wait(device.consumer_stream(), early)
     with pytest.raises(RaceError, match="read before the copy"):
         device.launch(lambda: None, [memory])
-
-
-def test_order_is_handed_on_through_a_third_stream(device):
-    memory, messenger = device.alloc(LAYOUT.nbytes), device.stream()
-    device.wait(messenger, copy(device, memory, 0, device.stream()))
-    passed_on = device.event()
-    device.record(passed_on, messenger)
-    device.wait(device.consumer_stream(), passed_on)
-    device.launch(lambda: None, [memory])
 
 
 def test_a_view_read_without_waiting_is_a_race(device):

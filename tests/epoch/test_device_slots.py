@@ -17,6 +17,7 @@ from gpuloader import (
     cpu_places,
     record_stream,
 )
+from gpuloader.devices.simulated import SimulatedWork
 from gpuloader.epoch import device_slots
 from gpuloader.errors import Misuse
 from gpuloader.testing import CustomPlace, RaceError, SimulatedDevice, simulated_places
@@ -38,7 +39,7 @@ class Hopping(SimulatedDevice):
             def hop():
                 stream.time = max(stream.time, mark.time + HOP)
 
-            stream.work.append((None, hop))
+            stream.work.append(SimulatedWork(work=hop))
 
 
 def run(prefetch=1, **options):

@@ -91,7 +91,6 @@ class TestCuda:
         assert not fluid.core.is_compiled_with_cuda()
 
     def test_with_gpus(self, monkeypatch):
-        monkeypatch.setattr(fluid.core, "open_device", lambda place: place)
         monkeypatch.setattr(cuda, "require_cuda", lambda index: 2)
         assert fluid.is_compiled_with_cuda()
         assert fluid.core.get_cuda_device_count() == 2

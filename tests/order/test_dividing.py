@@ -71,7 +71,7 @@ def test_a_step_of_all_ranks_is_the_order_cut_into_parts(
 @settings(max_examples=200, deadline=None)
 def test_items_are_dealt_one_by_one(count, size, world_size, rule):
     count = min(count, size * world_size)
-    dealt = [division.own_items(count, size) for division in ranks(world_size, rule)]
+    dealt = [division.own(count, size, items=True) for division in ranks(world_size, rule)]
     assert len({size for _, size in dealt}) == 1
     assert all(own <= size <= own + 1 for own, size in dealt)
     lost = count - sum(own for own, _ in dealt)

@@ -18,7 +18,7 @@ from gpuloader import (
     sample_rng,
     sample_rngs,
 )
-from gpuloader.order.randomness import Draw, as_number, begin_draws, current_draw, exchange_draw, mixed_seed
+from gpuloader.order.randomness import Draw, as_number, current_draw, exchange_draw, mixed_seed
 from tests.sample_sets import (
     INLINE,
     ONE_THREAD,
@@ -262,7 +262,7 @@ def test_each_thread_has_its_own():
     seen = []
 
     def begin(seed):
-        begin_draws(seed, 0)
+        exchange_draw(Draw(seed, 0))
         current_draw().index = 0
         seen.append((seed, sample_rng().random()))
 

@@ -10,7 +10,7 @@ from gpuloader.order.worker_info import (
     WorkerInfo,
     ask_ranks,
     count_rank_questions,
-    enter_worker,
+    exchange_worker,
     find_local_rank,
     find_rank,
     find_torch_rank,
@@ -226,7 +226,7 @@ def test_init_functions_are_told_too():
 
 
 def test_questions_for_the_rank_are_counted_and_others_are_not():
-    enter_worker(WorkerInfo(1, 2, 3, None, (4, 5)))
+    exchange_worker(WorkerInfo(1, 2, 3, None, (4, 5)))
     try:
         before = count_rank_questions()
         assert get_worker_info().id == 1
@@ -235,7 +235,7 @@ def test_questions_for_the_rank_are_counted_and_others_are_not():
         assert ask_ranks() == (4, 5)
         assert count_rank_questions() == before + 3
     finally:
-        enter_worker(None)
+        exchange_worker(None)
     assert get_worker_info() is None
 
 

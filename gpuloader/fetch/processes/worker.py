@@ -34,8 +34,8 @@ from gpuloader.fetch.processes.messages import (
 )
 from gpuloader.fetch.processes.shipping import unpack
 from gpuloader.fields.spec import Indices
-from gpuloader.order.randomness import begin_draws, mixed_seed
-from gpuloader.order.worker_info import WorkerInfo, enter_worker
+from gpuloader.order.randomness import Draw, exchange_draw, mixed_seed
+from gpuloader.order.worker_info import WorkerInfo, exchange_worker
 from gpuloader.sources.frameworks import tell_worker
 from gpuloader.staging.ring import Slot
 from gpuloader.system.cores import bind
@@ -137,12 +137,12 @@ class _Worker:
     def _begin_epoch(self, message: Message) -> None:
         seed, epoch, self._serial = message.b, message.c, message.d
         reached: ItemState | None = pickle.loads(message.payload)
-        begin_draws(seed, epoch)
+        exchange_draw(Draw(seed, epoch))
         self._seeds = seed, epoch
         setup, reading = self._setup, self._setup.reading
         own = mixed_seed(seed, epoch, self._number, *setup.rank.salt)
         info = WorkerInfo(self._number, setup.count, own, reading.dataset, setup.rank.ranks)
-        enter_worker(info)
+        exchange_worker(info)
         if reading.iterable:
             self._stream = reading.open_stream(self._assembler, reached or ItemState(self._number, 0))
             if reading.division is not None:  # all ranks and workers read the same items

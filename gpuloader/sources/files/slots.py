@@ -24,19 +24,8 @@ def read_slots(
 ) -> Generator[tuple[Array, ...], None, None]:
     r"""Yield the samples of several files, one file after another.
 
-    Parameters
-    ----------
-    paths : iterable of path-like
-        The files.
-    feeds : sequence of FeedSpec
-        The slots, in the order of a line. Integer dtypes read integers, all others floats.
-    command : str
-        A shell command that each file is passed through, from its standard input to its standard output.
-
-    Yields
-    ------
-    tuple of ndarray
-        One array per slot, with as many values as the line has: int64, or float64.
+    A sample has one array per slot, with as many values as the line has: int64 for integer dtypes, else
+    float64. Each file is passed through the shell command `command`.
 
     Raises
     ------
@@ -91,7 +80,7 @@ def _problem(where: str, feed: FeedSpec, problem: str) -> DataFileError:
 
 def _lines(path: Path, command: str) -> Generator[bytes, None, None]:
     with path.open("rb") as file:
-        if command.strip() == "cat":
+        if command.strip() == "cat":  # Paddle's default; it needs no process
             yield from file
             return
         yield from _piped(path, file, command)
@@ -105,7 +94,7 @@ def _piped(path: Path, file: IO[bytes], command: str) -> Iterator[bytes]:
         shell=True,
         stdin=file,
         stdout=subprocess.PIPE,
-        start_new_session=True,
+        start_new_session=True,  # so that the whole pipeline of the command can be ended
     )
     assert process.stdout is not None
     try:

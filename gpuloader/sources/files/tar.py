@@ -42,7 +42,7 @@ class TarDataset(ShardDataset[Any, list[Any], list[Any]]):
         The files; ``{000..127}`` in a name expands to a range of files. fsspec reads URLs with a scheme.
     decode : callable, 'image' or None
         Makes a sample from a dict that holds the bytes of each member under its lower-case extension, plus
-        ``__key__`` and ``__url__``. None makes the dict the sample. 'image' makes a dict with each picture
+        ``__key__`` and ``__url__``. None makes the dict the sample. 'image' makes a dict with each image
         under the name before its extension, or under ``image`` if there is none, with the member ``cls`` as
         the whole number ``label``, and with the bytes of all others.
     shuffle : bool
@@ -107,7 +107,7 @@ class TarDataset(ShardDataset[Any, list[Any], list[Any]]):
         except ImportError:
             raise missing_package("reading tar shards", "webdataset", "webdataset") from None
         self._urls: list[str] = [one for url in as_urls(urls) for one in expand_urls(url)]
-        self._decode: Any = take_pictures if decode == IMAGE else decode
+        self._decode: Any = take_images if decode == IMAGE else decode
         self.holds_pictures = decode == IMAGE
         self._tries = Tries.of(attempts, timeout)
 
@@ -158,10 +158,10 @@ class TarDataset(ShardDataset[Any, list[Any], list[Any]]):
         return list(itertools.chain.from_iterable(pieces))
 
 
-def take_pictures(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a sample with its encoded pictures as `Image`, and its class as a whole number.
+def take_images(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a sample with its encoded images as `Image`, and its class as a whole number.
 
-    >>> take_pictures({"__key__": "7", "__url__": "a.tar", "jpg": b"...", "seg.png": b"...", "cls": b"3"})
+    >>> take_images({"__key__": "7", "__url__": "a.tar", "jpg": b"...", "seg.png": b"...", "cls": b"3"})
     {'image': <Image a.tar/7.jpg: 3 bytes>, 'seg': <Image a.tar/7.seg.png: 3 bytes>, 'label': 3}
     """
     taken: dict[str, Any] = {}

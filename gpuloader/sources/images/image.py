@@ -213,8 +213,8 @@ class Image:
         shrink = next((part for part in (1, 2, 4) if part >= needed * EIGHTHS), EIGHTHS)
         if shrink == EIGHTHS:
             return shrink, geometry
-        height, width = self.header.size
-        tall, wide = shrink_size(self.header.size, shrink)
+        size = height, width = self.header.size
+        tall, wide = shrink_size(size, shrink)
         down, across = tall / height, wide / width
         box = left * across, top * down, min(right * across, wide), min(bottom * down, tall)
         return shrink, replace(geometry, box=box)
@@ -239,10 +239,11 @@ class Image:
         `shrink` is the eighths of its size to decode the image at, and `part` the top, left, bottom and right
         at that size.
         """
-        if self._find_part_decoder() is None:
+        header = self.header
+        if self._find_part_decoder(header) is None:
             return part
-        _, width = shrink_size(self.header.size, shrink)
-        return widen(part, width, max(self.header.unit * shrink // EIGHTHS, 1))
+        _, width = shrink_size(header.size, shrink)
+        return widen(part, width, max(header.unit * shrink // EIGHTHS, 1))
 
     def decode_part(self, shrink: int, part: Part, out: Pixels | None = None) -> Pixels:
         """Return the pixels of what `find_decodable` returned, as `decode_at` does.
@@ -250,11 +251,12 @@ class Image:
         Only within the part that `find_decodable` was given are they those of the whole image.
         """
         top, left, bottom, right = part
-        decoder = self._find_part_decoder()
+        header = self.header
+        decoder = self._find_part_decoder(header)
         if decoder is not None:
             into = out
             if into is None:
-                whole = shrink_size(self.header.size, shrink)
+                whole = shrink_size(header.size, shrink)
                 into = take_scratch((bottom - top, right - left, 3), (*whole, 3))
             if decoder.decode_part(self.data, part, shrink, into):
                 return into
@@ -268,8 +270,7 @@ class Image:
         out[...] = found
         return out
 
-    def _find_part_decoder(self) -> TurboJPEG | None:
-        header = self.header
+    def _find_part_decoder(self, header: Header) -> TurboJPEG | None:
         # Without the last marker, the file may be cut off below the part, which TurboJPEG would not notice.
         is_sound = header.is_turbo and header.orientation == 1 and self.data.endswith(_END_OF_JPEG)
         return load_turbojpeg() if is_sound and header.unit else None
