@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,7 @@ from gpuloader.api.options import warn
 from gpuloader.api.state import Position, end_epoch, find_spent
 from gpuloader.batches.gathering import Gatherer, RowStager
 from gpuloader.batches.items import ItemState, Reading
+from gpuloader.batches.readers import ReadSoFar, stage_all
 from gpuloader.batches.schema import Collation, build_batch
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.epoch.cache import ArraySource, Resident
@@ -35,19 +37,24 @@ from gpuloader.epoch.epoch import (
     take_buffers,
 )
 from gpuloader.errors import SampleError
-from gpuloader.fetch.contract import EpochRequest, WorkerOptions
+from gpuloader.fetch.contract import EpochRequest, Fetch, WorkerOptions
 from gpuloader.fetch.fetching import Fetching
+from gpuloader.fetch.read_ahead import InlineFetch, ReadAhead
 from gpuloader.fields.convert import IF_IT_VARIES, describe_field
 from gpuloader.order.batching import Batching, EpochSetter
 from gpuloader.order.dividing import ALONE
 from gpuloader.order.order import InOrder, Shuffled, Stretch, check_whole
 from gpuloader.order.plan import DealtPlan, OrderedPlan, Plan, ShardedPlan
+from gpuloader.order.samplers import BatchSampler
+from gpuloader.sources.readers.decorators import Reader
+from gpuloader.staging.ring import Ring
 from gpuloader.system.finalizers import Finalizer
 from gpuloader.system.platforms import usable_cores
 from gpuloader.system.threads import check_not_reading
 from gpuloader.transforms.program import Spec, Transform
 from gpuloader.transforms.programmer import Programmer
 from gpuloader.watch.explaining import Configuration
+from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
 from gpuloader.watch.stats import Meter
 
 
@@ -80,8 +87,9 @@ class Epochs:
         self._prepared = None
         # A new deque: an epoch that still runs leaves its buffers, for the old places, in the old one.
         self._idle: deque[EpochBuffers] = deque(maxlen=1)
-        self._kernels = None if delivery.on_host else KernelsAhead(delivery.devices)
-        if self._programmer is not None and self._kernels is not None:
+        self._kernels: KernelsAhead | None = None
+        if self._programmer is not None and not delivery.on_host:
+            self._kernels = KernelsAhead(delivery.devices)
             self._programmer.planned = self._kernels.begin
 
     def start(self, epoch: int) -> Position:
@@ -91,6 +99,48 @@ class Epochs:
     def open(self, position: Position, guard: Finalizer) -> Iteration:
         """Open an epoch at a position. The `guard`, older than all that reads, ends it if it is dropped."""
         raise NotImplementedError
+
+    def open_reading(
+        self,
+        position: Position,
+        guard: Finalizer,
+        source: tuple[Reader, Callable[[Ring], Any], int],
+        capacity: int,
+        policy: ReadAheadPolicy | None,
+        present: Callable[[Position, bool, DeliveredStep], Any],
+        ended: Callable[[], None],
+    ) -> Iteration:
+        """Open an epoch that one thread reads, up to `capacity` batches ahead if there is a `policy`.
+
+        The `source` is a reader, what makes the function that stages its items, and the items per batch;
+        `present` also takes whether there is only one place.
+        """
+        reader, make_stager, items_a_batch = source
+        # One pair: another thread may set another source, with other places, while this epoch opens.
+        delivery, idle = self.delivery, self._idle
+        delivery.refuse_another()
+        buffers = take_buffers(idle, delivery, capacity, self._meter, programmer=self._programmer)
+        reached = ReadSoFar(position.batches, items_a_batch, position.own)
+        batches = stage_all(reader, make_stager(buffers.ring), reached, self._token)
+        fetch: Fetch = InlineFetch(batches)
+        if policy is not None:
+            fetch = ReadAhead(batches, buffers.ring, capacity, policy, bound=True, eager=True)
+        epoch = Epoch(
+            buffers,
+            fetch,
+            partial(present, position, len(delivery.devices) == 1),
+            idle,
+            drop_last=delivery.drop_last,
+            meter=self._meter,
+            ended=ended,
+            kernels=self._kernels,
+        )
+        return open_epoch(epoch, guard)
+
+    def explain_reading(self, reads: str, places: int, policy: ReadAheadPolicy | None) -> Configuration:
+        """Return the options that explain the times of a loop over what one thread reads."""
+        threads = int(policy is not None and policy.threaded)
+        return Configuration(reads, threads, "thread", usable_cores(), places, policy=policy)
 
     def check_ready(self) -> None:
         """Raise an error if the calling thread reads the loader's own source, or captures a CUDA graph.
@@ -266,19 +316,10 @@ class DatasetEpochs(Epochs):
                 reached = {number: ItemState(number, 0, base=position.base) for number in workers}
                 # A step that would need a mask and has to be cut into shards is dropped.
                 counts = division.pads(None, drop_last=batching.drop_last or shards > 1)
-            return (
-                None,
-                attrgetter("state") if counts else None,
-                EpochRequest(
-                    position.seed,
-                    position.epoch,
-                    None,
-                    reached,
-                    position.batches,
-                    position.turn,
-                    self._token,
-                ),
+            one = EpochRequest(
+                position.seed, position.epoch, None, reached, position.batches, position.turn, self._token
             )
+            return None, attrgetter("state") if counts else None, one
 
         plan: Plan = batching.plan(position.seed, position.epoch, position.base)
         order = None if self._resident is None else self._resident.find_order(plan)
@@ -519,6 +560,75 @@ def _check_end(what: str, reached: int, total: int) -> None:
             f"the state is {reached} {what} into an epoch and this dataset has {total}: it comes from "
             "another dataset or sampler"
         )
+
+
+# A loader's own samplers, as its attributes show them: the loader decides their epoch.
+
+
+class UpcomingBatches(BatchSampler):
+    """The indices of the batches that a loader's next epoch will deliver on this rank.
+
+    So a loader of PyTorch over this batch sampler, as Accelerate and Hugging Face's Trainer make one to skip
+    batches, reads what the loader itself would read. Iterating begins no epoch of the loader.
+
+    Examples
+    --------
+    >>> from gpuloader import DataLoader
+    >>> loader = DataLoader(range(10), places="cpu", batch_size=2, shard=(1, 2), uneven="repeat")
+    >>> list(loader.batch_sampler), len(loader.batch_sampler)
+    ([[2, 3], [6, 7], [9]], 3)
+    """
+
+    _plain: type[BatchSampler] = BatchSampler
+    """The class of a copy, which is not a loader's."""
+
+    def __init__(
+        self, sampler: Iterable[Any], epochs: DatasetEpochs, batch_size: int, drop_last: bool
+    ) -> None:
+        super().__init__(sampler=sampler, batch_size=batch_size, drop_last=drop_last)
+        self._epochs = epochs
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._epochs.list_batches()
+
+    def __len__(self) -> int:
+        return self._epochs.count_batches()
+
+    @property
+    def num_replicas(self) -> int:
+        """The number of ranks that the batches are divided among."""
+        return self._epochs.ranks[1]
+
+    @property
+    def rank(self) -> int:
+        """The rank whose batches these are."""
+        return self._epochs.ranks[0]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make that epoch the loader's next one."""
+        self._epochs.set_epoch(epoch)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._plain, (None, self.sampler, False, self.batch_size, self.drop_last)
+
+
+class EpochOf:
+    """The ``set_epoch`` of a loader's own sampler. It does not keep the loader alive; a copy does nothing.
+
+    A cycle through the sampler would keep the loader's page-locked slots until garbage is collected.
+    """
+
+    def __init__(self, epochs: DatasetEpochs | None = None) -> None:
+        self._epochs = None if epochs is None else weakref.ref(epochs)
+
+    def __call__(self, epoch: int) -> None:
+        """Set the loader's epoch."""
+        epochs = None if self._epochs is None else self._epochs()
+        if epochs is not None:
+            epochs.set_epoch(epoch)
+
+    def __reduce__(self) -> tuple[type[EpochOf], tuple[()]]:
+        return EpochOf, ()
 
 
 # What the user sees of a delivered step.

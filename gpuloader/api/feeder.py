@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 from gpuloader.batches.columns import lay_out, split_columns
@@ -184,17 +183,11 @@ class DataFeeder:
 
     def _feed(self, iterable: Iterable[Any], place: Place) -> Feed:
         # Laid out like a loader's batch, so that one copy brings all fields to the device.
-        with _as_feed_error():
-            rows = SampleRows(self._feeds)
+        rows = SampleRows(self._feeds)
+        try:
             columns = split_columns(list(iterable), rows)
+        except SampleError as error:
+            raise FeedError(error.problem, index=error.index, field=error.field) from error
         writers = [column.write for column in columns]
         fields = gather_fields(rows.levels, send(writers, lay_out(columns), open_device(place)))
         return {feed.name: field for feed, field in zip(self._feeds, fields, strict=True)}
-
-
-@contextmanager
-def _as_feed_error() -> Iterator[None]:
-    try:
-        yield
-    except SampleError as error:
-        raise FeedError(error.problem, index=error.index, field=error.field) from error

@@ -15,26 +15,21 @@ from gpuloader.api.options import check_option
 from gpuloader.api.state import Position, end_epoch, find_spent_reader, read_state
 from gpuloader.batches.readers import (
     BatchStager,
-    ReadSoFar,
     SampleListStager,
     SampleStager,
     check_takes_state,
-    stage_all,
 )
 from gpuloader.checks import THREAD, check_count, check_read_ahead
 from gpuloader.devices.places import default_place, guarded_place, parse_places
 from gpuloader.epoch.delivery import Delivery
-from gpuloader.epoch.epoch import DeliveredStep, Epoch, Iteration, open_epoch, take_buffers
+from gpuloader.epoch.epoch import DeliveredStep, Iteration
 from gpuloader.errors import BadType, BadValue, EOFException, Misuse
-from gpuloader.fetch.contract import Fetch
-from gpuloader.fetch.read_ahead import InlineFetch, ReadAhead
 from gpuloader.fields.ragged import gather_fields
 from gpuloader.fields.spec import FeedSpec, resolve_feeds
 from gpuloader.sources.readers.decorators import Reader, batch, check_reader
 from gpuloader.sources.readers.reader_processes import multiprocess_reader
 from gpuloader.staging.ring import Ring
 from gpuloader.system.finalizers import Finalizer
-from gpuloader.system.platforms import usable_cores
 from gpuloader.system.threads import check_not_reading
 from gpuloader.watch.explaining import Configuration, Measured
 from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
@@ -74,35 +69,18 @@ class ReaderEpochs(Epochs):
     def open(self, position: Position, guard: Finalizer) -> Iteration:
         """Open an epoch that reads from the start, or from the reader's own state."""
         assert self.source is not None
-        reader, make_stager, items_a_batch = self.source
-        # One pair: another thread may set another source, with other places, while this epoch opens.
-        delivery, idle = self.delivery, self._idle
-        delivery.refuse_another()
-        buffers = take_buffers(idle, delivery, self._capacity, self._meter)
-        reached = ReadSoFar(position.batches, items_a_batch, position.own)
-        batches = stage_all(reader, make_stager(buffers.ring), reached, self._token)
-        fetch: Fetch = InlineFetch(batches)
-        if self.policy is not None:
-            fetch = ReadAhead(batches, buffers.ring, self._capacity, self.policy, bound=True, eager=True)
-        epoch = Epoch(
-            buffers,
-            fetch,
-            partial(self._present, position, self._names is None and len(delivery.devices) == 1),
-            idle,
-            drop_last=delivery.drop_last,
-            meter=self._meter,
-            ended=partial(end_epoch, position, partial(find_spent_reader, reader)),
-        )
-        return open_epoch(epoch, guard)
+        source = self.source
+        ended = partial(end_epoch, position, partial(find_spent_reader, source[0]))
+        return self.open_reading(position, guard, source, self._capacity, self.policy, self._present, ended)
 
-    def _present(self, position: Position, is_flat: bool, step: DeliveredStep) -> Any:
+    def _present(self, position: Position, is_single: bool, step: DeliveredStep) -> Any:
         batches: list[Any] = []
         for staged, arrays in step:
             position.received(staged)
             levels = staged.levels
             fields = gather_fields(levels, arrays) if any(levels) else arrays
             batches.append(fields if self._as_list else dict(zip(self._names or (), fields, strict=True)))
-        return batches[0] if is_flat else batches
+        return batches[0] if is_single and self._names is None else batches
 
 
 class GeneratorLoader(Measured):
@@ -400,8 +378,7 @@ class GeneratorLoader(Measured):
     def _configuration(self) -> Configuration:
         epochs = self._epochs
         places = 1 if epochs.source is None else len(epochs.delivery.devices)
-        threads = int(epochs.policy is not None and epochs.policy.threaded)
-        return Configuration("reader", threads, "thread", usable_cores(), places, policy=epochs.policy)
+        return epochs.explain_reading("reader", places, epochs.policy)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the user's position in the latest epoch, as a dict that JSON can store.
@@ -526,8 +503,6 @@ def from_generator(
 
 # `DataLoader.from_dataset`: make a loader over a dataset of text files, as in Paddle.
 
-_BATCHES_AHEAD = 2  # per place: one to copy while another is read
-
 
 @runtime_checkable
 class FileDataset(Protocol):
@@ -580,13 +555,6 @@ def from_dataset(dataset: FileDataset, places: Any, drop_last: bool = True) -> G
             "for other datasets, use DataLoader(dataset)"
         )
     parsed = parse_places(places)
-    loader = GeneratorLoader(
-        dataset.feeds,
-        _BATCHES_AHEAD * len(parsed),
-        use_double_buffer=True,
-        iterable=True,
-        return_list=False,
-        use_multiprocess=False,
-        drop_last=drop_last,
-    )
+    capacity = 2 * len(parsed)  # for each place one batch to copy while another is read
+    loader = from_generator(dataset.feeds, capacity, drop_last=drop_last)
     return loader.set_sample_list_generator(batch(dataset.read, dataset.batch_size, drop_last), parsed)

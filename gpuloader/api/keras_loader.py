@@ -85,15 +85,8 @@ class DataLoader(dataset_loader.DataLoader[S]):
         except TypeError:
             return None
 
-    @property
-    def has_partial_batch(self) -> bool | None:
-        """None: Keras then accepts batches of any size."""
-        return None
-
-    @property
-    def partial_batch_size(self) -> int | None:
-        """None: Keras then accepts batches of any size."""
-        return None
+    # None: Keras then accepts batches of any size.
+    has_partial_batch = partial_batch_size = None
 
     def get_numpy_iterator(self) -> Iterator[Any]:
         """Yield the batches of a pass as Keras expects them. Keras calls this, sometimes without reading."""
@@ -119,7 +112,7 @@ class DataLoader(dataset_loader.DataLoader[S]):
 
     def get_jax_iterator(self) -> Iterator[Any]:
         """Yield the batches of a pass, for the JAX backend."""
-        return self.get_numpy_iterator()
+        return self.get_numpy_iterator()  # which a subclass may override
 
     def get_torch_dataloader(self) -> Iterator[Any]:
         """Yield the batches of a pass, for the PyTorch backend."""

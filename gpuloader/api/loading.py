@@ -14,7 +14,6 @@ from gpuloader.api.options import OWN_BATCHES, Options, find_unit
 from gpuloader.batches.schema import Collation, check_fill
 from gpuloader.checks import AUTO
 from gpuloader.devices.places import default_place, parse_places
-from gpuloader.epoch.cache import check_cache
 from gpuloader.epoch.delivery import Delivery, check_last, check_split
 from gpuloader.fetch.contract import WorkerOptions, most_workers
 from gpuloader.fields.spec import FeedSpec, resolve_feeds
@@ -92,6 +91,8 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
     # Threads for pictures: their decoders release the GIL, and pixels need not cross a pipe. Whoever asks for
     # a start method wants processes.
     in_threads = stage is not None and options.start_method is None
+    # Slots are page-locked, which takes memory away from the page cache and from the datasets of workers.
+    available = available_memory() if tuned or deepens else None
     workers = WorkerOptions(
         count=1 if tuned else int(options.num_workers),
         kind=options.worker_type or ("thread" if in_threads else "process"),
@@ -104,7 +105,7 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
         respawn=options.on_worker_death == "respawn",
         most=most_workers() if tuned else 0,
         deepens=deepens,
-        budget=_find_budget() if tuned or deepens else BUDGET,
+        budget=BUDGET if available is None else min(BUDGET, available // 2),
         read_ahead=options.use_buffer_reader,
     )
 
@@ -158,7 +159,13 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
         collation = make_on_device(collation, stage, open_codecs)
 
     cacheable = not source.iterable and collation.fixed and not (stage and stage.chains)
-    cache = None if options.cache is None else check_cache(options.cache, cacheable=cacheable)
+    cache = options.cache
+    if cache is not None and not cacheable:
+        raise ValueError(
+            "cache needs a map-style dataset with samples of fixed size; it cannot be combined with "
+            "collate_fn, ragged, pad, batch_size=None, or transforms that resize, crop, mirror or color "
+            "pictures"
+        )
     # If a batch may mix parts of a dataset that differ, that is an error now and not after hours. Declared
     # feeds and a collate_fn adapt them, and a sampler of the user's may draw from one part at a time.
     adapts = source.iterable or collation.whole or feeds is not None
@@ -185,13 +192,6 @@ def _keeps_apart(source: Source, batching: Batching) -> bool:
         if end % size:
             return False
     return True
-
-
-def _find_budget() -> int:
-    """Return the most bytes that slots may grow to while 'auto' options are tuned."""
-    # Slots are page-locked, which takes memory away from the page cache and from the datasets of workers.
-    available = available_memory()
-    return BUDGET if available is None else min(BUDGET, available // 2)
 
 
 # Where batches land.

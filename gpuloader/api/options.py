@@ -133,12 +133,6 @@ def check_transforms(name: str, value: Any) -> list[Any]:
     return listed
 
 
-def check_output_name(name: str, value: Any) -> str | None:
-    """Return the name of a library of arrays, or None; raise `ValueError` for anything else."""
-    check_word(name, value, OUTPUTS, optional=True)
-    return None if value is None else str(value)
-
-
 Check = Callable[[str, Any], Any] | type[bool] | tuple[str, ...]
 """A function that checks a value, `bool`, or the words that an option takes besides a default of None."""
 
@@ -191,7 +185,7 @@ class Options:
     cache: str | None = option(None, CACHES)
     split: str = option("batches", SPLITS)
     remainder: str | None = option(None, ("error", "drop", "pad"))
-    output: str | None = option(None, check_output_name)
+    output: str | None = option(None, OUTPUTS)
     stream: object = None
     copy_priority: str | None = None
     static: bool = option(False, bool)
@@ -209,18 +203,10 @@ class Options:
                 write(name, value)
         if self.shuffle is None:
             write("shuffle", False)  # PyTorch's default
-        for one in dataclasses.fields(self):
-            value, check = getattr(self, one.name), one.metadata.get("check")
-            # Most options of most loaders have their defaults, which need no check.
-            if check is None or value is one.default:
-                continue
-            if check is bool:
-                check_flags(**{one.name: value})
-                write(one.name, bool(value))  # also of NumPy's
-            elif isinstance(check, tuple):
-                check_word(one.name, value, check, optional=one.default is None)
-            else:
-                write(one.name, check(one.name, value))
+        for row in dataclasses.fields(self):
+            value = getattr(self, row.name)
+            if value is not row.default:  # most options of most loaders have their defaults
+                write(row.name, _check_value(row, value))
         if self.multiprocessing_context is not None:
             # A copy has the start method alone: it would find the same, and a context need not pickle.
             write("start_method", _resolve_start_method(self))
@@ -252,12 +238,18 @@ def check_option(name: str, value: Any) -> Any:
     (True, 'numpy')
     """
     row = Options.__dataclass_fields__[name]
-    if value is row.default:
+    return value if value is row.default else _check_value(row, value)
+
+
+def _check_value(row: dataclasses.Field[Any], value: Any) -> Any:
+    check = row.metadata.get("check")
+    if check is bool:
+        check_flags(**{row.name: value})
+        return bool(value)  # also of NumPy's
+    if isinstance(check, tuple):
+        check_word(row.name, value, check, optional=row.default is None)
         return value
-    if row.metadata["check"] is bool:
-        check_flags(**{name: value})
-        return bool(value)
-    return row.metadata["check"](name, value)
+    return value if check is None else check(row.name, value)
 
 
 def _read_pytorch_order(options: Options) -> dict[str, Any]:

@@ -14,23 +14,20 @@ from gpuloader.api.loading import check_transform_places, plan_transforms
 from gpuloader.api.options import check_names, check_option, find_unit
 from gpuloader.api.state import OF_BATCHES, Position, end_epoch, find_spent_batches, read_state
 from gpuloader.batches.kept import Intake, NestedStager
-from gpuloader.batches.readers import ReadSoFar, close_items, stage_all
+from gpuloader.batches.readers import close_items
 from gpuloader.batches.schema import Collation, build_batch
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.outputs import FollowingOutput
 from gpuloader.devices.places import default_place, parse_places
 from gpuloader.epoch.delivery import Delivery
-from gpuloader.epoch.epoch import DeliveredStep, Epoch, Iteration, open_epoch, take_buffers
+from gpuloader.epoch.epoch import DeliveredStep, Iteration
 from gpuloader.errors import BadType
-from gpuloader.fetch.contract import Fetch
-from gpuloader.fetch.read_ahead import InlineFetch, ReadAhead
 from gpuloader.foreign import current_cuda_device
 from gpuloader.order.order import check_whole
 from gpuloader.order.randomness import Draw
 from gpuloader.order.worker_info import find_local_rank
 from gpuloader.system.finalizers import Finalizer
 from gpuloader.system.iterators import Steady, refuse_read
-from gpuloader.system.platforms import usable_cores
 from gpuloader.transforms.program import Transform
 from gpuloader.transforms.programmer import Programmer
 from gpuloader.watch.explaining import Configuration, Measured
@@ -314,35 +311,31 @@ class WrappedEpochs(Epochs):
         source = PrefetchedSource(self._batches, stateful=has_state(self._batches))
         # One more than is copied ahead: a batch that is read when it is asked for would be copied late.
         capacity = (self.ahead + (not delivery.on_host or not self.ahead)) * len(delivery.devices)
-        buffers = take_buffers(self._idle, delivery, capacity, self._meter, programmer=self._programmer)
         draw = Draw(position.seed, position.epoch)
-        stager = NestedStager(self._intake, buffers.ring, self._meter, draw)
-        batches = stage_all(source, stager, ReadSoFar(position.batches, 1, position.own), self._token)
-        fetch: Fetch = InlineFetch(batches)
-        if self.ahead:
+        policy = self.policy if self.ahead else None
+        if policy is not None and source.announces:
             # What a loader announces while it is read must not be seen before `next` returns.
-            policy = ReadAheadPolicy(bound=True, read=1.0) if source.announces else self.policy
-            fetch = ReadAhead(batches, buffers.ring, capacity, policy, bound=True, eager=True)
-        epoch = Epoch(
-            buffers,
-            fetch,
-            partial(self._present, position, source),
-            self._idle,
-            drop_last=delivery.drop_last,
-            meter=self._meter,
-            ended=partial(self._end, position, source),
-            kernels=self._kernels,
+            policy = ReadAheadPolicy(bound=True, read=1.0)
+        return self.open_reading(
+            position,
+            guard,
+            (source, lambda ring: NestedStager(self._intake, ring, self._meter, draw), 1),
+            capacity,
+            policy,
+            partial(self._present, source),
+            partial(self._end, position, source),
         )
-        return open_epoch(epoch, guard)
 
-    def _present(self, position: Position, source: PrefetchedSource, step: DeliveredStep) -> Any:
+    def _present(
+        self, source: PrefetchedSource, position: Position, is_single: bool, step: DeliveredStep
+    ) -> Any:
         batches: list[Any] = []
         for staged, arrays in step:
             source.delivered(staged)
             position.received(staged)
             assert staged.tree is not None
             batches.append(build_batch(staged.tree, staged.levels, arrays, staged.objects))
-        return batches[0] if len(self.delivery.devices) == 1 else batches
+        return batches[0] if is_single else batches
 
     def _end(self, position: Position, source: PrefetchedSource) -> None:
         source.finish()
@@ -427,9 +420,7 @@ class PrefetchedLoader(Measured):
     def _configuration(self) -> Configuration:
         epochs = self._epochs
         policy = epochs.policy if epochs.ahead else None
-        threads = int(policy is not None and policy.threaded)
-        places = len(epochs.delivery.devices)
-        return Configuration("batches", threads, "thread", usable_cores(), places, policy=policy)
+        return epochs.explain_reading("batches", len(epochs.delivery.devices), policy)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next loop run epoch number `epoch`, counted from 0, also of the wrapped loader.

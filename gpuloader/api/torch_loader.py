@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from gpuloader.api import loader as dataset_loader
-from gpuloader.api.attributes import UpcomingBatches
+from gpuloader.api.epochs import UpcomingBatches
 from gpuloader.api.loading import Framework
 from gpuloader.order.randomness import GeneratorLike, draw_seed
 from gpuloader.order.samplers import Sampler
@@ -119,31 +119,18 @@ class DataLoader(dataset_loader.DataLoader[S]):
             raise ValueError("persistent_workers needs num_workers of 1 or more")
         if batch_size is None and drop_last:
             raise ValueError("batch_size=None yields single samples: there is no last batch to drop")
+        # PyTorch reads without workers in the calling thread, and datasets may count on that.
+        options = {"use_buffer_reader": False, **options}
+        # fmt: off
         super().__init__(
-            dataset,
-            batch_size=batch_size,
-            shuffle=shuffle,
-            sampler=sampler,
-            batch_sampler=batch_sampler,
-            num_workers=num_workers,
-            collate_fn=collate_fn,
-            pin_memory=pin_memory,
-            drop_last=drop_last,
-            timeout=timeout,
-            worker_init_fn=worker_init_fn,
-            multiprocessing_context=multiprocessing_context,
-            generator=generator,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
-            pin_memory_device=pin_memory_device,
-            in_order=in_order,
-            places=places,
-            output=output,
-            shard=shard,
-            uneven=uneven,
-            # PyTorch reads without workers in the calling thread, and datasets may count on that.
-            **{"use_buffer_reader": False, **options},
+            dataset, batch_size=batch_size, shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler,
+            num_workers=num_workers, collate_fn=collate_fn, pin_memory=pin_memory, drop_last=drop_last,
+            timeout=timeout, worker_init_fn=worker_init_fn, generator=generator,
+            multiprocessing_context=multiprocessing_context, prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers, pin_memory_device=pin_memory_device, in_order=in_order,
+            places=places, output=output, shard=shard, uneven=uneven, **options,
         )
+        # fmt: on
 
     @property
     def collate_fn(self) -> Callable[[Any], Any]:

@@ -12,7 +12,6 @@ import numpy as np
 
 from gpuloader.batches.gathering import tree_of
 from gpuloader.batches.tree import Tree
-from gpuloader.checks import check_word
 from gpuloader.devices.base import Device, DeviceMemory
 from gpuloader.epoch.lane import Lane
 from gpuloader.epoch.sending import upload
@@ -72,24 +71,6 @@ class ArraySource:
             GatherRows(array.shape[1:], array.dtype, source)
             for array, source in zip(self.arrays, sources, strict=True)
         ]
-
-
-def check_cache(cache: object, *, cacheable: bool) -> str | None:
-    """Return the name of a valid cache, or None; raise `ValueError` if the data cannot be cached as arrays.
-
-    >>> check_cache("host", cacheable=True)
-    'host'
-    """
-    check_word("cache", cache, CACHES, optional=True)
-    if cache is None:
-        return None
-    if not cacheable:
-        raise ValueError(
-            "cache needs a map-style dataset with samples of fixed size; it cannot be combined with "
-            "collate_fn, ragged, pad, batch_size=None, or transforms that resize, crop, mirror or color "
-            "pictures"
-        )
-    return str(cache)
 
 
 def materialise(
@@ -246,12 +227,10 @@ class Resident:
         >>> resident.find_order(OrderedPlan(InOrder(9), 2, drop_last=False))
         InOrder(count=9)
         """
-        order = plan.order if isinstance(plan, OrderedPlan) else None
-        if isinstance(plan, OrderedPlan) and plan.wraps:
-            return None  # the last batch is not a stretch of the order
-        if isinstance(order, InOrder | Shuffled) and order.count <= self._rows:
-            return order
-        return None
+        if not isinstance(plan, OrderedPlan) or plan.wraps:  # then the last batch is no stretch of the order
+            return None
+        order = plan.order
+        return order if isinstance(order, InOrder | Shuffled) and order.count <= self._rows else None
 
     def begin(self, order: InOrder | Shuffled | None, lanes: Sequence[Lane]) -> None:
         """Make each lane compute an epoch's order on its device; None if batches carry their row numbers."""

@@ -21,6 +21,7 @@ _MOVED = {
     "loader.keras_loader": "api.keras_loader",
     "loader.prefetching": "api.prefetch",
     "loader.prepared_loader": "api.prepared_loader",
+    "loader.resuming": "api.epochs",
     "loader.torch_loader": "api.torch_loader",
     "order.agreement": "order.batching",
     "order.batch_sampler": "order.samplers",

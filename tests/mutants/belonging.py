@@ -5,9 +5,9 @@ from pathlib import Path
 from tests.mutants.running import ROOT
 
 MORE: dict[str, str] = {
-    "api/epochs.py": "api/state api/ranks api/elastic api/endings api/warm_up",
+    "api/epochs.py": "api/attributes api/state api/ranks api/elastic api/endings api/warm_up",
     "api/generator_loader.py": "api/driving",
-    "api/loader.py": "api/dataset_loader",
+    "api/loader.py": "api/dataset_loader api/attributes",
     "api/loading.py": "api/options api/pictures api/torch_options",
     "api/options.py": "api/torch_options",
     "api/prefetch.py": "api/prefetching",
