@@ -292,7 +292,10 @@ class Assembly:
         layout = table.layout
         with self._placing:  # the part that arrives first reserves the slot
             if self._slot is None:
-                self._slot = self._reserve(needed_nbytes(collation, schema.tree, schema.levels, layout))
+                nbytes = layout.nbytes
+                if collation.programmer is not None:
+                    nbytes = needed_nbytes(collation, schema.tree, schema.levels, layout)
+                self._slot = self._reserve(nbytes)
                 self._layout = layout
                 self._objects = object_columns(schema.tree, len(self._indices))
         views = self._slot.views(layout)

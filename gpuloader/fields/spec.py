@@ -1,4 +1,4 @@
-"""Field declarations: name, shape and dtype of a field, and the programs in which fields are declared by name."""
+"""Field declarations: a field's name, shape and dtype, and the programs in which names are declared."""
 
 from __future__ import annotations
 
