@@ -26,8 +26,8 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.measure import describe_machine, make_parser, run_script, spread
-from gpuloader.fetch.processes.fork_server import without_main
 from gpuloader.fetch.processes.shipping import Parcel, Unshippable, pack, unpack
+from gpuloader.system.processes import without_main
 
 METHODS = ("fork", "forkserver", "spawn")
 PRELOADED = ["numpy", "gpuloader", "gpuloader.fetch.processes.shipping"]

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from time import perf_counter
-from typing import IO, Any
+from typing import Any
 
 from gpuloader.api.loader import DataLoader
 from gpuloader.devices.base import Device
@@ -23,6 +23,7 @@ from gpuloader.devices.places import open_device, parse_place
 from gpuloader.errors import LoaderError, describe_error
 from gpuloader.kernels.compiler import find_nvrtc
 from gpuloader.staging.arena import Arena
+from gpuloader.system.platforms import kill_session
 
 TRIAL_SECONDS = 60.0
 # Bytes of a copy to a device: enough to make the launch time negligible.
@@ -59,22 +60,18 @@ def attempt(trial: str, *arguments: str, seconds: float, module: str = "gpuloade
         try:
             status = process.wait(seconds)
         except subprocess.TimeoutExpired:
-            _kill(process)
             return Outcome(problem=f"no answer within {seconds:g} s")
-        except BaseException:
-            _kill(process)
-            raise
-        return _read(status, _text(output), _text(errors))
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    if hasattr(os, "killpg"):
-        os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
-    # A process stuck in a driver cannot be killed before its system call returns, so do not wait for it.
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(2)
+        finally:
+            if process.returncode is None:
+                kill_session(process.pid)
+                # One that is stuck in a driver cannot be killed before its system call returns.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(2)
+        texts = []
+        for file in (output, errors):
+            file.seek(0)
+            texts.append(file.read().decode(errors="replace"))
+        return _read(status, *texts)
 
 
 def _read(status: int, output: str, errors: str) -> Outcome:
@@ -91,11 +88,6 @@ def _read(status: int, output: str, errors: str) -> Outcome:
     if "problem" in answer:
         return Outcome(problem=" ".join(answer["problem"].split()))
     return Outcome(answer)
-
-
-def _text(file: IO[bytes]) -> str:
-    file.seek(0)
-    return file.read().decode(errors="replace")
 
 
 def describe_gpus() -> dict[str, Any]:

@@ -163,12 +163,12 @@ class Fetching:
         workers = self._workers
         if self.count:
             numbered = epoch.numbered if epoch.numbered is not None else without_indices(epoch.start)
-            window = Window(numbered, ring, self.ahead, in_order=workers.in_order)
+            window = Window(numbered, ring, self.ahead, meter, in_order=workers.in_order)
             start = self._open_processes if self.in_processes else self._open_threads
             fetch: Fetch | None = None
             try:
                 with deferred_interrupt():  # else it could leave a worker behind that nobody knows yet
-                    fetch = start(epoch, window, meter)
+                    fetch = start(epoch, window)
             except BaseException:
                 if fetch is not None:
                     fetch.close()
@@ -193,16 +193,16 @@ class Fetching:
         workers, rank = self._workers, RankInfo.of(self._reading.division)
         return WorkerSetup(self._reading, workers.init, max(workers.count, workers.most), rank, self._near)
 
-    def _open_threads(self, epoch: EpochRequest, window: Window, meter: Meter) -> Fetch:
+    def _open_threads(self, epoch: EpochRequest, window: Window) -> Fetch:
         count = self._workers.count
-        shared = window, self._make_setup(), epoch, self._workers.timeout, meter
+        shared = window, self._make_setup(), epoch, self._workers.timeout
         if epoch.numbered is not None:
             return ThreadWorkers(self._gatherer or self._assembler, count, *shared)
         # Threads share the dataset object, so its state is the position of one thread only if it is alone.
         streams = [self._open_stream(number, epoch, keep_state=count == 1) for number in range(count)]
         return ThreadStreams(streams, *shared)
 
-    def _open_processes(self, epoch: EpochRequest, window: Window, meter: Meter) -> Fetch:
+    def _open_processes(self, epoch: EpochRequest, window: Window) -> Fetch:
         # Imported late, because these modules take as long to import as the rest of the package.
         from gpuloader.fetch.processes.workers import Pool, ProcessWorkers
         from gpuloader.system.processes import next_depth
@@ -221,7 +221,7 @@ class Fetching:
             if pool.method == "fork":
                 self._start_method = "fork"  # so that later pools do not try to pickle the dataset again
         keep = partial(self._keep, self._reading.division)
-        return ProcessWorkers(pool, window, epoch, workers, meter, keep)
+        return ProcessWorkers(pool, window, epoch, workers, keep)
 
     def _keep(self, division: Division | None, pool: Pool) -> None:
         """Take a pool back, and keep its workers if they are persistent."""

@@ -49,13 +49,14 @@ class Window:
     """The jobs in progress, never more than `ahead`, which may be changed at any time."""
 
     def __init__(
-        self, numbered: Iterator[tuple[int, Indices]], ring: Ring, ahead: int, *, in_order: bool
+        self, numbered: Iterator[tuple[int, Indices]], ring: Ring, ahead: int, meter: Meter, *, in_order: bool
     ) -> None:
         self._numbered = numbered
         # A job gets its slot when it is handed out, so no worker waits for one. Until the size of some batch
         # is known there are no slots, and workers ask for theirs with `reserve`.
         self._ring = ring
         self.ahead = ahead
+        self._meter = meter
         self.exhausted = False  # no more jobs to hand out
         self._in_order = in_order
         self._delivered = 0
@@ -106,7 +107,7 @@ class Window:
         self._ring.fit(job.slot, nbytes)
         return job.slot
 
-    def deliver(self, meter: Meter) -> StagedBatch | None:
+    def deliver(self) -> StagedBatch | None:
         """Return the next batch, or None if it is not done.
 
         Jobs that ended without a batch are skipped: their worker has read all its items.
@@ -132,7 +133,7 @@ class Window:
                 self.jobs.remove(job)
             self._delivered += job.staged is not None or job.error is not None
             if job.staged is not None:
-                meter.fetched(job.busy, job.staged.layout.nbytes, job.staged.skipped)
+                self._meter.fetched(job.busy, job.staged.layout.nbytes, job.staged.skipped)
                 return job.staged
             self._free(job)
             if job.error is not None:

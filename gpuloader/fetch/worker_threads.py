@@ -30,7 +30,6 @@ from gpuloader.order.worker_info import WorkerInfo, exchange_worker
 from gpuloader.sources.frameworks import answering_threads
 from gpuloader.system.cores import bind
 from gpuloader.system.threads import LONGEST_WAIT, StartedThread, start_thread, this_thread
-from gpuloader.watch.stats import Meter
 from gpuloader.watch.tracing import WORKER, mark
 
 # The least bytes that each thread gathers from arrays; for less, handing over the task costs more.
@@ -49,14 +48,11 @@ class Threads:
     Only the consumer calls the methods.
     """
 
-    def __init__(
-        self, window: Window, setup: WorkerSetup, epoch: EpochRequest, timeout: float, meter: Meter
-    ) -> None:
+    def __init__(self, window: Window, setup: WorkerSetup, epoch: EpochRequest, timeout: float) -> None:
         self._window = window
         self._setup = setup
         self._epoch = epoch
         self._timeout = timeout
-        self._meter = meter
         self._process = os.getpid()
         self._queues: list[Tasks] = []
         self._at_work: list[Task | None] = []
@@ -78,7 +74,7 @@ class Threads:
             self._end()
             raise
 
-    def _hand_out(self, window: Window) -> None:
+    def _hand_out(self) -> None:
         """Give the threads as many jobs as the window has for them."""
         raise NotImplementedError
 
@@ -120,8 +116,8 @@ class Threads:
             )
         if self._failures:
             raise self._failures[0]
-        self._hand_out(self._window)
-        return self._window.deliver(self._meter)
+        self._hand_out()
+        return self._window.deliver()
 
     def close(self) -> bool:
         """Stop the threads and return the slots they are not writing to; return False if one did not end."""
@@ -271,9 +267,8 @@ class ThreadWorkers(Threads):
         setup: WorkerSetup,
         epoch: EpochRequest,
         timeout: float,
-        meter: Meter,
     ) -> None:
-        super().__init__(window, setup, epoch, timeout, meter)
+        super().__init__(window, setup, epoch, timeout)
         self._assembler = assembler
         self._count = count
         self._tasks: Tasks = SimpleQueue()
@@ -287,7 +282,8 @@ class ThreadWorkers(Threads):
         self._count = workers
         self._window.ahead = ahead
 
-    def _hand_out(self, window: Window) -> None:
+    def _hand_out(self) -> None:
+        window = self._window
         while (job := window.next_job()) is not None:
             try:
                 assembly = self._assembler.begin(job.number, job.indices, partial(window.reserve, job))
@@ -310,9 +306,8 @@ class ThreadStreams(Threads):
         setup: WorkerSetup,
         epoch: EpochRequest,
         timeout: float,
-        meter: Meter,
     ) -> None:
-        super().__init__(window, setup, epoch, timeout, meter)
+        super().__init__(window, setup, epoch, timeout)
         self._streams = streams
         self._turns = deque(range(len(streams)))
         self._turns.rotate(-epoch.turn)
@@ -320,7 +315,8 @@ class ThreadStreams(Threads):
         for tasks in self._tasks:
             self._add(tasks)
 
-    def _hand_out(self, window: Window) -> None:
+    def _hand_out(self) -> None:
+        window = self._window
         for ended in window.jobs:  # of a thread that has no items left
             if ended.done and ended.staged is None and ended.worker in self._turns:
                 self._turns.remove(ended.worker)

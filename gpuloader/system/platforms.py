@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.errors import LoaderError
-from gpuloader.system.cores import read_control_group, read_text
+from gpuloader.system.cores import own_cores, read_control_group, read_text
 
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; missing from the mmap module
 _F_ADD_SEALS = 1033
@@ -226,7 +226,7 @@ def allowed_cores() -> int:
     >>> 1 <= allowed_cores() <= (os.cpu_count() or 1)
     True
     """
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(own_cores()) or os.cpu_count() or 1
 
 
 def has_gil() -> bool:

@@ -35,7 +35,7 @@ def test_workers_reserve_slots_while_the_consumer_removes_jobs_without_a_batch(a
     """A worker that reserves a slot looks at all other jobs, and nothing may change them meanwhile."""
     count, wrong = 1000, []
     monkeypatch.setattr(fetch_jobs, "FIRST_JOBS", count)
-    window = Window(((number, ()) for number in range(count)), EmptyRing(), count, in_order=False)
+    window = Window(((number, ()) for number in range(count)), EmptyRing(), count, Meter(), in_order=False)
     jobs = [window.next_job() for _ in range(count)]
     begin = threading.Barrier(2)
 
@@ -52,7 +52,7 @@ def test_workers_reserve_slots_while_the_consumer_removes_jobs_without_a_batch(a
     begin.wait()
     for job in jobs[:-100]:
         job.finish(None)  # a worker that has no items left ends its jobs like this
-        assert window.deliver(Meter()) is None
+        assert window.deliver() is None
     worker.join(30)
     assert wrong == []
     assert list(window.jobs) == jobs[-100:]
@@ -74,8 +74,8 @@ def plan(count, error=None):
         raise error
 
 
-def open_window(count=9, slots=9, ahead=3, in_order=True, error=None):
-    return Window(plan(count, error), ready_ring(slots), ahead, in_order=in_order)
+def open_window(count=9, slots=9, ahead=3, in_order=True, error=None, meter=None):
+    return Window(plan(count, error), ready_ring(slots), ahead, meter or Meter(), in_order=in_order)
 
 
 def finish(window, job):
@@ -105,7 +105,7 @@ class TestWindow:
         assert [(job.number, job.indices) for job in jobs] == [(0, (0,)), (1, (1,)), (2, (2,))]
         assert len({job.slot.address for job in jobs}) == 3
         finish(window, jobs[0])
-        assert window.deliver(Meter()) is jobs[0].staged
+        assert window.deliver() is jobs[0].staged
         assert [job.number for job in hand_out(window)] == [3]
         window.ahead = 5
         assert [job.number for job in hand_out(window)] == [4, 5]
@@ -116,14 +116,14 @@ class TestWindow:
         jobs = hand_out(window)
         for number in (2, 0, 1):
             finish(window, jobs[number])
-            while (staged := window.deliver(Meter())) is not None:
+            while (staged := window.deliver()) is not None:
                 found.append(staged.number)
         assert found == wanted
         assert not window.exhausted  # the plan may have more
         assert window.next_job() is None
         assert window.exhausted
         with pytest.raises(QueueClosed):
-            window.deliver(Meter())
+            window.deliver()
 
     def test_hands_out_few_jobs_until_batches_have_been_delivered(self):
         window = open_window(count=10 * FIRST_JOBS, slots=10 * FIRST_JOBS, ahead=10 * FIRST_JOBS)
@@ -131,7 +131,7 @@ class TestWindow:
         assert len(jobs) == FIRST_JOBS
         for job in jobs:
             finish(window, job)
-            window.deliver(Meter())
+            window.deliver()
         assert len(hand_out(window)) == 2 * FIRST_JOBS
 
     def test_asks_the_plan_for_no_batch_that_has_no_slot(self):
@@ -139,7 +139,7 @@ class TestWindow:
         jobs = hand_out(window)
         assert [job.number for job in jobs] == [0, 1]
         finish(window, jobs[0])
-        window._ring.release(window.deliver(Meter()).slot)
+        window._ring.release(window.deliver().slot)
         assert [job.number for job in hand_out(window)] == [2]
 
     def test_that_is_ended_hands_out_nothing(self):
@@ -147,7 +147,7 @@ class TestWindow:
         window.exhausted = True
         assert window.next_job() is None
         with pytest.raises(QueueClosed):
-            window.deliver(Meter())
+            window.deliver()
         assert window._ring.free == 9
 
     def test_the_end_of_the_plan_costs_no_slot(self):
@@ -157,17 +157,18 @@ class TestWindow:
         assert window._ring.free == 9
 
     def test_an_error_of_the_plan_comes_behind_the_batches_before_it(self):
-        window, meter = open_window(count=2, error=KeyError("sampler")), Meter()
+        meter = Meter()
+        window = open_window(count=2, error=KeyError("sampler"), meter=meter)
         jobs = hand_out(window)
         assert [job.number for job in jobs] == [0, 1]
         for job in jobs:
-            assert window.deliver(meter) is None
+            assert window.deliver() is None
             finish(window, job)
-            window._ring.release(window.deliver(meter).slot)
+            window._ring.release(window.deliver().slot)
         with pytest.raises(KeyError, match="sampler"):
-            window.deliver(meter)
+            window.deliver()
         with pytest.raises(QueueClosed):
-            window.deliver(meter)
+            window.deliver()
         assert window._ring.free == 9
         assert (meter.batches, meter.nbytes) == (2, 2 * NBYTES)
 
@@ -177,9 +178,9 @@ class TestWindow:
         window.reserve(first, NBYTES)
         first.finish(None, OSError("gone"))
         with pytest.raises(OSError, match="gone"):
-            window.deliver(Meter())
+            window.deliver()
         finish(window, second)
-        assert window.deliver(Meter()) is second.staged
+        assert window.deliver() is second.staged
         assert window._ring.free == 8
 
     def test_jobs_without_a_batch_are_skipped_and_cost_no_slot(self):
@@ -187,7 +188,7 @@ class TestWindow:
         jobs = hand_out(window)
         jobs[0].finish(None)
         jobs[1].finish(None)
-        assert window.deliver(Meter()) is None
+        assert window.deliver() is None
         assert list(window.jobs) == [jobs[2]]
         assert window._ring.free == 8
 
@@ -201,7 +202,7 @@ class TestWindow:
         assert window._ring.free == 8
 
     def test_the_first_job_to_know_its_size_gives_all_others_their_slots(self):
-        window = Window(plan(9), Ring(3, 1), 3, in_order=True)
+        window = Window(plan(9), Ring(3, 1), 3, Meter(), in_order=True)
         jobs = hand_out(window)
         assert [job.slot for job in jobs] == [None] * 3
         jobs[1].finish(None, OSError("gone"))  # needs none any more

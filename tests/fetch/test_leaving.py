@@ -10,7 +10,6 @@ import textwrap
 import threading
 import time
 from functools import partial
-from multiprocessing import popen_fork
 
 import pytest
 
@@ -18,6 +17,7 @@ from gpuloader import DataLoader, LoaderError
 from gpuloader.epoch.epoch import Epoch
 from gpuloader.fetch.processes import fork_server, workers
 from gpuloader.fetch.processes.messages import Kind
+from gpuloader.system import processes
 from tests.fakes import leave_early, wait_until
 from tests.fetch import faulty
 from tests.fetch.faulty import Faulty, FaultyStream, indices, is_running, loader, plain
@@ -346,7 +346,7 @@ def test_processes_of_the_users_own_fork_server_can_be_interrupted():
 
 @pytest.mark.parametrize(
     ("start_method", "home", "name"),
-    [("fork", popen_fork.Popen, "_launch"), ("forkserver", fork_server.ForkServer, "fork")],
+    [("fork", processes, "fork_child"), ("forkserver", fork_server.ForkServer, "fork")],
 )
 @pytest.mark.parametrize("before", [0, 1])
 def test_an_interrupt_while_workers_start_leaves_none(monkeypatch, start_method, home, name, before):

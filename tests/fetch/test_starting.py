@@ -73,6 +73,7 @@ def refuse(*_):
 @pytest.fixture
 def few_forks(monkeypatch):
     """Let one more process be forked, and none after it."""
+    resource_tracker.ensure_running()  # a fork may start it, and it stays
     fork, left = os.fork, [1]
 
     def fork_some():

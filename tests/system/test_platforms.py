@@ -31,7 +31,7 @@ from gpuloader.system.platforms import (
     seal,
     usable_cores,
 )
-from gpuloader.system.processes import StartedChild
+from gpuloader.system.processes import SpawnedChild
 from tests.fakes import limit_memory
 
 
@@ -126,12 +126,12 @@ def test_memory_is_reserved_by_writing_zeros_and_what_is_there_stays(monkeypatch
 
 def test_without_process_descriptors_a_pipe_tells_of_a_death(monkeypatch):
     process = types.SimpleNamespace(pid=os.getpid(), sentinel=-7)
-    child = StartedChild(process)
+    child = SpawnedChild(process)
     assert child.sentinel >= 0
     os.close(child.sentinel)
     monkeypatch.delattr(os, "pidfd_open")
     assert open_process(os.getpid()) is None
-    assert StartedChild(process).sentinel == -7
+    assert SpawnedChild(process).sentinel == -7
 
 
 def test_a_process_is_killed_by_its_descriptor_where_that_is_allowed(monkeypatch):

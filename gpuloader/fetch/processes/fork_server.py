@@ -26,7 +26,6 @@ import contextlib
 import errno
 import gc
 import importlib
-import io
 import multiprocessing
 import os
 import select
@@ -37,19 +36,26 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
-from multiprocessing import context, reduction, resource_tracker, spawn
+from multiprocessing import reduction, resource_tracker, spawn
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from gpuloader.errors import LoaderError
-from gpuloader.fetch.processes.messages import flush_output
 from gpuloader.fetch.processes.worker import restrain, run_worker
-from gpuloader.system.platforms import after_fork, kill_process, open_process
-from gpuloader.system.processes import ChildHandle, describe_death, wait_for
+from gpuloader.system.platforms import after_fork, open_process
+from gpuloader.system.processes import (
+    ForkedChild,
+    describe_death,
+    flush_output,
+    pickle_process,
+    process_link,
+    run_pickled,
+    wait_for,
+    without_main,
+)
 from gpuloader.system.threads import blocked_interrupts, deferred_interrupt
 
 _GRACE = 1.0  # seconds for a server that closed its link to end
@@ -158,42 +164,25 @@ def receive_request(control: Connection) -> tuple[Any, list[int]]:
 # The loader's end.
 
 
-class ServedChild(ChildHandle):
-    """A process that the fork server forked.
-
-    `status` is our end of its status link: the server writes the exit code to it, and it closes when the
-    process and the server have ended. `descriptor` is the process descriptor, if the system has those.
-    """
-
-    def __init__(self, pid: int, status: int, descriptor: int | None) -> None:
-        sentinel = status if descriptor is None else descriptor
-        super().__init__(pid, sentinel, *{sentinel, status})
-        self._status = status
-        self._code: int | None = None
-        self._has_ended = False
+class ServedChild(ForkedChild):
+    """A process that the fork server forked: the server reaps it, and writes the exit code to its link."""
 
     def exit_code(self, seconds: float) -> int | None:
         """Return the exit code; None if the process does not end in time, or the server died before it."""
-        if not self._has_ended and wait_for(self._status, seconds):
-            data = os.read(self._status, STATUS.size)
+        if not self._has_ended and wait_for(self._link, seconds):
+            data = os.read(self._link, STATUS.size)
             self._has_ended = True
             self._code = STATUS.unpack(data)[0] if len(data) == STATUS.size else None
         return self._code
 
-    def kill(self) -> None:
-        """Kill the process, unless it has ended."""
-        if self.sentinel != self._status and kill_process(self.sentinel):
-            return
-        # By its id only while it cannot belong to another process: the server reaps ours.
+    def _kill_by_id(self) -> None:
+        # Only while it cannot belong to another process: the server reaps ours.
         if not wait_for(self.sentinel, 0):
             with contextlib.suppress(OSError):
                 os.kill(self.pid, signal.SIGKILL)
 
-    def release(self, *, is_ours: bool) -> None:
-        """Close the handle, after waiting for the process if it `is_ours`."""
-        if is_ours:
-            wait_for(self.sentinel, None)
-        self._close()
+    def _join(self) -> None:
+        wait_for(self.sentinel, None)
 
 
 class ForkServer:
@@ -257,11 +246,9 @@ class ForkServer:
         for name in modules:
             if origin := getattr(sys.modules.get(name), "__file__", None):
                 origins[name] = origin
-        started = _pickle_process(number, needs_main=needs_main)
-        # A socket pair without a name: nobody else on the machine can connect, and a crash leaves nothing.
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        for end in (ours, theirs):
-            end.setblocking(True)  # whatever default timeout the program has set
+        with contextlib.nullcontext() if needs_main else without_main():
+            started = pickle_process(f"gpuloader-worker-{number}", _run_forked, number)
+        ours, theirs = process_link()
         descriptors = [link.fileno(), theirs.fileno()]
         opened: list[int] = []
         try:
@@ -295,39 +282,6 @@ class ForkServer:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self.process.wait(seconds)
         return None
-
-
-def _pickle_process(number: int, *, needs_main: bool) -> bytes:
-    """Return what `spawn.spawn_main` reads: the preparation of the interpreter, and the process object."""
-    name = f"gpuloader-worker-{number}"
-    process = multiprocessing.Process(target=_run_forked, args=(number,), name=name, daemon=True)
-    with contextlib.nullcontext() if needs_main else without_main():
-        preparation = spawn.get_preparation_data(name)
-    written = io.BytesIO()
-    context.set_spawning_popen(cast("Any", process))  # else the authentication key refuses to be pickled
-    try:
-        reduction.dump(preparation, written)
-        reduction.dump(process, written)
-    finally:
-        context.set_spawning_popen(None)
-    return written.getvalue()
-
-
-@contextmanager
-def without_main() -> Iterator[None]:
-    """Stop processes that start meanwhile from importing the user's main module: the whole program."""
-    main = sys.modules["__main__"]
-    spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-    # `multiprocessing` decides by these two what a child imports.
-    main.__spec__ = None
-    if path is not None:
-        del main.__file__
-    try:
-        yield
-    finally:
-        main.__spec__ = spec
-        if path is not None:
-            main.__file__ = path
 
 
 _server: ForkServer | None = None
@@ -545,7 +499,6 @@ class _Server:
     def _be_worker(self, request: Request, link: int, status_link: int, tracker: list[int]) -> None:
         """Run a worker in the newly forked process, and exit."""
         global _worker_link
-        code = 1
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -557,15 +510,9 @@ class _Server:
             gc.enable()
             request.surroundings.adopt()
             _worker_link = link
-            spawn.spawn_main(status_link, tracker_fd=tracker[0] if tracker else None)
-        except EOFError:  # the loader's process has died before it sent the process object
-            pass
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 1
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
+            run_pickled(status_link, tracker[0] if tracker else None)
         finally:
-            os._exit(code)
+            os._exit(1)
 
 
 _worker_link = -1

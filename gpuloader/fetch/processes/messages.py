@@ -20,7 +20,6 @@ import os
 import pickle
 import socket
 import struct
-import sys
 import traceback
 from dataclasses import dataclass
 from enum import IntEnum
@@ -256,13 +255,6 @@ def _is_picklable(value: object) -> bool:
     except Exception:
         return False
     return True
-
-
-def flush_output() -> None:
-    """Flush stdout and stderr, so that the user's output is not lost; ignore streams that are closed."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
 
 
 # The memory into which the loader writes the indices of tasks, instead of sending them.

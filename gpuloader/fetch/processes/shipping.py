@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from operator import attrgetter
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -161,13 +161,6 @@ def unpack(descriptor: int, lists: Sequence[int] = ()) -> Any:
 # Pickling without copying the memory of arrays or memory-mapped files.
 
 
-class Sink(Protocol):
-    """The file-like target of a pickle."""
-
-    def write(self, data: Any) -> object:
-        """Take the next bytes of the pickle, or raise `SinkFull` to stop the pickling."""
-
-
 class SinkFull(Exception):
     """The pickle is larger than its sink accepts."""
 
@@ -226,7 +219,7 @@ class Contents:
         return self._files[id(mapping)]
 
 
-def dump(value: object, sink: Sink) -> Contents:
+def dump(value: object, sink: _PickleFile | io.BytesIO) -> Contents:
     """Pickle an object with protocol 5 and return what to store outside the pickle.
 
     It uses cloudpickle if that is installed, which pickles closures and whatever the main module defines by
@@ -400,18 +393,18 @@ def _explain(value: object, error: Exception, limit: int | None) -> str:
             f"a {type(value).__name__} holds more than {limit or 0:,} bytes of pickled Python objects, not "
             "counting arrays, and every worker would have to unpickle them; store them in arrays"
         )
-    path, culprit, cause = blame(value, error, lambda: _PickleFile(_PROBE))
+    path, culprit, cause = blame(value, error)
     hint = ""
     if not has_cloudpickle() and isinstance(culprit, FunctionType | type):
         hint = "; install cloudpickle to pickle functions and classes by value"
     return f"{type(value).__name__}{path} cannot be pickled ({type(cause).__name__}: {cause}){hint}"
 
 
-def blame(value: object, error: Exception, make_sink: Callable[[], Sink]) -> tuple[str, object, Exception]:
+def blame(value: object, error: Exception) -> tuple[str, object, Exception]:
     """Find the attribute or item that made `dump` fail; return its path, the part itself and its error.
 
-    >>> import io, threading
-    >>> path, part, cause = blame([1, {"a": [], "lock": threading.Lock()}], TypeError(), io.BytesIO)
+    >>> import threading
+    >>> path, part, cause = blame([1, {"a": [], "lock": threading.Lock()}], TypeError())
     >>> path, str(cause)
     ("[1]['lock']", "cannot pickle '_thread.lock' object")
     """
@@ -419,7 +412,7 @@ def blame(value: object, error: Exception, make_sink: Callable[[], Sink]) -> tup
     for _ in range(_DEEPEST):
         for step, part in itertools.islice(_parts(value), _WIDEST):
             try:
-                dump(part, make_sink())
+                dump(part, _PickleFile(_PROBE))
             except SinkFull:  # a large part is skipped, so that the search stays cheap
                 continue
             except Exception as cause:
@@ -450,7 +443,7 @@ def _parts(value: Any) -> Iterator[tuple[str, object]]:
 
 
 class _PickleFile:
-    """A `Sink` with a limit, which writes behind the header of a memory file, or only counts the bytes."""
+    """The target of a pickle: writes behind the header of a memory file, or only counts; has a limit."""
 
     def __init__(self, limit: int | None, descriptor: int | None = None) -> None:
         self.limit = limit

@@ -28,7 +28,6 @@ from gpuloader.fetch.processes.messages import (
     Kind,
     Message,
     dumps,
-    flush_output,
     pack_failure,
     receive,
     send,
@@ -41,7 +40,7 @@ from gpuloader.sources.frameworks import tell_worker
 from gpuloader.staging.ring import Slot
 from gpuloader.system.cores import bind
 from gpuloader.system.platforms import keep_freed_memory
-from gpuloader.system.processes import die_with_parent, enter_depth
+from gpuloader.system.processes import die_with_parent, enter_depth, flush_output
 from gpuloader.system.threads import take_signals
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")

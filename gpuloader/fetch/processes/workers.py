@@ -34,7 +34,7 @@ from gpuloader.fetch.contract import (
     timed_out,
 )
 from gpuloader.fetch.jobs import Job, Window
-from gpuloader.fetch.processes.fork_server import ServedChild, fork_worker, without_main
+from gpuloader.fetch.processes.fork_server import fork_worker
 from gpuloader.fetch.processes.messages import (
     NO_BATCH,
     NO_ROW,
@@ -53,9 +53,15 @@ from gpuloader.staging.arena import Arena
 from gpuloader.staging.ring import Slot
 from gpuloader.system.finalizers import Finalizer, Living, closing_once
 from gpuloader.system.platforms import after_fork, may_fork_unasked, message_pair
-from gpuloader.system.processes import StartedChild, describe_death, start_child, starting, wait_for
-from gpuloader.system.threads import LONGEST_WAIT, at_last, deferred_interrupt, exit_first
-from gpuloader.watch.stats import Meter
+from gpuloader.system.processes import (
+    ChildHandle,
+    describe_death,
+    start_child,
+    starting,
+    wait_for,
+    without_main,
+)
+from gpuloader.system.threads import LONGEST_WAIT, deferred_interrupt, exit_first
 from gpuloader.watch.tracing import WORKER, mark
 
 # Seconds that a worker has to end by itself after its link closes; then it is killed.
@@ -124,13 +130,7 @@ def _disown_all() -> None:
         one.link.close()
 
 
-def _end_all() -> None:
-    for one in list(_known):
-        one.end()
-
-
 after_fork(_disown_all)
-at_last(_end_all)
 
 
 class WorkerProcess:
@@ -161,8 +161,6 @@ class WorkerProcess:
                     theirs.close()  # our copy would hide the worker's death
         except OSError as error:
             raise LoaderError(f"worker {number} could not be started: {error}") from error
-        self.pid = self.child.pid
-        self.sentinel = self.child.sentinel
         self._finalizer.watch(partial(_end, self.link, self.child, os.getpid()))
         if parcel is not None:
             for one in parcel.lists:
@@ -218,7 +216,7 @@ class WorkerProcess:
     def close(self, deadline: float) -> None:
         """Wait for the process to end, and kill it after `deadline`; may be called again."""
         if not self.is_closed:
-            wait_for(self.sentinel, deadline - monotonic())
+            wait_for(self.child.sentinel, deadline - monotonic())
             self.end()
 
     def end(self) -> None:
@@ -231,7 +229,7 @@ class WorkerProcess:
         return not self._finalizer.alive
 
 
-def _start_worker(pool: Pool, number: int, link: socket.socket) -> ServedChild | StartedChild:
+def _start_worker(pool: Pool, number: int, link: socket.socket) -> ChildHandle:
     """Start worker `number`, which takes over its end of the link; the caller holds `starting()`."""
     parcel = pool.parcel
     if pool.method == "forkserver" and parcel is not None:
@@ -241,7 +239,7 @@ def _start_worker(pool: Pool, number: int, link: socket.socket) -> ServedChild |
         return start_child(pool.method, f"gpuloader-worker-{number}", run_worker, link, number, setup)
 
 
-def _end(link: socket.socket, child: ServedChild | StartedChild, owner: int) -> None:
+def _end(link: socket.socket, child: ChildHandle, owner: int) -> None:
     """Kill and reap a worker and close its descriptors; a forked child only closes its copies of them."""
     link.close()
     if child.released:  # a Ctrl-C had cut this short
@@ -378,7 +376,6 @@ class ProcessWorkers:
         window: Window,
         epoch: EpochRequest,
         options: WorkerOptions,
-        meter: Meter,
         give_back: Callable[[Pool], object],
     ) -> None:
         self._pool = pool
@@ -386,7 +383,6 @@ class ProcessWorkers:
         self._epoch = epoch
         self._options = options
         self._by_index = epoch.numbered is not None
-        self._meter = meter
         self._give_back = give_back
         self._has_looked = self._broken = self._closing = False
         self._reached: dict[int, ItemState] = dict(epoch.reached)
@@ -403,7 +399,7 @@ class ProcessWorkers:
 
     def _begin(self, worker: WorkerProcess) -> None:
         """Listen to a worker, and tell it about the epoch."""
-        for descriptor in (worker.link.fileno(), worker.sentinel):
+        for descriptor in (worker.link.fileno(), worker.child.sentinel):
             self._by_descriptor[descriptor] = worker
             self._poll.register(descriptor, select.POLLIN)
         worker.awaits_room = False
@@ -477,7 +473,7 @@ class ProcessWorkers:
             self._hear(0)  # notices workers that died since the last epoch
         try:
             self._hand_out()
-            return self._window.deliver(self._meter)
+            return self._window.deliver()
         except KeyboardInterrupt:  # perhaps in the middle of a message
             self._broken = True
             raise
@@ -533,7 +529,7 @@ class ProcessWorkers:
                 worker = self._by_descriptor[descriptor]
                 if events == select.POLLOUT:
                     worker.flush()
-                elif descriptor == worker.sentinel or not self._receive(worker):
+                elif descriptor == worker.child.sentinel or not self._receive(worker):
                     self._bury(worker)
                     break  # the other ready descriptors may have been closed and reused
         except KeyboardInterrupt:  # perhaps in the middle of a message
@@ -623,7 +619,7 @@ class ProcessWorkers:
             self._broken = True
             raise died(worker, worker.child.exit_code(GRACE), held)
         with deferred_interrupt():
-            for descriptor in (worker.link.fileno(), worker.sentinel):
+            for descriptor in (worker.link.fileno(), worker.child.sentinel):
                 del self._by_descriptor[descriptor]
                 self._poll.unregister(descriptor)
             worker.close(monotonic())
@@ -639,9 +635,9 @@ class ProcessWorkers:
         worker = self._pool.workers[job.worker if job is not None else 0]
         self._broken = True  # nobody knows what the worker was doing, so the epoch cannot continue
         worker.child.kill()  # a worker that hangs does not end by itself
-        who = f"worker {worker.number} (process {worker.pid})"
+        who = f"worker {worker.number} (process {worker.child.pid})"
         number, indices = (None, ()) if job is None else (job.number, job.indices)
-        return timed_out(who, worker.pid, self._options.timeout, number, indices)
+        return timed_out(who, worker.child.pid, self._options.timeout, number, indices)
 
     def close(self) -> bool:
         """Call off all tasks, stop the workers unless they persist, and take all slots back.
@@ -699,8 +695,8 @@ def died(worker: WorkerProcess, code: int | None, held: list[Job]) -> WorkerErro
         more = f" and {len(indices) - _NAMED} more" if len(indices) > _NAMED else ""
         doing += f" (samples {', '.join(map(repr, indices[:_NAMED]))}{more})"
     return WorkerError(
-        f"worker {worker.number} (process {worker.pid}) {cause} while it {doing}{hint}",
-        pid=worker.pid,
+        f"worker {worker.number} (process {worker.child.pid}) {cause} while it {doing}{hint}",
+        pid=worker.child.pid,
         signal=signal,
         indices=indices,
     )

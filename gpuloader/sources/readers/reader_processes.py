@@ -24,7 +24,7 @@ from gpuloader.system.threads import exit_first, take_signals
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from gpuloader.system.processes import StartedChild
+    from gpuloader.system.processes import ChildHandle
 
 
 _ITEM, _END, _ERROR = 0, 1, 2
@@ -95,7 +95,7 @@ class _ReaderProcess:
     # again, which may belong to another file by then. Free-threaded Python finalizes in any order.
     still_open: ClassVar[set[_ReaderProcess]] = set()
 
-    child: StartedChild
+    child: ChildHandle
     pipe: Connection
     room: Any
     owner: int
@@ -219,7 +219,7 @@ def _noted(error: BaseException, trace: str) -> BaseException:
 
 
 def _work(reader: Reader, pipe: Connection, room: Any) -> None:
-    from gpuloader.system.processes import die_with_parent, portable
+    from gpuloader.system.processes import die_with_parent, flush_output, portable
 
     take_signals()
     try:
@@ -228,9 +228,7 @@ def _work(reader: Reader, pipe: Connection, room: Any) -> None:
         last: tuple[int, Any, str] = (_END, None, "")
     except BaseException as error:
         last = (_ERROR, portable(error), traceback.format_exc())
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):  # flush now: the parent kills this process after the last message
-            stream.flush()
+    flush_output()  # now: the parent kills this process after the last message
     with suppress(OSError):  # the parent may be gone
         pipe.send(last)
     pipe.close()

@@ -610,7 +610,7 @@ def test_a_process_is_killed(child):
 
 def test_descriptors_are_closed_once(child):
     assert not child.released
-    descriptors = {child.sentinel, child._status}
+    descriptors = {child.sentinel, child._link}
     for _ in range(2):
         child.release(is_ours=False)
         assert child.released
