@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.sources.array_rows import locate
-from gpuloader.sources.block import each_row
-from gpuloader.sources.dataset_base import Dataset, join_samples
+from gpuloader.sources.block import each_row, join_samples
+from gpuloader.sources.dataset import Dataset
 from gpuloader.sources.images.image import Image
 from gpuloader.sources.packed import PackedList
 
