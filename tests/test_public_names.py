@@ -30,7 +30,7 @@ def test_whoever_lists_public_names_is_described():
         if "\n__all__ = " in path.read_text()
     }
     described = {find(module).__name__ for module in MODULES}
-    assert listing - described == {"gpuloader.sources.dataset"}  # the package re-exports its names
+    assert listing <= described
 
 
 @pytest.mark.parametrize("module", MODULES)

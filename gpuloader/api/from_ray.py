@@ -8,7 +8,7 @@ from typing import Any
 from gpuloader.api.loader import DataLoader
 from gpuloader.errors import missing_package
 from gpuloader.sources.block import Block, Part
-from gpuloader.sources.dataset_base import IterableDataset
+from gpuloader.sources.dataset import IterableDataset
 
 
 def from_ray(shard: Any, batch_size: int, places: Any = None, **options: Any) -> DataLoader[Any]:

@@ -73,6 +73,12 @@ class ReaderEpochs(Epochs):
         ended = partial(end_epoch, position, partial(find_spent_reader, source[0]))
         return self.open_reading(position, guard, source, self._capacity, self.policy, self._present, ended)
 
+    @property
+    def configuration(self) -> Configuration:
+        """The options that explain a loop's times."""
+        places = 1 if self.source is None else len(self.delivery.devices)
+        return self.explain_reading("reader", places, self.policy)
+
     def _present(self, position: Position, is_single: bool, step: DeliveredStep) -> Any:
         batches: list[Any] = []
         for staged, arrays in step:
@@ -92,6 +98,8 @@ class GeneratorLoader(Measured):
     Several loaders, and several loops over one loader, may run at once. Every loop is a separate epoch with
     its own iterator of the reader, its own thread and its own slots. One thread drives a loader by hand.
     """
+
+    _epochs: ReaderEpochs
 
     def __init__(
         self,
@@ -374,11 +382,6 @@ class GeneratorLoader(Measured):
 
     def __next__(self) -> Any:
         return self.next()
-
-    def _configuration(self) -> Configuration:
-        epochs = self._epochs
-        places = 1 if epochs.source is None else len(epochs.delivery.devices)
-        return epochs.explain_reading("reader", places, epochs.policy)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the user's position in the latest epoch, as a dict that JSON can store.

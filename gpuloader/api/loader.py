@@ -19,7 +19,7 @@ from gpuloader.order.batching import Batching, StoredOrder
 from gpuloader.order.randomness import GeneratorLike
 from gpuloader.sources.dataset import Readable, S
 from gpuloader.transforms.program import Transform
-from gpuloader.watch.explaining import Configuration, Measured
+from gpuloader.watch.explaining import Measured
 from gpuloader.watch.stats import Meter
 
 if TYPE_CHECKING:
@@ -190,6 +190,7 @@ class DataLoader(Measured, Generic[S]):
     from_dataset = staticmethod(from_dataset)
     from_generator = staticmethod(from_generator)
     _framework = Framework()
+    _epochs: DatasetEpochs
 
     def __init__(
         self,
@@ -407,9 +408,6 @@ class DataLoader(Measured, Generic[S]):
                 "this is the state of a loader made by DataLoader.from_generator, not of one over a dataset"
             )
         self._epochs.resume_at(position)
-
-    def _configuration(self) -> Configuration:
-        return self._epochs.configuration
 
     def close(self) -> None:
         """End persistent worker processes; the next loop starts new ones."""

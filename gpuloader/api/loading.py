@@ -14,7 +14,7 @@ from gpuloader.api.options import OWN_BATCHES, Options, find_unit
 from gpuloader.batches.schema import Collation, check_fill
 from gpuloader.checks import AUTO
 from gpuloader.devices.places import default_place, parse_places
-from gpuloader.epoch.delivery import Delivery, check_last, check_split
+from gpuloader.epoch.delivery import Delivery
 from gpuloader.fetch.contract import WorkerOptions, most_workers
 from gpuloader.fields.spec import FeedSpec, resolve_feeds
 from gpuloader.order.batching import Batching, as_sampler
@@ -208,23 +208,10 @@ def _choose_delivery(options: Options, batching: Batching, workers: WorkerOption
         # Ranks fill up the last step of an epoch only; places would repeat a part of every batch. So nothing
         # is padded here unless the user says 'pad', and 'repeat', which is about ranks, changes nothing.
         uneven = options.uneven if options.uneven in ("drop", "pad") else "error"
-    shards = check_split(
-        options.split,
-        uneven,
-        batching.size,
-        len(parsed),
-        iterable=batching.iterable,
-        single=batching.single,
-        workers=workers.count,
-        in_order=workers.in_order,
-    )
-    if shards > 1 and batching.is_dealt:
-        raise ValueError(
-            "split='shards' cannot cut the batches of a batch_sampler that shard deals to ranks: pass "
-            "sampler and batch_size, or split='batches'"
-        )
-    if shards > 1 and uneven == "error":  # known now for all orders that this package makes
-        check_last(batching.count_last(), shards)
+    shards = 1
+    if options.split == "shards" and len(parsed) > 1:
+        shards = len(parsed)
+        _check_shards(shards, uneven, batching, workers)
     if options.static:
         _check_one_shape(batching, shards, uneven)
     ahead = 1 if options.prefetch == AUTO else int(options.prefetch)
@@ -240,6 +227,53 @@ def _choose_delivery(options: Options, batching: Batching, workers: WorkerOption
         # Kernels on the copy stream would wait behind the model's, which fill the GPU; copies need no cores.
         urgent=bool(options.transforms) or options.cache == "device",
     )
+
+
+def _check_shards(shards: int, uneven: str, batching: Batching, workers: WorkerOptions) -> None:
+    """Raise `ValueError` unless every batch can be cut into parts for the places, which make up one step."""
+    size, iterable = batching.size, batching.iterable
+    # Parts are batches of their own, which consecutive places get in turn. So only the plan knows of them,
+    # and whatever keeps consecutive batches apart or together decides whether a step is one batch.
+    if not workers.in_order:
+        raise ValueError(
+            "split='shards' needs in_order=True, so that the parts of a batch are delivered together"
+        )
+    if iterable and workers.count > 1:
+        raise ValueError(
+            f"split='shards' needs num_workers=0 or 1 for an iterable dataset: with {workers.count} workers, "
+            "consecutive parts would come from different batches"
+        )
+    if batching.single:
+        raise ValueError("split='shards' cuts batches, but batch_size=None yields single samples")
+    if size is not None and size % shards and (uneven == "error" or iterable):
+        others = "" if iterable else ", or uneven='drop' or 'pad'"
+        raise ValueError(
+            f"a batch of {size} samples cannot be cut into {shards} equal parts; choose a batch_size that "
+            f"{shards} divides{others}"
+        )
+    if size is not None and size < shards and uneven == "drop":
+        raise ValueError(
+            f"a batch of {size} samples cut into {shards} equal parts with uneven='drop' would leave "
+            f"nothing; choose a batch_size of {shards} or more"
+        )
+    # Workers cut what they read, and only the end of an iterable dataset shows how large its last batch is.
+    if iterable and uneven != "drop":
+        raise ValueError(
+            "split='shards' needs uneven='drop' for an iterable dataset, because the size of its last "
+            "batch is unknown; this leaves out a last step that is not whole"
+        )
+    if batching.is_dealt:
+        raise ValueError(
+            "split='shards' cannot cut the batches of a batch_sampler that shard deals to ranks: pass "
+            "sampler and batch_size, or split='batches'"
+        )
+    if uneven == "error":  # the last batch's size is known now for all orders that this package makes
+        last = batching.count_last()
+        if last is not None and last % shards:
+            raise ValueError(
+                f"an epoch's last batch, of {last} samples, cannot be cut into {shards} equal parts; choose "
+                "drop_last=True, or uneven='drop' or 'pad'"
+            )
 
 
 def check_transform_places(delivery: Delivery) -> None:
@@ -358,5 +392,5 @@ def make_on_device(
         open_codecs()  # only now: without a chain to make there, nvImageCodec is not needed
     native = before is not None and before.native
     programmer = Programmer(fuse(transforms), native=native)
-    pictures = replace(stage, staged=staged, encoded=open_codecs is not None)
-    return replace(collation, programmer=programmer, pictures=pictures)
+    images = replace(stage, staged=staged, encoded=open_codecs is not None)
+    return replace(collation, programmer=programmer, images=images)

@@ -20,7 +20,6 @@ import numpy as np
 from gpuloader.checks import AUTO, check_count, check_flags, check_read_ahead, check_word
 from gpuloader.devices.outputs import OUTPUTS
 from gpuloader.epoch.cache import CACHES
-from gpuloader.epoch.delivery import SPLITS
 from gpuloader.errors import BadType, BadValue
 from gpuloader.fetch.contract import METHODS
 from gpuloader.order.dividing import UNEVEN
@@ -183,7 +182,7 @@ class Options:
     decode: str | None = option(None, ("image", "device"))
     on_bad: str = option("raise", ("raise", "skip"))
     cache: str | None = option(None, CACHES)
-    split: str = option("batches", SPLITS)
+    split: str = option("batches", ("batches", "shards"))
     remainder: str | None = option(None, ("error", "drop", "pad"))
     output: str | None = option(None, OUTPUTS)
     stream: object = None
@@ -213,7 +212,7 @@ class Options:
             write("multiprocessing_context", None)
 
         # Options that depend on each other. Rules that need more than options stand where the facts are
-        # known: in `loading.decide`, `Batching.choose` and `check_split`.
+        # known: in `loading.decide`, `Batching.choose` and `Batching.divide`.
         if self.generator is not None:
             if self.seed is not None:
                 raise ValueError("seed and generator both determine everything random: pass one of them")

@@ -341,6 +341,12 @@ class WrappedEpochs(Epochs):
         source.finish()
         end_epoch(position, partial(find_spent_batches, self._batches, drops=self.delivery.drop_last))
 
+    @property
+    def configuration(self) -> Configuration:
+        """The options that explain a loop's times."""
+        policy = self.policy if self.ahead else None
+        return self.explain_reading("batches", len(self.delivery.devices), policy)
+
     def state(self) -> dict[str, Any]:
         """Return the wrapped loader's state behind the batch received last, with the position here in it."""
         position = super().state()
@@ -385,6 +391,8 @@ class PrefetchedLoader(Measured):
     Several loops may run at once if the wrapped loader allows that.
     """
 
+    _epochs: WrappedEpochs
+
     def __init__(self, batches: Iterable[Any], **options: Any) -> None:
         # Not by assignment: until `_batches` is there, no attribute can be looked up in it.
         vars(self).update(_batches=_check_batches(batches), _options=options)
@@ -416,11 +424,6 @@ class PrefetchedLoader(Measured):
         (True, [[0, 1], [2, 3]])
         """
         self._epochs.prepare()
-
-    def _configuration(self) -> Configuration:
-        epochs = self._epochs
-        policy = epochs.policy if epochs.ahead else None
-        return epochs.explain_reading("batches", len(epochs.delivery.devices), policy)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next loop run epoch number `epoch`, counted from 0, also of the wrapped loader.

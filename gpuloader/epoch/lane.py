@@ -408,8 +408,7 @@ class Lane:
         copied, batch, timing = self._copying.popleft()
         if batch.ready is copied:
             batch.ready = None  # before the event is recorded for another copy
-        if batch.decoded:
-            batch.decoded = ()
+        batch.decoded = ()
         self._ring.release(batch.staged.slot)
         if timing is None:
             self._spare.append(copied)

@@ -8,9 +8,12 @@ from collections.abc import Callable, Sequence, Set, Sized
 from typing import Any, NamedTuple, Protocol, SupportsIndex
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from gpuloader.errors import BadIndex
+from gpuloader.fields.convert import check_mask
+from gpuloader.fields.spec import is_stageable
+from gpuloader.foreign import as_array, needs_gradient
 from gpuloader.order.order import IndexArray
 from gpuloader.sources.block import Rows
 
@@ -73,6 +76,24 @@ def find_arrays(dataset: object) -> ArrayRows | None:
     found = None if find is None else find()
     # Arrays in a foreign byte order must be converted, which only the path through samples does.
     return found if found is not None and all(array.dtype.isnative for array in found.arrays) else None
+
+
+def check_array(position: int, values: ArrayLike) -> NDArray[Any]:
+    """Return array number `position` of a dataset as a NumPy array whose first axis counts the samples."""
+    held: Any = values
+    try:
+        check_mask(values)
+        # Its rows keep the gradient, so there is nothing to warn of yet.
+        array = as_array(held.detach() if needs_gradient(held) else held)
+    except (TypeError, ValueError, RuntimeError) as error:  # SampleError: masked, or not dense
+        raise TypeError(
+            f"array {position}: cannot make an array of numbers from {type(values).__name__}: {error}"
+        ) from None
+    if not is_stageable(array.dtype):
+        raise TypeError(f"array {position} must hold numbers or booleans, got dtype {array.dtype}")
+    if array.ndim == 0:
+        raise ValueError(f"array {position} must have a first dimension, got the single number {array}")
+    return array
 
 
 # What an index stands for: one sample, or several at once. All datasets of the package share these rules.

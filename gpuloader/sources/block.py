@@ -8,6 +8,7 @@ these indices, or raises `IndexError`. The loader then copies from the columns s
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import is_stageable, native
-from gpuloader.foreign import describe_dtype, tensor_over, torch_name
+from gpuloader.foreign import describe_dtype, is_tensor, tensor_over, torch_name
 
 Rows = slice | NDArray[np.int64]
 """Rows of a column: a slice with a start and a stop but no step, or an array of row numbers from 0."""
@@ -226,6 +227,44 @@ def take_values(column: Objects | Chunked, rows: Rows) -> list[Any]:
         assert not isinstance(rows, slice)
         return [piece.take(slice(row, row + 1))[0] for piece, row in column.find(rows)]
     return column.take(rows)
+
+
+# Samples of any schema joined field by field, for datasets that are asked for several samples at once.
+
+
+def join_samples(samples: Sequence[Any]) -> Any:
+    """Return samples of one schema joined field by field, like a `TensorDataset` and a `TableDataset` do.
+
+    Numbers, arrays and tensors are stacked, and tuples, lists and dicts are joined entry by entry. Anything
+    else becomes a list, and so do samples that differ in type, shape, keys or length.
+
+    >>> join_samples([{"x": np.array([1, 2]), "name": "a"}, {"x": np.array([3, 4]), "name": "b"}])
+    {'x': array([[1, 2],
+           [3, 4]]), 'name': ['a', 'b']}
+    """
+    if not samples:
+        return []
+    first = samples[0]
+    if any(type(sample) is not type(first) for sample in samples):
+        return list(samples)
+    if isinstance(first, Mapping):
+        if any(sample.keys() != first.keys() for sample in samples):
+            return list(samples)
+        return {key: join_samples([sample[key] for sample in samples]) for key in first}
+    if isinstance(first, tuple | list) and not isinstance(first, WholeList):
+        if any(len(sample) != len(first) for sample in samples):
+            return list(samples)
+        fields = [join_samples(entries) for entries in zip(*samples, strict=True)]
+        return fields if isinstance(first, list) else tuple(fields)
+    if is_tensor(first):
+        alike = all((one.shape, one.dtype) == (first.shape, first.dtype) for one in samples)
+        return sys.modules["torch"].stack(list(samples)) if alike else list(samples)
+    if not isinstance(first, int | float | complex | np.generic | np.ndarray):
+        return list(samples)
+    if len({(np.shape(sample), getattr(sample, "dtype", None)) for sample in samples}) > 1:
+        return list(samples)
+    joined = np.asarray(samples)
+    return joined if is_stageable(joined.dtype) else list(samples)
 
 
 # What is known of a dataset's samples before any is read, from the columns or arrays that hold them.

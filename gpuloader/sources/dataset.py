@@ -9,68 +9,348 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence, Sized
-from typing import Any
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gpuloader.checks import check_word
-from gpuloader.errors import BadType, BadValue
-from gpuloader.fields.convert import check_mask
-from gpuloader.fields.spec import is_stageable
+from gpuloader.errors import BadType, BadTypeOrValue, BadValue, NoIndices, SampleError, describe_error
 from gpuloader.foreign import (
+    COLUMNS,
+    FRAME,
     as_array,
+    find_classes,
     is_tensor,
     is_torch_generator,
-    needs_gradient,
+    name_table,
     tensor_over,
     values_by_position,
 )
-from gpuloader.order.order import (
-    AT_END,
-    IndexArray,
-    Shuffled,
-    as_indices,
-    as_weights,
-    check_whole,
-    interleave,
-)
+from gpuloader.order.order import AT_END, Shuffled, as_indices, as_weights, check_whole, interleave
 from gpuloader.order.randomness import GeneratorLike
 from gpuloader.order.samplers import MixSampler, Sampler
-from gpuloader.sources.array_rows import ArrayRows, check_index, check_rows, find_arrays, locate, own_method
-from gpuloader.sources.block import Block, each_row
-from gpuloader.sources.dataset_base import (
-    ChainDataset,
-    ConcatDataset,
-    Dataset,
-    IterableDataset,
-    Many,
-    MapStyle,
-    Readable,
-    S,
-    check_all,
-    check_map_style,
-    join_samples,
-    pass_on,
-    read_many,
-    refuse_mix,
+from gpuloader.sources.array_rows import (
+    ArrayRows,
+    check_array,
+    check_index,
+    check_rows,
+    find_arrays,
+    locate,
+    own_method,
 )
+from gpuloader.sources.block import Block, each_row, join_samples
+from gpuloader.system.iterators import refuse_read
 
-__all__ = [
-    "ChainDataset",
-    "ComposeDataset",
-    "ConcatDataset",
-    "Dataset",
-    "IterableDataset",
-    "MapStyle",
-    "MixDataset",
-    "Readable",
-    "S",
-    "Subset",
-    "TensorDataset",
-    "random_split",
-]
+# Datasets that are read in an order of their own, such as a `MixDataset`, must not lose it inside others.
+
+
+def refuse_mix(dataset: object, reader: str, instead: str) -> None:
+    """Raise `TypeError` if a dataset has an order of its own, in which `reader` would not read it."""
+    # Refused where it happens: read as a ConcatDataset, the mix would train on other proportions in silence.
+    if callable(getattr(dataset, "default_sampler", None)):
+        raise BadType(
+            f"{reader} would read the {type(dataset).__name__} without its weights: {instead}; to do without "
+            "the weights, pass ConcatDataset(mix.datasets)"
+        )
+
+
+def is_iterable(dataset: object) -> bool:
+    """Return whether this is an ``IterableDataset``, of this package, PyTorch or Paddle."""
+    # All of them have a `__getitem__` too, which only raises.
+    return isinstance(dataset, (IterableDataset, *find_classes("IterableDataset")))
+
+
+S = TypeVar("S", covariant=True)
+Many = Callable[[Sequence[int]], list[Any]]
+"""Reads the samples at several indices in one call."""
+
+
+class Readable(Protocol[S]):
+    """Anything with samples to read by index or key."""
+
+    def __getitem__(self, index: Any, /) -> S:
+        """Return the sample at an index, or at a key."""
+
+
+class MapStyle(Readable[S], Protocol[S]):
+    """What a map-style dataset must have; a list has it too."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+
+class Dataset(Generic[S]):
+    """The base class of map-style datasets: a subclass defines `__getitem__` and `__len__`.
+
+    ``a + b`` is the `ConcatDataset` of two.
+
+    Examples
+    --------
+    >>> class Squares(Dataset[int]):
+    ...     def __getitem__(self, index):
+    ...         return index**2
+    ...
+    ...     def __len__(self):
+    ...         return 10
+    >>> Squares()[3], len(Squares() + Squares())
+    (9, 20)
+    """
+
+    def __getitem__(self, index: int) -> S:
+        name = type(self).__name__
+        raise NotImplementedError(f"{name} must define __getitem__(index), which returns a sample")
+
+    def __len__(self) -> int:
+        name = type(self).__name__
+        raise NotImplementedError(f"{name} must define __len__, which returns the number of samples")
+
+    def __add__(self, other: MapStyle[Any]) -> Dataset[Any]:
+        return ConcatDataset([self, other])
+
+
+class IterableDataset(Dataset[S]):
+    """The base class of iterable datasets: a subclass defines `__iter__`.
+
+    With ``worker_type='thread'``, several threads iterate over the same dataset at once. So each call of
+    `__iter__` must keep its position in local variables, not on the dataset.
+
+    A subclass that defines `__len__` gives its loader a length too. ``a + b`` is the `ChainDataset` of two.
+
+    Examples
+    --------
+    >>> class Countdown(IterableDataset[int]):
+    ...     def __iter__(self):
+    ...         return iter([3, 2, 1])
+    >>> list(Countdown())
+    [3, 2, 1]
+    >>> list(Countdown() + Countdown())
+    [3, 2, 1, 3, 2, 1]
+    """
+
+    def __iter__(self) -> Iterator[S]:
+        raise NotImplementedError(f"{type(self).__name__} must define __iter__, which yields samples")
+
+    def __getitem__(self, index: int) -> S:
+        raise NoIndices(
+            f"{type(self).__name__} is an IterableDataset: it can only be iterated, and has no sample {index}"
+        )
+
+    def __len__(self) -> int:
+        # `list` asks for the length, and continues without one only after a TypeError.
+        raise NoIndices(
+            f"{type(self).__name__} is an IterableDataset: it can only be iterated, and has no length "
+            "unless it defines __len__"
+        )
+
+    def __add__(self, other: Iterable[Any]) -> Dataset[Any]:  # type: ignore[override]  # as in PyTorch
+        return ChainDataset([self, other])
+
+
+class _Combined(Dataset[S]):
+    """Map-style datasets read as one, which asks each of them for many samples at once where it can."""
+
+    _instead_of_a_mix: ClassVar[str] = "concatenate its datasets first, then mix those"
+
+    def __init__(self, datasets: Iterable[MapStyle[Any]]) -> None:
+        # Iterating over these yields keys, letters or samples instead of datasets.
+        expected = "datasets must be a list of datasets"
+        if isinstance(datasets, Mapping):
+            raise BadType(f"{expected}, got a {type(datasets).__name__}; pass its values")
+        if isinstance(datasets, str | bytes):
+            raise BadType(f"{expected}, got the text {datasets!r}")
+        if isinstance(datasets, (Dataset, *find_classes("Dataset"))):
+            kind = type(datasets).__name__
+            raise BadType(f"{expected}, got the dataset {kind}; pass a list of it and others")
+        self.datasets: list[MapStyle[Any]] = [
+            check_map_style(f"dataset {position}", one) for position, one in enumerate(datasets)
+        ]
+        if not self.datasets:
+            raise BadValue("datasets must hold at least one dataset, got none")
+        for one in self.datasets:
+            refuse_mix(one, f"a {type(self).__name__}", self._instead_of_a_mix)
+
+    def __getitem__(self, index: Any) -> S:
+        rows = locate(self, index)
+        if isinstance(rows, int):
+            return self._read_one(rows)
+        joined: S = join_samples(self._read(list(each_row(rows))))
+        return joined
+
+    @property
+    def __getitems__(self) -> Many:
+        """Reads several samples at once; exists only if one of the datasets has it."""
+        return pass_on(self, _Combined, self._read, self.datasets)
+
+    def _read_one(self, position: int) -> S:
+        raise NotImplementedError
+
+    def _read(self, indices: Sequence[int]) -> list[Any]:
+        raise NotImplementedError
+
+
+class ConcatDataset(_Combined[S]):
+    """Map-style datasets one after another: a list of one or more, none of them a `MixDataset`.
+
+    A slice, list, array or tensor of indices or booleans selects several samples, joined field by field.
+
+    Attributes
+    ----------
+    datasets : list
+        The datasets.
+    cumulative_sizes : list of int
+        For each dataset, the number of samples in it and in those before it.
+
+    Raises
+    ------
+    TypeError
+        A dataset is not map-style, or is a `MixDataset`, whose weights would be lost.
+    ValueError
+        There are no datasets.
+
+    Examples
+    --------
+    >>> both = ConcatDataset(["ab", "cde"])
+    >>> both[2], both[-1], both[1:4], len(both)
+    ('c', 'e', ['b', 'c', 'd'], 5)
+    """
+
+    def __init__(self, datasets: Iterable[MapStyle[S]]) -> None:
+        super().__init__(datasets)
+        self.cumulative_sizes = self.cumsum(self.datasets)
+
+    def __len__(self) -> int:
+        return self.cumulative_sizes[-1]
+
+    @staticmethod
+    def cumsum(sequence: Iterable[Sized]) -> list[int]:
+        """Return, for each dataset, the number of samples in it and in those before it."""
+        return list(itertools.accumulate(map(len, sequence)))
+
+    def _read_one(self, position: int) -> S:
+        which, within = self._find(position)
+        sample: S = self.datasets[which][within]
+        return sample
+
+    def _find(self, position: int) -> tuple[int, int]:
+        """Return the position of the dataset that holds a sample, and the sample's index in it."""
+        which = bisect_right(self.cumulative_sizes, position)
+        return which, position - (self.cumulative_sizes[which - 1] if which else 0)
+
+    def _read(self, indices: Sequence[int]) -> list[Any]:
+        # Each dataset is asked once for its samples of a batch: one call may be one request to a store.
+        found = [self._find(check_index(self, index)) for index in indices]
+        samples: list[Any] = [None] * len(found)
+        for which in {which for which, _ in found}:
+            slots = [slot for slot, (owner, _) in enumerate(found) if owner == which]
+            read = read_many(self.datasets[which], [found[slot][1] for slot in slots])
+            for slot, sample in zip(slots, read, strict=True):
+                samples[slot] = sample
+        return samples
+
+
+class ChainDataset(IterableDataset[S]):
+    """Iterable datasets, of this package, PyTorch or Paddle, each of which starts when the previous one ends.
+
+    Raises
+    ------
+    TypeError
+        A dataset is not an `IterableDataset`.
+    ValueError
+        There are no datasets.
+
+    Examples
+    --------
+    >>> class Letters(IterableDataset[str]):
+    ...     def __iter__(self):
+    ...         return iter("ab")
+    >>> list(ChainDataset([Letters(), Letters()]))
+    ['a', 'b', 'a', 'b']
+    """
+
+    def __init__(self, datasets: Iterable[Iterable[S]]) -> None:
+        self.datasets = list(datasets)
+        if not self.datasets:
+            raise BadValue("datasets must hold at least one dataset, got none")
+        for position, dataset in enumerate(self.datasets):
+            if not is_iterable(dataset):
+                raise BadType(
+                    f"dataset {position} must be an IterableDataset, got {type(dataset).__name__}; "
+                    "for map-style datasets, use ConcatDataset"
+                )
+
+    def __iter__(self) -> Iterator[S]:
+        for position, dataset in enumerate(self.datasets):
+            items = iter(dataset)
+            # An iterator that was read before would end at once, and the chain would be shorter in silence.
+            what = f"dataset {position} ({type(dataset).__name__}) returns"
+            refuse_read(
+                items, what, "make a new iterator in every call, for example by writing __iter__ with yield"
+            )
+            yield from items
+
+    def __len__(self) -> int:
+        return sum(count_items(dataset) for dataset in self.datasets)
+
+
+def count_items(dataset: object) -> int:
+    """Return the length of an iterable dataset; raise `TypeError` if it has none."""
+    # Always a TypeError, because `list` asks for a length, and does without one only after a TypeError. It is
+    # a ValueError too, which Paddle raises for the length of a loader.
+    name = type(dataset).__name__
+    if not isinstance(dataset, Sized):
+        raise BadTypeOrValue(
+            f"an iterable dataset has no length unless it defines __len__, and {name} does not"
+        )
+    try:
+        return len(dataset)
+    except TypeError as error:
+        raise BadTypeOrValue(str(error)) from error
+    except Exception as error:  # Paddle's own class raises RuntimeError
+        problem = f"the length of the iterable dataset is unknown: {name}.__len__ raised"
+        raise BadTypeOrValue(f"{problem} {describe_error(error)}") from error
+
+
+def check_map_style(name: str, dataset: object, *, by_key: bool = False) -> MapStyle[Any]:
+    """Return `dataset` if it is map-style, else raise `TypeError`; `by_key` if it is read by key or label."""
+    kind = type(dataset).__name__
+    if is_iterable(dataset):
+        raise BadType(f"{name} must be map-style, got the IterableDataset {kind}")
+    found = name_table(dataset)
+    if found == FRAME:
+        raise TypeError(f"{name} must be map-style, got the table {kind}; pass TableDataset(table)")
+    if found == COLUMNS and not by_key:
+        raise TypeError(
+            f"{name} must have samples at the indices 0, 1, 2, …, got a {kind} whose keys are text; if its "
+            "values are columns, pass TableDataset(columns); if they are samples, pass list(samples.values())"
+        )
+    if not (hasattr(dataset, "__getitem__") and isinstance(dataset, Sized)):
+        raise BadType(f"{name} must have __getitem__ and __len__, got {kind}")
+    return cast("MapStyle[Any]", dataset if by_key else values_by_position(dataset))
+
+
+def read_many(dataset: MapStyle[Any], indices: Sequence[int]) -> list[Any]:
+    """Return the samples at `indices`, in one call if the dataset has ``__getitems__``."""
+    read: Many | None = getattr(dataset, "__getitems__", None)
+    if read is None:
+        return [dataset[index] for index in indices]
+    samples = list(read(indices))
+    if len(samples) != len(indices):
+        name = type(dataset).__name__
+        raise SampleError(f"{name}.__getitems__ returned {len(samples)} samples for {len(indices)} indices")
+    return samples
+
+
+def pass_on(outer: object, kind: type, read: Many, inner: Iterable[object]) -> Many:
+    """Return `read` if one of the `inner` datasets has ``__getitems__``, else raise `AttributeError`."""
+    # Unless a subclass of `kind` overrides `__getitem__`, which would then not run.
+    own = getattr(type(outer), "__getitem__", None) is not getattr(kind, "__getitem__", None)
+    if own or not any(hasattr(one, "__getitems__") for one in inner):
+        raise AttributeError(f"{type(outer).__name__!r} object has no attribute '__getitems__'")
+    return read
+
 
 # Parts of a dataset: the samples at given indices, and random splits.
 
@@ -121,7 +401,8 @@ class Subset(Dataset[S]):
         listed: Any = values_by_position(indices)
         if isinstance(indices, slice):
             listed = range(*indices.indices(count))
-        by_key = _are_keys(listed)
+        # Text and tuples are keys, and one entry tells of all.
+        by_key = isinstance(listed, Iterable) and isinstance(next(iter(listed), None), str | bytes | tuple)
         is_empty = isinstance(listed, Sized) and not len(listed)
         self.dataset: MapStyle[S] = check_map_style("dataset", dataset, by_key=by_key or is_empty)
         self._by_key = by_key or hasattr(self.dataset, "keys")
@@ -172,10 +453,6 @@ class Subset(Dataset[S]):
             return None
         rows = check_rows(self.dataset, as_indices("indices", self.indices), len(self.dataset))
         return source._replace(rows=rows if source.rows is None else source.rows[rows])
-
-
-def _are_keys(indices: object) -> bool:
-    return isinstance(indices, Iterable) and isinstance(next(iter(indices), None), str | bytes | tuple)
 
 
 def random_split(
@@ -232,13 +509,13 @@ def random_split(
     indices = _shuffle(count, generator)
     if stratify is not None:
         return [Subset(dataset, part) for part in _deal_by_label(indices, sizes, stratify)]
-    starts = itertools.accumulate(sizes, initial=0)
-    return [
-        Subset(dataset, indices[start : start + size]) for start, size in zip(starts, sizes, strict=False)
-    ]
+    stops = itertools.accumulate(sizes)
+    return [Subset(dataset, indices[stop - size : stop]) for size, stop in zip(sizes, stops, strict=True)]
 
 
-def _deal_by_label(indices: IndexArray, sizes: Sequence[int], labels: ArrayLike) -> list[IndexArray]:
+def _deal_by_label(
+    indices: NDArray[np.int64], sizes: Sequence[int], labels: ArrayLike
+) -> list[NDArray[np.int64]]:
     """Deal indices to parts of these sizes, each label's indices evenly; keep their order within a part."""
     array = np.asarray(labels)
     if array.ndim != 1 or len(array) != len(indices):
@@ -273,7 +550,7 @@ def _as_sizes(lengths: Sequence[float], count: int) -> list[int]:
     return sizes
 
 
-def _shuffle(count: int, generator: object) -> IndexArray:
+def _shuffle(count: int, generator: object) -> NDArray[np.int64]:
     if generator is None:
         return np.random.permutation(count).astype(np.int64, copy=False)
     if isinstance(generator, np.random.Generator | np.random.RandomState):
@@ -285,8 +562,9 @@ def _shuffle(count: int, generator: object) -> IndexArray:
         # The split that PyTorch would make, so that a test set stays one when a program moves to this
         # package.
         lib: Any = sys.modules["torch"]
-        drawn: IndexArray = lib.randperm(count, generator=generator, device=generator.device).cpu().numpy()
-        return drawn
+        drawn = lib.randperm(count, generator=generator, device=generator.device)
+        indices: NDArray[np.int64] = drawn.cpu().numpy()
+        return indices
     raise TypeError(
         "generator must be a seed, a NumPy generator or a torch.Generator, got " + type(generator).__name__
     )
@@ -349,7 +627,7 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
                 f"a TensorDataset takes one array per field, got a list of {len(given)} lists; if these are "
                 "rows, write TensorDataset(numpy.array(rows)), if they are fields, TensorDataset(*fields)"
             )
-        rows = [_as_rows(position, array) for position, array in enumerate(given)]
+        rows = [check_array(position, array) for position, array in enumerate(given)]
         for position, array in enumerate(rows):
             if len(array) != len(rows[0]):
                 raise BadValue(
@@ -386,31 +664,13 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
             self.tensors = tuple(tensor_over(array) if was_tensor else array for array, was_tensor in pairs)
 
 
-def _as_rows(position: int, values: ArrayLike) -> NDArray[Any]:
-    held: Any = values
-    try:
-        check_mask(values)
-        # Its rows keep the gradient, so there is nothing to warn of yet.
-        array = as_array(held.detach() if needs_gradient(held) else held)
-    except (TypeError, ValueError, RuntimeError) as error:  # SampleError: masked, or not dense
-        raise TypeError(
-            f"array {position}: cannot make an array of numbers from {type(values).__name__}: {error}"
-        ) from None
-    if not is_stageable(array.dtype):
-        raise TypeError(f"array {position} must hold numbers or booleans, got dtype {array.dtype}")
-    if array.ndim == 0:
-        raise ValueError(f"array {position} must have a first dimension, got the single number {array}")
-    return array
-
-
 # Datasets side by side, and mixed by weight.
 
 
-class ComposeDataset(Dataset[tuple[Any, ...]]):
+class ComposeDataset(_Combined[tuple[Any, ...]]):
     """Datasets of equal length side by side: a sample is a flat tuple of the fields of one sample from each.
 
-    A slice, or a list, array or tensor of indices or booleans, selects several samples at once. They come
-    joined field by field.
+    A slice, list, array or tensor of indices or booleans selects several samples, joined field by field.
 
     Raises
     ------
@@ -425,8 +685,10 @@ class ComposeDataset(Dataset[tuple[Any, ...]]):
     ('b', 3, 4)
     """
 
+    _instead_of_a_mix = "compose its datasets first, then mix those"
+
     def __init__(self, datasets: Iterable[MapStyle[Any]]) -> None:
-        self.datasets = check_all(self, datasets, "compose its datasets first, then mix those")
+        super().__init__(datasets)
         lengths = [len(dataset) for dataset in self.datasets]
         for position, length in enumerate(lengths):
             if length != lengths[0]:
@@ -435,20 +697,11 @@ class ComposeDataset(Dataset[tuple[Any, ...]]):
                     f"and dataset {position} has {length}"
                 )
 
-    def __getitem__(self, index: Any) -> tuple[Any, ...]:
-        rows = locate(self, index)
-        if isinstance(rows, int):
-            return _flatten(dataset[rows] for dataset in self.datasets)
-        joined: tuple[Any, ...] = join_samples(self._read(list(each_row(rows))))
-        return joined
-
     def __len__(self) -> int:
         return len(self.datasets[0])
 
-    @property
-    def __getitems__(self) -> Many:
-        """Reads several samples at once; exists only if one of the datasets has it."""
-        return pass_on(self, ComposeDataset, self._read, self.datasets)
+    def _read_one(self, position: int) -> tuple[Any, ...]:
+        return _flatten(dataset[position] for dataset in self.datasets)
 
     def _read(self, indices: Sequence[int]) -> list[Any]:
         positions = [check_index(self, index) for index in indices]
@@ -473,13 +726,10 @@ class MixDataset(ConcatDataset[S]):
     in every pass over it. The order depends only on the seed and the epoch, so a loader can resume in its
     middle, and ranks can divide it.
 
-    As a map-style dataset, it holds the samples of its datasets one after another, like `ConcatDataset`. Its
-    length is theirs together. ``len(loader)`` is the length of an epoch.
-
-    Only its own order keeps the weights. So `Subset`, `random_split`, `ConcatDataset` and another
-    `MixDataset` refuse a mix, and so does a loader with another sampler: split or concatenate the datasets
-    before you mix them, and pass no sampler. A DataLoader of PyTorch needs
-    ``sampler=mix.default_sampler(shuffle=True)``; without it, it reads the mix without its weights.
+    As a map-style dataset, it holds the samples of its datasets one after another, like `ConcatDataset`;
+    ``len(loader)`` is the length of an epoch. Only its own order keeps the weights. So other datasets and
+    `random_split` refuse a mix, and so does a loader with a sampler: split or concatenate before you mix. A
+    DataLoader of PyTorch needs ``sampler=mix.default_sampler(shuffle=True)``, or it ignores the weights.
 
     Parameters
     ----------

@@ -30,10 +30,12 @@ from gpuloader.foreign import (
 )
 from gpuloader.sources.array_rows import READING, ArrayRows, find_arrays, own_method, reads_like
 from gpuloader.sources.block import Block, SampleFields, name_dtype, of_arrays
-from gpuloader.sources.dataset import ComposeDataset, ConcatDataset, Subset
-from gpuloader.sources.dataset_base import (
+from gpuloader.sources.dataset import (
     ChainDataset,
+    ComposeDataset,
+    ConcatDataset,
     Many,
+    Subset,
     count_items,
     is_iterable,
     refuse_mix,

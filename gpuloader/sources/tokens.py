@@ -13,7 +13,7 @@ from gpuloader.fields.spec import is_stageable
 from gpuloader.foreign import as_array, describe_dtype, torch_name
 from gpuloader.order.order import IndexArray, as_indices
 from gpuloader.sources.array_rows import ArrayRows, locate
-from gpuloader.sources.dataset_base import Dataset
+from gpuloader.sources.dataset import Dataset
 
 
 class TokenWindows(Dataset[NDArray[Any]]):

@@ -33,6 +33,7 @@ _MOVED = {
     "order.sampler": "order.samplers",
     "order.stretch": "order.order",
     "order.torch_samplers": "sources.torch_classes",
+    "sources.dataset_base": "sources.dataset",
     "sources.dataset_subset": "sources.dataset",
     "sources.dataset_tensors": "sources.dataset",
     "sources.files.arrays": "sources.files.stored_arrays",

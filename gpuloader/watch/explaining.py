@@ -26,9 +26,7 @@ class Measured:
     """A loader that measures its speed; the base class of all loaders."""
 
     _meter: Meter
-
-    def _configuration(self) -> Configuration:
-        raise NotImplementedError
+    _epochs: Any  # whose `configuration` are the options that an explanation depends on
 
     def stats(self) -> LoaderStats:
         """Return where the time went since the loader was created.
@@ -63,7 +61,7 @@ class Measured:
         >>> loader.explain().bound
         'compute'
         """
-        stats, configuration = self.stats(), self._configuration()
+        stats, configuration = self.stats(), self._epochs.configuration
         since = configuration.since if since is None else since
         passed = stats if since is None else stats - since
         if passed.steps < 0:
@@ -106,7 +104,23 @@ class Explanation:
         return "\n".join([self.summary, *self.notes, *(f"→ {one}" for one in self.advice)])
 
     def __rich__(self) -> Any:
-        return _render(self)
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        colors = {"wait": "yellow", "transfer": "magenta", "compute": "green"}  # the parts of the loop
+        table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+        longest = max(self.parts.values(), default=0.0)
+        for name, seconds in self.parts.items():
+            if not seconds and name not in colors:
+                continue
+            bar = Text("█" * max(round(40 * seconds / longest), 1 if seconds else 0) if longest else "")
+            bar.stylize(colors.get(name, "blue"))
+            where = "" if name in colors else "may overlap the loop"
+            table.add_row(name, _time(seconds), bar, Text(where, style="dim"))
+        texts = [Text(self.summary, style="bold"), *map(Text, self.notes)]
+        advice = [Text("→ ", style="cyan") + Text(one) for one in self.advice]
+        return Group(texts[0], table, *texts[1:], *advice) if self.parts else Group(*texts, *advice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,10 +290,8 @@ def advise_on_input(
     """
     work = parts["fetch"] + parts["stage"]
     cores, workers = configuration.cores, configuration.workers
-    if configuration.reads == "reader":
-        return _advise_on_reader(configuration, parts, loop)
-    if configuration.reads == "batches":
-        return _advise_on_batches(configuration, parts, loop)
+    if configuration.reads in ("reader", "batches"):
+        return _advise_on_thread(configuration, parts, loop)
     if configuration.tuned and configuration.since is None:
         return []  # 'auto' is still searching
     if configuration.reads == "arrays":
@@ -332,44 +344,39 @@ def advise_on_input(
     return [more, *python]
 
 
-def _advise_on_reader(configuration: Configuration, parts: dict[str, float], loop: float) -> list[str]:
+def _advise_on_thread(configuration: Configuration, parts: dict[str, float], loop: float) -> list[str]:
+    """Return what to change if a loop waits for the one thread that reads its batches."""
+    is_reader, busy = configuration.reads == "reader", (parts["fetch"] + parts["stage"]) / loop
     if not configuration.workers and loop < TOO_SHORT:
-        return ["increase batch_size: in steps this short, a reader thread costs more than it saves"]
+        larger, thread = "larger batches", "a thread that reads them"
+        if is_reader:
+            larger, thread = "increase batch_size", "a reader thread"
+        return [f"{larger}: in steps this short, {thread} costs more than it saves"]
     if not configuration.workers and configuration.policy is None:
-        return ["use_double_buffer=True: a thread reads the next batch while your loop computes"]
-    busy = (parts["fetch"] + parts["stage"]) / loop
+        if is_reader:
+            return ["use_double_buffer=True: a thread reads the next batch while your loop computes"]
+        return ["prefetch=2: reads and copies the next batches while your loop computes"]
     if busy < BUSY_SHARE:
-        told = f"the reader thread is busy only {busy:.0%} of the time"
+        who = "the reader thread is busy" if is_reader else "batches are read"
+        told = f"{who} only {busy:.0%} of the time"
         # Reading further ahead cannot help a thread that spends its time on hand-overs.
         if loop < SHORT and configuration.forced:
             return [f"use_double_buffer=True: {told}, and in steps this short it costs more than it saves"]
-        return [f"increase capacity: {told}; reading further ahead evens out slow batches"]
-    advice = [
+        deeper = "increase capacity" if is_reader else "increase prefetch"
+        return [f"{deeper}: {told}; reading further ahead evens out slow batches"]
+    if not is_reader:
+        return [
+            "more workers in the wrapped loader, such as num_workers of PyTorch's: prefetch reads it all the "
+            "time, and cannot make it faster",
+            "gpuloader.DataLoader in its place: writes samples straight into the memory that is copied",
+        ]
+    in_slots = (
+        "set_sample_generator: writes each sample straight into its slot; copying finished batches there "
+        "takes longer than reading them"
+    )
+    return [in_slots] * (parts["stage"] > parts["fetch"]) + [
         "reader.xmap_readers, to map samples in several threads, or use_multiprocess=True, to read in a "
         "process: the reader thread is busy all the time"
-    ]
-    if parts["stage"] > parts["fetch"]:
-        advice.insert(
-            0,
-            "set_sample_generator: writes each sample straight into its slot; copying finished batches there "
-            "takes longer than reading them",
-        )
-    return advice
-
-
-def _advise_on_batches(configuration: Configuration, parts: dict[str, float], loop: float) -> list[str]:
-    if not configuration.workers and loop < TOO_SHORT:
-        return ["larger batches: in steps this short, a thread that reads them costs more than it saves"]
-    if configuration.policy is None:
-        return ["prefetch=2: reads and copies the next batches while your loop computes"]
-    busy = (parts["fetch"] + parts["stage"]) / loop
-    if busy < BUSY_SHARE:
-        told = f"batches are read only {busy:.0%} of the time"
-        return [f"increase prefetch: {told}; reading further ahead evens out slow batches"]
-    return [
-        "more workers in the wrapped loader, such as num_workers of PyTorch's: prefetch reads it all the "
-        "time, and cannot make it faster",
-        "gpuloader.DataLoader in its place: writes samples straight into the memory that is copied",
     ]
 
 
@@ -393,26 +400,3 @@ def _bytes(count: float) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count:.0f} bytes"
-
-
-_COLOURS = {"wait": "yellow", "transfer": "magenta", "compute": "green"}
-
-
-def _render(explanation: Explanation, width: int = 40) -> Any:
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    parts = explanation.parts
-    longest = max(parts.values(), default=0.0)
-    for name, seconds in parts.items():
-        if not seconds and name not in _COLOURS:
-            continue
-        bar = Text("█" * max(round(width * seconds / longest), 1 if seconds else 0) if longest else "")
-        bar.stylize(_COLOURS.get(name, "blue"))
-        where = "" if name in _COLOURS else "may overlap the loop"
-        table.add_row(name, _time(seconds), bar, Text(where, style="dim"))
-    texts = [Text(explanation.summary, style="bold"), *(Text(note) for note in explanation.notes)]
-    advice = [Text("→ ", style="cyan") + Text(one) for one in explanation.advice]
-    return Group(texts[0], table, *texts[1:], *advice) if parts else Group(*texts, *advice)

@@ -10,7 +10,7 @@ from gpuloader.batches.items import ItemAssembler, ItemState, ItemStream, ShareS
 from gpuloader.batches.schema import Collation
 from gpuloader.order.dividing import Division
 from gpuloader.order.randomness import Draw, exchange_draw
-from gpuloader.order.worker_info import WorkerInfo, enter_worker
+from gpuloader.order.worker_info import WorkerInfo, exchange_worker
 from gpuloader.sources.describing import describe
 from gpuloader.staging.ring import Slot
 from tests.sample_sets import Counting, Stateful
@@ -261,13 +261,13 @@ def test_a_dataset_is_told_of_one_worker_on_one_rank():
     try:
         for rank, worker in ((0, 0), (0, 1), (2, 1)):
             info = WorkerInfo(worker, 2, 5 + worker, None, (rank, 3))
-            enter_worker(info)
+            exchange_worker(info)
             stream = share_of(Told(), rank, 3, size=1)
             [view] = (staged := stream.stage(0, make_slot)).slot.views(staged.layout)
             found.append(view[0].tolist())
             assert get_worker_info() is info
     finally:
-        enter_worker(None)
+        exchange_worker(None)
         exchange_draw(outer)
     assert [one[:4] for one in found] == [[0, 1, 0, 1]] * 3
     assert len({one[4] for one in found}) == 1

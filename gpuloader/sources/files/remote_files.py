@@ -132,16 +132,12 @@ def open_source(url: str, tries: Tries | None = None, *, buffered: bool = False)
         The file is remote, and fsspec is not installed.
     """
     if not is_remote(url):
-        return _open_local(url)
+        try:
+            return Path(url).open("rb")
+        except OSError as error:
+            raise SourceError(f"cannot open the file: {error.strerror or error}", url=url) from error
     file = RemoteFile(url, tries or Tries())
     return io.BufferedReader(file, BUFFER) if buffered else cast("BinaryIO", file)
-
-
-def _open_local(path: str) -> BinaryIO:
-    try:
-        return Path(path).open("rb")
-    except OSError as error:
-        raise SourceError(f"cannot open the file: {error.strerror or error}", url=path) from error
 
 
 class RemoteFile(io.RawIOBase):

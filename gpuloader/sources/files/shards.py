@@ -15,7 +15,7 @@ from gpuloader.order.order import Shuffled, check_whole
 from gpuloader.order.randomness import current_draw, mixed_seed
 from gpuloader.order.worker_info import find_share
 from gpuloader.sources.block import Rows
-from gpuloader.sources.dataset_base import IterableDataset, S
+from gpuloader.sources.dataset import IterableDataset, S
 
 
 class Piece(Protocol):
@@ -34,44 +34,22 @@ W = TypeVar("W")
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The position of a stream.
+    """The position of a stream; its state holds these fields by name."""
 
-    Attributes
-    ----------
-    shard : int
-        The shard in which the current window begins, as a position in the stream's order of the epoch.
-    sample : int
-        The sample of that shard with which the window begins.
-    window : int
-        The number of the window.
-    taken : int
-        The number of samples of the window already yielded.
-    """
-
-    shard: int = 0
-    sample: int = 0
-    window: int = 0
-    taken: int = 0
+    shard: int = 0  # in which the current window begins, as a position in the stream's order of the epoch
+    sample: int = 0  # of that shard, with which the window begins
+    window: int = 0  # the window's number
+    taken: int = 0  # samples of the window already yielded
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One of several streams that share the shards of a dataset.
-
-    Attributes
-    ----------
-    number, count : int
-        The stream's number, and the number of streams.
-    ranks : int
-        The number of ranks.
-    epoch : int
-        The epoch of the loader that reads; 0 without a loader.
-    """
+    """One of several streams that share the shards of a dataset; its state holds these fields by name."""
 
     number: int
-    count: int
+    count: int  # of streams
     ranks: int
-    epoch: int
+    epoch: int  # of the loader that reads; 0 without a loader
 
     @classmethod
     def current(cls) -> Stream:

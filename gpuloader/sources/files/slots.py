@@ -7,10 +7,9 @@ A line holds one slot per field: the number of values, then the values, all sepa
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
@@ -79,31 +78,23 @@ def _problem(where: str, feed: FeedSpec, problem: str) -> DataFileError:
 
 
 def _lines(path: Path, command: str) -> Generator[bytes, None, None]:
+    """Yield the lines of a file, after the command has read it."""
     with path.open("rb") as file:
-        if command.strip() == "cat":  # Paddle's default; it needs no process
+        if command.strip() == "cat":
             yield from file
             return
-        yield from _piped(path, file, command)
+        import subprocess  # imported late: few programs need it
 
-
-def _piped(path: Path, file: IO[bytes], command: str) -> Iterator[bytes]:
-    import subprocess  # imported late: few programs need it
-
-    process = subprocess.Popen(
-        command,
-        shell=True,
-        stdin=file,
-        stdout=subprocess.PIPE,
-        start_new_session=True,  # so that the whole pipeline of the command can be ended
-    )
-    assert process.stdout is not None
-    try:
-        yield from process.stdout
-        code = process.wait()
-    finally:
-        if process.returncode is None:  # reading ended early
-            kill_session(process.pid)
-        process.stdout.close()
-        process.wait()
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, shell=True, stdin=file, stdout=pipe, start_new_session=True)
+        assert process.stdout is not None
+        try:
+            yield from process.stdout
+            code = process.wait()
+        finally:
+            if process.returncode is None:  # reading ended early
+                kill_session(process.pid)
+            process.stdout.close()
+            process.wait()
     if code:
         raise DataFileError(f"{path}: the pipe command {command!r} exited with code {code}")

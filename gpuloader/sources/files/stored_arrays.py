@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from gpuloader.errors import DataFileError, SourceError, describe_error, missing_package
 from gpuloader.sources.array_rows import check_index, locate
 from gpuloader.sources.block import SampleFields, each_row, of_arrays
-from gpuloader.sources.dataset_base import Dataset
+from gpuloader.sources.dataset import Dataset
 from gpuloader.sources.files.remote_files import (
     ATTEMPTS,
     BUFFER,

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.sources.array_rows import locate
-from gpuloader.sources.block import each_row
-from gpuloader.sources.dataset_base import Dataset, join_samples
+from gpuloader.sources.block import each_row, join_samples
+from gpuloader.sources.dataset import Dataset
 from gpuloader.sources.images.image import Image
 from gpuloader.sources.packed import PackedList
 
@@ -109,8 +109,8 @@ class _Files(Dataset[ImageSample]):
 class ImageFolder(_Files):
     """Images in one folder per class; a sample is the tuple ``(image, label)``.
 
-    The order, the attributes and the parameters are those of torchvision's class of this name. The image is a
-    `Image`: a loader decodes it at the size that its transforms need.
+    The order, the attributes and the parameters are those of torchvision's class of this name. The image is
+    an `Image`: a loader decodes it at the size that its transforms need.
 
     Parameters
     ----------

@@ -16,7 +16,7 @@ from gpuloader.order.randomness import current_draw
 from gpuloader.order.worker_info import find_share
 from gpuloader.sources.array_rows import as_rows, locate
 from gpuloader.sources.block import Block, Chunked, Column, Part, Rows, SampleFields, each_row, of_columns
-from gpuloader.sources.dataset_base import Dataset, IterableDataset
+from gpuloader.sources.dataset import Dataset, IterableDataset
 from gpuloader.sources.frameworks import has_told_torch
 from gpuloader.sources.tables.arrow import check_nulls, column_of, columns_of
 

@@ -24,7 +24,7 @@ from gpuloader.sources.block import (
     describe_field,
     of_columns,
 )
-from gpuloader.sources.dataset_base import Dataset
+from gpuloader.sources.dataset import Dataset
 from gpuloader.sources.tables.arrow import check_nulls, column_of, refuse_nulls
 
 # The columns of data frames, Arrow tables and dicts, in the form in which the loader reads them.

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpuloader import DataLoader
 from gpuloader.order.randomness import Draw, exchange_draw
-from gpuloader.order.worker_info import WorkerInfo, enter_worker
+from gpuloader.order.worker_info import WorkerInfo, exchange_worker
 from gpuloader.sources.files.shards import ShardDataset
 
 
@@ -50,13 +50,13 @@ SHUFFLED = {"shuffle": True, "shuffle_buffer": 8}
 
 @contextmanager
 def reading(rank=0, ranks=1, worker=0, workers=1, epoch=0):
-    enter_worker(WorkerInfo(worker, workers, 0, None, (rank, ranks)))
+    exchange_worker(WorkerInfo(worker, workers, 0, None, (rank, ranks)))
     outer = exchange_draw(Draw(7, epoch))
     try:
         yield
     finally:
         exchange_draw(outer)
-        enter_worker(None)
+        exchange_worker(None)
 
 
 @pytest.mark.parametrize("options", [{}, {"shuffle": True}, SHUFFLED], ids=["in order", "shards", "window"])
