@@ -18,7 +18,7 @@ from benchmarks.measure import Candidate, Endless
 from benchmarks.peers import find_peer
 from benchmarks.peers.cases import CASES
 from benchmarks.peers.samples import Pictures
-from gpuloader.devices.base import DevicePicture
+from gpuloader.devices.base import DeviceImage
 
 CASE = CASES["pictures"]
 WORKERS = 2
@@ -84,8 +84,8 @@ def _open_decoding(root: str, side: int) -> dict[str, Candidate]:
 class _IdleCodec:
     """Decodes nothing, in no time."""
 
-    def decode(self, codes: Sequence[Any], stream: Any) -> list[DevicePicture | None]:  # noqa: ARG002
-        return [DevicePicture(0, 0, 0, 0, None) for _ in codes]
+    def decode(self, codes: Sequence[Any], stream: Any) -> list[DeviceImage | None]:  # noqa: ARG002
+        return [DeviceImage(0, 0, 0, 0, None) for _ in codes]
 
     def copy(self, *_: Any) -> None:
         pass

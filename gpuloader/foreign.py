@@ -251,37 +251,7 @@ def tensor_over(array: Any, wrap: Callable[[Any], Any] | None = None) -> Any:
     # The dtypes of ml_dtypes have the same names as torch's.
     name = torch_name(dtype) or (dtype.name if dtype.name.startswith(("bfloat", "float8")) else "")
     held = getattr(torch, name, None) if name else None
-    return wrap(array) if held is None else wrap(as_integers(array)).view(held)
-
-
-def as_integers(array: NDArray[Any]) -> NDArray[Any]:
-    """Return bits, or numbers of a dtype that NumPy itself lacks, as integers over the same memory."""
-    return array.view(_INTEGERS[array.itemsize])
-
-
-def bits_of(number: float, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return a number as an array without dimensions that holds its bits in torch's dtype.
-
-    Raises
-    ------
-    SampleError
-        The dtype cannot hold the number, not even rounded.
-    """
-    torch: Any = sys.modules["torch"]
-    name = torch_name(dtype)
-    assert name is not None
-    held_as = getattr(torch, name)
-    wide = torch.complex128 if held_as.is_complex else torch.float64
-    try:
-        held = torch.tensor(number, dtype=wide).to(held_as)
-        back = held.to(wide).item()
-    except (RuntimeError, TypeError) as error:
-        raise SampleError(f"no number can be converted to {describe_dtype(dtype)}") from error
-    # Rounding moves a number by less than half of it; out of range, it becomes NaN, infinity or the limit.
-    # The last test accepts NaN, which differs from itself.
-    if not (back == number or abs(back - number) < abs(number) / 2 or (number != number and back != back)):
-        raise SampleError(f"{describe_dtype(dtype)} cannot hold {number!r}")
-    return _as_bits(held)
+    return wrap(array) if held is None else wrap(array.view(_INTEGERS[array.itemsize])).view(held)
 
 
 @dataclass(frozen=True, slots=True)

@@ -392,5 +392,5 @@ def make_on_device(
         open_codecs()  # only now: without a chain to make there, nvImageCodec is not needed
     native = before is not None and before.native
     programmer = Programmer(fuse(transforms), native=native)
-    pictures = replace(stage, staged=staged, encoded=open_codecs is not None)
-    return replace(collation, programmer=programmer, pictures=pictures)
+    images = replace(stage, staged=staged, encoded=open_codecs is not None)
+    return replace(collation, programmer=programmer, images=images)

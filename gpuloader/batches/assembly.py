@@ -25,10 +25,10 @@ import numpy as np
 from gpuloader.batches.columns import KeptBatch, fits, stage_block
 from gpuloader.batches.kept import BatchSignature, stage_whole
 from gpuloader.batches.schema import Collation, SchemaCache
-from gpuloader.batches.staged import LEFT_OUT, Gaps, Reserve, StagedBatch, complete, room_for
+from gpuloader.batches.staged import LEFT_OUT, Gaps, Reserve, StagedBatch, complete, needed_nbytes
 from gpuloader.batches.tree import ObjectColumns, array_leaves, object_columns
 from gpuloader.errors import PictureError, SampleError, describe_error
-from gpuloader.fields.convert import IF_IT_VARIES, IF_PICTURES
+from gpuloader.fields.convert import IF_IMAGES, IF_IT_VARIES
 from gpuloader.fields.spec import Indices
 from gpuloader.order.randomness import Draw, current_draw
 from gpuloader.sources.block import Block, Part
@@ -56,7 +56,7 @@ class Assembler:
         self.schemas = SchemaCache(collation)
         self._signature: BatchSignature | None = None
         # A collate_fn, declared feeds and images want whole samples, so columns would gain nothing.
-        by_sample = collation.whole or collation.feeds is not None or collation.pictures is not None
+        by_sample = collation.whole or collation.feeds is not None or collation.images is not None
         self.take_block = None if by_sample else source.take_block
         self.fetch_many = source.read_many if collation.batched else None
 
@@ -118,7 +118,7 @@ class Assembler:
             The dataset raised; the error names the sample, and its cause is the dataset's exception.
         """
         draw = current_draw()
-        many, make = self.fetch_many, self.collation.pictures
+        many, make = self.fetch_many, self.collation.images
         if many is not None:
             # It reads many samples in one call, so what it draws belongs to none of them.
             draw.index = draw.generator = None
@@ -167,11 +167,11 @@ class Assembler:
 
     def make_images(self, sample: Any, draw: Draw, key: object, position: int) -> Any:
         """Return a sample with its images made, or `LEFT_OUT`; `key` stands for its index."""
-        assert self.collation.pictures is not None
+        assert self.collation.images is not None
         if sample is LEFT_OUT:
             return sample
         try:
-            return self.collation.pictures.make(sample, draw, key)
+            return self.collation.images.make(sample, draw, key)
         except SampleError as error:
             if self.collation.skips and isinstance(error, PictureError):
                 return LEFT_OUT
@@ -203,8 +203,8 @@ class Assembler:
         if gaps is not None:
             gaps.locate(error)
         error.batch, error.worker = number, self.worker
-        if self.collation.pictures is not None and error.field in self.collation.pictures.found:
-            error.problem = error.problem.replace(IF_IT_VARIES, IF_PICTURES)
+        if self.collation.images is not None and error.field in self.collation.images.found:
+            error.problem = error.problem.replace(IF_IT_VARIES, IF_IMAGES)
         if indices is None or error.index is None or error.dataset_index is not None:
             return
         error.dataset_index = indices[error.index]
@@ -292,10 +292,10 @@ class Assembly:
         layout = table.layout
         with self._placing:  # the part that arrives first reserves the slot
             if self._slot is None:
-                room = layout.nbytes
+                nbytes = layout.nbytes
                 if collation.programmer is not None:
-                    room = room_for(collation, schema.tree, schema.levels, layout)
-                self._slot = self._reserve(room)
+                    nbytes = needed_nbytes(collation, schema.tree, schema.levels, layout)
+                self._slot = self._reserve(nbytes)
                 self._layout = layout
                 self._objects = object_columns(schema.tree, len(self._indices))
         views = self._slot.views(layout)
@@ -322,7 +322,7 @@ class Assembly:
         """
         if not self._assembler.collation.stages_regions:
             return 0
-        # Where a image lies depends on the sizes of those before it, so its place is known only when all
+        # Where an image lies depends on the sizes of those before it, so its place is known only when all
         # headers have been read. Decoding is then divided again, and no thread keeps pixels of one image
         # while it decodes another.
         try:

@@ -1,4 +1,4 @@
-"""Take columns: each field of a batch is written in one go, from samples or from where a source keeps it.
+"""Columns: each field of a batch is written in one go, from samples or from where a source keeps it.
 
 Where a sample of varying length lies in the batch depends on the lengths of all samples before it. So the
 samples are kept until the last one is there, and `split_columns` makes columns of them; a `KeptBatch` is such
@@ -18,7 +18,7 @@ import numpy as np
 
 from gpuloader.batches.rows import IN_FEEDS, SampleRows, fields_of
 from gpuloader.batches.schema import Collation, Schema
-from gpuloader.batches.staged import Gaps, Reserve, StagedBatch, room_for
+from gpuloader.batches.staged import Gaps, Reserve, StagedBatch, needed_nbytes
 from gpuloader.batches.tree import Branch, Leaf, all_leaves, is_object
 from gpuloader.errors import PictureError, SampleError
 from gpuloader.fields.ragged import Ragged, split_rows
@@ -191,23 +191,23 @@ def _stack(column: list[Any], rows: SampleRows, field: int) -> Column:
     return Column((len(parts), *shape), feed.dtype, parts)
 
 
-def _image_columns(pictures: list[Any], feed: FeedSpec) -> list[Column]:
+def _image_columns(images: list[Any], feed: FeedSpec) -> list[Column]:
     """Return the three arrays of a field of `Region`, or the four of one of `Encoded`."""
-    encoded = isinstance(pictures[0], Encoded)
+    encoded = isinstance(images[0], Encoded)
     steps, pixels, nbytes = [], [0], [0]
-    for one in pictures:
+    for one in images:
         steps.append(one.step)
         height, width = one.code.shape[:2] if encoded else (one.shape[0], 1)
         pixels.append(pixels[-1] + height * width)
         nbytes.append(nbytes[-1] + one.nbytes if encoded else 0)
     _check_steps(steps, None, feed)
-    splits, geometry = np.array(pixels, np.int64), join_geometry(pictures)
+    splits, geometry = np.array(pixels, np.int64), join_geometry(images)
     shape: tuple[int, ...] = (pixels[-1], *steps[0])
     if not encoded:
-        column = RegionColumn(shape, feed.dtype, (), regions=pictures, splits=splits, name=feed.name)
+        column = RegionColumn(shape, feed.dtype, (), regions=images, splits=splits, name=feed.name)
         return [column, _whole(splits), _whole(geometry)]
     starts = np.array(nbytes, np.int64)
-    column = RegionColumn((nbytes[-1],), feed.dtype, (), regions=pictures, splits=starts, name=feed.name)
+    column = RegionColumn((nbytes[-1],), feed.dtype, (), regions=images, splits=starts, name=feed.name)
     # The last array has no bytes. Its shape carries the number of pixels to whoever allocates them on the
     # device, and from there on the field looks like one of regions.
     return [column, _whole(splits), _whole(geometry), _whole(np.empty((*shape, 0), np.uint8))]
@@ -295,7 +295,7 @@ class KeptBatch:
                 (arrays[-1] if is_staged else next(columns_left)).append(value)
         columns = split_columns(arrays, SampleRows(schema.feeds, strict=not schema.declared), collation.pads)
         layout = lay_out(columns)
-        slot = reserve(room_for(collation, schema.tree, schema.levels, layout))
+        slot = reserve(needed_nbytes(collation, schema.tree, schema.levels, layout))
         self._regions = []
         for view, column in zip(slot.views(layout), columns, strict=True):
             # Decoding takes longer than all else here, and threads share it.
@@ -324,7 +324,7 @@ class KeptBatch:
         self._gaps.drop(bad)
         self.samples = [sample for row, sample in enumerate(self.samples) if row not in bad]
         # Where each image lies depends on those before it, so the batch is laid out and decoded again. That
-        # is rare: a image whose header is bad was left out before it came here.
+        # is rare: an image whose header is bad was left out before it came here.
         slot = self._staged.slot
         left = KeptBatch(*self._again, self.samples, self._staged.number, lambda _: slot, self._gaps)
         left.write(0, left.unwritten)
@@ -405,7 +405,7 @@ def stage_block(
         else:
             columns.append(TakenColumn((len(block), *_sizes(feed)), feed.dtype, pieces))
     layout = lay_out(columns)
-    slot = reserve(room_for(collation, schema.tree, schema.levels, layout))
+    slot = reserve(needed_nbytes(collation, schema.tree, schema.levels, layout))
     for view, column in zip(slot.views(layout), columns, strict=True):
         column.write(view)
     return StagedBatch(slot, layout, schema.levels, number, schema.tree, tuple(objects))

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.batches.schema import Collation
-from gpuloader.batches.staged import Reserve, StagedBatch, complete, room_for
+from gpuloader.batches.staged import Reserve, StagedBatch, complete, needed_nbytes
 from gpuloader.batches.tree import Leaf, Tree
 from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array, Indices
@@ -77,7 +77,7 @@ class Gatherer:
         """
         rows = self._locate(number, indices)
         layout = self.layout(len(rows))
-        return Gathering(self, number, indices, rows, layout, reserve(self._room(number, layout)))
+        return Gathering(self, number, indices, rows, layout, reserve(self._needed_nbytes(number, layout)))
 
     def check_all(self) -> None:
         """Run the transforms' checks on all samples at once, for batches that are gathered on a device.
@@ -104,11 +104,11 @@ class Gatherer:
             error.index, error.dataset_index = None, error.index
             raise
 
-    def _room(self, number: int, layout: Layout) -> int:
+    def _needed_nbytes(self, number: int, layout: Layout) -> int:
         if not self._has_transforms:
             return layout.nbytes
         try:
-            return room_for(self._collation, self._tree, self._levels, layout)
+            return needed_nbytes(self._collation, self._tree, self._levels, layout)
         except SampleError as error:
             error.batch = number
             raise
@@ -120,7 +120,7 @@ class Gatherer:
         rows = self._locate(number, indices)
         count = len(rows)
         layout = self._layouts.get(count) or self.layout(count)
-        slot = reserve(layout.nbytes if not self._has_transforms else self._room(number, layout))
+        slot = reserve(layout.nbytes if not self._has_transforms else self._needed_nbytes(number, layout))
         self.take(rows, slot.views(layout))
         return self.complete(StagedBatch(slot, layout, (), number), indices)
 
@@ -159,7 +159,7 @@ class Gatherer:
     def _trust(self, part: NDArray[np.int64]) -> None:
         """Remember the order that a read-only part belongs to, if all of the order is within range."""
         # The shuffled order of an epoch is one array, and each batch is a read-only view of it. Once all of
-        # it has been found to be within range, its other parts need no look.
+        # it has been found to be within range, its other parts need no check.
         order = part.base
         if self._rows is not None or part.flags.writeable or not isinstance(order, np.ndarray):
             return
@@ -223,7 +223,7 @@ class RowStager(Gatherer):
         if not isinstance(indices, Stretch):
             return super().assemble(number, indices, reserve)
         layout = _span_layout(indices.count)
-        slot = reserve(self._room(number, layout))
+        slot = reserve(self._needed_nbytes(number, layout))
         _, span = slot.views(layout)
         span[0], span[1] = indices.first, indices.last
         staged = StagedBatch(slot, layout, (), number)
@@ -233,7 +233,7 @@ class RowStager(Gatherer):
 
 @dataclass(frozen=True, slots=True)
 class Gathering:
-    """One batch of arrays that is being written into a slot; has the methods of an `Assembly`."""
+    """One batch of arrays that is being written into a slot, part by part, as an `Assembly` is."""
 
     gatherer: Gatherer
     number: int

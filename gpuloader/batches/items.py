@@ -19,7 +19,7 @@ from gpuloader.batches.columns import KeptBatch
 from gpuloader.batches.readers import close_items
 from gpuloader.batches.rows import AT_ONCE, fill_rows
 from gpuloader.batches.schema import Collation
-from gpuloader.batches.staged import Gaps, Reserve, StagedBatch, complete, room_for
+from gpuloader.batches.staged import Gaps, Reserve, StagedBatch, complete, needed_nbytes
 from gpuloader.batches.tree import array_leaves, object_columns
 from gpuloader.errors import BadValue, LoaderError, QueueClosed, SampleError
 from gpuloader.order.dividing import Division
@@ -58,7 +58,7 @@ class ItemAssembler(Assembler):
         collation, least = self.collation, size if drop_last else 1
         gaps: Gaps | None = None
         try:
-            if collation.pictures is not None:
+            if collation.images is not None:
                 # Not the worker's number: it is another with processes than without.
                 names = keys or ((number, position) for position in itertools.count())
                 items = self._make_all_images(items, names)
@@ -122,7 +122,7 @@ class ItemAssembler(Assembler):
             iter(array_leaves(tree, samples, 0, objects)),
             size,
             least,
-            lambda layout: reserve(room_for(self.collation, tree, levels, layout)),
+            lambda layout: reserve(needed_nbytes(self.collation, tree, levels, layout)),
             gradually=gradually,
             objects=objects,
         )
@@ -144,7 +144,7 @@ class ItemAssembler(Assembler):
         if not 0 < len(block) <= size:
             problem = f"iter_blocks({size}) yielded a block of {len(block)} samples"
             raise SampleError(problem, batch=number, worker=self.worker)
-        if self.collation.pictures is None:
+        if self.collation.images is None:
             try:
                 staged = self.stage_block(block, number, reserve)
                 if staged is not None and self.collation.programmer is not None:
@@ -292,9 +292,6 @@ class ItemStream:
         close_items(self._items)
 
 
-# One rank's batches of an iterable dataset: the rank keeps its own items of every step.
-
-
 class ShareStream:
     """One rank's pass over an iterable dataset; every rank, and every worker, reads all items.
 
@@ -385,9 +382,6 @@ class ShareStream:
     def close(self) -> None:
         """Close the dataset's iterator, if it can be closed."""
         close_items(self._items)
-
-
-# Describes what to read from a dataset; the description is the same for threads and worker processes.
 
 
 @dataclass(frozen=True)  # no slots: the error for an attribute that cannot be pickled finds it in __dict__

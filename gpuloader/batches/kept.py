@@ -1,8 +1,9 @@
-"""Keep objects: values of any tree come in ready, and only what is an array is staged.
+"""Values that come in ready, of any tree: what is an array is staged, and everything else is kept as it is.
 
 `stage_whole` stages the result of a ``collate_fn`` or an unbatched sample. A `NestedStager` stages the
 batches of another loader, which may differ from one another in everything. Both take a value apart by its
-tree, write its arrays into a slot, and hand everything else through as it is.
+tree and write its arrays into a slot. What that has found out about a value serves the next one, as its
+`BatchSignature`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from gpuloader.batches.staged import (
     complete,
     fill_slot,
     find_program,
-    room_for,
+    needed_nbytes,
     write_arrays,
 )
 from gpuloader.batches.tree import Branch, Leaf, Node, Tree, is_proper_array, is_proper_value
@@ -150,10 +151,10 @@ def _convert_sample(value: Any, feed: FeedSpec) -> Array | Ragged:
     return (fit_if_alike if feed.keeps_shapes else fit)(array, feed.sample_shape)
 
 
-# What staging a value has found out about it, for the next one.
-
 PLAIN = (str, int, float, bool, type(None), bytes)
 """The classes of values that are never staged."""
+SMALL = 32 << 10
+"""Bytes below which a page-locked array goes through the slot: a copy of its own would take longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +232,6 @@ class BatchSignature:
 
 # Batches of other loaders.
 
-SMALL = 32 << 10
-"""Bytes below which a page-locked array goes through the slot: a copy of its own would take longer."""
 Turned = tuple[tuple[int, tuple[int, ...]], ...]
 """The arrays to turn when they are delivered, as for `Layout`."""
 _END = object()
@@ -393,9 +392,8 @@ class NestedStager:
         collation, tree, levels = self._intake.collation, parts.tree, parts.levels
         whole, inside = self._arrange(parts, turned, apart)
         written = [array for index, array in enumerate(parts.arrays) if index not in apart]
-
-        room = inside.nbytes if apart else room_for(collation, tree, levels, whole)
-        slot = fill_slot(partial(write_arrays, written), inside, self._ring, self._meter, begun, room)
+        nbytes = inside.nbytes if apart else needed_nbytes(collation, tree, levels, whole)
+        slot = fill_slot(partial(write_arrays, written), inside, self._ring, self._meter, begun, nbytes)
         staged = StagedBatch(slot, whole, levels, number, tree, parts.objects)
         if collation.programmer is None and not apart:
             return staged

@@ -1,4 +1,4 @@
-"""Write rows: each sample goes into its row of a slot as soon as it is there, and its bytes are written once.
+"""Rows: each sample is written into its row of a slot as soon as it is there, and its bytes only once.
 
 `SampleRows` knows the fields and where they lie in a slot. `write` is the innermost loop of the loader: what
 fits its row as it is, C writes after checking it; anything else is converted, or refused with an error that
@@ -36,7 +36,7 @@ IN_FEEDS = (
     "if its length varies, declare the field in feed_list with lod_level=1, or make batches of samples of "
     "equal length (bucketing)"
 )
-"""The ways out of samples of different shapes in one batch, with a feed_list and for readers."""
+"""What to do about samples of different shapes in one batch, with a feed_list and for readers."""
 
 UNFIT = (TypeError, ValueError, OverflowError, NotImplementedError, RuntimeWarning, struct.error)
 """What writing a sample raises if it does not fit its field as it is, and has to be converted."""
@@ -284,10 +284,7 @@ def _locate(function: Any, index: int, field: str, *arguments: Any) -> Array:
     return result
 
 
-# Batches of unknown length: memory grows with the samples that arrive.
-#
-# Until one batch has been full, a large batch may turn out far smaller than its size allows. It is therefore
-# written into memory that doubles, and copied into a slot of its own size.
+# Batches of unknown length.
 
 AT_ONCE = 64 << 20
 """Bytes up to which a slot for a full batch is reserved before its samples have arrived."""
@@ -311,7 +308,9 @@ def fill_rows(
     arrays, with a row for each sample, or without any if the batch is written `gradually`.
     """
     if gradually:
-        # The copy into the slot is the second one of these bytes, the only time the loader makes one.
+        # Until one batch has been full, a large one may turn out far smaller than its size allows. So it is
+        # written into memory that grows. The copy of that into a slot of its own size is the only time that
+        # the loader writes the bytes of a sample twice.
         held, count = write_gradually(rows, samples, size, objects)
         if count < least:
             return None
@@ -344,21 +343,21 @@ def write_gradually(
     # Before anything is read: doubling until memory is full would take the machine down with it.
     table = rows(1)
     check_available(table.layout_of(size).nbytes)
-    room = min(max(_FIRST_NBYTES // max(table.layout_of(1).nbytes, 1), 1), size)
+    capacity = min(max(_FIRST_NBYTES // max(table.layout_of(1).nbytes, 1), 1), size)
     count, held = 0, list[Array]()
     while True:
-        table = rows(room)
+        table = rows(capacity)
         memory = np.empty(max(table.layout.nbytes, 1), np.uint8)
         views = Slot(memory, memory, in_ring=False).views(table.layout)
         for part, view in zip(held, views, strict=False):
             view[:count] = part
         for column in (objects or {}).values():
-            column += [None] * (room - len(column))
-        count = table.write(views, itertools.islice(samples, room - count), count)
+            column += [None] * (capacity - len(column))
+        count = table.write(views, itertools.islice(samples, capacity - count), count)
         held = [view[:count] for view in views]
-        if count < room or room == size:
+        if count < capacity or capacity == size:
             return held, count
-        room = min(2 * room, size)
+        capacity = min(2 * capacity, size)
 
 
 def shorten(layout: Layout, count: int) -> Layout:
@@ -372,8 +371,6 @@ def shorten(layout: Layout, count: int) -> Layout:
     last = fields[-1]
     return Layout(fields, last.offset + math.prod(last.shape) * last.dtype.itemsize)
 
-
-# Where the samples of a batch are written: one target for each field of a slot.
 
 Packer = Callable[[Any, int, Any], None]
 """Writes one sample into memory: called with the memory as bytes, the sample's position, and its value."""
@@ -490,7 +487,7 @@ def number_packers(code: str, *, strict: bool) -> dict[type, Packer]:
 
 
 def list_packers(code: str, length: int, *, strict: bool) -> dict[type, Packer]:
-    """Return how to write a list of `length` numbers, as `number_packers` does; empty if there is no way."""
+    """Return how to write a list of `length` numbers, as `number_packers` does; empty if nothing can."""
     if code in ("", "?"):
         return {}
     packed = _struct(length, code)

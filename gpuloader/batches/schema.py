@@ -38,7 +38,7 @@ class Collation:
     are then delivered one by one, without a batch dimension. Fields of varying length are delivered as
     `Ragged`, or dense if `pads` has a value that fills up short rows. The `programmer` plans what the
     transforms do to a batch, `on_host` where it is fetched (a CPU place) or after its copy to a device.
-    `pictures` is what is done to the images of each sample; `skips` leaves out samples whose images
+    `images` is what is done to the images of each sample; `skips` leaves out samples whose images
     cannot be decoded. `keeps_gradients` delivers tensors of the function that require a gradient as they are;
     otherwise they are staged like any other, without it.
 
@@ -65,7 +65,7 @@ class Collation:
     programmer: Programmer | None = None
     on_host: bool = True
     keeps_gradients: bool = False
-    pictures: ImageStage | None = None
+    images: ImageStage | None = None
     skips: bool = False
     whole: bool = field(init=False)
     stages_regions: bool = field(init=False)
@@ -76,7 +76,7 @@ class Collation:
     def __post_init__(self) -> None:
         # Decided here, once: every batch asks for some of these.
         whole = self.function is not None or not self.batched
-        stages_regions = self.pictures is not None and bool(self.pictures.staged)
+        stages_regions = self.images is not None and bool(self.images.staged)
         varies, is_open = bool(self.ragged or self.pads), False
         for feed in self.feeds or ():
             varies |= feed.lod_level > 0
@@ -86,7 +86,7 @@ class Collation:
             ("whole", whole),
             ("stages_regions", stages_regions),
             ("fixed", fixed),
-            ("gathers", fixed and self.pictures is None),
+            ("gathers", fixed and self.images is None),
             ("keeps", not fixed or is_open),
         ):
             object.__setattr__(self, name, value)

@@ -82,7 +82,7 @@ def write_arrays(arrays: Sequence[Array], views: Sequence[Array]) -> None:
     >>> write_arrays([np.ones(2)], [view]); view
     array([1., 1.])
     """
-    for array, view in zip(arrays, views):  # noqa: B905 - see above
+    for array, view in zip(arrays, views):  # noqa: B905 - others may follow
         view[...] = array  # np.copyto takes longer for small arrays
 
 
@@ -92,16 +92,16 @@ def fill_slot(
     ring: Ring,
     meter: Meter,
     begun: int,
-    room: int | None = None,
+    nbytes: int | None = None,
 ) -> Slot:
     """Wait for a free slot and return it filled by `write`, which is given the slot's views.
 
     The meter receives the times of reading, waiting and writing: `begun` is when the reader was asked for the
-    batch, in nanoseconds of `time.perf_counter_ns`. `room` is the bytes that the slot must have, if that is
-    more than the layout's.
+    batch, in nanoseconds of `time.perf_counter_ns`. `nbytes` is what the slot must have, if that is more
+    than the layout's.
     """
     fetched = perf_counter_ns()
-    slot = ring.acquire(layout.nbytes if room is None else room)
+    slot = ring.acquire(layout.nbytes if nbytes is None else nbytes)
     ready = perf_counter_ns()
     try:
         write(slot.views(layout))
@@ -112,7 +112,7 @@ def fill_slot(
     return slot
 
 
-# Transforms: room for their results, their random draws, and on a CPU place their work.
+# Transforms: memory for their results, their random draws, and on a CPU place their work.
 
 
 def find_program(
@@ -124,7 +124,7 @@ def find_program(
     return collation.programmer.program(tree.array_names, levels, layout, drawn=drawn)
 
 
-def room_for(collation: Collation, tree: Tree, levels: Sequence[int], layout: Layout) -> int:
+def needed_nbytes(collation: Collation, tree: Tree, levels: Sequence[int], layout: Layout) -> int:
     """Return the bytes a slot needs for a batch of this layout, including what its transforms need."""
     program = find_program(collation, tree, levels, layout)
     if program is None:
@@ -144,7 +144,7 @@ def complete(collation: Collation, staged: StagedBatch, keys: Indices | Stretch)
     program = find_program(collation, staged.tree, staged.levels, staged.layout)
     if program is None or collation.programmer is None:
         return staged
-    # On a CPU place there is room for the results behind the fields; on a GPU that room is the device's.
+    # On a CPU place the results lie behind the fields in the slot; on a GPU they are in the device's slot.
     arrays = staged.slot.views(program.room if collation.on_host else program.copied)
     program.check(arrays)  # before a kernel meets what it cannot report, such as a label out of range
     collation.programmer.fill_draws(program, arrays, keys)
@@ -240,10 +240,11 @@ def leave_out(staged: StagedBatch, count: int, bad: Collection[int]) -> None:
 
 
 def _take_encoded(arrays: list[Array], rows: NDArray[np.int64]) -> list[Array | None]:
-    _, splits, geometry, room = arrays
+    """Return the images of some rows; None for the bytes, which stay where they are."""
+    _, splits, geometry, decoded = arrays
     counts = np.diff(splits)[rows]
     ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    return [None, ends, geometry[rows], np.empty((int(ends[-1]), *room.shape[1:]), room.dtype)]
+    return [None, ends, geometry[rows], np.empty((int(ends[-1]), *decoded.shape[1:]), decoded.dtype)]
 
 
 def _take_ragged(arrays: list[Array], rows: NDArray[np.int64]) -> list[Array | None]:

@@ -47,7 +47,7 @@ class HostMemory(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DevicePicture:
+class DeviceImage:
     """The pixels of a region that a device has decoded, row by row in its memory."""
 
     address: int  # of the first row
@@ -60,7 +60,7 @@ class DevicePicture:
 class Codec(Protocol):
     """Decodes images on one device; a lane calls it once for each batch of encoded images."""
 
-    def decode(self, codes: Sequence[Code], stream: Stream) -> list[DevicePicture | None]:
+    def decode(self, codes: Sequence[Code], stream: Stream) -> list[DeviceImage | None]:
         """Decode encoded regions on a stream that has no other work; None for each that it cannot decode.
 
         The codes' data must stay as they are until what is on the stream has run. The host may wait for a
@@ -68,7 +68,7 @@ class Codec(Protocol):
         `LoaderError` if the device or the decoder has failed.
         """
 
-    def copy(self, target: DeviceMemory, picture: DevicePicture, stream: Stream, offset: int) -> None:
+    def copy(self, target: DeviceMemory, image: DeviceImage, stream: Stream, offset: int) -> None:
         """Enqueue a copy of an image, without gaps between its rows, to byte `offset` of `target`."""
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.devices.base import DevicePicture
+from gpuloader.devices.base import DeviceImage
 from gpuloader.errors import LoaderError, MissingPackage, describe_error, install_command
 from gpuloader.sources.images.regions import Code
 from gpuloader.system.platforms import usable_cores
@@ -89,12 +89,12 @@ class JpegCodec:
         ]
         self._lock = threading.Lock()
 
-    def decode(self, codes: Sequence[Code], stream: Any) -> list[DevicePicture | None]:
+    def decode(self, codes: Sequence[Code], stream: Any) -> list[DeviceImage | None]:
         """Decode as `Codec.decode` does; None as the stream is the device's default stream."""
         # The GPU's JPEG engine has been seen to write its result when it is called, before earlier work on
         # the same stream has run (nvJPEG 12.3 to 13.2 on an H100). So the stream has no other work, and
         # memory is not given back before the host knows that nothing reads it any more.
-        found: list[DevicePicture | None] = [None] * len(codes)
+        found: list[DeviceImage | None] = [None] * len(codes)
         with self._lock:
             # Whether orientation is applied is a parameter of a call, so there is one call for each answer.
             for turns in (False, True):
@@ -110,14 +110,14 @@ class JpegCodec:
         return found
 
     def _open(self, code: Code) -> tuple[Any, tuple[int, int, int, int]]:
-        """Return a picture's source, None if it has no header; and which part of the picture it decodes."""
+        """Return an image's source, None if it has no header; and which part of the image it decodes."""
         top, left, bottom, right = code.part
         try:
             source = self._module.CodeStream(code.data)
             size = source.height, source.width
             tall, wide = size[::-1] if code.orientation > 4 else size
             if bottom > tall or right > wide:
-                return None, code.part  # it takes the file for another picture than the CPU's decoder does
+                return None, code.part  # its size is not the one that the CPU's decoder found
             frame = (
                 max(top - _MARGIN, 0),
                 max(left - _MARGIN, 0),
@@ -140,8 +140,8 @@ class JpegCodec:
             raise LoaderError(f"{self.name}: nvImageCodec failed: {describe_error(error)}") from error
         return images
 
-    def _take(self, image: Any, code: Code, frame: tuple[int, int, int, int]) -> DevicePicture | None:
-        """Return the region that a code asks for, within the part of the picture that was decoded."""
+    def _take(self, image: Any, code: Code, frame: tuple[int, int, int, int]) -> DeviceImage | None:
+        """Return the region that a code asks for, within the part of the image that was decoded."""
         height, width, channels = code.shape
         first, near, last, far = frame
         if tuple(image.shape) != (last - first, far - near, channels):
@@ -150,18 +150,18 @@ class JpegCodec:
         interface = image.__cuda_array_interface__ if on_device else image.__array_interface__
         pitch = interface["strides"][0] if interface.get("strides") else (far - near) * channels
         address = interface["data"][0] + (code.part[0] - first) * pitch + (code.part[1] - near) * channels
-        return DevicePicture(address, pitch, height, width * channels, image)
+        return DeviceImage(address, pitch, height, width * channels, image)
 
-    def copy(self, target: Any, picture: DevicePicture, stream: Any, offset: int) -> None:
+    def copy(self, target: Any, image: DeviceImage, stream: Any, offset: int) -> None:
         """Issue one `cudaMemcpy2DAsync`."""
-        width = picture.width
+        width = image.width
         self._runtime.memcpy2DAsync(
             target.address + offset,
             width,
-            picture.address,
-            picture.pitch,
+            image.address,
+            image.pitch,
             width,
-            picture.height,
+            image.height,
             _ANY_MEMORY,
             stream.ptr,
         )

@@ -58,7 +58,7 @@ class HostDevice:
 
     def codec(self) -> Codec:
         """Raise `LoaderError`: where a place is a host, workers decode."""
-        raise LoaderError(f"{self.name} decodes no pictures: workers do")
+        raise LoaderError(f"{self.name} decodes no images: workers do")
 
     def alloc(self, nbytes: int) -> HostBuffer:
         """Return new host memory."""
@@ -126,7 +126,7 @@ class HostDevice:
         return stream
 
     def holds(self, memory: HostBuffer, array: Any) -> bool:
-        """Return whether an array lies in host memory of this size and place."""
+        """Return whether an array lies in `memory`."""
         return bool(np.may_share_memory(memory.bytes, array))
 
     def compile(self, program: BatchProgram, stop: Callable[[], bool]) -> None:

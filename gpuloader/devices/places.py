@@ -68,7 +68,7 @@ class CUDAPlace:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CustomPlace:
-    """A place with its own device object; the simulated device enters an epoch this way.
+    """A place with its own device object; loaders get a simulated device this way.
 
     Parameters
     ----------

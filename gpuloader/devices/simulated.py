@@ -1,7 +1,7 @@
 """A simulated device: a virtual clock, streams that run late and in random order, and a race detector.
 
 Work on a stream runs only when something forces it: the host synchronizes, the host queries an event (which
-runs a few steps of random streams), or the host reads an array. So missing synchronization in the pipeline
+runs a few steps of random streams), or the host reads an array. So missing synchronization in a lane
 eventually shows up as stale bytes. The race detector does not have to wait for that. Each stream has a vector
 clock (Fidge 1988, Mattern 1989), and events pass clocks on. If two uses of the same memory conflict, at least
 one of them being a write, and neither happens before the other, `RaceError` is raised every time, when the
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.devices.base import Codec, DeviceCalls, DevicePicture, HostMemory
+from gpuloader.devices.base import Codec, DeviceCalls, DeviceImage, HostMemory
 from gpuloader.errors import LoaderError, PictureError, StagingMemoryError
 from gpuloader.sources.images.image import decode_code
 from gpuloader.sources.images.regions import Code
@@ -162,7 +162,7 @@ class SimulatedDevice:
     bus_id : str
         The device's position on the PCI bus, which determines its NUMA node.
     codec : Codec or None
-        Decodes pictures; None decodes them as workers do.
+        Decodes images; None decodes them as workers do.
 
     Examples
     --------
@@ -214,7 +214,7 @@ class SimulatedDevice:
         return self._bus_id
 
     def codec(self) -> Codec:
-        """Return what decodes pictures."""
+        """Return what decodes images."""
         return _SimulatedCodec(self) if self._codec is None else self._codec
 
     def alloc(self, nbytes: int) -> SimulatedMemory:
@@ -426,16 +426,16 @@ class SimulatedDevice:
 
 
 class _SimulatedCodec:
-    """Decodes pictures with the CPU's decoders, but late, and in memory that the device checks for races."""
+    """Decodes images with the CPU's decoders, but late, and in memory that the device checks for races."""
 
     def __init__(self, device: SimulatedDevice) -> None:
         self._device = device
 
-    def decode(self, codes: Sequence[Code], stream: SimulatedStream) -> list[DevicePicture | None]:
+    def decode(self, codes: Sequence[Code], stream: SimulatedStream) -> list[DeviceImage | None]:
         """Decode as `Codec.decode` does; raise `RaceError` late if a code has changed since."""
         return [self._decode(code, stream) for code in codes]
 
-    def _decode(self, code: Code, stream: SimulatedStream) -> DevicePicture | None:
+    def _decode(self, code: Code, stream: SimulatedStream) -> DeviceImage | None:
         try:
             pixels = decode_code(code)
         except PictureError:
@@ -452,11 +452,9 @@ class _SimulatedCodec:
 
         self._device._enqueue(stream, compute, writes=memory)
         address = memory.bytes.__array_interface__["data"][0]
-        return DevicePicture(address, width * channels, height, width * channels, memory)
+        return DeviceImage(address, width * channels, height, width * channels, memory)
 
-    def copy(
-        self, target: SimulatedMemory, picture: DevicePicture, stream: SimulatedStream, offset: int
-    ) -> None:
-        """Enqueue a copy of a decoded picture."""
-        assert isinstance(picture.owner, SimulatedMemory)
-        self._device.copy_between(target, picture.owner, picture.height * picture.width, stream, offset, 0)
+    def copy(self, target: SimulatedMemory, image: DeviceImage, stream: SimulatedStream, offset: int) -> None:
+        """Enqueue a copy of a decoded image."""
+        assert isinstance(image.owner, SimulatedMemory)
+        self._device.copy_between(target, image.owner, image.height * image.width, stream, offset, 0)

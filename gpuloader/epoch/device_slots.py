@@ -13,7 +13,7 @@ from typing import Any
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, Event, Stream, tell_capture
 from gpuloader.errors import LoaderError, Misuse, SampleError, StagingMemoryError
-from gpuloader.fields.convert import IF_PICTURES, describe_field
+from gpuloader.fields.convert import IF_IMAGES, describe_field
 from gpuloader.fields.spec import Array
 from gpuloader.staging.arena import FieldLayout, Layout, align, arrange
 from gpuloader.staging.ring import GROWTH, Lease
@@ -347,7 +347,7 @@ def _unlike(staged: StagedBatch, expected: str, got: str, field: str | None = No
     return SampleError(
         f"expected {expected} as in the loader's first batch, got {got}; with static=True all batches must "
         "have one shape: choose drop_last=True for a last batch that is not full, and pad fields of varying "
-        f"length to a fixed one, e.g. with the transform Pad; for images, {IF_PICTURES}",
+        f"length to a fixed one, e.g. with the transform Pad; for images, {IF_IMAGES}",
         batch=staged.number,
         field=field,
     )

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.batches.staged import StagedBatch, leave_out
-from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, DevicePicture, Stream
+from gpuloader.devices.base import Device, DeviceCalls, DeviceImage, DeviceMemory, Stream
 from gpuloader.errors import PictureError, SampleError
 from gpuloader.sources.images.image import decode_code
 from gpuloader.sources.images.regions import Code, read_codes
@@ -24,7 +24,7 @@ class HostPixels:
         self.address: int = self.bytes.__array_interface__["data"][0]
 
 
-Pixels = DevicePicture | HostPixels
+Pixels = DeviceImage | HostPixels
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,7 +183,7 @@ def _holds_integers(array: Array, converted: Array) -> Any:
 Conversion = Callable[[object, np.dtype[Any], Dims], Array]
 """`convert` or `convert_alike`: returns a value as an array of a dtype and shape, or raises `SampleError`."""
 
-_PLAIN = frozenset([np.ndarray, int, float, bool])
+_UNMASKED = frozenset([np.ndarray, int, float, bool])
 EXACT = 2**53
 """All integers up to this one are float64 numbers."""
 
@@ -191,12 +191,12 @@ IF_IT_VARIES = (
     "if its length varies, name the field in ragged, or in pad with the value to fill up with, or choose "
     "batches of samples of equal length (bucketing) with a batch_sampler"
 )
-"""The ways out of samples of different shapes in one batch, for error messages."""
+"""What to do about samples of different shapes in one batch, for error messages."""
 
-IF_PICTURES = (
+IF_IMAGES = (
     "add CenterCrop after Resize(size), or pass Resize((height, width)), so that all images have one size"
 )
-"""The ways out of images of different sizes in one batch, for error messages."""
+"""What to do about images of different sizes in one batch, for error messages."""
 
 IF_A_LIST = (
     "each entry of a list or tuple is a field; if the sample is a single sequence of varying length, return "
@@ -271,7 +271,7 @@ def as_numbers(value: object, wanted: np.dtype[Any] | None = None, *, parses: bo
     if value is None:
         raise SampleError("expected numbers, got None: every sample needs a value in every field")
     # An array of NumPy or a single number of Python is neither a tensor nor masked.
-    is_plain = type(value) in _PLAIN
+    is_plain = type(value) in _UNMASKED
     try:
         if not is_plain and is_tensor(value):
             return tensor_array(value, wanted)
@@ -446,6 +446,6 @@ def describe_field(shape: Dims, dtype: np.dtype[Any]) -> str:
     return f"shape {describe(shape)} and dtype {describe_dtype(dtype)}"
 
 
-def _shorten(value: object, limit: int = 60) -> str:
+def _shorten(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= limit else f"{text[:limit]}…"
+    return text if len(text) <= 60 else f"{text[:60]}…"

@@ -14,8 +14,6 @@ from gpuloader.errors import SampleError
 from gpuloader.fields.convert import Conversion, convert
 from gpuloader.fields.spec import Array, Dims
 
-# Find the library an array belongs to, without importing any.
-
 
 def array_module(array: Any) -> Any:
     """Return the top-level module of the array's type: numpy, cupy or another array library.

@@ -1,4 +1,4 @@
-"""Field declarations: a field's name, shape and dtype."""
+"""Field declarations: a field's name, shape and dtype, and the programs in which names are declared."""
 
 from __future__ import annotations
 
@@ -117,9 +117,6 @@ def describe(shape: Dims) -> str:
     """
     sizes = ["-" if size is None else str(size) for size in shape]
     return f"({sizes[0]},)" if len(sizes) == 1 else f"({', '.join(sizes)})"
-
-
-# Declare feeds by name, in the current program, and find them again in a feed list.
 
 
 class Program:

@@ -1,4 +1,8 @@
-"""The memory of all slots: one unnamed mapping, reserved before the first write and page-locked once."""
+"""Where the fields of a batch lie in a slot, and the memory of all slots.
+
+A `Layout` is pure arithmetic, so memory needs are known before anything runs. An `Arena` is one unnamed
+mapping, reserved before the first write and page-locked once.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +32,6 @@ from gpuloader.system.platforms import (
     reserve,
     seal,
 )
-
-# The position of each field in a slot: pure arithmetic, so memory needs are known before anything runs.
 
 ALIGNMENT = 256
 """Alignment of every field in bytes: enough for any vector load, and that of CUDA's own allocator."""

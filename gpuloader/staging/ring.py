@@ -90,9 +90,9 @@ class Ring:
     Of many slots only the first are reserved at once, and then twice as many whenever all are in use. So
     memory follows the batches that there are, and not a capacity that is larger than the dataset.
 
-    Fetchers call `acquire` and `fit`, from any thread; `acquire` may wait. The consumer calls everything
-    else, from one thread at a time. Only `freed` is different: a lease's finalizer appends to it from any
-    thread, even one that holds a lock.
+    Fetchers call `acquire`, `take`, `fit` and `release`, from any thread; `acquire` may wait. The consumer
+    calls everything else, from one thread at a time. Only `freed` is different: a lease's finalizer appends
+    to it from any thread, even one that holds a lock.
     """
 
     count: int

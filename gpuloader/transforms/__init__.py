@@ -2,7 +2,7 @@
 
 In: a batch's staged fields, on the host or on a device.
 Out: the transformed fields, in the same slot; GPU and CPU results agree bit for bit.
-Callers: users create transforms; `collate` (CPU places), `devices` (GPUs) and `loader` run them.
+Callers: users create transforms; `api` plans them, and `batches` (CPU places) and `devices` (GPUs) run them.
 
 On a GPU, transforms are kernels on the copy stream, directly after the copy, so only the small raw values
 cross the bus. On a CPU place, their NumPy twins run where the batch is fetched. Random draws depend only on

@@ -349,20 +349,20 @@ def find_sizes(
 
 
 @lru_cache(maxsize=64)
-def _count_places(room: tuple[int, int], size: tuple[int, ...]) -> Array:
+def _count_places(whole: tuple[int, int], size: tuple[int, ...]) -> Array:
     """Return how many tops, and how many lefts, a window can have."""
     # Kept, because for a small batch a new array takes longer than the division.
-    return np.array([whole - part + 1 for whole, part in zip(room, size, strict=True)], np.uint64)
+    return np.array([length - part + 1 for length, part in zip(whole, size, strict=True)], np.uint64)
 
 
-def draw_windows(words: Array, room: tuple[int, int], size: tuple[int, int], *, flip: bool) -> Array:
+def draw_windows(words: Array, whole: tuple[int, int], size: tuple[int, int], *, flip: bool) -> Array:
     """Return top, left and flip of each sample's window, uniformly drawn from random uint64 (samples, 3).
 
     >>> draw_windows(np.zeros((1, 3), np.uint64), (32, 32), (28, 28), flip=True)
     array([[0, 0, 0]], dtype=int32)
     """
     drawn = np.empty((len(words), _CROP), np.int32)
-    drawn[:, :2] = words[:, :2] % _count_places(room, tuple(size))
+    drawn[:, :2] = words[:, :2] % _count_places(whole, tuple(size))
     drawn[:, 2] = words[:, 2] >> _LAST_BIT if flip else 0
     return drawn
 
@@ -728,11 +728,11 @@ def settle_layouts(transforms: Sequence[Transform], made: Iterable[str | None] =
 
 def _contradict(name: str, field: str | None, stated: str, layout: str | None, maker: str) -> str:
     if name == "Normalize":
-        way = ", or leave one of them out" if "Normalize" in maker else ""
+        advice = ", or leave one of them out" if "Normalize" in maker else ""
     else:
-        way = f", or put {name} after Normalize" if layout == "HWC" and "Normalize" not in maker else ""
+        advice = f", or put {name} after Normalize" if layout == "HWC" and "Normalize" not in maker else ""
     which = "" if field is None else f" of field {field!r}"
     return (
         f"{name}{which} has layout {stated}, but {maker} makes these images in layout {layout}; "
-        f"pass layout={layout!r}{way}"
+        f"pass layout={layout!r}{advice}"
     )

@@ -472,13 +472,13 @@ def list_changes(transforms: Sequence[object]) -> list[str]:
     return [name for one in transforms if isinstance(one, ColorJitter) for name in one._ranges()]
 
 
-def number_changes(steps: Sequence[tuple[str, float]], room: int) -> NDArray[np.float32]:
-    """Return changes of color as the kernel `recolor` takes them, padded to as many as `room`.
+def number_changes(steps: Sequence[tuple[str, float]], most: int) -> NDArray[np.float32]:
+    """Return changes of color as the kernel `recolor` takes them, padded to `most` changes.
 
     >>> number_changes([("hue", 0.5), ("contrast", 1.5)], 3).tolist()
     [4.0, 127.0, 2.0, 1.5, 0.0, 0.0]
     """
-    numbers = np.zeros((room, 2), np.float32)
+    numbers = np.zeros((most, 2), np.float32)
     with np.errstate(over="ignore"):  # a factor that no float can hold is infinite, as it is for Pillow
         for position, (name, amount) in enumerate(steps):
             amount = find_shift(amount) if name == "hue" else amount

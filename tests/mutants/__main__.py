@@ -1,4 +1,4 @@
-"""Try the mutants of modules: ``make mutants MODULE=gpuloader/staging/ring.py``, or a room."""
+"""Try the mutants of modules: ``make mutants MODULE=gpuloader/staging/ring.py``, or a package."""
 
 import argparse
 import random

@@ -109,8 +109,8 @@ class _Files(Dataset[ImageSample]):
 class ImageFolder(_Files):
     """Images in one folder per class; a sample is the tuple ``(image, label)``.
 
-    The order, the attributes and the parameters are those of torchvision's class of this name. The image is a
-    `Image`: a loader decodes it at the size that its transforms need.
+    The order, the attributes and the parameters are those of torchvision's class of this name. The image is
+    an `Image`: a loader decodes it at the size that its transforms need.
 
     Parameters
     ----------

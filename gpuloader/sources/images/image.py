@@ -57,12 +57,12 @@ class Geometry:
     filter: str | None = None
     scaled: bool = False  # whether the decoder may shrink the image first
 
-    # These three do not call dataclasses.replace, which takes five times as long, for every image.
-
     @classmethod
     def of(cls, height: int, width: int) -> Geometry:
         """Return the geometry that keeps an image as it is."""
         return cls((0, 0, width, height), (height, width), (0, 0, height, width))
+
+    # These three, called for every image, do without dataclasses.replace, which takes five times as long.
 
     def cut(self, top: int, left: int, height: int, width: int) -> Geometry:
         """Return the geometry that keeps only a part of this one's result."""

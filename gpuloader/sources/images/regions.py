@@ -134,7 +134,7 @@ def _encode_name(file: str) -> bytes:
 
 
 def join_geometry(regions: Sequence[Region | Encoded]) -> Array:
-    """Return the geometry of several regions, float32 of shape (regions, 13).
+    """Return the geometry of several regions, float32 with one row each.
 
     >>> join_geometry([]).shape
     (0, 13)
