@@ -16,8 +16,9 @@ demo: .venv/demo.stamp
 
 # The tests start hundreds of programs. Each would compile the package anew where no bytecode may be written.
 test: export PYTHONDONTWRITEBYTECODE :=
+# Two processes share the tests, file by file: most of them wait for threads and processes.
 test: .venv/dev.stamp
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # The frameworks are large, so they have their own environment. FRAMEWORKS=jax installs only that one.
 FRAMEWORKS ?= torch==2.13.0 jax paddlepaddle ray[data,train] keras datasets pandas polars lightning accelerate transformers \
