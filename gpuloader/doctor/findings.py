@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Literal
 
 import numpy as np
 
 from gpuloader.devices.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, Place
 from gpuloader.doctor.facts import Machine, read_machine
-from gpuloader.doctor.trials import TRIAL_SECONDS, Attempt, Outcome, attempt
+from gpuloader.doctor.trials import TRIAL_SECONDS, Attempt, Outcome, attempt, best_bandwidth
 from gpuloader.errors import StagingMemoryError, install_command
 from gpuloader.staging.arena import Arena
 from gpuloader.system.cores import show_cores
@@ -397,13 +397,7 @@ def memory_findings(machine: Machine, *, pinning_refused: bool) -> Iterator[Find
 def host_bandwidth() -> float:
     """Return the speed of one core's copies in bytes per second: the upper bound on staging by one worker."""
     source, target = np.ones(COPIED, np.uint8), np.ones(COPIED, np.uint8)
-    best = 0.0
-    # The best of a few: what other programs take says nothing about the machine.
-    for _ in range(4):
-        start = perf_counter()
-        np.copyto(target, source)
-        best = max(best, COPIED / (perf_counter() - start))
-    return best
+    return best_bandwidth(partial(np.copyto, target, source), COPIED)
 
 
 def show_bytes(count: int) -> str:

@@ -143,16 +143,25 @@ def time_copies(device: Device, nbytes: int) -> dict[str, Any]:
         device.locker.page_unlocker(arena.address, arena)()
 
 
-def _bandwidth(device: Device, source: Arena, repeats: int = 4) -> float:
+def _bandwidth(device: Device, source: Arena) -> float:
     target, stream, event = device.alloc(source.nbytes), device.stream(), device.event()
-    best = 0.0
-    # The best of a few: the first copy also sets up the device's context.
-    for _ in range(repeats):
-        start = perf_counter()
+
+    def copy() -> None:
         device.copy_async(target, source, source.nbytes, stream)
         device.record(event, stream)
         device.synchronize(event)
-        best = max(best, source.nbytes / (perf_counter() - start))
+
+    return best_bandwidth(copy, source.nbytes)
+
+
+def best_bandwidth(copy: Callable[[], object], nbytes: int) -> float:
+    """Return the bytes per second of the fastest of a few copies."""
+    # The first one also sets up a device's context, and what other programs take says nothing of the machine.
+    best = 0.0
+    for _ in range(4):
+        start = perf_counter()
+        copy()
+        best = max(best, nbytes / (perf_counter() - start))
     return best
 
 

@@ -53,4 +53,5 @@ def test_a_dtype_that_numpy_lacks_is_named(feeds):
 
 def test_names_and_feeds_of_both_mix(feeds):
     declared = gpuloader.data("z", [None], "float32")
-    assert [feed.name for feed in DataLoader(SAMPLES, [feeds[1], declared], "cpu")._feeds] == ["y", "z"]
+    [[batch]] = DataLoader(SAMPLES, [feeds[1], declared], "cpu", return_list=False, batch_size=len(SAMPLES))
+    assert list(batch) == ["y", "z"]

@@ -157,7 +157,7 @@ def test_rows_that_were_shuffled_selected_and_filtered(data, joined, monkeypatch
 def test_files_are_mapped_by_each_process_itself(data, tmp_path):
     data.save_to_disk(tmp_path / "rows", num_shards=4)
     stored = datasets.load_from_disk(tmp_path / "rows")
-    rows = load(stored)._source.dataset
+    rows = load(stored)._epochs.plan.source.dataset
     assert isinstance(rows, HuggingFaceRows)
     assert labels(load(stored)) == list(range(ROWS))  # opens the columns
     again = pickle.loads(pickle.dumps(rows))
