@@ -1,4 +1,4 @@
-"""`recolor`: change the colors of pictures as Pillow does, and normalize them."""
+"""`recolor`: change the colors of images as Pillow does, and normalize them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ ENTRIES = (
 # What can be changed. In the kernel's numbers, the first is 1.
 CHANGES = ("brightness", "contrast", "saturation", "hue")
 
-# How many times the contrast of a picture can be changed.
+# How many times the contrast of an image can be changed.
 MOST_CONTRASTS = 8
 
-# How many parts of each picture are added up by themselves.
+# How many parts of each image are added up by themselves.
 PARTS = 32
 
 _THREADS, _EACH = 256, 4  # threads of a block that adds up, and pixels that a thread recolors
@@ -33,12 +33,12 @@ Integers = NDArray[np.int32]
 
 
 @declare(
-    pictures=takes("uint8", shape=IMAGES),
+    images=takes("uint8", shape=IMAGES),
     numbers=takes("float32", shape=("samples", None)),
     sums=takes("uint64", optional=True),
 )
 def recolor(
-    pictures: Any,
+    images: Any,
     numbers: Any,
     *,
     first: int = 0,
@@ -52,21 +52,21 @@ def recolor(
     out: Any = None,
     stream: Any = None,
 ) -> Work:
-    """Return pictures with changed colors, normalized.
+    """Return images with changed colors, normalized.
 
     The pixels are those of Pillow's ``ImageEnhance`` and of torchvision's ``adjust_hue``, after each change
     rounded to bytes. Then ``(x * scale - mean) / std`` is computed as `normalize` does.
 
     Parameters
     ----------
-    pictures : array
-        The pictures, uint8 of shape (n, height, width, 1 or 3), fewer than 2**31 values per picture.
+    images : array
+        The images, uint8 of shape (n, height, width, 1 or 3), fewer than 2**31 values per image.
     numbers, first : array, int
-        The changes of each picture, from column `first` on: pairs of what to change, and by how much. 1 is
+        The changes of each image, from column `first` on: pairs of what to change, and by how much. 1 is
         brightness, 2 contrast, 3 saturation, each by a factor; 4 is hue, by an integer from 0 to 255 in
         parts of the color wheel. Other numbers change nothing.
     contrasts : int
-        How many times the contrast of a picture is changed at most, 0 to 8. Later changes of a picture whose
+        How many times the contrast of an image is changed at most, 0 to 8. Later changes of an image whose
         contrast changes more often are left out.
     sums : array or None
         Memory for the device's sums, uint64 of shape (n, contrasts, 32). None allocates it.
@@ -78,9 +78,9 @@ def recolor(
     >>> recolor_on_host(red, darker_gray, dtype="uint8", out_layout="HWC").ravel().tolist()
     [30, 30, 30]
     """
-    channels, height, width = measure(pictures, "HWC")
+    channels, height, width = measure(images, "HWC")
     if channels not in CHANNELS:
-        raise ValueError(f"pictures must have 1 or 3 channels, got shape {pictures.shape}")
+        raise ValueError(f"images must have 1 or 3 channels, got shape {images.shape}")
     samples, row = numbers.shape
     first = check_size("first", first, 0)
     if row < first or (row - first) % 2:
@@ -89,14 +89,14 @@ def recolor(
     finish = plan_finish(channels, mean, std, scale, out_layout, dtype)
 
     def on_host(result: NDArray[Any]) -> None:
-        pixels = np.empty_like(pictures)
-        for target, picture, changes in zip(pixels, pictures, numbers[:, first:].tolist(), strict=True):
+        pixels = np.empty_like(images)
+        for target, image, changes in zip(pixels, images, numbers[:, first:].tolist(), strict=True):
             pairs = list(zip(changes[::2], changes[1::2], strict=True))
-            target[...] = recolor_picture(picture, pairs, contrasts)
+            target[...] = recolor_image(image, pairs, contrasts)
         finish.write(pixels, result)
 
     def on_device(result: Any) -> Iterator[Any]:
-        # A change of contrast needs the mean of the whole gray picture as it is by then. So there is a launch
+        # A change of contrast needs the mean of the whole gray image as it is by then. So there is a launch
         # before each, which adds up parts; the next launches add up the parts' sums. Integers, whose sum does
         # not depend on the order of threads.
         shape = samples, contrasts, PARTS
@@ -104,9 +104,9 @@ def recolor(
         counts = by_value([samples, height * width, out_layout == "CHW", row, first, contrasts])
         for contrast in range(contrasts):
             grid = spread(PARTS * _THREADS, samples)
-            yield f"measure<{channels}>", grid, (pictures, numbers, parts, counts, np.uint32(contrast))
+            yield f"measure<{channels}>", grid, (images, numbers, parts, counts, np.uint32(contrast))
         grid = spread(-(-height * width // _EACH), samples)
-        arguments = pictures, numbers, parts, result, counts, finish.constants
+        arguments = images, numbers, parts, result, counts, finish.constants
         yield f"recolor<{channels}, {cpp_type(finish.name)}>", grid, arguments
 
     return Work((samples, *join_shape(channels, height, width, out_layout)), finish.held, on_host, on_device)
@@ -115,16 +115,16 @@ def recolor(
 recolor_on_host = recolor.on_host
 
 
-def recolor_picture(
-    picture: NDArray[np.uint8], changes: Sequence[tuple[float, float]], contrasts: int | None = None
+def recolor_image(
+    image: NDArray[np.uint8], changes: Sequence[tuple[float, float]], contrasts: int | None = None
 ) -> NDArray[np.uint8]:
-    """Return one picture with changed colors: the definition of `recolor`, whose pairs `changes` has.
+    """Return one image with changed colors: the definition of `recolor`, whose pairs `changes` has.
 
     >>> red = np.array([[[200, 0, 0]]], np.uint8)
-    >>> [recolor_picture(red, [change])[0, 0].tolist() for change in [(1, 0.5), (2, 0), (3, 0), (4, 127)]]
+    >>> [recolor_image(red, [change])[0, 0].tolist() for change in [(1, 0.5), (2, 0), (3, 0), (4, 127)]]
     [[100, 0, 0], [60, 60, 60], [60, 60, 60], [0, 200, 198]]
     """
-    pixels = picture.astype(np.int32)
+    pixels = image.astype(np.int32)
     made = 0
     for number, amount in changes:
         if number == 1:

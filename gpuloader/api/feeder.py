@@ -14,9 +14,9 @@ from gpuloader.devices.places import (
     CUDAPlace,
     Place,
     cuda_places,
-    environment_count,
     open_device,
     parse_place,
+    read_cpu_num,
 )
 from gpuloader.epoch.sending import send
 from gpuloader.errors import FeedError, SampleError
@@ -178,7 +178,7 @@ class DataFeeder:
         if isinstance(self._place, CUDAPlace):
             return cuda_places(None if count is None else list(range(count)))
         if count is None and isinstance(self._place, CPUPlace | CUDAPinnedPlace):
-            count = environment_count("CPU_NUM", 1)
+            count = read_cpu_num()
         return [self._place] * (count or 1)
 
     def _feed(self, iterable: Iterable[Any], place: Place) -> Feed:

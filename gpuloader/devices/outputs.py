@@ -66,7 +66,7 @@ class ForeignOutput:
 
     def convert(self, arrays: list[Any], ready: Event | None) -> list[Any]:  # noqa: ARG002
         """Return one tensor per array; raise `LoaderError` if the framework does not accept an array."""
-        return [_wrapped(self.wrap, array) for array in arrays]
+        return [_wrap(self.wrap, array) for array in arrays]
 
 
 class CopiedOutput:
@@ -97,7 +97,7 @@ class CopiedOutput:
             self._device.synchronize(ready)
         copies = []
         for array in arrays:
-            source = _wrapped(self._wrap, array)
+            source = _wrap(self._wrap, array)
             copies.append(self._copy(source))
             self._in_flight.append((array, source, copies[-1]))  # keep `array` too: wrapping may convert it
         return copies
@@ -135,7 +135,7 @@ def open_output(name: str | None, device: Device, stream: object = None) -> Outp
             f"pip install {_PACKAGES.get(name, name)}, or omit output",
             name=name,
         ) from error
-    wrap = _wrapper(name, device)
+    wrap = _find_wrap(name, device)
     if device.direct:
         return ForeignOutput(wrap, device.consumer_stream)
     if name == "jax":
@@ -177,7 +177,7 @@ def _current_stream(name: str, module: Any, index: int) -> Callable[[], Stream]:
     return current
 
 
-def _wrapped(wrap: Callable[[Any], Any], array: Any) -> Any:
+def _wrap(wrap: Callable[[Any], Any], array: Any) -> Any:
     try:
         return wrap(array)
     except Exception as error:
@@ -187,7 +187,7 @@ def _wrapped(wrap: Callable[[Any], Any], array: Any) -> Any:
         ) from error
 
 
-def _wrapper(name: str, device: Device) -> Callable[[Any], Any]:
+def _find_wrap(name: str, device: Device) -> Callable[[Any], Any]:
     """Return a function that makes a tensor over an array's memory; the tensor keeps the array alive."""
     # Through DLPack, whose capsule holds the array until the tensor's memory dies. Over
     # `__cuda_array_interface__`, JAX would not keep the array.

@@ -163,19 +163,19 @@ def cuda_pinned_places(device_count: int | None = None) -> list[CUDAPinnedPlace]
 
 
 def _count_places(device_count: int | None) -> int:
-    count = environment_count("CPU_NUM", 1) if device_count is None else device_count
+    count = read_cpu_num() if device_count is None else device_count
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"device_count must be an integer of 1 or more, got {count!r}")
     return count
 
 
-def environment_count(name: str, default: int) -> int:
-    """Return the environment variable `name` as an integer of 1 or more, or `default` if it is not set."""
-    text = os.environ.get(name, "").strip()
+def read_cpu_num() -> int:
+    """Return the environment variable CPU_NUM, an integer of 1 or more; 1 if it is not set, as in Paddle."""
+    text = os.environ.get("CPU_NUM", "").strip()
     if not text:
-        return default
+        return 1
     if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"the environment variable {name} must be an integer of 1 or more, got {text!r}")
+        raise ValueError(f"the environment variable CPU_NUM must be an integer of 1 or more, got {text!r}")
     return int(text)
 
 

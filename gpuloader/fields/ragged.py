@@ -71,7 +71,9 @@ class Ragged:
             A step does not match dtype or shape, or a sample of level 2 is not a sequence of sequences.
         """
         parts, row_splits = split_rows(samples, np.dtype(dtype), step_shape, lod_level)
-        return cls(join(parts, np.dtype(dtype), step_shape), row_splits)
+        # Without steps, there is nothing to concatenate that would tell the dtype and the shape.
+        none = np.zeros((0, *(size or 0 for size in step_shape)), dtype)
+        return cls(np.concatenate(parts) if parts else none, row_splits)
 
     def __len__(self) -> int:
         return len(self.row_splits[0]) - 1
@@ -163,13 +165,6 @@ def split_rows(
             raise
     levels.append(_splits([len(part) for part in parts]))
     return parts, tuple(levels)
-
-
-def join(parts: list[Array], dtype: np.dtype[Any], step_shape: Dims) -> Array:
-    """Return the sequences concatenated into one array."""
-    if parts:
-        return np.concatenate(parts)
-    return np.zeros((0, *(size or 0 for size in step_shape)), dtype)
 
 
 def _splits(lengths: list[int]) -> Array:

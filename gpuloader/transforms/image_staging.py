@@ -99,7 +99,7 @@ class Resample(Plain):
         first = KernelCall.settle(empty, samples, resample, **resize, out_layout="HWC", dtype="uint8")
         [pixels] = first.outputs
         sums = (samples, self.contrasts, PARTS), np.dtype(np.uint64)
-        given = {"pictures": no_rows(pixels), "numbers": geometry, "sums": no_rows(sums)}
+        given = {"images": no_rows(pixels), "numbers": geometry, "sums": no_rows(sums)}
         second = KernelCall.settle(given, samples, recolor, first=NUMBERS, contrasts=self.contrasts, **finish)
         return Chain(((first, (0, 1, 2), 4), (second, (4, 2, 5), 3)), second.outputs, (pixels, sums))
 

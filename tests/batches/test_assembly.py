@@ -142,7 +142,7 @@ def test_a_batch_of_a_process_lies_in_the_mapping_it_wrote_to():
 
 
 def test_parts_of_a_batch_in_any_order():
-    """As threads fetch it: the last part first; the first part settles the form, and no part waits for it."""
+    """As threads fetch it, the last part first: the first part settles the schema; no part waits for it."""
     for collation in (
         Collation(),
         Collation(ragged=frozenset(["x"])),
@@ -164,7 +164,7 @@ def test_parts_of_a_batch_in_any_order():
 
 
 def test_a_part_writes_its_samples_as_soon_as_the_form_is_settled():
-    """A part that was fetched in the meantime keeps only the samples that came before the form."""
+    """A part that was fetched in the meantime keeps only the samples that came before the schema."""
     first_is_written, second_is_fetched = threading.Event(), threading.Event()
     written = []
 

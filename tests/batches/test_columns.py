@@ -98,11 +98,11 @@ def test_regions_of_pictures_lie_one_behind_the_other(sizes, channels):
     np.testing.assert_array_equal(pixels, np.concatenate([region.pixels for region in regions]))
     np.testing.assert_array_equal(geometry, np.stack([region.geometry for region in regions]))
     encoded = columns_of([(Encoded.of(region, "file", 7),) for region in regions], feeds, strict=True)
-    codes, code_splits, code_geometry, room = encoded
+    codes, code_splits, code_geometry, decoded = encoded
     assert [code.data.tolist() for code in read_codes(codes)] == [
         region.pixels.ravel().tolist() for region in regions
     ]
-    assert (code_splits.tolist(), room.shape) == (splits.tolist(), (sum(sizes), channels, 0))
+    assert (code_splits.tolist(), decoded.shape) == (splits.tolist(), (sum(sizes), channels, 0))
     np.testing.assert_array_equal(code_geometry, geometry)
 
 
@@ -307,7 +307,7 @@ class Changing(Columns):
     ],
 )
 def test_a_column_may_change_from_block_to_block(name, column):
-    """Each block is a batch of its own form; the columns of the second one are copied, too."""
+    """Each block is a batch of its own schema; the columns of the second one are copied, too."""
     loader = DataLoader(Changing(name, column), places="cpu", batch_size=3, ragged=["words"])
     for _ in range(2):
         first, second = loader
@@ -330,7 +330,7 @@ class Mixed:
 
 @pytest.mark.parametrize("workers", [INLINE, PROCESSES], ids=name_workers)
 def test_the_first_sample_of_a_block_decides_about_a_column_of_objects(workers):
-    """Not the form of the block before it, which another worker may have read."""
+    """Not the schema of the block before it, which another worker may have read."""
 
     class Objects(IterableDataset):
         def __iter__(self):

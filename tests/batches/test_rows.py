@@ -52,11 +52,11 @@ def sample(number):
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 7, 8, 9])
 def test_memory_doubles_whenever_it_is_full(count, size, monkeypatch):
     monkeypatch.setattr(gradual, "_FIRST_NBYTES", 2 * NBYTES)
-    known, rooms = infer_schema([sample(0)], Collation()), []
+    known, capacities = infer_schema([sample(0)], Collation()), []
 
-    def rows(room):
-        rooms.append(room)
-        return known.rows(room)
+    def rows(capacity):
+        capacities.append(capacity)
+        return known.rows(capacity)
 
     samples = map(sample, range(count))
     names = {1: []}
@@ -64,10 +64,10 @@ def test_memory_doubles_whenever_it_is_full(count, size, monkeypatch):
     assert found == min(count, size)
     np.testing.assert_array_equal(held, np.arange(found)[:, None] * np.ones(NBYTES // 8, int))
     assert len(list(samples)) == count - found
-    wanted = [room for room in (2, 4, 8, 16) if room < size and room <= 2 * max(count, 1)]
+    wanted = [capacity for capacity in (2, 4, 8, 16) if capacity < size and capacity <= 2 * max(count, 1)]
     if not wanted or (wanted[-1] <= count and size <= 2 * wanted[-1]):
         wanted.append(size)
-    assert rooms[1:] == wanted  # the first asks for the layout
+    assert capacities[1:] == wanted  # the first asks for the layout
     assert names == {1: [None] * wanted[-1]}
 
 

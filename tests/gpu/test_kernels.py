@@ -176,12 +176,12 @@ def make_changes(samples, changes=6):
 def test_recolor(size, out_layout, dtype):
     pictures = make_images(*size, "HWC", np.uint8)
     options = {"out_layout": out_layout, **make_finish(dtype, size[3])}
-    agree(recolor, pictures=pictures, **make_changes(size[0]), **options)
+    agree(recolor, images=pictures, **make_changes(size[0]), **options)
 
 
 def test_recolor_of_more_pictures_than_a_grid_has_rows():
     pictures = make_images(70_001, 2, 3, 3, "HWC", np.uint8)
-    agree(recolor, pictures=pictures, **make_changes(70_001, 3), **make_finish("float32", 3))
+    agree(recolor, images=pictures, **make_changes(70_001, 3), **make_finish("float32", 3))
 
 
 @pytest.mark.parametrize("change", [(3, 0.7), (4, 100)], ids=["saturation", "hue"])
@@ -190,7 +190,7 @@ def test_recolor_of_every_color(change):
     colors = np.arange(2**24, dtype=np.uint32).reshape(1, 4096, 4096)
     pictures = np.stack([colors >> 8 * part & 255 for part in range(3)], -1).astype(np.uint8)
     numbers = np.array([[*change, 2, 1.5]], np.float32)
-    agree(recolor, pictures=pictures, numbers=numbers, contrasts=1, out_layout="HWC", dtype="uint8")
+    agree(recolor, images=pictures, numbers=numbers, contrasts=1, out_layout="HWC", dtype="uint8")
 
 
 IMAGES = [(3, 64, 96, 3), (5, 33, 47, 3), (2, 7, 5, 20), (70_001, 2, 3, 1), (2, 720, 1280, 3)]

@@ -571,7 +571,7 @@ def recolorings(draw):
     sums = {"sums": np.full((len(rows), contrasts, 32), 7, np.uint64)} if draw(st.booleans()) else {}
     finish = make_finish(draw(TARGETS), channels)
     numbers = {"numbers": make_numbers(rows, first), "first": first, "contrasts": contrasts}
-    return {"pictures": pictures, **numbers, "out_layout": draw(LAYOUTS), **finish, **sums}
+    return {"images": pictures, **numbers, "out_layout": draw(LAYOUTS), **finish, **sums}
 
 
 FINISH = [
@@ -586,11 +586,11 @@ RECOLOR = Case(
     40,
     launch_shapes(1),
     recolorings(),
-    {"pictures": np.ones((2, 4, 5, 3), np.uint8), "numbers": np.zeros((2, 4), np.float32)},
+    {"images": np.ones((2, 4, 5, 3), np.uint8), "numbers": np.zeros((2, 4), np.float32)},
     [
-        ({"pictures": np.zeros((2, 4, 5), np.uint8)}, ValueError, "pictures must have shape"),
-        ({"pictures": np.zeros((2, 4, 5, 3))}, TypeError, "pictures must have dtype uint8, got float64"),
-        ({"pictures": np.zeros((2, 4, 5, 2), np.uint8)}, ValueError, "pictures must have 1 or 3 channels"),
+        ({"images": np.zeros((2, 4, 5), np.uint8)}, ValueError, "images must have shape"),
+        ({"images": np.zeros((2, 4, 5, 3))}, TypeError, "images must have dtype uint8, got float64"),
+        ({"images": np.zeros((2, 4, 5, 2), np.uint8)}, ValueError, "images must have 1 or 3 channels"),
         ({"numbers": np.zeros((3, 4), np.float32)}, ValueError, r"numbers must have shape \(2, any\)"),
         ({"numbers": np.zeros((2, 4))}, TypeError, "numbers must have dtype float32, got float64"),
         ({"first": 1}, ValueError, "numbers must have pairs from column 1 on"),

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuloader.kernels.normalize import normalize_on_host
-from gpuloader.kernels.recolor import recolor, recolor_on_host, recolor_picture
+from gpuloader.kernels.recolor import recolor, recolor_image, recolor_on_host
 from gpuloader.transforms.image_transforms import Coloring
 from gpuloader.transforms.image_transforms import recolor as recolor_by_pillow
 from tests.kernels.cases import changes, count_contrasts, make_colors, make_numbers
@@ -43,7 +43,7 @@ def make_by_pillow(picture, steps):
 def test_the_twin_is_pillow(steps, height, width, channels, seed):
     picture = make_colors(height, width, channels, seed)
     [row] = make_numbers([steps]).tolist()
-    found = recolor_picture(picture, list(zip(row[::2], row[1::2], strict=True)))
+    found = recolor_image(picture, list(zip(row[::2], row[1::2], strict=True)))
     np.testing.assert_array_equal(found, make_by_pillow(picture, steps))
 
 
@@ -54,7 +54,7 @@ def test_all_hues_are_pillows(turns):
     planes = [np.stack(np.broadcast_arrays(levels[:, None], levels, np.uint8(third)), 2) for third in (0, 85)]
     for picture, order in itertools.product(planes, itertools.permutations(range(3))):
         turned = np.ascontiguousarray(picture[..., list(order)])
-        found = recolor_picture(turned, [(4, int(turns * 255))])
+        found = recolor_image(turned, [(4, int(turns * 255))])
         np.testing.assert_array_equal(found, make_by_pillow(turned, (("hue", turns),)))
 
 
