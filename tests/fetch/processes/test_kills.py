@@ -80,7 +80,7 @@ class Killer(threading.Thread):
 
     def run(self):
         while self.kills < self.most and not self.over.wait(self.draw.uniform(0.001, 0.03)):
-            pids = [one.pid for one in self.list_workers() if is_running(one.pid)]
+            pids = [one.child.pid for one in self.list_workers() if is_running(one.child.pid)]
             if pids:
                 with_what = self.draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
                 try:
