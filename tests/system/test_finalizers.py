@@ -135,7 +135,7 @@ def make_worker_pool():
     assert len(list(loader)) == 4
     [pool] = loader._epochs._fetching._pools
     [worker] = pool.workers
-    pid = worker.pid
+    pid = worker.child.pid
     return loader, lambda: not os.path.exists(f"/proc/{pid}")
 
 
