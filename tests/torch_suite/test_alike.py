@@ -63,6 +63,8 @@ def test_batches(sample, arguments):
     ids=lambda options: " ".join(options),
 )
 def test_options(options):
+    if "num_workers" in options:
+        list(DataLoader([0], num_workers=1))  # starts the fork server, which the program keeps
     with nothing_left_behind():
         assert_alike(Made(lambda index: torch.tensor([index, -index])), **options)
 
