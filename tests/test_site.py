@@ -96,8 +96,8 @@ def test_links_to_documents_of_the_root_lead_to_their_pages():
 
 
 def test_drawings_are_put_into_the_page():
-    html = pages.on_page_content('<p><img alt="A road." src="../images/road.svg" /></p>')
-    assert html.startswith('<p><svg role="img" aria-label="A road." class="drawing"')
+    html = pages.on_page_content('<p><img alt="A batch." src="../images/batch.svg" /></p>')
+    assert html.startswith('<p><svg role="img" aria-label="A batch." class="drawing"')
     assert "<style>" not in html  # drawings use the page's own colors
 
 

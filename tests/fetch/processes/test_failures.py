@@ -329,7 +329,7 @@ def make_job(number, indices=(), deaths=0):
     ],
 )
 def test_the_error_for_a_dead_worker_says_what_it_did(code, deaths, held, message):
-    error = died(SimpleNamespace(number=1, pid=77, deaths=deaths), code, held)
+    error = died(SimpleNamespace(number=1, child=SimpleNamespace(pid=77), deaths=deaths), code, held)
     assert str(error) == f"worker 1 (process 77) {message}"
     assert (error.pid, error.signal) == (77, -code if code and code < 0 else None)
     assert list(error.indices) == [index for job in held for index in job.indices]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from gpuloader import get_worker_info
+from gpuloader.fetch.processes.fork_server import stop_servers
 from gpuloader.fetch.processes.worker import limit_threads, seed_globals
 from tests.fetch import faulty
 from tests.fetch.faulty import Faulty, FaultyStream, loader
@@ -144,6 +145,7 @@ class Surroundings(Faulty):
 @pytest.mark.parametrize("method", METHODS)
 def test_no_gpu_in_a_worker(method, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    stop_servers()  # one of other tests may have imported their modules, and CuPy with them
     for hidden, has_cupy in loader(Surroundings(), start_method=method):
         assert hidden.all()
         if method != "fork":  # a forked worker inherits the modules of the tests
