@@ -21,6 +21,11 @@ from tests.fetch.faulty import Faulty, FaultyStream, loader
 METHODS = ["forkserver", "fork", "spawn"]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def fresh_server():
+    stop_servers()  # one that served other tests may have imported their modules, and CuPy with them
+
+
 @pytest.fixture(autouse=True)
 def nothing_left():
     with faulty.all_gone():
@@ -145,7 +150,6 @@ class Surroundings(Faulty):
 @pytest.mark.parametrize("method", METHODS)
 def test_no_gpu_in_a_worker(method, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    stop_servers()  # one of other tests may have imported their modules, and CuPy with them
     for hidden, has_cupy in loader(Surroundings(), start_method=method):
         assert hidden.all()
         if method != "fork":  # a forked worker inherits the modules of the tests
