@@ -13,17 +13,11 @@ import numpy as np
 import pytest
 
 from gpuloader import get_worker_info
-from gpuloader.fetch.processes.fork_server import stop_servers
 from gpuloader.fetch.processes.worker import limit_threads, seed_globals
 from tests.fetch import faulty
 from tests.fetch.faulty import Faulty, FaultyStream, loader
 
 METHODS = ["forkserver", "fork", "spawn"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def fresh_server():
-    stop_servers()  # one that served other tests may have imported their modules, and CuPy with them
 
 
 @pytest.fixture(autouse=True)
@@ -150,11 +144,21 @@ class Surroundings(Faulty):
 @pytest.mark.parametrize("method", METHODS)
 def test_no_gpu_in_a_worker(method, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    for hidden, has_cupy in loader(Surroundings(), start_method=method):
-        assert hidden.all()
-        if method != "fork":  # a forked worker inherits the modules of the tests
-            assert not has_cupy.any()
+    assert all(hidden.all() for hidden, _ in loader(Surroundings(), start_method=method))
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_cupy_in_a_worker(method):
+    done = faulty.run_program(  # other tests in this process, and so its fork server, have imported CuPy
+        f"""
+from tests.fetch.faulty import loader
+from tests.fetch.processes.test_worker_life import Surroundings
+
+print(any(has_cupy.any() for _, has_cupy in loader(Surroundings(), start_method={method!r})))
+"""
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("False\n", "", 0)
 
 
 class Process(Faulty):
