@@ -1,5 +1,6 @@
 """Computing ahead: other cores work on what later tests ask for, such as compiled code or programs."""
 
+import os
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from gpuloader.system.platforms import usable_cores
@@ -21,6 +22,9 @@ class Ahead:
     def __init__(self, compute, known):
         self.compute = compute
         self.pool = ThreadPoolExecutor(max(usable_cores() - 1, 1))
+        # With pytest-xdist the other cores run tests. Programs that run ahead would look to other tests of
+        # this process like something left behind.
+        known = [] if "PYTEST_XDIST_WORKER" in os.environ else known
         self.results = {arguments: self.pool.submit(compute, *arguments) for arguments in known}
 
     def __call__(self, *arguments):
