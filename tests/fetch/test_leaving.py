@@ -30,6 +30,14 @@ WORKERS = [
 PROCESSES = WORKERS[:2]
 
 
+def count_tracebacks(errors):
+    """Return how many processes have printed a traceback.
+
+    A KeyboardInterrupt that arrives while another exception is handled shows both, in one traceback.
+    """
+    return errors.count("Traceback") - errors.count("During handling of the above exception")
+
+
 @pytest.fixture(autouse=True)
 def nothing_left():
     with faulty.all_gone():
@@ -253,7 +261,7 @@ def test_ctrl_c_in_the_middle_of_an_epoch(method, persistent):
         time.sleep(0.02)
         os.killpg(program.pid, signal.SIGINT)
         _, errors = program.communicate(timeout=20)
-    assert errors.count("Traceback") == 1
+    assert count_tracebacks(errors) == 1
     assert errors.rstrip().endswith("KeyboardInterrupt")
     assert program.returncode == -signal.SIGINT
     assert len(pids) >= (2 if method != "thread" else 0)
@@ -275,7 +283,7 @@ def test_ctrl_c_while_the_fork_server_starts_shows_one_traceback(delay):
         time.sleep(delay)
         os.killpg(program.pid, signal.SIGINT)
         _, errors = program.communicate(timeout=20)
-    assert errors.count("Traceback") == 1, errors
+    assert count_tracebacks(errors) == 1, errors
     assert errors.rstrip().endswith("KeyboardInterrupt")
     assert program.returncode == -signal.SIGINT
 
