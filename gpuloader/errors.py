@@ -27,16 +27,17 @@ a `SampleError` that names the sample.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 # The command that installs an optional part of the package, from where the package itself came.
 
 _NAME = "gpuloader"
-_HERE = Path(__file__).resolve().parents[2]
+_HERE = Path(__file__).resolve().parents[1]
 
 
 def install_command(extra: str = "", *, force: bool = False) -> str:
@@ -88,11 +89,11 @@ def describe_source(here: Path, origin: dict[str, object], folder: Path, extra: 
     'gpuloader[cli] @ file:///tmp/gpuloader-1.0-py3-none-any.whl'
     """
     extra = f"[{extra}]" if extra else ""
-    checkout = here if _is_checkout(here) else _find_folder(origin)
-    if checkout is not None:
-        return f".{extra}" if checkout == folder else f"{checkout}{extra}"
+    with suppress(OSError, UnicodeDecodeError):
+        if f'name = "{_NAME}"' in (here / "pyproject.toml").read_text(encoding="utf-8"):
+            return f".{extra}" if here == folder else f"{here}{extra}"
     url, version_control = origin.get("url"), origin.get("vcs_info")
-    if not isinstance(url, str) or "dir_info" in origin:
+    if not isinstance(url, str):
         return f"{_NAME}{extra}"
     if isinstance(version_control, dict):
         url = f"{version_control.get('vcs')}+{url}@{version_control.get('commit_id')}"
@@ -116,22 +117,11 @@ def read_origin() -> dict[str, object]:
     return {}
 
 
-def _is_checkout(folder: Path) -> bool:
-    with suppress(OSError, UnicodeDecodeError):
-        return f'name = "{_NAME}"' in (folder / "pyproject.toml").read_text(encoding="utf-8")
-    return False
-
-
-def _find_folder(origin: dict[str, object]) -> Path | None:
-    """Return the checkout that a distribution was installed from, if it is still there."""
-    url = origin.get("url")
-    if "dir_info" not in origin or not isinstance(url, str):
-        return None
-    from urllib.parse import urlsplit
-    from urllib.request import url2pathname
-
-    folder = Path(url2pathname(urlsplit(url).path))
-    return folder if _is_checkout(folder) else None
+def _locate(problem: str, where: Mapping[str, object], file: str | None = None) -> str:
+    """Return a problem after what is known of its place."""
+    found = [f"{name} {one!r}" for name, one in where.items() if one is not None]
+    place = ", ".join([file, *found] if file else found)
+    return f"{place}: {problem}" if place else problem
 
 
 class LoaderError(RuntimeError):
@@ -182,15 +172,18 @@ class SampleError(LoaderError, ValueError):
         self.worker = worker
 
     def __str__(self) -> str:
-        where = [
-            f"batch {self.batch}" if self.batch is not None else "",
-            f"sample {self.index}" if self.index is not None else "",
-            f"dataset index {self.dataset_index!r}" if self.dataset_index is not None else "",
-            f"field {self.field!r}" if self.field is not None else "",
-            f"worker {self.worker}" if self.worker is not None else "",
-        ]
-        place = ", ".join(part for part in where if part)
-        return f"{place}: {self.problem}" if place else self.problem
+        where = {"batch": self.batch, "sample": self.index, "dataset index": self.dataset_index}
+        return _locate(self.problem, {**where, "field": self.field, "worker": self.worker})
+
+
+def unlike_first(expected: object, got: object, advice: str = "", **where: Any) -> SampleError:
+    """Return the error for a value that is unlike the one in the batch's first sample.
+
+    >>> print(unlike_first("shape (2,)", "(3,)", "use pad", index=1))
+    sample 1: expected shape (2,) as in the batch's first sample, got (3,); use pad
+    """
+    advice = advice and f"; {advice}"
+    return SampleError(f"expected {expected} as in the batch's first sample, got {got}{advice}", **where)
 
 
 class FeedError(SampleError, AssertionError):
@@ -257,13 +250,8 @@ class DataFileError(LoaderError, ValueError):
         self.column = column
 
     def __str__(self) -> str:
-        where = [
-            self.file or "",
-            f"row group {self.row_group}" if self.row_group is not None else "",
-            f"column {self.column!r}" if self.column is not None else "",
-        ]
-        place = ", ".join(part for part in where if part)
-        return f"{place}: {self.problem}" if place else self.problem
+        where = {"row group": self.row_group, "column": self.column}
+        return _locate(self.problem, where, self.file)
 
 
 class SourceError(LoaderError, OSError):
@@ -345,6 +333,11 @@ class Misuse(LoaderError, AssertionError):
     """
 
 
+def in_a_fork(what: str) -> LoaderError:
+    """Return the error for using what belongs to the parent of this forked process."""
+    return LoaderError(f"{what} cannot be used in this forked process; start a new epoch here")
+
+
 class QueueClosed(LoaderError):
     """The other end of a queue or ring was closed."""
 
@@ -391,12 +384,22 @@ def describe_error(error: BaseException) -> str:
     >>> describe_error(KeyError("label")), describe_error(StopIteration())
     ("KeyError: 'label'", 'StopIteration')
     """
-    name = type(error).__name__
+    # Users know the builtin exceptions that these stand for, but not these.
+    own = (BadValue, BadType, BadTypeOrValue, BadIndex, NoIndices)
+    name = next(one.__name__ for one in type(error).__mro__ if one not in own)
     try:
         text = str(error)
     except Exception:
         text = "the message is unavailable: str() raised"
     return f"{name}: {text}" if text else name
+
+
+def import_package(module: str, what: str, extra: str, package: str = "") -> Any:
+    """Return a module of an optional package; raise `MissingPackage` if `package` is not installed."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise missing_package(what, package or module, extra) from error
 
 
 def missing_package(what: str, package: str, extra: str) -> MissingPackage:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -51,63 +50,55 @@ def read_control_group(root: Path = Path("/")) -> ControlGroup:
     """
     # The path of this process's group for each controller. Version 2 has one group, without a controller.
     paths: dict[str, str] = {}
-    for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
+    for line in read_text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         paths |= dict.fromkeys(controllers.split(","), path)
     mount = root / "sys/fs/cgroup"
     if (mount / "cgroup.controllers").is_file():
         version = 2
-        mounts = [(mount, "", True, True)]
+        folders = {mount: ""}
         limit_name, used_name = "memory.max", "memory.current"
         cached = ("inactive_file", "active_file")
     elif (mount / "memory").is_dir():
         version = 1
-        mounts = [(mount / "memory", "memory", True, False)]
-        # Which of the two exists depends on the distribution.
-        mounts += [(mount / "cpu", "cpu", False, True), (mount / "cpu,cpuacct", "cpu", False, True)]
+        # Which of the folders for processors exists depends on the distribution.
+        folders = {mount / "memory": "memory", mount / "cpu": "cpu", mount / "cpu,cpuacct": "cpu"}
         limit_name, used_name = "memory.limit_in_bytes", "memory.usage_in_bytes"
         cached = ("total_inactive_file", "total_active_file")
     else:
         return ControlGroup()
     limits: list[tuple[int, int]] = []  # of each group, and what is used of it
     quotas: list[float] = []
-    for folder, controller, limits_memory, limits_processors in mounts:
+    for folder, controller in folders.items():
         own = PurePosixPath(paths.get(controller, "/").lstrip("/"))
         for part in (own, *own.parents):  # every parent limits it, too
             group = folder / part
             if ".." in part.parts or not group.is_dir():  # a container may see only the mount
                 continue
-            if limits_memory:
-                limit = (read_text(group / limit_name) or "").strip()
-                used = (read_text(group / used_name) or "").strip()
-                if limit.isdecimal() and int(limit) < _UNLIMITED:
-                    cache = 0
-                    for line in (read_text(group / "memory.stat") or "").splitlines():
-                        name, _, value = line.partition(" ")
-                        cache += int(value) if name in cached else 0
-                    limits.append((int(limit), max(int(used or 0) - cache, 0)))
-            if limits_processors:
-                if version == 2:
-                    quota, _, period = (read_text(group / "cpu.max") or "max").strip().partition(" ")
-                else:
-                    quota = (read_text(group / "cpu.cfs_quota_us") or "").strip()
-                    period = (read_text(group / "cpu.cfs_period_us") or "").strip()
-                if quota.isdecimal() and int(quota) and int(period or 0):  # "max" or -1: no limit
-                    quotas.append(int(quota) / int(period))
+            # A file of another controller is not there, and limits nothing.
+            limit, used = read_text(group / limit_name), read_text(group / used_name)
+            if limit.isdecimal() and int(limit) < _UNLIMITED:
+                cache = 0
+                for line in read_text(group / "memory.stat").splitlines():
+                    name, _, value = line.partition(" ")
+                    cache += int(value) if name in cached else 0
+                limits.append((int(limit), max(int(used or 0) - cache, 0)))
+            quota, _, period = read_text(group / "cpu.max").partition(" ")
+            if version == 1:
+                quota, period = read_text(group / "cpu.cfs_quota_us"), read_text(group / "cpu.cfs_period_us")
+            if quota.isdecimal() and int(quota) and int(period or 0):  # "max" or -1: no limit
+                quotas.append(int(quota) / int(period))
     # The group with the least memory left decides.
-    memory_limit, memory_used = None, 0
-    for most, taken in limits:
-        if memory_limit is None or most - taken < memory_limit - memory_used:
-            memory_limit, memory_used = most, taken
+    memory_limit, memory_used = min(limits, key=lambda one: one[0] - one[1], default=(None, 0))
     return ControlGroup(version, memory_limit, memory_used, min(quotas, default=None))
 
 
-def read_text(file: Path) -> str | None:
-    """Return the text of a kernel file, or None if it is missing or unreadable."""
+def read_text(file: Path) -> str:
+    """Return the text of a kernel file without spaces around it; empty if it is missing or unreadable."""
     try:
-        return file.read_text()
+        return file.read_text().strip()
     except OSError:
-        return None
+        return ""
 
 
 T = TypeVar("T")
@@ -123,7 +114,7 @@ def read_nodes(root: Path = Path("/")) -> dict[int, Cores]:
     {}
     """
     nodes = {
-        int(folder.name.removeprefix("node")): parse_cores(read_text(folder / "cpulist") or "")
+        int(folder.name.removeprefix("node")): parse_cores(read_text(folder / "cpulist"))
         for folder in (root / "sys/devices/system/node").glob("node[0-9]*")
     }
     return {number: nodes[number] for number in sorted(nodes) if nodes[number]}
@@ -147,7 +138,7 @@ def parse_cores(text: str) -> Cores:
 
 def find_node(bus_id: str, root: Path = Path("/")) -> int | None:
     """Return the NUMA node of a device on the PCI bus, such as '0000:3B:00.0'; None if it is unknown."""
-    text = (read_text(root / "sys/bus/pci/devices" / bus_id.lower() / "numa_node") or "").strip()
+    text = read_text(root / "sys/bus/pci/devices" / bus_id.lower() / "numa_node")
     return int(text) if text.isdecimal() else None  # -1: the kernel does not know it
 
 
@@ -192,22 +183,11 @@ def call_near(cores: Cores, function: Callable[[], T]) -> T:
     """
     if not cores:
         return function()
-    returned: list[T] = []
-    raised: list[BaseException] = []
+    from concurrent.futures import ThreadPoolExecutor  # imported late: few machines have several nodes
 
-    def call() -> None:
-        bind(cores)
-        try:
-            returned.append(function())
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=call, name="gpuloader: memory near a GPU", daemon=True)
-    thread.start()
-    thread.join()
-    if raised:
-        raise raised[0]
-    return returned[0]
+    name = "gpuloader: memory near a GPU"
+    with ThreadPoolExecutor(1, name, initializer=bind, initargs=(cores,)) as pool:
+        return pool.submit(function).result()
 
 
 def show_cores(cores: Iterable[int]) -> str:

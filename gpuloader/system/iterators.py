@@ -56,6 +56,13 @@ def may_start_over(items: object) -> bool:
     return isinstance(getattr(type(items), "__iter__", None), FunctionType)
 
 
+def close_iterator(items: object) -> None:
+    """Close an iterator that can be closed, such as a generator."""
+    close = getattr(items, "close", None)
+    if callable(close):
+        close()
+
+
 class Steady(Iterator[Any]):
     """An iterator over the rest of another one, which is not asked for an iterator again.
 

@@ -10,18 +10,21 @@ from typing import Any
 
 
 def import_on_demand(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a ``__getattr__`` for a package; `homes` maps names to modules that define them, or they are.
+    """Return a ``__getattr__`` for a package; `homes` maps modules to the names in each, apart by spaces.
 
-    >>> find = import_on_demand("gpuloader.system", {"check_count": "gpuloader.checks"})
+    The names in the package itself are its modules.
+
+    >>> find = import_on_demand("gpuloader.system", {"gpuloader.checks": "check_count check_word"})
     >>> find("check_count")("capacity", 4)
     4
     """
+    home_of = {name: home for home, names in homes.items() for name in names.split()}
 
     def __getattr__(name: str) -> Any:  # noqa: N807
-        if name not in homes:
+        if name not in home_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        home = import_module(homes[name])
-        found = home if homes[name] == f"{package}.{name}" else getattr(home, name)
+        home = home_of[name]
+        found = import_module(f"{package}.{name}") if home == package else getattr(import_module(home), name)
         setattr(sys.modules[package], name, found)
         return found
 

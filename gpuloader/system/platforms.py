@@ -9,7 +9,6 @@
 | available memory               | ``/proc``, ``/sys``     | unknown: nothing refused  | unknown           |
 | messages with descriptors      | ``SOCK_SEQPACKET``      | ``SOCK_STREAM``           | none: use threads |
 | detecting a process's death    | its descriptor (pidfd)  | a pipe it inherited       | its handle        |
-| forking by default             | yes                     | not on macOS              | no                |
 
 Features are looked up at each call, so that a test can remove them. All functions may be called from
 any thread.
@@ -28,17 +27,18 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from gpuloader.errors import LoaderError
 from gpuloader.system.cores import own_cores, read_control_group, read_text
 
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; missing from the mmap module
 _F_ADD_SEALS = 1033
 _SEAL_AGAINST_RESIZE = 0x0001 | 0x0002 | 0x0004  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
-_SEAL_AGAINST_WRITING = 0x0008
+_SEAL_AGAINST_WRITING = 0x0010, 0x0008  # F_SEAL_FUTURE_WRITE of Linux 5.1, F_SEAL_WRITE
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _PIECE = 1 << 20  # bytes of zeros written at a time
 
@@ -58,12 +58,6 @@ def check_processes() -> None:
 def can_share_memory() -> bool:
     """Return whether processes can share memory by passing its descriptor."""
     return os.name == "posix"
-
-
-def may_fork_unasked() -> bool:
-    """Return whether the package may fork processes although the user did not ask for it."""
-    # On macOS, a forked process must not use the system's own libraries, which include linear algebra.
-    return sys.platform not in ("darwin", "win32") and hasattr(os, "fork")
 
 
 def after_fork(function: Callable[[], object]) -> None:
@@ -109,13 +103,16 @@ def reserve(descriptor: int, nbytes: int) -> None:
 
 
 def seal(descriptor: int, *, writable: bool) -> None:
-    """Seal a memory file against resizing and, unless `writable`, against further writes."""
+    """Seal a memory file against resizing and, unless `writable`, further writes; as far as possible."""
     if has_memory_files():  # else, the only protection is that nobody else has the descriptor
         import fcntl
 
-        fcntl.fcntl(
-            descriptor, _F_ADD_SEALS, _SEAL_AGAINST_RESIZE | (0 if writable else _SEAL_AGAINST_WRITING)
-        )
+        # F_SEAL_WRITE is refused with EBUSY while the kernel holds a page, as when it moves one. Seals only
+        # prevent mistakes, so the file serves without.
+        for against_writing in (0,) if writable else (*_SEAL_AGAINST_WRITING, 0):
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(descriptor, _F_ADD_SEALS, _SEAL_AGAINST_RESIZE | against_writing)
+                return
 
 
 def map_private(nbytes: int) -> mmap.mmap:
@@ -144,10 +141,11 @@ def prefault(mapping: mmap.mmap) -> None:
             mapping.madvise(_MADV_POPULATE_WRITE)
             return
         except OSError as error:
-            if error.errno != errno.EINVAL:  # EINVAL: an older kernel
+            # EINVAL: an older kernel; the others: not at this moment
+            if error.errno not in (errno.EINVAL, errno.EAGAIN, errno.EBUSY, errno.EINTR):
                 raise
-    pages: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8)
-    pages[:: mmap.PAGESIZE] = 0
+    with memoryview(mapping) as pages:  # a fork server imports this before it may import NumPy
+        pages[:: mmap.PAGESIZE] = bytes(-(-len(mapping) // mmap.PAGESIZE))
 
 
 def available_memory(root: Path = Path("/")) -> int | None:
@@ -162,7 +160,7 @@ def available_memory(root: Path = Path("/")) -> int | None:
     known: list[int] = []
     if group.memory_limit is not None:
         known.append(max(group.memory_limit - group.memory_used, 0))
-    for line in (read_text(root / "proc/meminfo") or "").splitlines():
+    for line in read_text(root / "proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             known.append(int(line.split()[1]) * 1024)
     return min(known, default=None)
@@ -189,6 +187,13 @@ def message_pair() -> tuple[socket.socket, socket.socket]:
             if error.errno not in (errno.EPROTONOSUPPORT, errno.EPROTOTYPE, errno.ESOCKTNOSUPPORT):
                 raise
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+def close_quietly(*ends: socket.socket | Connection) -> None:
+    """Close sockets and pipes; their descriptors are gone even if closing is interrupted or fails."""
+    for one in ends:
+        with contextlib.suppress(OSError):
+            one.close()
 
 
 def open_process(pid: int) -> int | None:

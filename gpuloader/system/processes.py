@@ -5,41 +5,74 @@ Imported late, because it imports `multiprocessing`.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
-import io
+import gc
 import multiprocessing
 import os
 import pickle
-import select
 import signal
 import socket
 import sys
 import threading
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from errno import EAGAIN, ENOMEM
 from functools import partial
-from multiprocessing import context, reduction, resource_tracker, spawn
-from multiprocessing.connection import wait
+from multiprocessing import context, resource_tracker
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 from gpuloader.errors import LoaderError, describe_error
 from gpuloader.system.finalizers import Living, closing_once, once
-from gpuloader.system.platforms import after_fork, kill_process, open_process
-from gpuloader.system.threads import at_last, blocked_interrupts, do_unless_exiting, start_thread
+from gpuloader.system.platforms import after_fork, close_quietly, kill_process, open_process
+from gpuloader.system.threads import at_exit, at_last, blocked_interrupts, do_unless_exiting, end_if_exiting
 
 # Starting.
 
+
+def default_method() -> str:
+    """Return how `multiprocessing` starts processes: as the program has set, or as Python does here.
+
+    >>> default_method() in multiprocessing.get_all_start_methods()
+    True
+    """
+    # Not `get_start_method()`, after which the program could no longer set it.
+    return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+
+
 _starting = threading.Lock()
+_LONGEST_START = 5.0  # seconds
 
 
 def starting() -> threading.Lock:
-    """Return the lock to hold while starting a process, so that only one starts at a time."""
+    """Return the lock to hold while starting a process, so that only one starts at a time.
+
+    Raises
+    ------
+    LoaderError
+        The working directory was deleted, in which no process can start.
+    """
+    try:
+        Path.cwd()  # `multiprocessing` asks for it
+    except OSError as error:
+        raise LoaderError(
+            f"no process can start, because this program's working directory was deleted ({error}); change "
+            "to another one with os.chdir"
+        ) from error
     # If another thread forked a child at the same time, that child would inherit this child's end of the pipe
-    # and hide its death. Also, `start_child` changes the `warnings` filters, which all threads share.
+    # and hide its death.
     return _starting
+
+
+def _wait_for_start() -> None:
+    """Wait until no process is half started."""
+    # One that is spawned prints a traceback if its parent goes before it has sent what to run.
+    if _starting.acquire(timeout=_LONGEST_START):
+        _starting.release()
 
 
 def _begin_as_child() -> None:
@@ -49,6 +82,7 @@ def _begin_as_child() -> None:
 
 
 after_fork(_begin_as_child)
+at_exit(_wait_for_start)
 
 
 class OwnedSpawn(context.SpawnProcess):
@@ -74,6 +108,21 @@ class OwnedSpawn(context.SpawnProcess):
     def daemon(self, value: bool) -> None:
         BaseProcess.daemon.fset(self, value)  # type: ignore[attr-defined]
 
+    @staticmethod
+    def _Popen(process: Any) -> Any:  # noqa: N802 - multiprocessing's name
+        if os.name != "posix":
+            return context.SpawnProcess._Popen(process)
+        from multiprocessing.popen_spawn_posix import Popen
+
+        class Launch(Popen):
+            def _launch(self, process_obj: Any) -> None:
+                # Since Python 3.14, this is raised for a process that has died before it read what to run,
+                # which would then never be reaped. Its handle tells of the death, and its exit code.
+                with contextlib.suppress(BrokenPipeError):
+                    super()._launch(process_obj)  # type: ignore[misc]
+
+        return Launch(process)
+
     def join(self, timeout: float | None = None) -> None:
         """Wait for the process, unless it belongs to the parent of this one."""
         if os.getpid() == self._owner:
@@ -91,6 +140,7 @@ def start_child(method: str, name: str, target: Callable[..., object], *argument
     OSError
         The system starts no more processes.
     """
+    end_if_exiting()
     if method == "fork":
         return fork_child(name, target, *arguments)
     if os.name == "posix":
@@ -108,88 +158,52 @@ def start_child(method: str, name: str, target: Callable[..., object], *argument
 
 
 # Forking. If the system refuses to fork, multiprocessing leaves open the pipes that it has made for the new
-# process. So we fork, here and in the fork server, and the child then takes the documented entry of spawned
-# processes, `spawn.spawn_main`. That sets up what the user's code may ask `multiprocessing` for.
-
-_task: tuple[Callable[..., object], tuple[object, ...]]  # what a process that is being forked will run
+# process. So we fork, and the child then does what a forked `multiprocessing.Process` does.
 
 
 def fork_child(name: str, target: Callable[..., object], *arguments: object) -> ForkedChild:
     """Fork a process that runs a function, as `start_child` does."""
-    global _task
-    with without_main():  # which the child has already
-        started = pickle_process(name, _run_task)
-    # A tracker of the child's own would remove shared memory that it only attaches to.
-    tracker = resource_tracker.getfd() if "multiprocessing.shared_memory" in sys.modules else None
+    process: Any = multiprocessing.Process(target=target, args=arguments, name=name, daemon=True)
     flush_output()  # or the child would print it again
     child: ForkedChild | None = None
     ours, theirs = process_link()
     try:
-        with blocked_interrupts(), warnings.catch_warnings():
-            # Python warns about forking a multi-threaded process, because the child may need a lock that
-            # another thread holds. The children here run only their own target and take no lock of the
-            # parent's.
-            warnings.simplefilter("ignore", DeprecationWarning)
+        with blocked_interrupts():
+            # Not under `catch_warnings`, after which Python shows again each warning that it has shown once.
             pid = os.fork()
             if not pid:
-                ours.close()
-                _task = target, arguments
-                sys.argv = [sys.argv[0], "--multiprocessing-fork"]  # which `spawn_main` looks for
-                run_pickled(theirs.detach(), tracker)
-            with contextlib.suppress(ConnectionError):  # it has died, as its sentinel will tell
-                ours.sendall(started)
+                _run(process, ours, theirs)
             child = ForkedChild(pid, ours.detach(), open_process(pid))
     except BaseException:
-        ours.close()
+        close_quietly(ours)
         if child is not None:  # a Ctrl-C that came meanwhile
-            child.kill()
-            child.release(is_ours=True)
+            child.end()
         raise
     finally:
-        theirs.close()
+        close_quietly(theirs)
     return child
 
 
-def _run_task() -> None:
-    target, arguments = _task
-    target(*arguments)
+def _run(process: Any, ours: socket.socket, theirs: socket.socket) -> NoReturn:
+    """Run a process object in this newly forked process, and exit."""
+    code = 1
+    try:
+        # A collection would copy the page of every object that this process has inherited, and run the
+        # finalizers of the parent's garbage here.
+        gc.freeze()
+        close_quietly(ours)
+        code = process._bootstrap(parent_sentinel=theirs.fileno())
+    finally:
+        os._exit(code)
 
 
 def process_link() -> tuple[socket.socket, socket.socket]:
-    """Return the two ends of the link over which a new process gets its process object."""
+    """Return two ends of a link to a new process; each end tells when the other is closed."""
     # A socket pair without a name: nobody else on the machine can connect, and a crash leaves nothing.
     link = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     for end in link:
         end.setblocking(True)  # whatever default timeout the program has set
     return link
-
-
-def pickle_process(name: str, target: Callable[..., object], *arguments: object) -> bytes:
-    """Return what `run_pickled` reads: the preparation of the interpreter, and the process object."""
-    process = multiprocessing.Process(target=target, args=arguments, name=name, daemon=True)
-    written = io.BytesIO()
-    context.set_spawning_popen(cast("Any", process))  # else the authentication key refuses to be pickled
-    try:
-        reduction.dump(spawn.get_preparation_data(name), written)
-        reduction.dump(process, written)
-    finally:
-        context.set_spawning_popen(None)
-    return written.getvalue()
-
-
-def run_pickled(link: int, tracker: int | None) -> NoReturn:
-    """Run the process object that comes over a link in this newly forked process, and exit."""
-    code = 1
-    try:
-        spawn.spawn_main(link, tracker_fd=tracker)
-    except EOFError:  # the parent has died before it sent the process object
-        pass
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        os._exit(code)
 
 
 @contextmanager
@@ -220,12 +234,18 @@ def flush_output() -> None:
 # keep open. A process descriptor becomes ready when the child dies, whoever has inherited what.
 
 
+# Seconds that a process has to end after SIGKILL. One that hangs in the kernel, as on a dead file server,
+# ends when that answers, and is reaped when this process has ended.
+_LONGEST_DEATH = 10.0
+
+
 class ChildHandle:
     """What a process holds of one of its children; `sentinel` becomes ready when the child dies."""
 
     def __init__(self, pid: int, sentinel: int, *descriptors: int) -> None:
         self.pid = pid
         self.sentinel = sentinel
+        self._owner = os.getpid()
         # Noted and closed in one call of C code: between two, a Ctrl-C would make a later call close the
         # descriptors again, which may belong to others by then.
         self._closed: list[bool] = []
@@ -249,6 +269,14 @@ class ChildHandle:
     def _kill_by_id(self) -> None:
         raise NotImplementedError
 
+    def end(self) -> None:
+        """Kill the process and close the handle, or only that in a process forked from the parent."""
+        if not self.released:  # else a Ctrl-C had cut an earlier call short
+            is_ours = os.getpid() == self._owner
+            if is_ours:
+                self.kill()
+            self.release(is_ours=is_ours)
+
     def release(self, *, is_ours: bool) -> None:
         """Close the handle, after waiting for the process if it `is_ours` and not that of a forked parent."""
         if is_ours:
@@ -256,6 +284,14 @@ class ChildHandle:
         self._close()
 
     def _join(self) -> None:
+        """Wait until the process has gone, but not without a limit."""
+        deadline = monotonic() + _LONGEST_DEATH
+        while not self._is_gone() and monotonic() < deadline:
+            # Briefly, because a pipe stays open in what the process has started.
+            if wait_for(self.sentinel, PAUSE) and not self._is_gone():
+                sleep(1e-3)  # it has only closed its end
+
+    def _is_gone(self) -> bool:
         raise NotImplementedError
 
 
@@ -265,9 +301,7 @@ _children: Living[ChildHandle] = Living()
 def _end_children() -> None:
     # Those that the program has left open. One that hangs in C code would not notice the end of its parent.
     for child in _children:
-        if not child.released:
-            child.kill()
-            child.release(is_ours=True)
+        child.end()
 
 
 at_last(_end_children)
@@ -292,15 +326,14 @@ class ForkedChild(ChildHandle):
         if not self._has_ended:
             wait_for(self.sentinel, seconds)
         # The process may only have closed its link, so this must not wait without a limit.
-        while not self._reap(os.WNOHANG) and monotonic() < deadline:
+        while not self._is_gone() and monotonic() < deadline:
             sleep(1e-3)
         return self._code
 
-    def _reap(self, options: int) -> bool:
-        """Ask the system for the exit code; return whether the process has ended."""
+    def _is_gone(self) -> bool:
         if not self._has_ended:
             try:
-                pid, status = os.waitpid(self.pid, options)
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
             except ChildProcessError:  # the user's program waits for all children
                 self._has_ended = True
             else:
@@ -309,11 +342,8 @@ class ForkedChild(ChildHandle):
         return self._has_ended
 
     def _kill_by_id(self) -> None:
-        if not self._reap(os.WNOHANG):  # until then, the id cannot belong to another process
+        if not self._is_gone():  # until then, the id cannot belong to another process
             os.kill(self.pid, signal.SIGKILL)
-
-    def _join(self) -> None:
-        self._reap(0)
 
 
 class SpawnedChild(ChildHandle):
@@ -332,7 +362,7 @@ class SpawnedChild(ChildHandle):
         # Not `join`: it waits for a pipe, and then without a limit for the process, which may only have
         # closed that pipe.
         deadline = monotonic() + seconds
-        wait([self.sentinel], seconds)
+        wait_for(self.sentinel, seconds)
         code: int | None = self._process.exitcode
         while code is None and monotonic() < deadline:
             sleep(1e-3)  # the pipe closes a moment before the process has ended
@@ -343,25 +373,38 @@ class SpawnedChild(ChildHandle):
         if self._process.is_alive():
             self._process.kill()
 
+    def _is_gone(self) -> bool:
+        return self._process.exitcode is not None
+
     def _join(self) -> None:
-        self._process.join()
+        super()._join()
         # A thread that is starting another process may have reaped this one and not yet recorded that. At
         # exit, multiprocessing joins all processes that it knows, and fails if one is closed then.
         with contextlib.suppress(ValueError):
             do_unless_exiting(self._process.close)
 
 
+_PATIENCE = 1.0  # seconds in which the system may refuse to wait
+PAUSE = 0.01  # seconds until it is asked again
+
+
 def wait_for(descriptor: int, seconds: float | None) -> bool:
     """Wait until a descriptor is ready, at most `seconds` long (None: no limit); return whether it is."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
+    return bool(wait_for_any([descriptor], seconds))
+
+
+def wait_for_any(ends: Sequence[int | Connection], seconds: float | None) -> list[Any]:
+    """Return which descriptors and pipes are ready, waiting as `wait_for` does until one is."""
     deadline = None if seconds is None else monotonic() + max(seconds, 0)
-    while True:  # a wait of less than a millisecond is rounded down to none
-        left = None if deadline is None else max(deadline - monotonic(), 0) * 1000
-        if poll.poll(left):
-            return True
-        if deadline is not None and monotonic() >= deadline:
-            return False
+    while True:
+        try:
+            return wait(ends, None if deadline is None else max(deadline - monotonic(), 0))
+        except OSError as error:  # there is too little memory at this moment
+            if error.errno not in (EAGAIN, ENOMEM):
+                raise
+            if deadline is not None and monotonic() > deadline + _PATIENCE:
+                return []
+            sleep(PAUSE)
 
 
 def describe_death(code: int | None) -> tuple[str, int | None]:
@@ -423,10 +466,22 @@ def die_with_parent() -> None:
     sentinel = int(parent.sentinel) if descriptor is None else descriptor
 
     def watch() -> None:
-        wait([sentinel])
+        wait_for(sentinel, None)
         os._exit(1)  # at once: the other threads may hang in the user's code
 
-    start_thread("gpuloader-watch-parent", watch)
+    # Not a `threading.Thread`, which waits without limit for a thread that had too little memory to begin.
+    _thread.start_new_thread(watch, ())
+
+
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+def restrain() -> None:
+    """Hide all GPUs from libraries that this process imports later, and limit them to one thread each."""
+    # The variables count when a library is loaded. A forked worker could not use its parent's GPU anyway.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    for name in _THREADS:
+        os.environ.setdefault(name, "1")
 
 
 def portable(error: BaseException) -> BaseException:

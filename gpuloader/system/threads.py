@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from gpuloader.errors import LoaderError, Misuse
+from gpuloader.errors import LoaderError
 
 # Ctrl-C at moments when it would cut a message or a start in two, and in processes that are not meant.
 
@@ -149,15 +149,6 @@ class _ThisThread(threading.local):
 this_thread = _ThisThread()
 
 
-def check_not_reading(owner: object) -> None:
-    """Raise `Misuse` if the calling thread reads for this loader, of which it wants to begin an epoch."""
-    if this_thread.reads_for is owner:
-        raise Misuse(
-            "the reader or dataset of a loader began an epoch of the same loader, which would read itself "
-            "without end; make another loader for the data that it reads"
-        )
-
-
 class StartedThread:
     """A thread of this package, which does not belong to the garbage when its holder does."""
 
@@ -199,7 +190,9 @@ def start_thread(name: str, target: Callable[..., object], *arguments: object) -
 
     thread = threading.Thread(target=run, name=name, daemon=True)
     try:
-        thread.start()
+        # A Ctrl-C within `start` may become a RuntimeError about a lock.
+        with deferred_interrupt():
+            thread.start()
     except RuntimeError as error:
         raise LoaderError(
             f"the thread {name} could not be started ({error}), and {threading.active_count()} are running; "

@@ -5,7 +5,6 @@ import threading
 
 import pytest
 
-from gpuloader.system import cores as numa
 from gpuloader.system.cores import (
     ControlGroup,
     bind,
@@ -22,20 +21,10 @@ from gpuloader.system.cores import (
 UNLIMITED = 9223372036854771712
 
 
-def write(root, files):
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{text}\n")
-
-
-def test_without_control_groups_nothing_is_limited(tmp_path):
-    assert read_control_group(tmp_path) == ControlGroup()
-
-
-def test_the_second_version_in_a_container(tmp_path):
-    write(
-        tmp_path,
+GROUPS = {
+    "no control groups": (ControlGroup(), {}),
+    "version 2 in a container": (
+        ControlGroup(2, 1000, 450, 1.5),
         {
             "proc/self/cgroup": "0::/",
             "sys/fs/cgroup/cgroup.controllers": "cpu memory",
@@ -44,13 +33,9 @@ def test_the_second_version_in_a_container(tmp_path):
             "sys/fs/cgroup/memory.stat": "anon 400\ninactive_file 200\nactive_file 50\nfile_mapped 9",
             "sys/fs/cgroup/cpu.max": "150000 100000",
         },
-    )
-    assert read_control_group(tmp_path) == ControlGroup(2, 1000, 450, 1.5)
-
-
-def test_the_tightest_of_the_groups_above_counts(tmp_path):
-    write(
-        tmp_path,
+    ),
+    "the tightest of the groups above counts": (
+        ControlGroup(2, 5000, 4900, 4.0),
         {
             "proc/self/cgroup": "0::/slice/job",
             "sys/fs/cgroup/cgroup.controllers": "cpu memory",
@@ -61,13 +46,9 @@ def test_the_tightest_of_the_groups_above_counts(tmp_path):
             "sys/fs/cgroup/slice/job/memory.current": 100,
             "sys/fs/cgroup/slice/job/cpu.max": "max 100000",
         },
-    )
-    assert read_control_group(tmp_path) == ControlGroup(2, 5000, 4900, 4.0)
-
-
-def test_the_second_version_without_limits(tmp_path):
-    write(
-        tmp_path,
+    ),
+    "version 2 without limits": (
+        ControlGroup(2),
         {
             "proc/self/cgroup": "0::/job",
             "sys/fs/cgroup/cgroup.controllers": "cpu memory",
@@ -75,31 +56,31 @@ def test_the_second_version_without_limits(tmp_path):
             "sys/fs/cgroup/job/memory.current": 10,
             "sys/fs/cgroup/job/cpu.max": "max 100000",
         },
-    )
-    assert read_control_group(tmp_path) == ControlGroup(2)
-
-
-def test_the_first_version(tmp_path):
-    memory = "sys/fs/cgroup/memory/docker/job"
-    write(
-        tmp_path,
+    ),
+    "a path that leads out of the mount is not followed": (
+        ControlGroup(2),
+        {
+            "proc/self/cgroup": "0::/../beside",
+            "sys/fs/cgroup/cgroup.controllers": "memory",
+            "sys/fs/beside/memory.max": 1,
+            "sys/fs/beside/memory.current": 1,
+        },
+    ),
+    "version 1": (
+        ControlGroup(1, 8000, 5500, 2.5),
         {
             "proc/self/cgroup": "4:memory:/docker/job\n1:cpu,cpuacct:/docker/job\n0::/",
             "sys/fs/cgroup/memory/memory.limit_in_bytes": UNLIMITED,
             "sys/fs/cgroup/memory/memory.usage_in_bytes": 10**9,
-            f"{memory}/memory.limit_in_bytes": 8000,
-            f"{memory}/memory.usage_in_bytes": 7000,
-            f"{memory}/memory.stat": "cache 9\ntotal_inactive_file 1000\ntotal_active_file 500",
+            "sys/fs/cgroup/memory/docker/job/memory.limit_in_bytes": 8000,
+            "sys/fs/cgroup/memory/docker/job/memory.usage_in_bytes": 7000,
+            "sys/fs/cgroup/memory/docker/job/memory.stat": "total_inactive_file 1000\ntotal_active_file 500",
             "sys/fs/cgroup/cpu,cpuacct/docker/job/cpu.cfs_quota_us": 250000,
             "sys/fs/cgroup/cpu,cpuacct/docker/job/cpu.cfs_period_us": 100000,
         },
-    )
-    assert read_control_group(tmp_path) == ControlGroup(1, 8000, 5500, 2.5)
-
-
-def test_the_first_version_in_a_container_that_sees_only_its_own_group(tmp_path):
-    write(
-        tmp_path,
+    ),
+    "version 1 in a container that sees only its own group": (
+        ControlGroup(1, 4096, 1024),
         {
             "proc/self/cgroup": "4:memory:/docker/somewhere/else\n1:cpu:/docker/somewhere/else",
             "sys/fs/cgroup/memory/memory.limit_in_bytes": 4096,
@@ -107,33 +88,26 @@ def test_the_first_version_in_a_container_that_sees_only_its_own_group(tmp_path)
             "sys/fs/cgroup/cpu/cpu.cfs_quota_us": -1,
             "sys/fs/cgroup/cpu/cpu.cfs_period_us": 100000,
         },
-    )
-    assert read_control_group(tmp_path) == ControlGroup(1, 4096, 1024)
-
-
-def test_the_first_version_without_limits(tmp_path):
-    write(
-        tmp_path,
+    ),
+    "version 1 without limits": (
+        ControlGroup(1),
         {
             "proc/self/cgroup": "4:memory:/",
             "sys/fs/cgroup/memory/memory.limit_in_bytes": UNLIMITED,
             "sys/fs/cgroup/memory/memory.usage_in_bytes": 1024,
         },
-    )
-    assert read_control_group(tmp_path) == ControlGroup(1)
+    ),
+}
 
 
-def test_a_path_that_leads_out_of_the_mount_is_not_followed(tmp_path):
-    write(
-        tmp_path,
-        {
-            "proc/self/cgroup": "0::/../beside",
-            "sys/fs/cgroup/cgroup.controllers": "memory",
-            "sys/fs/beside/memory.max": 1,
-            "sys/fs/beside/memory.current": 1,
-        },
-    )
-    assert read_control_group(tmp_path) == ControlGroup(2)
+@pytest.mark.parametrize("case", GROUPS)
+def test_limits_of_control_groups(tmp_path, case):
+    expected, files = GROUPS[case]
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    assert read_control_group(tmp_path) == expected
 
 
 # NUMA nodes of machines that are made of files: which cores are near a GPU, and what is bound to them.
@@ -167,10 +141,6 @@ def test_nodes_and_devices_are_found(tmp_path):
     assert find_node("0000:00:00.0", tmp_path) is None
 
 
-def test_cores_near_a_gpu(tmp_path):
-    assert near(make_machine(tmp_path)) == {4, 5, 6, 7}
-
-
 def test_only_cores_of_this_process_count(tmp_path):
     """The user's affinity, and the cpuset of a container, which shows up there."""
     make_machine(tmp_path)
@@ -186,20 +156,17 @@ def test_a_machine_where_no_cores_are_nearer(tmp_path, nodes, node):
     assert near(make_machine(tmp_path, nodes, [(BUS, node)])) == set()
 
 
-def test_a_machine_without_such_files(tmp_path):
-    assert near(tmp_path) == set()
+def test_cores_near_the_gpus_that_are_used(tmp_path):
+    buses = [f"0000:{number}0:00.0" for number in range(3)]
+    assert near(tmp_path) == set()  # without the files of a machine
+    make_machine(tmp_path, gpus=zip(buses, (1, 1, 0), strict=True))
+    assert near(tmp_path, buses[0]) == near(tmp_path, *buses[:2]) == {4, 5, 6, 7}
+    assert near(tmp_path, *buses) == set()
 
 
 def test_a_machine_with_one_node_is_not_asked_for_its_devices(tmp_path):
     make_machine(tmp_path, nodes=("0-7",))
     assert find_cores_near(lambda: pytest.fail("asked"), tmp_path) == frozenset()
-
-
-def test_several_gpus(tmp_path):
-    buses = [f"0000:{number}0:00.0" for number in range(3)]
-    make_machine(tmp_path, gpus=zip(buses, (1, 1, 0), strict=True))
-    assert near(tmp_path, *buses[:2]) == {4, 5, 6, 7}
-    assert near(tmp_path, *buses) == set()
 
 
 @pytest.mark.parametrize("cores", [[], [5], [0, 1, 2], [0, 2, 3, 9, 10, 12]])
@@ -237,5 +204,5 @@ class TestBinding:
 
 
 def test_no_thread_starts_without_need(monkeypatch):
-    monkeypatch.setattr(numa.threading, "Thread", lambda **_: pytest.fail("started"))
+    monkeypatch.setattr(threading, "Thread", lambda **_: pytest.fail("started"))
     assert call_near(frozenset(), lambda: 3) == 3

@@ -29,7 +29,7 @@ from gpuloader.system.finalizers import (
     once,
     when_dropped,
 )
-from tests.fakes import no_other_collection, wait_until
+from tests.fakes import no_other_collection, run_threads, wait_until
 
 
 class Thing:
@@ -67,14 +67,6 @@ def make_valued():
     return things, thing
 
 
-def in_a_cycle(make):
-    def made():
-        cycle = [make()]
-        cycle.append(cycle)
-
-    return made
-
-
 SILENT = {
     "an arena": lambda: Arena(4096, shared=True),
     "a packed list": lambda: PackedList(["a", "b"]),
@@ -86,24 +78,25 @@ SILENT = {
 """What ends without Python code."""
 
 
-@pytest.mark.parametrize("make", SILENT.values(), ids=SILENT)
-def test_an_interrupt_stays_pending_while_an_object_is_freed(make, monkeypatch):
+@pytest.fixture
+def printed(monkeypatch):
+    """What Python would print about exceptions that it cannot raise."""
     printed = []
     monkeypatch.setattr(sys, "unraisablehook", printed.append)
+    return printed
+
+
+@pytest.mark.parametrize("make", SILENT.values(), ids=SILENT)
+def test_an_interrupt_stays_pending_while_an_object_is_freed(make, printed):
     kept = deque([make()])
     descriptors = len(os.listdir("/proc/self/fd"))
     with pytest.raises(KeyboardInterrupt):
         list(map(operator.call, [_thread.interrupt_main, kept.clear]))
-    assert not printed
     assert len(os.listdir("/proc/self/fd")) <= descriptors
-
-
-@pytest.mark.parametrize("make", SILENT.values(), ids=SILENT)
-def test_an_interrupt_stays_pending_while_a_cycle_is_collected(make, monkeypatch):
-    printed = []
-    monkeypatch.setattr(sys, "unraisablehook", printed.append)
     with no_other_collection():
-        in_a_cycle(make)()
+        cycle = [make()]
+        cycle.append(cycle)
+        del cycle
         with pytest.raises(KeyboardInterrupt):
             list(map(operator.call, [_thread.interrupt_main, gc.collect]))
     assert not printed
@@ -148,9 +141,7 @@ DELIVERING = {
 
 
 @pytest.mark.parametrize("make", DELIVERING.values(), ids=DELIVERING)
-def test_an_interrupt_is_delivered_again_where_an_end_needs_python_code(make, monkeypatch):
-    printed = []
-    monkeypatch.setattr(sys, "unraisablehook", printed.append)
+def test_an_interrupt_is_delivered_again_where_an_end_needs_python_code(make, printed):
     made, has_ended = make()
     kept = deque([made])
     del made
@@ -162,34 +153,20 @@ def test_an_interrupt_is_delivered_again_where_an_end_needs_python_code(make, mo
 
 
 class TestAFinalizer:
-    def test_calls_its_function_when_it_is_dropped(self):
-        called = []
-        finalizer = Finalizer(lambda: called.append(1))
-        assert finalizer.alive
-        del finalizer
-        assert called == [1]
-
-    def test_calls_it_once_when_it_is_called(self):
+    @pytest.mark.parametrize(("end", "times"), [(None, 1), ("__call__", 1), ("end", 0)])
+    def test_calls_its_function_once_unless_it_was_ended(self, end, times):
         called = []
         finalizer = Finalizer()
         assert not finalizer.alive
         finalizer.watch(lambda: called.append(1))
-        finalizer()
-        finalizer()
-        assert not finalizer.alive
+        assert finalizer.alive
+        for _ in range(2 if end else 0):
+            getattr(finalizer, end)()
+            assert not finalizer.alive
         del finalizer
-        assert called == [1]
+        assert called == [1] * times
 
-    def test_that_has_been_ended_calls_nothing(self):
-        called = []
-        finalizer = Finalizer(lambda: called.append(1))
-        finalizer.end()
-        del finalizer
-        assert not called
-
-    def test_is_silent_about_errors_only_when_it_is_dropped(self, monkeypatch):
-        printed = []
-        monkeypatch.setattr(sys, "unraisablehook", printed.append)
+    def test_is_silent_about_errors_only_when_it_is_dropped(self, printed):
         finalizer = Finalizer(lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             finalizer()
@@ -242,12 +219,7 @@ class TestAFinalizer:
 
 def test_once_means_once_from_any_thread():
     called = []
-    function = once(partial(called.append, 1), partial(called.append, 2))
-    threads = [threading.Thread(target=function) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(once(partial(called.append, 1), partial(called.append, 2)), 8)
     assert called == [1, 2]
 
 
@@ -265,10 +237,7 @@ def test_a_descriptor_is_closed_once_and_errors_are_ignored():
     closing_once(ours)()
 
 
-def test_an_object_that_was_never_complete_ends_silently(monkeypatch):
-    printed = []
-    monkeypatch.setattr(sys, "unraisablehook", printed.append)
-
+def test_an_object_that_was_never_complete_ends_silently(printed):
     class Part:
         __del__ = calling("_release")
 
@@ -314,13 +283,3 @@ def test_things_may_go_while_others_are_looked_at():
     assert seen == 3
     del _
     assert not list(things)
-
-
-def test_no_python_code_runs_when_a_thing_goes():
-    """A Ctrl-C there would be lost."""
-    things, thing, called = Living(), Thing(), []
-    things.add(thing)
-    sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
-    del thing
-    sys.setprofile(None)
-    assert not called

@@ -11,7 +11,7 @@ from gpuloader.errors import describe_source, install_command, missing_package
 
 ROOT = Path(__file__).parents[2]
 in_checkout = pytest.mark.skipif(
-    Path(installing.__file__).parents[2] != ROOT, reason="the package is not that of the checkout"
+    Path(installing.__file__).parents[1] != ROOT, reason="the package is not that of the checkout"
 )
 SITE = Path("/usr/lib/python3/site-packages")
 
@@ -30,21 +30,12 @@ def test_outside_of_the_checkout_it_is_its_path(monkeypatch, tmp_path):
     assert install_command("cli") == f"pip install '{ROOT}[cli]'"
 
 
-def test_an_installation_from_a_folder_leads_back_to_it(tmp_path):
-    folder = tmp_path / "my checkout"
-    folder.mkdir()
-    origin = {"url": folder.as_uri(), "dir_info": {}}
-    assert describe_source(SITE, origin, tmp_path, "cli") == "gpuloader[cli]"
-    (folder / "pyproject.toml").write_text('[project]\nname = "gpuloader"\n')
-    assert describe_source(SITE, origin, tmp_path, "cli") == f"{folder}[cli]"
-    assert describe_source(SITE, origin, folder, "cli") == ".[cli]"
-
-
 @pytest.mark.parametrize(
     ("origin", "requirement"),
     [
         ({}, "gpuloader[cli]"),
         ({"url": 3}, "gpuloader[cli]"),
+        ({"url": "file:///my%20checkout", "dir_info": {}}, "gpuloader[cli] @ file:///my%20checkout"),
         (
             {"url": "https://host/gpuloader.git", "vcs_info": {"vcs": "git", "commit_id": "0a1b"}},
             "gpuloader[cli] @ git+https://host/gpuloader.git@0a1b",

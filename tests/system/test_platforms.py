@@ -4,6 +4,7 @@ The tests imitate other systems by removing the features they lack: from this pr
 every Python process of a program in tests of whole loaders.
 """
 
+import errno
 import os
 import signal
 import socket
@@ -23,7 +24,6 @@ from gpuloader.system.platforms import (
     available_memory,
     check_processes,
     map_private,
-    may_fork_unasked,
     message_pair,
     open_memory_file,
     open_process,
@@ -55,14 +55,11 @@ class Locked(Squares):
 def test_a_control_groups_limit_counts_but_not_its_page_cache(tmp_path):
     limit_memory(tmp_path, "1000", 700, cached=300)
     assert available_memory(tmp_path) == 600
+    limit_memory(tmp_path, "1000", 1200)
+    assert available_memory(tmp_path) == 0
     limit_memory(tmp_path, "max", 700, cached=300)
     assert available_memory(tmp_path) is None
     assert available_memory(tmp_path / "absent") is None
-
-
-def test_a_control_group_beyond_its_limit_has_nothing_left(tmp_path):
-    limit_memory(tmp_path, "1000", 1200)
-    assert available_memory(tmp_path) == 0
 
 
 @pytest.mark.parametrize(
@@ -124,6 +121,33 @@ def test_memory_is_reserved_by_writing_zeros_and_what_is_there_stays(monkeypatch
         os.close(descriptor)
 
 
+@pytest.mark.skipif(not hasattr(os, "splice"), reason="nothing holds a page of a memory file")
+def test_a_memory_file_is_sealed_while_the_kernel_holds_one_of_its_pages():
+    descriptor = open_memory_file("test")
+    reading, writing = os.pipe()
+    try:
+        os.write(descriptor, bytes(4096))
+        os.splice(descriptor, writing, 4096, offset_src=0)  # the pipe now holds the page itself
+        seal(descriptor, writable=False)
+        for change in (lambda: os.pwrite(descriptor, b"d", 0), lambda: os.ftruncate(descriptor, 0)):
+            with pytest.raises(PermissionError):
+                change()
+    finally:
+        for one in (descriptor, reading, writing):
+            os.close(one)
+
+
+def test_a_kernel_that_refuses_every_seal_stops_no_workers(monkeypatch):
+    import fcntl
+
+    def refuse(*_):
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    loader = DataLoader(Squares(), places="cpu", batch_size=4, num_workers=1, start_method="spawn")
+    assert [batch.tolist() for batch in loader][-1] == [64, 81, 100, 121]
+
+
 def test_without_process_descriptors_a_pipe_tells_of_a_death(monkeypatch):
     process = types.SimpleNamespace(pid=os.getpid(), sentinel=-7)
     child = SpawnedChild(process)
@@ -179,11 +203,8 @@ def test_a_system_without_processes_for_us_says_so_at_once(monkeypatch):
         assert len(list(DataLoader(Squares(), batch_size=4, **options))) == 3
 
 
-def test_nothing_is_forked_unasked_where_that_is_not_safe(monkeypatch):
-    assert may_fork_unasked()
-    assert len(list(DataLoader(Locked(), batch_size=4, num_workers=1))) == 3
-    monkeypatch.setattr(platforms, "may_fork_unasked", lambda: False)
-    monkeypatch.setattr("gpuloader.fetch.processes.workers.may_fork_unasked", lambda: False)
+def test_nothing_is_forked_unasked_where_python_does_not_fork(monkeypatch):
+    monkeypatch.setattr("gpuloader.fetch.processes.workers.default_method", lambda: "spawn")
     with pytest.raises(LoaderError, match=r"lock cannot be pickled.*start_method='fork'"):
         list(DataLoader(Locked(), batch_size=4, num_workers=1))
     assert len(list(DataLoader(Locked(), batch_size=4, num_workers=1, start_method="fork"))) == 3
