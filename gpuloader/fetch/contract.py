@@ -8,11 +8,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gpuloader.batches.items import ItemState, Reading
+from gpuloader.batches.items import BatchSpec, ItemState
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.errors import LoaderError, QueueClosed, SampleError, WorkerTimeout, describe_error
 from gpuloader.fields.spec import Indices
 from gpuloader.order.dividing import RankInfo
+from gpuloader.order.randomness import mixed_seed
 from gpuloader.system.cores import Cores
 from gpuloader.system.platforms import usable_cores
 from gpuloader.watch.autotuner import BUDGET
@@ -33,11 +34,6 @@ class Fetch(Protocol):
 
 # The user's options for workers, checked before any worker starts.
 
-# How worker processes start if nobody has chosen.
-#
-# The fork server has loaded NumPy and this package, and has no threads or locks of the user's program.
-DEFAULT_METHOD = "forkserver"
-
 # Seconds that closing waits for the user's code to return before it leaves a thread to end by itself.
 CLOSING_TIME = 1.0
 
@@ -55,7 +51,7 @@ class WorkerOptions:
     timeout: float = 0.0  # seconds to wait for a batch; 0 means no limit
     init: Callable[[int], object] | None = None  # called with the worker's number before its first sample
     persistent: bool = False  # keep processes from one epoch to the next
-    start_method: str | None = None  # None chooses by the dataset
+    start_method: str | None = None  # None: as `multiprocessing` starts them, and PyTorch with it
     respawn: bool = False  # replace processes that die
     most: int = 0  # workers that tuning may choose; 0 if the number is fixed
     deepens: bool = False  # whether tuning chooses how far workers read ahead
@@ -79,27 +75,33 @@ class EpochRequest:
 
     seed: int
     epoch: int
-    # Each batch's number and indices; None for an iterable dataset, whose items are not known ahead.
-    numbered: Iterator[tuple[int, Indices]] | None
-    # For an iterable dataset: the state from which each worker resumes, the number of the first batch, and
-    # the worker that yields it.
-    reached: Mapping[int, ItemState]
-    start: int = 0
+    # Each batch's number and indices, of which there are none for an iterable dataset.
+    numbered: Iterator[tuple[int, Indices]]
+    # For an iterable dataset: the state from which each worker resumes, and the worker that yields the first
+    # batch. None for others.
+    reached: Mapping[int, ItemState] | None
     turn: int = 0
     # The token of the loader that reads, see `gpuloader.system.threads.this_thread`.
     owner: object = None
+    # Whether worker k of n fetches batches k, k + n, ..., and its global generators are seeded once, when it
+    # starts, as PyTorch's are. So a dataset draws there what it draws under PyTorch's loader.
+    follows_torch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
     """What a worker thread or process gets once, when it starts."""
 
-    reading: Reading
+    spec: BatchSpec
     init: Callable[[int], object] | None
     count: int  # the number of workers, the most there may be with num_workers='auto'
     rank: RankInfo
     cores: Cores = frozenset()  # on which it runs; empty: any
     depth: int = 1  # how deep worker processes are within worker processes
+
+    def worker_seed(self, seed: int, epoch: int, number: int, *, follows_torch: bool) -> int:
+        """Return the seed of worker `number` in an epoch."""
+        return seed + number if follows_torch else mixed_seed(seed, epoch, number, *self.rank.salt)
 
 
 # The errors that the consumer sees when a worker thread or process fails.
@@ -135,8 +137,9 @@ def plain_indices(indices: Indices) -> list[Any]:
     return indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
 
 
-def set_up_failed(number: int, error: BaseException) -> LoaderError:
-    """Return the error for a worker whose dataset could not be unpickled, or whose init function raised."""
-    failure = LoaderError(f"worker {number} could not start: {describe_error(error)}")
+def failed_alone(number: int, error: BaseException, *, first: bool = True) -> LoaderError:
+    """Return the error for a worker that failed outside a batch: before its `first` epoch, or later."""
+    what = "could not start" if first else "cannot go on"
+    failure = LoaderError(f"worker {number} {what}: {describe_error(error)}")
     failure.__cause__ = error
     return failure

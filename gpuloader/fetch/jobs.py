@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator
+from operator import attrgetter
 
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.errors import QueueClosed
@@ -18,12 +19,14 @@ from gpuloader.watch.stats import Meter
 # items.
 FIRST_JOBS = 256
 
+_is_done = attrgetter("done")
+
 
 class Job:
     """A batch that workers assemble."""
 
     __slots__ = (
-        "busy", "deaths", "done", "error", "indices", "number", "row", "slot", "staged", "worker",
+        "busy", "deaths", "done", "error", "indices", "number", "slot", "staged", "worker",
     )  # fmt: skip
 
     def __init__(self, number: int, indices: Indices) -> None:
@@ -31,7 +34,6 @@ class Job:
         self.indices = indices  # empty for an iterable dataset, whose worker alone knows them
         self.slot: Slot | None = None  # None until its size is known
         self.worker = -1
-        self.row = -1  # of the index table, if its indices are there
         # It ends with a batch, with an exception, or with neither if the worker had no items left.
         self.done = False
         self.staged: StagedBatch | None = None
@@ -121,14 +123,10 @@ class Window:
         """
         while self.jobs:
             job = self.jobs[0]
+            if not (job.done or self._in_order):
+                job = next(filter(_is_done, self.jobs), job)
             if not job.done:
-                if self._in_order:
-                    return None
-                for job in self.jobs:
-                    if job.done:
-                        break
-                else:
-                    return None
+                return None
             with self._slotting:  # a worker's `reserve` may be looking at the others
                 self.jobs.remove(job)
             self._delivered += job.staged is not None or job.error is not None

@@ -23,20 +23,20 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from enum import Enum
-from itertools import count, repeat
 from queue import Empty, SimpleQueue
 from time import perf_counter_ns
 from typing import NoReturn
 
 from gpuloader.batches.staged import Reserve, StagedBatch
-from gpuloader.errors import LoaderError, QueueClosed
+from gpuloader.errors import QueueClosed, in_a_fork
 from gpuloader.fetch.contract import CLOSING_TIME, EpochRequest, interrupted
 from gpuloader.fields.spec import Indices
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.staging.ring import Ring, Slot
-from gpuloader.system.threads import StartedThread, start_thread, this_thread
+from gpuloader.system.threads import StartedThread, deferred_interrupt, start_thread, this_thread
 from gpuloader.watch.read_ahead_policy import PAYS, ReadAheadPolicy
 from gpuloader.watch.stats import Meter
 from gpuloader.watch.tracing import mark
@@ -50,11 +50,6 @@ _BURST = 2 << 20
 _PATIENCE = 1_000_000
 # Seconds without a question from the consumer, after which it must be in a long step.
 _IDLE = 1e-3
-
-
-def without_indices(start: int) -> Iterator[tuple[int, tuple[()]]]:
-    """Yield the numbers of an iterable dataset's batches, without indices: they are not known ahead."""
-    return zip(count(start), repeat(()))
 
 
 def stage_inline(
@@ -81,11 +76,8 @@ def stage_inline(
         slots.append(ring.acquire(nbytes))
         return slots[-1]
 
-    numbered: Iterable[tuple[int, Indices]] = (
-        epoch.numbered if epoch.numbered is not None else without_indices(epoch.start)
-    )
     try:
-        for number, indices in numbered:
+        for number, indices in epoch.numbered:
             begun = perf_counter_ns()
             # Per batch, because loops over other loaders may run in between.
             outer, before = exchange_draw(draw), this_thread.reads_for
@@ -219,11 +211,9 @@ class _Shared:
             reader_sleeps, self.reader_sleeps = self.reader_sleeps, False
         if reader_sleeps:
             self.for_reader.put(None)
-        try:
+        with suppress(Empty):
             self.for_consumer.get(timeout=_PATIENCE * 1e-9)
             return
-        except Empty:
-            pass
         # The batch after a short one may be a long one, so the wait ends here if a batch has arrived.
         with self.mutex:
             if self.consumer_sleeps and (self.items or self.ending is not None):
@@ -323,21 +313,14 @@ class ReadAhead:
     A source that any thread may advance is read by whoever needs the next batch first. So the consumer reads
     the first batch itself, and every batch while the thread sleeps.
 
-    The `policy` belongs to the loader and outlives the epoch. A `bound` source stays in the thread that opens
-    it. An `eager` fetch reads the next batch early in the consumer's thread, so that its copy to a device can
-    start.
+    The `policy` belongs to the loader and outlives the epoch. A source that it calls `bound` stays in the
+    thread that opens it.
     """
 
     def __init__(
-        self,
-        batches: Iterator[StagedBatch],
-        ring: Ring,
-        capacity: int,
-        policy: ReadAheadPolicy,
-        *,
-        bound: bool,
-        eager: bool = False,
+        self, batches: Iterator[StagedBatch], ring: Ring, capacity: int, policy: ReadAheadPolicy
     ) -> None:
+        bound = policy.bound
         self._switches = not bound
         mode = BESIDE if policy.beside else TURNS if bound else INLINE
         self._shared = _Shared(batches, ring, capacity, policy, mode)
@@ -345,7 +328,6 @@ class ReadAhead:
         self._process = os.getpid()
         self._thread: StartedThread | None = None
         self._reads = not (bound and policy.threaded)  # whether this thread may read
-        self._eager = eager
         self._left = 0  # when the consumer last left with a batch
         self._waited = 0
         self._handed = False  # whether the thread has read that batch
@@ -355,7 +337,8 @@ class ReadAhead:
     def _resume(self) -> None:
         """Make the thread read the next batch, as the mode allows."""
         if self._thread is None:
-            self._thread = start_thread("gpuloader-reader", _read_beside, self._shared)
+            with deferred_interrupt():  # nobody would end a thread that is not noted
+                self._thread = start_thread("gpuloader-reader", _read_beside, self._shared)
         elif self._shared.reader_sleeps:
             self._shared.wake_reader()
 
@@ -400,10 +383,7 @@ class ReadAhead:
                 staged = found
                 break
             if self._thread is not None and os.getpid() != self._process and shared.ending is None:
-                raise LoaderError(
-                    "the loader's reader thread does not exist in this forked process; start a new epoch "
-                    "here, or create the loader after the fork"
-                )
+                raise in_a_fork("the loader's reader thread")
             shared.wait_for_news()
         self._left = perf_counter_ns()
         self._waited = self._left - asked
@@ -451,11 +431,11 @@ class ReadAhead:
         return staged
 
     def get_nowait(self) -> StagedBatch | None:
-        """Return the next staged batch, or None if `get` would wait or read; an eager fetch reads it."""
+        """Return the next staged batch, which may be read here, or None if `get` would wait."""
         shared = self._shared
         if not (shared.items or shared.ending is not None):
             sleeps = shared.mode is TURNS and shared.reader_sleeps
-            if not (self._eager and (sleeps or (self._reads and not shared.turn.locked()))):
+            if not (sleeps or (self._reads and not shared.turn.locked())):
                 return None
             # Reading early lets the copy to a device start before the step waits for the device. But without
             # a free slot, this thread would wait for itself.

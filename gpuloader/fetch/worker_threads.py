@@ -9,27 +9,34 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter_ns
+from typing import Any
 
-from gpuloader.batches.assembly import Assembler, Assembly
-from gpuloader.batches.gathering import Gatherer, Gathering
-from gpuloader.batches.items import ItemStream, ShareStream
-from gpuloader.batches.staged import StagedBatch
-from gpuloader.errors import LoaderError, SampleError
+from gpuloader.batches.assembly import Assembler
+from gpuloader.batches.gathering import Gatherer
+from gpuloader.batches.items import Pass
+from gpuloader.batches.staged import BatchBuilder, StagedBatch
+from gpuloader.errors import LoaderError, SampleError, in_a_fork
 from gpuloader.fetch.contract import (
     CLOSING_TIME,
     EpochRequest,
     WorkerSetup,
     as_failure,
+    failed_alone,
     plain_indices,
-    set_up_failed,
     timed_out,
 )
 from gpuloader.fetch.jobs import Job, Window
-from gpuloader.order.randomness import Draw, exchange_draw, mixed_seed
+from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.order.worker_info import WorkerInfo, exchange_worker
 from gpuloader.sources.frameworks import answering_threads
 from gpuloader.system.cores import bind
-from gpuloader.system.threads import LONGEST_WAIT, StartedThread, start_thread, this_thread
+from gpuloader.system.threads import (
+    LONGEST_WAIT,
+    StartedThread,
+    deferred_interrupt,
+    start_thread,
+    this_thread,
+)
 from gpuloader.watch.tracing import WORKER, mark
 
 # The least bytes that each thread gathers from arrays; for less, handing over the task costs more.
@@ -69,7 +76,8 @@ class Threads:
                 self._at_work.append(None)
                 number = len(self._threads)
                 arguments = number, tasks, self._setup, self._epoch, self.bell, self._at_work, self._failures
-                self._threads.append(start_thread(f"{WORKER}-{number}", _work, *arguments))
+                with deferred_interrupt():  # nobody would wait for a thread that is not noted
+                    self._threads.append(start_thread(f"{WORKER}-{number}", _work, *arguments))
         except BaseException:
             self._end()
             raise
@@ -111,9 +119,7 @@ class Threads:
     def get_nowait(self) -> StagedBatch | None:
         """Return the next batch, or None if `get` would wait."""
         if os.getpid() != self._process:
-            raise LoaderError(
-                "the loader's worker threads do not exist in this forked process; start a new epoch here"
-            )
+            raise in_a_fork("the loader's worker threads")
         if self._failures:
             raise self._failures[0]
         self._hand_out()
@@ -154,15 +160,15 @@ def _work(
 ) -> None:
     """Run tasks until the queue says None: the main function of a worker thread."""
     bind(setup.cores)
-    seed = mixed_seed(epoch.seed, epoch.epoch, number, *setup.rank.salt)
-    exchange_worker(WorkerInfo(number, setup.count, seed, setup.reading.dataset, setup.rank.ranks))
+    seed = setup.worker_seed(epoch.seed, epoch.epoch, number, follows_torch=epoch.follows_torch)
+    exchange_worker(WorkerInfo(number, setup.count, seed, setup.spec.source.dataset, setup.rank.ranks))
     this_thread.reads_for = epoch.owner
     with answering_threads():
         try:
             if setup.init is not None:
                 setup.init(number)
         except BaseException as error:
-            failures.append(set_up_failed(number, error))
+            failures.append(failed_alone(number, error))
             bell.put(None)
             return
         exchange_draw(Draw(epoch.seed, epoch.epoch))
@@ -176,17 +182,10 @@ def _work(
 class _DividedJob:
     """A job whose samples are divided among several threads."""
 
-    def __init__(
-        self,
-        job: Job,
-        assembly: Assembly | Gathering,
-        count: int,
-        threads: Threads,
-        tasks: Tasks,
-    ) -> None:
+    def __init__(self, job: Job, builder: BatchBuilder, count: int, threads: Threads, tasks: Tasks) -> None:
         self._job = job
-        self._assembly = assembly
-        self._fetch = assembly.fetch
+        self._builder = builder
+        self._fetch = builder.fetch
         self._left = self._count = count
         self._threads = threads
         self._tasks = tasks
@@ -224,21 +223,23 @@ class _DividedJob:
         # Only one thread comes here, so the rest needs no lock.
         staged: StagedBatch | None = None
         error = None
-        assembly = self._assembly
+        builder = self._builder
         if self._error is not None:
             worker, _, error = self._error
         try:
             if error is None and not self._threads.closed.is_set():
                 # Where images lie in the slot is known only now, so that they can be decoded into it.
-                if isinstance(assembly, Assembly) and self._fetch == assembly.fetch:
-                    unwritten = assembly.lay_out()
+                if self._fetch == builder.fetch:
+                    unwritten = builder.lay_out()
                     if unwritten:
-                        self._fetch = assembly.write
+                        self._fetch = builder.write
                         self.hand_out(unwritten)
                         return
-                staged = assembly.finish()
+                staged = builder.finish()
         except BaseException as raised:
             error = raised
+        if isinstance(error, SampleError):
+            builder.locate(error)
         _end_job(self._job, staged, error, worker, self._threads)
 
 
@@ -259,16 +260,8 @@ class ThreadWorkers(Threads):
     Each batch is cut into one part per thread: so the first one is ready soonest, and few slots are needed.
     """
 
-    def __init__(
-        self,
-        assembler: Assembler | Gatherer,
-        count: int,
-        window: Window,
-        setup: WorkerSetup,
-        epoch: EpochRequest,
-        timeout: float,
-    ) -> None:
-        super().__init__(window, setup, epoch, timeout)
+    def __init__(self, assembler: Assembler | Gatherer, count: int, *shared: Any) -> None:
+        super().__init__(*shared)
         self._assembler = assembler
         self._count = count
         self._tasks: Tasks = SimpleQueue()
@@ -286,31 +279,24 @@ class ThreadWorkers(Threads):
         window = self._window
         while (job := window.next_job()) is not None:
             try:
-                assembly = self._assembler.begin(job.number, job.indices, partial(window.reserve, job))
+                builder = self._assembler.begin(job.number, job.indices, partial(window.reserve, job))
             except Exception as error:
                 job.finish(None, error)
                 continue
             samples, count = len(job.indices), self._count
-            if isinstance(assembly, Gathering):
-                count = max(min(count, samples, assembly.layout.nbytes // PART_NBYTES), 1)
-            _DividedJob(job, assembly, count, self, self._tasks).hand_out(samples)
+            if builder.nbytes is not None:
+                count = max(min(count, samples, builder.nbytes // PART_NBYTES), 1)
+            _DividedJob(job, builder, count, self, self._tasks).hand_out(samples)
 
 
 class ThreadStreams(Threads):
     """Threads that each read an iterable dataset; their batches come in turn, first that of thread `turn`."""
 
-    def __init__(
-        self,
-        streams: Sequence[ItemStream | ShareStream],
-        window: Window,
-        setup: WorkerSetup,
-        epoch: EpochRequest,
-        timeout: float,
-    ) -> None:
-        super().__init__(window, setup, epoch, timeout)
+    def __init__(self, streams: Sequence[Pass], *shared: Any) -> None:
+        super().__init__(*shared)
         self._streams = streams
         self._turns = deque(range(len(streams)))
-        self._turns.rotate(-epoch.turn)
+        self._turns.rotate(-self._epoch.turn)
         self._tasks: list[Tasks] = [SimpleQueue() for _ in streams]
         for tasks in self._tasks:
             self._add(tasks)

@@ -18,7 +18,7 @@ from multiprocessing import resource_tracker
 import numpy as np
 
 from gpuloader import DataLoader, Dataset, IterableDataset, get_worker_info
-from gpuloader.fetch.processes.fork_server import prepare_server
+from gpuloader.fetch.processes import fork_server
 from tests.fakes import is_running, nothing_left_behind, wait_until
 from tests.processes import descendants
 
@@ -147,8 +147,11 @@ def run_program(code, *arguments):
 
 
 def offspring(pid=None):
-    """Return the descendants of this process or a given one, including those of its fork server."""
-    return set(descendants(pid or os.getpid()))
+    """Return the descendants of a process; by default of this one, without the servers of loaders."""
+    if pid is not None:
+        return set(descendants(pid))
+    servers = {server.pid for one in fork_server._known for _, server in one._servers}
+    return set(descendants(os.getpid())) - servers
 
 
 def end(pid):
@@ -168,12 +171,8 @@ def count_mappings():
 
 @cache
 def warm_up():
-    """Start the fork server and the resource tracker, which stay and keep descriptors open.
-
-    The server preloads the modules that tests import, so that workers need not import them.
-    """
+    """Start the resource tracker, which stays and keeps descriptors open, and import what workers need."""
     resource_tracker.ensure_running()  # for processes that are spawned
-    prepare_server(["tests.fetch.faulty", "pytest"])
     assert indices(loader(Faulty(4), start_method="forkserver")) == plain(4)
 
 

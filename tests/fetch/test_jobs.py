@@ -142,18 +142,14 @@ class TestWindow:
         window._ring.release(window.deliver().slot)
         assert [job.number for job in hand_out(window)] == [2]
 
-    def test_that_is_ended_hands_out_nothing(self):
-        window = open_window()
-        window.exhausted = True
-        assert window.next_job() is None
+    @pytest.mark.parametrize("count", [0, 9])
+    def test_that_is_ended_hands_out_nothing(self, count):
+        window = open_window(count)
+        window.exhausted = count > 0
+        for _ in range(2):
+            assert window.next_job() is None
         with pytest.raises(QueueClosed):
             window.deliver()
-        assert window._ring.free == 9
-
-    def test_the_end_of_the_plan_costs_no_slot(self):
-        window = open_window(count=0)
-        assert window.next_job() is None
-        assert window.next_job() is None
         assert window._ring.free == 9
 
     def test_an_error_of_the_plan_comes_behind_the_batches_before_it(self):

@@ -18,16 +18,11 @@ from gpuloader.epoch.epoch import Epoch
 from gpuloader.fetch.processes import fork_server, workers
 from gpuloader.fetch.processes.messages import Kind
 from gpuloader.system import processes
-from tests.fakes import leave_early, wait_until
+from tests.fakes import leave_early, run_threads, wait_until
 from tests.fetch import faulty
 from tests.fetch.faulty import Faulty, FaultyStream, indices, is_running, loader, plain
-
-WORKERS = [
-    pytest.param({"start_method": "forkserver", "persistent_workers": True}, id="forkserver"),
-    pytest.param({"start_method": "fork"}, id="fork"),
-    pytest.param({"worker_type": "thread"}, id="thread"),
-]
-PROCESSES = WORKERS[:2]
+from tests.fetch.ways import PROCESSES, WORKERS
+from tests.processes import run_in_fork
 
 
 def count_tracebacks(errors):
@@ -38,10 +33,7 @@ def count_tracebacks(errors):
     return errors.count("Traceback") - errors.count("During handling of the above exception")
 
 
-@pytest.fixture(autouse=True)
-def nothing_left():
-    with faulty.all_gone():
-        yield
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 @pytest.mark.parametrize("options", WORKERS)
@@ -63,6 +55,19 @@ def test_an_epoch_is_left(options, kind, ending):
         del one  # without close()
     else:
         one.close()
+
+
+@pytest.mark.parametrize("options", PROCESSES)
+def test_a_collection_ends_workers_before_it_drops_their_links(options, monkeypatch):
+    """A socket that is dropped while open warns. Collections change the order in which objects go."""
+    send = workers.send
+    monkeypatch.setattr(workers, "send", lambda *arguments: (gc.collect(), send(*arguments))[1])
+    one = loader(Faulty(40), **options | {"persistent_workers": True})
+    indices(one)
+    cycle = [one]
+    cycle.append(cycle)
+    del one, cycle
+    gc.collect()
 
 
 @pytest.mark.parametrize("options", WORKERS)
@@ -112,21 +117,9 @@ def test_of_two_epochs_at_once_the_workers_of_one_persist(options):
 @pytest.mark.parametrize("options", WORKERS)
 def test_several_threads_loop_over_one_loader(options):
     one = loader(Faulty(100), **options)
-    results, errors = [], []
-
-    def loop():
-        try:
-            results.extend(indices(one) for _ in range(3))
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=loop) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    results = []
+    run_threads(lambda: results.extend(indices(one) for _ in range(3)), 3)
     one.close()
-    assert not errors
     assert results == [plain(100)] * 9
 
 
@@ -134,31 +127,8 @@ def test_several_threads_loop_over_one_loader(options):
 def test_several_threads_share_an_epoch(options):
     epoch = iter(loader(Faulty(400), **options))
     got = []
-
-    def loop(shared=epoch):
-        got.extend(indices(shared))
-
-    threads = [threading.Thread(target=loop) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(lambda: got.extend(indices(epoch)), 3)
     assert sorted(got) == plain(400)
-
-
-def in_fork(action):
-    """Run a function in a forked child and return the child's exit status, 1 if the function raised."""
-    pid = os.fork()
-    if pid:
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    try:
-        action()
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-        os._exit(1)
-    os._exit(0)
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -175,7 +145,7 @@ def test_a_fork_in_the_middle_of_an_epoch(options):
             assert indices(one) == plain(200)
         gc.collect()
 
-    assert in_fork(child) == 0
+    run_in_fork(child)
     assert indices([*got, *epoch]) == plain(200)
     assert indices(one) == plain(200)
     one.close()
@@ -184,6 +154,25 @@ def test_a_fork_in_the_middle_of_an_epoch(options):
 def run(code, *arguments):
     """Run a program that starts with `PREAMBLE`."""
     return faulty.run_program(PREAMBLE + textwrap.dedent(code), *arguments)
+
+
+def run_and_interrupt(code, *arguments, delay):
+    """Run such a program, and send Ctrl-C some time after its first line; return that line.
+
+    The program must show one traceback, whatever it had started.
+    """
+    command = [sys.executable, "-c", PREAMBLE + textwrap.dedent(code), *arguments]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as program:
+        line = program.stdout.readline()
+        time.sleep(delay)
+        os.killpg(program.pid, signal.SIGINT)
+        _, errors = program.communicate(timeout=20)
+    assert count_tracebacks(errors) == 1, errors
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert program.returncode == -signal.SIGINT
+    return line
 
 
 PREAMBLE = """
@@ -253,17 +242,7 @@ def test_ctrl_c_in_the_middle_of_an_epoch(method, persistent):
             if number == 10:
                 print(*faulty.offspring(), flush=True)
     """
-    command = [sys.executable, "-c", PREAMBLE + textwrap.dedent(code), method, persistent]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as program:
-        pids = [int(word) for word in program.stdout.readline().split()]
-        time.sleep(0.02)
-        os.killpg(program.pid, signal.SIGINT)
-        _, errors = program.communicate(timeout=20)
-    assert count_tracebacks(errors) == 1
-    assert errors.rstrip().endswith("KeyboardInterrupt")
-    assert program.returncode == -signal.SIGINT
+    pids = [int(word) for word in run_and_interrupt(code, method, persistent, delay=0.02).split()]
     assert len(pids) >= (2 if method != "thread" else 0)
     wait_until(lambda: not any(is_running(pid) for pid in pids), 3)
 
@@ -275,17 +254,7 @@ def test_ctrl_c_while_the_fork_server_starts_shows_one_traceback(delay):
         print("begun", flush=True)
         list(one)
     """
-    command = [sys.executable, "-c", PREAMBLE + textwrap.dedent(code), "forkserver", "False"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as program:
-        program.stdout.readline()
-        time.sleep(delay)
-        os.killpg(program.pid, signal.SIGINT)
-        _, errors = program.communicate(timeout=20)
-    assert count_tracebacks(errors) == 1, errors
-    assert errors.rstrip().endswith("KeyboardInterrupt")
-    assert program.returncode == -signal.SIGINT
+    assert run_and_interrupt(code, "forkserver", "False", delay=delay) == "begun\n"
 
 
 @pytest.mark.parametrize("kind", ["workers", "reader"])

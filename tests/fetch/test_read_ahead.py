@@ -1,6 +1,7 @@
 """Reading ahead without workers: in order, without loss, and without anything left behind."""
 
 import gc
+import itertools
 import os
 import signal
 import threading
@@ -8,6 +9,7 @@ import time
 import weakref
 from collections import deque
 from contextlib import suppress
+from functools import partial
 from time import perf_counter_ns
 from types import SimpleNamespace
 
@@ -25,7 +27,9 @@ from gpuloader.system.threads import this_thread
 from gpuloader.testing import CustomPlace, SimulatedDevice
 from gpuloader.watch import read_ahead_policy as policy
 from gpuloader.watch.stats import Meter
-from tests.fakes import loader_threads, wait_until
+from tests import loading
+from tests.fakes import loader_threads, no_other_collection, wait_until
+from tests.processes import run_in_fork
 
 LONG = 0.004  # seconds; far more than a thread costs
 
@@ -57,8 +61,7 @@ class Stream(IterableDataset):
         return (self.numbers[index] for index in range(len(self.numbers)))
 
 
-def load(dataset, **options):
-    return DataLoader(dataset, places="cpu", batch_size=options.pop("batch_size", 1), **options)
+load = partial(loading.load, batch_size=1)
 
 
 def loop(loader, seconds=0.0):
@@ -74,6 +77,13 @@ def nothing_stays():
     yield
     gc.collect()
     wait_until(lambda: not loader_threads())
+
+
+@pytest.fixture
+def threads_never_pay(monkeypatch):
+    """Nothing takes longer than what a hand-over is said to cost."""
+    for module, name in ((policy, "PAYS"), (read_ahead, "PAYS"), (policy, "LONG")):
+        monkeypatch.setattr(module, name, 10**12)
 
 
 @pytest.mark.parametrize("kind", [lambda numbers: numbers, Stream])
@@ -99,10 +109,7 @@ def test_without_a_buffer_reader_nothing_is_read_ahead():
     assert numbers.read == [0]
 
 
-def test_short_work_is_done_without_a_thread(monkeypatch):
-    """If nothing is longer than what a hand-over costs, no thread is even started."""
-    for module, name in ((policy, "PAYS"), (read_ahead, "PAYS"), (policy, "LONG")):
-        monkeypatch.setattr(module, name, 10**12)
+def test_short_work_is_done_without_a_thread(threads_never_pay):
     numbers = Numbers(400)
     loader = load(numbers)
     assert loop(loader) == list(range(400))
@@ -155,46 +162,23 @@ def test_leaving_the_loop_stops_reading():
 
 
 @pytest.mark.parametrize("way", [True, "thread", False])
-def test_an_epoch_that_is_left_at_its_last_batch_waits_for_no_garbage_collection(way):
-    place = CustomPlace(SimulatedDevice())
-    loader = DataLoader.from_generator(capacity=2, use_double_buffer=way)
-    loader.set_batch_generator(lambda: ([np.zeros(3)] for _ in range(5)), places=place)
-    gc.collect()
-    gc.disable()
-    try:
-        epoch = iter(loader)
-        for _ in range(5):
-            next(epoch)
-        left = weakref.ref(epoch)
-        del epoch
-        assert left() is None
-    finally:
-        gc.enable()
-
-
-@pytest.mark.parametrize("way", [True, "thread", False])
-@pytest.mark.parametrize("fails", [None, 3])
-def test_an_epoch_that_has_ended_waits_for_no_garbage_collection(way, fails):
+@pytest.mark.parametrize("ending", ["at the last batch", "ended", "failed"])
+def test_an_epoch_that_is_over_waits_for_no_garbage_collection(way, ending):
     """The exception that ends it knows the frames of the loop, and so the epoch."""
-    gc.collect()
-    gc.disable()
-    try:
-        epoch = iter(load(Numbers(5, fails=fails), use_buffer_reader=way))
+    numbers, place = Numbers(5, fails=3 if ending == "failed" else None), CustomPlace(SimulatedDevice())
+    with no_other_collection():
+        epoch = iter(DataLoader(numbers, places=place, batch_size=1, use_buffer_reader=way))
         with suppress(SampleError):
-            for _ in epoch:
+            for _ in itertools.islice(epoch, 5) if ending == "at the last batch" else epoch:
                 pass
         left = weakref.ref(epoch)
         del epoch
         assert left() is None
-    finally:
-        gc.enable()
 
 
 @pytest.mark.parametrize(("place", "read"), [("cpu", [0]), (CustomPlace(SimulatedDevice()), [0, 1])])
-def test_without_a_thread_the_next_batch_is_read_early_if_it_has_to_be_copied(monkeypatch, place, read):
+def test_without_a_thread_the_next_batch_is_read_early_if_it_has_to_be_copied(threads_never_pay, place, read):
     """Its copy then runs while the loop computes; in host memory, reading it early would gain nothing."""
-    for module, name in ((policy, "PAYS"), (read_ahead, "PAYS"), (policy, "LONG")):
-        monkeypatch.setattr(module, name, 10**12)
     numbers = Numbers(6)
     loader = DataLoader(numbers, places=place, batch_size=1)
     epoch = iter(loader)
@@ -204,9 +188,7 @@ def test_without_a_thread_the_next_batch_is_read_early_if_it_has_to_be_copied(mo
     assert len(list(epoch)) == 3
 
 
-def test_a_thread_that_takes_turns_with_the_loop_reads_beside_a_long_step(monkeypatch):
-    for module, name in ((policy, "PAYS"), (read_ahead, "PAYS"), (policy, "LONG")):
-        monkeypatch.setattr(module, name, 10**12)
+def test_a_thread_that_takes_turns_with_the_loop_reads_beside_a_long_step(threads_never_pay):
     numbers = Numbers(30, 0.002)
     epoch = iter(load(Stream(numbers)))
     for number in range(10):
@@ -258,22 +240,16 @@ def test_more_is_held_than_there_are_slots_and_nothing_waits_forever():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_an_epoch_cannot_continue_in_a_forked_process_but_a_new_one_can():
-    loader = load(Numbers(30, LONG))
-    epoch = iter(loader)
+    epoch = iter(load(Numbers(30, LONG)))
     next(epoch)
     wait_until(lambda: loader_threads())
-    child = os.fork()
-    if child == 0:
-        status = 1
-        with suppress(BaseException):
-            try:
-                for _ in epoch:
-                    pass
-            except LoaderError:
-                status = 0 if loop(load(Numbers(5))) == list(range(5)) else 2
-        os._exit(status)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
+
+    def child():
+        with pytest.raises(LoaderError):
+            list(epoch)
+        assert loop(load(Numbers(5))) == list(range(5))
+
+    run_in_fork(child)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
@@ -297,7 +273,7 @@ def test_an_interrupt_in_the_middle_of_a_batch_ends_the_epoch_and_says_so():
 
 
 def test_the_last_batch_is_not_lost_if_it_arrives_with_the_end():
-    fetch = read_ahead.ReadAhead(iter([]), Ring(2, 0), 2, policy.ReadAheadPolicy(), bound=False)
+    fetch = read_ahead.ReadAhead(iter([]), Ring(2, 0), 2, policy.ReadAheadPolicy())
 
     class Late(deque):
         """Batches of a thread that brings the last one, and ends, just after the consumer has found none."""
@@ -341,8 +317,8 @@ class Reading:
     def _assemble(self, number, indices, reserve):
         self.read.append((number, indices))
         slot = reserve(NBYTES)
-        if self.assemble is not None:
-            self.assemble(number)
+        if self.assemble is not None and self.assemble(number) is False:
+            return None
         return SimpleNamespace(slot=slot, layout=SimpleNamespace(nbytes=NBYTES), skipped=0, number=number)
 
 
@@ -391,20 +367,11 @@ def test_an_interrupt_costs_no_slot_and_is_no_end_of_the_data():
 
 
 def test_data_that_end_before_the_plan_cost_no_slot():
-    ring, closed = Ring(2, 1), []
-
-    def assemble(number, indices, reserve):
-        slot = reserve(NBYTES)
-        return (
-            None if number else SimpleNamespace(slot=slot, layout=SimpleNamespace(nbytes=NBYTES), skipped=0)
-        )
-
-    epoch = EpochRequest(0, 0, iter([(0, ()), (1, ()), (2, ())]), {})
-    batches = stage_inline(epoch, assemble, ring, Meter(), close=lambda: closed.append(1))
-    first = next(batches)
-    assert list(batches) == []
-    assert (closed, ring.free) == ([1], 1)
-    ring.release(first.slot)
+    reading = Reading(lambda number: number == 0)
+    reading.ring.release(reading.fetch.get().slot)
+    with pytest.raises(QueueClosed):
+        reading.fetch.get()
+    assert (reading.closed, reading.ring.free) == ([1], 2)
 
 
 def test_closing_closes_the_reader_and_keeps_the_slots_of_batches():

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, IterableDataset, LoaderError
-from gpuloader.fetch.processes.fork_server import prepare_server
 from gpuloader.reader import buffered, multiprocess_reader, xmap_readers
 from tests.fakes import nothing_left_behind
 from tests.sample_sets import Made
@@ -18,6 +17,17 @@ from tests.sample_sets import Made
 class Stream(IterableDataset):
     def __iter__(self):
         return iter([np.zeros(2)] * 8)
+
+
+def refuse_to_start(loader, message):
+    """Check that a loader cannot begin, and leaves nothing behind; return the notes of its error."""
+    with nothing_left_behind():
+        with pytest.raises(LoaderError, match=message) as caught:
+            list(loader)
+        notes = getattr(caught.value, "__notes__", [])
+        del caught  # its frames know what the epoch had started
+        loader._epochs._idle.clear()
+    return notes
 
 
 @pytest.fixture
@@ -32,30 +42,19 @@ def few_threads(monkeypatch):
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start_some)
+    return left
 
 
 @pytest.mark.parametrize("dataset", [Made(np.arange, 8), Stream()], ids=["map-style", "iterable"])
 def test_a_worker_thread_that_cannot_be_started(few_threads, dataset):
     loader = DataLoader(dataset, places="cpu", num_workers=4, worker_type="thread")
-    with nothing_left_behind():
-        with pytest.raises(
-            LoaderError, match=r"gpuloader-worker-2 could not be started \(can't start new thread\)"
-        ):
-            next(iter(loader))
-        loader._epochs._idle.clear()
+    refuse_to_start(loader, r"gpuloader-worker-2 could not be started \(can't start new thread\)")
 
 
-def test_a_reading_thread_that_cannot_be_started(monkeypatch):
-    def refuse_thread(thread):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse_thread)
+def test_a_reading_thread_that_cannot_be_started(few_threads):
+    few_threads[0] = 0
     loader = DataLoader.from_generator(capacity=2).set_batch_generator(lambda: iter([[1]]), places="cpu")
-    with (
-        nothing_left_behind(),
-        pytest.raises(LoaderError, match=r"gpuloader-reader could not be started \(can't start new thread\)"),
-    ):
-        next(iter(loader))
+    refuse_to_start(loader, r"gpuloader-reader could not be started \(can't start new thread\)")
 
 
 def test_a_thread_of_a_reader_that_cannot_be_started(few_threads):
@@ -87,17 +86,9 @@ def few_forks(monkeypatch):
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_worker_process_that_cannot_be_forked(few_forks, persistent):
-    loader = DataLoader(
-        Made(np.arange, 8),
-        places="cpu",
-        num_workers=2,
-        start_method="fork",
-        persistent_workers=persistent,
-    )
-    with nothing_left_behind():
-        with pytest.raises(LoaderError, match=r"worker 1 could not be started: .*temporarily unavailable"):
-            next(iter(loader))
-        loader._epochs._idle.clear()
+    options = {"num_workers": 2, "start_method": "fork", "persistent_workers": persistent}
+    loader = DataLoader(Made(np.arange, 8), places="cpu", **options)
+    refuse_to_start(loader, r"worker 1 could not be started: .*temporarily unavailable")
 
 
 def test_a_process_of_a_reader_that_cannot_be_forked(few_forks):
@@ -112,11 +103,8 @@ def test_a_spawned_process_that_cannot_be_started(monkeypatch):
     import multiprocessing.util
 
     loader = DataLoader(Made(np.arange, 8), places="cpu", num_workers=1, start_method="spawn")
-    with nothing_left_behind():
-        monkeypatch.setattr(multiprocessing.util, "spawnv_passfds", refuse)
-        with pytest.raises(LoaderError, match=r"worker 0 could not be started: .*temporarily unavailable"):
-            next(iter(loader))
-        loader._epochs._idle.clear()
+    monkeypatch.setattr(multiprocessing.util, "spawnv_passfds", refuse)
+    refuse_to_start(loader, r"worker 0 could not be started: .*temporarily unavailable")
 
 
 def test_shared_memory_that_is_full_is_not_the_readers_fault(monkeypatch):
@@ -126,11 +114,7 @@ def test_shared_memory_that_is_full_is_not_the_readers_fault(monkeypatch):
     monkeypatch.setattr("multiprocessing.synchronize.SemLock.__init__", no_room)
     loader = DataLoader.from_generator(capacity=2, return_list=True, use_multiprocess=True)
     loader.set_batch_generator(lambda: iter([[np.zeros(2)]]), places="cpu")
-    with nothing_left_behind():
-        with pytest.raises(LoaderError, match=r"No space left .* /dev/shm is full") as caught:
-            list(loader)
-        loader._epochs._idle.clear()
-    assert not getattr(caught.value, "__notes__", [])
+    assert not refuse_to_start(loader, "No space left .* /dev/shm is full")
 
 
 class Nested(Made):
@@ -141,11 +125,11 @@ class Nested(Made):
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_loader_with_processes_within_a_worker(method):
     resource_tracker.ensure_running()  # stays, and keeps a descriptor open
-    prepare_server()
     loader = DataLoader(Nested(np.arange, 2), places="cpu", num_workers=1, start_method=method)
     with nothing_left_behind():
         assert [batch.tolist() for batch in loader] == [[4], [4]]
         loader._epochs._idle.clear()
+        del loader  # and its fork server
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
@@ -155,7 +139,6 @@ def test_too_few_descriptors_are_one_error_and_cost_none(method):
     resource_tracker.ensure_running()
     errors = []
     options = {"places": "cpu", "num_workers": 2, "start_method": method}
-    prepare_server()
     for left in range(0, 14, 2):
         loader = DataLoader(Made(np.arange, 8), **options)
         with nothing_left_behind():
@@ -170,3 +153,23 @@ def test_too_few_descriptors_are_one_error_and_cost_none(method):
             loader._epochs._idle.clear()
     assert errors
     assert all("Too many open files" in error for error in errors)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_a_deleted_working_directory_is_named(method, tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    loader = DataLoader(Made(np.arange, 8), places="cpu", num_workers=1, start_method=method)
+    for reader in (loader, multiprocess_reader([lambda: iter(range(3))])()):
+        with pytest.raises(LoaderError, match=r"working directory was deleted .*; change to another"):
+            list(reader)
+
+
+def test_a_message_that_the_system_cannot_receive(monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr("gpuloader.fetch.processes.workers.receive", fail)
+    loader = DataLoader(Made(np.arange, 8), places="cpu", num_workers=1, start_method="fork")
+    refuse_to_start(loader, "could not receive a message of worker 0: .*Cannot allocate memory")

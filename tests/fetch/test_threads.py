@@ -17,7 +17,7 @@ from gpuloader.fetch.worker_threads import _DividedJob
 from gpuloader.sources.describing import describe
 from gpuloader.staging.ring import Slot
 from gpuloader.testing import simulated_places
-from tests.fakes import loader_threads, wait_until
+from tests.fakes import loader_threads, run_threads, wait_until
 
 COUNT = 30
 
@@ -67,12 +67,12 @@ def begin_bad():
 
 @pytest.mark.parametrize("parts", [(2, 1, 0), (1, 2, 0)])
 def test_the_error_is_of_the_first_bad_sample_whichever_was_fetched_first(parts):
-    assembly = begin_bad()
+    batch = begin_bad()
     for part in parts:
-        assembly.fetch(part, part + 1)
+        batch.fetch(part, part + 1)
     with pytest.raises(SampleError) as caught:
-        assembly.finish()
-    assert caught.value.dataset_index == 1
+        batch.finish()
+    assert caught.value.index == 1
 
 
 def test_the_error_is_of_the_first_bad_sample_whichever_failed_first():
@@ -175,27 +175,6 @@ WAYS = {
     "workers and a collate_fn": {"num_workers": 2, "worker_type": "thread", "collate_fn": np.stack},
     "workers out of order": {"num_workers": 2, "worker_type": "thread", "in_order": False},
 }
-
-
-def run_threads(function, count=4):
-    """Run the function in several threads at once, and raise what one of them raised."""
-    wrong, begin = [], threading.Barrier(count)
-
-    def run():
-        begin.wait(30)
-        try:
-            function()
-        except BaseException as error:
-            wrong.append(error)
-
-    threads = [threading.Thread(target=run) for _ in range(count)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join(60)
-        assert not one.is_alive()
-    if wrong:
-        raise wrong[0]
 
 
 def numbers_of(batch):

@@ -11,21 +11,15 @@ from gpuloader import LoaderError, StagingMemoryError, WorkerTimeout
 from gpuloader.fetch import worker_threads as threads
 from gpuloader.fetch.processes import shipping
 from gpuloader.staging import arena
+from gpuloader.system.processes import default_method
 from tests.fetch import faulty
 from tests.fetch.faulty import Faulty, FaultyStream, Growing, indices, loader, plain
+from tests.fetch.ways import WORKERS
 
-WORKERS = [
-    pytest.param({"start_method": "forkserver", "persistent_workers": True}, id="forkserver"),
-    pytest.param({"start_method": "fork"}, id="fork"),
-    pytest.param({"worker_type": "thread"}, id="thread"),
-]
 INLINE = pytest.param({"num_workers": 0}, id="inline")
 
 
-@pytest.fixture(autouse=True)
-def nothing_left():
-    with faulty.all_gone():
-        yield
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 TIMEOUT = 1.0
@@ -50,32 +44,24 @@ def hang_once(tmp_path, options):
 
 
 @pytest.mark.parametrize("options", WORKERS)
-def test_a_sample_that_hangs(options, tmp_path):
-    one = loader(Faulty(actions={9: hang_once(tmp_path, options)}), timeout=TIMEOUT, **options)
-    epoch, got = iter(one), []
-    with pytest.raises(WorkerTimeout, match=r"worker [01] .*batch 2 within the timeout of 1.0 s") as caught:
-        got += epoch
-    released.set()  # a thread hung until now
-    assert 9 in caught.value.indices
-    assert set(caught.value.indices) <= {8, 9, 10, 11}
-    assert isinstance(caught.value, TimeoutError)
-    assert indices(one) == plain()
-    one.close()
-
-
-@pytest.mark.parametrize("options", WORKERS)
 @pytest.mark.parametrize(
     ("kind", "index", "message"),
     [
+        pytest.param(Faulty, 9, r"worker [01] .*batch 2 within the timeout of 1.0 s", id="sample"),
         pytest.param(Faulty, 0, "batch 0", id="first-sample"),  # the other workers wait for the form
         pytest.param(FaultyStream, 9, r"worker 1 .*batch 3", id="iterable"),
     ],
 )
-def test_other_hangs(options, kind, index, message, tmp_path):
+def test_a_sample_that_hangs(options, kind, index, message, tmp_path):
     one = loader(kind(actions={index: hang_once(tmp_path, options)}), timeout=TIMEOUT, **options)
-    with pytest.raises(WorkerTimeout, match=message):
+    with pytest.raises(WorkerTimeout, match=message) as caught:
         list(one)
-    released.set()
+    released.set()  # a thread hung until now
+    assert isinstance(caught.value, TimeoutError)
+    if kind is Faulty:
+        first = index // 4 * 4
+        assert index in caught.value.indices
+        assert set(caught.value.indices) <= set(range(first, first + 4))
     assert indices(one) == indices(loader(kind(), **options))
     one.close()
 
@@ -96,21 +82,12 @@ def test_a_full_link_does_not_hide_the_timeout(tmp_path):
 
 
 @pytest.mark.parametrize("options", [*WORKERS, INLINE])
-def test_slots_that_cannot_be_allocated(options, monkeypatch):
-    one = loader(Faulty(), **options)
-    with monkeypatch.context() as patch:
-        patch.setattr(arena, "available_memory", lambda: 1000)
-        with pytest.raises(StagingMemoryError, match="only 1,000 bytes are available"):
-            list(one)
-    assert indices(one) == plain()
-    one.close()
-
-
-@pytest.mark.parametrize("options", [*WORKERS, INLINE])
-def test_a_batch_that_cannot_grow(options, monkeypatch):
+@pytest.mark.parametrize("received", [0, 1])
+def test_slots_that_cannot_be_allocated_or_grow(options, received, monkeypatch):
     one = loader(Growing(), ragged=["x"], **options)
     epoch = iter(one)
-    next(epoch)
+    for _ in range(received):
+        next(epoch)
     with monkeypatch.context() as patch:
         patch.setattr(arena, "available_memory", lambda: 1000)
         with pytest.raises(StagingMemoryError, match="only 1,000 bytes are available"):
@@ -119,12 +96,18 @@ def test_a_batch_that_cannot_grow(options, monkeypatch):
     one.close()
 
 
+forks = pytest.mark.skipif(
+    default_method() != "fork", reason="this Python's workers are not forked by default"
+)
+
+
 class Heavy(Faulty):
     def __init__(self):
         super().__init__(8)
         self.weight = np.zeros(1 << 20)
 
 
+@forks
 def test_a_data_set_too_large_to_send_is_forked(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(shipping, "available_memory", lambda: 1 << 20)
@@ -139,6 +122,7 @@ class Locked(Faulty):
         self.lock = threading.Lock()
 
 
+@forks
 def test_a_data_set_that_does_not_pickle_is_forked():
     assert indices(loader(Locked())) == plain(8)
     with pytest.raises(LoaderError, match=r": dataset\.lock cannot be pickled.*start_method='fork'"):

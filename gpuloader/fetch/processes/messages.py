@@ -13,33 +13,31 @@ for a message goes into a memory file, and the message carries the file's descri
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import errno
 import importlib
-import mmap
+import io
 import os
 import pickle
 import socket
 import struct
+import sys
 import traceback
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from gpuloader.errors import LoaderError, StagingMemoryError, describe_error
+from gpuloader.errors import LoaderError, describe_error
 from gpuloader.fetch.processes.shipping import has_cloudpickle
-from gpuloader.system.platforms import open_memory_file, reserve
+from gpuloader.foreign import is_plain_tensor, tensor_array, tensor_over
+from gpuloader.system.finalizers import closing_once
+from gpuloader.system.platforms import open_memory_file
 
 _HEADER = struct.Struct("<BBHIIQQQQ")
 _LONGEST = 32 << 10  # bytes per payload; the kernel's default for a socket buffer is 208 KiB
 _LONGEST_IN_STREAM = 1 << 10  # on a stream, the kernel sends only short messages whole or not at all
 _STREAM = int(socket.SOCK_STREAM)
 _INT_NBYTES = 4
-# Stands for a row of the index table: the indices are in the payload.
-NO_ROW = 0xFFFFFFFF
-
 # Stands for a batch's number: the error belongs to no batch, and the worker ends.
 NO_BATCH = 2**64 - 1
 
@@ -49,17 +47,17 @@ class Kind(IntEnum):
 
     # From the loader.
     SETUP = 1  # descriptor: the parcel with the dataset
-    TABLE = 2  # descriptor: the index table; a: rows, b: columns
+    SERIAL = 2  # descriptor: memory with the serial of the current epoch; b: its bytes
     EPOCH = 3  # b: seed, c: epoch, d: serial; payload: item state
     ARENA = 4  # descriptor: memory of slots; a: the arena's number, b: its bytes
     FORGET = 5  # a: number of an arena that no longer exists
-    TASK = 6  # a: row of the table, b: batch, c: samples; arena, d: offset, e: size of the slot (0: none yet)
+    TASK = 6  # b: batch; arena, d: offset, e: size of the slot (0: none yet); payload: indices, if a as int64
     SLOT = 7  # answers NEED; arena, d: offset, e: size of the slot (0: refused)
     # From the worker.
     NEED = 8  # asks for a slot; b: batch, c: bytes
     DONE = 9  # b: batch, c: start, d: end of the work, ns; payload: layout, objects and state if new
     END = 10  # b: batch; there is no batch, because the items ran out or the epoch is over
-    ERROR = 11  # b: batch or NO_BATCH; payload: the exception
+    ERROR = 11  # b: batch, or NO_BATCH and a: whether before the first epoch; payload: the exception
     # To the worker, before SETUP.
     LIST = 12  # descriptor: a packed list of the dataset
 
@@ -117,8 +115,8 @@ def send(link: socket.socket, message: Message, flags: int = 0) -> None:
         if sent < len(data):  # the rest must follow, even if that waits: half a message would be misread
             link.sendall(data[sent:])
     finally:
-        if spilled and descriptor is not None:
-            os.close(descriptor)
+        if spilled:
+            closing_once(descriptor)()
 
 
 def receive(link: socket.socket, flags: int = 0) -> Message | None:
@@ -176,8 +174,14 @@ def dumps(value: Any, *, by_value: bool = False) -> bytes:
     """
     # By name first: the sender of a class that arrived here by value recognizes it, so its instances may be
     # sent back.
+    written = io.BytesIO()
+    pickler = pickle.Pickler(written, pickle.HIGHEST_PROTOCOL)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        pickler.dispatch_table = copyreg.dispatch_table | {torch.Tensor: _reduce_tensor}
     try:
-        data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        pickler.dump(value)
+        data = written.getvalue()
     except Exception:
         if not has_cloudpickle():
             raise
@@ -186,6 +190,13 @@ def dumps(value: Any, *, by_value: bool = False) -> bytes:
             return data
     pickled: bytes = importlib.import_module("cloudpickle").dumps(value, pickle.HIGHEST_PROTOCOL)
     return pickled
+
+
+def _reduce_tensor(tensor: Any) -> Any:
+    """Pickle a dense tensor as an array: torch pickles in many times that time, and not all of its dtypes."""
+    if not is_plain_tensor(tensor) or tensor.requires_grad or not tensor.is_contiguous():
+        return tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    return tensor_over, (tensor_array(tensor),)
 
 
 # An exception as a payload, with its class, its cause and its traceback.
@@ -255,57 +266,3 @@ def _is_picklable(value: object) -> bool:
     except Exception:
         return False
     return True
-
-
-# The memory into which the loader writes the indices of tasks, instead of sending them.
-
-_TABLE_NBYTES = 8 << 20
-_MOST_ROWS = 1024
-_TABLE_HEAD = 64  # bytes before the rows: the serial has a cache line of its own
-
-
-class IndexTable:
-    """Shared memory with the indices of the tasks in progress.
-
-    Attributes
-    ----------
-    serial : numpy.ndarray
-        int64, shape (1,): the serial of the current epoch. Workers skip tasks of any other.
-    rows : numpy.ndarray
-        int64, one row of indices per task in progress.
-    """
-
-    def __init__(self, descriptor: int, rows: int, columns: int) -> None:
-        mapping = mmap.mmap(descriptor, _TABLE_HEAD + rows * columns * 8)
-        words: NDArray[np.int64] = np.frombuffer(mapping, np.int64)
-        self.serial = words[:1]
-        self.rows = words[_TABLE_HEAD // 8 :].reshape(rows, columns)
-
-    @classmethod
-    def create(cls, rows: int, columns: int) -> tuple[IndexTable, int]:
-        """Return a new table of at most 8 MiB, and the descriptor with which workers map it.
-
-        It may have fewer rows and columns than asked for. What does not fit travels in messages.
-
-        Raises
-        ------
-        StagingMemoryError
-            The memory is not available.
-        """
-        rows = min(rows, _MOST_ROWS)
-        columns = min(columns, _TABLE_NBYTES // (8 * rows))
-        nbytes, descriptor = _TABLE_HEAD + rows * columns * 8, -1
-        try:
-            descriptor = open_memory_file("gpuloader-indices")
-            reserve(descriptor, nbytes)
-            return cls(descriptor, rows, columns), descriptor
-        except BaseException as error:
-            if descriptor >= 0:
-                with contextlib.suppress(OSError):
-                    os.close(descriptor)
-            if not isinstance(error, OSError):
-                raise
-            raise StagingMemoryError(
-                f"{nbytes:,} bytes of shared memory for the workers' tasks could not "
-                f"be reserved: {error}; free some of it, or pass worker_type='thread' or num_workers=0"
-            ) from error

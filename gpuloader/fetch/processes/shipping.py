@@ -6,6 +6,7 @@ name, so a crash leaves nothing behind.
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import functools
 import importlib
@@ -34,21 +35,12 @@ from gpuloader.sources.packed import PackedList
 from gpuloader.system.finalizers import calling, closing_once
 from gpuloader.system.platforms import available_memory, open_memory_file, reserve, seal
 
-# The most bytes of pickle, arrays not counted, for which unpickling in every worker is cheap enough.
-#
-# Each worker creates these objects anew. Up to this size, two workers have them after about the time that a
-# bare spawned interpreter takes to start (230 ms; with the fork server 7 ms, forked 4 ms): 27 MB of floats
-# in lists take 170 ms, 44 MB of (path, label) tuples 300 ms, 90 MB of floats 620 ms. Forked workers have
-# them after 11, 15 and 29 ms. Memory does not decide: once a forked worker has touched all objects, their
-# reference counts have made it copy 80 to 90 % as much. Measured by ``benchmarks/start_method.py``.
-IN_BAND_LIMIT = 32 << 20
-
 # Arrays of at least this many bytes are stored outside the pickle.
 OUT_OF_BAND = 64 << 10
 
 _ALIGNMENT = 256  # bytes, as for the fields of a slot
 _PIECE = 4 << 20  # bytes of a strided array that are made contiguous at a time
-_PROBE = 1 << 20  # bytes of pickle after which `blame` skips a part
+_PROBE = 1 << 20  # bytes of pickle after which a part is not searched further
 _STEP = 16 << 20  # bytes of pickle between two checks of the available memory
 _DEEPEST, _WIDEST = 6, 64  # how many levels, and parts per level, `blame` searches
 _HEADER = struct.Struct("<8sQQQ")  # magic, bytes of the pickle behind it, offset of the table, its length
@@ -88,7 +80,7 @@ class Parcel:
     __del__ = calling("_close")
 
 
-def pack(value: object, *, limit: int | None = IN_BAND_LIMIT) -> Parcel:
+def pack(value: object) -> Parcel:
     """Pickle an object once into a memory file, for any number of workers.
 
     Arrays that share memory still share it afterwards. A memory-mapped file is not read; the worker maps it
@@ -97,7 +89,7 @@ def pack(value: object, *, limit: int | None = IN_BAND_LIMIT) -> Parcel:
     Raises
     ------
     Unshippable
-        The object cannot be pickled, its pickle exceeds the limit, or no memory file can be created.
+        The object cannot be pickled, or no memory file can be created.
     StagingMemoryError
         There is not enough memory for the file.
 
@@ -114,17 +106,17 @@ def pack(value: object, *, limit: int | None = IN_BAND_LIMIT) -> Parcel:
     except OSError as error:
         raise Unshippable(f"cannot create a memory file that shares the dataset: {error}") from error
     try:
-        pickled = _PickleFile(limit, descriptor)
+        pickled = _PickleFile(None, descriptor)
         try:
             contents = dump(value, pickled)
         except MemoryError:
             raise
         except Exception as error:
-            raise Unshippable(_explain(value, error, limit)) from error
+            raise Unshippable(_explain(value, error)) from error
         nbytes = _write_beside(descriptor, pickled.nbytes, contents.memory)
         seal(descriptor, writable=False)
     except BaseException:
-        os.close(descriptor)
+        closing_once(descriptor)()
         raise
     return Parcel(descriptor, nbytes, contents)
 
@@ -231,12 +223,28 @@ def dump(value: object, sink: _PickleFile | io.BytesIO) -> Contents:
     >>> [memory.nbytes for memory in contents.memory], contents.needs_main
     ([2097152], False)
     """
-    base = importlib.import_module("cloudpickle").Pickler if has_cloudpickle() else pickle.Pickler
     contents = Contents()
+    _pickler(sink, contents).dump(value)
+    return contents
+
+
+def _pickler(sink: _PickleFile | io.BytesIO, contents: Contents) -> Any:
+    base = importlib.import_module("cloudpickle").Pickler if has_cloudpickle() else pickle.Pickler
     pickler = _pickler_over(base)(sink, protocol=5, buffer_callback=contents.take)
     pickler.contents = contents
-    pickler.dump(value)
-    return contents
+    return pickler
+
+
+def names_module(value: object, module: str) -> bool:
+    """Return whether an object's pickle, or the beginning of a long one, names a module or a part of it.
+
+    >>> names_module([np.float32], "numpy"), names_module([1.5], "numpy")
+    (True, False)
+    """
+    contents = Contents()
+    with contextlib.suppress(Exception):
+        _pickler(_PickleFile(_PROBE), contents).dump(value)
+    return any(name.partition(".")[0] == module for name in contents.modules)
 
 
 def has_cloudpickle() -> bool:
@@ -387,12 +395,7 @@ class _MappedFile:
 # What could not be pickled: the error names the attribute or item, not only its type.
 
 
-def _explain(value: object, error: Exception, limit: int | None) -> str:
-    if isinstance(error, SinkFull):
-        return (
-            f"a {type(value).__name__} holds more than {limit or 0:,} bytes of pickled Python objects, not "
-            "counting arrays, and every worker would have to unpickle them; store them in arrays"
-        )
+def _explain(value: object, error: Exception) -> str:
     path, culprit, cause = blame(value, error)
     hint = ""
     if not has_cloudpickle() and isinstance(culprit, FunctionType | type):

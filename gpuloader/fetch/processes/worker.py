@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import mmap
-import os
 import pickle
 import random
 import socket
 import sys
+from array import array
 from collections import deque
-from collections.abc import MutableMapping
 from dataclasses import replace
 from time import perf_counter_ns
 from typing import Any
@@ -19,12 +18,10 @@ from numpy.typing import NDArray
 
 from gpuloader.batches.items import ItemState
 from gpuloader.batches.staged import StagedBatch
-from gpuloader.errors import LoaderError
+from gpuloader.errors import LoaderError, describe_error
 from gpuloader.fetch.contract import WorkerSetup, as_failure
 from gpuloader.fetch.processes.messages import (
     NO_BATCH,
-    NO_ROW,
-    IndexTable,
     Kind,
     Message,
     dumps,
@@ -39,15 +36,20 @@ from gpuloader.order.worker_info import WorkerInfo, exchange_worker
 from gpuloader.sources.frameworks import tell_worker
 from gpuloader.staging.ring import Slot
 from gpuloader.system.cores import bind
-from gpuloader.system.platforms import keep_freed_memory
-from gpuloader.system.processes import die_with_parent, enter_depth, flush_output
+from gpuloader.system.finalizers import closing_once
+from gpuloader.system.platforms import close_quietly, keep_freed_memory
+from gpuloader.system.processes import die_with_parent, enter_depth, flush_output, restrain
 from gpuloader.system.threads import take_signals
 
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+_BRIEF = 1000  # characters of an error that the link could not pass whole
 
 
 class _LoaderGone(Exception):
     """The loader has closed the link, so the worker must end."""
+
+
+class _LinkFailed(Exception):
+    """The system did not pass a message, which must not look like an error of the dataset."""
 
 
 def run_worker(link: socket.socket, number: int, setup: WorkerSetup | None) -> None:
@@ -57,10 +59,10 @@ def run_worker(link: socket.socket, number: int, setup: WorkerSetup | None) -> N
     keep_freed_memory()
     try:
         _Worker(link, number).serve(setup)
-    except _LoaderGone:
+    except (_LoaderGone, _LinkFailed):  # nobody can be told anything
         pass
     finally:
-        link.close()
+        close_quietly(link)
 
 
 class _Worker:
@@ -73,6 +75,7 @@ class _Worker:
         self._told: tuple[Any, ...] = ()  # layout, levels and tree of the last batch
 
     def serve(self, setup: WorkerSetup | None) -> None:
+        first = True
         try:
             die_with_parent()  # first: unpickling the dataset runs the user's code, which may hang
             self._setup = setup or self._receive_setup()
@@ -83,14 +86,13 @@ class _Worker:
             # the start and not to a sample.
             import numpy.random  # noqa: F401
 
-            self._assembler = self._setup.reading.make_assembler(self._number)
-            first = True
+            self._assembler = self._setup.spec.make_assembler(self._number)
             while True:
                 message = self._inbox.popleft() if self._inbox else self._receive()
                 if message.kind == Kind.TASK:
                     self._fetch(message)
                 elif message.kind == Kind.EPOCH:
-                    self._begin_epoch(message)
+                    self._begin_epoch(message, first=first)
                     if first and self._setup.init is not None:
                         self._setup.init(self._number)
                     first = False
@@ -99,9 +101,14 @@ class _Worker:
         except (_LoaderGone, SystemExit):
             raise
         except BaseException as error:
-            # Not from a task: a thread could not be started, the dataset could not be unpickled, or
-            # `worker_init_fn` raised.
-            self._send_error(NO_BATCH, error)
+            # Not from a task: a thread could not be started, the dataset could not be unpickled,
+            # `worker_init_fn` raised, or a message was lost.
+            if isinstance(error, _LinkFailed):
+                error = LoaderError(str(error))
+            try:
+                self._send_error(NO_BATCH, error, first=first)
+            except _LinkFailed:  # a short one needs no memory file
+                self._send_error(NO_BATCH, LoaderError(describe_error(error)[:_BRIEF]), first=first)
 
     def _receive_setup(self) -> WorkerSetup:
         received: list[int] = []
@@ -114,12 +121,14 @@ class _Worker:
                 received.append(message.descriptor)
             setup: WorkerSetup = unpack(received[-1], received[:-1])
         finally:
-            for descriptor in received:
-                os.close(descriptor)
+            closing_once(*received)()
         return setup
 
     def _receive(self) -> Message:
-        message = receive(self._link)
+        try:
+            message = receive(self._link)
+        except OSError as error:
+            raise _LinkFailed(f"a message could not be received: {error}") from error
         if message is None:
             raise _LoaderGone
         return message
@@ -127,27 +136,33 @@ class _Worker:
     def _tell(self, message: Message) -> None:
         try:
             send(self._link, message)
-        except ConnectionError:  # must not look like one that the dataset raised
+        except ConnectionError:
             raise _LoaderGone from None
+        except OSError as error:
+            raise _LinkFailed(f"a message could not be sent: {error}") from error
 
-    def _send_error(self, number: int, error: BaseException) -> None:
+    def _send_error(self, number: int, error: BaseException, *, first: bool = False) -> None:
         flush_output()  # the loader may kill this worker as soon as it has heard of the error
-        self._tell(Message(Kind.ERROR, b=number, payload=pack_failure(error)))
+        self._tell(Message(Kind.ERROR, first, b=number, payload=pack_failure(error)))
 
-    def _begin_epoch(self, message: Message) -> None:
+    def _begin_epoch(self, message: Message, *, first: bool) -> None:
         seed, epoch, self._serial = message.b, message.c, message.d
         reached: ItemState | None = pickle.loads(message.payload)
         exchange_draw(Draw(seed, epoch))
         self._seeds = seed, epoch
-        setup, reading = self._setup, self._setup.reading
-        own = mixed_seed(seed, epoch, self._number, *setup.rank.salt)
-        info = WorkerInfo(self._number, setup.count, own, reading.dataset, setup.rank.ranks)
+        setup, spec = self._setup, self._setup.spec
+        self._follows_torch, self._told = bool(message.a), ()
+        own = setup.worker_seed(seed, epoch, self._number, follows_torch=self._follows_torch)
+        info = WorkerInfo(self._number, setup.count, own, spec.source.dataset, setup.rank.ranks)
         exchange_worker(info)
-        if reading.iterable:
-            self._stream = reading.open_stream(self._assembler, reached or ItemState(self._number, 0))
-            if reading.division is not None:  # all ranks and workers read the same items
+        if spec.source.iterable:
+            self._stream = spec.open_stream(self._assembler, reached or ItemState(self._number, 0))
+            if spec.division is not None:  # all ranks and workers read the same items
                 own, info = mixed_seed(seed, epoch, 0), replace(info, id=0, num_workers=1)
-            seed_globals(own)
+            if not self._follows_torch:
+                seed_globals(own)
+        if self._follows_torch and first:
+            seed_as_torch(seed, self._number)
         tell_worker(info)
 
     def _take(self, message: Message) -> None:
@@ -159,24 +174,24 @@ class _Worker:
             return
         assert message.descriptor is not None
         try:
-            if message.kind == Kind.TABLE:
-                self._table = IndexTable(message.descriptor, message.a, message.b)
+            memory = np.frombuffer(mmap.mmap(message.descriptor, message.b), np.uint8)
+            if message.kind == Kind.SERIAL:
+                self._current = memory.view(np.int64)
             else:
-                mapping = mmap.mmap(message.descriptor, message.b)
-                self._arenas[message.a] = np.frombuffer(mapping, np.uint8)
+                self._arenas[message.a] = memory
         finally:
-            os.close(message.descriptor)
+            closing_once(message.descriptor)()
 
     def _fetch(self, task: Message) -> None:
         staged: StagedBatch | None = None
         payload, begun = b"", perf_counter_ns()
         try:
             # A task of an epoch that the loader has left is skipped, and still answered.
-            if self._table.serial[0] == self._serial:
+            if self._current[0] == self._serial:
                 staged = self._stage(task)
             if staged is not None:
                 payload = self._describe(staged)
-        except (_LoaderGone, SystemExit):
+        except (_LoaderGone, _LinkFailed, SystemExit):
             raise
         except BaseException as error:
             self._send_error(task.b, as_failure(error, task.b, self._number))
@@ -194,15 +209,12 @@ class _Worker:
                 return assigned
             return self._ask_for_slot(task.b, nbytes)
 
-        if self._setup.reading.iterable:
+        if self._setup.spec.source.iterable:
             return self._stream.stage(task.b, reserve)
-        indices: Indices
-        if task.a == NO_ROW:
-            indices = pickle.loads(task.payload)
-        else:
-            indices = self._table.rows[task.a, : task.c].tolist()
+        indices: Indices = array("q", task.payload).tolist() if task.a else pickle.loads(task.payload)
         # By the batch, so that what the dataset draws does not depend on the number of workers.
-        seed_globals(mixed_seed(*self._seeds, task.b, 0, *self._setup.rank.salt))
+        if not self._follows_torch:
+            seed_globals(mixed_seed(*self._seeds, task.b, 0, *self._setup.rank.salt))
         return self._assembler.assemble(task.b, indices, reserve)
 
     def _ask_for_slot(self, number: int, nbytes: int) -> Slot:
@@ -242,21 +254,7 @@ class _Worker:
             ) from error
 
 
-# The GPUs, threads and random numbers of a worker.
-
-
-def restrain(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Hide all GPUs from libraries that are imported later, and limit them to one thread each.
-
-    >>> environment = {"OMP_NUM_THREADS": "3"}
-    >>> restrain(environment)
-    >>> environment["CUDA_VISIBLE_DEVICES"], environment["OMP_NUM_THREADS"], environment["MKL_NUM_THREADS"]
-    ('', '3', '1')
-    """
-    # The variables count when a library is loaded. A forked worker could not use its parent's GPU anyway.
-    environment["CUDA_VISIBLE_DEVICES"] = ""
-    for name in _THREADS:
-        environment.setdefault(name, "1")
+# The threads and random numbers of a worker.
 
 
 def limit_threads() -> None:
@@ -274,10 +272,17 @@ def limit_threads() -> None:
     threadpool_limits(1)
 
 
-def seed_globals(seed: int) -> None:
-    """Seed the global generators of Python, NumPy and PyTorch, so that draws do not depend on the worker."""
+def seed_as_torch(base: int, number: int) -> None:
+    """Seed the global generators of Python, NumPy and PyTorch as PyTorch does when its worker starts."""
+    # NumPy's generator is of the same kind as Python's, so with the same seed it would draw the same numbers.
+    sequence = np.random.SeedSequence([number, base & 0xFFFFFFFF, base >> 32, 0])
+    seed_globals(base + number, sequence.generate_state(4))
+
+
+def seed_globals(seed: int, numpys: NDArray[Any] | None = None) -> None:
+    """Seed the global generators of Python, NumPy and PyTorch."""
     random.seed(seed)
-    np.random.seed(seed)
+    np.random.seed(seed if numpys is None else numpys)
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.default_generator.manual_seed(seed)

@@ -6,39 +6,39 @@ From top to bottom: how workers start, one worker, the pool, one epoch, and the 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pickle
 import select
 import socket
+import sys
+import warnings
 import weakref
+from array import array
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from time import monotonic
-from typing import Any
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gpuloader.batches.items import ItemState
 from gpuloader.batches.staged import StagedBatch
-from gpuloader.errors import LoaderError, StagingMemoryError, WorkerError
+from gpuloader.errors import LoaderError, StagingMemoryError, WorkerError, in_a_fork
 from gpuloader.fetch.contract import (
-    DEFAULT_METHOD,
     EpochRequest,
     WorkerOptions,
     WorkerSetup,
+    failed_alone,
     plain_indices,
-    set_up_failed,
     timed_out,
 )
 from gpuloader.fetch.jobs import Job, Window
-from gpuloader.fetch.processes.fork_server import fork_worker
 from gpuloader.fetch.processes.messages import (
     NO_BATCH,
-    NO_ROW,
-    IndexTable,
     Kind,
     Message,
     dumps,
@@ -46,15 +46,19 @@ from gpuloader.fetch.processes.messages import (
     send,
     unpack_failure,
 )
-from gpuloader.fetch.processes.shipping import IN_BAND_LIMIT, Parcel, Unshippable, pack
+from gpuloader.fetch.processes.shipping import Parcel, Unshippable, names_module, pack
 from gpuloader.fetch.processes.worker import run_worker
+from gpuloader.fields.spec import Indices
+from gpuloader.foreign import jax_has_computed
 from gpuloader.sources.packed import pack_list
 from gpuloader.staging.arena import Arena
 from gpuloader.staging.ring import Slot
-from gpuloader.system.finalizers import Finalizer, Living, closing_once
-from gpuloader.system.platforms import after_fork, may_fork_unasked, message_pair
+from gpuloader.system.finalizers import Finalizer
+from gpuloader.system.platforms import after_fork, close_quietly, message_pair
 from gpuloader.system.processes import (
+    PAUSE,
     ChildHandle,
+    default_method,
     describe_death,
     start_child,
     starting,
@@ -63,6 +67,9 @@ from gpuloader.system.processes import (
 )
 from gpuloader.system.threads import LONGEST_WAIT, deferred_interrupt, exit_first
 from gpuloader.watch.tracing import WORKER, mark
+
+if TYPE_CHECKING:
+    from gpuloader.fetch.processes.fork_server import ForkServer
 
 # Seconds that a worker has to end by itself after its link closes; then it is killed.
 GRACE = 1.0
@@ -76,61 +83,96 @@ MOST_DEATHS = 3
 _NAMED = 8  # the most samples that a message about a dead worker lists
 
 
-def choose_start(setup: WorkerSetup, method: str | None) -> tuple[str, WorkerSetup, Parcel | None]:
-    """Choose how workers start: by `method`, or if that is None by the dataset.
+# A list of at least this many bytes of pickle is packed. A forked worker copies 80 to 90 % of the list as it
+# counts references to the items, and any other unpickles it (``benchmarks/start_method.py``).
+_PACKED_NBYTES = 32 << 20
 
-    Returns the method, the setup, whose dataset may have been packed, and the pickled setup; None of that for
-    forked workers, which inherit the setup.
+
+_said: set[str] = set()
+
+
+def choose_start(setup: WorkerSetup, method: str | None) -> tuple[str, WorkerSetup, Parcel | None, str]:
+    """Choose how workers start: by `method`, or if that is None as `multiprocessing` does, if that is safe.
+
+    Returns 'fork', 'forkserver' or 'spawn'; the setup, whose dataset may have been packed; the pickled setup,
+    None for forked workers, which inherit it; and a sentence for `explain`.
 
     Raises
     ------
     LoaderError
         The dataset cannot be pickled, and the method needs that.
     StagingMemoryError
-        There is too little memory for a copy of the dataset's arrays, and forking is not an option.
+        There is too little memory for a copy of the dataset's arrays, which the method needs.
     """
-    if (method or DEFAULT_METHOD) == "fork":
-        return "fork", setup, None
-    packed = pack_list(setup.reading.dataset, IN_BAND_LIMIT)
+    packed = pack_list(setup.spec.source.dataset, _PACKED_NBYTES)
     if packed is not None:
-        source = replace(setup.reading.source, dataset=packed)
-        setup = replace(setup, reading=replace(setup.reading, source=source))
-    may_fork = method is None and may_fork_unasked()
+        source = replace(setup.spec.source, dataset=packed)
+        setup = replace(setup, spec=replace(setup.spec, source=source))
+    chosen = method or default_method()
+    why = "start_method chose that" if method else "multiprocessing does so here"
+    why = f"Workers start by {chosen!r}: {why}."
+    if chosen != "fork":
+        return chosen, setup, _pack(setup), why
+    hazard = ""
+    if jax_has_computed():
+        hazard = "JAX has computed in this process"
+    elif method is None and "polars" in sys.modules and names_module(setup, "polars"):
+        hazard = "the dataset refers to Polars"
+    if not hazard:
+        return chosen, setup, None, why
+    parcel = None
+    if method is None:
+        with contextlib.suppress(LoaderError, StagingMemoryError):
+            parcel = _pack(setup)
+        if parcel is not None and parcel.needs_main:
+            # Importing the main module in the server could run the whole program again.
+            parcel.close()
+            parcel = None
+    if parcel is None:
+        why = (
+            f"Workers are forked although {hazard}, so they may hang: pass start_method='forkserver', which "
+            "needs a dataset that can be pickled, or worker_type='thread'."
+        )
+    else:
+        chosen = "forkserver"
+        why = f"Workers start by 'forkserver', because {hazard}, so that forked ones may hang."
+    if why not in _said:
+        _said.add(why)
+        warnings.warn(why, RuntimeWarning, stacklevel=2)
+    return chosen, setup, parcel, why
+
+
+def _pack(setup: WorkerSetup) -> Parcel:
     try:
-        # A fork server has a worker ready in 7 ms, a fork in 4 ms. But a fork copies the locks of whatever
-        # threads are running. Only where unpickling many objects in every worker would cost more, is a
-        # dataset forked if nobody has chosen (`benchmarks/start_method.py`).
-        parcel = pack(setup) if method is None else pack(setup, limit=None)
-    except (StagingMemoryError, Unshippable) as reason:
-        if may_fork:  # which needs no pickle, and no second copy of the dataset's arrays
-            return "fork", setup, None
-        if isinstance(reason, StagingMemoryError):
-            raise
-        what = str(reason).removeprefix("WorkerSetup.").removeprefix("reading.").removeprefix("source.")
+        return pack(setup)
+    except Unshippable as reason:
+        what = str(reason).removeprefix("WorkerSetup.").removeprefix("spec.").removeprefix("source.")
         raise LoaderError(
             f"the dataset cannot be sent to worker processes: {what}; make "
             "it picklable, or pass start_method='fork' or worker_type='thread'"
         ) from reason
-    if parcel.needs_main and may_fork:
-        # Importing the main module in every worker could run the whole program again.
-        parcel.close()
-        return "fork", setup, None
-    return method or DEFAULT_METHOD, setup, parcel
 
 
 # One worker process as the loader sees it, from its start to its end.
 
-_known: Living[WorkerProcess] = Living()
+# Held here while open: the garbage collector may finalize a dropped pool's sockets before its `Finalizer`,
+# and a socket that is open then warns of it.
+_links: set[socket.socket] = set()
 
 
 def _disown_all() -> None:
     """Close a forked process's copies of the links that belong to its parent."""
     # An open copy would hide the parent's death from the workers.
-    for one in list(_known):
-        one.link.close()
+    while _links:
+        close_quietly(_links.pop())
 
 
 after_fork(_disown_all)
+
+
+def _close_link(link: socket.socket) -> None:
+    close_quietly(link)
+    _links.discard(link)
 
 
 class WorkerProcess:
@@ -152,22 +194,22 @@ class WorkerProcess:
             with starting():
                 self.link, theirs = message_pair()
                 try:
-                    _known.add(self)
+                    _links.add(self.link)
                     self.child = _start_worker(pool, number, theirs)
                 except BaseException:
-                    self.link.close()
+                    _close_link(self.link)
                     raise
                 finally:
-                    theirs.close()  # our copy would hide the worker's death
+                    close_quietly(theirs)  # our copy would hide the worker's death
         except OSError as error:
             raise LoaderError(f"worker {number} could not be started: {error}") from error
-        self._finalizer.watch(partial(_end, self.link, self.child, os.getpid()))
+        self._finalizer.watch(partial(_end, self.link, self.child))
         if parcel is not None:
             for one in parcel.lists:
                 self.send(Message(Kind.LIST, descriptor=one.descriptor))
             self.send(Message(Kind.SETUP, descriptor=parcel.descriptor))
-        rows, columns = pool.table.rows.shape
-        self.send(Message(Kind.TABLE, a=rows, b=columns, descriptor=pool.descriptor))
+        assert pool.board is not None
+        self.send(Message(Kind.SERIAL, b=pool.board.nbytes, descriptor=pool.board.descriptor))
 
     def send(self, message: Message, keep: object = None) -> None:
         """Send a message without waiting; one to a dead worker is lost, and its sentinel reports the death.
@@ -232,22 +274,17 @@ class WorkerProcess:
 def _start_worker(pool: Pool, number: int, link: socket.socket) -> ChildHandle:
     """Start worker `number`, which takes over its end of the link; the caller holds `starting()`."""
     parcel = pool.parcel
-    if pool.method == "forkserver" and parcel is not None:
-        return fork_worker(number, link, parcel.modules, needs_main=parcel.needs_main)
+    if pool.server is not None and parcel is not None:
+        return pool.server.fork(number, link, parcel)
     setup = pool.setup if parcel is None else None  # a forked worker inherits it
     with nullcontext() if parcel is None or parcel.needs_main else without_main():
         return start_child(pool.method, f"gpuloader-worker-{number}", run_worker, link, number, setup)
 
 
-def _end(link: socket.socket, child: ChildHandle, owner: int) -> None:
+def _end(link: socket.socket, child: ChildHandle) -> None:
     """Kill and reap a worker and close its descriptors; a forked child only closes its copies of them."""
-    link.close()
-    if child.released:  # a Ctrl-C had cut this short
-        return
-    is_ours = os.getpid() == owner
-    if is_ours:
-        child.kill()
-    child.release(is_ours=is_ours)
+    _close_link(link)
+    child.end()
 
 
 def close_all(workers: list[WorkerProcess], grace: float) -> None:
@@ -261,28 +298,28 @@ def close_all(workers: list[WorkerProcess], grace: float) -> None:
 
 
 class Pool:
-    """Worker processes and the index table they share with the loader, for one epoch or for many.
+    """Worker processes for one epoch or for many; `server` is the fork server of an earlier pool."""
 
-    At most `ahead` tasks are in progress at once, each with up to `columns` indices in the table. More travel
-    in a message.
-    """
-
-    def __init__(self, setup: WorkerSetup, method: str | None, ahead: int, columns: int, count: int) -> None:
+    def __init__(
+        self, setup: WorkerSetup, method: str | None, count: int, server: ForkServer | None = None
+    ) -> None:
         self.process = os.getpid()
         self.serial = 0
         self.workers: list[WorkerProcess] = []
-        self.method, self.setup, self.parcel = choose_start(setup, method)
-        try:
-            self.table, self.descriptor = IndexTable.create(ahead, columns)
-        except BaseException:
-            if self.parcel is not None:
-                self.parcel.close()
-            raise
-        self._free_rows = list(range(len(self.table.rows)))
+        self.method, self.setup, self.parcel, self.why = choose_start(setup, method)
+        self.server = None
+        if self.method == "forkserver":
+            from gpuloader.fetch.processes.fork_server import ForkServer
+
+            self.server = server or ForkServer()
         # Not the pool itself: it could not be dropped then.
-        self._parts = self.workers, self.parcel, self.process, closing_once(self.descriptor)
+        self._parts = self.workers, self.parcel, self.process
         self._finalizer = Finalizer(partial(_close_pool, *self._parts))
+        self.board: Arena | None = None
         try:
+            # Shared with the workers: the serial of the epoch whose tasks they do not skip.
+            self.board = Arena(8, shared=True)
+            self.current = self.board.bytes.view(np.int64)
             self.resize(count)
             exit_first()  # before what `multiprocessing` has registered, which kills its children
         except BaseException:
@@ -307,43 +344,25 @@ class Pool:
         """Pickle a value for the workers, of which only forked ones have our main module."""
         return dumps(value, by_value=self.method != "fork")
 
-    def write_indices(self, job: Job) -> tuple[int, bytes]:
-        """Return the row of the table to which a job's indices were written, or NO_ROW and them pickled."""
-        indices = job.indices
-        if type(indices) is range:
-            indices = np.arange(indices.start, indices.stop, indices.step)
-        elif not isinstance(indices, np.ndarray):
-            # Only plain integers may become a row: a dataset may take strings, tuples or booleans.
-            listed = np.asarray(indices) if set(map(type, indices)) <= {int} else None
-            if listed is None or listed.dtype != np.int64:
-                return NO_ROW, self.dumps(list(indices))
-            indices = listed
-        if len(indices) > self.table.rows.shape[1] or (job.row < 0 and not self._free_rows):
-            return NO_ROW, self.dumps(indices.tolist())
-        if job.row < 0:
-            job.row = self._free_rows.pop()
-        self.table.rows[job.row, : len(indices)] = indices
-        return job.row, b""
-
-    def free_row(self, job: Job) -> None:
-        """Free a job's row of the table, if it has one."""
-        if job.row >= 0:
-            self._free_rows.append(job.row)
-            job.row = -1
+    def pack_indices(self, indices: Indices) -> tuple[bool, bytes]:
+        """Return indices as bytes, and whether these are int64 numbers; else they are a pickle."""
+        if isinstance(indices, np.ndarray):
+            return True, indices.astype(np.int64, copy=False).tobytes()
+        # Only plain integers become numbers: a dataset may take strings, tuples or booleans.
+        if type(indices) is range or set(map(type, indices)) <= {int}:
+            with contextlib.suppress(OverflowError):
+                return True, array("q", indices).tobytes()
+        return False, self.dumps(list(indices))
 
     def close(self, grace: float = GRACE) -> None:
         """Stop all workers, killing them after `grace` seconds; may be called again."""
-        self.descriptor = -1
+        self.board = None  # which closes its descriptor
         _close_pool(*self._parts, grace)
         self._finalizer.end()
 
 
 def _close_pool(
-    workers: list[WorkerProcess],
-    parcel: Parcel | None,
-    owner: int,
-    forget: Callable[[], object],
-    grace: float = GRACE,
+    workers: list[WorkerProcess], parcel: Parcel | None, owner: int, grace: float = GRACE
 ) -> None:
     """Stop a pool's workers, and close what it shares with them."""
     ended = workers.copy()
@@ -354,7 +373,6 @@ def _close_pool(
     finally:  # a Ctrl-C may end the wait for the workers
         if parcel is not None:
             parcel.close()
-        forget()
 
 
 # One epoch.
@@ -363,9 +381,9 @@ def _close_pool(
 class ProcessWorkers:
     """Fetches one epoch with a pool of worker processes; only the consumer calls the methods.
 
-    A task goes to the worker with the fewest, or for an iterable dataset to each worker in turn. With many
-    workers, the first batch does not wait until all have started: one more starts with each batch, and while
-    the consumer waits.
+    A task goes to the worker with the fewest, or for an iterable dataset and as in PyTorch to each in turn.
+    With many workers, the first batch does not wait until all have started: one more starts with each batch,
+    and while the consumer waits.
 
     `give_back` takes the pool when the epoch ends; its workers have ended unless they persist.
     """
@@ -382,16 +400,18 @@ class ProcessWorkers:
         self._window = window
         self._epoch = epoch
         self._options = options
-        self._by_index = epoch.numbered is not None
+        self._by_index = epoch.reached is None
         self._give_back = give_back
         self._has_looked = self._broken = self._closing = False
-        self._reached: dict[int, ItemState] = dict(epoch.reached)
+        self._reached: dict[int, ItemState] = dict(epoch.reached or {})
         self._active = options.count
+        # Who reads a batch decides the items of an iterable dataset, and with PyTorch's seeds what is drawn.
+        self._in_turn = not self._by_index or (epoch.follows_torch and options.in_order and not options.most)
         self._turns = deque(range(self._active))
         self._turns.rotate(-epoch.turn)
         # Workers skip the tasks of other epochs, so one that the user has left costs its rest no time.
         pool.serial += 1
-        pool.table.serial[0] = pool.serial
+        pool.current[0] = pool.serial
         self._poll = select.poll()
         self._by_descriptor: dict[int, WorkerProcess] = {}
         for worker in pool.workers:
@@ -405,7 +425,12 @@ class ProcessWorkers:
         worker.awaits_room = False
         epoch, pool = self._epoch, self._pool
         payload = pool.dumps(None if self._by_index else self._reached.get(worker.number))
-        worker.send(Message(Kind.EPOCH, b=epoch.seed, c=epoch.epoch, d=pool.serial, payload=payload))
+        worker.facts = ()  # an epoch that was left may have missed some
+        worker.send(
+            Message(
+                Kind.EPOCH, epoch.follows_torch, b=epoch.seed, c=epoch.epoch, d=pool.serial, payload=payload
+            )
+        )
 
     def _start_next(self) -> bool:
         """Start a missing worker; return False if none is missing, or no task is left for it."""
@@ -460,10 +485,7 @@ class ProcessWorkers:
 
     def _take(self) -> StagedBatch | None:
         if os.getpid() != self._pool.process:
-            raise LoaderError(
-                "the loader's worker processes belong to the process that forked this one; start a new "
-                "epoch here"
-            )
+            raise in_a_fork("the loader's worker processes")
         if self._broken:
             raise LoaderError(
                 "the epoch was interrupted in the middle of a message to or from a worker; start a new one"
@@ -486,14 +508,13 @@ class ProcessWorkers:
                 return
             job.worker = worker.number
             worker.jobs.append(job)
-            if not self._by_index:
+            if self._in_turn:
                 self._turns.rotate(-1)
             self._send_task(worker, job)
 
     def _next_worker(self) -> WorkerProcess | None:
         workers = self._pool.workers
-        if not self._by_index:
-            # Each worker has its own items, so the order of the batches is the order of their turns.
+        if self._in_turn:
             if not self._turns:
                 self._window.exhausted = True
                 return None
@@ -502,16 +523,13 @@ class ProcessWorkers:
         for other in workers[1 : self._active]:
             if len(other.jobs) < len(worker.jobs):
                 worker = other
-        # The share of workers that are yet to start is left to them.
-        is_full = len(worker.jobs) >= -(-self._window.ahead // self._active)
-        return None if is_full and self._active > len(workers) else worker
+        # None has a second batch while another, which may be yet to start, has none.
+        return None if worker.jobs and len(workers) < self._active else worker
 
     def _send_task(self, worker: WorkerProcess, job: Job) -> None:
         arena, offset, size = (0, 0, 0) if job.slot is None else worker.show(job.slot)
-        row, payload = self._pool.write_indices(job)
-        worker.send(
-            Message(Kind.TASK, row, arena, job.number, len(job.indices), offset, size, payload=payload)
-        )
+        are_numbers, payload = self._pool.pack_indices(job.indices)
+        worker.send(Message(Kind.TASK, are_numbers, arena, job.number, d=offset, e=size, payload=payload))
 
     def _hear(self, milliseconds: float | None) -> bool:
         """Handle the answers and deaths that arrive in time (None: no limit); return False if none does."""
@@ -523,7 +541,13 @@ class ProcessWorkers:
                 events = select.POLLIN | select.POLLOUT if worker.awaits_room else select.POLLIN
                 self._poll.modify(worker.link.fileno(), events)
         # A process descriptor tells of a death even if a child of the worker holds its link open.
-        ready = self._poll.poll(milliseconds)
+        try:
+            ready = self._poll.poll(milliseconds)
+        except OSError as error:
+            if error.errno == errno.EAGAIN:  # POSIX: another attempt may succeed
+                sleep(PAUSE)
+                return False
+            raise LoaderError(f"could not wait for the workers: {error}; free some memory") from error
         try:
             for descriptor, events in ready:
                 worker = self._by_descriptor[descriptor]
@@ -539,21 +563,26 @@ class ProcessWorkers:
 
     def _receive(self, worker: WorkerProcess) -> bool:
         """Receive and handle one message of a worker; return False if it closed the link and so has ended."""
-        message = receive(worker.link, socket.MSG_DONTWAIT)
+        try:
+            message = receive(worker.link, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            self._broken = True  # perhaps a message was lost
+            raise LoaderError(f"could not receive a message of worker {worker.number}: {error}") from error
         if message is None:
             return False
         if worker.unsent:
             worker.flush()
         if message.b == NO_BATCH:
             self._broken = True
-            raise set_up_failed(worker.number, unpack_failure(message.payload))
+            raise failed_alone(worker.number, unpack_failure(message.payload), first=bool(message.a))
         worker.deaths = 0
         job = worker.jobs[0]
         if message.kind == Kind.NEED:
             self._grant(worker, job, message)
             return True
         worker.jobs.popleft()
-        self._pool.free_row(job)
         if not job.done:
             try:
                 self._finish(worker, job, message)
@@ -567,13 +596,13 @@ class ProcessWorkers:
             job.finish(None, unpack_failure(message.payload))
         elif message.kind == Kind.END:
             job.finish(None)
-            if worker.number in self._turns:
+            if not self._by_index and worker.number in self._turns:
                 self._turns.remove(worker.number)
         else:
             begun, end = message.c, message.d
             job.busy = end - begun
             mark("fetch", begun, end, f"{WORKER}-{worker.number}")
-            objects, state, skipped = (), None, 0
+            objects, state, skipped = (), None, ()
             if message.payload:
                 facts, objects, state, skipped = pickle.loads(message.payload)
                 worker.facts = facts or worker.facts
@@ -667,7 +696,7 @@ class ProcessWorkers:
 
     def _call_off(self, deadline: float) -> bool:
         """Make the workers finish or skip their tasks; return False if that takes longer than `deadline`."""
-        self._pool.table.serial[0] = -1  # workers see it before each task, and skip that
+        self._pool.current[0] = -1  # workers see it before each task, and skip that
         try:
             while any(worker.jobs for worker in self._pool.workers):
                 if monotonic() > deadline:

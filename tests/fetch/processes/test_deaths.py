@@ -22,10 +22,7 @@ KEPT = pytest.mark.parametrize(
 SEGFAULT = partial(faulty.kill, signal.SIGSEGV)
 
 
-@pytest.fixture(autouse=True)
-def nothing_left():
-    with faulty.all_gone():
-        yield
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 def at_first(tmp_path, action):
@@ -133,17 +130,6 @@ def test_another_worker_continues_where_one_died(method, persistent, death, kind
     one.close()
 
 
-def test_the_turns_of_an_iterable_data_set_stay_after_a_death(tmp_path):
-    """No matter which worker's turn it is when one dies."""
-    expected = indices(loader(FaultyStream(40), num_workers=3))
-    for at in range(0, 40, 7):
-        action = partial(faulty.at_first, str(tmp_path / str(at)), faulty.exit_at_once)
-        one = loader(
-            FaultyStream(40, {at: action}), num_workers=3, on_worker_death="respawn", start_method="fork"
-        )
-        assert indices(one) == expected
-
-
 @STARTED
 @pytest.mark.parametrize("kind", [Faulty, FaultyStream])
 def test_a_sample_that_always_kills_is_an_error(method, kind):
@@ -210,32 +196,6 @@ def check_grown(way, x, expected):
     for got, row in zip(x, rows, strict=True):
         assert (got[: len(row)] == row).all()
         assert (got[len(row) :] == -1).all()
-
-
-class DiesAsking(Growing):
-    """Gets its worker killed, by a thread, about when the worker asks for a slot."""
-
-    def __init__(self, path, after):
-        super().__init__()
-        self.path, self.after = path, after
-
-    def __getitem__(self, index):
-        if index == 11:
-            faulty.at_first(self.path, partial(kill_soon, self.after))
-        return super().__getitem__(index)
-
-
-def kill_soon(seconds):
-    threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
-
-
-@STARTED
-def test_a_worker_dies_while_it_asks_for_a_slot(method, tmp_path):
-    for step in range(4):
-        dataset = DiesAsking(str(tmp_path / str(step)), step * 0.0003)
-        one = loader(dataset, ragged=["x"], on_worker_death="respawn", start_method=method)
-        for number, batch in enumerate(one):
-            check_grown("ragged", batch["x"], range(4 * number, 4 * number + 4))
 
 
 def test_batches_come_out_of_order_and_none_is_missing(tmp_path):

@@ -1,6 +1,7 @@
 """Exceptions of the user's code in a worker reach the loop that waits for the batch; the next epoch works."""
 
 import itertools
+import resource
 import sys
 from types import SimpleNamespace
 
@@ -12,23 +13,16 @@ from gpuloader.fetch.jobs import Job
 from gpuloader.fetch.processes.workers import died
 from tests.fetch import faulty
 from tests.fetch.faulty import Faulty, FaultyStream, OwnError, Unpicklable, indices, loader, plain
+from tests.fetch.ways import PROCESSES, WORKERS
 
-THREADS = pytest.param({"worker_type": "thread"}, id="thread")
-PROCESSES = [
-    pytest.param({"start_method": "forkserver", "persistent_workers": True}, id="forkserver-persistent"),
-    pytest.param({"start_method": "fork"}, id="fork-fresh"),
-]
 OTHERS = [
     pytest.param({"start_method": "forkserver"}, id="forkserver-fresh"),
     pytest.param({"start_method": "fork", "persistent_workers": True}, id="fork-persistent"),
 ]
-EVERYWHERE = [*PROCESSES, THREADS]
+SPAWN = pytest.param({"start_method": "spawn"}, id="spawn")
 
 
-@pytest.fixture(autouse=True)
-def nothing_left():
-    with faulty.all_gone():
-        yield
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 def once(tmp_path, action):
@@ -44,7 +38,7 @@ def check_note(error, options, where):
         assert where in error.__notes__[0]
 
 
-@pytest.mark.parametrize("options", [*EVERYWHERE, *OTHERS])
+@pytest.mark.parametrize("options", [*WORKERS, *OTHERS, SPAWN])
 def test_an_exception_of_a_sample(options, tmp_path):
     one = loader(Faulty(actions={9: once(tmp_path, fail(OwnError("gone")))}), **options)
     with pytest.raises(SampleError, match="the dataset raised OwnError: gone") as caught:
@@ -55,12 +49,11 @@ def test_an_exception_of_a_sample(options, tmp_path):
     assert type(error.__cause__) is OwnError
     assert error.__cause__.args == ("gone",)
     check_note(error.__cause__, options, "in __getitem__")
-    for _ in range(2):
-        assert indices(one) == plain()
+    assert indices(one) == plain()
     one.close()
 
 
-@pytest.mark.parametrize("options", [*EVERYWHERE, *OTHERS])
+@pytest.mark.parametrize("options", [*WORKERS, *OTHERS])
 def test_the_very_first_sample_may_fail_and_the_next_epoch_settles_the_form(options, tmp_path):
     slow = faulty.partial(faulty.time.sleep, 0.02)  # so that the other workers wait for the form
     one = loader(Faulty(actions={0: once(tmp_path, fail(OwnError("first")))}, always=slow), **options)
@@ -70,17 +63,25 @@ def test_the_very_first_sample_may_fail_and_the_next_epoch_settles_the_form(opti
     one.close()
 
 
-@pytest.mark.parametrize("options", EVERYWHERE)
-def test_an_exception_that_does_not_pickle(options):
-    one = loader(Faulty(actions={5: faulty.partial(faulty.fail_with_code, 7)}), **options)
-    with pytest.raises(SampleError, match=r"dataset index 5.*Unpicklable: code 7: no way") as caught:
+def without_room(error=None):
+    """Let this process write no file, nor a memory file."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    if error is not None:
+        raise error
+
+
+@pytest.mark.parametrize("at", ["in a batch", "at the start"])
+def test_an_error_that_is_too_long_for_the_memory_that_is_left(at, capfd):
+    fails = faulty.partial(without_room, OwnError("x" * 100_000))
+    if at == "in a batch":
+        one = loader(Faulty(actions={9: fails}), start_method="fork")
+        told = r"worker \d cannot go on: LoaderError: a message could not be sent: .*File too large"
+    else:
+        one = loader(Faulty(), start_method="fork", worker_init_fn=lambda _: fails())
+        told = r"worker \d could not start: LoaderError: OwnError: xxx"
+    with pytest.raises(LoaderError, match=told):
         list(one)
-    cause = caught.value.__cause__
-    assert type(cause) is Unpicklable
-    assert str(cause) == "code 7: no way"
-    assert cause.code == 7
-    check_note(cause, options, "in fail_with_code")
-    one.close()
+    assert not capfd.readouterr().err
 
 
 @pytest.mark.parametrize("options", PROCESSES)
@@ -108,28 +109,65 @@ def test_an_exception_class_that_only_goes_by_value(options):
     one.close()
 
 
-@pytest.mark.parametrize("options", EVERYWHERE)
-def test_an_exception_of_a_megabyte(options):
-    one = loader(Faulty(actions={5: fail(OwnError("x" * (1 << 20)))}), **options)
-    with pytest.raises(SampleError) as caught:
-        list(one)
-    assert len(str(caught.value.__cause__)) == 1 << 20
-    one.close()
-
-
 def collate_badly(samples):
     if samples[0][0] == 8:
         raise OwnError("not these")
     return np.stack(samples)
 
 
-@pytest.mark.parametrize("options", EVERYWHERE)
+class BadStream(FaultyStream):
+    def __iter__(self):
+        raise OwnError("no items")
+
+
+FAILURES = {
+    "sample": (
+        lambda: Faulty(actions={5: fail(OwnError("x" * (1 << 20)))}),
+        *(r"dataset index 5.*OwnError: x", OwnError, "__getitem__"),
+    ),
+    "interrupt": (
+        lambda: Faulty(actions={6: fail(KeyboardInterrupt())}),
+        *("KeyboardInterrupt", KeyboardInterrupt, "__getitem__"),
+    ),
+    "exit": (
+        lambda: Faulty(actions={6: fail(GeneratorExit())}),
+        *("GeneratorExit", GeneratorExit, "__getitem__"),
+    ),
+    "iter": (BadStream, "batch 0.*OwnError: no items", OwnError, "__iter__"),
+    "what does not pickle": (
+        lambda: Faulty(actions={5: faulty.partial(faulty.fail_with_code, 7)}),
+        *("dataset index 5.*Unpicklable: code 7: no way", Unpicklable, "fail_with_code"),
+    ),
+}
+"""What makes a dataset, what the error says, the type of its cause, and the function that raised it."""
+
+
+@pytest.mark.parametrize("options", WORKERS)
+@pytest.mark.parametrize("failure", FAILURES)
+def test_an_exception_arrives_with_its_cause_and_place_in_every_epoch(options, failure):
+    make, message, kind, function = FAILURES[failure]
+    one = loader(make(), **options)
+    for _ in range(2):
+        with pytest.raises(SampleError, match=message) as caught:
+            list(one)
+        cause = caught.value.__cause__
+        assert type(cause) is kind
+        check_note(cause, options, f"in {function}")
+        if failure == "sample":
+            assert len(str(cause)) == 1 << 20
+        if failure == "iter":
+            assert caught.value.worker == 0
+        if failure == "what does not pickle":
+            assert (str(cause), cause.code) == ("code 7: no way", 7)
+    one.close()
+
+
+@pytest.mark.parametrize("options", WORKERS)
 def test_an_exception_of_collate_fn(options):
     one = loader(Faulty(), collate_fn=collate_badly, **options)
     for _ in range(2):
-        got = []
         with pytest.raises(SampleError, match=r"batch 2.*collate_fn raised OwnError: not these") as caught:
-            got.extend(batch[:, 0].tolist() for batch in one)
+            list(one)
         assert type(caught.value.__cause__) is OwnError
         check_note(caught.value.__cause__, options, "in collate_badly")
     one.close()
@@ -140,7 +178,7 @@ class BadWidth(Faulty):
         return {"x": np.zeros(3 if index != 6 else 4)}
 
 
-@pytest.mark.parametrize("options", EVERYWHERE)
+@pytest.mark.parametrize("options", WORKERS)
 def test_a_sample_that_does_not_fit_is_named_with_its_field(options):
     one = loader(BadWidth(), **options)
     with pytest.raises(SampleError, match=r"expected shape \(3,\).*, got \(4,\)") as caught:
@@ -152,23 +190,7 @@ def test_a_sample_that_does_not_fit_is_named_with_its_field(options):
     one.close()
 
 
-class BadStream(FaultyStream):
-    def __iter__(self):
-        raise OwnError("no items")
-
-
-@pytest.mark.parametrize("options", EVERYWHERE)
-def test_an_exception_of_iter(options):
-    one = loader(BadStream(), **options)
-    for _ in range(2):
-        with pytest.raises(SampleError, match=r"batch 0.*OwnError: no items") as caught:
-            list(one)
-        assert type(caught.value.__cause__) is OwnError
-        assert caught.value.worker == 0
-    one.close()
-
-
-@pytest.mark.parametrize("options", EVERYWHERE)
+@pytest.mark.parametrize("options", WORKERS)
 def test_an_exception_of_a_later_item(options, tmp_path):
     one = loader(FaultyStream(actions={13: once(tmp_path, fail(OwnError("item")))}), **options)
     with pytest.raises(SampleError, match=r"batch 3.*OwnError: item") as caught:
@@ -180,25 +202,12 @@ def test_an_exception_of_a_later_item(options, tmp_path):
 
 def begin_badly(number):
     if number == 1:
-        raise OwnError("not me") from KeyError("deeper")
+        raise ConnectionRefusedError("nobody listens") from KeyError("deeper")
 
 
-def begin_without_a_server(number):
-    raise ConnectionRefusedError("nobody listens")
-
-
-@pytest.mark.parametrize("options", EVERYWHERE)
-@pytest.mark.parametrize("init", [begin_badly, begin_without_a_server])
-def test_an_exception_of_worker_init_fn(options, init):
-    slow = faulty.partial(faulty.time.sleep, 0.01)
-    one = loader(Faulty(always=slow), worker_init_fn=init, **options)
-    for _ in range(2):
-        with pytest.raises(LoaderError, match=r"worker [01] could not start: ") as caught:
-            list(one)
-        cause = caught.value.__cause__
-        assert type(cause) in (OwnError, ConnectionRefusedError)
-        check_note(cause, options, f"in {init.__name__}")
-    one.close()
+class Unborn(Faulty):
+    def __setstate__(self, state):
+        raise OwnError("cannot be made again")
 
 
 class WithoutGenerators(Faulty):
@@ -209,36 +218,31 @@ class WithoutGenerators(Faulty):
         sys.modules["numpy.random"] = None
 
 
-def test_a_worker_that_cannot_import_the_generators_could_not_start():
-    one = loader(WithoutGenerators(), start_method="spawn")
-    with pytest.raises(LoaderError, match=r"worker \d could not start: .*numpy\.random"):
-        list(one)
+@pytest.mark.parametrize("options", WORKERS)
+def test_an_exception_of_worker_init_fn(options):
+    slow = faulty.partial(faulty.time.sleep, 0.01)
+    one = loader(Faulty(always=slow), worker_init_fn=begin_badly, **options)
+    check_start(one, "nobody listens", ConnectionRefusedError, options, "begin_badly")
     one.close()
-
-
-class Unborn(Faulty):
-    def __setstate__(self, state):
-        raise OwnError("cannot be made again")
 
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_an_exception_while_unpickling(persistent):
     one = loader(Unborn(), start_method="forkserver", persistent_workers=persistent)
+    check_start(one, "OwnError: cannot be", OwnError, {}, "__setstate__")
+
+
+def check_start(one, message, kind, options, function):
     for _ in range(2):
-        with pytest.raises(LoaderError, match=r"worker \d could not start: OwnError: cannot be") as caught:
+        with pytest.raises(LoaderError, match=rf"worker \d could not start: .*{message}") as caught:
             list(one)
-        assert type(caught.value.__cause__) is OwnError
-        assert "in __setstate__" in caught.value.__cause__.__notes__[0]
+        assert type(caught.value.__cause__) is kind
+        check_note(caught.value.__cause__, options, f"in {function}")
 
 
-@pytest.mark.parametrize("options", EVERYWHERE)
-@pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit])
-def test_what_would_end_more_than_the_epoch_is_the_cause_of_a_sample_error(options, error):
-    one = loader(Faulty(actions={6: fail(error())}), **options)
-    with pytest.raises(SampleError, match=error.__name__) as caught:
-        list(one)
-    assert type(caught.value.__cause__) is error
-    one.close()
+def test_a_worker_that_cannot_import_the_generators_could_not_start():
+    with pytest.raises(LoaderError, match=r"worker \d could not start: .*numpy\.random"):
+        list(loader(WithoutGenerators(), num_workers=1, start_method="spawn"))
 
 
 def close_output(number):
@@ -263,13 +267,6 @@ def test_a_worker_without_items_keeps_nobody_waiting(kind):
     one = loader(Second(), worker_type=kind)
     for _ in range(2):
         assert sorted(itertools.chain(*indices(one))) == list(range(1, 24, 2))
-
-
-def test_spawned_workers_fail_the_same(tmp_path):
-    one = loader(Faulty(actions={9: once(tmp_path, fail(OwnError("gone")))}), start_method="spawn")
-    with pytest.raises(SampleError, match=r"dataset index 9.*OwnError: gone"):
-        list(one)
-    assert indices(one) == plain()
 
 
 def test_many_tasks_and_answers_at_once_block_nobody():

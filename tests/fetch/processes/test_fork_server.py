@@ -1,18 +1,18 @@
-"""The fork server: what it imports for the workers, when it is replaced, and what it leaves: nothing."""
+"""The fork server of a loader: what it imports, when it is replaced, and what it leaves: nothing."""
 
 import contextlib
 import gc
-import multiprocessing
 import os
 import re
+import resource
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import textwrap
 import threading
 import time
-import zipfile
-from contextlib import suppress
 from multiprocessing import shared_memory, spawn
 from pathlib import Path
 
@@ -20,19 +20,10 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, LoaderError
-from gpuloader.fetch.processes import fork_server
-from gpuloader.fetch.processes.fork_server import (
-    STATUS,
-    Forked,
-    Request,
-    ServedChild,
-    ServerGone,
-    Surroundings,
-    receive_request,
-    send_request,
-)
-from gpuloader.system.processes import wait_for
-from tests.fakes import is_running, nothing_left_behind, wait_until
+from gpuloader.fetch.processes.fork_server import ServedChild
+from gpuloader.system import processes
+from gpuloader.system.processes import default_method, wait_for
+from tests.fakes import is_running, wait_until
 from tests.fetch import faulty
 from tests.fetch.faulty import Faulty, indices, loader, plain
 
@@ -45,15 +36,6 @@ SERVED = {"start_method": "forkserver"}
 def nothing_left():
     with faulty.all_gone():
         yield
-
-
-@pytest.fixture
-def own_server():
-    """Run the test with a server of its own, and stop that afterwards."""
-    fork_server.stop_servers()
-    yield
-    fork_server.stop_servers()
-    faulty.warm_up.cache_clear()  # the next test starts another
 
 
 def run_program(code, folder, **environment):
@@ -71,8 +53,9 @@ def run_program(code, folder, **environment):
     return done.stdout.splitlines()
 
 
-def server_pid():
-    return fork_server._server.process.pid
+def server_pid(one):
+    """Return the process of a loader's fork server."""
+    return one._epochs._fetching._server._servers[-1][1].pid
 
 
 DATASET = """
@@ -113,14 +96,14 @@ def program(code):
     return textwrap.dedent(LOOPS) + textwrap.dedent(code)
 
 
-def test_what_the_dataset_needs_is_imported_once_for_all_workers_epochs_and_loaders(tmp_path):
+def test_what_the_dataset_needs_is_imported_once_for_all_workers_and_epochs(tmp_path):
     write_module(tmp_path, DATASET)
     run_program(
         program(
             """
-            for one in (load(), load()):
-                for epoch in range(3):
-                    assert read(one) == list(range(8))
+            one = load()
+            for epoch in range(3):
+                assert read(one) == list(range(8))
             """
         ),
         tmp_path,
@@ -128,24 +111,21 @@ def test_what_the_dataset_needs_is_imported_once_for_all_workers_epochs_and_load
     assert len((tmp_path / "imports").read_text().split()) == 2  # the program itself, and the server
 
 
-def test_a_changed_module_is_imported_anew(tmp_path):
-    """As after an edit in a notebook: no worker runs the old code."""
+def test_a_changed_module_reaches_the_next_loader_and_no_running_one(tmp_path):
     write_module(tmp_path, DATASET)
     printed = run_program(
         program(
             """
-            import importlib, os
             one = load()
             print(sum(read(one)))
             path = pathlib.Path("numbers_dataset.py")
             path.write_text(path.read_text().replace("FACTOR = 1", "FACTOR = 10"))
-            importlib.reload(numbers_dataset)
-            print(sum(read(load())))
+            print(sum(read(one)), sum(read(load())))
             """
         ),
         tmp_path,
     )
-    assert printed == ["28", "280"]
+    assert printed == ["28", "28 280"]
 
 
 def test_another_module_of_the_same_name_is_not_mistaken_for_it(tmp_path):
@@ -168,15 +148,6 @@ def test_another_module_of_the_same_name_is_not_mistaken_for_it(tmp_path):
     assert printed == ["28", "280"]
 
 
-def test_a_module_in_an_archive_is_imported_too(tmp_path):
-    """It has no file whose time of modification could be compared."""
-    with zipfile.ZipFile(tmp_path / "modules.zip", "w") as archive:
-        archive.writestr("numbers_dataset.py", textwrap.dedent(DATASET))
-    code = program("assert read(load()) == list(range(8)) == read(load())")
-    run_program("import sys\nsys.path.insert(0, 'modules.zip')\n" + code, tmp_path)
-    assert len((tmp_path / "imports").read_text().split()) == 2
-
-
 def test_a_program_that_runs_as_a_module_is_not_run_again_in_its_workers(tmp_path):
     write_module(tmp_path, DATASET)
     code = """
@@ -196,7 +167,16 @@ def test_a_module_that_starts_a_thread_is_left_to_the_workers(tmp_path):
     """A fork copies no thread, and whatever lock it holds stays locked."""
     thread = "import threading, time\nthreading.Thread(target=time.sleep, args=(100,), daemon=True).start()\n"
     write_module(tmp_path, thread + textwrap.dedent(DATASET))
-    run_program(program("assert read(load()) == list(range(8)) == read(load())"), tmp_path)
+    code = """
+        import warnings
+        with warnings.catch_warnings(record=True) as said:
+            one = load()
+            assert read(one) == list(range(8)) == read(one)
+        print(*(warning.message for warning in said))
+    """
+    [said] = run_program(program(code), tmp_path)
+    assert said.startswith("importing numbers_dataset starts threads")
+    assert "persistent_workers=True" in said
     assert len((tmp_path / "imports").read_text().split()) == 1 + 1 + 2 * 2  # program, first server, workers
 
 
@@ -244,6 +224,58 @@ def test_workers_have_the_programs_present_folder_environment_and_path(tmp_path,
     assert seen() == [{str(tmp_path)}, {"green"}, {""}, {"/nowhere"}]
 
 
+class Handed:
+    """What a process hands down to those that it starts."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        import resource
+
+        mask = os.umask(0)
+        os.umask(mask)
+        cores = len(os.sched_getaffinity(0))
+        return mask, os.getpriority(os.PRIO_PROCESS, 0), resource.getrlimit(resource.RLIMIT_NOFILE)[0], cores
+
+
+def test_workers_follow_the_umask_niceness_limits_and_cores_of_the_program(tmp_path):
+    program = """
+        import os, resource
+        from gpuloader import DataLoader
+        from tests.fetch.processes.test_fork_server import Handed
+
+        one = DataLoader(Handed(), places="cpu", batch_size=2, num_workers=1, start_method="forkserver")
+        def check():
+            [batch] = one
+            assert [column[0] for column in batch] == list(Handed()[0]), batch
+        check()
+        os.umask(0o077)
+        check()
+        os.nice(1)
+        check()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        check()
+        os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+        check()
+    """
+    run_program(program, Path.cwd())
+
+
+@pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="needs the right to become another user")
+def test_workers_follow_a_program_that_gives_up_its_privileges():
+    program = """
+        import os
+        from gpuloader import DataLoader
+        from gpuloader.fetch.processes import fork_server
+
+        before = fork_server._inherited()
+        os.setegid(12345)
+        assert fork_server._inherited() != before
+    """
+    run_program(program, Path.cwd())
+
+
 class Parents:
     def __len__(self):
         return 2
@@ -252,61 +284,58 @@ class Parents:
         return os.getppid()
 
 
-def test_the_workers_of_every_epoch_are_the_servers_if_nobody_chooses_otherwise():
-    one = DataLoader(Parents(), places="cpu", batch_size=2, num_workers=1)
-    assert [{*batch.tolist()} for _ in range(3) for batch in one] == [{server_pid()}] * 3
+@pytest.mark.parametrize("options", [SERVED, {}], ids=["forkserver", "default"])
+def test_the_parent_of_the_workers_of_every_epoch(options):
+    one = DataLoader(Parents(), places="cpu", batch_size=2, num_workers=1, **options)
+    found = [{*batch.tolist()} for _ in range(3) for batch in one]
+    forks = default_method() == "fork" and not options
+    assert found == [{os.getpid() if forks else server_pid(one)}] * 3
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_no_server_is_started_for_processes_that_start_otherwise(own_server, method):
-    assert indices(loader(Faulty(), start_method=method)) == plain()
-    assert fork_server._server is None
-
-
-def test_a_server_that_was_killed_is_replaced(own_server):
+def test_a_server_that_was_killed_is_replaced():
     one = loader(Faulty(24), **SERVED)
     assert indices(one) == plain()
-    before = server_pid()
+    before = server_pid(one)
     faulty.end(before)
     assert indices(one) == plain()
-    assert server_pid() != before
+    assert server_pid(one) != before
 
 
-def test_workers_outlive_their_server(own_server):
-    one = loader(Faulty(400), persistent_workers=True, **SERVED)
-    epoch = iter(one)
-    got = [next(epoch)]
-    faulty.end(server_pid())
-    assert indices([*got, *epoch]) == plain(400)
-    assert indices(one) == plain(400)
-    one.close()
-
-
-def test_the_death_of_a_worker_is_noticed_without_its_server(own_server):
-    one = loader(Faulty(4000), persistent_workers=True, **SERVED)
-    others = faulty.offspring()
+def test_workers_end_with_their_server():
+    one = loader(Faulty(4000), **SERVED)
     epoch = iter(one)
     next(epoch)
-    [*workers] = faulty.offspring() - others - {server_pid()}
-    faulty.end(server_pid())
-    os.kill(workers[0], signal.SIGKILL)
+    faulty.end(server_pid(one))
     with pytest.raises(LoaderError, match=r"worker \d \(process"):
         list(epoch)
 
 
-def test_a_server_that_cannot_start_is_one_error(own_server, monkeypatch):
-    monkeypatch.setattr(spawn, "_python_exe", os.fsencode("/bin/false"))
-    with pytest.raises(LoaderError, match="the fork server exited with code 1 while it started worker 0"):
+@pytest.mark.parametrize(("python", "code"), [("/bin/false", 1), ("/nowhere/python", 255)])
+def test_a_server_that_cannot_start_is_one_error(monkeypatch, python, code):
+    monkeypatch.setattr(spawn, "_python_exe", os.fsencode(python))
+    with pytest.raises(LoaderError, match=f"the fork server exited with code {code} while it started worker"):
         list(loader(Faulty(4), **SERVED))
 
 
-def test_a_missing_interpreter_is_one_error(own_server, monkeypatch):
-    monkeypatch.setattr(spawn, "_python_exe", os.fsencode("/nowhere/python"))
-    with pytest.raises(LoaderError, match=r"worker 0 could not be started: .*/nowhere/python"):
-        list(loader(Faulty(4), **SERVED))
+def test_a_server_with_too_many_open_files_refuses_one_worker_and_goes_on():
+    one = loader(Faulty(24), **SERVED, num_workers=1, persistent_workers=True)
+    assert indices(one) == plain()
+    server = server_pid(one)
+    opened = {int(name) for name in os.listdir(f"/proc/{server}/fd")}
+    least = min(set(range(len(opened) + 1)) - opened)
+    another = loader(Faulty(24), **SERVED, num_workers=1)
+    another._epochs._fetching._server = one._epochs._fetching._server
+    before = resource.prlimit(server, resource.RLIMIT_NOFILE)
+    resource.prlimit(server, resource.RLIMIT_NOFILE, (least, before[1]))
+    with pytest.raises(LoaderError, match=r"worker 0 could not be started: .*Too many open files"):
+        list(another)
+    resource.prlimit(server, resource.RLIMIT_NOFILE, before)
+    assert indices(another) == plain() == indices(one)
+    assert server_pid(one) == server
+    one.close()
 
 
-def test_loaders_of_several_threads_share_a_server(own_server):
+def test_loaders_of_several_threads():
     results = {}
 
     def read(number):
@@ -329,7 +358,6 @@ def test_a_forked_program_has_a_server_of_its_own():
         with contextlib.suppress(BaseException):
             assert indices(loader(Faulty(24), **SERVED)) == plain()
             code = 0
-        fork_server.stop_servers()
         os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert indices(one) == plain()
@@ -375,12 +403,12 @@ def socket_names(pid):
 
 def test_a_killed_program_leaves_no_file_and_no_process(tmp_path):
     code = """
-        import sys, time
+        import os, sys, time
         from tests.fetch import faulty
         one = faulty.loader(faulty.Faulty(100_000), start_method="forkserver")
         for number, batch in enumerate(one):
             if number == 3:
-                print(*faulty.offspring(), flush=True)
+                print(*faulty.offspring(os.getpid()), flush=True)
             time.sleep(0.01)
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]
@@ -393,7 +421,7 @@ def test_a_killed_program_leaves_no_file_and_no_process(tmp_path):
             running.kill()
             running.wait()
     assert named == []
-    assert len(pids) == 3  # the server and two workers
+    assert len(pids) == 4  # the resource tracker of multiprocessing, the server and two workers
     wait_until(lambda: not any(is_running(pid) for pid in pids), 5)
     assert list(tmp_path.iterdir()) == []
 
@@ -470,170 +498,6 @@ def test_a_forked_worker_computes_after_its_program_has(package, compute):
     np.testing.assert_allclose([number for batch in one for number in batch], expected, rtol=1e-5)
 
 
-# What a loader's process and its fork server say to each other: whole values, or an error.
-
-
-HERE = Surroundings(["a", "b"], "folder", {"NAME": "value"})
-
-
-@pytest.fixture
-def links():
-    with nothing_left_behind():
-        pair = multiprocessing.Pipe()
-        yield pair
-        for link in pair:
-            link.close()
-
-
-@pytest.mark.parametrize("length", [0, 1, 3_000_000], ids=["empty", "short", "more than a socket takes"])
-@pytest.mark.parametrize("count", [0, 1, 4])
-def test_a_value_comes_as_it_was_sent_with_its_descriptors(links, length, count):
-    value = Request(("x" * length,), HERE, {}, count)
-    ends = [os.pipe() for _ in range(count)]
-    sender = threading.Thread(target=send_request, args=(links[0], value, [write for _, write in ends]))
-    sender.start()
-    found, descriptors = receive_request(links[1])
-    sender.join()
-    assert found == value
-    assert len(descriptors) == count
-    for (read, write), copy in zip(ends, descriptors, strict=True):
-        os.write(copy, b"over")
-        assert os.read(read, 9) == b"over"
-        for one in (read, write, copy):
-            os.close(one)
-
-
-def test_values_follow_one_another(links):
-    for pid in range(3):
-        send_request(links[0], Forked(pid))
-    assert [receive_request(links[1]) for _ in range(3)] == [(Forked(pid), []) for pid in range(3)]
-
-
-@pytest.mark.parametrize("sent", [b"", b"\0\0", b"\0\0\0\x14", b"\0\0\0\x14half"])
-def test_an_end_in_the_middle_of_a_value_is_an_error(links, sent):
-    if sent:
-        os.write(links[0].fileno(), sent)
-    links[0].close()
-    with pytest.raises(ServerGone):
-        receive_request(links[1])
-
-
-@pytest.mark.parametrize("count", [0, 1])
-def test_an_end_before_all_descriptors_have_come_leaves_none(links, count):
-    before = len(os.listdir("/proc/self/fd"))
-    send_request(links[0], Forked(1, descriptors=2), [0] * count)
-    links[0].close()
-    with pytest.raises(ServerGone):
-        receive_request(links[1])
-    assert len(os.listdir("/proc/self/fd")) == before - 1
-
-
-def test_descriptors_for_which_there_is_no_room_are_an_error(links):
-    resource = pytest.importorskip("resource")
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    send_request(links[0], Forked(1, descriptors=1), [0])
-    kept = os.dup(0)
-    os.close(kept)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (kept + 1, limits[1]))
-    try:
-        with pytest.raises(OSError, match="Too many open files"):
-            receive_request(links[1])
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
-def test_a_value_for_a_closed_end_is_an_error(links):
-    links[1].close()
-    with pytest.raises(ServerGone):
-        send_request(links[0], Forked(1))
-
-
-def test_an_end_that_is_cut_off_is_an_error(links):
-    send_request(links[0], Forked(1))
-    links[1].close()  # with something unread
-    with pytest.raises(ServerGone):
-        receive_request(links[0])
-
-
-# Handles on child processes: the exit code, killing, and descriptors that are closed once.
-
-
-@pytest.fixture(params=[True, False], ids=["descriptor", "none"])
-def child(request):
-    """A process that waits to be killed; the test is its server, and writes its status to a pipe."""
-    if request.param and not hasattr(os, "pidfd_open"):
-        pytest.skip("needs process descriptors")
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(write)
-        while True:
-            time.sleep(60)
-    handle = ServedChild(pid, read, os.pidfd_open(pid) if request.param else None)
-    handle.write = write
-    yield handle
-    handle.release(is_ours=False)
-    if is_running(pid):
-        os.kill(pid, signal.SIGKILL)
-    with suppress(ChildProcessError):
-        os.waitpid(pid, 0)
-    if handle.write is not None:
-        os.close(handle.write)
-
-
-def close(child):
-    os.close(child.write)
-    child.write = None
-
-
-def test_an_exit_code_is_there_once_the_server_has_told_it(child):
-    assert child.exit_code(0) is None
-    os.write(child.write, STATUS.pack(-9))
-    assert child.exit_code(10) == -9
-    close(child)
-    assert child.exit_code(10) == -9
-
-
-@pytest.mark.parametrize("told", [b"", b"\0"], ids=["nothing", "half"])
-def test_there_is_none_if_the_server_died_first(child, told):
-    os.write(child.write, told)
-    close(child)
-    assert child.exit_code(10) is None
-    assert child.exit_code(10) is None
-
-
-def test_a_process_is_killed(child):
-    child.kill()
-    _, status = os.waitpid(child.pid, 0)
-    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
-
-
-def test_descriptors_are_closed_once(child):
-    assert not child.released
-    descriptors = {child.sentinel, child._link}
-    for _ in range(2):
-        child.release(is_ours=False)
-        assert child.released
-    for descriptor in descriptors:
-        with pytest.raises(OSError, match="Bad file descriptor"):
-            os.fstat(descriptor)
-
-
-def test_one_of_ours_is_waited_for(child):
-    def end():
-        os.kill(child.pid, signal.SIGKILL)
-        os.waitpid(child.pid, 0)
-        with suppress(BrokenPipeError):  # with a process descriptor, nobody waits for the status
-            os.write(child.write, STATUS.pack(-9))
-
-    ending = threading.Timer(0.05, end)
-    ending.start()
-    child.release(is_ours=True)
-    assert not is_running(child.pid)
-    assert child.released
-    ending.join()
-
-
 def test_waiting_for_a_descriptor():
     read, write = os.pipe()
     assert not wait_for(read, 0)
@@ -644,3 +508,60 @@ def test_waiting_for_a_descriptor():
     assert wait_for(read, None)
     os.close(read)
     os.close(write)
+
+
+# What the loader holds of a worker that the server has forked.
+
+
+@pytest.fixture
+def child():
+    """A handle whose server is the test: it holds the other end of `status`."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        handle = ServedChild(1, ours.detach())
+        handle.theirs = theirs
+        yield handle
+        handle.release(is_ours=False)
+
+
+def test_an_exit_code_is_there_once_the_server_has_told_it(child):
+    assert child.exit_code(0) is None
+    child.theirs.sendall(struct.pack("<i", -9))
+    assert child.exit_code(10) == -9
+    child.theirs.close()
+    assert child.exit_code(10) == -9
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_one_that_hangs_in_the_kernel_is_not_waited_for_forever(method, monkeypatch):
+    with processes.starting():
+        child = processes.start_child(method, "hangs", time.sleep, 100)
+    monkeypatch.setattr(processes, "_LONGEST_DEATH", 0.05)
+    child.release(is_ours=True)  # nobody has killed it
+    os.kill(child.pid, signal.SIGKILL)
+    wait_until(child._is_gone)
+
+
+@pytest.mark.parametrize("told", [b"", b"\0"], ids=["nothing", "half"])
+def test_there_is_none_if_the_server_died_first(child, told):
+    child.theirs.sendall(told)
+    child.theirs.close()
+    assert child.exit_code(10) is None
+    assert child.exit_code(10) is None
+
+
+def test_killing_asks_the_server(child):
+    child.kill()
+    assert child.theirs.recv(1) == b""
+    assert not child.released
+
+
+def test_one_of_ours_is_waited_for_and_closed_once(child):
+    ending = threading.Timer(0.05, child.theirs.close)
+    ending.start()
+    for _ in range(2):
+        child.release(is_ours=not child.released)
+        assert child.released
+    ending.join()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(child.sentinel)

@@ -31,10 +31,7 @@ LOADERS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def nothing_left():
-    with faulty.all_gone():
-        yield
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 def make(method, persistent, kind, count=400):

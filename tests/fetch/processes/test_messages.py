@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from gpuloader.fetch.processes.messages import IndexTable, Kind, Message, dumps, receive, send
+from gpuloader.fetch.processes.messages import Kind, Message, dumps, receive, send
 from gpuloader.fetch.processes.shipping import has_cloudpickle
 from gpuloader.system.platforms import message_pair
 from tests.fakes import nothing_left_behind
@@ -95,16 +95,6 @@ def test_a_message_that_comes_in_pieces_is_put_together(monkeypatch):
         relay.send(data[:47])
         relay.close()
         assert receive(end) is None  # the sender died in the middle of a message
-
-
-def test_a_table_is_shared_by_all_that_map_it():
-    with nothing_left_behind():
-        table, descriptor = IndexTable.create(3, 5)
-        other = IndexTable(descriptor, 3, 5)
-        os.close(descriptor)
-        table.rows[2, 4], table.serial[0] = 17, 3
-        assert (other.rows[2, 4], other.serial[0], other.rows.shape) == (17, 3, (3, 5))
-        del table, other
 
 
 class Short(socket.socket):

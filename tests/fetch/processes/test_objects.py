@@ -8,17 +8,9 @@ import pytest
 from gpuloader import LoaderError
 from tests.fetch import faulty
 from tests.fetch.faulty import Faulty, OwnError, loader
+from tests.fetch.ways import PROCESSES
 
-PROCESSES = [
-    pytest.param({"start_method": "forkserver", "persistent_workers": True}, id="forkserver-persistent"),
-    pytest.param({"start_method": "fork"}, id="fork-fresh"),
-]
-
-
-@pytest.fixture(autouse=True)
-def nothing_left():
-    with faulty.all_gone():
-        yield
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 class Named(Faulty):
@@ -34,19 +26,6 @@ class Named(Faulty):
 
 def make_generator(index):
     return (n for n in range(index))
-
-
-@pytest.mark.parametrize("options", PROCESSES)
-def test_objects_that_do_not_pickle(options):
-    one = loader(Named(make_generator), **options)
-    for _ in range(2):
-        with pytest.raises(
-            LoaderError, match="batch 0 contains a non-array value that cannot be p"
-        ) as caught:
-            list(one)
-        assert "worker_type='thread'" in str(caught.value)
-        assert type(caught.value.__cause__) is TypeError
-    one.close()
 
 
 class Asked(Faulty):
@@ -70,18 +49,19 @@ def test_indices_of_every_kind_arrive_as_they_are():
 def make_generator_at_first(path, index):
     made = []
     faulty.at_first(path, partial(made.append, make_generator(index)))
-    return made[0] if made else str(index)
+    return made[0] if made else str(index) * 100_000
 
 
 @pytest.mark.parametrize("options", PROCESSES)
 def test_a_worker_whose_batch_did_not_pickle_sends_the_next_one_whole(options, tmp_path):
-    """What it would have told of the batches' form has not arrived."""
+    """What it would have told of the batches' form has not arrived. The objects are larger than a message."""
     make = partial(make_generator_at_first, str(tmp_path / "once"))
     one = loader(Named(make), num_workers=1, **options)
     with pytest.raises(LoaderError, match="batch 0 contains a non-array value that cannot be p"):
         list(one)
-    for numbers, texts in one:
-        assert texts == [str(index) for index in numbers[:, 0].tolist()]
+    for _ in range(2):
+        for numbers, texts in one:
+            assert texts == [str(index) * 100_000 for index in numbers[:, 0].tolist()]
     one.close()
 
 
@@ -95,23 +75,19 @@ def make_refusing(index):
 
 
 @pytest.mark.parametrize("options", PROCESSES)
-def test_objects_that_the_loader_cannot_unpickle(options):
-    one = loader(Named(make_refusing), **options)
-    with pytest.raises(LoaderError, match=r"batch 0 contains .* cannot be unpickled.*not here"):
-        list(one)
-    one.close()
-
-
-def make_text(index):
-    return str(index) * (100_000 + index)
-
-
-@pytest.mark.parametrize("options", PROCESSES)
-def test_objects_larger_than_a_message(options):
-    one = loader(Named(make_text), **options)
+@pytest.mark.parametrize(
+    ("make", "message", "cause"),
+    [
+        (make_generator, r"that cannot be p.*worker_type='thread'", TypeError),
+        (make_refusing, r"that cannot be unpickled.*not here", type(None)),
+    ],
+)
+def test_objects_that_do_not_pickle_or_unpickle(options, make, message, cause):
+    one = loader(Named(make), **options)
     for _ in range(2):
-        for numbers, texts in one:
-            assert texts == [make_text(index) for index in numbers[:, 0].tolist()]
+        with pytest.raises(LoaderError, match=f"batch 0 contains a non-array value .*{message}") as caught:
+            list(one)
+        assert type(caught.value.__cause__) is cause
     one.close()
 
 

@@ -1,0 +1,140 @@
+"""Which start method is chosen if the user names none, and what is said about it."""
+
+import pytest
+
+from gpuloader.system.processes import default_method
+from tests.fetch import faulty
+
+PREAMBLE = """
+    import os, sys, warnings
+    import numpy as np
+    from gpuloader import DataLoader
+    from tests.fetch.test_start_methods import Parents, Framed
+
+    def parents(loader):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            found = {pid for _ in range(2) for batch in loader for pid in batch.tolist()}
+        return found == {os.getpid()}, [str(one.message) for one in said]
+
+    def told(loader):
+        return [line for line in str(loader.explain()).splitlines() if line.startswith("Workers")]
+"""
+
+SERVED = "Workers start by 'forkserver', because"
+
+
+class Parents:
+    """Samples that tell which process has forked their worker."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        import os
+
+        return os.getppid()
+
+
+class Framed(Parents):
+    """The same, with a table."""
+
+    def __init__(self, frame):
+        self.frame = frame
+
+    def __getitem__(self, index):
+        assert self.frame["x"][index] == index * 2
+        return super().__getitem__(index)
+
+
+def run(code):
+    done = faulty.run_program(PREAMBLE + code)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+forking = pytest.mark.skipif(default_method() != "fork", reason="Python does not fork here")
+
+
+@forking
+def test_as_python_does():
+    code = """
+    loader = DataLoader(Parents(), places="cpu", batch_size=2, num_workers=2)
+    print(told(loader), *parents(loader), told(loader))
+    """
+    [line] = run(code)
+    assert line == "[] True [] [\"Workers start by 'fork': multiprocessing does so here.\"]"
+
+
+def test_as_the_program_has_set():
+    code = """
+    import multiprocessing
+    loader = DataLoader(Parents(), places="cpu", batch_size=2, num_workers=2)
+    multiprocessing.set_start_method("forkserver")
+    print(*parents(loader), told(loader))
+    """
+    [line] = run(code)
+    assert line == "False [] [\"Workers start by 'forkserver': multiprocessing does so here.\"]"
+
+
+def test_as_the_loader_was_told():
+    code = """
+    loader = DataLoader(Parents(), places="cpu", batch_size=2, num_workers=2, start_method="forkserver")
+    print(*parents(loader), told(loader))
+    """
+    [line] = run(code)
+    assert line == "False [] [\"Workers start by 'forkserver': start_method chose that.\"]"
+
+
+@forking
+def test_not_forked_once_jax_has_computed():
+    pytest.importorskip("jax")
+    code = """
+    import jax
+    loader = DataLoader(Parents(), places="cpu", batch_size=2, num_workers=2)
+    print(*parents(loader))
+    jax.numpy.zeros(3) + 1
+    print(*parents(loader))
+    print(*told(loader))
+    """
+    before, after, told = run(code)
+    assert before == "True []"
+    why = f"{SERVED} JAX has computed in this process, so that forked ones may hang."
+    assert after == f'False ["{why}"]'
+    assert told == why
+
+
+@forking
+def test_forked_after_jax_if_nothing_else_is_possible():
+    pytest.importorskip("jax")
+    code = """
+    import jax, threading
+    jax.numpy.zeros(3) + 1
+    dataset = Parents()
+    dataset.lock = threading.Lock()
+    print(*parents(DataLoader(dataset, places="cpu", batch_size=2, num_workers=2)))
+    print(*parents(DataLoader(dataset, places="cpu", batch_size=2, num_workers=2)))
+    """
+    first, second = run(code)
+    assert first.startswith(
+        'True ["Workers are forked although JAX has computed in this process, so they may hang: pass '
+    )
+    assert second.startswith("True")
+    assert "Workers" not in second  # said once; JAX says what it says about every fork
+
+
+@forking
+def test_a_dataset_of_polars_is_not_forked():
+    pytest.importorskip("polars")
+    code = """
+    import polars as pl
+    frame = pl.DataFrame({"x": [0, 1, 2, 3]}).select(pl.col("x") * 2)
+    print(*parents(DataLoader(Parents(), places="cpu", batch_size=2, num_workers=2)))
+    print(*parents(DataLoader(Framed(frame), places="cpu", batch_size=2, num_workers=2)))
+    """
+    without, framed = run(code)
+    assert without == "True []"
+    assert framed.startswith(
+        f'False ["{SERVED} the dataset refers to Polars, so that forked ones may hang.", '
+    )
+    assert "importing polars.dataframe.frame starts threads" in framed
