@@ -15,26 +15,38 @@ from __future__ import annotations
 
 import reprlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
-from gpuloader.batches.columns import KeptBatch, fits, stage_block
-from gpuloader.batches.kept import BatchSignature, stage_whole
-from gpuloader.batches.schema import Collation, SchemaCache
-from gpuloader.batches.staged import LEFT_OUT, Gaps, Reserve, StagedBatch, complete, needed_nbytes
+from gpuloader.batches.columns import RegionColumn, block_columns, fits, split_columns, stage_columns
+from gpuloader.batches.kept import BatchSignature, keep_whole, stage_whole
+from gpuloader.batches.rows import SampleRows
+from gpuloader.batches.schema import Collation, Schema, SchemaCache
+from gpuloader.batches.staged import (
+    BatchBuilder,
+    Gaps,
+    LeftOut,
+    Reserve,
+    StagedBatch,
+    complete,
+    needed_nbytes,
+)
 from gpuloader.batches.tree import ObjectColumns, array_leaves, object_columns
-from gpuloader.errors import PictureError, SampleError, describe_error
+from gpuloader.errors import DataFileError, LoaderError, PictureError, SampleError, describe_error
 from gpuloader.fields.convert import IF_IMAGES, IF_IT_VARIES
-from gpuloader.fields.spec import Indices
+from gpuloader.fields.spec import Array, Indices
+from gpuloader.foreign import is_tensor, tensor_over
 from gpuloader.order.randomness import Draw, current_draw
-from gpuloader.sources.block import Block, Part
+from gpuloader.sources.block import Block
 from gpuloader.sources.describing import Source
-from gpuloader.staging.arena import Layout
-from gpuloader.staging.ring import Slot
+from gpuloader.staging.ring import Slot, Views
+
+# NumPy and others take None for a new dimension, so the sample would be another one.
+_NO_INDEX = "the sampler yielded None instead of an index"
 
 
 class Assembler:
@@ -53,21 +65,19 @@ class Assembler:
         self.worker = worker
         # A batch that samples may be left out of waits too: only its end shows where each row goes.
         self.keeps = collation.keeps or collation.skips
+        self.by_sample: type[SampleBatch] = KeptBatch if self.keeps else RowBatch
         self.schemas = SchemaCache(collation)
         self._signature: BatchSignature | None = None
         # A collate_fn, declared feeds and images want whole samples, so columns would gain nothing.
         by_sample = collation.whole or collation.feeds is not None or collation.images is not None
+        by_sample |= collation.skips  # which asks for each sample by itself
         self.take_block = None if by_sample else source.take_block
+        self.kind = self.by_sample if self.take_block is None else BlockBatch
         self.fetch_many = source.read_many if collation.batched else None
 
-    @property
-    def reads_columns(self) -> bool:
-        """Whether batches are read in columns, which runs no Python code of the user's."""
-        return self.take_block is not None
-
-    def begin(self, number: int, indices: Indices, reserve: Reserve) -> Assembly:
+    def begin(self, number: int, indices: Indices, reserve: Reserve) -> SampleBatch:
         """Begin batch `number`, of the samples at `indices`; the caller then fetches its parts."""
-        return Assembly(self, number, indices, reserve)
+        return self.kind(self, number, indices, reserve)
 
     def assemble(self, number: int, indices: Indices, reserve: Reserve) -> StagedBatch:
         """Fetch and stage batch `number` in the calling thread.
@@ -77,11 +87,17 @@ class Assembler:
         SampleError
             The dataset raised, or a sample does not fit its field; the error names batch, sample and index.
         """
-        assembly = Assembly(self, number, indices, reserve)
-        assembly.fetch(0, len(indices))
-        return assembly.finish()
+        batch = self.kind(self, number, indices, reserve)
+        try:
+            batch.fetch(0, len(indices))
+            return batch.finish()
+        except SampleError as error:
+            batch.locate(error)
+            raise
 
-    def stage_block(self, block: Block, number: int, reserve: Reserve) -> StagedBatch | None:
+    def stage_block(
+        self, block: Block, number: int, reserve: Reserve, keys: Sequence[Any]
+    ) -> StagedBatch | None:
         """Stage a block of samples; return None if its columns are not what its first sample asks for."""
         schema = next((known for known in self.schemas.recent if fits(block, known)), None)
         if schema is None:
@@ -89,7 +105,11 @@ class Assembler:
             schema = self.schemas.find(list(samples) if self.collation.keeps else [next(samples)])
             if not fits(block, schema):
                 return None
-        return stage_block(block, schema, self.collation, number, reserve)
+        columns, objects = block_columns(block, schema, self.collation.pads or {})
+        staged, _ = stage_columns(
+            columns, schema.levels, self.collation, number, reserve, schema.tree, objects
+        )
+        return complete(self.collation, staged, keys)
 
     def stage_whole(self, samples: list[Any], number: int, reserve: Reserve) -> StagedBatch:
         """Stage the result of the user's ``collate_fn``, or the single sample of an unbatched loader."""
@@ -103,8 +123,39 @@ class Assembler:
                 value = collation.function(value)
             except Exception as error:
                 raise SampleError(f"collate_fn raised {describe_error(error)}") from error
+        if collation.as_returned and self.worker is None:
+            return keep_whole(value, number, reserve)
         # Threads may replace the signature meanwhile; it only saves time.
         staged, self._signature = stage_whole(value, collation, number, reserve, self._signature)
+        return staged
+
+    def find_schema(self, samples: Sequence[Any]) -> Schema:
+        """Return the schema of a batch, given its first samples; raise `SampleError` if it has none."""
+        fallback = self.collation.fallback
+        if fallback is not None and fallback.is_for(samples[0]):
+            raise SampleError("the batch cannot be collated", index=0)
+        return self.schemas.find(samples)
+
+    def fall_back(
+        self,
+        samples: list[Any],
+        number: int,
+        reserve: Reserve,
+        refused: SampleError,
+        slot: Slot | None = None,
+    ) -> StagedBatch:
+        """Return the batch that the framework's own function makes of samples that were `refused`.
+
+        `slot` is the batch's, if it has one already.
+        """
+        assert self.collation.fallback is not None
+        try:
+            batch = self.collation.fallback.collate(samples)
+        except Exception as error:
+            raise refused from error
+        if slot is not None or self.worker is None:
+            return keep_whole(batch, number, reserve if slot is None else lambda _: slot)
+        staged, self._signature = stage_whole(batch, self.collation, number, reserve, self._signature)
         return staged
 
     def fetch(self, samples: list[Any], indices: Sequence[Any], number: int, start: int) -> None:
@@ -122,71 +173,65 @@ class Assembler:
         if many is not None:
             # It reads many samples in one call, so what it draws belongs to none of them.
             draw.index = draw.generator = None
-            self._fetch_many(many, samples, [*indices], number, start)
-            if make is not None:
-                for row, (index, sample) in enumerate(zip(indices, samples, strict=True)):
-                    samples[row] = self.make_images(sample, draw, index, start + row)
-            return
+            try:
+                samples += self._fetch_many(many, [*indices], start)
+                if make is not None:
+                    for row, (index, sample) in enumerate(zip(indices, samples, strict=True)):
+                        samples[row] = self.make_images(sample, draw, index, start + row)
+                return
+            except SampleError:
+                if not self.collation.skips:
+                    raise
+                samples.clear()  # one by one from here, to leave out those that raise
         dataset = self.dataset
         for position, index in enumerate(indices, start):
             draw.index, draw.generator = index, None
             if index is None:
-                raise self._no_index(number, position)
+                raise SampleError(_NO_INDEX, index=position)
             try:
                 sample = dataset[index]
             except Exception as error:
-                # Only images are left out. Any other exception may be a bug, and must not pass in silence.
-                if not (self.collation.skips and isinstance(error, PictureError)):
+                if not (self.collation.skips and _is_about_data(error)):
                     raise self.failure(error, number, position, index) from error
-                sample = LEFT_OUT
+                sample = LeftOut(f"dataset index {index}: {describe_error(error)}")
             if make is not None:
                 sample = self.make_images(sample, draw, index, position)
             samples.append(sample)
 
-    def _fetch_many(
-        self,
-        many: Callable[[list[Any]], Any],
-        samples: list[Any],
-        indices: list[Any],
-        number: int,
-        start: int,
-    ) -> None:
+    def _fetch_many(self, many: Callable[[list[Any]], Any], indices: list[Any], start: int) -> list[Any]:
         if None in indices:
-            raise self._no_index(number, start + indices.index(None))
+            raise SampleError(_NO_INDEX, index=start + indices.index(None))
         asked = len(indices)  # the dataset may change its list
         try:
             found = [*many(indices)]
         except Exception as error:
-            shown = reprlib.repr(indices)  # abridged to the first few
-            problem = f"__getitems__ raised {describe_error(error)} for the indices {shown}"
-            raise SampleError(problem, batch=number, worker=self.worker) from error
+            asked_for = reprlib.repr(indices)  # abridged to the first few
+            problem = f"__getitems__ raised {describe_error(error)} for the indices {asked_for}"
+            raise SampleError(problem) from error
         if len(found) != asked:
-            problem = f"__getitems__ returned {len(found)} samples for {asked} indices"
-            raise SampleError(problem, batch=number, worker=self.worker)
-        samples += found
+            raise SampleError(f"__getitems__ returned {len(found)} samples for {asked} indices")
+        return found
 
     def make_images(self, sample: Any, draw: Draw, key: object, position: int) -> Any:
-        """Return a sample with its images made, or `LEFT_OUT`; `key` stands for its index."""
+        """Return a sample with its images made, or a `LeftOut`; `key` stands for its index."""
         assert self.collation.images is not None
-        if sample is LEFT_OUT:
+        if isinstance(sample, LeftOut):
             return sample
         try:
             return self.collation.images.make(sample, draw, key)
         except SampleError as error:
             if self.collation.skips and isinstance(error, PictureError):
-                return LEFT_OUT
+                return LeftOut(describe_error(error))
             error.index = position
             raise
-
-    def _no_index(self, number: int, position: int) -> SampleError:
-        # NumPy and others take None for a new dimension, so the sample would be another one.
-        return SampleError(
-            "the sampler yielded None instead of an index", batch=number, index=position, worker=self.worker
-        )
 
     def failure(self, error: Exception, number: int, position: int | None, index: object) -> SampleError:
         """Return the error to raise for an exception of the dataset."""
         part = self.source.name_part(index)
+        if isinstance(error, IndexError) and isinstance(index, int | np.integer):
+            count = len(self.source.dataset) if isinstance(self.source.dataset, Sized) else None
+            if count is not None and not -count <= index < count:
+                error = IndexError(f"the sampler's index {index} is out of range for {count} samples")
         return SampleError(
             f"the dataset raised {describe_error(error)}{part and f'; the sample is from {part}'}",
             batch=number,
@@ -215,13 +260,8 @@ class Assembler:
             error.problem += f", the batch's first from {first}" if first != part else ""
 
 
-class Assembly:
-    """One batch that is being written into a slot.
-
-    Several threads may call `fetch` at once, each for its own part. No thread waits for another: a part that
-    comes before the batch's first sample keeps what it has fetched. `lay_out` and `finish` are called once,
-    after all calls of `fetch`, and all calls of `write` come in between.
-    """
+class SampleBatch(BatchBuilder):
+    """A batch of a dataset's samples; how they come into its slot is up to the classes below."""
 
     def __init__(self, assembler: Assembler, number: int, indices: Indices, reserve: Reserve) -> None:
         self._assembler = assembler
@@ -229,181 +269,240 @@ class Assembly:
         # Datasets expect Python integers, not NumPy's.
         self._indices: Sequence[Any] = indices.tolist() if isinstance(indices, np.ndarray) else indices
         self._reserve = reserve
+        self.gaps: Gaps | None = None
+
+    def locate(self, error: SampleError) -> None:
+        """Add the batch and the sample to an error that one of the other methods has raised."""
+        self._assembler.locate(error, self.number, self.gaps, self._indices)
+
+
+class RowBatch(SampleBatch):
+    """Samples of fixed size: each is written into its row as soon as the first one has settled the schema.
+
+    No thread waits for another: a part that comes before the batch's first sample keeps what it has fetched.
+    """
+
+    def __init__(self, assembler: Assembler, number: int, indices: Indices, reserve: Reserve) -> None:
+        super().__init__(assembler, number, indices, reserve)
         self._schema = assembler.schemas.declared
-        self._by_block = assembler.take_block is not None
-        self._blocks: dict[int, Sequence[Part]] = {}
-        self._kept: list[Any] = []
+        # Until the schema is settled, the size of a sample is taken to be that of the last batch.
+        known = self._schema or next(iter(assembler.schemas.recent), None)
+        self._chunk = known.chunk if known else 1
         self._early: list[tuple[int, list[Any]]] = []
-        self._layout: Layout | None = None
-        self._slot: Slot | None = None
+        self._first: Any = None  # the sample that settled the schema
+        self._refused: SampleError | None = None  # why the samples cannot be written into rows
         self._placing = threading.Lock()
-        self._objects: ObjectColumns = {}
-        self._gaps: Gaps | None = None
-        self._batch: KeptBatch | None = None
+        self._placed: tuple[Schema, SampleRows, Slot, Views, ObjectColumns] | None = None
 
     def fetch(self, start: int, stop: int) -> None:
         """Fetch samples `start` to `stop` of the batch; the part that begins at 0 settles the schema."""
-        if self._by_block:
-            self._fetch_block(start, stop)
-            return
-        assembler, indices = self._assembler, self._indices
-        # Chunks are for samples that are written as they come. Kept samples have nothing to wait for, and
+        assembler, indices, number = self._assembler, self._indices, self.number
         # `__getitems__` is asked once for a part, because reading samples together is what it is for.
-        at_once = assembler.keeps or assembler.fetch_many is not None
+        at_once = assembler.fetch_many is not None
         samples: list[Any] = []  # those that were fetched, but not written yet
         row = position = start  # of the next sample to write, and of the next one to fetch
-        try:
-            while position < stop:
-                # Until the schema is settled, the size of a sample is taken to be that of the last batch.
-                known = self._schema or next(iter(assembler.schemas.recent), None)
-                end = stop if at_once else min(position + (known.chunk if known else 1), stop)
-                try:
-                    assembler.fetch(samples, indices[position:end], self.number, position)
-                except SampleError:
-                    self._write(samples, row)  # of several errors, the one of the earliest sample is raised
-                    raise
-                position = end
-                if self._write(samples, row):
-                    row, samples = end, []
-            # No thread waits for the batch's first sample, which may be the slowest to read. What came before
-            # it is written by `finish`, in the thread that ends last.
-            if samples:
-                self._early.append((row, samples))
-        except SampleError as error:
-            assembler.locate(error, self.number, None, indices)
-            raise
+        while position < stop:
+            end = stop if at_once else min(position + self._chunk, stop)
+            try:
+                assembler.fetch(samples, indices[position:end], number, position)
+            except SampleError:
+                self._write(samples, row)  # of several errors, the one of the earliest sample is raised
+                raise
+            position = end
+            if self._write(samples, row):
+                row, samples = end, []
+        # No thread waits for the batch's first sample, which may be the slowest to read. What came before it
+        # is written by `finish`, in the thread that ends last.
+        if samples:
+            self._early.append((row, samples))
 
     def _write(self, samples: list[Any], row: int) -> bool:
-        """Write the next samples of a part; return False if they must wait for the batch's first sample."""
-        collation = self._assembler.collation
-        if self._assembler.keeps:
-            with self._placing:
-                if not self._kept:
-                    self._kept = [None] * len(self._indices)
-            # Each part has its own rows, and assigning a list to a slice is one step for Python's threads.
-            self._kept[row : row + len(samples)] = samples
-            return True
-        schema = self._schema
-        if schema is None:
+        """Write the next samples of a part; return False if they must wait for others of the batch."""
+        if self._refused is not None:
+            return False
+        try:
+            return self._write_rows(samples, row)
+        except SampleError as error:
+            if self._assembler.collation.fallback is None:
+                raise
+            self._refused = error
+            return False
+
+    def _write_rows(self, samples: list[Any], row: int) -> bool:
+        if self._schema is None:
             if row or not samples:
                 return False
-            schema = self._schema = self._assembler.schemas.find(samples)
-        table = schema.rows(len(self._indices))
-        layout = table.layout
-        with self._placing:  # the part that arrives first reserves the slot
-            if self._slot is None:
-                nbytes = layout.nbytes
-                if collation.programmer is not None:
-                    nbytes = needed_nbytes(collation, schema.tree, schema.levels, layout)
-                self._slot = self._reserve(nbytes)
-                self._layout = layout
-                self._objects = object_columns(schema.tree, len(self._indices))
-        views = self._slot.views(layout)
-        table.write(views, array_leaves(schema.tree, samples, row, self._objects), row)
+            self._first = samples[0]
+            self._schema = self._assembler.find_schema(samples)
+        # Large samples are written one by one. So all writes but the first find here what they need.
+        placed = self._placed
+        if placed is None:
+            schema, count = self._schema, len(self._indices)
+            with self._placing:  # the part that arrives first reserves the slot
+                placed = self._placed
+                if placed is None:
+                    collation, table = self._assembler.collation, schema.rows(count)
+                    nbytes = table.layout.nbytes
+                    if collation.programmer is not None:
+                        nbytes = needed_nbytes(collation, schema.tree, schema.levels, table.layout)
+                    slot = self._reserve(nbytes)
+                    objects = object_columns(schema.tree, count)
+                    placed = schema, table, slot, slot.views(table.layout), objects
+                    self._placed, self._chunk = placed, schema.chunk
+        schema, table, _, views, objects = placed
+        table.write(views, array_leaves(schema.tree, samples, row, objects), row)
         return True
 
-    def _fetch_block(self, start: int, stop: int) -> None:
+    def finish(self) -> StagedBatch:
+        """Return the staged batch."""
+        # In the batch's order, so that of several bad samples the first one is named.
+        for row, samples in sorted(self._early, key=itemgetter(0)):
+            self._write(samples, row)
+        if self._refused is not None:
+            return self._fall_back(self._refused)
+        assert self._placed is not None
+        schema, table, slot, _, objects = self._placed
+        columns = tuple(objects.values())
+        staged = StagedBatch(slot, table.layout, schema.levels, self.number, schema.tree, columns)
+        if self._assembler.collation.programmer is None:
+            return staged
+        return complete(self._assembler.collation, staged, self._indices)
+
+    def _fall_back(self, refused: SampleError) -> StagedBatch:
+        """Return the batch that the framework's own function makes of the samples."""
+        samples: list[Any] = [None] * len(self._indices)
+        slot: Slot | None = None
+        if self._placed is not None:
+            schema, _, slot, views, objects = self._placed
+            tree = schema.tree
+            firsts = tree.flatten(self._first)
+            for row in range(len(samples)):
+                rest = iter(views)
+                samples[row] = tree.build(
+                    [
+                        _as_it_was(next(rest)[row], first) if leaf.is_array else objects[field][row]
+                        for field, (leaf, first) in enumerate(zip(tree.leaves, firsts, strict=True))
+                    ]
+                )
+        # Those that were refused, and those that came after them, have not been written.
+        for row, part in self._early:
+            samples[row : row + len(part)] = part
+        return self._assembler.fall_back(samples, self.number, self._reserve, refused, slot)
+
+
+def _is_about_data(error: Exception) -> bool:
+    """Return whether a sample raised for what it is, and not because a file or memory is missing."""
+    if isinstance(error, LoaderError):
+        return isinstance(error, PictureError | DataFileError)
+    # An OSError without a number is a decoder's, such as Pillow's for an image that it does not know.
+    return not (isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None))
+
+
+def _as_it_was(value: Any, first: Any) -> Any:
+    """Return a value that was written into its row as the batch's first sample had it."""
+    if is_tensor(first):
+        return tensor_over(np.array(value))
+    return value.item() if isinstance(first, bool | int | float | complex) else np.array(value)[()]
+
+
+class BlockBatch(SampleBatch):
+    """Samples of a dataset that keeps them in columns, and hands over blocks of them."""
+
+    def __init__(self, assembler: Assembler, number: int, indices: Indices, reserve: Reserve) -> None:
+        super().__init__(assembler, number, indices, reserve)
+        self._blocks: dict[int, Block] = {}
+
+    def fetch(self, start: int, stop: int) -> None:
+        """Take samples `start` to `stop` of the batch."""
         indices = self._indices[start:stop]
         take = self._assembler.take_block
         assert take is not None
         try:
-            block = take(indices)
+            self._blocks[start] = take(indices)
         except Exception as error:
             asked = reprlib.repr(list(indices))  # abridged to the first few
-            problem = f"take_block raised {describe_error(error)} for the indices {asked}"
-            raise SampleError(problem, batch=self.number, worker=self._assembler.worker) from error
-        with self._placing:
-            self._blocks[start] = block.parts
-
-    def lay_out(self) -> int:
-        """Reserve the slot, if images are still to be decoded into it; return for how many samples.
-
-        Several threads may then call `write` at once, each for its own samples.
-        """
-        if not self._assembler.collation.stages_regions:
-            return 0
-        # Where an image lies depends on the sizes of those before it, so its place is known only when all
-        # headers have been read. Decoding is then divided again, and no thread keeps pixels of one image
-        # while it decodes another.
-        try:
-            self._batch = self._make_kept_batch()
-        except SampleError as error:
-            self._assembler.locate(error, self.number, self._gaps, self._indices)
-            raise
-        return self._batch.unwritten
-
-    def write(self, start: int, stop: int) -> None:
-        """Decode the images of samples `start` to `stop` into the slot that `lay_out` has reserved."""
-        assert self._batch is not None
-        try:
-            self._batch.write(start, stop)
-        except SampleError as error:
-            self._assembler.locate(error, self.number, None, self._indices)
-            raise
+            raise SampleError(f"take_block raised {describe_error(error)} for the indices {asked}") from error
 
     def finish(self) -> StagedBatch:
         """Return the staged batch."""
-        assembler, collation = self._assembler, self._assembler.collation
-        try:
-            if self._by_block:
-                # Parts arrive in any order; a block holds them in the batch's.
-                block = Block([part for start in sorted(self._blocks) for part in self._blocks[start]])
-                found = assembler.stage_block(block, self.number, self._reserve)
-                if found is not None:
-                    return complete(collation, found, self._indices)
-            else:
-                if not assembler.keeps:
-                    staged = self._finish_rows()
-                elif collation.whole:
-                    staged = assembler.stage_whole(self._close_up(), self.number, self._reserve)
-                else:
-                    batch = self._batch
-                    if batch is None:  # there was nothing to divide among threads
-                        batch = self._make_kept_batch()
-                        batch.write(0, batch.unwritten)
-                    staged = batch.finish()
-                gaps, keys = self._gaps, self._indices
-                if gaps is not None:
-                    staged.skipped, keys = gaps.count, gaps.take(keys)
-                # What a collate_fn returns is the user's, and has no fields to transform.
-                if collation.programmer is not None and not collation.whole:
-                    staged = complete(collation, staged, keys)
-                return staged
-        except SampleError as error:
-            assembler.locate(error, self.number, self._gaps, self._indices)
-            raise
+        # Parts arrive in any order; a block holds them in the batch's.
+        block = Block([part for start in sorted(self._blocks) for part in self._blocks[start].parts])
+        found = self._assembler.stage_block(block, self.number, self._reserve, self._indices)
+        if found is not None:
+            return found
         # The columns are not those of the schema. Sample by sample they are converted, or one of them is
         # found that does not fit.
-        self._by_block = False
-        self.fetch(0, len(self._indices))
-        return self.finish()
+        by_sample = self._assembler.by_sample(self._assembler, self.number, self._indices, self._reserve)
+        by_sample.fetch(0, len(self._indices))
+        return by_sample.finish()
 
-    def _close_up(self) -> list[Any]:
-        """Return the samples that were kept, without those that were left out."""
-        if not self._assembler.collation.skips:
-            return self._kept
-        self._gaps = Gaps(self._kept)
-        return self._gaps.take(self._kept)
 
-    def _make_kept_batch(self) -> KeptBatch:
-        assembler = self._assembler
-        return KeptBatch(
-            assembler.schemas.find,
-            assembler.collation,
-            self._close_up(),
-            self.number,
-            self._reserve,
-            self._gaps,
+class KeptBatch(SampleBatch):
+    """Samples that are kept until the last one is there: only then is it known where each one goes.
+
+    They go to the user's ``collate_fn``, or have fields of varying length, or some are left out because their
+    images cannot be decoded.
+    """
+
+    def __init__(self, assembler: Assembler, number: int, indices: Indices, reserve: Reserve) -> None:
+        super().__init__(assembler, number, indices, reserve)
+        self.samples: list[Any] = [None] * len(indices)
+        self._regions: list[tuple[Array, RegionColumn]] = []
+        self._bad: dict[int, str] | None = None
+        self._staged: StagedBatch | None = None
+
+    def fetch(self, start: int, stop: int) -> None:
+        """Fetch samples `start` to `stop` of the batch."""
+        samples: list[Any] = []
+        self._assembler.fetch(samples, self._indices[start:stop], self.number, start)
+        # Each part has its own rows, and assigning a list to a slice is one step for Python's threads.
+        self.samples[start:stop] = samples
+
+    def lay_out(self) -> int:
+        """Reserve the slot, write all but the pixels of encoded images, and return how many samples have any.
+
+        Where an image lies depends on the sizes of those before it, so its place is known only when all
+        headers have been read. Decoding is then divided again, and no thread keeps pixels of one image while
+        it decodes another.
+        """
+        assembler, collation = self._assembler, self._assembler.collation
+        samples = self.samples
+        if collation.skips:
+            self.gaps, self._bad = self.gaps or Gaps(samples), {}
+            samples = self.gaps.take(samples)
+        if collation.whole:
+            self._staged = assembler.stage_whole(samples, self.number, self._reserve)
+            return 0
+        schema = assembler.schemas.find(samples)
+        objects = object_columns(schema.tree, len(samples))
+        arrays = array_leaves(schema.tree, samples, 0, objects)
+        columns = split_columns(arrays, SampleRows(schema.feeds, strict=not schema.declared), collation.pads)
+        self._staged, self._regions = stage_columns(
+            columns, schema.levels, collation, self.number, self._reserve, schema.tree, objects.values()
         )
+        return len(samples) if self._regions else 0
 
-    def _finish_rows(self) -> StagedBatch:
-        """Write the samples that came before the schema was settled."""
-        # In the batch's order, so that of several bad samples the first one is named.
-        for row, samples in sorted(self._early, key=itemgetter(0)):
-            self._write(samples, row)
-        schema, slot, layout = self._schema, self._slot, self._layout
-        assert schema is not None
-        assert slot is not None
-        assert layout is not None
-        objects = tuple(self._objects.values())
-        return StagedBatch(slot, layout, schema.levels, self.number, schema.tree, objects)
+    def write(self, start: int, stop: int) -> None:
+        """Decode the images of samples `start` to `stop` into the slot; raise `PictureError` for one."""
+        for view, column in self._regions:
+            column.write_rows(view, start, stop, self._bad)
+
+    def finish(self) -> StagedBatch:
+        """Return the staged batch, without the samples that are left out."""
+        if self._staged is None:  # there was nothing to divide among threads
+            self.write(0, self.lay_out())
+        staged, keys, collation = self._staged, self._indices, self._assembler.collation
+        assert staged is not None
+        if self._bad:
+            assert self.gaps is not None
+            self.gaps.drop(self._bad)
+            # Where each image lies depends on those before it, so the batch is laid out and decoded again.
+            # That is rare: an image whose header is bad was left out before it came here.
+            self._reserve, self._staged = lambda _: staged.slot, None
+            return self.finish()
+        if self.gaps is not None:
+            staged.skipped = self.gaps.reasons
+        # What a collate_fn returns is the user's, and has no fields to transform.
+        if collation.whole or collation.programmer is None:
+            return staged
+        return complete(collation, staged, keys if self.gaps is None else self.gaps.take(keys))

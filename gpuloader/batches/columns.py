@@ -1,31 +1,30 @@
 """Columns: each field of a batch is written in one go, from samples or from where a source keeps it.
 
 Where a sample of varying length lies in the batch depends on the lengths of all samples before it. So the
-samples are kept until the last one is there, and `split_columns` makes columns of them; a `KeptBatch` is such
-a batch. A source whose samples lie in columns hands over a `Block` of them, and `stage_block` copies every
-value without making a row a Python object. Either way the bytes are written once, straight into the slot.
+samples are kept until the last one is there, and `split_columns` makes columns of them. A source whose
+samples lie in columns hands over a `Block` of them, and `block_columns` takes every value without making a
+row a Python object. Either way `stage_columns` writes the bytes once, straight into the slot.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from gpuloader.batches.rows import IN_FEEDS, SampleRows, fields_of
 from gpuloader.batches.schema import Collation, Schema
-from gpuloader.batches.staged import Gaps, Reserve, StagedBatch, needed_nbytes
-from gpuloader.batches.tree import Branch, Leaf, all_leaves, is_object
-from gpuloader.errors import PictureError, SampleError
+from gpuloader.batches.staged import Reserve, StagedBatch, needed_nbytes
+from gpuloader.batches.tree import Branch, Leaf, Tree, is_object
+from gpuloader.errors import PictureError, SampleError, describe_error, unlike_first
 from gpuloader.fields.ragged import Ragged, split_rows
 from gpuloader.fields.spec import Array, FeedSpec
-from gpuloader.sources.block import Block, Chunked, Rows, row_parts, take_values
-from gpuloader.sources.images.regions import Encoded, Region, join_geometry
-from gpuloader.staging.arena import Layout, arrange
+from gpuloader.sources.block import Block, Chunked, Rows, take_each
+from gpuloader.sources.images.regions import Encoded, Region
+from gpuloader.staging.arena import arrange
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +35,9 @@ class Column:
     fills up rows shorter than the longest; None if all rows have the same length.
 
     >>> parts = [np.array([1, 2, 3]), np.array([4])]
-    >>> Column((4,), np.dtype("int64"), parts, joined=True).array()
-    array([1, 2, 3, 4])
-    >>> Column((2, 3), np.dtype("int64"), parts, fill=-1).array()
+    >>> target = np.zeros((2, 3), int)
+    >>> Column((2, 3), target.dtype, parts, fill=-1).write(target)
+    >>> target
     array([[ 1,  2,  3],
            [ 4, -1, -1]])
     """
@@ -62,11 +61,33 @@ class Column:
                 target[index, : len(part)] = part
                 target[index, len(part) :] = self.fill
 
-    def array(self) -> Array:
-        """Return the column as a new array."""
-        target = np.empty(self.shape, self.dtype)
-        self.write(target)
-        return target
+
+@dataclass(frozen=True, slots=True)
+class PaddedColumn(Column):
+    """Rows of varying length, one after another in the parts; `lengths` has the length of each.
+
+    >>> target = np.zeros((2, 3), int)
+    >>> parts = [np.array([1, 2, 3, 4])]
+    >>> PaddedColumn((2, 3), target.dtype, parts, fill=-1, lengths=np.array([3, 1])).write(target)
+    >>> target
+    array([[ 1,  2,  3],
+           [ 4, -1, -1]])
+    """
+
+    lengths: Array = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def write(self, target: Array) -> None:
+        """Write all rows into an array of the column's shape and dtype."""
+        values = self.parts[0] if len(self.parts) == 1 else np.concatenate(self.parts)
+        if target.nbytes > len(target) * _LONG:
+            rows = np.split(values, np.cumsum(self.lengths)[:-1])
+            Column(self.shape, self.dtype, rows, fill=self.fill).write(target)
+            return
+        target[...] = self.fill
+        target[np.arange(target.shape[1]) < self.lengths[:, None]] = values
+
+
+_LONG = 4096  # bytes of a row from which a copy of each row takes less time than a mask over all
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +105,11 @@ class RegionColumn(Column):
         """Write all regions into an array of the column's shape and dtype."""
         self.write_rows(target, 0, len(self.regions))
 
-    def write_rows(self, target: Array, start: int, stop: int, bad: list[int] | None = None) -> None:
+    def write_rows(self, target: Array, start: int, stop: int, bad: dict[int, str] | None = None) -> None:
         """Write the regions of samples `start` to `stop` into the whole column's array.
 
-        A list `bad` receives the numbers of those that cannot be decoded. Without it, they raise
-        `PictureError`.
+        The dict `bad` receives the numbers of those that cannot be decoded, and why. Without it, they
+        raise `PictureError`.
         """
         for row in range(start, stop):
             try:
@@ -97,7 +118,7 @@ class RegionColumn(Column):
                 if bad is None:
                     error.index, error.field = row, error.field or self.name
                     raise
-                bad.append(row)
+                bad[row] = describe_error(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,16 +157,11 @@ class TakenColumn:
             start += count
 
 
-def lay_out(columns: Sequence[Column | TakenColumn]) -> Layout:
-    """Return the layout of the columns in a slot."""
-    return arrange(tuple((column.shape, column.dtype) for column in columns))
-
-
 # Columns of samples that were kept.
 
 
 def split_columns(
-    samples: Sequence[Any], rows: SampleRows, pads: Mapping[str, float] | None = None
+    samples: Iterable[Any], rows: SampleRows, pads: Mapping[str, float] | None = None
 ) -> list[Column]:
     """Return one column per dense or padded field, and several per ragged field: values, then row splits.
 
@@ -156,9 +172,7 @@ def split_columns(
     SampleError
         A value does not fit its field; the error names sample and field.
     """
-    values = []
-    for index, sample in enumerate(samples):
-        values.append(fields_of(sample, rows.feeds, index))
+    values = [fields_of(sample, rows.feeds, index) for index, sample in enumerate(samples)]
     columns: list[Column] = []
     for field, feed in enumerate(rows.feeds):
         column = [sample[field] for sample in values]
@@ -180,13 +194,9 @@ def _stack(column: list[Any], rows: SampleRows, field: int) -> Column:
     feed, parts = rows.feeds[field], list[Array]()
     for index, value in enumerate(column):
         parts.append(rows.convert(field, index, value))
-        if parts[-1].shape != parts[0].shape:
-            raise SampleError(
-                f"expected shape {parts[0].shape} as in the batch's first sample, got {parts[-1].shape}; "
-                f"{IN_FEEDS}",
-                index=index,
-                field=feed.name,
-            )
+        expected, got = parts[0].shape, parts[-1].shape
+        if got != expected:
+            raise unlike_first(f"shape {expected}", got, IN_FEEDS, index=index, field=feed.name)
     shape = parts[0].shape if parts else _sizes(feed)
     return Column((len(parts), *shape), feed.dtype, parts)
 
@@ -194,14 +204,15 @@ def _stack(column: list[Any], rows: SampleRows, field: int) -> Column:
 def _image_columns(images: list[Any], feed: FeedSpec) -> list[Column]:
     """Return the three arrays of a field of `Region`, or the four of one of `Encoded`."""
     encoded = isinstance(images[0], Encoded)
-    steps, pixels, nbytes = [], [0], [0]
+    steps, numbers, pixels, nbytes = [], [], [0], [0]
     for one in images:
         steps.append(one.step)
+        numbers.append(one.geometry)
         height, width = one.code.shape[:2] if encoded else (one.shape[0], 1)
         pixels.append(pixels[-1] + height * width)
         nbytes.append(nbytes[-1] + one.nbytes if encoded else 0)
     _check_steps(steps, None, feed)
-    splits, geometry = np.array(pixels, np.int64), join_geometry(images)
+    splits, geometry = np.array(pixels, np.int64), np.stack(numbers)
     shape: tuple[int, ...] = (pixels[-1], *steps[0])
     if not encoded:
         column = RegionColumn(shape, feed.dtype, (), regions=images, splits=splits, name=feed.name)
@@ -236,18 +247,7 @@ def _split_column(
         raise
     steps = [part.shape[1:] for part in parts]
     _check_steps(steps, splits, feed)
-    return _sequence_columns(parts, splits, steps[0] if steps else _sizes(feed), feed, pads)
-
-
-def _sequence_columns(
-    parts: list[Array],
-    splits: Sequence[Array],
-    step: tuple[int, ...],
-    feed: FeedSpec,
-    pads: Mapping[str, float],
-) -> list[Column]:
-    """Return a field of varying length as columns: one padded column, or its values and its row splits."""
-    lengths = [*map(len, parts)]
+    step, lengths = steps[0] if steps else _sizes(feed), [*map(len, parts)]
     if feed.name in pads:
         shape = (len(parts), max(lengths, default=0), *step)
         return [Column(shape, feed.dtype, parts, fill=pads[feed.name])]
@@ -258,77 +258,26 @@ def _sizes(feed: FeedSpec) -> tuple[int, ...]:
     return tuple(size or 0 for size in feed.sample_shape)
 
 
-class KeptBatch:
-    """A batch of kept samples that has a slot, with everything written but the pixels of encoded images.
-
-    Several threads may call `write` at once, each for its own samples. `finish` is called once, after all
-    of them. `settle` returns the schema of some samples. `gaps` notes the samples with images that cannot
-    be decoded, which are left out; None raises for them.
-
-    Raises
-    ------
-    SampleError
-        A value does not fit its field; the error names sample and field.
-    """
-
-    def __init__(
-        self,
-        settle: Callable[[Sequence[Any]], Schema],
-        collation: Collation,
-        samples: Sequence[Any],
-        number: int,
-        reserve: Reserve,
-        gaps: Gaps | None = None,
-    ) -> None:
-        self.samples = samples
-        self._again = settle, collation
-        self._gaps = gaps
-        self._bad: list[int] | None = None if gaps is None else []
-        schema = settle(samples)
-        staged = [leaf.is_array for leaf in schema.tree.leaves]
-        arrays: list[list[Any]] = []
-        objects: list[list[Any]] = [[] for is_staged in staged if not is_staged]
-        for leaves in all_leaves(schema.tree, samples):
-            arrays.append([])
-            columns_left = iter(objects)
-            for value, is_staged in zip(leaves, staged, strict=True):
-                (arrays[-1] if is_staged else next(columns_left)).append(value)
-        columns = split_columns(arrays, SampleRows(schema.feeds, strict=not schema.declared), collation.pads)
-        layout = lay_out(columns)
-        slot = reserve(needed_nbytes(collation, schema.tree, schema.levels, layout))
-        self._regions = []
-        for view, column in zip(slot.views(layout), columns, strict=True):
-            # Decoding takes longer than all else here, and threads share it.
-            if isinstance(column, RegionColumn):
-                self._regions.append((view, column))
-            else:
-                column.write(view)
-        self._staged = StagedBatch(slot, layout, schema.levels, number, schema.tree, tuple(objects))
-
-    @property
-    def unwritten(self) -> int:
-        """The number of samples whose pixels `write` has to write."""
-        return len(self.samples) if self._regions else 0
-
-    def write(self, start: int, stop: int) -> None:
-        """Decode the images of samples `start` to `stop` into the slot; raise `PictureError` for one."""
-        for view, column in self._regions:
-            column.write_rows(view, start, stop, self._bad)
-
-    def finish(self) -> StagedBatch:
-        """Return the staged batch, without the samples that are left out."""
-        if not self._bad:
-            return self._staged
-        assert self._gaps is not None
-        bad = set(self._bad)
-        self._gaps.drop(bad)
-        self.samples = [sample for row, sample in enumerate(self.samples) if row not in bad]
-        # Where each image lies depends on those before it, so the batch is laid out and decoded again. That
-        # is rare: an image whose header is bad was left out before it came here.
-        slot = self._staged.slot
-        left = KeptBatch(*self._again, self.samples, self._staged.number, lambda _: slot, self._gaps)
-        left.write(0, left.unwritten)
-        return left.finish()
+def stage_columns(
+    columns: Sequence[Column | TakenColumn],
+    levels: tuple[int, ...],
+    collation: Collation,
+    number: int,
+    reserve: Reserve,
+    tree: Tree | None = None,
+    objects: Iterable[list[Any]] = (),
+) -> tuple[StagedBatch, list[tuple[Array, RegionColumn]]]:
+    """Write columns into a slot; return the batch, and the columns of regions, which the caller writes."""
+    layout = arrange(tuple((column.shape, column.dtype) for column in columns))
+    slot = reserve(needed_nbytes(collation, tree, levels, layout))
+    regions = []
+    for view, column in zip(slot.views(layout), columns, strict=True):
+        # Decoding takes longer than all else here, and threads share it.
+        if isinstance(column, RegionColumn):
+            regions.append((view, column))
+        else:
+            column.write(view)
+    return StagedBatch(slot, layout, levels, number, tree, tuple(objects)), regions
 
 
 # Columns of blocks.
@@ -359,7 +308,7 @@ def fits(block: Block, schema: Schema) -> bool:
 
 def _holds(column: Any, rows: Rows, feed: FeedSpec | None, dtype: np.dtype[Any] | None) -> bool:
     """Return whether rows of a column, converted to a dtype if one is given, match a field."""
-    piece = column.piece(0) if isinstance(column, Chunked) else column
+    piece = _first_piece(column)
     if feed is None or not isinstance(piece, np.ndarray | Ragged):
         return feed is None and not isinstance(piece, np.ndarray | Ragged)
     values = piece.values if isinstance(piece, Ragged) else piece
@@ -368,7 +317,7 @@ def _holds(column: Any, rows: Rows, feed: FeedSpec | None, dtype: np.dtype[Any] 
     if isinstance(piece, Ragged) == bool(feed.lod_level):
         return bool(values.shape[1:] == feed.sample_shape)
     # Lists may all have the length of a dense field, though their type does not say so.
-    return not feed.lod_level and all(part.shape == feed.sample_shape for part in row_parts(column, rows))
+    return not feed.lod_level and all(part.shape == feed.sample_shape for part in take_each(column, rows))
 
 
 def _find_first(pieces: list[tuple[Any, Rows, np.dtype[Any] | None]]) -> Any:
@@ -376,40 +325,52 @@ def _find_first(pieces: list[tuple[Any, Rows, np.dtype[Any] | None]]) -> Any:
     # One row only: taking a whole column of text for it would cost as much as staging the column.
     for column, rows, _ in pieces:
         first = slice(rows.start, min(rows.start + 1, rows.stop)) if isinstance(rows, slice) else rows[:1]
-        if values := take_values(column, first):
+        if values := take_each(column, first):
             return values[0]
     return None
 
 
-def stage_block(
-    block: Block, schema: Schema, collation: Collation, number: int, reserve: Reserve
-) -> StagedBatch:
-    """Write a block that `fits` into a slot, as batch `number`."""
+def block_columns(
+    block: Block, schema: Schema, pads: Mapping[str, float]
+) -> tuple[list[TakenColumn | Column], list[list[Any]]]:
+    """Return the columns of a block that `fits`: those of its arrays, and those of all other values."""
     columns: list[TakenColumn | Column] = []
     objects: list[list[Any]] = []
     feeds = iter(schema.feeds)
     for leaf in schema.tree.leaves:
         pieces = [(column, rows) for column, rows, _ in block.pieces(leaf.name)]
         if not leaf.is_array:
-            objects.append([value for column, rows in pieces for value in take_values(column, rows)])
+            objects.append([value for column, rows in pieces for value in take_each(column, rows)])
             continue
         feed = next(feeds)
         if feed.lod_level:
-            rows = [part for column, chosen in pieces for part in row_parts(column, chosen)]
-            splits = np.array([0, *accumulate(map(len, rows))], np.int64)
-            columns += _sequence_columns(rows, [splits], _sizes(feed), feed, collation.pads or {})
-        elif any(_is_ragged(column) for column, _ in pieces):
+            parts: list[Array] = []
+            counts: list[Any] = []
+            for column, chosen in pieces:
+                if isinstance(column, Ragged) and isinstance(chosen, slice):
+                    ends = column.row_splits[0][chosen.start : chosen.stop + 1]
+                    parts.append(column.values[ends[0] : ends[-1]])
+                    counts.append(np.diff(ends))
+                else:
+                    rows = take_each(column, chosen)
+                    parts += rows
+                    counts.append([*map(len, rows)])
+            lengths = np.concatenate(counts)
+            if feed.name in pads:
+                shape = (len(block), int(lengths.max()), *_sizes(feed))
+                columns.append(PaddedColumn(shape, feed.dtype, parts, fill=pads[feed.name], lengths=lengths))
+                continue
+            splits = np.concatenate([[0], np.cumsum(lengths)])
+            columns.append(Column((int(splits[-1]), *_sizes(feed)), feed.dtype, parts, joined=True))
+            columns.append(_whole(splits))
+        elif any(isinstance(_first_piece(column), Ragged) for column, _ in pieces):
             # Lists that all have the length of a dense field.
-            rows = [row for column, chosen in pieces for row in row_parts(column, chosen)]
+            rows = [row for column, chosen in pieces for row in take_each(column, chosen)]
             columns.append(Column((len(block), *rows[0].shape), feed.dtype, rows))
         else:
             columns.append(TakenColumn((len(block), *_sizes(feed)), feed.dtype, pieces))
-    layout = lay_out(columns)
-    slot = reserve(needed_nbytes(collation, schema.tree, schema.levels, layout))
-    for view, column in zip(slot.views(layout), columns, strict=True):
-        column.write(view)
-    return StagedBatch(slot, layout, schema.levels, number, schema.tree, tuple(objects))
+    return columns, objects
 
 
-def _is_ragged(column: Any) -> bool:
-    return isinstance(column.piece(0) if isinstance(column, Chunked) else column, Ragged)
+def _first_piece(column: Any) -> Any:
+    return column.piece(0) if isinstance(column, Chunked) else column

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, cast
 
@@ -11,14 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.batches.schema import Collation
-from gpuloader.batches.staged import Reserve, StagedBatch, complete, needed_nbytes
+from gpuloader.batches.staged import BatchBuilder, Reserve, StagedBatch, complete, needed_nbytes
 from gpuloader.batches.tree import Leaf, Tree
 from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array, Indices
 from gpuloader.order.order import Stretch
 from gpuloader.sources.array_rows import ArrayRows, IndexedRows
 from gpuloader.staging.arena import Layout, arrange
-from gpuloader.staging.ring import Slot
 from gpuloader.transforms.program import Spec, span_specs
 from gpuloader.transforms.programmer import Programmer
 
@@ -75,9 +73,13 @@ class Gatherer:
         SampleError
             An index is not an integer, or is out of range.
         """
-        rows = self._locate(number, indices)
-        layout = self.layout(len(rows))
-        return Gathering(self, number, indices, rows, layout, reserve(self._needed_nbytes(number, layout)))
+        try:
+            rows = self._find_rows(indices)
+            staged = self._reserve(self.layout(len(rows)), number, reserve)
+            return Gathering(self, indices, rows, staged)
+        except SampleError as error:
+            locate(error, number, indices)
+            raise
 
     def check_all(self) -> None:
         """Run the transforms' checks on all samples at once, for batches that are gathered on a device.
@@ -104,40 +106,31 @@ class Gatherer:
             error.index, error.dataset_index = None, error.index
             raise
 
-    def _needed_nbytes(self, number: int, layout: Layout) -> int:
-        if not self._has_transforms:
-            return layout.nbytes
-        try:
-            return needed_nbytes(self._collation, self._tree, self._levels, layout)
-        except SampleError as error:
-            error.batch = number
-            raise
+    def _reserve(self, layout: Layout, number: int, reserve: Reserve) -> StagedBatch:
+        """Return batch `number` in a slot, without its samples."""
+        nbytes = layout.nbytes
+        if self._has_transforms:
+            nbytes = needed_nbytes(self._collation, self._tree, self._levels, layout)
+        return StagedBatch(reserve(nbytes), layout, self._levels, number, self._tree)
 
     def assemble(self, number: int, indices: Indices, reserve: Reserve) -> StagedBatch:
         """Take and stage batch `number`; raises what `begin` raises."""
         # Not by `begin`, `fetch` and `finish`, because a batch of small arrays takes no longer than these
         # calls.
-        rows = self._locate(number, indices)
-        count = len(rows)
-        layout = self._layouts.get(count) or self.layout(count)
-        slot = reserve(layout.nbytes if not self._has_transforms else self._needed_nbytes(number, layout))
-        self.take(rows, slot.views(layout))
-        return self.complete(StagedBatch(slot, layout, (), number), indices)
-
-    def complete(self, staged: StagedBatch, indices: Indices | Stretch) -> StagedBatch:
-        """Return a staged batch with its tree; on a CPU place, run the transforms."""
-        staged.levels, staged.tree = self._levels, self._tree
-        if not self._has_transforms:
-            return staged
         try:
-            return complete(self._collation, staged, indices)
+            rows = self._find_rows(indices)
+            staged = self._reserve(self.layout(len(rows)), number, reserve)
+            self.take(rows, staged.slot.views(staged.layout))
+            return self.complete(staged, indices)
         except SampleError as error:
-            error.batch = staged.number
-            if error.index is not None:
-                error.dataset_index = int(indices[error.index])
+            locate(error, number, indices)
             raise
 
-    def _locate(self, number: int, indices: Indices) -> range | NDArray[Any]:
+    def complete(self, staged: StagedBatch, indices: Indices | Stretch) -> StagedBatch:
+        """Write the random draws of the transforms, and on a CPU place run them."""
+        return complete(self._collation, staged, indices) if self._has_transforms else staged
+
+    def _find_rows(self, indices: Indices) -> range | NDArray[Any]:
         """Return the rows of the samples, after checking that all of them exist."""
         count = self._count
         if self._trusted is not None and getattr(indices, "base", None) is self._trusted:
@@ -145,10 +138,15 @@ class Gatherer:
         if type(indices) is range and indices.step > 0 and indices.start >= 0 and indices.stop <= count:
             rows: range | NDArray[Any] = indices
         else:
-            found = _as_integers(number, indices)
+            found = _as_integers(indices)
             # Seen as unsigned, negative indices are the largest: one comparison finds both kinds.
             if found.size and found.view(np.uint64).max() >= count:
-                found = self._wrap(number, found)
+                # Negative ones count from the end, as in Python.
+                found = np.where(found < 0, found + count, found)
+                outside = np.flatnonzero((found < 0) | (found >= count))
+                if outside.size:
+                    problem = f"index out of range: the dataset has {count} samples"
+                    raise SampleError(problem, index=int(outside[0]))
             rows = found
             self._trust(found)
         # A subset, or datasets joined, have their own numbering.
@@ -165,20 +163,6 @@ class Gatherer:
             return
         if order.dtype == np.int64 and 0 <= order.min() <= order.max() < self._count:
             self._trusted = order
-
-    def _wrap(self, number: int, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the indices with negative ones counted from the end, as in Python; check their range."""
-        wrapped = np.where(indices < 0, indices + self._count, indices)
-        outside = np.flatnonzero((wrapped < 0) | (wrapped >= self._count))
-        if outside.size:
-            position = int(outside[0])
-            raise SampleError(
-                f"index out of range: the dataset has {self._count} samples",
-                batch=number,
-                index=position,
-                dataset_index=int(indices[position]),
-            )
-        return wrapped
 
     def take(self, rows: range | NDArray[Any], targets: Sequence[Array]) -> None:
         """Write the given rows of each array into its target."""
@@ -222,34 +206,48 @@ class RowStager(Gatherer):
         """Stage batch `number`; raises what `begin` raises."""
         if not isinstance(indices, Stretch):
             return super().assemble(number, indices, reserve)
-        layout = _span_layout(indices.count)
-        slot = reserve(self._needed_nbytes(number, layout))
-        _, span = slot.views(layout)
-        span[0], span[1] = indices.first, indices.last
-        staged = StagedBatch(slot, layout, (), number)
-        # Only random draws need the indices. Without them, the host never has to compute the permutation.
-        return self.complete(staged, indices if self._draws else ())
+        try:
+            staged = self._reserve(_span_layout(indices.count), number, reserve)
+            _, span = staged.slot.views(staged.layout)
+            span[0], span[1] = indices.first, indices.last
+            # Only random draws need the indices. Without them, the host never has to compute the permutation.
+            return self.complete(staged, indices if self._draws else ())
+        except SampleError as error:
+            error.batch = number
+            raise
 
 
-@dataclass(frozen=True, slots=True)
-class Gathering:
-    """One batch of arrays that is being written into a slot, part by part, as an `Assembly` is."""
+class Gathering(BatchBuilder):
+    """One batch of arrays that is being written into a slot."""
 
-    gatherer: Gatherer
-    number: int
-    indices: Indices
-    rows: range | NDArray[Any]
-    layout: Layout
-    slot: Slot
+    def __init__(
+        self, gatherer: Gatherer, indices: Indices, rows: range | NDArray[Any], staged: StagedBatch
+    ) -> None:
+        self._gatherer = gatherer
+        self._indices = indices
+        self._rows = rows
+        self._staged = staged
+        self.nbytes = staged.layout.nbytes
 
     def fetch(self, start: int, stop: int) -> None:
         """Take rows `start` to `stop` of the batch."""
-        views = self.slot.views(self.layout)
-        self.gatherer.take(self.rows[start:stop], [view[start:stop] for view in views])
+        views = self._staged.slot.views(self._staged.layout)
+        self._gatherer.take(self._rows[start:stop], [view[start:stop] for view in views])
 
     def finish(self) -> StagedBatch:
         """Return the staged batch; all its rows must have been taken."""
-        return self.gatherer.complete(StagedBatch(self.slot, self.layout, (), self.number), self.indices)
+        return self._gatherer.complete(self._staged, self._indices)
+
+    def locate(self, error: SampleError) -> None:
+        """Add the batch and the sample's index to an error."""
+        locate(error, self._staged.number, self._indices)
+
+
+def locate(error: SampleError, number: int, indices: Indices) -> None:
+    """Add the batch and the sample's index to an error."""
+    error.batch = number
+    if error.index is not None:
+        error.dataset_index = int(indices[error.index])
 
 
 def _copy_rows(array: Array, rows: NDArray[Any], target: Array) -> None:
@@ -273,7 +271,7 @@ def tree_of(source: ArrayRows) -> Tree:
     if source.bare:
         return Tree(Leaf("0", True))
     if source.names is not None:
-        return Tree.keyed(source.names)
+        return Tree.flat(source.names, dict)
     return Tree.flat([str(field) for field in range(len(source.arrays))])
 
 
@@ -282,7 +280,7 @@ def _span_layout(count: int) -> Layout:
     return arrange(span_specs(count))
 
 
-def _as_integers(number: int, indices: Indices) -> NDArray[np.int64]:
+def _as_integers(indices: Indices) -> NDArray[np.int64]:
     """Return indices as an array of int64; raise `SampleError` for anything that is no list of integers."""
     if isinstance(indices, np.ndarray) and indices.dtype == np.int64 and indices.ndim == 1:
         return indices
@@ -291,7 +289,7 @@ def _as_integers(number: int, indices: Indices) -> NDArray[np.int64]:
     except ValueError:  # lists of different lengths
         found = np.empty((0, 0))
     if found.ndim != 1 or (found.dtype.kind not in "iu" and found.size):
-        raise SampleError(f"expected integers as indices, got {list(indices)[:4]}", batch=number)
+        raise SampleError(f"expected integers as indices, got {list(indices)[:4]}")
     if found.dtype.kind == "u" and found.size and found.max() > np.iinfo(np.int64).max:
-        raise SampleError(f"the dataset has no sample {found.max()}", batch=number)
+        raise SampleError(f"the dataset has no sample {found.max()}")
     return found.astype(np.int64)

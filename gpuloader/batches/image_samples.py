@@ -5,7 +5,7 @@ For a place with a GPU, the regions that are needed are staged, and the GPU make
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +14,13 @@ import numpy as np
 from gpuloader.batches.tree import entries_of, with_entries
 from gpuloader.errors import SampleError
 from gpuloader.order.randomness import Draw
-from gpuloader.sources.images.image import Image, is_encoded
-from gpuloader.transforms.image_transforms import ImageTransform, make_image
+from gpuloader.sources.images.image import Geometry, Image, as_image, is_encoded, size_of
+from gpuloader.transforms.image_transforms import ImageTransform, Plan, finish_plan
 
 if TYPE_CHECKING:
     from gpuloader.transforms.image_staging import Resample
 
-_LANE = 1  # of a sample's random numbers; those that the dataset draws are in lane 0
+_PURPOSE = 1  # of a sample's random numbers; 0 is that of those that the dataset draws
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +36,6 @@ class ImageStage:
     # The names of the fields that have been images so far, for error messages.
     found: set[str] = field(default_factory=set, compare=False)
 
-    @classmethod
-    def of(
-        cls,
-        transforms: Sequence[ImageTransform],
-        *,
-        decodes: bool = False,
-        names: tuple[str, ...] | None = None,
-    ) -> ImageStage:
-        """Return the stage for a loader's transforms of images."""
-        chains: dict[str | None, tuple[ImageTransform, ...]] = {}
-        for transform in transforms:
-            chains[transform.field] = (*chains.get(transform.field, ()), transform)
-        return cls(chains, decodes, names)
-
     def make(self, sample: Any, draw: Draw, key: object) -> Any:
         """Return a sample with its images as arrays, or as regions for a GPU.
 
@@ -58,7 +44,7 @@ class ImageStage:
         such field.
         """
         # Numbers of their own for each sample, so that its crops are the same whichever worker makes them.
-        making = _Making(self, draw.make_generator(key, _LANE), key)
+        making = _Making(self, draw.make_generator(key, _PURPOSE), key)
         if self.names is not None and isinstance(sample, tuple | list) and len(sample) == len(self.names):
             made: Any = [making.walk(one, name) for name, one in zip(self.names, sample, strict=True)]
         else:
@@ -100,7 +86,7 @@ class _Making:
                 return value
         elif (entries := entries_of(value)) is not None:
             made = []
-            for _, part, entry in entries:
+            for part, entry in entries:
                 path = f"{name}.{part}" if name else str(part)
                 # Labels are numbers: the commonest entries next to images, and they never hold any.
                 if (type(entry) is int or type(entry) is float) and path not in chains:
@@ -126,16 +112,20 @@ class _Making:
         stage.found.add(named)
         made_by = stage.staged.get(chain) if transforms else None
         try:
+            if not transforms and isinstance(value, Image):
+                return value.decode()
+            image = as_image(value)
+            plan: Plan = [Geometry.of(*size_of(image))]
+            for transform in transforms:
+                transform.extend(plan, self.rng)
             if made_by is None:
-                if not transforms and isinstance(value, Image):
-                    return value.decode()
-                return make_image(value, transforms, self.rng)
+                return finish_plan(image, plan)
             # Imported late, because it loads the kernels.
             from gpuloader.transforms.image_staging import stage_encoded, stage_image
 
             if stage.encoded:
-                return stage_encoded(value, transforms, self.rng, made_by, self.key)
-            return stage_image(value, transforms, self.rng, made_by)
+                return stage_encoded(image, plan, made_by, self.key)
+            return stage_image(image, plan, made_by)
         except SampleError as error:
             error.field = error.field or named
             raise

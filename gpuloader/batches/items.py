@@ -1,8 +1,8 @@
 """Batches of an iterable dataset: a fixed number of items each, in the order they arrive.
 
-An `ItemAssembler` stages the next items of an iterator. Above it stand the passes: an `ItemStream` is one
-worker's, and remembers how far it has come; a `ShareStream` is one rank's, which reads all items and keeps
-its own. `Reading` describes what to read, for threads and worker processes alike.
+An `ItemAssembler` stages the next items of an iterator. The passes over a dataset use it: an `ItemStream` is
+one worker's, and remembers how far it has come; a `ShareStream` is one rank's, which reads all items and
+keeps its own. `BatchSpec` describes what to read, for threads and worker processes alike.
 """
 
 from __future__ import annotations
@@ -10,24 +10,32 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
+import pickle
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpuloader.batches.assembly import Assembler
-from gpuloader.batches.columns import KeptBatch
-from gpuloader.batches.readers import close_items
+import numpy as np
+
+from gpuloader.batches.assembly import Assembler, KeptBatch
 from gpuloader.batches.rows import AT_ONCE, fill_rows
 from gpuloader.batches.schema import Collation
-from gpuloader.batches.staged import Gaps, Reserve, StagedBatch, complete, needed_nbytes
+from gpuloader.batches.staged import Reserve, StagedBatch, complete, needed_nbytes
 from gpuloader.batches.tree import array_leaves, object_columns
 from gpuloader.errors import BadValue, LoaderError, QueueClosed, SampleError
 from gpuloader.order.dividing import Division
 from gpuloader.order.randomness import current_draw, mixed_seed
 from gpuloader.order.samplers import skip
 from gpuloader.order.worker_info import WorkerInfo, count_rank_questions, exchange_worker
+from gpuloader.sources.block import Block
 from gpuloader.sources.describing import Source
-from gpuloader.system.iterators import Steady
+from gpuloader.staging.arena import Layout
+from gpuloader.staging.ring import Slot
+from gpuloader.system.iterators import Steady, close_iterator
+
+Keys = Sequence[Any] | None
+"""What stands in for the indices of a batch, as items have none; by default its number and the position."""
 
 _END = object()
 
@@ -36,126 +44,128 @@ class ItemAssembler(Assembler):
     """Assembles the batches of an iterable dataset: `size` items each, in the order they arrive."""
 
     def stage(
-        self,
-        items: Iterator[Any],
-        number: int,
-        size: int,
-        reserve: Reserve,
-        *,
-        drop_last: bool,
-        keys: Sequence[Any] | None = None,
+        self, items: Iterator[Any], number: int, size: int, least: int, reserve: Reserve, keys: Keys = None
     ) -> StagedBatch | None:
-        """Read and stage batch `number`; return None if no items are left, or fewer than `drop_last` allows.
+        """Read and stage batch `number`; return None if fewer than `least` items are left.
 
-        If a slot was reserved but no batch is returned, the caller must release the slot. `keys` stand in for
-        the indices, which items do not have; by default (worker, batch, position).
+        If a slot was reserved but no batch is returned, the caller must release the slot.
 
         Raises
         ------
         SampleError
             The dataset raised, or an item does not fit its field; the error names batch and item.
         """
-        collation, least = self.collation, size if drop_last else 1
-        gaps: Gaps | None = None
+        batch: KeptBatch | None = None
         try:
-            if collation.images is not None:
-                # Not the worker's number: it is another with processes than without.
+            if self.collation.images is not None:
                 names = keys or ((number, position) for position in itertools.count())
                 items = self._make_all_images(items, names)
-            if self.keeps:
-                samples = list(itertools.islice(items, size))
-                # Those that are left out count as read, and are not replaced by later items. So the batches
-                # that follow are the same as without a bad image.
-                if len(samples) < least:
-                    return None
-                if collation.skips:
-                    gaps = Gaps(samples)
-                    staged = self._stage_kept(gaps.take(samples), number, reserve, gaps)
-                    staged.skipped, keys = gaps.count, keys and gaps.take(keys)
-                else:
-                    staged = self._stage_kept(samples, number, reserve, None)
-                count = len(samples) - staged.skipped
-            else:
-                filled = self._stage_rows(items, number, size, least, reserve)
-                if filled is None:
-                    return None
-                staged, count = filled
-            # What a collate_fn returns is the user's, and has no fields to transform.
-            if collation.programmer is None or collation.whole:
-                return staged
-            keys = keys or [(self.worker, number, position) for position in range(count)]
-            return complete(collation, staged, keys)
+            if not self.keeps:
+                return self._stage_rows(items, number, size, least, reserve, keys)
+            samples = list(itertools.islice(items, size))
+            # Those that are left out count as read, and are not replaced by later items. So the batches that
+            # follow are the same as without a bad image.
+            if len(samples) < least:
+                return None
+            keys = keys or self._keys(number, len(samples))
+            batch = KeptBatch(self, number, keys, reserve)
+            batch.samples = samples
+            return batch.finish()
         except SampleError as error:
-            self.locate(error, number, gaps)
+            self.locate(error, number, None if batch is None else batch.gaps)
             raise
+
+    def _keys(self, number: int, count: int) -> list[Any]:
+        """Return what stands in for the indices of a batch; nothing if no transform asks for it."""
+        if self.collation.programmer is None:
+            return []
+        # Not the worker's number, which a loader without workers does not have. None keeps its place, so that
+        # such a loader draws the numbers that it drew while workers' numbers were here.
+        return [(None, number, position) for position in range(count)]
 
     def _make_all_images(self, items: Iterable[Any], keys: Iterable[Any]) -> Iterator[Any]:
         draw = current_draw()
         for position, (key, item) in enumerate(zip(keys, items, strict=False)):
             yield self.make_images(item, draw, key, position)
 
-    def _stage_kept(
-        self, samples: list[Any], number: int, reserve: Reserve, gaps: Gaps | None
-    ) -> StagedBatch:
-        if self.collation.whole:
-            return self.stage_whole(samples, number, reserve)
-        batch = KeptBatch(self.schemas.find, self.collation, samples, number, reserve, gaps)
-        batch.write(0, batch.unwritten)
-        return batch.finish()
-
     def _stage_rows(
-        self, items: Iterator[Any], number: int, size: int, least: int, reserve: Reserve
-    ) -> tuple[StagedBatch, int] | None:
-        """Write items as they arrive; return the batch and their number, None if there are too few."""
+        self, items: Iterator[Any], number: int, size: int, least: int, reserve: Reserve, keys: Keys
+    ) -> StagedBatch | None:
+        """Write items as they arrive; return None if there are too few."""
         first = next(items, _END)
         if first is _END:
             return None
-        schema = self.schemas.find((first,))
+        fallback, samples = self.collation.fallback, [first]
+        try:
+            schema = self.find_schema(samples)
+            if fallback is not None and schema.chunk >= size:
+                # So small that it costs nothing to have all of them, in case that one does not fit.
+                samples += itertools.islice(items, size - 1)
+                if len(samples) < least:  # a batch that is dropped need not fit together
+                    return None
+        except SampleError as error:
+            if fallback is None:
+                raise
+            samples += itertools.islice(items, size - 1)
+            return None if len(samples) < least else self.fall_back(samples, number, reserve, error)
         tree, levels = schema.tree, schema.levels
         # The number of items is unknown, and a last batch may be far smaller than `size` allows. So nothing
         # large is reserved before one batch has been full: its memory grows with the items.
         gradually = schema.is_large(size, AT_ONCE)
         objects = object_columns(tree, 0 if gradually else size)
-        samples = itertools.chain((first,), itertools.islice(items, size - 1))
-        filled = fill_rows(
-            schema.rows,
-            iter(array_leaves(tree, samples, 0, objects)),
-            size,
-            least,
-            lambda layout: reserve(needed_nbytes(self.collation, tree, levels, layout)),
-            gradually=gradually,
-            objects=objects,
-        )
+        rest = itertools.islice(items, size - 1) if len(samples) == 1 else ()
+        slots: list[Slot] = []
+
+        def take(layout: Layout) -> Slot:
+            slots.append(reserve(needed_nbytes(self.collation, tree, levels, layout)))
+            return slots[-1]
+
+        try:
+            filled = fill_rows(
+                schema.rows,
+                iter(array_leaves(tree, itertools.chain(samples, rest), 0, objects)),
+                size,
+                least,
+                take,
+                gradually=gradually,
+                objects=objects,
+            )
+        except SampleError as error:
+            if fallback is None or schema.chunk < size:
+                raise
+            return self.fall_back(samples, number, reserve, error, next(iter(slots), None))
         if filled is None:
             return None
         slot, layout, count = filled
         if count == size:
             schema.fullest = max(schema.fullest, count)
         columns = tuple(column[:count] for column in objects.values())
-        return StagedBatch(slot, layout, levels, number, tree, columns), count
+        staged = StagedBatch(slot, layout, levels, number, tree, columns)
+        return complete(self.collation, staged, keys or self._keys(number, count))
 
     def stage_next_block(
-        self, blocks: Iterator[Any], number: int, size: int, reserve: Reserve, *, drop_last: bool
+        self, blocks: Iterator[Any], number: int, size: int, least: int, reserve: Reserve, keys: Keys = None
     ) -> StagedBatch | None:
         """Read and stage batch `number` as `stage` does, from a dataset that yields blocks of items."""
         block = next(blocks, None)
-        if block is None or (len(block) < size and drop_last):
+        if block is None or 0 < len(block) < least:
             return None
-        if not 0 < len(block) <= size:
-            problem = f"iter_blocks({size}) yielded a block of {len(block)} samples"
-            raise SampleError(problem, batch=number, worker=self.worker)
+        self.check_block(block, number, size)
         if self.collation.images is None:
             try:
-                staged = self.stage_block(block, number, reserve)
-                if staged is not None and self.collation.programmer is not None:
-                    keys = [(self.worker, number, position) for position in range(len(block))]
-                    return complete(self.collation, staged, keys)
+                staged = self.stage_block(block, number, reserve, keys or self._keys(number, len(block)))
                 if staged is not None:
                     return staged
             except SampleError as error:
                 self.locate(error, number, None)
                 raise
-        return self.stage(iter(block), number, size, reserve, drop_last=drop_last)
+        return self.stage(iter(block), number, size, least, reserve, keys)
+
+    def check_block(self, block: Block, number: int, size: int) -> None:
+        """Raise `SampleError` if a block for batch `number` is empty or has more than `size` samples."""
+        if not 0 < len(block) <= size:
+            problem = f"iter_blocks({size}) yielded a block of {len(block)} samples"
+            raise SampleError(problem, batch=number, worker=self.worker)
 
     def read(
         self, items: Iterator[Any], place: Callable[[int], tuple[int, int]], *, closes: bool = False
@@ -172,7 +182,7 @@ class ItemAssembler(Assembler):
                 yield item
         except GeneratorExit:
             if closes:
-                close_items(items)
+                close_iterator(items)
             raise
         except Exception as error:
             # The loader's own errors say where already. `QueueClosed` would end the epoch without an error.
@@ -200,13 +210,35 @@ class ItemState:
     asked: bool = False
 
 
-class ItemStream:
+class Pass:
+    """A pass over an iterable dataset, whose batches one thread stages one after another."""
+
+    _items: Iterator[Any] | None = None
+
+    def __init__(self, assembler: ItemAssembler, size: int, *, drop_last: bool) -> None:
+        self._assembler = assembler
+        self._size = size
+        self._drop_last = drop_last
+        self._in_blocks = not assembler.collation.whole and assembler.source.in_blocks
+
+    def stage(self, number: int, reserve: Reserve) -> StagedBatch | None:
+        """Read and stage batch `number`; return None at the end."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close the dataset's iterator, if it can be closed."""
+        close_iterator(self._items)
+
+
+class ItemStream(Pass):
     """One worker's pass over an iterable dataset, in batches of `size` items; used by one thread.
 
     The pass begins after the batches that `reached` counts. A dataset that can load its own state continues
     there; of any other, the earlier items are read and dropped. `keep_state` asks the dataset for its state
     after each batch, if it has one.
     """
+
+    _items: Generator[Any, None, None] | None
 
     def __init__(
         self,
@@ -217,18 +249,12 @@ class ItemStream:
         reached: ItemState,
         keep_state: bool = True,
     ) -> None:
-        self._assembler = assembler
-        self._size = size
-        self._drop_last = drop_last
+        super().__init__(assembler, size, drop_last=drop_last)
         self._reached = reached
-        dataset = assembler.dataset
-        self._keep_state = keep_state and all(
-            callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict")
-        )
+        self._keep_state = keep_state and assembler.source.keeps_state
         if not self._keep_state:
             self._reached = replace(reached, state=None)
-        self._in_blocks = not assembler.collation.whole and assembler.source.in_blocks
-        self._items: Generator[Any, None, None] | None = None
+        self._least = size if drop_last else 1
         self._number = 0
         self._asked_before = 0
 
@@ -244,7 +270,7 @@ class ItemStream:
             )
         self._number = number
         stage = assembler.stage_next_block if self._in_blocks else assembler.stage
-        staged = stage(self._items, number, self._size, reserve, drop_last=self._drop_last)
+        staged = stage(self._items, number, self._size, self._least, reserve)
         if staged is None:
             return None
         # A short batch has met the end. After a full one nobody knows, without reading one item too many.
@@ -277,7 +303,13 @@ class ItemStream:
         try:
             if reached.state is not None:
                 dataset.load_state_dict(reached.state)
-            items = Steady.of(iter(dataset.iter_blocks(self._size) if self._in_blocks else dataset))
+            made = iter(dataset.iter_blocks(self._size) if self._in_blocks else dataset)
+            again = reached.state is not None and made is dataset
+            if again and pickle.dumps(dataset.state_dict()) != pickle.dumps(reached.state):
+                # An `__iter__` that returns the dataset itself may have started over. One that only continues
+                # must not get its state twice: it could begin the next epoch there.
+                dataset.load_state_dict(reached.state)
+            items = Steady.of(made)
             if reached.state is None and reached.batches:
                 size = 1 if self._in_blocks else self._size
                 skip(items, reached.batches * size, size, "the dataset")
@@ -287,18 +319,14 @@ class ItemStream:
             raise self._assembler.failure(error, number, None, None) from error
         return items
 
-    def close(self) -> None:
-        """Close the dataset's iterator, if it can be closed."""
-        close_items(self._items)
 
-
-class ShareStream:
+class ShareStream(Pass):
     """One rank's pass over an iterable dataset; every rank, and every worker, reads all items.
 
     A step is the dataset's next ``size * world_size`` items, dealt to the ranks one by one. A rank keeps its
-    own `size` items, skips the others, and delivers its batch after reading the whole step. All ranks see
-    the same items, so they see the same end, and divide an incomplete last step by the same rule. So no rank
-    waits for a batch that another rank does not have.
+    own `size` items, skips the others, and delivers its batch after reading the whole step. A dataset in
+    blocks yields a step as one block. All ranks see the same items, so they see the same end, and divide an
+    incomplete last step by the same rule. So no rank waits for a batch that another rank does not have.
 
     A step is identified by its number alone. So several workers may each read all items and stage different
     steps, as long as the numbers that a worker is asked for increase.
@@ -309,13 +337,13 @@ class ShareStream:
     def __init__(
         self, assembler: ItemAssembler, size: int, division: Division, *, drop_last: bool, base: int = 0
     ) -> None:
-        self._assembler = assembler
-        self._size = size
+        super().__init__(assembler, size, drop_last=drop_last)
         self._division = division
-        self._drop_last = drop_last
         self._base = base
-        self._items: Iterator[Any] | None = None
         self._read = 0
+        self._step = size * division.world_size
+        # A state saved with other ranks or batches may begin within a block.
+        self._in_blocks &= base % self._step == 0
 
     def stage(self, number: int, reserve: Reserve) -> StagedBatch | None:
         """Read and stage this rank's part of step `number`; return None at the end.
@@ -328,25 +356,31 @@ class ShareStream:
         # A dataset that divides itself must yield all items here, so it sees one worker on one rank.
         outer = exchange_worker(WorkerInfo(0, 1, seed, self._assembler.dataset, (0, 1)))
         try:
-            begin = self._base + number * self._size * self._division.world_size
+            begin = self._base + number * self._step
             kept, count = self._read_step(number, begin)
         finally:
             exchange_worker(outer)
         division, world_size = self._division, self._division.world_size
         # All ranks count the same items here, so they agree on who gets how many without a message.
         own, size = division.own(count, self._size, items=True)
-        if not size or (self._drop_last and count < self._size * world_size):
+        if not size or (self._drop_last and count < self._step):
             return None
         # Keys are positions in the epoch, so that an item's random draws do not depend on its rank.
         keys = [begin + division.rank + at * world_size for at in range(own)] or [begin]
-        kept, keys = (kept + kept[-1:])[:size], (keys + keys[-1:])[:size]
-        staged = self._assembler.stage(iter(kept), number, size, reserve, drop_last=False, keys=keys)
+        keys = (keys + keys[-1:])[:size]
+        assembler = self._assembler
+        if isinstance(kept, list):
+            items = iter((kept + kept[-1:])[:size])
+            staged = assembler.stage(items, number, size, 1, reserve, keys)
+        else:
+            block = kept.take(np.array(keys) - begin) if size < count else kept
+            staged = assembler.stage_next_block(iter((block,)), number, size, 1, reserve, keys)
         if staged is not None and division.pads(None, drop_last=self._drop_last):
             staged.state = own, size
         return staged
 
-    def _read_step(self, number: int, begin: int) -> tuple[list[Any], int]:
-        """Return this rank's items of a step, and the number of items in the whole step.
+    def _read_step(self, number: int, begin: int) -> tuple[list[Any] | Block, int]:
+        """Return the block of a step, or this rank's items of it, and the number of items in the whole step.
 
         If the step has items but none for this rank, return the step's first item instead.
         """
@@ -355,14 +389,22 @@ class ShareStream:
             self._items = self._open(number)
         # Steps of other workers come in between. Their items are read and dropped, because what a dataset
         # yields may depend on what it has yielded.
-        read = assembler.read(self._items, lambda count: (number, count))
-        for _ in itertools.islice(read, begin - self._read):
-            self._read += 1
+        read = assembler.read(self._items, lambda count: (number, 0 if self._in_blocks else count))
+        at_once = self._step if self._in_blocks else 1
+        for _ in itertools.islice(read, min((begin - self._read) // at_once, sys.maxsize)):
+            self._read += at_once
+        if self._in_blocks:
+            block = next(read, None)
+            if block is None:
+                return [], 0
+            assembler.check_block(block, number, self._step)
+            self._read += self._step
+            return block, len(block)
         read = assembler.read(self._items, lambda count: (number, count))
         kept: list[Any] = []
         first: list[Any] = []
         count = 0
-        for count, item in enumerate(itertools.islice(read, self._size * division.world_size), 1):
+        for count, item in enumerate(itertools.islice(read, min(self._step, sys.maxsize)), 1):
             # Dealt one by one, the ranks' shares of a short step differ by one item at most.
             if (count - 1) % division.world_size == division.rank:
                 kept.append(item)
@@ -374,18 +416,15 @@ class ShareStream:
     def _open(self, number: int) -> Iterator[Any]:
         draw = current_draw()
         draw.index, draw.generator = 0, None  # every reader must draw the same numbers
+        dataset = self._assembler.dataset
         try:
-            return Steady.of(iter(self._assembler.dataset))
+            return Steady.of(iter(dataset.iter_blocks(self._step) if self._in_blocks else dataset))
         except Exception as error:
             raise self._assembler.failure(error, number, None, None) from error
 
-    def close(self) -> None:
-        """Close the dataset's iterator, if it can be closed."""
-        close_items(self._items)
-
 
 @dataclass(frozen=True)  # no slots: the error for an attribute that cannot be pickled finds it in __dict__
-class Reading:
+class BatchSpec:
     """What to read from a dataset, and how samples become batches.
 
     Attributes
@@ -408,24 +447,12 @@ class Reading:
     drop_last: bool = False
     division: Division | None = None
 
-    @property
-    def dataset(self) -> Any:
-        """The dataset."""
-        return self.source.dataset
-
-    @property
-    def iterable(self) -> bool:
-        """Whether the dataset is iterable and has no indices."""
-        return self.source.iterable
-
     def make_assembler(self, worker: int | None = None) -> Assembler:
         """Return an assembler, which reads samples into slots; `worker` is the worker's number, if any."""
-        kind = ItemAssembler if self.iterable else Assembler
+        kind = ItemAssembler if self.source.iterable else Assembler
         return kind(self.source, self.collation, worker)
 
-    def open_stream(
-        self, assembler: Assembler, reached: ItemState, *, keep_state: bool = True
-    ) -> ItemStream | ShareStream:
+    def open_stream(self, assembler: Assembler, reached: ItemState, *, keep_state: bool = True) -> Pass:
         """Return one worker's pass over an iterable dataset: over all its items, or over one rank's part.
 
         It begins where `reached` says. If the items are divided among ranks, only its `base` is used.

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,6 @@ from gpuloader.batches.staged import (
     Reserve,
     StagedBatch,
     complete,
-    fill_slot,
     find_program,
     needed_nbytes,
     write_arrays,
@@ -32,11 +29,25 @@ from gpuloader.errors import SampleError
 from gpuloader.fields.convert import as_numbers, cast, fit, fit_if_alike, matches
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import Array, FeedSpec, is_stageable
-from gpuloader.foreign import can_stage, find_library, is_on_host, is_tensor, needs_gradient
+from gpuloader.foreign import (
+    can_stage,
+    find_library,
+    is_on_host,
+    is_plain_tensor,
+    is_tensor,
+    needs_gradient,
+    warn_of_class,
+)
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.staging.arena import Layout, arrange, arrange_last
-from gpuloader.staging.ring import Ring
-from gpuloader.watch.stats import Meter
+
+AS_IT_IS = Tree(Leaf("0", False), keeps_tuples=True)
+"""The tree of a value that is not staged."""
+Turned = tuple[tuple[int, tuple[int, ...]], ...]
+"""The arrays to turn when they are delivered, as for `Layout`."""
+
+
+_NOTHING = arrange(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +60,8 @@ class Parts:
     objects: tuple[Any, ...]
 
 
-def take_apart(tree: Tree, value: Any, convert: Callable[[int, Any], Any] | None = None) -> Parts:
-    """Return the parts of a value of this tree.
-
-    `convert` takes the number and the value of each array field, and returns what to stage.
+def take_apart(tree: Tree, value: Any, feeds: Sequence[FeedSpec] | None = None) -> Parts:
+    """Return the parts of a value of this tree; a sample is converted to the `feeds`, if there are any.
 
     Raises
     ------
@@ -67,7 +76,7 @@ def take_apart(tree: Tree, value: Any, convert: Callable[[int, Any], Any] | None
             objects.append(entry)
             continue
         try:
-            found = entry if convert is None else convert(field, entry)
+            found = entry if feeds is None else _convert_sample(entry, feeds[field])
             parts = (found.values, *found.row_splits) if isinstance(found, Ragged) else (found,)
             arrays += map(as_numbers, parts)
         except SampleError as error:
@@ -77,12 +86,13 @@ def take_apart(tree: Tree, value: Any, convert: Callable[[int, Any], Any] | None
     return Parts(tree, arrays, tuple(levels), tuple(objects))
 
 
+def keep_whole(value: Any, number: int, reserve: Reserve) -> StagedBatch:
+    """Return a batch that is a value as it is; nothing of it is staged."""
+    return StagedBatch(reserve(0), _NOTHING, (), number, AS_IT_IS, (value,))
+
+
 def stage_whole(
-    value: Any,
-    collation: Collation,
-    number: int,
-    reserve: Reserve,
-    signature: BatchSignature | None = None,
+    value: Any, collation: Collation, number: int, reserve: Reserve, signature: BatchSignature | None = None
 ) -> tuple[StagedBatch, BatchSignature | None]:
     """Stage the arrays of a value; everything else stays a Python object.
 
@@ -102,22 +112,28 @@ def stage_whole(
         The value's fields are not those declared, or one of them does not hold numbers.
     """
     # A collate_fn returns batches of one kind but for the last, so most of them need no walk.
-    if signature is not None and (found := signature.take_apart(value)) is not None:
-        arrays, objects, _ = found
-        slot = reserve(signature.layout.nbytes)
-        write_arrays(arrays, slot.views(signature.layout))
-        levels = (0,) * len(arrays)
-        return StagedBatch(slot, signature.layout, levels, number, signature.tree, objects), signature
+    if signature is not None and (known := signature.stage(value, number, reserve)) is not None:
+        return known, signature
     feeds, by_user = collation.feeds, collation.function is not None
+    as_returned = collation.as_returned
     if feeds is None:
-        tree = Tree.of(value, staged=_find_staged(collation), may_be_empty=True, keeps_tuples=by_user)
-        parts = take_apart(tree, value)
-    elif collation.batched or by_user:
-        parts = take_apart(Tree.flat([feed.name for feed in feeds]), value)
+        tree = Tree.of(
+            value,
+            staged=_find_staged(collation),
+            keeps_tuples=by_user or as_returned,
+            keeps_classes=as_returned,
+        )
     else:
         tree = Tree.flat([feed.name for feed in feeds])
-        parts = take_apart(tree, value, lambda field, entry: _convert_sample(entry, feeds[field]))
+    if as_returned and _has_one_twice(tree, tree.flatten(value)):
+        tree = AS_IT_IS  # pickled together, what is one object stays one
+    if collation.warns:
+        _warn_of_classes(tree, value)
+    parts = take_apart(tree, value, None if collation.batched or by_user else feeds)
+    turned = put_in_memory_order(parts.arrays) if as_returned else ()
     layout = arrange(tuple((array.shape, array.dtype) for array in parts.arrays))
+    if turned:
+        layout = replace(layout, turned=turned)
     slot = reserve(layout.nbytes)
     write_arrays(parts.arrays, slot.views(layout))
     # Declared fields convert every value, so one value says nothing about the next.
@@ -125,8 +141,39 @@ def stage_whole(
     return staged, None if feeds is not None else BatchSignature.of(value, staged, parts.arrays)
 
 
+def put_in_memory_order(arrays: list[Array]) -> Turned:
+    """Put the dimensions of dense arrays into memory's order; return how to deliver them.
+
+    So a batch in PyTorch's channels_last format keeps it, and is copied as one block.
+    """
+    found = []
+    for number, array in enumerate(arrays):
+        if array.ndim > 1 and not array.flags.c_contiguous:
+            order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
+            turned = array.transpose(order)
+            if turned.flags.c_contiguous:
+                arrays[number] = turned
+                found.append((number, tuple(map(order.index, range(array.ndim)))))
+    return tuple(found)
+
+
+def _warn_of_classes(tree: Tree, value: Any) -> None:
+    """Warn of tensors whose classes are lost."""
+    for leaf, entry in zip(tree.leaves, tree.flatten(value), strict=True):
+        if leaf.is_array:
+            warn_of_class(entry, leaf.name)
+
+
+def _has_one_twice(tree: Tree, entries: Sequence[Any]) -> bool:
+    """Return whether two array fields are one object."""
+    staged = [id(entry) for leaf, entry in zip(tree.leaves, entries, strict=True) if leaf.is_array]
+    return len(set(staged)) < len(staged)
+
+
 def _find_staged(collation: Collation) -> Callable[[Any], bool]:
     """Return a function that says whether a value is staged, or stays a Python object."""
+    if collation.as_returned:
+        return is_plain_tensor
     if collation.function is None:
         return is_proper_value
     if not collation.keeps_gradients:
@@ -199,14 +246,16 @@ class BatchSignature:
                 return None
         return cls(tree, staged.layout, tuple(fields))
 
-    def take_apart(self, value: Any) -> tuple[list[Array], tuple[Any, ...], list[Array]] | None:
-        """Return a value's arrays, its other leaves, and its large arrays; None if it is unlike this one."""
+    def stage(
+        self, value: Any, number: int, reserve: Reserve, is_apart: Callable[[Array], bool] | None = None
+    ) -> StagedBatch | None:
+        """Stage a value that is like this one; return None for another, or if a large array `is_apart`."""
         entries = self.tree.match(value)
         if entries is None or len(entries) != len(self.fields):
             return None
         arrays: list[Array] = []
         objects: list[Any] = []
-        large: list[Array] = []
+        distinct = set[int]()
         for entry, (kind, dtype, shape, is_large) in zip(entries, self.fields):  # noqa: B905 - costs time
             if dtype is None:
                 if type(entry) is not kind and type(entry) not in PLAIN:
@@ -215,8 +264,11 @@ class BatchSignature:
                 continue
             if type(entry) is not kind:
                 return None
+            distinct.add(id(entry))
             array = entry
             if kind is not np.ndarray:
+                if entry.__dict__:  # attributes of the user's
+                    return None
                 try:
                     array = entry.numpy()
                 except (RuntimeError, TypeError):  # its numbers are not what lies in its memory
@@ -224,18 +276,19 @@ class BatchSignature:
             # Not contiguous: it may be delivered with its dimensions in another order.
             if array.dtype is not dtype or array.shape != shape or not array.flags.c_contiguous:
                 return None
+            if is_large and is_apart is not None and is_apart(array):
+                return None
             arrays.append(array)
-            if is_large:
-                large.append(array)
-        return arrays, tuple(objects), large
+        if len(distinct) < len(arrays):  # one object in two fields may have to stay one
+            return None
+        slot = reserve(self.layout.nbytes)
+        write_arrays(arrays, slot.views(self.layout))
+        return StagedBatch(slot, self.layout, (0,) * len(arrays), number, self.tree, tuple(objects))
 
 
 # Batches of other loaders.
 
-Turned = tuple[tuple[int, tuple[int, ...]], ...]
-"""The arrays to turn when they are delivered, as for `Layout`."""
 _END = object()
-_AS_IT_IS = Tree(Leaf("0", False), keeps_tuples=True)
 _MOST_KEPT = 64  # addresses of arrays
 
 
@@ -262,10 +315,8 @@ class Intake:
 class NestedStager:
     """Stages the batches of one pass; `draw` holds seed and epoch for transforms with random numbers."""
 
-    def __init__(self, intake: Intake, ring: Ring, meter: Meter, draw: Draw) -> None:
+    def __init__(self, intake: Intake, draw: Draw) -> None:
         self._intake = intake
-        self._ring = ring
-        self._meter = meter
         self._draw = draw
         self._unchecked = intake.host
         self._tree: Tree | None = None
@@ -276,22 +327,18 @@ class NestedStager:
         self._signature: BatchSignature | None = None
         self._pageable: set[tuple[int, int]] = set()
 
-    def __call__(self, items: Iterator[Any], number: int) -> StagedBatch | None:
+    def __call__(self, items: Iterator[Any], number: int, reserve: Reserve) -> StagedBatch | None:
         """Read the next batch and stage it; return None at the end."""
-        begun = perf_counter_ns()
         batch = next(items, _END)
         if batch is _END:
             return None
-        signature = self._signature
-        if signature is not None and (found := signature.take_apart(batch)) is not None:
-            arrays, objects, large = found
-            if not any(map(self._is_apart, large)):
-                slot = fill_slot(
-                    partial(write_arrays, arrays), signature.layout, self._ring, self._meter, begun
-                )
-                levels = (0,) * len(arrays)
-                return StagedBatch(slot, signature.layout, levels, number, signature.tree, objects)
-        parts = take_apart(self._open(batch), batch)
+        if self._signature is not None:
+            known = self._signature.stage(batch, number, reserve, self._is_apart)
+            if known is not None:
+                return known
+        tree = self._open(batch)
+        _warn_of_classes(tree, batch)
+        parts = take_apart(tree, batch)
         # The first batch that has arrays decides the library for all: a later one may have none to tell by.
         if parts.arrays and not self._settled:
             owners = map(find_library, parts.tree.flatten(batch))
@@ -301,13 +348,15 @@ class NestedStager:
         # Transforms draw by this epoch, whichever thread reads and whatever other loaders it serves.
         before = exchange_draw(self._draw)
         try:
-            turned = self._turn(parts.arrays)
+            # A transform reads fields by their shapes, and arrays of JAX and Paddle lie in C order only.
+            in_order = self._intake.collation.programmer is not None or self._library in ("jax", "paddle")
+            turned = () if in_order else put_in_memory_order(parts.arrays)
             apart = tuple(
                 number
                 for number, array in enumerate(parts.arrays)
                 if array.nbytes >= SMALL and array.flags.c_contiguous and self._is_apart(array)
             )
-            staged = self._stage(parts, turned, apart, number, begun)
+            staged = self._stage(parts, turned, apart, number, reserve)
         finally:
             exchange_draw(before)
         self._signature = None
@@ -320,21 +369,16 @@ class NestedStager:
         intake = self._intake
         as_it_is = intake.stays and intake.output is None
         if as_it_is and not self._unchecked:
-            return _AS_IT_IS
+            return AS_IT_IS
         tree = self._tree
         if tree is None or not self._has_tree(tree, batch):
             tree = self._tree = Tree.of(
-                batch,
-                staged=self._is_staged,
-                may_be_empty=True,
-                keeps_tuples=True,
-                opens=True,
-                kept=intake.host,
+                batch, staged=self._is_staged, keeps_tuples=True, opens=True, kept=intake.host
             )
         if self._unchecked:
             _check_names(self._unchecked, tree)
             self._unchecked = frozenset()
-        return _AS_IT_IS if as_it_is else tree
+        return AS_IT_IS if as_it_is else tree
 
     def _has_tree(self, tree: Tree, batch: Any) -> bool:
         """Return whether a batch has the tree of the one before; False also if that is unclear."""
@@ -353,24 +397,6 @@ class NestedStager:
         intake = self._intake
         return is_copied(value) and not (intake.stays and find_library(value) == intake.output)
 
-    def _turn(self, arrays: list[Array]) -> Turned:
-        """Put the dimensions of dense arrays into memory's order; return how to deliver them.
-
-        So a batch in PyTorch's channels_last format keeps it, and is copied as one block.
-        """
-        # A transform reads fields by their shapes, and arrays of JAX and Paddle lie in C order only.
-        if self._intake.collation.programmer is not None or self._library in ("jax", "paddle"):
-            return ()
-        found = []
-        for number, array in enumerate(arrays):
-            if array.ndim > 1 and not array.flags.c_contiguous:
-                order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
-                turned = array.transpose(order)
-                if turned.flags.c_contiguous:
-                    arrays[number] = turned
-                    found.append((number, tuple(map(order.index, range(array.ndim)))))
-        return tuple(found)
-
     def _is_apart(self, array: Array) -> bool:
         """Return whether a device can copy an array from where it lies, because it is page-locked."""
         place = _address(array), array.nbytes
@@ -387,42 +413,37 @@ class NestedStager:
         return False
 
     def _stage(
-        self, parts: Parts, turned: Turned, apart: tuple[int, ...], number: int, begun: int
+        self, parts: Parts, turned: Turned, apart: tuple[int, ...], number: int, reserve: Reserve
     ) -> StagedBatch:
         collation, tree, levels = self._intake.collation, parts.tree, parts.levels
         whole, inside = self._arrange(parts, turned, apart)
-        written = [array for index, array in enumerate(parts.arrays) if index not in apart]
-        nbytes = inside.nbytes if apart else needed_nbytes(collation, tree, levels, whole)
-        slot = fill_slot(partial(write_arrays, written), inside, self._ring, self._meter, begun, nbytes)
+        slot = reserve(inside.nbytes if apart else needed_nbytes(collation, tree, levels, whole))
+        write_arrays(
+            [array for index, array in enumerate(parts.arrays) if index not in apart], slot.views(inside)
+        )
         staged = StagedBatch(slot, whole, levels, number, tree, parts.objects)
-        if collation.programmer is None and not apart:
-            return staged
         keys = number_samples(number, parts.arrays)
-        try:
-            if not apart:
-                return complete(collation, staged, keys)
-            staged.apart = tuple(
-                Apart(
-                    parts.arrays[one].reshape(-1).view(np.uint8),
-                    _address(parts.arrays[one]),
-                    whole.fields[one].offset,
-                )
-                for one in apart
+        if not apart:
+            return complete(collation, staged, keys)
+        # The device copies the slot's part and each array apart to where one layout has them all, so what
+        # follows on the device is the same as for a batch in one piece.
+        staged.in_slot = inside.nbytes
+        staged.apart = tuple(
+            Apart(
+                parts.arrays[one].reshape(-1).view(np.uint8),
+                _address(parts.arrays[one]),
+                whole.fields[one].offset,
             )
-            # The device copies the slot's part and each array apart to where one layout has them all, so what
-            # follows on the device is the same as for a batch in one piece.
-            staged.in_slot = inside.nbytes
-            self._meter.nbytes += whole.nbytes - inside.nbytes
+            for one in apart
+        )
+        program = find_program(collation.programmer, tree, levels, whole, drawn=True)
+        if program is not None and collation.programmer is not None:
             views = iter(slot.views(inside))
             arrays = [parts.arrays[one] if one in apart else next(views) for one in range(len(whole.fields))]
-            program = find_program(collation, tree, levels, whole, drawn=True)
-            if program is not None and collation.programmer is not None:
-                program.check(arrays)
+            program.check(arrays)
+            if program.drawn:
                 collation.programmer.fill_draws(program, arrays, keys)
-            return staged
-        except BaseException:
-            self._ring.release(slot)
-            raise
+        return staged
 
     def _arrange(self, parts: Parts, turned: Turned, apart: tuple[int, ...]) -> tuple[Layout, Layout]:
         """Return where the arrays lie on a device, and those of them that are in the slot."""
@@ -434,7 +455,7 @@ class NestedStager:
             whole = inside = arrange(specs)
             if apart:
                 # The random draws of transforms are copied with the batch, so they need a place too.
-                program = find_program(self._intake.collation, parts.tree, parts.levels, whole)
+                program = find_program(self._intake.collation.programmer, parts.tree, parts.levels, whole)
                 drawn = () if program is None else program.copied.fields[len(specs) :]
                 draws = tuple((one.shape, one.dtype) for one in drawn)
                 whole, inside = arrange_last((*specs, *draws), apart)
@@ -493,5 +514,4 @@ def _check_names(names: Collection[str], tree: Tree) -> None:
 
 
 def _address(array: Array) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
+    return int(array.__array_interface__["data"][0])

@@ -12,30 +12,35 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
 
-from gpuloader.batches.columns import lay_out, split_columns
+from gpuloader.batches.columns import split_columns, stage_columns
 from gpuloader.batches.rows import AT_ONCE, SampleRows, fill_rows
-from gpuloader.batches.staged import StagedBatch, fill_slot, write_arrays
+from gpuloader.batches.schema import Collation
+from gpuloader.batches.staged import Reserve, StagedBatch, write_arrays
 from gpuloader.errors import BadValue, LoaderError, QueueClosed, SampleError, describe_error, note_batch
 from gpuloader.fields.convert import as_numbers, fit, fit_if_alike
 from gpuloader.fields.ragged import Ragged, as_ragged
 from gpuloader.fields.spec import Array, FeedSpec, describe
 from gpuloader.order.samplers import skip
 from gpuloader.sources.readers.decorators import Reader, iterate
-from gpuloader.staging.arena import Layout, arrange
+from gpuloader.staging.arena import arrange
 from gpuloader.staging.ring import Ring, Slot
+from gpuloader.system.iterators import close_iterator
 from gpuloader.system.threads import this_thread
 from gpuloader.watch.stats import Meter
 
 _END = object()
+_PLAIN = Collation()
 
-Stager = Callable[[Iterator[Any], int], StagedBatch | None]
-"""Reads and stages the batch of the given number; returns None at the end of the reader."""
+Stager = Callable[[Iterator[Any], int, Reserve], StagedBatch | None]
+"""Reads and stages the batch of the given number; returns None at the end of the reader.
+
+If it has reserved a slot but returns no batch, the caller releases the slot.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,12 @@ class ReadSoFar:
 
 
 def stage_all(
-    reader: Reader, stage: Stager, reached: ReadSoFar | None = None, owner: object = None
+    reader: Reader,
+    stage: Stager,
+    ring: Ring,
+    meter: Meter,
+    reached: ReadSoFar | None = None,
+    owner: object = None,
 ) -> Iterator[StagedBatch]:
     """Yield the staged batches of one epoch of the loader `owner`; reads in the thread that iterates.
 
@@ -68,7 +78,16 @@ def stage_all(
     reached = reached or ReadSoFar()
     own_state: Callable[[], Any] | None = getattr(reader, "state_dict", None)
     items: Iterator[Any] | None = None
-    number = 0
+    slots: list[Slot] = []  # the current batch's, until it is handed on
+    number = fetched = ready = 0
+
+    def reserve(nbytes: int) -> Slot:
+        nonlocal fetched, ready
+        fetched = perf_counter_ns()
+        slots.append(ring.acquire(nbytes))
+        ready = perf_counter_ns()
+        return slots[-1]
+
     try:
         while True:
             # Around each batch, because loops over other loaders may run between two of them.
@@ -76,21 +95,26 @@ def stage_all(
             try:
                 if items is None:
                     items, number = _open(reader, reached), reached.batches
-                staged = stage(items, number)
+                begun = perf_counter_ns()
+                staged = stage(items, number, reserve)
+                if staged is None:
+                    return
+                meter.staged(begun, fetched, ready, staged.layout.nbytes)
                 # Now: the reader will be ahead of this batch by the time the user asks for a state.
-                if staged is not None and own_state is not None:
+                if own_state is not None:
                     staged.state = own_state()
             except BaseException as error:
                 _name_batch(error, number)
                 raise
             finally:
                 this_thread.reads_for = outer
-            if staged is None:
-                return
+            slots.clear()
             yield staged
             number += 1
     finally:
-        close_items(items)
+        for slot in slots:
+            ring.release(slot)
+        close_iterator(items)
 
 
 def _open(reader: Reader, reached: ReadSoFar) -> Iterator[Any]:
@@ -117,13 +141,6 @@ def _name_batch(error: BaseException, number: int) -> None:
         note_batch(error, number)
 
 
-def close_items(items: object) -> None:
-    """Close an iterator that can be closed, such as a generator."""
-    close = getattr(items, "close", None)
-    if callable(close):
-        close()
-
-
 def check_takes_state(reader: object) -> None:
     """Raise `ValueError` unless a reader can load its own state."""
     if not callable(getattr(reader, "load_state_dict", None)):
@@ -143,106 +160,40 @@ class SampleStager:
     kept until their batch is complete, because only then is the position of each one known.
     """
 
-    def __init__(
-        self,
-        feeds: Sequence[FeedSpec] | None,
-        ring: Ring,
-        meter: Meter,
-        batch_size: int = 0,
-        *,
-        drop_last: bool = False,
-    ) -> None:
+    def __init__(self, feeds: Sequence[FeedSpec] | None, batch_size: int, *, drop_last: bool = False) -> None:
         self._rows = SampleRows(feeds)
-        self._ring = ring
-        self._meter = meter
         self._batch_size = batch_size
         self._drop_last = drop_last
         self._has_been_full = False
 
-    def __call__(self, items: Iterator[Any], number: int) -> StagedBatch | None:
+    def __call__(self, items: Iterator[Any], number: int, reserve: Reserve) -> StagedBatch | None:
         """Read a batch of samples into a slot; return None at the end."""
-        begun = perf_counter_ns()
         first = next(items, _END)
         if first is _END:
             return None
         rows, size = self._rows, self._batch_size
+        least = size if self._drop_last else 1
         rows.begin(first)
         samples = itertools.chain((first,), itertools.islice(items, size - 1))
         if rows.ragged:
             # Copied, because the reader may fill the same buffer again with its next sample.
-            kept = [copy.deepcopy(sample) for sample in samples]
-            if len(kept) < size and self._drop_last:
-                return None
-            return self._stage_ragged(kept, number, begun)
+            return _stage_rows(rows, map(copy.deepcopy, samples), size, least, number, reserve)
         # One full batch shows that the reader has as many samples. Before that, a `batch_size` that stands
         # for "all" would reserve far more memory than the samples need.
-        is_known = self._has_been_full or rows.count == size
-        gradually = not is_known and rows.layout_of(size).nbytes > AT_ONCE
-        least = size if self._drop_last else 1
-        staged, count = self._stage_dense(samples, size, least, number, begun, gradually=gradually)
-        if gradually:
-            self._has_been_full = count == size
+        gradually = not self._has_been_full and rows.layout_of(size).nbytes > AT_ONCE
+        staged = _stage_rows(rows, samples, size, least, number, reserve, gradually=gradually)
+        self._has_been_full |= staged is not None and staged.layout.fields[0].shape[0] == size
         return staged
 
-    def _stage_dense(
-        self,
-        samples: Iterator[Any],
-        size: int,
-        least: int,
-        number: int,
-        begun: int,
-        *,
-        gradually: bool = False,
-    ) -> tuple[StagedBatch | None, int]:
-        """Write at most `size` samples into a slot; return None if there are fewer than `least`."""
-        rows, ring = self._rows, self._ring
-        slot: Slot | None = None
-        fetched = ready = 0
 
-        def reserve(layout: Layout) -> Slot:
-            nonlocal slot, fetched, ready
-            fetched = perf_counter_ns()
-            slot = ring.acquire(layout.nbytes)
-            ready = perf_counter_ns()
-            return slot
-
-        def arranged(count: int) -> SampleRows:
-            rows.arrange(count)
-            return rows
-
-        try:
-            filled = fill_rows(arranged, samples, size, least, reserve, gradually=gradually)
-        except BaseException:
-            if slot is not None:
-                ring.release(slot)
-            raise
-        if filled is None:
-            if slot is not None:
-                ring.release(slot)
-            return None, 0
-        slot, layout, count = filled
-        self._meter.staged(begun, fetched, ready, layout.nbytes)
-        return StagedBatch(slot, layout, rows.levels, number), count
-
-    def _stage_ragged(self, samples: Sequence[Any], number: int, begun: int) -> StagedBatch:
-        """Write samples that have a field of varying length into a slot."""
-        columns = split_columns(samples, self._rows)
-        layout = lay_out(columns)
-
-        def write(views: list[Array]) -> None:
-            for view, column in zip(views, columns, strict=True):
-                column.write(view)
-
-        slot = fill_slot(write, layout, self._ring, self._meter, begun)
-        return StagedBatch(slot, layout, self._rows.levels, number)
-
-
-class SampleListStager(SampleStager):
+class SampleListStager:
     """Stages the batches of a reader that yields lists of samples, such as `gpuloader.batch`."""
 
-    def __call__(self, items: Iterator[Any], number: int) -> StagedBatch | None:
+    def __init__(self, feeds: Sequence[FeedSpec] | None) -> None:
+        self._rows = SampleRows(feeds)
+
+    def __call__(self, items: Iterator[Any], number: int, reserve: Reserve) -> StagedBatch | None:
         """Read the next list and stage it; return None at the end."""
-        begun = perf_counter_ns()
         samples = next(items, _END)
         if samples is _END:
             return None
@@ -250,10 +201,34 @@ class SampleListStager(SampleStager):
             raise SampleError(f"expected a list of samples, got {type(samples).__name__}")
         if not samples:
             raise SampleError("expected a list of samples, got an empty one")
-        self._rows.begin(samples[0])
-        if self._rows.ragged:
-            return self._stage_ragged(samples, number, begun)
-        return self._stage_dense(iter(samples), len(samples), 0, number, begun)[0]
+        rows, size = self._rows, len(samples)
+        rows.begin(samples[0])
+        return _stage_rows(rows, iter(samples), size, size, number, reserve)
+
+
+def _stage_rows(
+    rows: SampleRows,
+    samples: Iterator[Any],
+    size: int,
+    least: int,
+    number: int,
+    reserve: Reserve,
+    *,
+    gradually: bool = False,
+) -> StagedBatch | None:
+    """Write at most `size` samples into a slot, as they come; return None if there are fewer than `least`."""
+    if rows.ragged:  # all of them must be there to know where each one lies
+        kept = list(samples)
+        if len(kept) < least:
+            return None
+        return stage_columns(split_columns(kept, rows), rows.levels, _PLAIN, number, reserve)[0]
+    filled = fill_rows(
+        rows.arrange, samples, size, least, lambda layout: reserve(layout.nbytes), gradually=gradually
+    )
+    if filled is None:
+        return None
+    slot, layout, _ = filled
+    return StagedBatch(slot, layout, rows.levels, number)
 
 
 # Ready batches.
@@ -266,22 +241,20 @@ class BatchStager:
     have other arrays than the one before.
     """
 
-    def __init__(self, feeds: Sequence[FeedSpec] | None, ring: Ring, meter: Meter) -> None:
+    def __init__(self, feeds: Sequence[FeedSpec] | None) -> None:
         self._feeds = feeds
-        self._ring = ring
-        self._meter = meter
         self._layout = arrange(())
         self._levels: tuple[int, ...] = ()
 
-    def __call__(self, items: Iterator[Any], number: int) -> StagedBatch | None:
+    def __call__(self, items: Iterator[Any], number: int, reserve: Reserve) -> StagedBatch | None:
         """Read the next item and stage it; return None at the end."""
-        begun = perf_counter_ns()
         item: Any = next(items, _END)
         if item is _END:
             return None
         # Most readers yield batches of one kind, so their fields and their layout are worked out once.
         arrays = item if self._is_like_last(item) else self._check(item)
-        slot = fill_slot(partial(write_arrays, arrays), self._layout, self._ring, self._meter, begun)
+        slot = reserve(self._layout.nbytes)
+        write_arrays(arrays, slot.views(self._layout))
         return StagedBatch(slot, self._layout, self._levels, number)
 
     def _is_like_last(self, item: Any) -> bool:

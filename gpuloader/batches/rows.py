@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.errors import SampleError
+from gpuloader.errors import SampleError, unlike_first
 from gpuloader.fields.convert import (
     EXACT,
     IF_A_LIST,
@@ -29,6 +29,7 @@ from gpuloader.fields.convert import (
     convert_dtype,
 )
 from gpuloader.fields.spec import Array, FeedSpec
+from gpuloader.foreign import is_tensor
 from gpuloader.staging.arena import FieldLayout, Layout, arrange, check_available
 from gpuloader.staging.ring import Slot, Views
 
@@ -38,7 +39,7 @@ IN_FEEDS = (
 )
 """What to do about samples of different shapes in one batch, with a feed_list and for readers."""
 
-UNFIT = (TypeError, ValueError, OverflowError, NotImplementedError, RuntimeWarning, struct.error)
+UNFIT = (TypeError, ValueError, AttributeError, OverflowError, NotImplementedError, Warning, struct.error)
 """What writing a sample raises if it does not fit its field as it is, and has to be converted."""
 
 _SAMPLE_TYPES = (tuple, list)
@@ -48,10 +49,13 @@ class SampleRows:
     """The fields of a stream of samples, either declared or inferred from each batch's first sample.
 
     `strict` refuses values that would have to be reshaped, or that their field cannot hold exactly. It is
-    meant for fields that were inferred from a sample; implied if `feeds` is None.
+    meant for fields that were inferred from a sample; implied if `feeds` is None. `keeps_dtypes` refuses
+    arrays of another dtype, too.
     """
 
-    def __init__(self, feeds: Sequence[FeedSpec] | None, *, strict: bool = False) -> None:
+    def __init__(
+        self, feeds: Sequence[FeedSpec] | None, *, strict: bool = False, keeps_dtypes: bool = False
+    ) -> None:
         self.feeds: Sequence[FeedSpec] = feeds or ()
         self._infers = feeds is None
         self._strict = strict or self._infers
@@ -60,19 +64,14 @@ class SampleRows:
         self.conversion: Conversion = convert_alike if strict else convert
         if self._infers:
             self.conversion = functools.partial(convert_alike, advice=IN_FEEDS)
+        elif keeps_dtypes:
+            self.conversion = functools.partial(convert_alike, keeps_dtype=True)
         self.layout = arrange(())
         self.count = -1
-        self.ragged = False
-        self._open = self._infers
-        self._shapes: list[tuple[int, ...]] = []
-        levels = []
-        for feed in self.feeds:
-            shape = feed.shape[1:]
-            levels.append(feed.lod_level)
-            self.ragged |= feed.lod_level > 0
-            self._open |= None in shape
-            self._shapes.append(shape)  # type: ignore[arg-type]  # `begin` replaces shapes with None
-        self.levels = tuple(levels)
+        self.levels = tuple([feed.lod_level for feed in self.feeds])
+        self.ragged = any(self.levels)
+        self._shapes: list[Any] = [feed.shape[1:] for feed in self.feeds]
+        self._open = self._infers or None in itertools.chain(*self._shapes)  # `begin` closes it
         self._places: list[_RowPlaces] = []
 
     def begin(self, first: Any) -> None:
@@ -88,17 +87,12 @@ class SampleRows:
     def _infer(self, values: Sequence[Any]) -> None:
         """Take the fields from the values of a sample, unless they are like those of the batch before."""
         arrays = []
-        is_known = len(values) == len(self.feeds)
         for index, value in enumerate(values):
-            array = value
             # Arrays and NumPy's numbers are compared as they are, because every batch comes by here.
-            if type(value) is not np.ndarray and not isinstance(value, np.generic):
-                array = _locate(as_numbers, 0, str(index), value)
-            arrays.append(array)
-            if is_known:
-                feed = self.feeds[index]
-                is_known = array.dtype == feed.dtype and array.shape == feed.shape[1:]
-        if is_known:
+            is_plain = type(value) is np.ndarray or isinstance(value, np.generic)
+            arrays.append(value if is_plain else _locate(as_numbers, 0, str(index), value))
+        known = [(feed.dtype, feed.shape[1:]) for feed in self.feeds]
+        if [(array.dtype, array.shape) for array in arrays] == known:
             return
         arrays = [_locate(as_numbers, 0, str(index), value) for index, value in enumerate(arrays)]
         self.feeds = [
@@ -113,8 +107,8 @@ class SampleRows:
         conversion = convert_dtype if feed.keeps_shapes else self.conversion
         return _locate(conversion, index, feed.name, value, feed.dtype, feed.sample_shape)
 
-    def arrange(self, count: int) -> Layout:
-        """Return the layout of a batch of `count` dense samples."""
+    def arrange(self, count: int) -> SampleRows:
+        """Prepare for batches of `count` dense samples, whose layout is then `layout`; return the table."""
         # A reader's batches all have one size but the last, so one layout is enough to keep.
         if count != self.count:
             self.layout = self.layout_of(count)
@@ -122,7 +116,7 @@ class SampleRows:
             self._places = []
             for field in self.layout.fields:
                 self._places.append(_row_places(field, self._strict))
-        return self.layout
+        return self
 
     def layout_of(self, count: int) -> Layout:
         """Return the layout of a batch of `count` dense samples without arranging for it."""
@@ -208,15 +202,19 @@ class SampleRows:
                 numbers[index] = value
             elif kind in packers:
                 packers[kind](memory, index, value)
-            elif kind is not np.memmap and kind is not np.ndarray:
-                raise TypeError
-            elif region is not None:
-                region[places[index]] = value
-            elif value.shape == places and value.dtype == rows.dtype:
-                rows[index] = value
             else:
-                raise TypeError
-        except UNFIT:
+                array = value
+                if is_tensor(value):
+                    array = value.numpy()  # a tensor whose numbers are not what lies in its memory raises
+                elif kind is not np.memmap and kind is not np.ndarray:
+                    raise TypeError
+                if region is not None:
+                    region[places[index]] = array
+                elif array.shape == places and array.dtype == rows.dtype:
+                    rows[index] = array
+                else:
+                    raise TypeError
+        except (RuntimeError, *UNFIT):
             self._convert_and_write(target, index, value)
 
     def _convert_and_write(self, target: Target, index: int, value: Any) -> None:
@@ -224,11 +222,8 @@ class SampleRows:
         array = self.convert(field, index, value)
         expected = rows.shape[1:]
         if array.shape != expected:  # of a field with free dimensions
-            raise SampleError(
-                f"expected shape {expected} as in the batch's first sample, got {array.shape}; {IN_FEEDS}",
-                index=index,
-                field=self.feeds[field].name,
-            )
+            name = self.feeds[field].name
+            raise unlike_first(f"shape {expected}", array.shape, IN_FEEDS, index=index, field=name)
         rows[index] = array
 
     def _targets(self, views: list[Array]) -> list[Target]:
@@ -274,14 +269,13 @@ def fields_of(sample: Any, feeds: Sequence[FeedSpec] | None, index: int = 0) -> 
     return sample
 
 
-def _locate(function: Any, index: int, field: str, *arguments: Any) -> Array:
+def _locate(function: Callable[..., Array], index: int, field: str, *arguments: Any) -> Array:
     """Call `function`; add the sample and the field to a `SampleError` it raises."""
     try:
-        result: Array = function(*arguments)
+        return function(*arguments)
     except SampleError as error:
         error.index, error.field = index, field
         raise
-    return result
 
 
 # Batches of unknown length.
@@ -325,7 +319,7 @@ def fill_rows(
     count = table.write(slot.views(layout), samples)
     if count < least:
         return None
-    return slot, layout if count == size else shorten(layout, count), count
+    return slot, layout if count == size else layout.shorten(count), count
 
 
 def write_gradually(
@@ -358,18 +352,6 @@ def write_gradually(
         if count < capacity or capacity == size:
             return held, count
         capacity = min(2 * capacity, size)
-
-
-def shorten(layout: Layout, count: int) -> Layout:
-    """Return the layout of a batch of only `count` samples, in a slot laid out for more."""
-    fields = tuple(
-        FieldLayout(field.offset, (count, *field.shape[1:]), field.dtype) for field in layout.fields
-    )
-    if not fields:
-        return layout
-    # Offsets stay, because the rows that are there have been written; only the end comes earlier.
-    last = fields[-1]
-    return Layout(fields, last.offset + math.prod(last.shape) * last.dtype.itemsize)
 
 
 Packer = Callable[[Any, int, Any], None]

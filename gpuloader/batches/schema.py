@@ -19,14 +19,25 @@ import numpy as np
 from gpuloader.batches.rows import SampleRows
 from gpuloader.batches.tree import Tree, all_leaves, is_array, is_object
 from gpuloader.errors import SampleError
-from gpuloader.fields.convert import IF_A_LIST, as_numbers, cast
-from gpuloader.fields.ragged import gather_fields
+from gpuloader.fields.convert import IF_A_LIST, as_numbers, check_fill
 from gpuloader.fields.spec import Array, FeedSpec
+from gpuloader.foreign import warn_of_class
 from gpuloader.sources.images.regions import Encoded, Region
 
 if TYPE_CHECKING:
     from gpuloader.batches.image_samples import ImageStage
     from gpuloader.transforms.programmer import Programmer
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """A framework's own function that makes a batch of samples, where writing them into rows would differ.
+
+    `is_for` says so of a batch's first sample. The function also makes batches whose samples do not fit.
+    """
+
+    collate: Callable[[list[Any]], Any]
+    is_for: Callable[[Any], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +49,19 @@ class Collation:
     are then delivered one by one, without a batch dimension. Fields of varying length are delivered as
     `Ragged`, or dense if `pads` has a value that fills up short rows. The `programmer` plans what the
     transforms do to a batch, `on_host` where it is fetched (a CPU place) or after its copy to a device.
-    `images` is what is done to the images of each sample; `skips` leaves out samples whose images
-    cannot be decoded. `keeps_gradients` delivers tensors of the function that require a gradient as they are;
-    otherwise they are staged like any other, without it.
+    `images` is what is done to the images of each sample; `skips` leaves out samples that
+    raise. `keeps_gradients` delivers tensors of the function that require a gradient as they are;
+    otherwise they are staged like any other, without it. `as_returned` delivers all that the function returns
+    as it is: its classes, arrays of NumPy, and what is one object. Batches that `fallback` is for are made by
+    it, and so are those whose samples do not fit together. `warns` of the classes of tensors, which a slot
+    does not keep.
 
     Attributes
     ----------
     whole : bool
         Whether a batch can be written only after all its samples have been fetched and collated.
-    stages_regions : bool
-        Whether regions of images are staged, of which a GPU makes the images.
     fixed : bool
         Whether the loader itself stacks the samples, and none of their fields varies in length.
-    gathers : bool
-        Whether batches of arrays can be gathered from their rows without making samples.
     keeps : bool
         Whether all samples of a batch are kept until the last one has been fetched. Otherwise each sample is
         written as soon as the batch's first one has settled the schema.
@@ -67,10 +77,11 @@ class Collation:
     keeps_gradients: bool = False
     images: ImageStage | None = None
     skips: bool = False
+    as_returned: bool = False
+    fallback: Fallback | None = None
+    warns: bool = False
     whole: bool = field(init=False)
-    stages_regions: bool = field(init=False)
     fixed: bool = field(init=False)
-    gathers: bool = field(init=False)
     keeps: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -79,17 +90,12 @@ class Collation:
         stages_regions = self.images is not None and bool(self.images.staged)
         varies, is_open = bool(self.ragged or self.pads), False
         for feed in self.feeds or ():
-            varies |= feed.lod_level > 0
+            varies |= bool(feed.lod_level)
             is_open |= None in feed.shape[1:]
         fixed = not (whole or varies or stages_regions)
-        for name, value in (
-            ("whole", whole),
-            ("stages_regions", stages_regions),
-            ("fixed", fixed),
-            ("gathers", fixed and self.images is None),
-            ("keeps", not fixed or is_open),
-        ):
-            object.__setattr__(self, name, value)
+        object.__setattr__(self, "whole", whole)
+        object.__setattr__(self, "fixed", fixed)
+        object.__setattr__(self, "keeps", not fixed or is_open)
 
 
 _FieldSpec = tuple[np.dtype[Any], tuple[int | None, ...], int]
@@ -99,19 +105,17 @@ The shape of a field that varies is that of one of its steps.
 """
 _MOST_SCHEMAS = 8
 _MOST_TABLES = 8
-_SCALARS = {float: np.dtype(float), bool: np.dtype(bool), complex: np.dtype(complex)}
-_INTEGER = np.dtype(np.int64)
-_LARGEST = 2**63
 _POINTER = 8
 _CHUNK_NBYTES = 256 << 10
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class Schema:
     """The tree and the fields of a batch, and the tables that write samples of them; threads share it.
 
     There is one spec and one level for each array field of the tree: 0 for a dense or padded field, and a
-    ragged field of level n has 1 + n arrays. Samples are converted to fields that the user `declared`. A
+    ragged field of level n has 1 + n arrays. Samples are converted to fields that the user `declared`;
+    one that `keeps_dtypes` refuses arrays of another dtype. A
     `chunk` is how many samples to fetch before they are written; `fullest` is the most samples of a batch
     that was full.
     """
@@ -120,11 +124,12 @@ class Schema:
     feeds: tuple[FeedSpec, ...]
     levels: tuple[int, ...]
     declared: bool = False
-    chunk: int = 1
-    fullest: int = 0
-    _specs: list[_FieldSpec | None] = field(default_factory=list)
-    _tables: dict[int, SampleRows] = field(default_factory=dict)
-    _arranging: threading.Lock = field(default_factory=threading.Lock)
+    keeps_dtypes: bool = False
+    chunk: int = field(default=1, compare=False)
+    fullest: int = field(default=0, compare=False)
+    _specs: list[_FieldSpec | None] = field(default_factory=list, compare=False)
+    _tables: dict[int, SampleRows] = field(default_factory=dict, compare=False)
+    _arranging: threading.Lock = field(default_factory=threading.Lock, compare=False)
 
     def __post_init__(self) -> None:
         nbytes, specs = 1, []
@@ -141,16 +146,8 @@ class Schema:
         # Small samples come in one chunk, so that the loop over the dataset runs no code of ours in between.
         self.chunk = max(_CHUNK_NBYTES // nbytes, 1)
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Schema):
-            return NotImplemented
-        mine = self.tree, self.feeds, self.levels, self.declared
-        return mine == (other.tree, other.feeds, other.levels, other.declared)
-
-    __hash__ = None  # type: ignore[assignment]
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return Schema, (self.tree, self.feeds, self.levels, self.declared)
+        return Schema, (self.tree, self.feeds, self.levels, self.declared, self.keeps_dtypes)
 
     @classmethod
     def of_feeds(cls, feeds: Sequence[FeedSpec], pads: Mapping[str, float] | None) -> Schema:
@@ -191,8 +188,9 @@ class Schema:
         with self._arranging:  # two threads of one batch must write by the same table
             table = self._tables.get(count)
             if table is None:
-                table = SampleRows(self.feeds, strict=not self.declared)
-                table.arrange(count)
+                table = SampleRows(
+                    self.feeds, strict=not self.declared, keeps_dtypes=self.keeps_dtypes
+                ).arrange(count)
                 if len(self._tables) >= _MOST_TABLES:  # a batch sampler may use a new batch size every time
                     self._tables.clear()
                 self._tables[count] = table
@@ -209,25 +207,20 @@ def _is_like(value: Any, spec: _FieldSpec | None) -> bool:
         return value.level == level and value.dtype == wanted and value.step == step
     if level > 1:
         return False
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...] = ()
-    if kind is int and -_LARGEST <= value < _LARGEST:
-        dtype = _INTEGER  # NumPy makes other dtypes of larger integers
-    elif kind in _SCALARS:
-        dtype = _SCALARS[kind]
-    elif isinstance(value, np.generic):
-        dtype = value.dtype
+    array: Any
+    if isinstance(value, int | float | complex | np.generic):
+        array = np.asarray(value)
     elif is_array(value) or (level and isinstance(value, list | tuple) and value):
         try:
             array = as_numbers(value)
         except SampleError:  # inferring the schema raises it again, and says where
             return False
-        dtype, shape = array.dtype, array.shape
     else:
         return False
-    if level:
-        return dtype == wanted and bool(shape) and shape[1:] == step
-    return dtype == wanted and shape == step
+    shape = array.shape
+    if level and not shape:
+        return False
+    return bool(array.dtype == wanted) and bool((shape[1:] if level else shape) == step)
 
 
 class SchemaCache:
@@ -295,6 +288,8 @@ def infer_schema(samples: Sequence[Any], collation: Collation) -> Schema:
     for number, (leaf, value) in enumerate(zip(tree.leaves, tree.flatten(samples[0]), strict=True)):
         if not leaf.is_array:
             continue
+        if collation.warns:
+            warn_of_class(value, leaf.name)
         try:
             if leaf.name in varying:
                 array = _find_steps(tree, number, samples)
@@ -313,7 +308,7 @@ def infer_schema(samples: Sequence[Any], collation: Collation) -> Schema:
         except SampleError as error:
             error.field = leaf.name
             raise
-    return Schema(tree, tuple(feeds), tuple(levels))
+    return Schema(tree, tuple(feeds), tuple(levels), keeps_dtypes=collation.fallback is not None)
 
 
 def _find_steps(tree: Tree, field: int, samples: Sequence[Any]) -> Array:
@@ -334,33 +329,3 @@ def _find_steps(tree: Tree, field: int, samples: Sequence[Any]) -> Array:
         "cannot infer a dtype: the lists of all samples of the batch are empty; use arrays, or declare the "
         "field in feed_list with lod_level=1"
     )
-
-
-def check_fill(fill: float, dtype: np.dtype[Any]) -> None:
-    """Raise `SampleError` if an array of `dtype` cannot hold the value that fills up short rows.
-
-    >>> check_fill(0.5, np.dtype("int64"))
-    Traceback (most recent call last):
-    gpuloader.errors.SampleError: cannot pad rows of int64 with 0.5
-    """
-    try:
-        held = cast(np.asarray(fill), dtype).item()
-    except SampleError as error:
-        raise SampleError(f"cannot pad rows of {dtype} with {fill!r}: {error.problem}") from None
-    if dtype.kind in "iub" and held != fill:
-        raise SampleError(f"cannot pad rows of {dtype} with {fill!r}")
-
-
-def build_batch(tree: Tree, levels: Sequence[int], arrays: Sequence[Any], objects: Sequence[Any]) -> Any:
-    """Return a batch in the tree of a sample, built from delivered arrays and Python objects.
-
-    >>> tree = Tree.of(([1.0], "cat"))
-    >>> build_batch(tree, [0], ["images"], [["cat", "dog"]])
-    [['images'], ['cat', 'dog']]
-    """
-    # Most batches have neither sequences nor objects, and are built of their arrays as they are.
-    fields = gather_fields(levels, arrays) if any(levels) else arrays
-    if not objects:
-        return tree.build(fields)
-    values = (*fields, *objects)
-    return tree.build([values[place] for place in tree.order])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +16,11 @@ from gpuloader.fields.spec import Array, Indices
 from gpuloader.order.order import Stretch
 from gpuloader.sources.images.regions import Encoded
 from gpuloader.staging.arena import Layout
-from gpuloader.staging.ring import Ring, Slot
-from gpuloader.watch.stats import Meter
+from gpuloader.staging.ring import Slot
 
 if TYPE_CHECKING:
     from gpuloader.transforms.program import BatchProgram
+    from gpuloader.transforms.programmer import Programmer
 
 Reserve = Callable[[int], Slot]
 """Reserves a slot of at least the given number of bytes; called once per batch."""
@@ -59,8 +58,8 @@ class StagedBatch:
     apart, in_slot : tuple of Apart, int or None
         The arrays that a device copies from elsewhere, and the bytes that it copies from the slot; None means
         the whole layout.
-    skipped : int
-        The number of samples left out, because their images cannot be decoded.
+    skipped : sequence of str
+        The reasons of the samples that were left out.
     """
 
     slot: Slot
@@ -72,7 +71,36 @@ class StagedBatch:
     state: Any = None
     apart: tuple[Apart, ...] = ()
     in_slot: int | None = None
-    skipped: int = 0
+    skipped: Sequence[str] = ()
+
+
+class BatchBuilder(Protocol):
+    """One batch that is being written into a slot.
+
+    Several threads may call `fetch` at once, each for its own part of the samples. At the end one thread
+    calls `finish`. Between the two it may call `lay_out`; if that returns a number of samples, several
+    threads call `write` for them, each for its own part. `nbytes` is how much `fetch` copies, if it does
+    nothing else; None if that is unknown.
+    """
+
+    nbytes: int | None = None
+
+    def fetch(self, start: int, stop: int) -> None:
+        """Fetch samples `start` to `stop` of the batch, and write what can be written already."""
+
+    def lay_out(self) -> int:
+        """Reserve the slot, if that had to wait for all samples; return how many are still to be written."""
+        return 0
+
+    def write(self, start: int, stop: int) -> None:  # noqa: ARG002
+        """Write samples `start` to `stop` into the slot that `lay_out` has reserved."""
+        return
+
+    def finish(self) -> StagedBatch:
+        """Return the staged batch."""
+
+    def locate(self, error: SampleError) -> None:
+        """Add the batch and the sample to an error that one of the other methods has raised."""
 
 
 def write_arrays(arrays: Sequence[Array], views: Sequence[Array]) -> None:
@@ -86,50 +114,29 @@ def write_arrays(arrays: Sequence[Array], views: Sequence[Array]) -> None:
         view[...] = array  # np.copyto takes longer for small arrays
 
 
-def fill_slot(
-    write: Callable[[list[Array]], None],
-    layout: Layout,
-    ring: Ring,
-    meter: Meter,
-    begun: int,
-    nbytes: int | None = None,
-) -> Slot:
-    """Wait for a free slot and return it filled by `write`, which is given the slot's views.
-
-    The meter receives the times of reading, waiting and writing: `begun` is when the reader was asked for the
-    batch, in nanoseconds of `time.perf_counter_ns`. `nbytes` is what the slot must have, if that is more
-    than the layout's.
-    """
-    fetched = perf_counter_ns()
-    slot = ring.acquire(layout.nbytes if nbytes is None else nbytes)
-    ready = perf_counter_ns()
-    try:
-        write(slot.views(layout))
-    except BaseException:
-        ring.release(slot)
-        raise
-    meter.staged(begun, fetched, ready, layout.nbytes)
-    return slot
-
-
 # Transforms: memory for their results, their random draws, and on a CPU place their work.
 
 
 def find_program(
-    collation: Collation, tree: Tree, levels: Sequence[int], layout: Layout, *, drawn: bool = False
+    programmer: Programmer | None,
+    tree: Tree | None,
+    levels: Sequence[int],
+    layout: Layout,
+    *,
+    drawn: bool = False,
 ) -> BatchProgram | None:
     """Return what the transforms do to a batch of this layout; None without transforms."""
-    if collation.programmer is None:
+    if programmer is None or tree is None:
         return None
-    return collation.programmer.program(tree.array_names, levels, layout, drawn=drawn)
+    return programmer.program(tree.array_names, levels, layout, drawn=drawn)
 
 
-def needed_nbytes(collation: Collation, tree: Tree, levels: Sequence[int], layout: Layout) -> int:
+def needed_nbytes(collation: Collation, tree: Tree | None, levels: Sequence[int], layout: Layout) -> int:
     """Return the bytes a slot needs for a batch of this layout, including what its transforms need."""
-    program = find_program(collation, tree, levels, layout)
+    program = find_program(collation.programmer, tree, levels, layout)
     if program is None:
         return layout.nbytes
-    return (program.room if collation.on_host else program.copied).nbytes
+    return (program.whole if collation.on_host else program.copied).nbytes
 
 
 def complete(collation: Collation, staged: StagedBatch, keys: Indices | Stretch) -> StagedBatch:
@@ -140,14 +147,15 @@ def complete(collation: Collation, staged: StagedBatch, keys: Indices | Stretch)
     SampleError
         A transform does not accept its field.
     """
-    assert staged.tree is not None
-    program = find_program(collation, staged.tree, staged.levels, staged.layout)
+    program = find_program(collation.programmer, staged.tree, staged.levels, staged.layout)
     if program is None or collation.programmer is None:
         return staged
     # On a CPU place the results lie behind the fields in the slot; on a GPU they are in the device's slot.
-    arrays = staged.slot.views(program.room if collation.on_host else program.copied)
-    program.check(arrays)  # before a kernel meets what it cannot report, such as a label out of range
-    collation.programmer.fill_draws(program, arrays, keys)
+    arrays = staged.slot.views(program.whole if collation.on_host else program.copied)
+    if program.checked:  # before a kernel meets what it cannot report, such as a label out of range
+        program.check(arrays)
+    if program.drawn:
+        collation.programmer.fill_draws(program, arrays, keys)
     if collation.on_host:
         program.run_on_host(arrays)
         staged.layout, staged.levels = program.delivered, program.levels
@@ -159,25 +167,29 @@ def complete(collation: Collation, staged: StagedBatch, keys: Indices | Stretch)
 # Samples that are left out: while a batch is written, and after it was staged.
 
 
-LEFT_OUT: Any = object()
-"""Stands for a sample whose image cannot be decoded."""
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Stands for a sample that cannot be read; `reason` names it and says why."""
+
+    reason: str
 
 
 class Gaps:
     """Which samples of a batch are left, by their positions, after others were left out.
 
-    >>> gaps = Gaps(["a", LEFT_OUT, "c", "d"])
+    >>> gaps = Gaps(["a", LeftOut("bad"), "c", "d"])
     >>> gaps.take("abcd"), gaps.count
     (['a', 'c', 'd'], 1)
-    >>> gaps.drop({0})
-    >>> gaps.take("abcd"), gaps.count
-    (['c', 'd'], 2)
+    >>> gaps.drop({0: "worse"})
+    >>> gaps.take("abcd"), gaps.count, gaps.reasons
+    (['c', 'd'], 2, ['bad', 'worse'])
     """
 
     def __init__(self, samples: Sequence[Any]) -> None:
         self._size = len(samples)
-        self._left = [position for position, sample in enumerate(samples) if sample is not LEFT_OUT]
-        _refuse_empty(len(self._left), self._size)
+        self._left = [position for position, sample in enumerate(samples) if not isinstance(sample, LeftOut)]
+        self.reasons = [sample.reason for sample in samples if isinstance(sample, LeftOut)]
+        _refuse_empty(len(self._left), self._size, self.reasons)
 
     @property
     def count(self) -> int:
@@ -188,10 +200,11 @@ class Gaps:
         """Return the values of the samples that are left, given one for each position."""
         return [values[position] for position in self._left]
 
-    def drop(self, rows: Collection[int]) -> None:
-        """Leave out further samples, given their numbers among those that are left."""
+    def drop(self, rows: Mapping[int, str]) -> None:
+        """Leave out further samples, given their numbers among those that are left, and the reasons."""
         self._left = [position for row, position in enumerate(self._left) if row not in rows]
-        _refuse_empty(len(self._left), self._size)
+        self.reasons += rows.values()
+        _refuse_empty(len(self._left), self._size, self.reasons)
 
     def locate(self, error: SampleError) -> None:
         """Make the position of a sample from the row that an error names."""
@@ -199,16 +212,16 @@ class Gaps:
             error.index = self._left[error.index]
 
 
-def _refuse_empty(left: int, size: int) -> None:
+def _refuse_empty(left: int, size: int, reasons: Sequence[str]) -> None:
     if not left:
         raise SampleError(
-            f"none of the batch's {size} samples can be decoded, so on_bad='skip' leaves nothing; "
-            "check the files, or use larger batches"
+            f"none of the batch's {size} samples can be read, so on_bad='skip' leaves nothing (the first: "
+            f"{reasons[0]}); check the dataset, or use larger batches"
         )
 
 
-def leave_out(staged: StagedBatch, count: int, bad: Collection[int]) -> None:
-    """Leave the samples at these positions out of a batch of `count`: its rows move up within the slot.
+def leave_out(staged: StagedBatch, count: int, bad: Mapping[int, str]) -> None:
+    """Leave samples out of a batch of `count`, by position, with reasons: its rows move up within the slot.
 
     The bytes of `Encoded` images stay where they are; only their pixels are counted again. Random numbers
     that were drawn once for the whole batch stay the same.
@@ -221,7 +234,7 @@ def leave_out(staged: StagedBatch, count: int, bad: Collection[int]) -> None:
     fields = list(staged.layout.fields)
     views: list[Array] = staged.slot.views(staged.layout)
     rows = np.array([row for row in range(count) if row not in bad], np.int64)
-    _refuse_empty(len(rows), count)
+    _refuse_empty(len(rows), count, [*bad.values()])
     # All rows are taken first and written then: source and target overlap within the slot.
     changed: list[Array | None] = []
     first = 0
@@ -236,7 +249,7 @@ def leave_out(staged: StagedBatch, count: int, bad: Collection[int]) -> None:
             view.reshape(-1)[: array.size] = array.reshape(-1)
     staged.layout = Layout(tuple(fields), staged.layout.nbytes, staged.layout.turned)
     staged.objects = tuple([column[row] for row in rows.tolist()] for column in staged.objects)
-    staged.skipped += len(bad)
+    staged.skipped = [*staged.skipped, *bad.values()]
 
 
 def _take_encoded(arrays: list[Array], rows: NDArray[np.int64]) -> list[Array | None]:

@@ -23,14 +23,15 @@ import dataclasses
 from collections import OrderedDict, UserDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from operator import is_, itemgetter
 from typing import Any
 
 import numpy as np
 
-from gpuloader.errors import SampleError
+from gpuloader.errors import SampleError, unlike_first
 from gpuloader.fields.convert import IF_A_LIST, IF_IT_VARIES
-from gpuloader.fields.ragged import Ragged
+from gpuloader.fields.ragged import Ragged, gather_fields
 from gpuloader.fields.spec import is_stageable
 from gpuloader.foreign import can_stage, is_instance
 from gpuloader.sources.block import WholeList
@@ -44,6 +45,18 @@ _CLEAR: tuple[tuple[type, Callable[[Any], None]], ...] = (
     (list, list.clear),
     (UserDict, lambda empty: setattr(empty, "data", {})),
 )
+
+
+def _copy_empty(value: Any, clear: Callable[[Any], None]) -> Any:
+    """Return a copy of an object that `clear` has emptied; None if its class cannot be copied."""
+    try:
+        empty = copy.copy(value)
+        if empty is value or type(empty) is not type(value):
+            return None
+        clear(empty)
+    except Exception:  # the user's class may raise anything
+        return None
+    return empty
 
 
 class Template:
@@ -69,17 +82,9 @@ class Template:
         # Calling such a class with the batch's entries is cheaper than copying a template.
         if type(value) in _PLAIN:
             return None
-        for base, clear in _CLEAR:
-            if isinstance(value, base):
-                try:
-                    empty = copy.copy(value)
-                    if empty is value or type(empty) is not type(value):
-                        return None
-                    clear(empty)
-                except Exception:  # the user's class may raise anything
-                    return None
-                return cls(empty)
-        return None
+        clear = next((clear for base, clear in _CLEAR if isinstance(value, base)), None)
+        empty = None if clear is None else _copy_empty(value, clear)
+        return None if empty is None else cls(empty)
 
     def fill(self, entries: Any) -> Any:
         """Return a new container with these entries: a mapping or a list."""
@@ -101,9 +106,6 @@ class Template:
 
     def __hash__(self) -> int:
         return hash(type(self._value))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Template, (self._value,)
 
 
 class ObjectTemplate:
@@ -148,15 +150,13 @@ class ObjectTemplate:
         if not hasattr(type(value), "__dataclass_fields__"):
             return None
         fields = tuple(one.name for one in dataclasses.fields(value) if hasattr(value, one.name))
-        try:
-            empty = copy.copy(value)
-            if empty is value or type(empty) is not type(value):
-                return None
+
+        def clear(empty: Any) -> None:
             for name in fields:
                 object.__setattr__(empty, name, None)
-        except Exception:  # the user's class may raise anything
-            return None
-        return cls(empty, fields)
+
+        empty = _copy_empty(value, clear)
+        return None if empty is None else cls(empty, fields)
 
     def entries(self, value: Any) -> list[Any]:
         """Return the values of the fields of an object of the same class."""
@@ -218,11 +218,8 @@ class Branch:
                 pass
         advice = ""
         if self.keys is None and isinstance(value, list | tuple):
-            advice = f"; {IF_IT_VARIES if self.name else IF_A_LIST}"
-        raise SampleError(
-            f"expected {self.describe()} as in the batch's first sample, got {_describe(value)}{advice}",
-            field=self.name or None,
-        )
+            advice = IF_IT_VARIES if self.name else IF_A_LIST
+        raise unlike_first(self.describe(), _describe(value), advice, field=self.name or None)
 
     def describe(self) -> str:
         """Return what the container is, for messages."""
@@ -250,38 +247,36 @@ class Tree:
     {'image': 'images', 'meta': ['names', 'numbers']}
     """
 
-    __slots__ = (
-        "_order",
-        "array_names",
-        "depth",
-        "has_plain_keys",
-        "is_flat",
-        "keeps_tuples",
-        "leaves",
-        "root",
-    )
-
     def __init__(self, root: Node, keeps_tuples: bool = False) -> None:
         self.root = root
         self.keeps_tuples = keeps_tuples
-        leaves, nodes = [], [root]
+        leaves: list[Leaf] = []
+        nodes: list[tuple[Node, bool]] = [(root, False)]
         self.array_names: list[str] = []
+        self.in_sequences: list[int] = []  # which objects are entries of a list or tuple
         # 1 and True are equal keys, but not the same. With keys that are text, what matches is the same.
         self.has_plain_keys = True
         while nodes:
-            node = nodes.pop()
+            node, in_sequence = nodes.pop()
             if isinstance(node, Branch):
-                nodes += reversed(node.children)
+                nodes += zip(reversed(node.children), repeat(node.keys is None), strict=False)
                 self.has_plain_keys &= set(map(type, node.keys or ())) <= {str}
                 continue
-            leaves.append(node)
             if node.is_array:
                 self.array_names.append(node.name)
+            elif in_sequence:
+                self.in_sequences.append(len(leaves) - len(self.array_names))
+            leaves.append(node)
         self.leaves = tuple(leaves)
         # Most samples have no nesting. Theirs are not walked: 0 is a bare leaf, 1 a container of leaves.
         self.depth = 0 if isinstance(root, Leaf) else 1 if set(map(type, root.children)) <= {Leaf} else 2
         self.is_flat = self.depth == 1 and isinstance(root, Branch) and root.keys is None
-        self._order: list[int] | None = None
+        # Where each leaf's value is among those of all arrays, followed by those of all other leaves.
+        self.order: list[int] = []
+        array, other = 0, len(self.array_names)
+        for leaf in leaves:
+            self.order.append(array if leaf.is_array else other)
+            array, other = array + leaf.is_array, other + (not leaf.is_array)
 
     @classmethod
     def of(
@@ -290,57 +285,70 @@ class Tree:
         whole: Collection[str] = (),
         *,
         staged: Callable[[Any], bool] | None = None,
-        may_be_empty: bool = False,
         keeps_tuples: bool = False,
         opens: bool = False,
         kept: Collection[str] = (),
+        keeps_classes: bool = False,
     ) -> Tree:
         """Return the tree of a sample.
 
         `whole` names lists of numbers that stay one field each, instead of one per number. `staged` returns
-        whether a value is staged; None means `is_array`. `opens` makes fields of the fields of a dataclass,
-        whose object is a single value otherwise. Fields and containers in `kept` are not staged, whatever
-        they hold.
+        whether a value is staged; None means `is_array`, and that there must be a field. `opens` makes fields
+        of the fields of a dataclass, whose object is a single value otherwise. Fields and containers in
+        `kept` are not staged, whatever they hold. `keeps_classes` takes apart only containers that are surely
+        the same if made again.
 
         Raises
         ------
         SampleError
             The sample has no field, or contains itself.
         """
+
+        def grow(value: Any, name: str, staged: Callable[[Any], bool]) -> Node:
+            if name in kept:
+                staged = _never
+            if keeps_classes and type(value) not in _PLAIN and not hasattr(type(value), "_make"):
+                return Leaf(name or "0", staged(value))
+            if isinstance(value, Mapping):
+                nodes = [grow(entry, join_name(name, key), staged) for key, entry in value.items()]
+                return Branch(type(value), tuple(value), tuple(nodes), name, Template.of(value))
+            if isinstance(value, list | tuple):
+                if name in whole:
+                    return Leaf(name, True)
+                # Lists of a table's column vary in length from row to row, so they are no containers of
+                # fields.
+                if isinstance(value, WholeList):
+                    return Leaf(name or "0", False)
+                packed = opens and is_instance(value, "torch.nn.utils.rnn", "PackedSequence")
+                nodes = []
+                for at, (part, entry) in enumerate(zip(_names_of(value), value, strict=True)):
+                    # PyTorch wants the batch sizes of a packed sequence in host memory, wherever its data is.
+                    nodes.append(grow(entry, join_name(name, part), _never if packed and at == 1 else staged))
+                return Branch(type(value), None, tuple(nodes), name, Template.of(value))
+            # `Ragged` is a dataclass too, but a single value.
+            template = ObjectTemplate.of(value) if opens and not isinstance(value, Ragged) else None
+            if template is None:
+                return Leaf(name or "0", staged(value))
+            entries = zip(template.names, template.entries(value), strict=True)
+            nodes = [grow(entry, join_name(name, key), staged) for key, entry in entries]
+            return Branch(type(value), template.names, tuple(nodes), name, template)
+
         try:
-            tree = cls(_grow(sample, "", staged or is_array, whole, opens, kept), keeps_tuples)
+            tree = cls(grow(sample, "", staged or is_array), keeps_tuples)
         except RecursionError:
             raise SampleError(
                 f"expected containers that end, got {_describe(sample)} that contains itself or is nested "
                 "too deeply; return what the model needs of it"
             ) from None
-        if not tree.leaves and not may_be_empty:
+        if not tree.leaves and staged is None:
             raise SampleError(f"expected a sample with at least one value, got {_describe(sample)}")
         return tree
 
     @classmethod
-    def flat(cls, names: Sequence[str]) -> Tree:
-        """Return the tree of a tuple of array fields."""
-        return cls(Branch(tuple, None, tuple(Leaf(name, True) for name in names), ""))
-
-    @classmethod
-    def keyed(cls, names: Sequence[str]) -> Tree:
-        """Return the tree of a dict of array fields."""
-        return cls(Branch(dict, tuple(names), tuple(Leaf(name, True) for name in names), ""))
-
-    @property
-    def order(self) -> list[int]:
-        """Where each leaf's value is among those of all arrays, followed by those of all other leaves.
-
-        >>> Tree.of(["cat", 3, None, 4.5]).order
-        [2, 0, 3, 1]
-        """
-        if self._order is None:  # computed once, because every batch with objects asks for it
-            leaves = range(len(self.leaves))
-            self._order = [0] * len(leaves)
-            for place, number in enumerate(sorted(leaves, key=lambda one: not self.leaves[one].is_array)):
-                self._order[number] = place
-        return self._order
+    def flat(cls, names: Sequence[str], kind: type = tuple) -> Tree:
+        """Return the tree of a tuple of array fields, or of a dict of them."""
+        keys = tuple(names) if kind is dict else None
+        return cls(Branch(kind, keys, tuple(Leaf(name, True) for name in names), ""))
 
     def describe(self) -> str:
         """Return what a sample of this tree is, for error messages.
@@ -404,42 +412,31 @@ class Tree:
                 return list(fields)
         return _build(root, iter(fields), self.keeps_tuples)
 
+    def build_batch(
+        self,
+        levels: Sequence[int],
+        arrays: Sequence[Any],
+        objects: Sequence[Any],
+        *,
+        transposed: bool = False,
+    ) -> Any:
+        """Return a batch in the tree of a sample, built from delivered arrays and columns of objects.
 
-def _grow(
-    value: Any,
-    name: str,
-    staged: Callable[[Any], bool],
-    whole: Collection[str],
-    opens: bool,
-    kept: Collection[str],
-) -> Node:
-    """Return the node of a value; the other arguments are those of `Tree.of`."""
-    if name in kept:
-        staged = _never
-    children: list[Node] = []
-    if isinstance(value, Mapping):
-        for key, entry in value.items():
-            children.append(_grow(entry, join_name(name, key), staged, whole, opens, kept))
-        return Branch(type(value), tuple(value), tuple(children), name, Template.of(value))
-    if isinstance(value, list | tuple):
-        if name in whole:
-            return Leaf(name, True)
-        # Lists of a table's column vary in length from row to row, so they are no containers of fields.
-        if isinstance(value, WholeList):
-            return Leaf(name or "0", False)
-        packed = opens and is_instance(value, "torch.nn.utils.rnn", "PackedSequence")
-        for at, (part, entry) in enumerate(zip(_names_of(value), value, strict=True)):
-            # PyTorch wants the batch sizes of a packed sequence in host memory, wherever its data is.
-            rule = _never if packed and at == 1 else staged
-            children.append(_grow(entry, join_name(name, part), rule, whole, opens, kept))
-        return Branch(type(value), None, tuple(children), name, Template.of(value))
-    # `Ragged` is a dataclass too, but a single value.
-    template = ObjectTemplate.of(value) if opens and not isinstance(value, Ragged) else None
-    if template is None:
-        return Leaf(name or "0", staged(value))
-    for key, entry in zip(template.names, template.entries(value), strict=True):
-        children.append(_grow(entry, join_name(name, key), staged, whole, opens, kept))
-    return Branch(type(value), template.names, tuple(children), name, template)
+        `transposed` makes tuples of the columns below lists and tuples, as torch's ``default_collate`` does.
+
+        >>> Tree.of(([1.0], "cat")).build_batch([0], ["images"], [["cat", "dog"]])
+        [['images'], ['cat', 'dog']]
+        """
+        # Most batches have neither sequences nor objects, and are built of their arrays as they are.
+        fields = gather_fields(levels, arrays) if any(levels) else arrays
+        if not objects:
+            return self.build(fields)
+        if transposed and self.in_sequences and not self.keeps_tuples:
+            objects = list(objects)
+            for number in self.in_sequences:
+                objects[number] = tuple(objects[number])
+        values = (*fields, *objects)
+        return self.build([values[place] for place in self.order])
 
 
 def _never(value: Any) -> bool:  # noqa: ARG001
@@ -563,27 +560,23 @@ def _names_of(value: Sequence[Any]) -> Iterable[object]:
     return kind._fields if getattr(kind, "_names_fields", False) else range(len(value))
 
 
-def entries_of(value: Any) -> list[tuple[Any, object, Any]] | None:
-    """Return key, name and value of each entry of a container; None for anything else.
+def entries_of(value: Any) -> list[tuple[object, Any]] | None:
+    """Return name and value of each entry of a container; None for anything else.
 
     Lists of numbers and whole lists count as values.
 
     >>> entries_of({"x": 1}), entries_of(("a", "b")), entries_of("ab")
-    ([('x', 'x', 1)], [(0, 0, 'a'), (1, 1, 'b')], None)
+    ([('x', 1)], [(0, 'a'), (1, 'b')], None)
     """
     if isinstance(value, Mapping):
-        return [(key, key, entry) for key, entry in value.items()]
+        return [*value.items()]
     if not isinstance(value, list | tuple) or isinstance(value, WholeList):
         return None
     # Looking at the ends is enough, and takes no longer for a million numbers.
-    if (
-        isinstance(value, list)
-        and value
-        and isinstance(value[0], int | float)
-        and isinstance(value[-1], int | float)
-    ):
+    ends = value[:1] + value[-1:] if isinstance(value, list) else ()
+    if ends and all(isinstance(end, int | float) for end in ends):
         return None
-    return [*zip(range(len(value)), _names_of(value), value, strict=True)]
+    return [*zip(_names_of(value), value, strict=True)]
 
 
 def with_entries(value: Any, entries: Sequence[Any]) -> Any:
@@ -633,11 +626,9 @@ def object_columns(tree: Tree, count: int) -> ObjectColumns:
     >>> object_columns(Tree.of((1, "cat")), 2)
     {1: [None, None]}
     """
-    columns: ObjectColumns = {}
-    for field, leaf in enumerate(tree.leaves) if len(tree.array_names) < len(tree.leaves) else ():
-        if not leaf.is_array:
-            columns[field] = [None] * count
-    return columns
+    if len(tree.array_names) == len(tree.leaves):
+        return {}
+    return {field: [None] * count for field, leaf in enumerate(tree.leaves) if not leaf.is_array}
 
 
 def all_leaves(tree: Tree, samples: Iterable[Any], start: int = 0) -> Iterator[Sequence[Any]]:
@@ -671,6 +662,8 @@ def array_leaves(tree: Tree, samples: Iterable[Any], start: int, objects: Object
     """
     if tree.is_flat and not objects:
         return samples  # `SampleRows.write` checks their length anyway
+    if not tree.depth and not objects:
+        return zip(samples)  # in C: a sample that is a single array
     leaves = all_leaves(tree, samples, start)
     return _set_aside(leaves, start, objects) if objects else leaves
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.errors import LoaderError, SampleError
+from gpuloader.errors import LoaderError, SampleError, unlike_first
 from gpuloader.fields.spec import Array, Dims, describe, is_stageable, native
 from gpuloader.foreign import describe_dtype, is_tensor, tensor_array
 
@@ -136,10 +136,8 @@ def cast_exactly(array: Array, dtype: np.dtype[Any]) -> Array:
         return array
     source, target = find_kind(array.dtype), find_kind(dtype)
     if not source or not target or target == "b" or _ORDER.index(source) > _ORDER.index(target):
-        raise SampleError(
-            f"expected {describe_dtype(dtype)} as in the batch's first sample, got "
-            f"{describe_dtype(array.dtype)}"
-        )
+        advice = "make it one dtype in every sample, such as float"
+        raise unlike_first(describe_dtype(dtype), describe_dtype(array.dtype), advice)
     array, _ = _plain(array, dtype)
     converted = cast(array, dtype)
     if target != "i" and source != "b":
@@ -236,27 +234,29 @@ def convert_dtype(value: object, dtype: np.dtype[Any], shape: Dims) -> Array:
     return fit_if_alike(cast(as_numbers(value, dtype), dtype), shape)
 
 
-def convert_alike(value: object, dtype: np.dtype[Any], shape: Dims, advice: str = IF_IT_VARIES) -> Array:
+def convert_alike(
+    value: object, dtype: np.dtype[Any], shape: Dims, advice: str = IF_IT_VARIES, *, keeps_dtype: bool = False
+) -> Array:
     """Return one sample's value as an array of `dtype` and `shape`, with fewer conversions than `convert`.
 
     For undeclared fields. Nothing is reshaped, no text is parsed, and every number stays what it is. Raises
     `SampleError` for another shape, which the `advice` is about if no dimension is free, and for numbers that
-    `dtype` cannot hold exactly.
+    `dtype` cannot hold exactly; with `keeps_dtype`, also for an array or tensor of any other dtype.
 
-    >>> convert_alike(0.5, np.dtype("int64"), ())
+    >>> convert_alike(0.5, np.dtype("int64"), ())  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    gpuloader.errors.SampleError: expected int64 as in the batch's first sample, got float64
+    gpuloader.errors.SampleError: expected int64 as in the batch's first sample, got float64; make it...
     """
     if isinstance(value, list | tuple) and not value and shape and shape[0] in (None, 0):
         # An empty sequence fits steps of any shape and dtype.
         return np.empty([size or 0 for size in shape], dtype)
-    array = as_numbers(value, dtype if is_tensor(value) else None, parses=False)
+    array = as_numbers(value, dtype if is_tensor(value) and not keeps_dtype else None, parses=False)
+    if keeps_dtype and array.dtype != dtype and hasattr(value, "dtype"):
+        advice = "make every sample one dtype"
+        raise unlike_first(describe_dtype(dtype), describe_dtype(array.dtype), advice)
     if not matches(array.shape, shape):
-        advice = "" if None in shape else f"; {advice}"
-        raise SampleError(
-            f"expected shape {describe(shape)} as in the batch's first sample, got {describe(array.shape)}"
-            f"{advice}"
-        )
+        advice = "" if None in shape else advice
+        raise unlike_first(f"shape {describe(shape)}", describe(array.shape), advice)
     return cast_exactly(array, dtype)
 
 
@@ -282,6 +282,12 @@ def as_numbers(value: object, wanted: np.dtype[Any] | None = None, *, parses: bo
         raise SampleError(f"expected an array of numbers, got {type(value).__name__}: {error}") from error
     if not is_plain:
         check_mask(value)
+        if type(value).__module__ == "pyarrow.lib" and hasattr(value, "column_names"):
+            # As one array, a table loses the names of its columns, and integers beside floats their digits.
+            raise SampleError(
+                f"expected an array of numbers, got a {type(value).__name__} of Arrow with the columns "
+                f"{value.column_names}; to have its rows as samples, pass DataLoader a list of such tables"
+            )
     if (
         array.dtype == np.float64
         and isinstance(value, list | tuple)
@@ -421,6 +427,21 @@ def fit(array: Array, shape: Dims) -> Array:
 def fit_if_alike(array: Array, shape: Dims) -> Array:
     """Return `array` as it is; raise `SampleError` if a shape of as many dimensions contradicts `shape`."""
     return fit(array, shape) if array.ndim == len(shape) else array
+
+
+def check_fill(fill: float, dtype: np.dtype[Any]) -> None:
+    """Raise `SampleError` if an array of `dtype` cannot hold the value that fills up short rows.
+
+    >>> check_fill(0.5, np.dtype("int64"))
+    Traceback (most recent call last):
+    gpuloader.errors.SampleError: cannot pad rows of int64 with 0.5
+    """
+    try:
+        held = cast(np.asarray(fill), dtype).item()
+    except SampleError as error:
+        raise SampleError(f"cannot pad rows of {dtype} with {fill!r}: {error.problem}") from None
+    if dtype.kind in "iub" and held != fill:
+        raise SampleError(f"cannot pad rows of {dtype} with {fill!r}")
 
 
 def matches(got: tuple[int, ...], expected: Dims) -> bool:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from gpuloader.errors import StagingMemoryError
 from gpuloader.system.cores import Cores, call_near
-from gpuloader.system.finalizers import Finalizer, calling, closing_once, once
+from gpuloader.system.finalizers import Finalizer, Living, calling, closing_once, once
 from gpuloader.system.platforms import (
     available_memory,
     can_share_memory,
@@ -67,6 +67,15 @@ class Layout:
         for number, axes in self.turned:
             arrays[number] = arrays[number].transpose(axes)
         return arrays
+
+    def shorten(self, count: int) -> Layout:
+        """Return the layout of a batch of only `count` samples, in a slot laid out for more."""
+        if not self.fields:
+            return self
+        fields = tuple(FieldLayout(one.offset, (count, *one.shape[1:]), one.dtype) for one in self.fields)
+        # Offsets stay, because the rows that are there have been written; only the end comes earlier.
+        last = fields[-1]
+        return Layout(fields, last.offset + math.prod(last.shape) * last.dtype.itemsize)
 
 
 def arrange(fields: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]) -> Layout:
@@ -128,6 +137,9 @@ class PageLocker(Protocol):
         """
 
 
+_refused: Living[PageLocker] = Living()  # whose refusal has been told
+
+
 class Arena:
     """One host memory mapping for many slots; it lives as long as anything refers to the arena.
 
@@ -164,7 +176,6 @@ class Arena:
         self.bytes: NDArray[np.uint8] = np.frombuffer(self._mapping, np.uint8, nbytes)
         self.address: int = self.bytes.ctypes.data
         if locker is not None:
-            # Page-locking stays in the caller's thread, because none of our threads calls CUDA.
             self._page_lock(locker)
 
     def _map(self, nbytes: int, locked: bool, shared: bool) -> mmap.mmap:
@@ -189,7 +200,11 @@ class Arena:
         try:
             locker.page_lock(self.address, self.nbytes)
         except OSError as error:
-            # Pageable memory works, too: copies are slower and overlap less.
+            # Pageable memory works, too: copies are slower and overlap less. What refuses one slot refuses
+            # all later ones, and a warning for each slot that grows would say no more.
+            if locker in list(_refused):
+                return
+            _refused.add(locker)
             warnings.warn(
                 f"{self.nbytes:,} bytes of staging memory could not be page-locked ({error}); copying to "
                 "the device from pageable memory instead, which is slower and overlaps less",

@@ -63,11 +63,6 @@ class Slot:
         self._views = Views()
         self._other: tuple[Layout | None, Views] = None, Views()
 
-    def replace(self, other: Slot) -> None:
-        """Take over another slot's region; allowed only while no lease refers to this one."""
-        for name in self.__slots__:
-            setattr(self, name, getattr(other, name))
-
     def views(self, layout: Layout) -> Views:
         """Return one array per field for writing a batch of this layout; the arrays hold no lease."""
         if layout is not self._layout:
@@ -162,7 +157,9 @@ class Ring:
         if nbytes > slot.nbytes:
             # The other slots stay as they are: perhaps only this batch is so large.
             arena = Arena(align(int(nbytes * GROWTH)), self.locker, shared=self.shared, near=self.near)
-            slot.replace(Slot(arena.bytes, arena, in_ring=slot.in_ring))
+            larger = Slot(arena.bytes, arena, in_ring=slot.in_ring)
+            for name in Slot.__slots__:
+                setattr(slot, name, getattr(larger, name))
 
     def _extend(self, nbytes: int) -> bool:
         """Reserve the first slots, for batches of `nbytes`, or as many again; return False if all are."""

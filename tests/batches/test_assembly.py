@@ -8,7 +8,7 @@ import pytest
 
 from gpuloader import DataLoader, SampleError, data
 from gpuloader.batches.assembly import Assembler, describe_error
-from gpuloader.batches.items import Reading
+from gpuloader.batches.items import BatchSpec
 from gpuloader.batches.schema import Collation
 from gpuloader.sources.describing import describe
 from gpuloader.staging.ring import Slot
@@ -86,7 +86,7 @@ SHAPES = {"flat": (MEBIBYTE // 16,), "a picture": (4, 64, 256), "varying": (MEBI
 def test_assembly_needs_no_memory_of_the_size_of_a_batch(case):
     """Runs the same code as a worker process; a sample has 256 KiB, a batch 4 MiB."""
     collation = Collation(ragged=frozenset(["x"])) if case == "varying" else Collation()
-    assembler = Reading(describe(Large(SHAPES[case])), collation, 16).make_assembler(worker=0)
+    assembler = BatchSpec(describe(Large(SHAPES[case])), collation, 16).make_assembler(worker=0)
     slot = make_slot(8 * MEBIBYTE)
     assembler.assemble(0, range(16), lambda nbytes: slot)
     tracemalloc.start()

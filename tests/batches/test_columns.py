@@ -8,17 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader import DataLoader, IterableDataset, Ragged, SampleError, data, get_worker_info
-from gpuloader.batches.columns import Column, lay_out, split_columns
+from gpuloader.batches.columns import Column, split_columns
 from gpuloader.batches.rows import SampleRows
 from gpuloader.sources.block import Block, Part
 from gpuloader.sources.describing import describe
 from gpuloader.sources.images.regions import NUMBERS, Encoded, Region, read_codes
+from gpuloader.staging.arena import arrange
 from gpuloader.transforms import OneHot, Resize
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, assert_same, name_workers
 
 
 def columns_of(samples, feeds, pads=None, strict=False):
-    return [column.array() for column in split_columns(samples, SampleRows(feeds, strict=strict), pads)]
+    arrays = []
+    for column in split_columns(samples, SampleRows(feeds, strict=strict), pads):
+        arrays.append(np.empty(column.shape, column.dtype))
+        column.write(arrays[-1])
+    return arrays
 
 
 lengths = st.lists(st.integers(0, 6), min_size=1, max_size=8)
@@ -45,7 +50,7 @@ def test_every_element_is_written():
     samples = [([[1, 2]], 1, [[1], []]), ([], 2, []), ([[3, 4], [5, 6]], 3, [[7, 8]])]
     for pads in (None, {"x": -1}):
         columns = split_columns(samples, SampleRows(feeds), pads)
-        layout = lay_out(columns)
+        layout = arrange(tuple((column.shape, column.dtype) for column in columns))
         assert [field.shape for field in layout.fields] == [column.shape for column in columns]
         written = []
         for filling in (0, 1):
@@ -95,12 +100,12 @@ def test_regions_of_pictures_lie_one_behind_the_other(sizes, channels):
     feeds = [data("x", [None, channels], "uint8", 2)]
     pixels, splits, geometry = columns_of([(region,) for region in regions], feeds, strict=True)
     assert splits.tolist() == [0, *np.cumsum(sizes)]
-    np.testing.assert_array_equal(pixels, np.concatenate([region.pixels for region in regions]))
+    np.testing.assert_array_equal(pixels, np.concatenate([region.source for region in regions]))
     np.testing.assert_array_equal(geometry, np.stack([region.geometry for region in regions]))
     encoded = columns_of([(Encoded.of(region, "file", 7),) for region in regions], feeds, strict=True)
     codes, code_splits, code_geometry, decoded = encoded
     assert [code.data.tolist() for code in read_codes(codes)] == [
-        region.pixels.ravel().tolist() for region in regions
+        region.source.ravel().tolist() for region in regions
     ]
     assert (code_splits.tolist(), decoded.shape) == (splits.tolist(), (sum(sizes), channels, 0))
     np.testing.assert_array_equal(code_geometry, geometry)
@@ -464,3 +469,63 @@ def test_pictures_are_transformed_one_by_one():
         wanted = np.arange(5 * number, 5 * number + 5)[:, None, None, None]
         assert (batch["image"] == np.broadcast_to(wanted, (5, 2, 2, 3))).all()
     assert dataset.blocks == []
+
+
+# Blocks that are divided among ranks.
+
+
+class Whole(Columns):
+    """The same columns, all of them whoever asks, as ranks that divide an epoch read them."""
+
+    def iter_blocks(self, size):
+        for start in range(0, self.count, size):
+            yield Block(self.parts(start, min(start + size, self.count)))
+
+
+class Sampled(IterableDataset):
+    """The samples of a dataset in blocks, one by one."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __iter__(self):
+        return iter(self.dataset)
+
+
+@pytest.mark.parametrize("workers", [INLINE, THREADS, PROCESSES], ids=name_workers)
+@pytest.mark.parametrize("uneven", ["pad", "drop", "repeat"])
+@pytest.mark.parametrize("count", [1, 24, 25, 26])
+def test_divided_blocks_are_divided_samples(count, uneven, workers):
+    for rank in range(3):
+        options = {"places": "cpu", "batch_size": 4, "shard": (rank, 3), "uneven": uneven, **workers}
+        found = list(DataLoader(Whole(count), **options))
+        wanted = list(DataLoader(Sampled(Whole(count)), **options))
+        assert len(found) == len(wanted)
+        for one, other in zip(found, wanted, strict=True):
+            assert_same(one, other)
+
+
+@pytest.mark.parametrize("shard", [(0, 1), (1, 2)])
+def test_of_divided_blocks_no_sample_is_made_but_the_first(shard, monkeypatch):
+    made = []
+    iterate = Block.__iter__
+    monkeypatch.setattr(Block, "__iter__", lambda block: (made.append(one) or one for one in iterate(block)))
+    loader = DataLoader(Whole(), places="cpu", batch_size=4, shard=shard, uneven="drop")
+    labels = [label for batch in loader for label in check(batch)]
+    assert labels == list(range(shard[0], 25 // shard[1] * shard[1], shard[1]))
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("batch_size", [3, 4, 5])
+def test_divided_blocks_resume_in_batches_of_another_size(batch_size):
+    def load(size):
+        return DataLoader(Whole(), places="cpu", batch_size=size, shard=(0, 2), uneven="drop", seed=1)
+
+    first = load(3)
+    batches = iter(first)
+    seen = check(next(batches)) + check(next(batches))
+    state = first.state_dict()
+    batches.close()
+    second = load(batch_size)
+    second.load_state_dict(state)
+    assert seen + [label for batch in second for label in check(batch)] == list(range(0, 24, 2))

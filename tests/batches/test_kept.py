@@ -5,7 +5,7 @@ import pytest
 
 from gpuloader import Ragged, SampleError, data
 from gpuloader.batches.kept import stage_whole
-from gpuloader.batches.schema import Collation, build_batch
+from gpuloader.batches.schema import Collation
 from gpuloader.staging.ring import Slot
 from tests.sample_sets import Pair, assert_same
 
@@ -22,7 +22,7 @@ def make_slot(nbytes):
 def build(value, collation):
     staged, _ = stage_whole(value, collation, 3, make_slot)
     assert staged.number == 3
-    return build_batch(staged.tree, staged.levels, staged.slot.views(staged.layout), staged.objects)
+    return staged.tree.build_batch(staged.levels, staged.slot.views(staged.layout), staged.objects)
 
 
 def test_arrays_are_staged_and_numbers_stay():

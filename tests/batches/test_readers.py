@@ -9,9 +9,9 @@ from gpuloader import SampleError, data
 from gpuloader.batches import readers as module
 from gpuloader.batches import rows
 from gpuloader.batches.readers import ReadSoFar, SampleListStager, SampleStager, stage_all
-from gpuloader.batches.staged import fill_slot
+from gpuloader.batches.staged import StagedBatch
 from gpuloader.staging.arena import arrange
-from gpuloader.staging.ring import Ring
+from gpuloader.staging.ring import Ring, Slot
 from gpuloader.watch.stats import Meter
 
 LAYOUT = arrange((((2, 3), np.dtype("int64")),))
@@ -20,14 +20,16 @@ LAYOUT = arrange((((2, 3), np.dtype("int64")),))
 def test_a_batch_that_cannot_be_written_costs_no_slot():
     ring, meter = Ring(2, 1), Meter()
 
-    def fail(views):
-        raise OSError("gone")
+    def stage(items, number, reserve):
+        slot = reserve(LAYOUT.nbytes)
+        slot.views(LAYOUT)[0].fill(next(items))
+        return StagedBatch(slot, LAYOUT, (0,), number)
 
-    with pytest.raises(OSError, match="gone"):
-        fill_slot(fail, LAYOUT, ring, meter, 0)
+    with pytest.raises(TypeError):
+        next(stage_all(lambda: iter([None]), stage, ring, meter))
     assert (ring.free, meter.batches) == (2, 0)
-    slot = fill_slot(lambda views: views[0].fill(3), LAYOUT, ring, meter, 0)
-    assert slot.views(LAYOUT)[0].tolist() == [[3] * 3] * 2
+    staged = next(stage_all(lambda: iter([3]), stage, ring, meter))
+    assert staged.slot.views(LAYOUT)[0].tolist() == [[3] * 3] * 2
     assert (ring.free, meter.batches, meter.nbytes) == (1, 1, LAYOUT.nbytes)
 
 
@@ -49,12 +51,11 @@ def test_an_error_of_the_reader_names_the_batch(reached, fails_at, batch):
         finally:
             closed.append(1)
 
-    class Staged:
-        state = None
+    def stage(items, number, reserve):
+        return StagedBatch(reserve(1), LAYOUT, (0,), next(items))
 
-    staged = stage_all(reader, lambda items, _: next(items) is not None and Staged(), ReadSoFar(reached))
     with pytest.raises(OSError, match="cannot") as caught:
-        list(staged)
+        list(stage_all(reader, stage, Ring(9, 1), Meter(), ReadSoFar(reached)))
     assert f"batch {batch}" in caught.value.__notes__[0]
     assert closed == [1] * (fails_at is not None)
 
@@ -66,14 +67,19 @@ def gradually(request, monkeypatch):
     return request.param
 
 
-def batches_of(stager, items):
+def batches_of(stager, items, ring=None, meter=None):
     """Return the arrays of all batches, whose slots go back at once."""
-    items, found = iter(items), []
-    while (staged := stager(items, len(found))) is not None:
+    ring, found = ring or Ring(2, 1), []
+    for staged in stage_all(lambda: iter(items), stager, ring, meter or Meter()):
         assert staged.number == len(found)
         found.append([view.tolist() for view in staged.slot.views(staged.layout)])
-        stager._ring.release(staged.slot)
+        ring.release(staged.slot)
     return found
+
+
+def make_slot(nbytes):
+    region = np.zeros(max(nbytes, 1), np.uint8)
+    return Slot(region, region)
 
 
 def pairs(count):
@@ -83,9 +89,9 @@ def pairs(count):
 @pytest.mark.parametrize(("drop_last", "last"), [(False, [[[[4, 4]], [4]]]), (True, [])])
 def test_samples_are_staged_a_batch_at_a_time(gradually, drop_last, last):
     ring, meter = Ring(2, 1), Meter()
-    stager = SampleStager(None, ring, meter, 2, drop_last=drop_last)
+    stager = SampleStager(None, 2, drop_last=drop_last)
     whole = [[[[0, 0], [1, 1]], [0, 1]], [[[2, 2], [3, 3]], [2, 3]]]
-    assert batches_of(stager, pairs(5)) == whole + last
+    assert batches_of(stager, pairs(5), ring, meter) == whole + last
     assert ring.free == 2
     assert meter.batches == 2 + len(last)
 
@@ -93,8 +99,8 @@ def test_samples_are_staged_a_batch_at_a_time(gradually, drop_last, last):
 def test_a_batch_that_is_not_full_is_all_there_is(gradually):
     for drop_last, wanted in [(False, [[[[0, 0], [1, 1]], [0, 1]]]), (True, [])]:
         ring = Ring(2, 1)
-        stager = SampleStager(None, ring, Meter(), 1000, drop_last=drop_last)
-        assert batches_of(stager, pairs(2)) == wanted
+        stager = SampleStager(None, 1000, drop_last=drop_last)
+        assert batches_of(stager, pairs(2), ring) == wanted
         assert ring.free == (2 if ring.allocated else 0)
 
 
@@ -102,7 +108,7 @@ def test_memory_grows_with_the_samples_only_until_a_batch_has_been_full(monkeypa
     written, original = [], rows.write_gradually
     monkeypatch.setattr(module, "AT_ONCE", 0)
     monkeypatch.setattr(rows, "write_gradually", lambda *given: written.append(1) or original(*given))
-    stager = SampleStager(None, Ring(2, 1), Meter(), 2, drop_last=False)
+    stager = SampleStager(None, 2, drop_last=False)
     assert len(batches_of(stager, pairs(7))) == 4
     assert len(written) == 1
 
@@ -126,14 +132,13 @@ UNLIKE = [
 @pytest.mark.parametrize("size", [1, 2])
 def test_without_feeds_every_batch_has_the_fields_of_its_own_first_sample(size):
     for samples in itertools.permutations(UNLIKE, 2):
-        stager = SampleStager(None, Ring(2, 1), Meter(), size, drop_last=False)
+        stager = SampleStager(None, size, drop_last=False)
         items = iter([sample for sample in (*samples, samples[0]) for _ in range(size)])
         for number, sample in enumerate((*samples, samples[0])):
-            staged = stager(items, number)
+            staged = stager(items, number, make_slot)
             for view, value in zip(staged.slot.views(staged.layout), sample, strict=True):
                 assert view.dtype == np.asarray(value).dtype
                 np.testing.assert_array_equal(view, np.stack([value] * size))
-            stager._ring.release(staged.slot)
 
 
 @pytest.mark.parametrize("fields", [1, 2, 3])
@@ -150,7 +155,7 @@ def test_without_feeds_every_batch_has_the_fields_of_its_own_first_sample(size):
     ids=str,
 )
 def test_numbers_and_lists_of_them_are_written_behind_one_another(fields, column):
-    stager = SampleStager(None, Ring(2, 1), Meter(), len(column), drop_last=False)
+    stager = SampleStager(None, len(column), drop_last=False)
     assert batches_of(stager, [(value,) * fields for value in column]) == [[column] * fields]
 
 
@@ -161,9 +166,9 @@ def test_numbers_and_lists_of_them_are_written_behind_one_another(fields, column
     ids=str,
 )
 def test_a_number_that_the_field_cannot_hold_is_an_error(fields, first, other):
-    stager = SampleStager(None, Ring(2, 1), Meter(), 3, drop_last=False)
+    stager = SampleStager(None, 3, drop_last=False)
     with pytest.raises(SampleError) as caught:
-        stager(iter([(first,) * fields, (first,) * fields, (first,) * (fields - 1) + (other,)]), 0)
+        stager(iter([(first,) * fields, (first,) * fields, (first,) * (fields - 1) + (other,)]), 0, make_slot)
     assert (caught.value.index, caught.value.field) == (2, str(fields - 1))
 
 
@@ -174,7 +179,7 @@ class Named(tuple):
 @pytest.mark.parametrize("fields", [1, 2, 3, 4])
 def test_every_sample_has_one_value_per_field(fields):
     good = tuple(range(fields))
-    stager = SampleStager(None, Ring(2, 1), Meter(), 4, drop_last=False)
+    stager = SampleStager(None, 4, drop_last=False)
     kinds = [good, [*good], Named(good), tuple(np.array(value) for value in good)]
     assert batches_of(stager, kinds) == [[[value] * 4 for value in good]]
     for bad, message in [
@@ -186,22 +191,22 @@ def test_every_sample_has_one_value_per_field(fields):
         (None, "expected a tuple with one value per field, got NoneType"),
     ]:
         with pytest.raises(SampleError, match=message) as caught:
-            stager(iter([good, good, bad, good]), 1)
+            stager(iter([good, good, bad, good]), 1, make_slot)
         assert caught.value.index == 2
     for bad in ({}, "a", None, (), []):
         with pytest.raises(SampleError, match=r"expected (a tuple with )?one value") as caught:
-            SampleStager(None, Ring(2, 1), Meter(), 4, drop_last=False)(iter([bad, good]), 0)
+            SampleStager(None, 4, drop_last=False)(iter([bad, good]), 0, make_slot)
         assert caught.value.index == 0
 
 
-@pytest.mark.parametrize("make", [lambda *given: SampleStager(*given, 3, drop_last=False), SampleListStager])
+@pytest.mark.parametrize("make", [lambda feeds: SampleStager(feeds, 3), SampleListStager])
 def test_a_sample_unlike_the_first_is_an_error_that_costs_no_slot(gradually, make):
     samples = [(np.zeros(2),), (np.zeros(3),), (np.zeros(3),)]
     ring = Ring(2, 1)
-    stager = make(None, ring, Meter())
-    items = iter([samples] if isinstance(stager, SampleListStager) else samples)
+    stager = make(None)
+    items = [samples] if isinstance(stager, SampleListStager) else samples
     with pytest.raises(SampleError, match=r"expected shape \(2,\).*got \(3,\)") as caught:
-        stager(items, 0)
+        batches_of(stager, items, ring)
     assert (caught.value.index, caught.value.field) == (1, "0")
     assert ring.free == (2 if ring.allocated else 0)
 
@@ -216,8 +221,8 @@ def test_samples_of_varying_length_are_kept_until_their_batch_is_complete(drop_l
             yield (buffer[:number],)
 
     ring = Ring(2, 1)
-    stager = SampleStager([data("x", [None, 1], "float64", 1)], ring, Meter(), 2, drop_last=drop_last)
-    found = batches_of(stager, reuse())
+    stager = SampleStager([data("x", [None, 1], "float64", 1)], 2, drop_last=drop_last)
+    found = batches_of(stager, reuse(), ring)
     assert found[0] == [[[1.0], [2.0], [2.0]], [0, 1, 3]]
     assert len(found) == count
     assert ring.free == 2
@@ -226,4 +231,4 @@ def test_samples_of_varying_length_are_kept_until_their_batch_is_complete(drop_l
 @pytest.mark.parametrize("given", [3, "ab", None, [], ()])
 def test_a_list_of_samples_must_be_one(given):
     with pytest.raises(SampleError, match="expected a list of samples"):
-        SampleListStager(None, Ring(1, 0), Meter())(iter([given]), 0)
+        SampleListStager(None)(iter([given]), 0, make_slot)

@@ -9,8 +9,9 @@ import pytest
 
 from gpuloader import Ragged, SampleError, data
 from gpuloader.batches import schema as known
-from gpuloader.batches.schema import Collation, Schema, SchemaCache, build_batch, check_fill, infer_schema
+from gpuloader.batches.schema import Collation, Schema, SchemaCache, infer_schema
 from gpuloader.batches.tree import Tree
+from gpuloader.fields.convert import check_fill
 from gpuloader.sources.images.regions import NUMBERS, Encoded, Region
 
 
@@ -71,12 +72,7 @@ def test_a_batch_is_written_sample_by_sample_if_its_fields_have_one_size(collati
         ),
         ({"a": []}, Collation(pads={"a": 0}), "a", "the lists of all samples of the batch are empty"),
         ({"a": [[1], [2, 3]]}, Collation(pads={"a": 0}), "a", "expected an array of numbers"),
-        (
-            {"a": np.zeros(2, int)},
-            Collation(pads={"a": 0.5}),
-            "a",
-            "cannot pad rows of int64 with 0.5",
-        ),
+        ({"a": np.zeros(2, int)}, Collation(pads={"a": 0.5}), "a", "cannot pad rows of int64 with 0.5"),
         ({"a": Ragged(1, ())}, Collation(), "a", "expected an array of numbers, got dtype object"),
     ],
 )
@@ -121,14 +117,6 @@ def test_declared_forms():
     schema = Schema.of_feeds(feeds, {"y": 0})
     assert (schema.levels, schema.declared) == ((0, 0, 2), True)
     assert schema.tree == Tree.flat(["x", "y", "z"])
-
-
-def test_batches_are_built_of_arrays_and_objects():
-    tree = Tree.of({"a": 1, "b": ("x", 2), "c": None})
-    batch = build_batch(tree, [1, 0], ["values", "splits", "array"], [["x", "y"], [None, None]])
-    assert (batch["a"].values, batch["a"].row_splits) == ("values", ("splits",))
-    assert (batch["b"], batch["c"]) == ([["x", "y"], "array"], [None, None])
-    assert build_batch(Tree.of("a"), [], [], [["b", "c"]]) == ["b", "c"]
 
 
 Pair = namedtuple("Pair", "x y")

@@ -6,17 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader import SampleError
-from gpuloader.batches.rows import shorten
-from gpuloader.batches.staged import LEFT_OUT, Gaps
+from gpuloader.batches.staged import Gaps, LeftOut
 from gpuloader.staging.arena import arrange
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=12), st.data())
 def test_what_is_left_keeps_its_order(good, data):
-    samples = [number if is_good else LEFT_OUT for number, is_good in enumerate(good)]
+    samples = [number if is_good else LeftOut("bad") for number, is_good in enumerate(good)]
     left = [number for number, is_good in enumerate(good) if is_good]
     if not left:
-        with pytest.raises(SampleError, match=f"none of the batch's {len(good)} samples can be decoded"):
+        with pytest.raises(SampleError, match=f"none of the batch's {len(good)} samples can be read"):
             Gaps(samples)
         return
     gaps = Gaps(samples)
@@ -26,14 +25,14 @@ def test_what_is_left_keeps_its_order(good, data):
         gaps.locate(error)
         assert error.index == position
     further = data.draw(st.sets(st.integers(0, len(left) - 1), max_size=len(left) - 1))
-    gaps.drop(further)
+    gaps.drop(dict.fromkeys(further, "bad"))
     assert gaps.take(samples) == [number for row, number in enumerate(left) if row not in further]
     with pytest.raises(SampleError, match="leaves nothing"):
-        gaps.drop(range(len(left)))
+        gaps.drop(dict.fromkeys(range(len(left)), "bad"))
 
 
 def test_an_error_that_names_its_sample_already_stays():
-    gaps = Gaps([LEFT_OUT, 1, 2])
+    gaps = Gaps([LeftOut("bad"), 1, 2])
     for named in ({}, {"index": 0, "dataset_index": 7}):
         error = SampleError("bad", **named)
         gaps.locate(error)
@@ -42,10 +41,10 @@ def test_an_error_that_names_its_sample_already_stays():
 
 def test_a_shorter_batch_lies_where_the_longer_one_would():
     layout = arrange((((5, 100), np.dtype("f4")), ((5,), np.dtype("i8"))))
-    short = shorten(layout, 2)
+    short = layout.shorten(2)
     assert [(field.offset, field.shape) for field in short.fields] == [
         (layout.fields[0].offset, (2, 100)),
         (layout.fields[1].offset, (2,)),
     ]
     assert short.nbytes == layout.fields[1].offset + 16
-    assert shorten(arrange(()), 2).fields == ()
+    assert arrange(()).shorten(2).fields == ()

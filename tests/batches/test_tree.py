@@ -126,7 +126,7 @@ def test_proper_arrays():
 def test_a_sample_has_a_field_at_least(sample):
     with pytest.raises(SampleError, match="expected a sample with at least one value"):
         Tree.of(sample)
-    tree = Tree.of(sample, may_be_empty=True)
+    tree = Tree.of(sample, staged=is_array)
     assert tree.flatten(sample) == [] or tree.flatten(sample) == sample
     assert_alike(tree.build([]), without_tuples(sample))
 
@@ -327,3 +327,11 @@ def test_a_sample_of_another_form_says_which():
         with pytest.raises(SampleError) as caught:
             next(leaves)
         assert caught.value.index == index
+
+
+def test_batches_are_built_of_arrays_and_objects():
+    tree = Tree.of({"a": 1, "b": ("x", 2), "c": None})
+    batch = tree.build_batch([1, 0], ["values", "splits", "array"], [["x", "y"], [None, None]])
+    assert (batch["a"].values, batch["a"].row_splits) == ("values", ("splits",))
+    assert (batch["b"], batch["c"]) == ([["x", "y"], "array"], [None, None])
+    assert Tree.of("a").build_batch([], [], [["b", "c"]]) == ["b", "c"]

@@ -19,26 +19,25 @@ class TestDeclaring:
     def test_specs_are_values(self):
         assert data("a", [None, 3]) == FeedSpec("a", (None, 3), np.float32)
         assert len({data("a", [None, 3]), data("a", [-1, 3])}) == 1
+        with pytest.raises(AttributeError):
+            data("a", [None]).name = "b"
 
-    @pytest.mark.parametrize("name", ["", None, 3])
-    def test_a_name_is_a_string(self, name):
-        with pytest.raises(ValueError, match="name"):
-            data(name, [None])
-
-    @pytest.mark.parametrize("shape", [[], 3, "ab", [None, -2], [None, 1.5], [None, True], None])
-    def test_a_shape_is_a_list_of_sizes(self, shape):
-        with pytest.raises(ValueError, match="'a'"):
-            data("a", shape)
-
-    @pytest.mark.parametrize("dtype", ["nonsense", object, "U5", "M8[s]"])
-    def test_a_dtype_is_numeric(self, dtype):
-        with pytest.raises(ValueError, match="'a'"):
-            data("a", [None], dtype)
-
-    @pytest.mark.parametrize("level", [-1, 3, "1", True])
-    def test_levels(self, level):
-        with pytest.raises(ValueError, match="lod_level"):
-            data("a", [None], lod_level=level)
+    @pytest.mark.parametrize(
+        ("declared", "message"),
+        [
+            *(({"name": name}, "name") for name in ("", None, 3)),
+            *(
+                ({"shape": shape}, "'a'")
+                for shape in ([], 3, "ab", [None, -2], [None, 1.5], [None, True], None)
+            ),
+            *(({"dtype": dtype}, "'a'") for dtype in ("nonsense", object, "U5", "M8[s]")),
+            *(({"lod_level": level}, "lod_level") for level in (-1, 3, "1", True)),
+        ],
+        ids=repr,
+    )
+    def test_what_cannot_be_declared(self, declared, message):
+        with pytest.raises(ValueError, match=message):
+            data(**{"name": "a", "shape": [None], **declared})
 
     def test_what_is_declared_is_what_numpy_calls_it(self):
         feed = data("a", np.array([4, 2]), float, lod_level=1)
@@ -47,15 +46,7 @@ class TestDeclaring:
         assert data("a", [None]).dtype == np.float32
         assert data("a", [None], "bool").dtype == np.bool_
         assert data("a", [None, 0]).sample_shape == (0,)
-
-    def test_specs_do_not_change(self):
-        with pytest.raises(AttributeError):
-            data("a", [None]).name = "b"
-
-    def test_the_latest_declaration_of_a_name_counts(self):
-        data("declared twice", [None, 2])
-        latest = data("declared twice", [None, 3])
-        assert resolve_feeds(["declared twice"]) == (latest,)
+        assert data("a", [None], ">f4").dtype is native(np.dtype(">f4")) is np.dtype("float32")
 
     @pytest.mark.parametrize(
         ("feeds", "error", "message"),
@@ -72,9 +63,10 @@ class TestDeclaring:
         with pytest.raises(error, match=message):
             resolve_feeds(feeds)
 
-    def test_names_that_were_declared_resolve(self):
-        feed = data("declared here", [None, 2])
-        assert resolve_feeds(["declared here"]) == (feed,)
+    def test_names_resolve_to_their_latest_declaration(self):
+        data("declared twice", [None, 2])
+        latest = data("declared twice", [None, 3])
+        assert resolve_feeds(["declared twice"]) == (latest,)
 
 
 class TestConverting:
@@ -215,20 +207,12 @@ class TestConverting:
         assert len(fitted.shape) == len(shape)
         assert all(size in (None, actual) for size, actual in zip(shape, fitted.shape, strict=True))
 
-    def test_what_has_the_dtype_already_is_not_copied(self):
-        array = np.zeros(784, np.float32)
-        assert np.shares_memory(convert(array, np.dtype("float32"), (28, 28)), array)
-
     def test_long_text_is_shortened_in_the_message(self):
         with pytest.raises(SampleError) as caught:
             convert("x" * 10_000, np.dtype("float32"), ())
         assert len(str(caught.value)) < 200
 
-    def test_fitting_copies_nothing(self):
-        array = np.zeros((28, 28))
-        assert np.shares_memory(fit(array, (784,)), array)
+    def test_what_has_the_dtype_already_is_not_copied(self):
+        array = np.zeros((28, 28), np.float32)
+        assert np.shares_memory(convert(array, np.dtype("float32"), (784,)), array)
         assert fit(array, (None, 28)) is array
-
-    def test_a_plain_dtype_is_the_one_object_numpy_has_for_it(self):
-        assert native(np.dtype(">i8")) is np.dtype("int64")
-        assert data("a", [None], ">f4").dtype is np.dtype("float32")

@@ -2,6 +2,7 @@
 
 import fcntl
 import gc
+import math
 import mmap
 import os
 from collections import deque
@@ -9,15 +10,19 @@ from functools import partial
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 
 from gpuloader import StagingMemoryError
 from gpuloader.staging import arena as module
-from gpuloader.staging.arena import Arena, arrange
+from gpuloader.staging.arena import ALIGNMENT, Arena, align, arrange
 from gpuloader.staging.ring import Slot, lease_views
 from gpuloader.system import platforms
 from gpuloader.system.cores import read_control_group
 from gpuloader.system.finalizers import once
 from tests.fakes import limit_memory
+from tests.processes import run_in_fork
 
 
 class Locker:
@@ -85,28 +90,20 @@ def test_a_leased_view_holds_the_page_lock_when_the_arena_is_forgotten():
     assert [call[0] for call in locker.calls] == ["lock", "unlock"]
 
 
-def test_the_memory_file_is_as_large_as_asked_and_closed_with_the_arena():
+def test_the_memory_file_is_as_large_as_asked_sealed_and_closed_with_the_arena():
     arena = Arena(5000, Locker())
     descriptor = arena.descriptor
     assert os.fstat(descriptor).st_size == 5000
     assert not os.get_inheritable(descriptor)
+    for size in (0, 1 << 20):
+        with pytest.raises(PermissionError):
+            os.ftruncate(descriptor, size)
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(descriptor, 1033, 0x0008)  # F_ADD_SEALS, F_SEAL_WRITE
     del arena
     gc.collect()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
-
-
-def test_the_seal_itself_cannot_be_taken_off_or_added_to():
-    arena = Arena(4096, Locker())
-    with pytest.raises(PermissionError):
-        fcntl.fcntl(arena.descriptor, 1033, 0x0008)  # F_ADD_SEALS, F_SEAL_WRITE
-
-
-def test_memory_a_device_copies_from_cannot_be_resized():
-    arena = Arena(8192, Locker())
-    for size in (0, 1 << 20):
-        with pytest.raises(PermissionError):
-            os.ftruncate(arena.descriptor, size)
 
 
 def test_refused_page_locking_is_one_warning_and_pageable_memory():
@@ -143,24 +140,6 @@ def test_the_kernels_own_refusal_is_the_same_error(monkeypatch):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_views_keep_the_memory_when_the_arena_is_forgotten():
-    part = Arena(1 << 16).bytes[10:20]
-    gc.collect()
-    part[:] = 5
-    assert part.tolist() == [5] * 10
-
-
-def test_a_system_without_memory_files_gets_an_anonymous_mapping(without_memory_files):
-    locker = Locker()
-    arena = Arena(4096, locker)
-    assert (arena.descriptor, arena.page_locked) == (None, True)
-    if (child := os.fork()) == 0:
-        arena.bytes[:] = np.uint8(3)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    assert arena.bytes[0] == 3  # the page did not move
-
-
 def test_without_memory_files_other_processes_map_a_file_that_has_no_name(without_memory_files):
     arena = Arena(5000, shared=True)
     assert os.fstat(arena.descriptor).st_size == 5000
@@ -179,11 +158,64 @@ def test_an_arena_keeps_within_its_control_group(tmp_path, monkeypatch):
         Arena((1 << 19) + 1)
 
 
-def test_a_forked_child_does_not_disturb_memory_a_device_copies_from():
+@pytest.mark.parametrize("has_files", [True, False], ids=["memory file", "anonymous mapping"])
+def test_a_forked_child_does_not_disturb_memory_a_device_copies_from(request, has_files):
+    if not has_files:
+        request.getfixturevalue("without_memory_files")
     arena = Arena(4096, Locker())
-    arena.bytes[:] = 1
-    if (child := os.fork()) == 0:
-        arena.bytes[:] = np.uint8(2)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    assert arena.bytes[0] == 2  # both processes share the page, so it did not move
+    assert (arena.descriptor is not None, arena.page_locked) == (has_files, True)
+    run_in_fork(partial(arena.bytes.fill, 3))
+    assert arena.bytes[0] == 3  # both processes share the page, so it did not move
+
+
+# Layouts: no field overlaps another, whatever their shapes and dtypes.
+
+fields = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, 40), max_size=4).map(tuple),
+        st.one_of(arrays.floating_dtypes(endianness="="), arrays.integer_dtypes(endianness="=")),
+    ),
+    max_size=6,
+).map(tuple)
+
+
+@given(fields=fields)
+def test_fields_follow_one_another_aligned_and_end_where_the_layout_says(fields):
+    layout = arrange(fields)
+    end = 0
+    for placed, (shape, dtype) in zip(layout.fields, fields, strict=True):
+        assert (placed.shape, placed.dtype) == (shape, dtype)
+        assert placed.offset % ALIGNMENT == 0
+        assert 0 <= placed.offset - end < ALIGNMENT
+        end = placed.offset + math.prod(shape) * dtype.itemsize
+    assert layout.nbytes == end
+
+
+@given(fields=fields)
+def test_whatever_is_written_through_one_view_stays_when_the_others_are_written(fields):
+    layout = arrange(fields)
+    region = np.zeros(layout.nbytes, np.uint8)
+    views = [np.ndarray(one.shape, one.dtype, region, one.offset) for one in layout.fields if one.shape]
+    for number, view in enumerate(views):
+        view[...] = number + 1
+    assert all((view == number + 1).all() for number, view in enumerate(views))
+
+
+def test_a_layout_is_a_value():
+    fields = (((2, 3), np.dtype("float32")), ((2,), np.dtype("int64")))
+    assert arrange(fields) == arrange(fields)
+    assert len({arrange(fields), arrange(fields), arrange(fields[:1])}) == 2
+
+
+def test_a_field_without_elements_moves_nothing_and_holds_its_place():
+    layout = arrange((((3,), np.dtype("u1")), ((0, 9), np.dtype("f8")), ((1,), np.dtype("u1"))))
+    assert [one.offset for one in layout.fields] == [0, 256, 256]
+    assert layout.nbytes == 257
+    assert (arrange(()).fields, arrange(()).nbytes) == ((), 0)
+
+
+@given(nbytes=st.integers(0, 1 << 40))
+def test_aligning_rounds_up_to_the_next_multiple_and_no_further(nbytes):
+    assert align(nbytes) % ALIGNMENT == 0
+    assert 0 <= align(nbytes) - nbytes < ALIGNMENT
+    assert align(align(nbytes)) == align(nbytes)

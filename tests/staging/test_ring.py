@@ -1,6 +1,7 @@
 """The ring loses and duplicates no slot, and a lease ends with the last view, whatever anybody does."""
 
 import gc
+import itertools
 import sys
 import threading
 from collections import deque
@@ -15,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from gpuloader.errors import QueueClosed, StagingMemoryError
 from gpuloader.staging.arena import arrange
 from gpuloader.staging.ring import FIRST_SLOTS, MOST_STRETCHED, Lease, Ring, Slot, lease_views
+from tests.fakes import run_threads
 
 LAYOUT = arrange((((2, 3), np.dtype("int64")),))
 
@@ -110,23 +112,19 @@ def test_a_slot_that_is_too_small_grows_and_stays_grown():
     assert ring.acquire(12_000).address == address
 
 
-def test_a_slot_that_cannot_grow_is_not_lost():
-    ring = Ring(count=1, spare=0)
-    ring.release(ring.acquire(100))
-    with pytest.raises(MemoryError):
-        ring.acquire(1 << 50)
-    assert ring.free == 1
-
-
-def test_who_waits_gets_the_slot_that_comes_back():
+@pytest.mark.parametrize("grows", [False, True])
+def test_who_waits_gets_the_slot_that_comes_back_or_is_added(grows):
     ring = Ring(count=1, spare=0)
     slot = ring.acquire(10)
     got = []
-    waiter = threading.Thread(target=lambda: got.append(ring.acquire(10)))
+    waiter = threading.Thread(target=lambda: got.append(ring.acquire(10)), daemon=True)
     waiter.start()
-    ring.release(slot)
+    if grows:
+        ring.grow(1)
+    else:
+        ring.release(slot)
     waiter.join(10)
-    assert got == [slot]
+    assert [one is slot for one in got] == [not grows]
 
 
 def test_closing_wakes_everyone_who_waits_until_it_is_undone():
@@ -151,6 +149,17 @@ def test_closing_wakes_everyone_who_waits_until_it_is_undone():
     ring.release(slot)
     assert ring.rearm()
     assert ring.acquire(10) is slot
+
+
+def test_an_interrupted_ring_gives_nothing_until_it_is_rearmed():
+    ring = Ring(2, 1)
+    ring.acquire(10)
+    ring.take()
+    ring.interrupt()
+    for _ in range(2):
+        assert ring.take() is None
+        with pytest.raises(QueueClosed):
+            ring.acquire(10)
 
 
 def test_beyond_the_spare_slots_batches_are_private_until_one_comes_back():
@@ -219,68 +228,55 @@ def test_many_threads_never_hold_the_same_slot():
             ring.release(slot)
 
     ring.release(ring.acquire(256))  # the first call creates the slots
-    fetchers = [threading.Thread(target=fetch, args=(name,)) for name in range(4)]
-    for fetcher in fetchers:
-        fetcher.start()
-    for fetcher in fetchers:
-        fetcher.join(30)
+    names = itertools.count()
+    run_threads(lambda: fetch(next(names)))
     assert torn == []
     assert ring.free == 3
 
 
-def test_a_private_copy_shares_nothing_with_the_ring():
+def test_a_private_copy_shares_nothing_with_the_ring_and_does_not_return_to_it():
     ring = Ring(count=2, spare=0)
     slot = ring.acquire(LAYOUT.nbytes)
     slot.views(LAYOUT)[0][...] = 4
-    [view] = lease_views(ring.lend(slot, LAYOUT), LAYOUT, ring.freed)
+    private = ring.lend(slot, LAYOUT)
+    [view] = lease_views(private, LAYOUT, ring.freed)
     assert ring.free == 2
     slot.bytes[:] = 0
     assert (view == 4).all()
     del view
+    ring.release(private)
     ring.drain()
     assert (ring.free, ring.leased) == (2, 0)
 
 
-def test_a_ring_grows_by_slots_of_the_first_size_and_keeps_count():
+@pytest.mark.parametrize("early", [False, True], ids=["later", "before the first batch"])
+def test_a_ring_grows_by_slots_of_the_first_size_and_keeps_count(early):
     ring = Ring(3, 1)
+    if early:
+        ring.grow(2)
     taken = ring.acquire(1000)
-    ring.grow(2)
-    assert ring.count == 5
+    if not early:
+        ring.grow(2)
+    assert (ring.count, ring.free) == (5, 4)
     others = [ring.take() for _ in range(4)]
     assert all(slot is not None and slot.nbytes == taken.nbytes == ring.slot_nbytes for slot in others)
     assert ring.take() is None
     for slot in (taken, *others):
+        assert not ring.rearm()
         ring.release(slot)
     assert ring.rearm()
 
 
-def test_growing_wakes_who_waits_for_a_slot():
-    ring = Ring(1, 0)
-    ring.acquire(10)
-    got = []
-    waiter = threading.Thread(target=lambda: got.append(ring.acquire(10)), daemon=True)
-    waiter.start()
-    ring.grow(1)
-    waiter.join(10)
-    assert len(got) == 1
-
-
-def test_a_ring_that_cannot_grow_is_as_it_was():
+def test_what_cannot_grow_is_as_it_was():
     ring = Ring(1, 0)
     slot = ring.acquire(100)
     with pytest.raises(StagingMemoryError):
         ring.grow(1 << 50)
     ring.release(slot)
+    with pytest.raises(MemoryError):
+        ring.acquire(1 << 50)
     assert ring.count == ring.free == 1
     assert ring.rearm()
-
-
-def test_a_ring_that_grows_before_its_first_batch_reserves_all_at_once():
-    ring = Ring(2, 1)
-    ring.grow(3)
-    ring.acquire(64)
-    assert ring.free == 4
-    assert ring.rearm() is False  # one slot is still taken
 
 
 def test_small_slots_are_more_than_asked_for_within_so_many_bytes():
@@ -337,17 +333,6 @@ def test_taking_does_not_wait_and_reserves_only_later_slots():
     assert ring.take() is first
 
 
-def test_an_interrupted_ring_gives_nothing_until_it_is_rearmed():
-    ring = Ring(2, 1)
-    ring.acquire(10)
-    ring.take()
-    ring.interrupt()
-    for _ in range(2):
-        assert ring.take() is None
-        with pytest.raises(QueueClosed):
-            ring.acquire(10)
-
-
 def test_rearming_keeps_every_free_slot_and_leased_ones_count_as_back():
     ring = Ring(3, 1)
     [view] = lease_views(ring.lend(ring.acquire(LAYOUT.nbytes), LAYOUT), LAYOUT, ring.freed)
@@ -373,15 +358,6 @@ def test_a_ring_whose_memory_was_finalized_says_so():
     assert ring.is_finalized
 
 
-def test_a_private_copy_does_not_return_to_the_ring():
-    ring = Ring(2, 0)
-    private = ring.lend(ring.acquire(LAYOUT.nbytes), LAYOUT)
-    ring.release(private)
-    ring.freed.append(private)
-    ring.drain()
-    assert (ring.free, ring.leased) == (2, 0)
-
-
 def test_views_of_two_layouts_are_made_once():
     """A batch with random draws is written by two layouts, in turn."""
     one, two, three = (arrange((((count,), np.dtype(np.uint8)),)) for count in (3, 5, 7))
@@ -390,7 +366,8 @@ def test_views_of_two_layouts_are_made_once():
     assert slot.views(one) is first
     assert slot.views(two) is second
     assert [len(slot.views(layout)[0]) for layout in (three, one, two, three)] == [7, 3, 5, 7]
-    slot.replace(Slot(np.zeros(256, np.uint8), None))
+    Ring(1, 0).fit(slot, 512)
+    slot.bytes[:] = 0
     assert slot.views(one)[0].tolist() == [0, 0, 0]
 
 
@@ -440,15 +417,6 @@ def test_a_copy_keeps_no_lease(slot):
     del arrays
     assert list(freed) == [slot]
     assert len(copies) == 3
-
-
-def test_one_field_left_is_enough(slot):
-    freed = deque()
-    floats, numbers, empty = lease_views(slot, FIELDS, freed)
-    del floats, numbers
-    assert not freed
-    del empty
-    assert list(freed) == [slot]
 
 
 def test_views_lie_in_the_slot_at_the_layouts_offsets(slot):
