@@ -6,21 +6,23 @@ connection neither loses nor repeats a sample.
 
 from __future__ import annotations
 
+import glob
 import io
 import itertools
 import math
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any, BinaryIO, TypeVar, cast
 
-from gpuloader.checks import check_count
-from gpuloader.errors import BadValue, SourceError, describe_error, missing_package
+from gpuloader.checks import check_count, check_seconds
+from gpuloader.errors import SourceError, describe_error, import_package
 from gpuloader.system.threads import LONGEST_WAIT as LONGEST_CALL
-from gpuloader.system.threads import start_thread
+from gpuloader.system.threads import end_if_exiting, start_thread
 
 ATTEMPTS = 5
 """How many times to request a range of a remote file before raising an error."""
@@ -31,8 +33,15 @@ FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0
 TIMEOUT = 60.0
 """Seconds that one request to a server may take, whether it connects, asks for a size or reads a range."""
 
+FIRST_ANSWER = 10.0
+"""Seconds until a server must have answered for the first time, if a dataset's tries are the default ones."""
+
+_LOOK_UP = 0.1  # seconds after which a wait for an answer asks whether the interpreter exits
+
 BUFFER = 4 << 20
 """Bytes per request when a remote file is read from its start to its end."""
+
+_PIECE = 64 << 10  # bytes of an answer to take at a time, and so at most more than was asked for
 
 _LASTING: tuple[type[Exception], ...] = (FileNotFoundError, PermissionError, IsADirectoryError)
 _LASTING += (NotADirectoryError, ImportError, LookupError, NotImplementedError, TypeError, ValueError)
@@ -51,21 +60,25 @@ class Tries:
         How many times to make each request, 1 or more.
     timeout : float
         Seconds after which an attempt has failed; 0 means no limit.
+    options : dict
+        What fsspec is given with the URL. It may hold credentials, so it stands in no repr.
     """
 
     attempts: int = ATTEMPTS
     timeout: float = TIMEOUT
+    options: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def of(cls, attempts: object, timeout: object) -> Tries:
+    def of(cls, attempts: object, timeout: object, options: object = None) -> Tries:
         """Return the tries that a dataset's parameters describe; raise `ValueError` for bad ones.
 
         >>> Tries.of(3, 10)
         Tries(attempts=3, timeout=10.0)
         """
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout < math.inf:
-            raise BadValue(f"timeout must be a number of seconds of 0 or more, got {timeout!r}")
-        return cls(check_count("attempts", attempts), float(timeout))
+        seconds = check_seconds("timeout", timeout)
+        if not isinstance(options, dict | None):
+            raise TypeError(f"storage_options must be a dict or None, got {type(options).__name__}")
+        return cls(check_count("attempts", attempts), seconds, dict(options or {}))
 
 
 PLAIN = Tries(1, 0)
@@ -112,6 +125,59 @@ def as_urls(names: object) -> list[str]:
     return [as_url(one) for one in names]
 
 
+def find_files(urls: Sequence[str], pattern: str, tries: Tries) -> list[str]:
+    """Return the files that paths and URLs stand for, some of which may be folders or glob patterns.
+
+    A folder stands for all files in it that match `pattern`, in order of their names, and so do those in its
+    subfolders. A remote folder ends with a slash. Only the asterisk makes a URL a pattern, because others
+    may hold question marks.
+
+    Raises
+    ------
+    SourceError
+        No file matches, or a server cannot be asked.
+    """
+    found: list[str] = []
+    for url in urls:
+        if is_remote(url):
+            is_pattern = "*" in url or url.endswith("/")
+            asked = f"{url}**/{pattern}" if url.endswith("/") else url
+            within = FIRST_ANSWER if tries == Tries() else math.inf
+            named = [url]
+            if is_pattern:
+                fsspec = import_package("fsspec.core", f"reading {url}", "remote", "fsspec")
+                named = persist(partial(_list_remote, fsspec, asked, tries), url, tries, within)
+        else:
+            is_folder = Path(url).is_dir()
+            is_pattern = is_folder or (glob.has_magic(url) and not Path(url).exists())
+            asked = str(Path(glob.escape(url), "**", pattern)) if is_folder else url
+            # `Path.glob` takes no absolute pattern.
+            named = sorted(glob.glob(asked, recursive=True)) if is_pattern else [url]  # noqa: PTH207
+        if not named:
+            raise SourceError(f"no file matches {asked}", url=url)
+        found += named
+    return found
+
+
+def _list_remote(fsspec: Any, pattern: str, tries: Tries) -> list[str]:
+    system, path = fsspec.url_to_fs(pattern, **tries.options)
+    return sorted(map(system.unstrip_protocol, system.glob(path)))
+
+
+def check_names(what: str, names: Sequence[str]) -> list[str]:
+    """Return the names of what to read of a file; raise `TypeError` or `ValueError` for a bad list.
+
+    >>> check_names("columns", ("x", "label"))
+    ['x', 'label']
+    """
+    if isinstance(names, str):
+        raise TypeError(f"{what} must be a list of names, got {names!r}")
+    listed = list(names)
+    if not listed or len(set(listed)) < len(listed):
+        raise ValueError(f"{what} must be one or more different names, got {listed}")
+    return listed
+
+
 def open_source(url: str, tries: Tries | None = None, *, buffered: bool = False) -> BinaryIO:
     """Open a file for reading; the caller closes it.
 
@@ -149,6 +215,8 @@ class RemoteFile(io.RawIOBase):
         A URL whose scheme fsspec knows.
     tries : Tries
         How to try each request.
+    known : tuple of int and bytes, or None
+        The size of the file and its last bytes, which are not requested again; None asks for the size.
 
     Raises
     ------
@@ -156,17 +224,22 @@ class RemoteFile(io.RawIOBase):
         The size of the file cannot be determined.
     """
 
-    def __init__(self, url: str, tries: Tries) -> None:
+    def __init__(self, url: str, tries: Tries, known: tuple[int, bytes] | None = None) -> None:
         super().__init__()
-        try:
-            from fsspec.core import url_to_fs
-        except ImportError:
-            raise missing_package(f"reading {url}", "fsspec", "remote") from None
+        fsspec = import_package("fsspec.core", f"reading {url}", "remote", "fsspec")
         self._url = url
         self._tries = tries
-        self._system, self._path = persist(lambda: url_to_fs(url), url, PLAIN)
-        self._size: int = persist(self._find_size, url, tries)
+        options = getattr(tries, "options", {})  # pickles of earlier releases have none
+        self._system, self._path = persist(lambda: fsspec.url_to_fs(url, **options), url, PLAIN)
+        within = FIRST_ANSWER if tries == Tries() else math.inf
+        self._size, self._end = known or (persist(self._find_size, url, tries, within), b"")
         self._position = 0
+
+    def keep_end(self, count: int) -> tuple[int, bytes]:
+        """Read the last `count` bytes in one request, and keep them; return what is then known."""
+        start = max(self._size - count, 0)
+        self._end = persist(lambda: self._read(start, self._size), self._url, self._tries)
+        return self._size, self._end
 
     def _find_size(self) -> int:
         size = self._system.info(self._path).get("size")
@@ -199,12 +272,20 @@ class RemoteFile(io.RawIOBase):
         stop = min(start + len(target), self._size)
         if stop <= start:
             return 0
-        target[: stop - start] = persist(lambda: self._read(start, stop), self._url, self._tries)
+        kept = self._size - len(self._end)
+        middle = min(max(kept, start), stop)
+        if start < middle:
+            asked = persist(lambda: self._read(start, middle), self._url, self._tries)
+            target[: middle - start] = asked
+        target[middle - start : stop - start] = self._end[middle - kept : stop - kept]
         self._position = stop
         return stop - start
 
     def _read(self, start: int, stop: int) -> bytes:
-        found: bytes = self._system.cat_file(self._path, start=start, end=stop)
+        if "http" in self._system.protocol:
+            found = self._read_http(start, stop)
+        else:
+            found = self._system.cat_file(self._path, start=start, end=stop)
         if len(found) > stop - start:
             raise ValueError(
                 f"requested bytes {start} to {stop}, got {len(found)}: the server does not return parts of "
@@ -214,25 +295,50 @@ class RemoteFile(io.RawIOBase):
             raise ConnectionError(f"requested bytes {start} to {stop}, got {len(found)}")
         return found
 
+    def _read_http(self, start: int, stop: int) -> bytes:
+        """Request a range of HTTP, and read little more of the answer than was asked for."""
+        # fsspec reads the whole answer: that of a server that never ends would fill the memory.
+        from fsspec.asyn import sync
 
-def persist(action: Callable[[], T], url: str, tries: Tries) -> T:
+        system = self._system
+        asked = {**system.kwargs.get("headers", {}), "Range": f"bytes={start}-{stop - 1}"}
+
+        async def read() -> bytes:
+            session = await system.set_session()
+            found = bytearray()
+            url = system.encode_url(self._path)
+            async with session.get(url, **{**system.kwargs, "headers": asked}) as answer:
+                system._raise_not_found_for_status(answer, self._path)
+                while len(found) <= stop - start and (piece := await answer.content.read(_PIECE)):
+                    found += piece
+            return bytes(found)
+
+        return cast("bytes", sync(system.loop, read))
+
+
+def persist(action: Callable[[], T], url: str, tries: Tries, within: float = math.inf) -> T:
     """Return what `action` returns; after an error that may pass, wait and call it again.
 
     An attempt that takes longer than the timeout is left to a thread of its own, which ends when it does.
+    There is no attempt after `within` seconds.
 
     Raises
     ------
     SourceError
         The last attempt failed, or the error will not pass. Its cause is the last exception.
     """
+    until = time.monotonic() + within
     for attempt in itertools.count(1):
+        pause = min(FIRST_WAIT * 2 ** (attempt - 1), LONGEST_WAIT)
         try:
-            return _within(tries.timeout, action) if tries.timeout else action()
+            timeout = min(tries.timeout, max(until - time.monotonic(), FIRST_WAIT))
+            return _within(timeout, action) if timeout else action()
         except Exception as error:
-            if attempt >= tries.attempts or is_lasting(error):
+            if attempt >= tries.attempts or is_lasting(error) or time.monotonic() + pause > until:
                 problem = f"cannot be read: {describe_error(_reason(error))}"
                 raise SourceError(problem, url=url, attempts=attempt) from error
-        time.sleep(min(FIRST_WAIT * 2 ** (attempt - 1), LONGEST_WAIT))
+        time.sleep(pause)
+        end_if_exiting()
     raise AssertionError("not reached")
 
 
@@ -241,25 +347,21 @@ def _within(seconds: float, action: Callable[[], T]) -> T:
 
     Not every file system of fsspec has a timeout, and those of the others do not cover every wait.
     """
-    answers: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+    answer: Future[T] = Future()
 
     def run() -> None:
         try:
-            answers.put((action(), None))
+            answer.set_result(action())
         except BaseException as error:
-            answers.put((None, error))
+            answer.set_exception(error)
 
     start_thread("gpuloader-request", run)
-    try:
-        found, error = answers.get(timeout=min(seconds, LONGEST_CALL))
-    except Empty:
-        raise TimeoutError(f"no answer within the timeout of {seconds:g} s") from None
-    if error is not None:
-        try:
-            raise error
-        finally:
-            del error  # its traceback refers to this frame
-    return cast("T", found)
+    until = time.monotonic() + min(seconds, LONGEST_CALL)
+    while wait([answer], min(max(until - time.monotonic(), 0), _LOOK_UP)).not_done:
+        end_if_exiting()  # the interpreter's exit waits for threads that read
+        if time.monotonic() > until:
+            raise TimeoutError(f"no answer within the timeout of {seconds:g} s")
+    return answer.result()
 
 
 def is_lasting(error: BaseException) -> bool:
@@ -268,14 +370,30 @@ def is_lasting(error: BaseException) -> bool:
     >>> is_lasting(ConnectionResetError()), is_lasting(PermissionError())
     (False, True)
     """
-    status = getattr(error, "status", None)
-    if isinstance(status, int):
-        return 400 <= status < 500 and status not in _WORTH_ANOTHER_TRY
+    status = _find_status(error)
+    if status is not None:
+        return status < 500 and status not in _WORTH_ANOTHER_TRY
+    # Botocore's, Google's and Azure's errors for credentials that are missing have no common class.
+    if "Credential" in type(error).__name__:
+        return True
     reason = _reason(error)
     return is_lasting(reason) if reason is not error else isinstance(error, _LASTING)
 
 
+def _find_status(error: BaseException) -> int | None:
+    """Return the HTTP status of an error from a server, under the names that the clients have for it."""
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):  # of botocore
+        return cast("int | None", response.get("ResponseMetadata", {}).get("HTTPStatusCode"))
+    for one in (error, response):
+        for name in ("status", "status_code", "code"):
+            found = getattr(one, name, None)
+            if isinstance(found, int) and 400 <= found < 600:
+                return found
+    return None
+
+
 def _reason(error: BaseException) -> BaseException:
     """Return the real error: fsspec reports every failure to determine a file's size as a missing file."""
-    hidden = isinstance(error, FileNotFoundError) and error.__cause__ is not None
-    return error.__cause__ if hidden and error.__cause__ is not None else error
+    cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
+    return error if cause is None else cause

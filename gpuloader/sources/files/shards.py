@@ -6,9 +6,12 @@ seed, the epoch and the stream's number, so reading can resume anywhere in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from functools import cache, partial
+from typing import Any
 
 from gpuloader.checks import check_count
 from gpuloader.order.order import Shuffled, check_whole
@@ -16,20 +19,19 @@ from gpuloader.order.randomness import current_draw, mixed_seed
 from gpuloader.order.worker_info import find_share
 from gpuloader.sources.block import Rows
 from gpuloader.sources.dataset import IterableDataset, S
+from gpuloader.sources.files.remote_files import LONGEST_WAIT, is_remote
+from gpuloader.sources.readers.reader_threads import start_reading
+from gpuloader.system.platforms import after_fork
+from gpuloader.system.threads import at_exit, exit_first
 
+AHEAD, AHEAD_NBYTES = 16, 32 << 20
+"""How many parts of remote files to read at a time, and how many stored bytes they may have together.
 
-class Piece(Protocol):
-    """Consecutive samples of a shard, as they were read: a list or an Arrow table."""
+A server answers small requests within a time that hardly depends on their size, so many should be under way.
+"""
 
-    def __len__(self) -> int:
-        """Return the number of samples."""
-
-    def __getitem__(self, rows: slice, /) -> Any:
-        """Return a slice of the samples."""
-
-
-P = TypeVar("P", bound=Piece)
-W = TypeVar("W")
+PIECES_AHEAD = 2
+"""Decoded pieces of each of them, of about 1 MiB, to hold until they are consumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class Stream:
         return cls(number, count, count // workers, 0 if draw.seed is None else draw.epoch)
 
 
-class ShardDataset(IterableDataset[S], Generic[S, P, W]):
+class ShardDataset(IterableDataset[S]):
     """The base of datasets in shards: divides them among streams, shuffles, and keeps the state.
 
     Without shuffling, samples come in the order of the shards. With shuffling, each epoch draws a new order
@@ -93,16 +95,27 @@ class ShardDataset(IterableDataset[S], Generic[S, P, W]):
         self._resumed: tuple[Stream, Reached] | None = None
         self._come: tuple[Stream, Reached] | None = None
 
+    _counts: Sequence[int] | None = None  # samples per shard; needed to read shards together
+    _urls: Sequence[str] = ()
+
     @property
     def shards(self) -> int:
         """The number of shards."""
         raise NotImplementedError
 
-    def _read(self, shard: int, skip: int) -> Iterator[P]:
-        """Yield the samples of a shard after the first `skip`."""
+    def _read(self, shards: Sequence[int], skip: int) -> Iterator[Any]:
+        """Yield the samples of shards that are read together, after the first `skip`."""
         raise NotImplementedError
 
-    def _gather(self, pieces: Sequence[P]) -> W:
+    def _together(self, order: Sequence[int], first: int) -> int:  # noqa: ARG002 - for the subclass
+        """Return how many shards of `order`, from position `first` on, to read together."""
+        return 1
+
+    def _nbytes(self, shard: int) -> int:  # noqa: ARG002 - for the subclass
+        """Return about how many bytes are held while a shard is read."""
+        return AHEAD_NBYTES // 2
+
+    def _gather(self, pieces: Sequence[Any]) -> Any:
         """Return the samples of consecutive pieces in a form that rows can be taken from."""
         raise NotImplementedError
 
@@ -147,7 +160,7 @@ class ShardDataset(IterableDataset[S], Generic[S, P, W]):
                 )
         self._resumed = stream, reached
 
-    def _takes(self, size: int) -> Iterator[list[tuple[W, Rows]]]:
+    def _takes(self, size: int) -> Iterator[list[tuple[Any, Rows]]]:
         """Yield `size` samples at a time, at last perhaps fewer, as rows of what `_gather` returned.
 
         Raises
@@ -170,9 +183,10 @@ class ShardDataset(IterableDataset[S], Generic[S, P, W]):
                 )
             stream = resumed
         self._come = stream, reached
-        held: list[tuple[W, Rows]] = []
+        held: list[tuple[Any, Rows]] = []
         count = 0
-        for start, pieces in self._windows(self._order(stream), reached):
+        shards = self._order(stream)
+        for start, pieces in self._windows(shards, reached):
             length = sum(map(len, pieces))
             order = None
             if self._buffer is not None:
@@ -184,19 +198,26 @@ class ShardDataset(IterableDataset[S], Generic[S, P, W]):
                 held.append((samples, slice(at, stop) if order is None else order.slice(at, stop)))
                 count, at = count + stop - at, stop
                 if count == size:
-                    self._come = stream, self._behind(start, at)
+                    self._come = stream, self._behind(shards, start, at)
                     yield held
                     held, count = [], 0
             del samples
         if held:
-            self._come = stream, self._behind(start, at)
+            self._come = stream, self._behind(shards, start, at)
             yield held
 
-    def _behind(self, start: Reached, at: int) -> Reached:
+    def _behind(self, order: Sequence[int], start: Reached, at: int) -> Reached:
         """Return where to resume after the first `at` samples of a window."""
         if self._buffer is None:
-            return Reached(start.shard, start.sample + at)
+            return Reached(*self._locate(order, start.shard, start.sample + at))
         return Reached(start.shard, start.sample, start.window, at)
+
+    def _locate(self, order: Sequence[int], shard: int, sample: int) -> tuple[int, int]:
+        """Return the shard, as a position in `order`, of which the `sample` samples from `shard` on end."""
+        if self._counts is not None:
+            while sample > (count := self._counts[order[shard]]):
+                shard, sample = shard + 1, sample - count
+        return shard, sample
 
     def _order(self, stream: Stream) -> list[int]:
         """Return the stream's shards, in the order of its epoch."""
@@ -205,10 +226,10 @@ class ShardDataset(IterableDataset[S], Generic[S, P, W]):
             shards = Shuffled(self.shards, self._seed, stream.epoch).slice(0, self.shards).tolist()
         return list(shards[stream.number :: stream.count])
 
-    def _windows(self, order: Sequence[int], reached: Reached) -> Iterator[tuple[Reached, list[P]]]:
+    def _windows(self, order: Sequence[int], reached: Reached) -> Iterator[tuple[Reached, list[Any]]]:
         """Yield where each window begins, and its samples; only the first may be partly taken already."""
         window, taken = reached.window, reached.taken
-        held: list[P] = []
+        held: list[Any] = []
         room, start = self._buffer or 0, (reached.shard, reached.sample)
         for shard, sample, piece in self._pieces(order, *start):
             if self._buffer is None:
@@ -217,7 +238,8 @@ class ShardDataset(IterableDataset[S], Generic[S, P, W]):
             at = 0
             while at < len(piece):
                 if not held:
-                    start = shard, sample + at
+                    first, behind = self._locate(order, shard, sample + at + 1)
+                    start = first, behind - 1
                 part = piece[at : at + room]
                 held.append(part)
                 at, room = at + len(part), room - len(part)
@@ -227,14 +249,74 @@ class ShardDataset(IterableDataset[S], Generic[S, P, W]):
         if held:
             yield Reached(*start, window, taken), held
 
-    def _pieces(self, order: Sequence[int], first: int, skip: int) -> Iterator[tuple[int, int, P]]:
-        """Yield the samples of the stream's shards from a position on, and where each piece begins."""
-        for shard in range(first, len(order)):
-            sample = skip
-            for piece in self._read(order[shard], skip):
-                yield shard, sample, piece
-                sample += len(piece)
-            skip = 0
+    def _pieces(self, order: Sequence[int], first: int, skip: int) -> Iterator[tuple[int, int, Any]]:
+        """Yield the samples of the stream's shards from a position on, and where each piece begins.
+
+        Of shards that are read together, it is so many samples after the beginning of the first. Threads read
+        the next shards of remote files ahead.
+        """
+        remote = any(map(is_remote, self._urls))
+        begun: deque[tuple[int, int, int, Iterator[Any]]] = deque()
+        try:
+            while begun or first < len(order):
+                while first < len(order):
+                    stop = first + self._together(order, first)
+                    nbytes = sum(map(self._nbytes, order[first:stop]))
+                    held = sum(one[2] for one in begun)
+                    if begun and (not remote or len(begun) == AHEAD or held + nbytes > AHEAD_NBYTES):
+                        break
+                    read = partial(self._read, order[first:stop], skip)
+                    pieces = start_reading(partial(_in_turn, read), PIECES_AHEAD) if remote else read()
+                    begun.append((first, skip, nbytes, pieces))
+                    first, skip = stop, 0
+                at, sample, _, pieces = begun[0]
+                for piece in pieces:
+                    yield at, sample, piece
+                    sample += len(piece)
+                begun.popleft()
+        finally:
+            begun.clear()  # ends their threads, although the traceback of an error keeps this frame
+
+
+_READS = set[Any]()
+"""A lock for each thread that reads ahead, which it holds while it reads."""
+
+
+def _in_turn(read: Callable[[], Any]) -> Iterator[Any]:
+    """Yield the pieces of a read in a thread, which the interpreter's exit waits for and then stops."""
+    _end_before_exit()
+    lock = threading.Lock()
+    _READS.add(lock)
+    pieces = read()
+    try:
+        while True:
+            with lock:
+                piece = next(pieces, None)
+            if piece is None:
+                return
+            yield piece
+    finally:
+        with lock:
+            pieces.close()
+        _READS.discard(lock)
+
+
+@cache
+def _end_before_exit() -> None:
+    """Let no thread read a remote file while the interpreter exits."""
+    # Arrow calls back into Python for the bytes of a remote file. A thread that came back to it after the
+    # interpreter has gone would abort the process. This comes after loops have ended, and before fsspec ends
+    # its sessions.
+    at_exit(_stop_reads)
+    exit_first()
+
+
+def _stop_reads() -> None:
+    for lock in list(_READS):
+        lock.acquire(timeout=LONGEST_WAIT)
+
+
+after_fork(_READS.clear)  # their threads are not in the child
 
 
 def _fields(one: Stream | Reached) -> dict[str, int]:

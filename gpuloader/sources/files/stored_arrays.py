@@ -2,37 +2,44 @@
 
 from __future__ import annotations
 
+import atexit
+import importlib
 import itertools
 import json
+import math
 import os
 import shutil
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache, partial
 from pathlib import Path, PurePath
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.errors import DataFileError, SourceError, describe_error, missing_package
-from gpuloader.sources.array_rows import check_index, locate
-from gpuloader.sources.block import SampleFields, each_row, of_arrays
+from gpuloader.errors import DataFileError, LoaderError, SourceError, describe_error, import_package
+from gpuloader.sources.array_rows import as_rows, check_index, locate
+from gpuloader.sources.block import Block, Part, SampleFields, each_row, of_arrays
 from gpuloader.sources.dataset import Dataset
 from gpuloader.sources.files.remote_files import (
     ATTEMPTS,
     BUFFER,
+    FIRST_ANSWER,
     PLAIN,
     TIMEOUT,
     Tries,
     as_url,
+    check_names,
     is_remote,
     open_source,
     persist,
 )
 from gpuloader.system.finalizers import when_dropped
+from gpuloader.system.threads import exit_first
 
 # The rows of stored arrays, the base of `ZarrDataset` and `HDF5Dataset`; each process opens the store.
 
@@ -48,6 +55,8 @@ class StoredArrays(Dataset[dict[str, Any]]):
     once. In an array without chunks, adjacent rows are read together.
     """
 
+    _decodes = True  # so that worker processes pay, although samples are read in columns
+
     def __init__(
         self,
         url: str | os.PathLike[str],
@@ -55,22 +64,25 @@ class StoredArrays(Dataset[dict[str, Any]]):
         *,
         attempts: int = ATTEMPTS,
         timeout: float = TIMEOUT,
+        storage_options: dict[str, Any] | None = None,
     ) -> None:
-        if isinstance(arrays, str):
-            raise TypeError(f"arrays must be a list of names, got {arrays!r}")
         self._url = as_url(url)
-        tries = Tries.of(attempts, timeout)
+        tries = Tries.of(attempts, timeout, storage_options)
         self._tries = tries if is_remote(self._url) else PLAIN
-        self._names = None if arrays is None else list(arrays)
-        if self._names is not None and (not self._names or len(set(self._names)) < len(self._names)):
-            raise ValueError(f"arrays must be one or more different names, got {self._names}")
+        self._names = None if arrays is None else check_names("arrays", arrays)
+        self._path = self._fetch()
         self._lock = threading.Lock()
         self._held: tuple[int, Any, dict[str, Any]] | None = None
         self._stored: set[tuple[str, str]] = set()  # chunks that were found
         try:
-            arrays_here = self._arrays()
-            lengths = {name: _count_rows(name, array) for name, array in arrays_here.items()}
-            self._fields = of_arrays("dict", arrays_here, list(arrays_here.values()))
+            with self._naming_damage():
+                arrays_here = self._arrays()
+                self._fields = of_arrays("dict", arrays_here, list(arrays_here.values()))
+            for name, array in arrays_here.items():
+                if not array.shape:
+                    problem = "expected an array with a first dimension, got a single value"
+                    raise DataFileError(problem, column=name)
+            lengths = {name: int(array.shape[0]) for name, array in arrays_here.items()}
             if not lengths:
                 raise DataFileError("there are no arrays at the top level; name those to read in arrays")
             if len(set(lengths.values())) > 1:
@@ -81,6 +93,13 @@ class StoredArrays(Dataset[dict[str, Any]]):
         finally:
             self.close()  # so that forked workers do not share the store
         self._length = next(iter(lengths.values()))
+
+    def _fetch(self) -> str:
+        """Return the path or URL to open, after copying there what cannot be read from where it is."""
+        return self._url
+
+    def _fault(self, problem: str, name: str | None = None) -> DataFileError:
+        return DataFileError(problem, file=self._url, column=name)
 
     def _open(self) -> Any:
         """Open the store."""
@@ -109,14 +128,40 @@ class StoredArrays(Dataset[dict[str, Any]]):
         columns = self._read_columns(rows)
         return [{name: column[row] for name, column in columns.items()} for row in range(len(rows))]
 
+    @property
+    def take_block(self) -> Callable[[Sequence[int]], Block]:
+        """Reads several samples in columns; exists only if all arrays hold numbers."""
+        if any(dtype is None for dtype, _ in self._fields.fields.values()):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute 'take_block'")
+        return self._take_block
+
+    def _take_block(self, indices: Sequence[int]) -> Block:
+        rows = as_rows(self, indices, len(self))
+        rows = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+        return Block([Part(self._read_columns(rows), slice(0, len(rows)))])
+
     def _read_columns(self, rows: NDArray[np.int64]) -> dict[str, Any]:
-        return {name: self._take(name, array, rows) for name, array in self._arrays().items()}
+        with self._naming_damage():
+            return {name: self._take(name, array, rows) for name, array in self._arrays().items()}
+
+    @contextmanager
+    def _naming_damage(self) -> Iterator[None]:
+        """Raise `DataFileError` for whatever a library raises where it meets something unexpected."""
+        try:
+            yield
+        except LoaderError:
+            raise
+        except Exception as error:
+            raise self._fault(f"the data are damaged: {describe_error(error)}") from error
 
     def _sample_fields(self) -> SampleFields:
         return self._fields
 
     def _take(self, name: str, array: Any, rows: NDArray[np.int64]) -> NDArray[Any]:
         """Return rows of an array, in the order of `rows`."""
+        if len(rows) and (np.diff(rows) == 1).all():
+            with suppress(DataFileError):  # chunk by chunk, the error names the rows that cannot be read
+                return np.asarray(self._read(name, array, int(rows[0]), int(rows[-1]) + 1))
         wanted, places = np.unique(rows, return_inverse=True)
         chunks = getattr(array, "chunks", None)
         runs = wanted // chunks[0] if chunks else wanted - np.arange(len(wanted))
@@ -130,18 +175,15 @@ class StoredArrays(Dataset[dict[str, Any]]):
     def _check(self, name: str, array: Any, start: int, stop: int) -> None:
         """Raise `DataFileError` if a chunk of these rows is missing and has no substitute."""
 
-    def _read(self, name: str, array: Any, start: int, stop: int) -> NDArray[Any]:
+    def _read(self, name: str, array: Any, start: int, stop: int) -> Any:
         self._check(name, array, start, stop)
-        read: NDArray[Any]
         if is_remote(self._url):
-            read = persist(lambda: array[start:stop], self._url, self._tries)
-            return read
+            return persist(lambda: array[start:stop], self._url, self._tries)
         try:
-            read = array[start:stop]
+            return array[start:stop]
         except Exception as error:
             problem = f"cannot read rows {start} to {stop - 1}: {describe_error(error)}"
-            raise DataFileError(problem, file=self._url, column=name) from error
-        return read
+            raise self._fault(problem, name) from error
 
     def _arrays(self) -> dict[str, Any]:
         """Return the arrays by name, opened by this process."""
@@ -158,7 +200,7 @@ class StoredArrays(Dataset[dict[str, Any]]):
         names = self._list(store) if self._names is None else self._names
         return {name: self._find(store, name) for name in names}
 
-    def _ask(self, action: Callable[[], T], name: str | None = None) -> T:
+    def _ask(self, action: Callable[[], T], name: str | None = None, within: float = math.inf) -> T:
         """Return what a request for metadata returns.
 
         Raises
@@ -169,18 +211,14 @@ class StoredArrays(Dataset[dict[str, Any]]):
             Its metadata are damaged.
         """
         try:
-            return persist(action, self._url, self._tries)
+            return persist(action, self._url, self._tries, within)
         except SourceError as error:
-            cause = error.__cause__
+            cause: Any = error.__cause__
             by_zarr = type(cause).__module__.startswith("zarr.") and isinstance(cause, ValueError)
-            if (
-                cause is None
-                or isinstance(cause, FileNotFoundError)
-                or not (by_zarr or isinstance(cause, _DAMAGE))
-            ):
+            if isinstance(cause, FileNotFoundError) or not (by_zarr or isinstance(cause, _DAMAGE)):
                 raise
             problem = f"the metadata are damaged: {describe_error(cause)}"
-            raise DataFileError(problem, file=self._url, column=name) from cause
+            raise self._fault(problem, name) from cause
 
     def _find(self, store: Any, name: str) -> Any:
         try:
@@ -190,7 +228,7 @@ class StoredArrays(Dataset[dict[str, Any]]):
                 raise
             found = None
         if not hasattr(found, "shape"):
-            raise DataFileError("there is no array of this name", file=self._url, column=name)
+            raise self._fault("there is no array of this name", name)
         return found
 
     def close(self) -> None:
@@ -205,12 +243,6 @@ class StoredArrays(Dataset[dict[str, Any]]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _lock=threading.Lock())
-
-
-def _count_rows(name: str, array: Any) -> int:
-    if not array.shape:
-        raise DataFileError("expected an array with a first dimension, got a single value", column=name)
-    return int(array.shape[0])
 
 
 # `HDF5Dataset`: the rows of arrays in an HDF5 file.
@@ -229,7 +261,10 @@ class HDF5Dataset(StoredArrays):
     attempts : int
         How many times to try a read over connections that drop. The waits in between grow to 5 s at most.
     timeout : float
-        Seconds after which one attempt to read from a server has failed; 0 means no limit.
+        Seconds after which one attempt to read from a server has failed; 0 means no limit. By default, a
+        server must also have answered once within 10 s.
+    storage_options : dict or None
+        What to give to fsspec with URLs, such as credentials. Workers get it, and nothing shows it.
 
     Raises
     ------
@@ -259,37 +294,33 @@ class HDF5Dataset(StoredArrays):
     >>> folder.cleanup()
     """
 
-    def __init__(
-        self,
-        url: str | os.PathLike[str],
-        arrays: Sequence[str] | None = None,
-        *,
-        attempts: int = ATTEMPTS,
-        timeout: float = TIMEOUT,
-    ) -> None:
-        self._path, self._copied = as_url(url), is_remote(as_url(url))
-        if self._copied:
-            # HDF5 reads under a lock that any thread may need while it collects garbage, including the thread
-            # of a remote file system. Each would wait for the other, so HDF5 only reads local files.
-            copy = _copy_here(self._path, Tries.of(attempts, timeout))
+    def _fetch(self) -> str:
+        if not is_remote(self._url):
+            return self._url
+        # HDF5 reads under a lock that any thread may need while it collects garbage, including the thread of
+        # a remote file system. Each would wait for the other, so HDF5 only reads local files.
+        with open_source(self._url, self._tries, buffered=True) as source:
+            copy = tempfile.TemporaryFile()  # noqa: SIM115 - unnamed, so it leaves nothing behind
             when_dropped(self, copy.close)
-            self._path = f"/proc/{os.getpid()}/fd/{copy.fileno()}"
-        super().__init__(url, arrays, attempts=attempts, timeout=timeout)
+            try:
+                shutil.copyfileobj(source, copy, BUFFER)
+                copy.flush()
+            except BaseException:
+                copy.close()
+                raise
+        return f"/proc/{os.getpid()}/fd/{copy.fileno()}"
 
     def _open(self) -> Any:
-        try:
-            import h5py
-        except ImportError:
-            raise missing_package("reading HDF5 files", "h5py", "hdf5") from None
+        h5py = import_package("h5py", "reading HDF5 files", "hdf5")
+        _stop_readers_at_exit()
         source = open_source(self._path)  # raises a SourceError with the reason if the file is missing
         try:
             # HDF5 cannot open the unnamed copy by path.
-            store = h5py.File(source if self._copied else self._path, "r")
+            store = h5py.File(source if is_remote(self._url) else self._path, "r")
         except OSError as error:
             source.close()
-            problem = f"the file is truncated or not an HDF5 file: {error}"
-            raise DataFileError(problem, file=self._url) from error
-        if self._copied:
+            raise self._fault(f"the file is truncated or not an HDF5 file: {error}") from error
+        if is_remote(self._url):
             when_dropped(store, source.close)
         else:
             source.close()
@@ -302,17 +333,13 @@ class HDF5Dataset(StoredArrays):
         store.close()
 
 
-def _copy_here(url: str, tries: Tries) -> IO[bytes]:
-    """Copy a remote file to an unnamed temporary file, which leaves nothing behind, and return that."""
-    with open_source(url, tries, buffered=True) as source:
-        copy = tempfile.TemporaryFile()  # noqa: SIM115 - the dataset closes it
-        try:
-            shutil.copyfileobj(source, copy, BUFFER)
-            copy.flush()
-        except BaseException:
-            copy.close()
-            raise
-    return copy
+@cache
+def _stop_readers_at_exit() -> None:
+    """Let no thread read HDF5 while the interpreter exits."""
+    # A thread that ends within h5py keeps h5py's one lock, for which all who free one of its objects wait. It
+    # is taken after our own loops have ended, and before h5py undoes its own setup.
+    atexit.register(importlib.import_module("h5py._objects").phil.acquire)
+    exit_first()
 
 
 class ZarrDataset(StoredArrays):
@@ -334,7 +361,10 @@ class ZarrDataset(StoredArrays):
     attempts : int
         How many times to try a read over connections that drop. The waits in between grow to 5 s at most.
     timeout : float
-        Seconds after which one attempt to read from a server has failed; 0 means no limit.
+        Seconds after which one attempt to read from a server has failed; 0 means no limit. By default, a
+        server must also have answered once within 10 s.
+    storage_options : dict or None
+        What to give to fsspec with URLs, such as credentials. Workers get it, and nothing shows it.
 
     Raises
     ------
@@ -363,11 +393,10 @@ class ZarrDataset(StoredArrays):
     """
 
     def _open(self) -> Any:
-        try:
-            import zarr
-        except ImportError:
-            raise missing_package("reading Zarr arrays", "zarr", "zarr") from None
-        return self._ask(lambda: zarr.open(self._url, mode="r"))
+        zarr = import_package("zarr", "reading Zarr arrays", "zarr")
+        within = FIRST_ANSWER if self._tries == Tries() else math.inf
+        options = getattr(self._tries, "options", None) or None
+        return self._ask(lambda: zarr.open(self._url, mode="r", storage_options=options), within=within)
 
     def _list(self, store: Any) -> list[str]:
         with warnings.catch_warnings(record=True) as heard:
@@ -379,11 +408,10 @@ class ZarrDataset(StoredArrays):
             if name == said:
                 warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
             elif is_remote(self._url) or Path(self._url, name).is_dir():
-                raise DataFileError(
+                raise self._fault(
                     "its metadata are missing, so that it is neither an array nor a group; restore them, or "
                     "name the arrays to read in arrays",
-                    file=self._url,
-                    column=name,
+                    name,
                 )
         return names
 
@@ -392,11 +420,10 @@ class ZarrDataset(StoredArrays):
         for name, array in arrays.items():
             # Not every release of the package numcodecs refuses to unpickle.
             if any("pickle" in codec for codec in _name_codecs(array)):
-                raise DataFileError(
+                raise self._fault(
                     "the array is compressed by pickling, and unpickling it could run any code; write it "
                     "with another codec",
-                    file=self._url,
-                    column=name,
+                    name,
                 )
         return arrays
 
@@ -410,11 +437,8 @@ class ZarrDataset(StoredArrays):
             if (name, key) in self._stored:
                 continue
             if not self._ask(partial(_exists, array.store_path / key), name):
-                raise DataFileError(
-                    f"chunk {key!r} is missing, and the array declares no fill_value to take its place",
-                    file=self._url,
-                    column=name,
-                )
+                problem = f"chunk {key!r} is missing, and the array declares no fill_value to take its place"
+                raise self._fault(problem, name)
             self._stored.add((name, key))
 
 

@@ -1,24 +1,31 @@
-"""`TarDataset`: samples in tar shards, in the format of the webdataset package."""
+"""`TarDataset`: samples in tar shards, in the format of the webdataset package, which is not needed."""
 
 from __future__ import annotations
 
 import itertools
 import os
+import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, BinaryIO
 
-from gpuloader.errors import DataFileError, LoaderError, missing_package
-from gpuloader.sources.files.remote_files import ATTEMPTS, TIMEOUT, Tries, as_urls, open_source
+from gpuloader.errors import DataFileError, LoaderError
+from gpuloader.sources.files.remote_files import ATTEMPTS, TIMEOUT, Tries, as_urls, find_files, open_source
 from gpuloader.sources.files.shards import ShardDataset
 from gpuloader.sources.images.folder import EXTENSIONS
 from gpuloader.sources.images.image import Image
 
 IMAGE = "image"
-SAMPLES = 64
-"""The most samples to read at a time without a shuffle buffer."""
+SAMPLES, SAMPLES_NBYTES = 64, 1 << 20
+"""The most samples to read at a time, and the bytes of members with which no further one is read."""
+
+# The format of webdataset: which members belong to a sample, and which hold something else.
+_NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)$")
+_SKIPPED = re.compile(r"__[^/]*__($|/)")
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+_RANGE = re.compile(r"(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(?:\.\.(-?\d+))?")
 
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\0": "lzma"}
 """Maps the first bytes of compressed files to the module that decompresses them.
@@ -27,19 +34,23 @@ The bytes decide, not the file name. The modules are imported by name: not every
 """
 
 
-class TarDataset(ShardDataset[Any, list[Any], list[Any]]):
+class TarDataset(ShardDataset[Any]):
     """Samples in tar files: consecutive members that share a name up to its first dot form one sample.
 
     A shard is a file, which one worker of one rank reads. So use several times as many files as there are
     workers on all ranks, of about equal size. Members are read from start to end, a remote file in pieces
     of 4 MiB.
 
-    Memory: the encoded members of 64 samples, or of `shuffle_buffer` samples.
+    Memory: about 1 MiB of encoded members, or those of `shuffle_buffer` samples. Two remote files are read at
+    a time, about 7 MiB of each.
 
     Parameters
     ----------
     urls : path, URL, or list of them
-        The files; ``{000..127}`` in a name expands to a range of files. fsspec reads URLs with a scheme.
+        The files; ``{000..127}`` and ``{train,test}`` in a name expand as in a shell, and ``${name}`` to the
+        environment variable ``WDS_name``. A pattern such as ``shards/*.tar`` or a folder stands for the files
+        that match, in order of their names; a remote folder ends with a slash. fsspec reads URLs with a
+        scheme.
     decode : callable, 'image' or None
         Makes a sample from a dict that holds the bytes of each member under its lower-case extension, plus
         ``__key__`` and ``__url__``. None makes the dict the sample. 'image' makes a dict with each image
@@ -56,24 +67,26 @@ class TarDataset(ShardDataset[Any, list[Any], list[Any]]):
     attempts : int
         How many times to try a read over connections that drop. The waits in between grow to 5 s at most.
     timeout : float
-        Seconds after which one attempt to read from a server has failed; 0 means no limit.
+        Seconds after which one attempt to read from a server has failed; 0 means no limit. By default, a
+        server must also have answered once within 10 s.
+    storage_options : dict or None
+        What to give to fsspec with URLs, such as credentials. Workers get it, and nothing shows it.
 
     Raises
     ------
     MissingPackage
-        webdataset is not installed, or fsspec is not and a URL needs it.
+        A URL needs fsspec, which is not installed.
     TypeError
         `decode` is neither callable nor 'image'.
     SourceError
-        Raised while reading: a file cannot be read.
+        No file matches a pattern; or, raised while reading, a file cannot be read.
     DataFileError
         Raised while reading: a file is truncated or is not a tar file.
 
     Examples
     --------
-    >>> import io, tempfile, numpy as np, pytest
+    >>> import io, tempfile, numpy as np
     >>> from gpuloader import DataLoader
-    >>> _ = pytest.importorskip("webdataset")
     >>> folder = tempfile.TemporaryDirectory()
     >>> with tarfile.open(f"{folder.name}/a-0.tar", "w") as shard:
     ...     for number in range(3):
@@ -98,18 +111,16 @@ class TarDataset(ShardDataset[Any, list[Any], list[Any]]):
         seed: int = 0,
         attempts: int = ATTEMPTS,
         timeout: float = TIMEOUT,
+        storage_options: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(shuffle=shuffle, shuffle_buffer=shuffle_buffer, seed=seed)
         if not (decode is None or decode == IMAGE or callable(decode)):
             raise TypeError(f"decode must be callable or 'image', got {decode!r}")
-        try:
-            from webdataset.shardlists import expand_urls
-        except ImportError:
-            raise missing_package("reading tar shards", "webdataset", "webdataset") from None
-        self._urls: list[str] = [one for url in as_urls(urls) for one in expand_urls(url)]
+        self._tries = Tries.of(attempts, timeout, storage_options)
+        named = [one for url in as_urls(urls) for part in url.split("::") for one in expand(part)]
+        self._urls = find_files(named, "*.tar*", self._tries)
         self._decode: Any = take_images if decode == IMAGE else decode
         self.holds_pictures = decode == IMAGE
-        self._tries = Tries.of(attempts, timeout)
 
     @property
     def shards(self) -> int:
@@ -119,43 +130,112 @@ class TarDataset(ShardDataset[Any, list[Any], list[Any]]):
     def __iter__(self) -> Iterator[Any]:
         for [(samples, rows)] in self._takes(1):
             sample = samples[rows.start if isinstance(rows, slice) else rows[0]]
-            yield sample if self._decode is None else self._decoded(sample)
+            key, url = sample["__key__"], sample["__url__"]
+            try:
+                yielded = sample if self._decode is None else self._decode(sample)
+            except Exception as error:
+                error.add_note(f"gpuloader: raised by decode for {key!r} of {url}")
+                raise
+            yield yielded
 
-    def _decoded(self, sample: dict[str, Any]) -> Any:
-        key, url = sample["__key__"], sample["__url__"]
-        try:
-            return self._decode(sample)
-        except Exception as error:
-            error.add_note(f"gpuloader: raised by decode for {key!r} of {url}")
-            raise
-
-    def _read(self, shard: int, skip: int) -> Iterator[list[Any]]:
-        from webdataset.tariterators import group_by_keys, tar_file_expander
-
+    def _read(self, shards: Sequence[int], skip: int) -> Iterator[list[Any]]:
+        (shard,) = shards
         url = self._urls[shard]
         with open_source(url, self._tries, buffered=True) as file:
             try:
                 with _unpacked(file, url) as stream:
-                    samples = group_by_keys(tar_file_expander([{"url": url, "stream": stream}]))
+                    samples = _group(stream, url)
                     for _ in itertools.islice(samples, skip):
                         pass
-                    while piece := list(itertools.islice(samples, SAMPLES)):
+                    piece, nbytes = [], 0
+                    for sample in samples:
+                        piece.append(sample)
+                        nbytes += sum(map(len, sample.values()))
+                        if len(piece) == SAMPLES or nbytes >= SAMPLES_NBYTES:
+                            yield piece
+                            piece, nbytes = [], 0
+                    if piece:
                         yield piece
             except (LoaderError, MemoryError):
                 raise
             except Exception as error:  # tarfile and the decompressors raise many types
-                reason = str(error.args[0]) if error.args else repr(error)
-                problem = f"the file is truncated or not a tar file: {reason}"
-                name, found, _ = reason.partition(": duplicate file name")
-                if found:  # by the package webdataset
-                    problem = (
-                        f"one sample has two members with the name {name!r}, in capitals or not; rename one, "
-                        "or write the members of a sample one after another and each once"
-                    )
+                problem = f"the file is truncated or not a tar file: {str(error) or repr(error)}"
                 raise DataFileError(problem, file=url) from error
 
     def _gather(self, pieces: Sequence[list[Any]]) -> list[Any]:
         return list(itertools.chain.from_iterable(pieces))
+
+
+def _group(stream: Any, url: str) -> Iterator[dict[str, Any]]:
+    """Yield the samples of a tar file as dicts of the bytes of their members, by extension."""
+    sample: dict[str, Any] = {}
+    with tarfile.open(fileobj=stream, mode="r|*") as opened:
+        members: Any = opened
+        for member in members:
+            members.members = []  # tarfile would keep all of them
+            found = _NAME.match(member.name)
+            if not member.isreg() or _SKIPPED.match(member.name) or not found:
+                continue
+            key, ending = found[1], found[2].lower()
+            if sample.get("__key__") != key:
+                if sample:
+                    yield sample
+                sample = {"__key__": key, "__url__": url}
+            if ending in sample:
+                raise DataFileError(
+                    f"one sample has two members with the name {member.name!r}, in capitals or not; rename "
+                    "one, or write the members of a sample one after another and each once",
+                    file=url,
+                )
+            sample[ending] = members.extractfile(member).read()
+    if sample:
+        yield sample
+
+
+def expand(pattern: str) -> list[str]:
+    """Return the names that a pattern with braces and variables stands for.
+
+    >>> expand("{train,test}-{08..10}.tar")
+    ['train-08.tar', 'train-09.tar', 'train-10.tar', 'test-08.tar', 'test-09.tar', 'test-10.tar']
+    """
+    pattern = _VARIABLE.sub(lambda found: os.environ.get("WDS_" + found[1], found[0]), pattern)
+    depth, cuts = 0, [0]
+    for at, char in enumerate(pattern):
+        if char == "{":
+            depth += 1
+            cuts = [at] if depth == 1 else cuts
+        elif char in ",}" and depth == 1:
+            cuts.append(at)
+        if char == "}" and depth:
+            depth -= 1
+            parts = [pattern[start + 1 : stop] for start, stop in itertools.pairwise(cuts)]
+            if not depth and (len(parts) > 1 or (parts := _count(parts[0]))):
+                behind = expand(pattern[at + 1 :])
+                return [
+                    f"{pattern[: cuts[0]]}{one}{rest}"
+                    for part in parts
+                    for one in expand(part)
+                    for rest in behind
+                ]
+    return [pattern]
+
+
+def _count(text: str) -> list[str]:
+    """Return the numbers or letters of a range such as ``08..10`` or ``a..c``; empty for any other text."""
+    found = _RANGE.fullmatch(text)
+    if found is None:
+        return []
+    first, last, step = found[1], found[2], abs(int(found[3] or 1)) or 1
+    if not first[-1].isdigit():
+        start, stop = ord(first), ord(last)
+    else:
+        start, stop = int(first), int(last)
+    numbers = range(start, stop + 1, step) if start <= stop else range(start, stop - 1, -step)
+    if not first[-1].isdigit():
+        return [chr(number) for number in numbers]
+    is_padded = any(re.match("-?0[0-9]", one) for one in (first, last))
+    width = max(len(first), len(last)) if is_padded else 0
+    return [f"{number:0{width}d}" for number in numbers]
 
 
 def take_images(sample: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Arrays in Zarr and HDF5 stores, row by row."""
 
 import gc
+import multiprocessing
 import os
 import pickle
 import sys
@@ -125,6 +126,31 @@ def test_a_batch_is_read_chunk_by_chunk(dataset, chunks, reads):
     assert [sample["image"].tolist() for sample in samples] == IMAGES[rows].tolist()
 
 
+@pytest.mark.parametrize("workers", [INLINE, THREADS, PROCESSES], ids=str)
+def test_rows_do_not_become_samples(dataset, workers, monkeypatch):
+    readers = multiprocessing.SimpleQueue()
+
+    class Noting(type(dataset)):
+        def __getitems__(self, indices):
+            raise AssertionError
+
+        def _read(self, *arguments):
+            readers.put(os.getpid())
+            return super()._read(*arguments)
+
+    noting = Noting(dataset._url)
+    monkeypatch.setattr(Noting, "take_block", type(dataset).take_block, raising=False)
+    for order in ({}, {"shuffle": True, "seed": 1}):
+        found = list(DataLoader(noting, places="cpu", batch_size=4, **order, **workers))
+        labels = np.concatenate([batch["label"] for batch in found])
+        assert sorted(labels.tolist()) == list(range(len(dataset)))
+        assert (np.concatenate([batch["image"] for batch in found]) == IMAGES[labels]).all()
+    pids = set()
+    while not readers.empty():
+        pids.add(readers.get())
+    assert (os.getpid() in pids) is (workers is not PROCESSES)  # decoding keeps its processes
+
+
 def test_arrays_go_by_name(write, tmp_path):
     path, kind = write(tmp_path, image=IMAGES, label=np.arange(COUNT))
     dataset = kind(path, ["more/label"])
@@ -192,7 +218,7 @@ def test_a_server_that_drops_connections(write, tmp_path, workers, monkeypatch):
     pytest.importorskip("fsspec")
     monkeypatch.setattr(opening, "FIRST_WAIT", 0.01)
     path, kind = write(tmp_path, image=IMAGES, label=np.arange(COUNT))
-    with serve(tmp_path, drops=lambda number: number % 3 == 1) as served:
+    with serve(tmp_path, drops=lambda tries: tries == 1) as served:
         dataset = kind(f"{served.url}/{path.name}", ["label"])
         loader = DataLoader(dataset, places="cpu", batch_size=10, **workers)
         assert [label for batch in loader for label in batch["label"].tolist()] == list(range(COUNT))
@@ -215,7 +241,7 @@ def test_a_copy_that_breaks_off_is_not_left_open(tmp_path, monkeypatch):
     make = tempfile.TemporaryFile
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda: copies.append(make()) or copies[-1])
     problem = pytest.raises(SourceError, match=f"{path.name}: cannot be read")
-    with serve(tmp_path, drops=lambda number: True) as served, problem:
+    with serve(tmp_path, drops=lambda tries: True) as served, problem:
         kind(f"{served.url}/{path.name}", attempts=1)
     assert [copy.closed for copy in copies] == [True]
 

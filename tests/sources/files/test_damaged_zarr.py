@@ -14,6 +14,7 @@ zarr = pytest.importorskip("zarr")
 X = np.arange(16).reshape(8, 2) + 1
 CHUNK = {2: "1.0", 3: "c/1/0"}
 METADATA = {2: ".zarray", 3: "zarr.json"}
+GROUP_METADATA = {2: ".zgroup", 3: "zarr.json"}
 
 
 @pytest.fixture(params=[2, 3])
@@ -73,17 +74,12 @@ def test_an_array_that_would_be_unpickled_is_refused(store, version, alone):
         ZarrDataset(store / "x" if alone else store)
 
 
-@pytest.mark.parametrize("arrays", [(), (["x"],)])
-def test_broken_metadata(store, version, arrays):
-    (store / "x" / METADATA[version]).write_text("{bro")
+@pytest.mark.parametrize(("broken", "arrays"), [("array", ()), ("array", (["x"],)), ("group", ())])
+def test_broken_metadata(store, version, broken, arrays):
+    path = store / "x" / METADATA[version] if broken == "array" else store / GROUP_METADATA[version]
+    path.write_text("{bro")
     with pytest.raises(DataFileError, match=r"a.zarr.*: the metadata are damaged: JSONDecodeError"):
         read(store, *arrays)
-
-
-def test_broken_metadata_of_the_group(store, version):
-    (store / (".zgroup" if version == 2 else "zarr.json")).write_text("{bro")
-    with pytest.raises(DataFileError, match=r"a.zarr: the metadata are damaged: JSONDecodeError"):
-        read(store)
 
 
 def test_missing_metadata(store, version):

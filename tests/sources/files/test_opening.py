@@ -1,14 +1,24 @@
 """Files by path or URL, and retries when a connection drops."""
 
 import io
+import tarfile
+from pathlib import Path
 
 import pytest
 
-from gpuloader import SourceError
+from gpuloader import ParquetDataset, SourceError, TarDataset
 from gpuloader.errors import MissingPackage
 from gpuloader.sources.files import remote_files as opening
-from gpuloader.sources.files.remote_files import Tries, as_urls, is_lasting, open_source, persist
-from tests.sources.files.serving import serve
+from gpuloader.sources.files.remote_files import (
+    PLAIN,
+    Tries,
+    as_urls,
+    find_files,
+    is_lasting,
+    open_source,
+    persist,
+)
+from tests.sources.files.serving import endless, serve
 
 
 @pytest.fixture
@@ -24,6 +34,17 @@ class Refused(Exception):
     def __init__(self, status):
         super().__init__(f"status {status}")
         self.status = status
+
+
+class NoCredentialsError(Exception):
+    """Named like botocore's."""
+
+
+def answered(status):
+    """Return an error of botocore's form."""
+    error = Exception(f"status {status}")
+    error.response = {"ResponseMetadata": {"HTTPStatusCode": status}}
+    return error
 
 
 def hidden(cause):
@@ -47,6 +68,11 @@ def hidden(cause):
         (ValueError(), True),
         (hidden(ConnectionResetError()), False),
         (hidden(Refused(404)), True),
+        (hidden(answered(404)), True),
+        (answered(403), True),
+        (answered(503), False),
+        (NoCredentialsError(), True),
+        (hidden(NoCredentialsError()), True),
     ],
     ids=repr,
 )
@@ -64,6 +90,28 @@ def test_what_passes_is_tried_again_and_what_lasts_is_not(error, lasting, no_wai
     assert caught.value.url == "s3://bucket/a"
     assert caught.value.__cause__ is error
     assert str(caught.value).startswith("s3://bucket/a: cannot be read: ")
+
+
+def test_a_server_that_is_down_is_reported_in_time(monkeypatch):
+    now = [0.0]
+    waits = []
+
+    def sleep(seconds):
+        waits.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(opening.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(opening.time, "sleep", sleep)
+
+    def fail():
+        now[0] += 3
+        raise ConnectionRefusedError
+
+    with pytest.raises(SourceError) as caught:
+        persist(fail, "s3://bucket/a", Tries(9, 0), within=10)
+    assert caught.value.attempts == 4
+    assert now[0] <= 13
+    assert waits == [0.1, 0.2, 0.4]
 
 
 def test_waits_grow_and_are_bounded(no_waits):
@@ -95,6 +143,8 @@ def test_without_fsspec_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "fsspec.core", None)
     with pytest.raises(MissingPackage, match=r"reading s3://bucket/a needs fsspec.*\[remote\]"):
         open_source("s3://bucket/a")
+    with pytest.raises(MissingPackage, match=r"reading s3://bucket/\*.parquet needs fsspec"):
+        find_files(["s3://bucket/*.parquet"], "*.parquet", Tries())
 
 
 class TestOverHttp:
@@ -109,7 +159,7 @@ class TestOverHttp:
         (tmp_path / "a").write_bytes(self.BODY)
 
     def test_ranges_come_whole_or_again(self, tmp_path, no_waits):
-        with serve(tmp_path, drops=lambda number: number % 3 != 0) as served:
+        with serve(tmp_path, drops=lambda tries: tries < 3) as served:
             with open_source(f"{served.url}/a") as file:
                 assert file.seek(-100, io.SEEK_END) == len(self.BODY) - 100
                 assert file.read(300) == self.BODY[-100:]
@@ -127,7 +177,7 @@ class TestOverHttp:
             assert served.requests == 1
 
     def test_a_server_that_never_recovers(self, tmp_path):
-        with serve(tmp_path, drops=lambda number: True) as served:
+        with serve(tmp_path, drops=lambda tries: True) as served:
             with open_source(f"{served.url}/a", Tries(3)) as file, pytest.raises(SourceError) as caught:
                 file.read(10)
             assert served.requests == caught.value.attempts == 3
@@ -145,8 +195,57 @@ class TestOverHttp:
             assert served.requests == 2
         assert no_waits == []
 
+    def test_an_endless_answer_is_cut_off(self, tmp_path):
+        problem = pytest.raises(SourceError, match="does not return parts of files")
+        with endless() as served, open_source(f"{served.url}/a") as file, problem:
+            file.read(10)
+        assert served.sent < 16 << 20  # what the sockets of both sides hold
+
     def test_a_missing_file_is_asked_for_once(self, tmp_path, no_waits):
         with serve(tmp_path) as served, pytest.raises(SourceError) as caught:
             open_source(f"{served.url}/b")
         assert caught.value.attempts == 1
         assert no_waits == []
+
+
+def test_folders_and_patterns_stand_for_files_in_order_of_their_names(tmp_path):
+    for name in ("b.parquet", "a.parquet", "more/c.parquet", "notes.txt", "odd[1].parquet"):
+        path = tmp_path / "data" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+    def find(*names):
+        found = find_files([str(tmp_path / name) for name in names], "*.parquet", PLAIN)
+        return [str(Path(one).relative_to(tmp_path / "data")) for one in found]
+
+    assert find("data") == ["a.parquet", "b.parquet", "more/c.parquet", "odd[1].parquet"]
+    assert find("data/more", "data/[ab].parquet") == ["more/c.parquet", "a.parquet", "b.parquet"]
+    assert find("data/odd[1].parquet") == ["odd[1].parquet"]  # a file of this name comes first
+    assert find("data/missing.parquet") == ["missing.parquet"]  # opening it says what is wrong
+    for name in ("data/x*.parquet", "data/more/*.tar"):
+        with pytest.raises(SourceError, match=r"no file matches .*\*"):
+            find(name)
+
+
+@pytest.mark.parametrize("pattern", ["memory://found/", "memory://found/*.parquet", "memory://found/**/*.p*"])
+def test_remote_folders_and_patterns_are_listed(pattern):
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    names = ["memory:///found/a.parquet", "memory:///found/b.parquet"]
+    for name in reversed(names):
+        memory.pipe(name, b"")
+    try:
+        found = find_files([pattern], "*.parquet", Tries())
+        assert [one.replace("///", "//") for one in found] == [one.replace("///", "//") for one in names]
+        with pytest.raises(SourceError, match="no file matches"):
+            find_files(["memory://found/*.tar"], "*.parquet", Tries())
+    finally:
+        memory.rm("/found", recursive=True)
+
+
+def test_datasets_take_folders_and_patterns(files):
+    folder = files[0].parent
+    for urls in (folder, folder / "*.parquet", [f"{folder}/*.parquet"]):
+        assert ParquetDataset(urls)._urls == [str(file) for file in files]
+    with tarfile.open(folder / "a.tar", "w"):
+        pass
+    assert TarDataset(folder)._urls == TarDataset(f"{folder}/{{a..a}}.tar*")._urls == [f"{folder}/a.tar"]

@@ -1,6 +1,7 @@
 """Shards: their division among streams, their order, and resuming."""
 
 import itertools
+import threading
 from contextlib import contextmanager
 
 import pytest
@@ -11,14 +12,18 @@ from gpuloader import DataLoader
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.order.worker_info import WorkerInfo, exchange_worker
 from gpuloader.sources.files.shards import ShardDataset
+from tests.fakes import wait_until
 
 
 class Numbers(ShardDataset):
     """Whole numbers in shards of given sizes, read three at a time."""
 
-    def __init__(self, sizes, **options):
+    def __init__(self, sizes, *, together=1, remote=False, nbytes=0, **options):
         super().__init__(**{"shuffle": False, "shuffle_buffer": None, "seed": 0, **options})
-        self.sizes = sizes
+        self.sizes = self._counts = sizes
+        self.together = together
+        self.nbytes = nbytes
+        self._urls = ["memory://numbers"] if remote else []
         self.read = []
         self.most = 0
 
@@ -30,12 +35,18 @@ class Numbers(ShardDataset):
         for [(numbers, rows)] in self._takes(1):
             yield numbers[rows][0] if isinstance(rows, slice) else numbers[rows[0]]
 
-    def _read(self, shard, skip):
-        self.read.append(shard)
-        start = sum(self.sizes[:shard])
-        numbers = list(range(start + skip, start + self.sizes[shard]))
+    def _together(self, order, first):
+        return min(self.together, len(order) - first)
+
+    def _read(self, shards, skip):
+        self.read += shards
+        starts = [(sum(self.sizes[:shard]), self.sizes[shard]) for shard in shards]
+        numbers = [number for start, size in starts for number in range(start, start + size)][skip:]
         for at in range(0, len(numbers), 3):
             yield numbers[at : at + 3]
+
+    def _nbytes(self, shard):
+        return self.nbytes
 
     def _gather(self, pieces):
         numbers = list(itertools.chain(*pieces))
@@ -129,10 +140,12 @@ def test_no_more_than_the_buffer_is_held_and_samples_move_within_it_alone():
     sizes=st.lists(st.integers(0, 9), min_size=1, max_size=8),
     buffer=st.none() | st.integers(1, 12),
     size=st.integers(1, 7),
+    together=st.integers(1, 4),
+    remote=st.booleans(),
     data=st.data(),
 )
-def test_a_pass_resumes_wherever_it_was_left(sizes, buffer, size, data):
-    options = {"shuffle": True, "shuffle_buffer": buffer}
+def test_a_pass_resumes_wherever_it_was_left(sizes, buffer, size, together, remote, data):
+    options = {"shuffle": True, "shuffle_buffer": buffer, "remote": remote}
 
     def take(dataset):
         for held in dataset._takes(size):
@@ -143,19 +156,85 @@ def test_a_pass_resumes_wherever_it_was_left(sizes, buffer, size, data):
             ]
 
     with reading(epoch=3):
-        whole = list(take(Numbers(sizes, **options)))
+        whole = list(take(Numbers(sizes, **{**options, "remote": False})))
         assert [len(batch) for batch in whole[:-1]] == [size] * (len(whole) - 1)
         count = data.draw(st.integers(0, len(whole)))
-        first = Numbers(sizes, **options)
-        batches = take(first)
-        for _ in range(count):
-            next(batches)
+        first, alone = Numbers(sizes, together=together, **options), Numbers(sizes, **options)
+        for _ in zip(range(count), take(first), take(alone), strict=False):
+            pass
         state = first.state_dict()
+        assert state == alone.state_dict()
     with reading(epoch=0):  # the state's epoch replaces this one
-        second = Numbers(sizes, **options)
+        second = Numbers(sizes, together=together, **options)
         second.load_state_dict(state)
         assert list(take(second)) == whole[count:]
         assert len(second.read) <= len(sizes)
+
+
+def names_of_readers():
+    return [one.name for one in threading.enumerate() if one.name == "gpuloader-buffered"]
+
+
+def test_remote_shards_are_asked_for_together_while_the_first_is_consumed():
+    asked = threading.Barrier(4)
+
+    class Slow(Numbers):
+        def _read(self, shards, skip):
+            asked.wait(30)  # breaks unless four are read at a time
+            yield from super()._read(shards, skip)
+
+    with reading():
+        assert list(Slow([2] * 8, remote=True)) == list(range(16))
+    wait_until(lambda: not names_of_readers())
+
+
+@pytest.mark.parametrize(("nbytes", "most"), [(0, 16), (8 << 20, 4), (20 << 20, 1), (64 << 20, 1)])
+def test_remote_shards_are_read_ahead_within_a_bound(nbytes, most):
+    with reading():
+        dataset = Numbers([9] * 30, remote=True, nbytes=nbytes)
+        samples = iter(dataset)
+        assert next(samples) == 0
+        wait_until(lambda: len(dataset.read) == most)
+        assert len(names_of_readers()) <= most
+        for at in range(1, 9 * 29):
+            assert next(samples) == at
+            assert len(dataset.read) <= at // 9 + most
+        samples.close()
+        wait_until(lambda: not names_of_readers())
+
+
+@pytest.mark.parametrize("end", ["close", "drop", "interrupt", "error"])
+def test_the_end_of_a_pass_ends_the_threads_that_read_ahead(end):
+    class Bad(Numbers):
+        def _read(self, shards, skip):
+            if shards == [2]:
+                raise OSError("the third shard")
+            yield from super()._read(shards, skip)
+
+    with reading():
+        samples = iter(Bad([20] * 9, remote=True))
+        assert [next(samples) for _ in range(40)] == list(range(40))  # and not a sample fewer
+        wait_until(lambda: len(names_of_readers()) == 6)
+        caught = None
+        if end == "close":
+            samples.close()
+        elif end == "drop":
+            del samples
+        elif end == "interrupt":
+            with pytest.raises(KeyboardInterrupt) as caught:
+                samples.throw(KeyboardInterrupt)
+        else:
+            with pytest.raises(OSError, match="the third shard") as caught:
+                next(samples)
+        wait_until(lambda: not names_of_readers())  # although the traceback is still there
+        del caught
+
+
+def test_local_shards_are_read_by_the_consumer():
+    with reading():
+        dataset = Numbers([9] * 30)
+        next(iter(dataset))
+        assert (dataset.read, names_of_readers()) == ([0], [])
 
 
 def test_what_was_read_before_is_not_read_again():

@@ -8,6 +8,7 @@ import pytest
 
 from gpuloader import DataLoader, HDF5Dataset, ParquetDataset, SourceError, TarDataset, ZarrDataset
 from gpuloader.sources.files import remote_files as opening
+from gpuloader.sources.files import stored_arrays
 from gpuloader.sources.files.remote_files import Tries, persist
 from tests.fakes import wait_until
 
@@ -38,15 +39,30 @@ def silence():
                 one.close()
 
 
-@pytest.mark.parametrize(
+KINDS = pytest.mark.parametrize(
     ("kind", "package", "name"),
     [
         (ParquetDataset, "pyarrow", "a.parquet"),
         (HDF5Dataset, "h5py", "a.h5"),
         (ZarrDataset, "zarr", "a.zarr"),
-        (TarDataset, "webdataset", "a.tar"),
+        (TarDataset, "tarfile", "a.tar"),
     ],
 )
+
+
+@KINDS
+def test_by_default_a_server_must_answer_once_in_time(kind, package, name, monkeypatch):
+    for needed in (package, "fsspec", "aiohttp"):
+        pytest.importorskip(needed)
+    assert opening.FIRST_ANSWER == 10
+    monkeypatch.setattr(opening, "FIRST_ANSWER", 0.3)
+    monkeypatch.setattr(stored_arrays, "FIRST_ANSWER", 0.3)
+    with silence() as server, pytest.raises(SourceError, match=r"no answer within the timeout of 0\.[0-3]"):
+        list(DataLoader(kind(f"{server}/{name}"), places="cpu"))
+    wait_until(lambda: not [one for one in threading.enumerate() if one.name == "gpuloader-request"])
+
+
+@KINDS
 def test_a_server_that_never_answers(kind, package, name, monkeypatch):
     for needed in (package, "fsspec", "aiohttp"):
         pytest.importorskip(needed)
@@ -63,7 +79,7 @@ def test_a_server_that_never_answers(kind, package, name, monkeypatch):
 
 @pytest.mark.parametrize("timeout", [-1, True, "5", float("inf"), float("nan")])
 def test_a_timeout_is_checked(timeout, tmp_path):
-    for kind, package in ((ZarrDataset, "zarr"), (HDF5Dataset, "h5py"), (TarDataset, "webdataset")):
+    for kind, package in ((ZarrDataset, "zarr"), (HDF5Dataset, "h5py"), (TarDataset, "tarfile")):
         pytest.importorskip(package)
         with pytest.raises(ValueError, match=r"timeout must be a number of seconds of 0 or more, got"):
             kind(str(tmp_path / "a"), timeout=timeout)
