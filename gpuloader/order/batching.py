@@ -9,6 +9,8 @@ Batching.plan    the indices of each batch of that epoch
 
 from __future__ import annotations
 
+import copy
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.checks import check_count, check_word
+from gpuloader.checks import check_count
 from gpuloader.errors import BadType, BadValue
 from gpuloader.foreign import find_classes, foreign_name
-from gpuloader.order.dividing import ALONE, UNEVEN, Division, Sharding
-from gpuloader.order.order import InOrder, Mapped, Mixed, Order, as_indices
+from gpuloader.order.dividing import ALONE, Division, Sharding
+from gpuloader.order.order import InOrder, Mapped, Mixed, Order, as_indices, iterate
 from gpuloader.order.plan import BulkPlan, DealtPlan, GroupedPlan, OrderedPlan, Plan, SampledPlan
 from gpuloader.order.samplers import (
     BatchSampler,
@@ -35,6 +37,7 @@ from gpuloader.order.samplers import (
     make_sampler,
     walk,
 )
+from gpuloader.order.torch_order import TorchOrder, find_torch_sampler
 from gpuloader.order.worker_info import find_rank, find_torch_rank
 from gpuloader.system.iterators import refuse_read
 
@@ -63,22 +66,41 @@ class GivenSampler:
     name: str  # 'sampler' or 'batch_sampler'
     given: Any  # what was passed
     inside: tuple[tuple[str, Any], ...]  # it, and the samplers that it reads from, with names for errors
-    order: FindOrder  # computes the order of an epoch, if its class can
-    divides: bool  # whether it, or one that it reads from, yields the indices of one rank
-    numbers: bool  # whether it surely yields numbers, so that the dataset is not asked by key
-    told: tuple[Any, ...]  # the samplers that have a `set_epoch`
 
     @property
     def in_batches(self) -> bool:
         """Whether it yields batches of indices."""
         return self.name == "batch_sampler"
 
+    @property
+    def order(self) -> FindOrder:
+        """What computes the order of an epoch, if its class can."""
+        # A `BatchSampler` that is passed as `sampler` yields lists of indices, which no order can express;
+        # with batch_size=None the dataset is then asked for a list at a time.
+        fits = isinstance(self.given, Sampler) and isinstance(self.given, BatchSampler) == self.in_batches
+        return self.given.order if fits else _no_order
+
+    @property
+    def divides(self) -> bool:
+        """Whether it, or one that it reads from, yields the indices of one rank."""
+        # Those of other packages share no base class, so the names of their attributes have to tell.
+        return any(
+            isinstance(one, DistributedBatchSampler)
+            or any(hasattr(one, count) and hasattr(one, rank) for count, rank in _DIVIDING)
+            for _, one in self.inside
+        )
+
+    @property
+    def torch_sampler(self) -> Any:
+        """It or its sampler, if that is a random one of PyTorch's; else None."""
+        return find_torch_sampler(self.given)
+
 
 def as_sampler(sampler: Any, batch_sampler: Any) -> GivenSampler | None:
     """Return what is known of the sampler that the user passed; None without one.
 
-    >>> as_sampler([2, 0], None).numbers, as_sampler(None, DistributedBatchSampler("abc", 2)).divides
-    (True, True)
+    >>> as_sampler(None, DistributedBatchSampler("abc", 2)).divides
+    True
     """
     if sampler is None and batch_sampler is None:
         return None
@@ -89,28 +111,15 @@ def as_sampler(sampler: Any, batch_sampler: Any) -> GivenSampler | None:
     if not isinstance(given, Iterable):
         raise BadType(f"{name} must be iterable, got {type(given).__name__}")
     refuse_read(given, f"the {name} is", "pass a list, or an object whose __iter__ makes a new iterator")
+    inside: list[tuple[str, Any]] = []
+    what: str = f"the {name}"
     one: Any = given
-    inside, what, divides = [], f"the {name}", False
     # A batch sampler, its sampler, and one more that wraps it, such as Accelerate's.
-    for _ in range(3):
+    while one is not None and len(inside) < 3:
         inside.append((what, one))
-        # Those of other packages share no base class, so the names of their attributes have to tell.
-        divides = divides or isinstance(one, DistributedBatchSampler)
-        for count, rank in _DIVIDING:
-            divides = divides or (hasattr(one, count) and hasattr(one, rank))
         attribute = "batch_sampler" if getattr(one, "sampler", None) is None else "sampler"
         what, one = f"the {attribute} of {what}", getattr(one, attribute, None)
-        if one is None:
-            break
-    # A `BatchSampler` that is passed as `sampler` yields lists of indices, which no order can express; with
-    # batch_size=None the dataset is then asked for a list at a time.
-    order: FindOrder = _no_order
-    if isinstance(given, Sampler) and isinstance(given, BatchSampler) == (name == "batch_sampler"):
-        order = given.order
-    told = [
-        one for one in (given, getattr(given, "sampler", None)) if callable(getattr(one, "set_epoch", None))
-    ]
-    return GivenSampler(name, given, tuple(inside), order, divides, _yields_numbers(given), tuple(told))
+    return GivenSampler(name, given, tuple(inside))
 
 
 _EXCLUDED = (
@@ -118,20 +127,24 @@ _EXCLUDED = (
 )
 
 
-def _yields_numbers(sampler: Any) -> bool:
-    """Return whether a sampler or batch sampler surely yields numbers, as far as that is known without it."""
+def yields_numbers(sampler: Any) -> bool:
+    """Return whether a sampler or batch sampler surely yields numbers, so that no dataset is asked by key.
+
+    >>> yields_numbers([2, 0]), yields_numbers(["cat", "dog"])
+    (True, False)
+    """
     if isinstance(sampler, Sampler):
         return True
     name = foreign_name(sampler)
     if name in (*_OF_INDICES, *_OF_DRAWN_INDICES):
         return True
     if name in ("BatchSampler", "SubsetRandomSampler"):
-        return _yields_numbers(getattr(sampler, "sampler", None) or sampler.indices)
+        return yields_numbers(getattr(sampler, "sampler", None) or sampler.indices)
     if not (hasattr(sampler, "__getitem__") and hasattr(sampler, "__len__") and len(sampler)):
         return False
     # Only of a sequence: to look at the first index of an iterator would take it away from the epoch.
     first = next(iter(sampler))
-    return hasattr(first, "__index__") or (not isinstance(first, str) and _yields_numbers(first))
+    return hasattr(first, "__index__") or (not isinstance(first, str) and yields_numbers(first))
 
 
 # Which samplers fit a dataset, and the options that they are passed as.
@@ -291,6 +304,8 @@ class Batching:
     given: GivenSampler | None = None  # the user's sampler; None if the loader made it
     order: FindOrder = _no_order
     iterable: bool = False  # then there are no indices to batch
+    # The sampler of PyTorch that draws each epoch's order, if one does.
+    torch_sampler: Any = None
 
     # How the epoch is divided among ranks.
     sharding: Sharding | None = None  # None reads everything
@@ -312,7 +327,7 @@ class Batching:
         shuffle: bool,
         drop_last: bool,
         seed: int | None = None,
-        make: Callable[[Any, bool], Sampler[int]] = make_sampler,
+        make: Callable[[Any, bool], Iterable[int]] = make_sampler,
     ) -> Batching:
         """Return the batching that the options of a loader describe; `make` makes a missing sampler.
 
@@ -333,16 +348,23 @@ class Batching:
             found = getattr(batches, "batch_size", None)
             size = int(found) if isinstance(found, int | np.integer) and found >= 1 else None
             drop_last = isinstance(batches, BatchSampler) and batches.drop_last
-            return cls(None, batches, size, None, drop_last, seed, given, order)
+            return cls(
+                None, batches, size, None, drop_last, seed, given, order, torch_sampler=given.torch_sampler
+            )
         if given is not None and shuffle:
             raise BadValue("sampler determines the order: shuffle cannot be given as well")
         size = 1 if batch_size is None else check_count("batch_size", batch_size)
         sampler: Any = None if given is None else given.given
+        torch_sampler = None if given is None else given.torch_sampler
         if given is None and not iterable:
             check_sized("a dataset without a sampler", dataset)
             sampler = make(dataset, shuffle) if own_order is None else own_order(shuffle)
-            order = sampler.order if isinstance(sampler, Sampler) else _no_order
-        return cls(sampler, None, size, batch_size, drop_last, seed, given, order, iterable)
+            if isinstance(sampler, Sampler):
+                order = sampler.order
+            else:  # PyTorch's has no order for a seed, so that of our own stands for it
+                order = make_sampler(dataset, shuffle).order
+                torch_sampler = find_torch_sampler(sampler) if seed is None else None
+        return cls(sampler, None, size, batch_size, drop_last, seed, given, order, iterable, torch_sampler)
 
     # What follows from the options, so that no copy has to keep it in step with them.
 
@@ -356,6 +378,11 @@ class Batching:
         """The batch size that the order was made for; None if any size reads the same samples alike."""
         # Another batch size would sort a bucket differently, so a state of one does not fit the other.
         return self.batch_sampler.batch_size if isinstance(self.batch_sampler, BucketSampler) else None
+
+    @property
+    def torch_generator(self) -> Any:
+        """The user's generator that each epoch's order is drawn from, or None."""
+        return getattr(self.torch_sampler, "generator", None)
 
     @property
     def is_divided(self) -> bool:
@@ -373,61 +400,52 @@ class Batching:
         ranks = 1 if self.division is None else self.division.world_size
         return ranks if self.is_dealt else ranks * (self.size or 1)
 
-    def divide(self, shard: object, uneven: object, *, dataset: object, in_order: bool) -> Batching:
+    def divide(
+        self, shard: object, uneven: object, *, dataset: object, in_order: bool, insists: bool = True
+    ) -> Batching:
         """Return a batching that is divided among ranks, or this one if `shard` is None.
 
         Raises `ValueError` if the ranks might not agree on an order, or the samples do not divide evenly.
+        Unless it `insists`, an iterable dataset or a sampler that may yield other indices on each rank, or
+        that divides already, stays as it is, and so does everything on a single rank.
         """
         if shard is None:
-            check_word("uneven", uneven, UNEVEN)
             return self
         sharding = Sharding.of(shard, uneven)
+        if not insists:
+            # PyTorch programs that were never meant to be divided run under Slurm or MPI too.
+            sharding, self = replace(sharding, find=find_torch_rank), replace(self, find=find_torch_rank)
         is_alone = sharding.ranks is not None and sharding.ranks[1] == 1
         try:
+            if self.iterable and not insists:
+                raise ValueError(_ITEMS_OBSTACLE)
             divided = self._divide(sharding, dataset, in_order)
-        except ValueError:
+            # PyTorch accepts any sampler, so what is not certain to be the same on every rank stays as it is;
+            # the loader warns of it when an epoch begins.
+            if not insists and divided.order(0, 0) is None:
+                name = type(self.batch_sampler if self.sampler is None else self.sampler).__name__
+                raise ValueError(f"{name} may differ between ranks: {_IF_ALIKE}")
+        except (TypeError, ValueError) as error:
+            if not insists:
+                return replace(self, obstacle=str(error))
             # A single rank has nobody to disagree with, so shard=(0, 1) is never refused: it is how a user
             # says that every process reads everything.
-            if not is_alone:
+            if not is_alone or isinstance(error, TypeError):
                 raise
             return replace(self, reads_all=True)
-        if divided.seed is None:
+        listed = self.given is not None and self.batch_sampler is None
+        if not insists and listed and not isinstance(self.sampler, Sampler):
+            divided = replace(divided, undivided=self)  # a user's change of a list shows in the next epoch
+        if insists and divided.seed is None:
             # Nothing random needs no seed, but `sample_rng` does, and ranks must not draw one each.
             if not divided._is_seeded:
                 divided = replace(divided, seed=0)
-            elif not is_alone:
+            elif not is_alone and divided.torch_generator is None:
                 raise ValueError(
                     "with shard, all ranks need the same order: pass the same seed to all of them, for "
                     "example seed=0; without one, each rank would draw its own"
                 )
-        divided._check_if_even()
-        return divided
-
-    def divide_if_possible(self, uneven: object, *, dataset: object, in_order: bool) -> Batching:
-        """Return a batching that is divided among the ranks there are, or as it is if that is impossible.
-
-        An iterable dataset or a sampler that may yield other indices on each rank, or that divides already,
-        stays as it is. So does everything on a single rank.
-        """
-        # PyTorch programs that were never meant to be divided run under Slurm or MPI too.
-        self = replace(self, find=find_torch_rank)
-        sharding = Sharding.of("auto", uneven)
-        if self.is_divided:
-            return self
-        if self.iterable:
-            return replace(self, obstacle=_ITEMS_OBSTACLE)
-        try:
-            divided = self._divide(replace(sharding, find=self.find), dataset, in_order)
-            # PyTorch accepts any sampler, so what is not certain to be the same on every rank stays as it is;
-            # the loader warns of it when an epoch begins.
-            if divided.order(0, 0) is None:
-                name = type(self.batch_sampler if self.sampler is None else self.sampler).__name__
-                raise ValueError(f"{name} may differ between ranks: {_IF_ALIKE}")
-        except (TypeError, ValueError) as error:
-            return replace(self, obstacle=str(error))
-        if self.batch_sampler is None and not isinstance(self.sampler, Sampler):
-            divided = replace(divided, undivided=self)  # a user's change of a list shows in the next epoch
-        divided._check_if_even()
+        divided.check_even()
         return divided
 
     def _divide(self, sharding: Sharding, dataset: object, in_order: bool) -> Batching:
@@ -456,22 +474,15 @@ class Batching:
                 )
             return replace(self, sharding=sharding)
         # What the loader made has an order; what the user passed may have to be iterated by every rank.
-        source: Any = self.sampler if self.given is None else find_shared(self.given)
+        if self.given is None:
+            return replace(self, sharding=sharding)
+        source = find_shared(self.given)
         if source is None:
             if sharding.uneven == "error":
                 check_length(self.batch_sampler)
             return replace(self, sharding=sharding)
         drop_last = self.drop_last or bool(getattr(self.batch_sampler, "drop_last", False))
         return replace(self, sampler=source, order=source.order, drop_last=drop_last, sharding=sharding)
-
-    def _check_if_even(self) -> None:
-        if self.sharding is None or self.sharding.uneven != "error":
-            return
-        try:
-            settled = self.settle()
-        except ValueError:
-            return  # the next epoch finds the rank, or raises this again
-        settled.check_even()
 
     @property
     def _is_seeded(self) -> bool:
@@ -496,18 +507,38 @@ class Batching:
 
     def check_even(self, position: int = 0) -> None:
         """Raise `ValueError` if samples do not divide among the ranks and `uneven` is 'error'."""
-        if self.division is None or self.division.uneven != "error":
+        if self.sharding is None or self.sharding.uneven != "error":
+            return
+        try:
+            division = self.settle().division
+        except ValueError:
+            return  # the next epoch finds the rank, or raises this again
+        if division is None:
             return
         if self.is_dealt:
             left = len(check_length(self.batch_sampler)) - position
-            self.division.check_even(left, 1, drop_last=False, what="batches")
+            division.check_even(left, 1, drop_last=False, what="batches")
         else:
             left = self.count_samples() - position
-            self.division.check_even(left, self.size or 1, drop_last=self.drop_last)
+            division.check_even(left, self.size or 1, drop_last=self.drop_last)
 
-    def plan(self, seed: int, epoch: int, base: int = 0) -> Plan:
-        """Return the plan of an epoch of a map-style dataset, with `base` samples before its batch 0."""
+    def plan(self, seed: int, epoch: int, base: int = 0, torch_order: TorchOrder | None = None) -> Plan:
+        """Return the plan of an epoch of a map-style dataset, with `base` samples before its batch 0.
+
+        `torch_order` is what `torch_sampler` drew for the epoch.
+        """
         order, size, division = self.order(seed, epoch), self.size or 1, self.division
+        if torch_order is not None:
+            order = torch_order.replay(self.torch_sampler)
+            outer: Any = self.sampler if self.batch_sampler is None else self.batch_sampler
+            if outer is not self.torch_sampler:  # a batch sampler, which groups what was drawn
+                outer = copy.copy(outer)
+                outer.sampler = list(iterate(order))
+                return (
+                    SampledPlan(outer)
+                    if self.sampler is None
+                    else GroupedPlan(outer, size, self.drop_last, base)
+                )
         if order is not None:
             return OrderedPlan(order, size, self.drop_last, division or ALONE, base)
         if self.sampler is None:
@@ -557,6 +588,8 @@ class Batching:
 
     def count_samples(self) -> int:
         """Return the number of samples per epoch, over all ranks; raise `TypeError` like `count`."""
+        if self.torch_sampler is not None and self.torch_sampler is self.sampler:
+            return len(check_length(self.sampler))
         order = self.order(0, 0)
         if order is not None:
             return len(order)
@@ -565,11 +598,18 @@ class Batching:
         return len(check_length(self.sampler))
 
 
+_SETS_EPOCH = (
+    "the loader calls {name}.set_epoch with the number of each epoch, because nobody else does; PyTorch's "
+    "loader would read every epoch in the order of the first: call sampler.set_epoch(epoch) before each "
+    "epoch, which then counts in both"
+)
+
+
 class EpochSetter:
     """Calls ``set_epoch`` of a user's own samplers when an epoch begins, as trainers do for PyTorch's loader.
 
-    A sampler whose ``epoch`` changed since the last call is left alone from then on: the user sets it, or it
-    counts by itself.
+    It `warns` of the first change. A sampler whose ``epoch`` changed since the last call is left alone from
+    then on: the user sets it, or it counts by itself.
 
     Examples
     --------
@@ -585,11 +625,20 @@ class EpochSetter:
     [[0, 1], [1, 2], [2, 3]]
     """
 
-    def __init__(self, batching: Batching) -> None:
+    def __init__(self, batching: Batching, *, warns: bool = False) -> None:
+        self._warns = warns
         self._known: list[tuple[Any, object]] = []
         # Samplers with an order for each epoch are told the epoch when asked for the order.
         if batching.given is not None and batching.order(0, 0) is None:
-            self._known = [(one, getattr(one, "epoch", None)) for one in batching.given.told]
+            given = batching.given.given
+            for one in (given, getattr(given, "sampler", None)):
+                if callable(getattr(one, "set_epoch", None)):
+                    self._known.append((one, getattr(one, "epoch", None)))
+
+    def find_moved(self) -> int:
+        """Return the epoch that somebody else has set for a sampler since the last call; -1 if nobody has."""
+        epochs = [(getattr(sampler, "epoch", None), seen) for sampler, seen in self._known]
+        return max((now for now, seen in epochs if isinstance(now, int) and now != seen), default=-1)
 
     def begin(self, epoch: int) -> None:
         """Set the epoch of the samplers that nobody else sets."""
@@ -597,5 +646,9 @@ class EpochSetter:
         for sampler, seen in known:
             # One that has changed is dropped for good: setting it again would undo what the user has set.
             if getattr(sampler, "epoch", None) == seen:
+                if self._warns and isinstance(seen, int) and seen != epoch:
+                    # Python shows a warning of one text and line once per process.
+                    name = type(sampler).__name__
+                    warnings.warn(_SETS_EPOCH.format(name=name), UserWarning, stacklevel=2)
                 sampler.set_epoch(epoch)
                 self._known.append((sampler, getattr(sampler, "epoch", None)))

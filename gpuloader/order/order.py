@@ -105,8 +105,7 @@ class Computed:
                 object.__setattr__(self, name, check_whole(name, vars(self)[name], limit))
 
     def __len__(self) -> int:
-        length: int = self.draws
-        return length
+        return int(self.draws)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}

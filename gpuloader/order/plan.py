@@ -13,7 +13,7 @@ from gpuloader.errors import LoaderError
 from gpuloader.fields.spec import Indices
 from gpuloader.order.dividing import ALONE, Division, Share, cut
 from gpuloader.order.order import Order
-from gpuloader.order.samplers import skip, walk
+from gpuloader.order.samplers import group, skip, walk
 
 _AHEAD = 1 << 12  # indices looked up at once: 32 KB, a third of a millisecond
 
@@ -168,9 +168,7 @@ class GroupedPlan:
         # A sampler that only yields cannot be entered in its middle, so what came before is drawn and
         # dropped.
         skip(indices, self.base + start * self.batch_size, self.batch_size, "the sampler")
-        while batch := list(itertools.islice(indices, self.batch_size)):
-            if len(batch) == self.batch_size or not self.drop_last:
-                yield batch
+        yield from group(indices, self.batch_size, self.drop_last)
 
 
 @dataclass(frozen=True, slots=True)

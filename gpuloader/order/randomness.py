@@ -54,10 +54,11 @@ class Draw:
             "uinteger": 0,
         }
 
-    def make_generator(self, index: object, lane: int = 0) -> np.random.Generator:
+    def make_generator(self, index: object, purpose: int = 0) -> np.random.Generator:
         """Return a generator that starts at the first number of the sample at `index`.
 
-        Each lane has numbers of its own, so that those for transforms do not depend on the dataset's draws.
+        Each purpose has numbers of its own, so that those for transforms do not depend on the dataset's
+        draws.
         """
         # A generator that nobody refers to any more is used again, because creating one takes ten times as
         # long as setting its state. One that the user has kept is never touched.
@@ -73,7 +74,7 @@ class Draw:
             # Releases of Python differ in what the call itself adds to the count.
             self._alone = _count_references(spares, at)
         generator = spares[at]
-        self._counter[1] = lane
+        self._counter[1] = purpose
         self._counter[2] = index & _MASK if type(index) is int else as_number(index)
         generator.bit_generator.state = self._state
         return generator

@@ -121,11 +121,8 @@ class _Seeded(Sampler[int]):
         self._seed = None if generator is None else draw_seed(generator)
 
     def __iter__(self) -> Iterator[int]:
-        yield from iterate(self._draw(self._new_seed(), 0))
-
-    def _new_seed(self) -> int:
-        """Draw the seed of an iteration outside a loader."""
-        return draw_seed(self.generator)
+        # Outside a loader, each iteration draws a seed.
+        yield from iterate(self._draw(draw_seed(self.generator), 0))
 
     def order(self, seed: int, epoch: int) -> Order | None:
         """Return the indices of an epoch, or None if the generator or a subclass's `__iter__` yields them."""
@@ -245,11 +242,7 @@ class WeightedRandomSampler(_Seeded):
     """
 
     def __init__(
-        self,
-        weights: ArrayLike,
-        num_samples: int,
-        replacement: bool = True,
-        generator: GeneratorLike = None,
+        self, weights: ArrayLike, num_samples: int, replacement: bool = True, generator: GeneratorLike = None
     ) -> None:
         if not isinstance(replacement, bool):
             raise BadTypeOrValue(f"replacement must be True or False, got {replacement!r}")
@@ -396,7 +389,7 @@ class BatchSampler(Sampler[list[int]]):
         self.drop_last = bool(drop_last)
 
     def __iter__(self) -> Iterator[list[int]]:
-        return _group(self.sampler, self.batch_size, self.drop_last)
+        yield from group(open_sampler(self.sampler), self.batch_size, self.drop_last)
 
     def __len__(self) -> int:
         return _count_batches(len(check_length(self.sampler)), self.batch_size, self.drop_last)
@@ -482,7 +475,7 @@ class DistributedBatchSampler(BatchSampler):
         order = self._share(self.epoch)
         # As in Paddle: without `set_epoch`, every epoch is shuffled differently.
         self.epoch += self.shuffle
-        return _group(iterate(order), self.batch_size, self.drop_last)
+        return group(iterate(order), self.batch_size, self.drop_last)
 
     @property
     def num_samples(self) -> int:
@@ -511,9 +504,13 @@ class DistributedBatchSampler(BatchSampler):
         return Share(base, 0, self.batch_size, division, self.drop_last)
 
 
-def _group(indices: Iterable[int], size: int, drop_last: bool) -> Iterator[list[int]]:
-    left = open_sampler(indices)
-    while batch := list(itertools.islice(left, size)):
+def group(indices: Iterator[T], size: int, drop_last: bool) -> Iterator[list[T]]:
+    """Yield lists of so many indices; the last one may be shorter unless `drop_last` is set.
+
+    >>> list(group(iter("abcde"), 2, drop_last=False))
+    [['a', 'b'], ['c', 'd'], ['e']]
+    """
+    while batch := list(itertools.islice(indices, size)):
         if len(batch) == size or not drop_last:
             yield batch
 

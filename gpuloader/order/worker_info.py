@@ -36,7 +36,7 @@ def find_rank(launchers: Sequence[tuple[str, ...]] = _LAUNCHERS) -> tuple[int, i
     if group is not None and group.is_available() and group.is_initialized():
         return int(group.get_rank()), int(group.get_world_size())
     for *names, _ in launchers:
-        found = [name for name in names if name in os.environ]
+        found = list(filter(os.environ.__contains__, names))
         # Lightning's launcher sets no RANK, but the local one and the size.
         if found == ["WORLD_SIZE"] and "LOCAL_RANK" in os.environ:
             return _check(_count_on_nodes(), _parse("WORLD_SIZE"), "LOCAL_RANK", "WORLD_SIZE")

@@ -78,6 +78,20 @@ def find_arrays(dataset: object) -> ArrayRows | None:
     return found if found is not None and all(array.dtype.isnative for array in found.arrays) else None
 
 
+def held_by(dataset: object) -> list[Any]:
+    """Return what a dataset of this package takes its rows from: tensors and indices, also those inside."""
+    held: list[Any] = []
+    for name, value in vars(dataset).items() if hasattr(dataset, "__dict__") else ():
+        if name in ("tensors", "indices"):
+            held.append(value)
+        elif name == "dataset":
+            held += held_by(value)
+        elif name == "datasets":
+            for one in value:
+                held += held_by(one)
+    return held
+
+
 def check_array(position: int, values: ArrayLike) -> NDArray[Any]:
     """Return array number `position` of a dataset as a NumPy array whose first axis counts the samples."""
     held: Any = values

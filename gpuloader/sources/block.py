@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -144,6 +144,23 @@ class Block:
             found += [(piece, rows, part.dtypes.get(name)) for piece, rows in cuts]
         return found
 
+    def take(self, positions: NDArray[np.int64]) -> Block:
+        """Return the samples at some positions, which ascend.
+
+        >>> block = Block([Part({"x": np.arange(9)}, slice(1, 4)), Part({"x": np.arange(9)}, slice(6, 9))])
+        >>> block.take(np.array([0, 2, 4, 4])).columns()
+        {'x': array([1, 3, 7, 7])}
+        """
+        parts: list[Part] = []
+        start = 0
+        for part in self.parts:
+            here = positions[slice(*np.searchsorted(positions, (start, start + len(part))))] - start
+            if len(here):
+                rows = here + part.rows.start if isinstance(part.rows, slice) else part.rows[here]
+                parts.append(replace(part, rows=rows))
+            start += len(part)
+        return Block(parts)
+
     def columns(self) -> dict[str, Any]:
         """Return the values of all samples by column: an array, a `Ragged` or a list for each."""
         return {name: _join(self.pieces(name)) for name in self.names}
@@ -167,11 +184,10 @@ def _join(pieces: list[tuple[Any, Rows, np.dtype[Any] | None]]) -> Any:
         joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
         dtype = pieces[0][2]
         return _as_seen(joined if dtype is None else joined.astype(dtype, copy=False))
+    listed = [value for column, rows, _ in pieces for value in take_each(column, rows)]
     if isinstance(kind, Ragged):
-        listed = [part for column, rows, _ in pieces for part in row_parts(column, rows)]
-        dtype = pieces[0][2] or kind.dtype
-        return Ragged.from_samples(listed, dtype, kind.values.shape[1:])
-    return [value for column, rows, _ in pieces for value in take_values(column, rows)]
+        return Ragged.from_samples(listed, pieces[0][2] or kind.dtype, kind.values.shape[1:])
+    return listed
 
 
 def _take(column: NDArray[Any] | Chunked, rows: Rows, like: NDArray[Any]) -> NDArray[Any]:
@@ -203,30 +219,22 @@ def _value(column: Column, row: int) -> Any:
     return column.take(slice(row, row + 1))[0]
 
 
-def row_parts(column: Ragged | Chunked, rows: Rows) -> list[NDArray[Any]]:
-    """Return the values of rows of varying length, one array per row.
+def take_each(column: Ragged | Objects | Chunked, rows: Rows) -> list[Any]:
+    """Return the values of rows that do not make one array: an array per row of a `Ragged`, or objects.
 
     >>> column = Ragged(np.arange(5), (np.array([0, 3, 3, 5]),))
-    >>> [part.tolist() for part in row_parts(column, slice(0, 3))]
+    >>> [part.tolist() for part in take_each(column, slice(0, 3))]
     [[0, 1, 2], [], [3, 4]]
     """
     if isinstance(column, Chunked):
         assert not isinstance(rows, slice)
         return [_value(piece, row) for piece, row in column.find(rows)]
+    if not isinstance(column, Ragged):
+        return column.take(rows)
     (splits,) = column.row_splits
-    if isinstance(rows, slice):
-        starts, stops = splits[rows], splits[rows.start + 1 : rows.stop + 1]
-    else:
-        starts, stops = splits[rows], splits[rows + 1]
-    return [column.values[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
-
-
-def take_values(column: Objects | Chunked, rows: Rows) -> list[Any]:
-    """Return the values of some rows of a column that are not numbers."""
-    if isinstance(column, Chunked):
-        assert not isinstance(rows, slice)
-        return [piece.take(slice(row, row + 1))[0] for piece, row in column.find(rows)]
-    return column.take(rows)
+    chosen = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+    bounds = zip(splits[chosen].tolist(), splits[chosen + 1].tolist(), strict=True)
+    return [column.values[start:stop] for start, stop in bounds]
 
 
 # Samples of any schema joined field by field, for datasets that are asked for several samples at once.
@@ -242,29 +250,22 @@ def join_samples(samples: Sequence[Any]) -> Any:
     {'x': array([[1, 2],
            [3, 4]]), 'name': ['a', 'b']}
     """
-    if not samples:
-        return []
-    first = samples[0]
-    if any(type(sample) is not type(first) for sample in samples):
+    first = samples[0] if samples else None
+    if len(set(map(type, samples))) > 1:
         return list(samples)
-    if isinstance(first, Mapping):
-        if any(sample.keys() != first.keys() for sample in samples):
-            return list(samples)
+    if isinstance(first, Mapping) and all(one.keys() == first.keys() for one in samples):
         return {key: join_samples([sample[key] for sample in samples]) for key in first}
-    if isinstance(first, tuple | list) and not isinstance(first, WholeList):
-        if any(len(sample) != len(first) for sample in samples):
-            return list(samples)
+    is_sequence = isinstance(first, tuple | list) and not isinstance(first, WholeList)
+    if is_sequence and len(set(map(len, samples))) == 1:
         fields = [join_samples(entries) for entries in zip(*samples, strict=True)]
         return fields if isinstance(first, list) else tuple(fields)
-    if is_tensor(first):
-        alike = all((one.shape, one.dtype) == (first.shape, first.dtype) for one in samples)
-        return sys.modules["torch"].stack(list(samples)) if alike else list(samples)
-    if not isinstance(first, int | float | complex | np.generic | np.ndarray):
-        return list(samples)
-    if len({(np.shape(sample), getattr(sample, "dtype", None)) for sample in samples}) > 1:
-        return list(samples)
-    joined = np.asarray(samples)
-    return joined if is_stageable(joined.dtype) else list(samples)
+    is_number = isinstance(first, int | float | complex | np.generic | np.ndarray)
+    if is_number and len({(np.shape(one), getattr(one, "dtype", None)) for one in samples}) == 1:
+        joined = np.asarray(samples)
+        return joined if is_stageable(joined.dtype) else list(samples)
+    if is_tensor(first) and len({(one.shape, one.dtype) for one in samples}) == 1:
+        return sys.modules["torch"].stack(list(samples))
+    return list(samples)
 
 
 # What is known of a dataset's samples before any is read, from the columns or arrays that hold them.
@@ -293,12 +294,12 @@ def name_dtype(dtype: np.dtype[Any] | None) -> str:
     return "Python objects" if dtype is None else describe_dtype(dtype)
 
 
-def describe_field(field: Field) -> str:
+def describe_column(field: Field) -> str:
     """Return the dtype of a field, and its shape if it is not a number.
 
-    >>> describe_field((np.dtype("float32"), ())), describe_field((np.dtype("int64"), (2,)))
+    >>> describe_column((np.dtype("float32"), ())), describe_column((np.dtype("int64"), (2,)))
     ('float32', 'int64 of shape (2,)')
-    >>> describe_field((np.dtype("int64"), None)), describe_field((None, None))
+    >>> describe_column((np.dtype("int64"), None)), describe_column((None, None))
     ('int64 of varying shape', 'Python objects')
     """
     dtype, shape = field

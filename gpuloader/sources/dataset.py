@@ -11,6 +11,7 @@ import math
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import suppress
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 import numpy as np
@@ -23,6 +24,7 @@ from gpuloader.foreign import (
     FRAME,
     as_array,
     find_classes,
+    has_own_class,
     is_tensor,
     is_torch_generator,
     name_table,
@@ -100,12 +102,10 @@ class Dataset(Generic[S]):
     """
 
     def __getitem__(self, index: int) -> S:
-        name = type(self).__name__
-        raise NotImplementedError(f"{name} must define __getitem__(index), which returns a sample")
+        raise NotImplementedError(f"{type(self).__name__} must define __getitem__(index), to return a sample")
 
     def __len__(self) -> int:
-        name = type(self).__name__
-        raise NotImplementedError(f"{name} must define __len__, which returns the number of samples")
+        raise NotImplementedError(f"{type(self).__name__} must define __len__, the number of samples")
 
     def __add__(self, other: MapStyle[Any]) -> Dataset[Any]:
         return ConcatDataset([self, other])
@@ -162,8 +162,9 @@ class _Combined(Dataset[S]):
         if isinstance(datasets, str | bytes):
             raise BadType(f"{expected}, got the text {datasets!r}")
         if isinstance(datasets, (Dataset, *find_classes("Dataset"))):
-            kind = type(datasets).__name__
-            raise BadType(f"{expected}, got the dataset {kind}; pass a list of it and others")
+            raise BadType(
+                f"{expected}, got the dataset {type(datasets).__name__}; pass a list of it and others"
+            )
         self.datasets: list[MapStyle[Any]] = [
             check_map_style(f"dataset {position}", one) for position, one in enumerate(datasets)
         ]
@@ -176,8 +177,7 @@ class _Combined(Dataset[S]):
         rows = locate(self, index)
         if isinstance(rows, int):
             return self._read_one(rows)
-        joined: S = join_samples(self._read(list(each_row(rows))))
-        return joined
+        return cast("S", join_samples(self._read(list(each_row(rows)))))
 
     @property
     def __getitems__(self) -> Many:
@@ -231,8 +231,7 @@ class ConcatDataset(_Combined[S]):
 
     def _read_one(self, position: int) -> S:
         which, within = self._find(position)
-        sample: S = self.datasets[which][within]
-        return sample
+        return cast("S", self.datasets[which][within])
 
     def _find(self, position: int) -> tuple[int, int]:
         """Return the position of the dataset that holds a sample, and the sample's index in it."""
@@ -270,19 +269,28 @@ class ChainDataset(IterableDataset[S]):
     ['a', 'b', 'a', 'b']
     """
 
+    _checks: ClassVar[bool] = True  # when it is made, not when a dataset is read
+
     def __init__(self, datasets: Iterable[Iterable[S]]) -> None:
         self.datasets = list(datasets)
+        if not self._checks:
+            return
         if not self.datasets:
             raise BadValue("datasets must hold at least one dataset, got none")
         for position, dataset in enumerate(self.datasets):
-            if not is_iterable(dataset):
-                raise BadType(
-                    f"dataset {position} must be an IterableDataset, got {type(dataset).__name__}; "
-                    "for map-style datasets, use ConcatDataset"
-                )
+            self._check(position, dataset)
+
+    @staticmethod
+    def _check(position: int, dataset: object) -> None:
+        if not is_iterable(dataset):
+            raise BadType(
+                f"dataset {position} must be an IterableDataset, got {type(dataset).__name__}; "
+                "for map-style datasets, use ConcatDataset"
+            )
 
     def __iter__(self) -> Iterator[S]:
         for position, dataset in enumerate(self.datasets):
+            self._check(position, dataset)
             items = iter(dataset)
             # An iterator that was read before would end at once, and the chain would be shorter in silence.
             what = f"dataset {position} ({type(dataset).__name__}) returns"
@@ -394,6 +402,7 @@ class Subset(Dataset[S]):
     """
 
     _by_key = False
+    _follows_torch: ClassVar[bool] = False
 
     def __init__(self, dataset: MapStyle[S], indices: Sequence[Any] | NDArray[Any] | slice) -> None:
         refuse_mix(dataset, f"a {type(self).__name__}", "take subsets of its datasets first, then mix those")
@@ -419,8 +428,7 @@ class Subset(Dataset[S]):
             return self.dataset[self._at(rows)]
         # These take no list of indices themselves.
         if self._by_key or isinstance(self.dataset, list | tuple | range | str):
-            joined: S = join_samples([self[row] for row in each_row(rows)])
-            return joined
+            return cast("S", join_samples([self[row] for row in each_row(rows)]))
         return self.dataset[[self._at(row) for row in each_row(rows)]]
 
     def _at(self, position: int) -> Any:
@@ -433,8 +441,9 @@ class Subset(Dataset[S]):
 
     @property
     def __getitems__(self) -> Many:
-        """Reads several samples at once; exists only if the dataset has it."""
-        return pass_on(self, Subset, self._read, [self.dataset])
+        """Reads several samples at once; exists only if the dataset has it, or always as in PyTorch."""
+        is_whole = self._follows_torch and type(self).__getitem__ is Subset.__getitem__
+        return self._read if is_whole else pass_on(self, Subset, self._read, [self.dataset])
 
     def _read(self, indices: Sequence[int]) -> list[Any]:
         return read_many(self.dataset, [self._at(check_index(self, index)) for index in indices])
@@ -563,11 +572,20 @@ def _shuffle(count: int, generator: object) -> NDArray[np.int64]:
         # package.
         lib: Any = sys.modules["torch"]
         drawn = lib.randperm(count, generator=generator, device=generator.device)
-        indices: NDArray[np.int64] = drawn.cpu().numpy()
-        return indices
+        return cast("NDArray[np.int64]", drawn.cpu().numpy())
     raise TypeError(
         "generator must be a seed, a NumPy generator or a torch.Generator, got " + type(generator).__name__
     )
+
+
+def _check_equal(kind: str, unit: str, given: Sequence[Sized]) -> None:
+    lengths = list(map(len, given))
+    for position, length in enumerate(lengths):
+        if length != lengths[0]:
+            raise BadValue(
+                f"{kind}s must have the same number of {unit}, but {kind} 0 has {lengths[0]} {unit} and "
+                f"{kind} {position} has {length}"
+            )
 
 
 # `TensorDataset`: the rows of arrays, or of PyTorch's tensors.
@@ -612,6 +630,7 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
     """
 
     tensors: tuple[Any, ...]
+    _follows_torch: ClassVar[bool] = False
 
     def __init__(
         self, *arrays: ArrayLike | Sequence[ArrayLike], tensors: Sequence[ArrayLike] | None = None
@@ -628,12 +647,7 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
                 "rows, write TensorDataset(numpy.array(rows)), if they are fields, TensorDataset(*fields)"
             )
         rows = [check_array(position, array) for position, array in enumerate(given)]
-        for position, array in enumerate(rows):
-            if len(array) != len(rows[0]):
-                raise BadValue(
-                    f"arrays must have the same number of rows, but array 0 has {len(rows[0])} "
-                    f"and array {position} has {len(array)}"
-                )
+        _check_equal("array", "rows", rows)
         self.tensors = tuple(one if is_tensor(one) else array for one, array in zip(given, rows, strict=True))
 
     @property
@@ -642,19 +656,28 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
         return tuple([as_array(tensor) for tensor in self.tensors])
 
     def __getitem__(self, index: Any) -> tuple[Any, ...]:
+        if self._follows_torch and type(index) is not int and all(map(is_tensor, self.tensors)):
+            # None, True, a tensor of uint8 and others mean to a tensor what they mean to no dataset of ours.
+            with suppress(IndexError, TypeError, ValueError):
+                return tuple([tensor[index] for tensor in self.tensors])
         rows = locate(self, index)
         return tuple([tensor[rows] for tensor in self.tensors])
 
     def __len__(self) -> int:
         return len(self.tensors[0])
 
-    def _array_rows(self) -> ArrayRows:
-        return ArrayRows(self.arrays)
+    def _array_rows(self) -> ArrayRows | None:
+        # Rows of a class of its own, which only indexing makes.
+        return None if any(map(has_own_class, self.tensors)) else ArrayRows(self.arrays)
 
     def __getstate__(self) -> dict[str, Any]:
         # As arrays, because worker processes share the memory of arrays, but would copy that of tensors.
-        were_tensors = [is_tensor(tensor) for tensor in self.tensors]
-        return {**vars(self), "tensors": self.arrays, "were_tensors": were_tensors}
+        own = map(has_own_class, self.tensors)
+        shared = tuple(one if keeps else as_array(one) for one, keeps in zip(self.tensors, own, strict=True))
+        were_tensors = [
+            is_tensor(one) and not is_tensor(now) for one, now in zip(self.tensors, shared, strict=True)
+        ]
+        return {**vars(self), "tensors": shared, "were_tensors": were_tensors}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         were_tensors = state.pop("were_tensors")
@@ -689,13 +712,7 @@ class ComposeDataset(_Combined[tuple[Any, ...]]):
 
     def __init__(self, datasets: Iterable[MapStyle[Any]]) -> None:
         super().__init__(datasets)
-        lengths = [len(dataset) for dataset in self.datasets]
-        for position, length in enumerate(lengths):
-            if length != lengths[0]:
-                raise BadValue(
-                    f"datasets must have equal lengths, but dataset 0 has {lengths[0]} samples "
-                    f"and dataset {position} has {length}"
-                )
+        _check_equal("dataset", "samples", self.datasets)
 
     def __len__(self) -> int:
         return len(self.datasets[0])

@@ -28,7 +28,7 @@ from gpuloader.foreign import (
     is_tensor,
     name_table,
 )
-from gpuloader.sources.array_rows import READING, ArrayRows, find_arrays, own_method, reads_like
+from gpuloader.sources.array_rows import ArrayRows, find_arrays, own_method, reads_like
 from gpuloader.sources.block import Block, SampleFields, name_dtype, of_arrays
 from gpuloader.sources.dataset import (
     ChainDataset,
@@ -36,7 +36,6 @@ from gpuloader.sources.dataset import (
     ConcatDataset,
     Many,
     Subset,
-    count_items,
     is_iterable,
     refuse_mix,
 )
@@ -52,12 +51,7 @@ READ_ONCE = (
 
 _SUBSET, _CHAIN, _SIDE_BY_SIDE = "subset", "chain", "side by side"
 _COMPOSED: dict[type, str] = {Subset: _SUBSET, ConcatDataset: _CHAIN, ComposeDataset: _SIDE_BY_SIDE}
-_FOREIGN = (
-    ("Subset", _SUBSET),
-    ("ConcatDataset", _CHAIN),
-    ("ComposeDataset", _SIDE_BY_SIDE),
-    ("StackDataset", _SIDE_BY_SIDE),
-)
+_FOREIGN = {kind.__name__: how for kind, how in _COMPOSED.items()} | {"StackDataset": _SIDE_BY_SIDE}
 
 
 @dataclass(frozen=True)  # no slots: pickling errors find the culprit through `__dict__`
@@ -88,17 +82,22 @@ class Source:
         return {name: vars(self)[name] for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, read_many=getattr(state["dataset"], "__getitems__", None))
+        vars(self).update(state, read_many=_find_many(state["dataset"], state["inner"]))
 
     @cached_property
     def arrays(self) -> ArrayRows | None:
         """The arrays whose rows are the samples; None if Python code must read them."""
         return find_arrays(self.dataset)
 
-    def count_items(self) -> int:
-        """Return the length of an iterable dataset; raise `TypeError` if it has none."""
-        # Asked each time, like the length of a map-style one: a dataset may grow between epochs.
-        return count_items(self.dataset)
+    @property
+    def decodes(self) -> bool:
+        """Whether reading in columns takes long enough for worker processes to pay."""
+        return getattr(self.dataset, "_decodes", False) is True or bool(self.inner and self.inner.decodes)
+
+    @cached_property
+    def keeps_state(self) -> bool:
+        """Whether an iterable dataset tells its position, and resumes there."""
+        return all(callable(getattr(self.dataset, name, None)) for name in ("state_dict", "load_state_dict"))
 
     @cached_property
     def fields(self) -> SampleFields | None:
@@ -149,11 +148,12 @@ class Source:
         return f"dataset {'.'.join(map(str, numbers))} ({type(source.dataset).__name__})"
 
 
-def describe(value: Any, *, by_key: bool = False, encoded: bool = False) -> Source:
+def describe(value: Any, *, by_key: bool = False, encoded: bool = False, in_columns: bool = True) -> Source:
     """Return what a loader reads if it is passed `value` as its dataset; no sample is read.
 
     `by_key` is whether the user's own sampler may yield the keys of a dict: whether its values are samples or
-    columns is then known from the first index. `encoded` leaves the images of Hugging Face encoded.
+    columns is then known from the first index. `encoded` leaves the images of Hugging Face encoded. Without
+    `in_columns`, its datasets are read by their own code.
 
     Raises `TypeError` if the value is not a dataset, or if one of PyTorch or Paddle is composed of a
     `MixDataset`; `ReaderError` for a generator that has been read already; and the errors of `TableDataset`.
@@ -164,9 +164,9 @@ def describe(value: Any, *, by_key: bool = False, encoded: bool = False) -> Sour
     (False, True)
     """
     composed = dict(_COMPOSED)
-    for name, how in _FOREIGN:
+    for name, how in _FOREIGN.items():
         composed.update(dict.fromkeys(find_classes(name), how))
-    source = _describe(_adapt(value, by_key, encoded), composed, encoded)
+    source = _describe(_adapt(value, by_key, encoded, in_columns), composed, encoded, in_columns=in_columns)
     dataset = source.dataset
     if is_iterable(dataset):
         chained: tuple[Source, ...] = ()
@@ -186,14 +186,12 @@ def describe(value: Any, *, by_key: bool = False, encoded: bool = False) -> Sour
     return replace(source, iterable=True)
 
 
-def _describe(dataset: Any, composed: Mapping[type, str], encoded: bool, *, adapts: bool = True) -> Source:
+def _describe(
+    dataset: Any, composed: Mapping[type, str], encoded: bool, *, adapts: bool = True, in_columns: bool = True
+) -> Source:
     """Describe a dataset and those in it; `adapts` is whether they may be replaced by adapted ones."""
-    how, overrides = "", False
-    for kind in type(dataset).__mro__:
-        if kind in composed:
-            how = composed[kind]
-            break
-        overrides = overrides or not READING.isdisjoint(vars(kind))
+    kind = next(filter(composed.__contains__, type(dataset).__mro__), object)
+    how, overrides = composed.get(kind, ""), not reads_like(dataset, kind)
     inside: Any = ()
     if how == _SUBSET:
         inside = [getattr(dataset, "dataset", None)]
@@ -208,8 +206,8 @@ def _describe(dataset: Any, composed: Mapping[type, str], encoded: bool, *, adap
         reader = f"a {type(dataset).__name__}"
         refuse_mix(one, reader, "split or concatenate its datasets first, then mix those")
         # By key, because it is the composed dataset that asks for their samples; a dict is read by its keys.
-        adapted = _adapt(one, True, encoded) if adapts and not isinstance(one, Mapping) else one
-        part = _describe(adapted, composed, encoded, adapts=adapts)
+        adapted = _adapt(one, True, encoded, in_columns) if adapts and not isinstance(one, Mapping) else one
+        part = _describe(adapted, composed, encoded, adapts=adapts, in_columns=in_columns)
         parts.append(part)
         holds_images = holds_images or (part.holds_images and not overrides)
     if adapts and any(part.dataset is not one for part, one in zip(parts, inside, strict=True)):
@@ -219,24 +217,29 @@ def _describe(dataset: Any, composed: Mapping[type, str], encoded: bool, *, adap
         else:
             dataset.datasets = [part.dataset for part in parts]
     own_order = getattr(dataset, "default_sampler", None)
+    # A subclass overrides how samples are read: what it is made of tells nothing of its samples.
+    inner = parts[0] if how == _SUBSET and not overrides else None
     return Source(
         dataset,
-        in_blocks=own_method(dataset, "iter_blocks", overriding=_ITERATING) is not None,
+        in_blocks=own_method(dataset, "iter_blocks", overriding={"__iter__"}) is not None,
         holds_images=holds_images,
-        # A subclass overrides how samples are read: what it is made of tells nothing of its samples.
         chained=tuple(parts) if how == _CHAIN and not overrides else (),
-        inner=parts[0] if how == _SUBSET and not overrides else None,
-        read_many=getattr(dataset, "__getitems__", None),
+        inner=inner,
+        read_many=_find_many(dataset, inner),
         take_block=own_method(dataset, "take_block"),
         tell_fields=own_method(dataset, "_sample_fields"),
         own_order=own_order if callable(own_order) else None,
     )
 
 
-_ITERATING = frozenset(("__iter__",))
+def _find_many(dataset: Any, inner: Source | None) -> Many | None:
+    """Return what reads several samples at once; None if that only reads one after another."""
+    # PyTorch's Subset always has the method; read one by one, samples have names in errors.
+    alone = inner is not None and inner.read_many is None
+    return None if alone else getattr(dataset, "__getitems__", None)
 
 
-def _adapt(value: Any, by_key: bool, encoded: bool) -> Any:
+def _adapt(value: Any, by_key: bool, encoded: bool, in_columns: bool) -> Any:
     """Return a dataset for a data frame, an Arrow table, a dict of columns, or a dataset of Hugging Face."""
     if is_instance(value, "datasets", "DatasetDict", "IterableDatasetDict"):
         splits = list(value)
@@ -247,7 +250,7 @@ def _adapt(value: Any, by_key: bool, encoded: bool) -> Any:
         from gpuloader.sources.tables.huggingface import adapt_dataset, adapt_stream, keep_encoded
 
         value = keep_encoded(value) if encoded else value
-        return adapt_stream(value) if streams else adapt_dataset(value)
+        return adapt_stream(value, in_columns) if streams else adapt_dataset(value, in_columns)
     found = name_table(value)
     if found == SERIES:
         return value if by_key else value.array  # which is read by position, not by label

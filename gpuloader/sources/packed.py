@@ -9,7 +9,7 @@ import pickle
 from array import array
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, cast, overload
+from typing import Any, BinaryIO, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,15 +60,18 @@ class PackedList(Sequence[Any]):
         try:
             self.descriptor = open_memory_file("gpuloader-list")
             self._close = closing_once(self.descriptor)
-            ends = _write_items(self.descriptor, items)
-            start = _align(ends[-1] if ends else 0)
-            reserve(self.descriptor, max(start + _ALIGNMENT * len(ends), 1))
-            _write_at(self.descriptor, memoryview(ends).cast("B"), start)
+            with os.fdopen(self.descriptor, "wb", closefd=False) as file:
+                ends = _write_items(file, items)
+                start = -(-file.tell() // _ALIGNMENT) * _ALIGNMENT
+                file.flush()
+                reserve(self.descriptor, max(start + _ALIGNMENT * len(ends), 1))
+                file.seek(start)
+                file.write(ends)
             # No process can change the items under another one.
             seal(self.descriptor, writable=False)
+            self._map(self.descriptor, start, len(ends))
         except OSError as error:
             raise StagingMemoryError(f"cannot pack the list into shared memory: {error}") from error
-        self._map(self.descriptor, start, len(ends))
 
     def _map(self, descriptor: int, start: int, count: int) -> None:
         self.nbytes = os.fstat(descriptor).st_size
@@ -155,27 +158,13 @@ def _are_immutable(items: Sequence[Any]) -> bool:
     return kinds <= _IMMUTABLE
 
 
-def _write_items(descriptor: int, items: Iterable[Any]) -> array[int]:
+def _write_items(file: BinaryIO, items: Iterable[Any]) -> array[int]:
     """Write pickled items to a file, one after the other, and return where each ends."""
     ends = array("q")
-    end = 0
     left = iter(items)
     while chunk := list(itertools.islice(left, _CHUNK)):
         pickled = list(map(_dumps, chunk))
-        lengths = itertools.accumulate(map(len, pickled), initial=end)
-        next(lengths)
-        ends.extend(lengths)
-        _write_at(descriptor, memoryview(b"".join(pickled)), end)
-        end = ends[-1]
+        lengths = itertools.accumulate(map(len, pickled), initial=file.tell())
+        ends.extend(itertools.islice(lengths, 1, None))
+        file.write(b"".join(pickled))
     return ends
-
-
-def _write_at(descriptor: int, data: memoryview, start: int) -> None:
-    while data:
-        # Linux writes at most 2 GiB in one call.
-        written = os.pwrite(descriptor, data, start)
-        data, start = data[written:], start + written
-
-
-def _align(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT

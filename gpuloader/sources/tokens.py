@@ -59,12 +59,7 @@ class TokenWindows(Dataset[NDArray[Any]]):
     """
 
     def __init__(
-        self,
-        tokens: ArrayLike,
-        length: int,
-        *,
-        stride: int | None = None,
-        documents: ArrayLike | None = None,
+        self, tokens: ArrayLike, length: int, *, stride: int | None = None, documents: ArrayLike | None = None
     ) -> None:
         # A view of the base class, because every operation on a memmap takes some microseconds longer.
         self.tokens: NDArray[Any] = np.asarray(as_array(tokens))
@@ -77,8 +72,14 @@ class TokenWindows(Dataset[NDArray[Any]]):
         self.length = check_count("length", length)
         self.stride = self.length if stride is None else check_count("stride", stride)
         self._within = documents is not None
-        bounds = _as_bounds(documents, len(self.tokens))
+        # A document at 0 that is listed too begins twice, and the first time it has no windows.
+        begins = as_indices("documents", [] if documents is None else documents)
+        count = len(self.tokens)
+        bounds = np.concatenate([[0], begins, [count]])
         sizes = np.diff(bounds)
+        if (sizes < 0).any():
+            expected = f"documents must be ascending positions from 0 to {count}, the number of tokens"
+            raise ValueError(f"{expected}, got {begins[:8]} …")
         counts = np.maximum((sizes - self.length) // self.stride + 1, 0)
         if not counts.any():
             what = "the array has" if documents is None else "the longest document has"
@@ -138,16 +139,3 @@ class WindowStarts:
         document = np.searchsorted(self._ends, numbers, side="right")
         starts: IndexArray = self.first[document] + (numbers - self._before[document]) * self._stride
         return starts
-
-
-def _as_bounds(documents: ArrayLike | None, end: int) -> IndexArray:
-    """Return where each document begins, followed by the end of the last."""
-    if documents is None:
-        return np.array([0, end])
-    starts = as_indices("documents", documents)
-    bounds = np.concatenate([[0], starts, [end]]) if not starts.size or starts[0] else np.append(starts, end)
-    if (np.diff(bounds) < 0).any():
-        raise ValueError(
-            f"documents must be ascending positions from 0 to {end}, the number of tokens, got {starts[:8]} …"
-        )
-    return bounds

@@ -1,34 +1,45 @@
-"""The datasets and samplers of `gpuloader.torch`: PyTorch's classes, and this package's derived from them.
+"""The classes of `gpuloader.torch`: PyTorch's samplers, and datasets derived from PyTorch's of the same name.
 
-So code that asks whether something is PyTorch's ``Dataset`` or ``Sampler``, or whether a loader's sampler is
-PyTorch's ``RandomSampler``, gets the answer that it expects, and PyTorch's own loader reads the datasets.
-Outside a loader, ``torch.manual_seed`` determines the order of the random samplers. Importing this module
-imports PyTorch. Where PyTorch is missing, the base classes are this package's.
+So code that asks whether something is PyTorch's ``TensorDataset`` gets the answer that it expects, and
+PyTorch's own loader reads them. Importing this module imports PyTorch. Where PyTorch is missing, the samplers
+and the base classes are this package's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
-from types import SimpleNamespace
+from collections.abc import Iterable
 from typing import Any
 
-from gpuloader.order import samplers as sampler
-from gpuloader.order.randomness import GeneratorLike, draw_seed
+from gpuloader.order import samplers
 from gpuloader.sources import dataset
 from gpuloader.sources.dataset import MapStyle, S
 
+_Bases = tuple[Any, Any, Any, Any]
+
 try:
-    import torch.utils.data as theirs
-    from torch.utils.data import Dataset, IterableDataset, Sampler
-except ImportError:
-    Dataset, IterableDataset, Sampler = dataset.Dataset, dataset.IterableDataset, sampler.Sampler
-    theirs = SimpleNamespace(
-        SequentialSampler=Sampler,
-        BatchSampler=Sampler,
-        RandomSampler=Sampler,
-        WeightedRandomSampler=Sampler,
-        SubsetRandomSampler=Sampler,
+    from torch.utils import data as torch_data
+    from torch.utils.data import BatchSampler as BatchSampler
+    from torch.utils.data import Dataset, IterableDataset
+    from torch.utils.data import RandomSampler as RandomSampler
+    from torch.utils.data import Sampler as Sampler
+    from torch.utils.data import SequentialSampler as SequentialSampler
+    from torch.utils.data import SubsetRandomSampler as SubsetRandomSampler
+    from torch.utils.data import WeightedRandomSampler as WeightedRandomSampler
+
+    _bases: _Bases = (
+        torch_data.TensorDataset,
+        torch_data.ConcatDataset,
+        torch_data.Subset,
+        torch_data.ChainDataset,
     )
+except ImportError:
+    Dataset, IterableDataset = dataset.Dataset, dataset.IterableDataset
+    BatchSampler, RandomSampler, Sampler = samplers.BatchSampler, samplers.RandomSampler, samplers.Sampler
+    SequentialSampler, SubsetRandomSampler = samplers.SequenceSampler, samplers.SubsetRandomSampler
+    WeightedRandomSampler = samplers.WeightedRandomSampler
+    _bases = Dataset, Dataset, Dataset, IterableDataset
+
+_Tensors, _Joined, _Part, _Chain = _bases
 
 
 class _Summand:
@@ -38,8 +49,8 @@ class _Summand:
         return ConcatDataset([self, other])  # type: ignore[list-item]  # map-style by its other base class
 
 
-class TensorDataset(_Summand, dataset.TensorDataset, Dataset[Any]):  # type: ignore[misc]
-    """A `gpuloader.TensorDataset` that is also PyTorch's ``Dataset``; parameters and errors are the same.
+class TensorDataset(_Summand, dataset.TensorDataset, _Tensors):  # type: ignore[misc, valid-type]
+    """A `gpuloader.TensorDataset` that is also PyTorch's; parameters and errors are the same.
 
     Examples
     --------
@@ -48,9 +59,11 @@ class TensorDataset(_Summand, dataset.TensorDataset, Dataset[Any]):  # type: ign
     (np.int64(7),)
     """
 
+    _follows_torch = True
 
-class ConcatDataset(_Summand, dataset.ConcatDataset[S], Dataset[Any]):  # type: ignore[misc]
-    """A `gpuloader.ConcatDataset` that is also PyTorch's ``Dataset``; parameters and errors are the same.
+
+class ConcatDataset(_Summand, dataset.ConcatDataset[S], _Joined):  # type: ignore[misc, valid-type]
+    """A `gpuloader.ConcatDataset` that is also PyTorch's; parameters and errors are the same.
 
     Examples
     --------
@@ -59,8 +72,8 @@ class ConcatDataset(_Summand, dataset.ConcatDataset[S], Dataset[Any]):  # type: 
     """
 
 
-class Subset(_Summand, dataset.Subset[S], Dataset[Any]):  # type: ignore[misc]
-    """A `gpuloader.Subset` that is also PyTorch's ``Dataset``; parameters and errors are the same.
+class Subset(_Summand, dataset.Subset[S], _Part):  # type: ignore[misc, valid-type]
+    """A `gpuloader.Subset` that is also PyTorch's; parameters and errors are the same.
 
     Examples
     --------
@@ -68,11 +81,14 @@ class Subset(_Summand, dataset.Subset[S], Dataset[Any]):  # type: ignore[misc]
     ['e', 'a']
     """
 
+    _follows_torch = True
 
-class ChainDataset(dataset.ChainDataset[S], IterableDataset[Any]):  # type: ignore[misc]
-    """A `gpuloader.ChainDataset` that is also PyTorch's ``IterableDataset``.
 
-    Parameters and errors are the same.
+class ChainDataset(dataset.ChainDataset[S], _Chain):  # type: ignore[misc, valid-type]
+    """A `gpuloader.ChainDataset` that is also PyTorch's.
+
+    Parameters are the same. As in PyTorch, there may be no datasets, and one that is not iterable raises
+    `TypeError`, an `AssertionError` too, when it is read.
 
     Examples
     --------
@@ -83,84 +99,7 @@ class ChainDataset(dataset.ChainDataset[S], IterableDataset[Any]):  # type: igno
     ['a', 'b', 'a', 'b']
     """
 
+    _checks = False
+
     def __add__(self, other: Iterable[Any]) -> ChainDataset[Any]:  # type: ignore[override]  # as in PyTorch
         return ChainDataset([self, other])
-
-
-class SequentialSampler(sampler.SequenceSampler, theirs.SequentialSampler):  # type: ignore[misc]
-    """A `gpuloader.SequenceSampler` under PyTorch's name; parameters and errors are the same.
-
-    Examples
-    --------
-    >>> list(SequentialSampler("abc"))
-    [0, 1, 2]
-    """
-
-
-class BatchSampler(sampler.BatchSampler, theirs.BatchSampler):  # type: ignore[misc]
-    """A `gpuloader.BatchSampler` that is also PyTorch's; parameters and errors are the same.
-
-    Examples
-    --------
-    >>> list(BatchSampler(SequentialSampler("abc"), 2, False))
-    [[0, 1], [2]]
-    """
-
-
-class _SeededByTorch:
-    """What makes a sampler without a generator draw its seeds from PyTorch's global one."""
-
-    generator: GeneratorLike = None
-
-    def _new_seed(self) -> int:
-        import torch
-
-        return draw_seed(torch.default_generator if self.generator is None else self.generator)
-
-
-class RandomSampler(_SeededByTorch, sampler.RandomSampler, theirs.RandomSampler):  # type: ignore[misc]
-    """A `gpuloader.RandomSampler` whose order outside a loader follows from ``torch.manual_seed``.
-
-    Parameters and errors are the same. In a loader, the loader's seed determines the order.
-
-    Examples
-    --------
-    >>> import pytest
-    >>> _ = pytest.importorskip("torch")
-    >>> sorted(RandomSampler("abc"))
-    [0, 1, 2]
-    """
-
-
-class WeightedRandomSampler(_SeededByTorch, sampler.WeightedRandomSampler, theirs.WeightedRandomSampler):  # type: ignore[misc]
-    """A `gpuloader.WeightedRandomSampler` whose order outside a loader follows from ``torch.manual_seed``.
-
-    Parameters and errors are the same. In a loader, the loader's seed determines the order.
-
-    Examples
-    --------
-    >>> import pytest
-    >>> _ = pytest.importorskip("torch")
-    >>> list(WeightedRandomSampler([0, 1, 0], num_samples=3))
-    [1, 1, 1]
-    """
-
-
-class SubsetRandomSampler(_SeededByTorch, sampler.SubsetRandomSampler, theirs.SubsetRandomSampler):  # type: ignore[misc]
-    """A `gpuloader.SubsetRandomSampler` whose order outside a loader follows from ``torch.manual_seed``.
-
-    Parameters and errors are the same. In a loader, the loader's seed determines the order.
-
-    Examples
-    --------
-    >>> import pytest
-    >>> _ = pytest.importorskip("torch")
-    >>> sorted(SubsetRandomSampler([7, 3, 5]))
-    [3, 5, 7]
-    """
-
-
-def make_sampler(dataset: Sized, shuffle: bool) -> sampler.Sampler[int]:
-    """Return the sampler that a loader of `gpuloader.torch` makes, of PyTorch's class for it."""
-    made: sampler.Sampler[int] = RandomSampler(dataset) if shuffle else SequentialSampler(dataset)
-    return made

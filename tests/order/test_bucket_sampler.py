@@ -21,7 +21,7 @@ from gpuloader import (
 )
 from gpuloader.order.order import Shuffled
 from tests.rank_loaders import make
-from tests.sample_sets import INLINE, PROCESSES, WORKERS, MadeAtOnce, name_workers
+from tests.sample_sets import INLINE, PROCESSES, WORKERS, MadeAtOnce, name_workers, values
 
 LENGTHS = np.random.default_rng(0).lognormal(4, 0.8, 2000).astype(int)
 
@@ -90,7 +90,7 @@ def test_without_shuffling_it_sorts():
     assert list(sampler) == [[1, 3], [2, 0]]
     assert flat(sampler.order(5, 6)) == [1, 3, 2, 0]
     loader = DataLoader(range(4), places="cpu", batch_sampler=sampler, shard=(1, 2), uneven="drop")  # no seed
-    assert [batch.tolist() for batch in loader] == [[2, 0]]
+    assert values(loader) == [[2, 0]]
 
 
 def test_a_key_measures_the_samples():
@@ -206,16 +206,12 @@ class TestTheWrongOption:
                 return iter([[0, 1], [2, 3]])
 
         loader = DataLoader(range(4), places="cpu", batch_sampler=Pairs())
-        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
+        assert values(loader) == [[0, 1], [2, 3]]
 
 
 def load(size=4, **options):
     sampler = BucketSampler(LENGTHS[:50], size, pool=3)
     return DataLoader(range(50), places="cpu", batch_sampler=sampler, **{"seed": 3, **options})
-
-
-def batches(loader):
-    return [batch.tolist() for batch in loader]
 
 
 @pytest.mark.parametrize("workers", [*WORKERS, PROCESSES], ids=name_workers)
@@ -229,7 +225,7 @@ def test_a_loader_resumes_in_the_middle(workers):
     again.load_state_dict(state)
     whole = load(**INLINE)
     whole.set_epoch(2)
-    assert before + batches(again) == batches(whole)
+    assert before + values(again) == values(whole)
 
 
 @pytest.mark.parametrize("workers", [INLINE, PROCESSES], ids=name_workers)
@@ -241,7 +237,7 @@ def test_ranks_divide_the_batches_and_others_resume(workers):
             for rank in range(count)
         ]
 
-    whole = batches(load(seed=5))
+    whole = values(load(seed=5))
     found = ranks(2)
     epochs = [iter(one) for one in found]
     steps = [[next(epoch).tolist() for epoch in epochs] for _ in range(2)]
@@ -250,7 +246,7 @@ def test_ranks_divide_the_batches_and_others_resume(workers):
     others = ranks(3)
     for one in others:
         one.load_state_dict(state)
-    steps = zip(*map(batches, others), strict=True)
+    steps = zip(*map(values, others), strict=True)
     assert [index for step in steps for batch in step for index in batch] == [
         index for batch in whole[4:] for index in batch
     ][:33]

@@ -1,14 +1,11 @@
 """Dividing an epoch among ranks: by arithmetic that is identical on all ranks and stores no permutation."""
 
-import pickle
-
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuloader.order.dividing import ALONE, Division, RankInfo, Sharding, Share, cut, span
-from gpuloader.order.order import Drawn, InOrder, Mapped, Shuffled
+from gpuloader.order.order import InOrder, Mapped, Shuffled
 
 uneven = st.sampled_from(["pad", "drop"])
 
@@ -107,67 +104,7 @@ def test_a_position_beyond_the_order_is_refused():
         Share(InOrder(5), 6, 1, ALONE)
 
 
-def test_samples_of_ranks_differ_by_one_at_most():
-    """With 4,096 ranks and any remainder: all get equally many; those that count differ by at most one."""
-    for count in (10**9, 10**9 + 1, 4096 * 32 * 7 + 4097, 4095, 1):
-        for rule in ("pad", "drop"):
-            lengths, own = set(), []
-            for division in ranks(4096, rule):
-                share = Share(Shuffled(count, 0, 0), 0, 32, division)
-                lengths.add(len(share))
-                last = count - (division.count(count, 32) - 1) * 32 * 4096
-                own.append(len(share) - division.own(last, 32)[1] + division.own(last, 32)[0])
-            assert len(lengths) == 1
-            assert max(own) - min(own) <= 1
-            assert count - sum(own) == (0 if rule == "pad" else count % 4096)
-
-
 # Quantiles of the chi-squared distribution by degrees of freedom: one draw in 1,000 exceeds them.
-EXCEEDED = {15: 37.70, 63: 103.44, 255: 330.52}
-
-
-def chi_squared(values, bins):
-    counts = np.bincount(values, minlength=bins)
-    expected = len(values) / bins
-    return float(((counts - expected) ** 2 / expected).sum())
-
-
-@pytest.mark.parametrize(("rank", "world_size"), [(0, 8), (7, 8), (1234, 4096), (4095, 4096)])
-@pytest.mark.parametrize("count", [10**9, 200_000])
-def test_a_rank_reads_from_all_over_the_data_set(count, rank, world_size):
-    for seed in (1, 2):
-        share = Share(Shuffled(count, seed, 0), 0, 16, Division(rank, world_size, "pad"))
-        entries = np.asarray(share.slice(0, min(len(share), 1 << 14)))
-        assert chi_squared(entries * 16 // count, 16) < EXCEEDED[15]
-        if len(entries) >= 1 << 14:
-            assert chi_squared(entries * 256 // count, 256) < EXCEEDED[255]
-
-
-def test_a_sample_comes_to_any_rank_at_any_step():
-    """Over epochs, the position of a sample in the order is uniform, and so are its rank and step."""
-    count, world_size, size = 4096, 64, 8
-    positions = np.empty(6400, np.int64)
-    for epoch in range(len(positions)):
-        order = np.asarray(Shuffled(count, 5, epoch).slice(0, count))
-        positions[epoch] = np.flatnonzero(order == 1234)[0]
-    steps, inside = np.divmod(positions, size * world_size)
-    assert chi_squared(inside // size, world_size) < EXCEEDED[63]
-    assert chi_squared(positions * 256 // count, 256) < EXCEEDED[255]
-    assert set(steps.tolist()) == set(range(8))
-
-
-def test_neither_a_permutation_nor_a_chunk_is_pickled():
-    share = Share(Shuffled(10**9, 1, 2), 10, 64, Division(3, 4096, "pad"))
-    entries = whole(share, 0, 100)
-    data = pickle.dumps(share)
-    assert len(data) < 1000
-    assert whole(pickle.loads(data), 0, 100) == entries
-
-
-def test_drawing_with_replacement_is_divided_too():
-    order = Drawn(10, 30, 1, 0)
-    entries = [entry for one in ranks(3) for entry in whole(Share(order, 0, 10, one), 0, 10)]
-    assert entries == whole(order, 0, 30)
 
 
 def test_parts_are_as_even_as_can_be():

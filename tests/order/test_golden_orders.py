@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 
 import gpuloader
-from gpuloader import CPUPlace, DataLoader, Dataset, IterableDataset, MixDataset, Subset
+from gpuloader import CPUPlace, DataLoader, MixDataset, Subset
+from tests.rank_loaders import Stream
+from tests.sample_sets import Made
 
 FILE = Path(__file__).parents[1] / "golden" / "orders.json.gz"
 CASES = 300
@@ -31,36 +33,18 @@ SAMPLING = (
 )
 
 
-class Indices(Dataset):
-    """Each sample is its index."""
-
-    def __init__(self, count):
-        self.count = count
-
-    def __getitem__(self, index):
-        return index
-
-    def __len__(self):
-        return self.count
-
-
-class Stream(IterableDataset):
-    """The integers below `count`."""
-
-    def __init__(self, count):
-        self.count = count
-
-    def __iter__(self):
-        return iter(range(self.count))
+def indices(count):
+    """Return a dataset whose samples are their indices."""
+    return Made(lambda index: index, count)
 
 
 def make_dataset(case):
     kind, count = case["dataset"], case["length"]
     if kind == "subset":
-        return Subset(Indices(2 * count), list(range(2 * count - 1, 0, -2)))
+        return Subset(indices(2 * count), list(range(2 * count - 1, 0, -2)))
     if kind == "mix":
-        return MixDataset([Indices(count), Indices(2 * count)], [0.7, 0.3], at_end=case["at_end"])
-    return {"range": range, "indices": Indices, "stream": Stream}[kind](count)
+        return MixDataset([indices(count), indices(2 * count)], [0.7, 0.3], at_end=case["at_end"])
+    return {"range": range, "indices": indices, "stream": Stream}[kind](count)
 
 
 def make_sampling(case, dataset):

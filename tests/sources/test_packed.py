@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuloader import DataLoader, PackedList, StagingMemoryError
+from gpuloader import ComposeDataset, DataLoader, PackedList, StagingMemoryError
 from gpuloader.sources.packed import pack_list
 from gpuloader.system import platforms
 from tests.fakes import nothing_left_behind
@@ -96,20 +96,9 @@ def test_workers_map_the_programs_memory(method):
 
 
 def test_two_lists_are_not_mixed_up():
-    dataset = [PackedList("abcd"), PackedList("efgh")]
-    loader = DataLoader(Pair(*dataset), places="cpu", batch_size=4, num_workers=1)
+    dataset = ComposeDataset([PackedList("abcd"), PackedList("efgh")])
+    loader = DataLoader(dataset, places="cpu", batch_size=4, num_workers=1)
     assert [list(map(list, batch)) for batch in loader] == [[list("abcd"), list("efgh")]]
-
-
-class Pair:
-    def __init__(self, first, second):
-        self.first, self.second = first, second
-
-    def __len__(self):
-        return len(self.first)
-
-    def __getitem__(self, index):
-        return self.first[index], self.second[index]
 
 
 class TestListsAsDatasets:
@@ -147,7 +136,7 @@ class TestListsAsDatasets:
         assert pack_list(dataset, 20_000) is None
 
     def test_a_loader_reads_a_packed_list(self, monkeypatch):
-        monkeypatch.setattr("gpuloader.fetch.processes.workers.IN_BAND_LIMIT", 20_000)
+        monkeypatch.setattr("gpuloader.fetch.processes.workers._PACKED_NBYTES", 20_000)
         items = [(f"{number}.jpg", number) for number in range(5000)]
         loader = DataLoader(items, places="cpu", batch_size=100, num_workers=2, start_method="forkserver")
         for _ in range(2):

@@ -1,9 +1,8 @@
 """Windows over tokens: which there are, and how they are loaded, resumed and divided among ranks."""
 
 import itertools
-import json
 import pickle
-import tracemalloc
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,7 +12,9 @@ from hypothesis import strategies as st
 from gpuloader import DataLoader, MixDataset, RandomSampler, Subset, TokenWindows
 from gpuloader.sources.array_rows import find_arrays
 from gpuloader.transforms import Cast
-from tests.rank_loaders import make, numbers
+from tests import loading
+from tests.fakes import memory_below
+from tests.rank_loaders import numbers
 from tests.sample_sets import PROCESSES, WORKERS, name_workers
 
 
@@ -69,8 +70,7 @@ def file(tmp_path):
     return np.memmap(path, np.uint16, "r")
 
 
-def load(windows, **options):
-    return DataLoader(windows, **{"places": "cpu", "batch_size": 8, "seed": 3, "shuffle": True, **options})
+load = partial(loading.load, batch_size=8, seed=3, shuffle=True)
 
 
 def starts(loader):
@@ -83,12 +83,8 @@ def test_a_loader_resumes_in_the_middle_of_a_file(file, workers, documents):
     windows = TokenWindows(file, 16, documents=documents)
     whole = starts(load(windows))
     assert len(whole) == len(windows)
-    loader = load(windows, **workers)
-    epoch = iter(loader)
-    before = [window[0] for _ in range(9) for window in next(epoch).tolist()]
-    again = load(windows, seed=None, **workers)
-    again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
-    assert before + starts(again) == whole
+    before, again = loading.resume(lambda: load(windows, **workers), 9)
+    assert starts(before) + starts(again) == whole
 
 
 def test_random_windows_are_a_function_of_seed_and_epoch(file):
@@ -107,13 +103,6 @@ def test_random_windows_are_a_function_of_seed_and_epoch(file):
     steps = zip(*ranks, strict=True)
     divided = [window[0] for step in steps for batch in step for window in numbers(batch)]
     assert divided == first
-
-
-def test_ranks_divide_windows_of_documents(file):
-    windows = TokenWindows(file, 16, documents=[100, 1000])
-    steps = zip(*(make(windows, rank, 2, shuffle=True, seed=3) for rank in range(2)), strict=True)
-    found = [window[0] for step in steps for batch in step for window in numbers(batch)]
-    assert found == starts(load(windows))
 
 
 def test_a_collate_function_gets_the_windows_in_processes(file):
@@ -141,12 +130,9 @@ def test_billions_of_tokens_take_no_memory():
     tokens = np.broadcast_to(np.uint16(7), 4 * 10**9)
     windows = TokenWindows(tokens, 1024, stride=1, documents=[10**9, 3 * 10**9])
     sampler = RandomSampler(windows, replacement=True, num_samples=10**9)
-    tracemalloc.start()
-    batch = next(iter(load(windows, shuffle=False, sampler=sampler)))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    with memory_below(8 << 20):
+        batch = next(iter(load(windows, shuffle=False, sampler=sampler)))
     assert batch.shape == (8, 1024)
-    assert peak < 8 << 20
 
 
 @pytest.mark.parametrize(

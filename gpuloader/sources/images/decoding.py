@@ -23,7 +23,7 @@ Pixels = NDArray[np.uint8]
 EIGHTHS = 8
 """A decoder shrinks to n / 8 of the size; this is the whole size."""
 
-_JPEG = b"\xff\xd8\xff"
+_JPEG, _LAST = b"\xff\xd8\xff", b"\xff\xd9"  # the first bytes of a JPEG file, and the last ones
 _TURBO = ("YCbCr", "Gray", "GRAY")  # what is left to Pillow: CMYK, YCCK, and RGB stored as such
 _UNITS = {"444": 8, "422": 16, "420": 16, "440": 8, "411": 32, "Gray": 8}  # columns, by the subsampling
 _KEPT = 64 << 20  # bytes: memory that a thread keeps for its next image
@@ -60,7 +60,7 @@ class Header(NamedTuple):
     size: tuple[int, int]  # height and width of the upright image
     is_turbo: bool  # whether libjpeg-turbo decodes it
     orientation: int = 1  # how it is turned, as Exif counts: 1 is upright
-    unit: int = 0  # the columns of a unit, by which a decoder can begin; 0 if unknown
+    unit: int = 0  # the columns of a unit, by which a decoder can begin; 0 if parts cannot be decoded
 
 
 def read_header(data: bytes, file: str = "", *, upright: bool = False) -> Header:
@@ -102,6 +102,9 @@ def read_header(data: bytes, file: str = "", *, upright: bool = False) -> Header
     except Exception as error:
         raise_for_file(error, file)
     stored = height, width
+    # Without the last marker, the file may be cut off below a part, which TurboJPEG would not notice.
+    if not is_turbo or orientation != 1 or not data.endswith(_LAST):
+        unit = 0
     return Header(stored, (width, height) if orientation > 4 else stored, is_turbo, orientation, unit)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,6 @@ from gpuloader.sources.array_rows import locate
 from gpuloader.sources.block import each_row, join_samples
 from gpuloader.sources.dataset import Dataset
 from gpuloader.sources.images.image import Image
-from gpuloader.sources.packed import PackedList
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """The endings of file names that are taken for images, as in torchvision."""
@@ -22,12 +22,7 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", 
 Path = str | os.PathLike[str]
 
 
-class _Pair(NamedTuple):
-    image: Any
-    label: Any
-
-
-class ImageSample(_Pair):
+class ImageSample(NamedTuple("_Pair", [("image", Any), ("label", Any)])):
     """An image and its label; a batch has the same two fields.
 
     Attributes
@@ -54,7 +49,7 @@ class _Files(Dataset[ImageSample]):
 
     def __init__(
         self,
-        paths: Iterable[str],
+        paths: list[str],
         labels: NDArray[Any] | None,
         transform: Callable[[Any], Any] | None,
         target_transform: Callable[[Any], Any] | None,
@@ -69,9 +64,9 @@ class _Files(Dataset[ImageSample]):
         self.target_transform = target_transform
         self.loader = loader
         self.upright = bool(upright)
-        # Workers share packed paths. A list of a million strings would be copied into each of them, page by
-        # page, as their reference counts change.
-        self._paths = PackedList(paths)
+        # One array, which workers share. A list of a million strings would be copied into each of them, page
+        # by page, as their reference counts change.
+        self._paths = np.array([*map(os.fsencode, paths)], "S")
         self._labels = labels
 
     def __len__(self) -> int:
@@ -84,7 +79,7 @@ class _Files(Dataset[ImageSample]):
                 return join_samples([self[row] for row in each_row(rows)])
             index = rows
         try:
-            path = self._paths[index]
+            path = os.fsdecode(self._paths[index])
         except IndexError:
             locate(self, index)  # raises the error with this dataset's name
             raise
@@ -197,7 +192,9 @@ class ImageFolder(_Files):
         """Return the names of the classes in a folder, and the label of each."""
         try:
             with os.scandir(directory) as entries:
-                classes = sorted(entry.name for entry in entries if entry.is_dir())
+                classes = sorted(map(attrgetter("name"), filter(os.DirEntry.is_dir, entries)))
+        except FileNotFoundError:
+            raise FileNotFoundError(f"{directory} does not exist; expected a folder of folders") from None
         except NotADirectoryError:
             raise FileNotFoundError(f"{directory} is a file; expected a folder of folders") from None
         if not classes:
@@ -218,7 +215,7 @@ class ImageFolder(_Files):
     @cached_property
     def samples(self) -> list[tuple[str, int]]:
         """The path and the label of each image."""
-        return list(zip(self._paths, self.targets, strict=True))
+        return list(zip(map(os.fsdecode, self._paths), self.targets, strict=True))
 
     @property
     def imgs(self) -> list[tuple[str, int]]:
@@ -274,4 +271,4 @@ class ImageFiles(_Files):
             raise ValueError(
                 f"expected one label per file, got {len(paths)} files and labels of {rows.shape}"
             )
-        super().__init__((os.fspath(path) for path in paths), rows, None, None, loader, upright)
+        super().__init__([os.fspath(path) for path in paths], rows, None, None, loader, upright)

@@ -25,7 +25,6 @@ from gpuloader.sources.images.decoding import (
     take_scratch,
 )
 from gpuloader.sources.images.regions import Code, Part
-from gpuloader.sources.images.turbojpeg import TurboJPEG, load_turbojpeg, widen
 
 # ---------------------------------------------------------------------------------------------------------
 # The geometry of an image: which part of it to take, how to resample that, and how to mirror the result
@@ -124,7 +123,6 @@ class Geometry:
 # Encoded images
 
 _Bytes = bytes | bytearray | memoryview
-_END_OF_JPEG = b"\xff\xd9"
 
 
 class Image:
@@ -240,40 +238,53 @@ class Image:
         at that size.
         """
         header = self.header
-        if self._find_part_decoder(header) is None:
+        if not header.unit:
             return part
+        # Imported late, because whole images are decoded without it.
+        from gpuloader.sources.images.turbojpeg import INTERPOLATED, load_turbojpeg
+
+        if load_turbojpeg() is None:
+            return part
+        # The decoder begins at whole units of columns. It interpolates colors between columns, but not at the
+        # edges of what it decodes, and not at all if that is very narrow. So there is one more column on each
+        # side.
+        top, left, bottom, right = part
         _, width = shrink_size(header.size, shrink)
-        return widen(part, width, max(header.unit * shrink // EIGHTHS, 1))
+        unit = max(header.unit * shrink // EIGHTHS, 1)
+        left = max(min(left - 1, width - INTERPOLATED), 0) // unit * unit
+        return top, left, bottom, min(max(right + 1, left + INTERPOLATED), width)
 
     def decode_part(self, shrink: int, part: Part, out: Pixels | None = None) -> Pixels:
         """Return the pixels of what `find_decodable` returned, as `decode_at` does.
 
-        Only within the part that `find_decodable` was given are they those of the whole image.
+        Only within the part that `find_decodable` was given are they those of the whole image. `out` may have
+        any shape of as many bytes.
         """
         top, left, bottom, right = part
-        header = self.header
-        decoder = self._find_part_decoder(header)
+        shape = bottom - top, right - left, 3
+        whole = shrink_size(self.header.size, shrink)
+        into = None if out is None else out.reshape(shape)
+        # A whole image is decoded by the decoder of whole ones, straight into its place if it can.
+        is_whole = into is not None and part == (0, 0, *whole)
+        decoder = None
+        if self.header.unit and not is_whole:
+            from gpuloader.sources.images.turbojpeg import load_turbojpeg
+
+            decoder = load_turbojpeg()
         if decoder is not None:
-            into = out
-            if into is None:
-                whole = shrink_size(header.size, shrink)
-                into = take_scratch((bottom - top, right - left, 3), (*whole, 3))
-            if decoder.decode_part(self.data, part, shrink, into):
-                return into
-        image = self.decode_at(shrink)
+            target = take_scratch(shape, (*whole, 3)) if into is None else into
+            if decoder.decode_part(self.data, part, shrink, target):
+                return target if out is None else out
+        image = self.decode_at(shrink, into if is_whole else None)
         if isinstance(image, np.ndarray):
             found = image[top:bottom, left:right]
         else:
             found = np.asarray(image.crop((left, top, right, bottom)))
-        if out is None:
+        if into is None or out is None:
             return np.ascontiguousarray(found)
-        out[...] = found
+        if image is not into:
+            into[...] = found
         return out
-
-    def _find_part_decoder(self, header: Header) -> TurboJPEG | None:
-        # Without the last marker, the file may be cut off below the part, which TurboJPEG would not notice.
-        is_sound = header.is_turbo and header.orientation == 1 and self.data.endswith(_END_OF_JPEG)
-        return load_turbojpeg() if is_sound and header.unit else None
 
     def to_pillow(self) -> Any:
         """Return the image as one of Pillow, of mode RGB; raises the errors of the class."""
@@ -352,7 +363,8 @@ def as_image(value: Any) -> Image | Pixels | Any:
     if pixels.ndim == 2:
         pixels = pixels[..., None]
     if pixels.shape[2] not in (1, 3) or not pixels.size:
-        raise SampleError(f"expected pixels of shape (height, width, 3), got {pixels.shape}")
+        advice = "; move the channels last: array.transpose(1, 2, 0)" if pixels.shape[0] in (1, 3) else ""
+        raise SampleError(f"expected pixels of shape (height, width, 3), got {pixels.shape}{advice}")
     return np.ascontiguousarray(pixels)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +28,7 @@ class Region:
     geometry: Array  # float32: `NUMBERS` numbers, then pairs that change colors, see `kernels.recolor`
     # The pixels, uint8 of that shape; or what decodes them into an array of that shape. An encoded image is
     # decoded only when its region is written, so that no pixels wait in memory for those of other samples.
-    source: Array | Callable[[Array], None]
+    source: Array | Callable[[Array], object]
 
     dtype = np.dtype(np.uint8)  # by which collation recognizes a field of arrays
     level = 2  # of a field of regions: the number of its arrays, less one
@@ -37,13 +37,6 @@ class Region:
     def step(self) -> tuple[int, ...]:
         """The shape of a pixel."""
         return self.shape[1:]
-
-    @property
-    def pixels(self) -> Array:
-        """The pixels in an array of their own, decoded now if they have to be."""
-        pixels = np.empty(self.shape, self.dtype)
-        self.write(pixels)
-        return pixels
 
     def write(self, target: Array) -> None:
         """Write the pixels into an array of their shape; raise `PictureError` if they cannot be decoded."""
@@ -131,16 +124,6 @@ class Encoded:
 
 def _encode_name(file: str) -> bytes:
     return file.encode("utf-8", "surrogatepass")  # a file's name need not be valid text
-
-
-def join_geometry(regions: Sequence[Region | Encoded]) -> Array:
-    """Return the geometry of several regions, float32 with one row each.
-
-    >>> join_geometry([]).shape
-    (0, 13)
-    """
-    rows = [region.geometry for region in regions]
-    return np.stack(rows) if rows else np.zeros((0, NUMBERS), np.float32)
 
 
 def read_codes(data: Array) -> Iterator[Code]:

@@ -136,7 +136,7 @@ _STRIP = 4 << 20  # bytes of an image that are copied at once for the first pass
 _MODES = {1: "L", 3: "RGB"}
 
 
-def resample(image: Image | Pixels | Any, geometry: Geometry) -> Pixels | Any:
+def apply_geometry(image: Image | Pixels | Any, geometry: Geometry) -> Pixels | Any:
     """Return the image that a geometry describes, as pixels or as an image of Pillow.
 
     It equals Pillow's ``resize`` of the columns, and then of the rows, bit for bit. Only the rows that the
@@ -147,7 +147,7 @@ def resample(image: Image | Pixels | Any, geometry: Geometry) -> Pixels | Any:
     >>> _ = pytest.importorskip("PIL")
     >>> ramp = np.repeat(np.arange(0, 200, 2, np.uint8), 3).reshape(1, 100, 3)
     >>> geometry = Geometry.of(1, 100).resized((1, 4), "bilinear")
-    >>> np.asarray(resample(ramp, geometry))[0, :, 0].tolist()
+    >>> np.asarray(apply_geometry(ramp, geometry))[0, :, 0].tolist()
     [29, 74, 124, 169]
     """
     resizer = None if geometry.filter is None else LATE_RESIZER.find()
@@ -164,7 +164,7 @@ def resample(image: Image | Pixels | Any, geometry: Geometry) -> Pixels | Any:
             image, corner = image.decode_part(shrink, part), part[:2]
     is_colored = image.shape[2] == 3 if isinstance(image, np.ndarray) else image.mode == "RGB"
     if resizer is None or not is_colored:  # the compiled code takes three channels
-        return resample_by_pillow(image, geometry)
+        return apply_by_pillow(image, geometry)
     if not isinstance(image, np.ndarray):
         top, left, bottom, right = geometry.find_part(image.height, image.width)
         image, corner = np.asarray(image.crop((left, top, right, bottom))), (top, left)
@@ -175,8 +175,8 @@ def resample(image: Image | Pixels | Any, geometry: Geometry) -> Pixels | Any:
     return out
 
 
-def resample_by_pillow(image: Pixels | Any, geometry: Geometry) -> Any:
-    """Return what `resample` does, of pixels or an image of Pillow, as an image of Pillow."""
+def apply_by_pillow(image: Pixels | Any, geometry: Geometry) -> Any:
+    """Return what `apply_geometry` does, of pixels or an image of Pillow, as an image of Pillow."""
     top, left, height, width = geometry.window
     if geometry.filter is None:
         image = _take(image, top, left, height, width)
@@ -240,12 +240,12 @@ def _take(image: Pixels | Any, top: int, left: int, height: int, width: int) -> 
 
 
 def as_pillow(made: Pixels | Any) -> Any:
-    """Return what `resample` returned as an image of Pillow."""
+    """Return what `apply_geometry` returned as an image of Pillow."""
     return load_pillow().fromarray(made) if isinstance(made, np.ndarray) else made
 
 
 def as_pixels(made: Pixels | Any) -> Pixels:
-    """Return what `resample` returned as pixels of shape (height, width, channels)."""
+    """Return what `apply_geometry` returned as pixels of shape (height, width, channels)."""
     if isinstance(made, np.ndarray):
         return made
     channels = len(made.getbands())

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections import deque
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
@@ -23,32 +24,13 @@ from gpuloader.sources.images.regions import Part
 _DECOMPRESS = 1  # TJINIT_DECOMPRESS
 _RGB = 0  # TJPF_RGB
 _PROGRESSIVE = 12  # TJPARAM_PROGRESSIVE
-_INTERPOLATED = 8  # columns: wide enough for the decoder to interpolate colors
+INTERPOLATED = 8
+"""Columns of a part that is wide enough for the decoder to interpolate colors."""
 _SYSTEM = {"darwin": "libturbojpeg.dylib", "win32": "turbojpeg.dll"}.get(sys.platform, "libturbojpeg.so.0")
 
 
-def widen(part: Part, width: int, unit: int) -> Part:
-    """Return a part with more columns, so that the pixels that were asked for equal those of the whole image.
-
-    `width` is the image's, and `unit` is the number of columns in one of the units that it is stored in.
-
-    >>> widen((5, 40, 9, 60), 100, unit=16), widen((5, 96, 9, 100), 100, unit=16)
-    ((5, 32, 9, 61), (5, 80, 9, 100))
-    """
-    # The decoder begins at whole units. It interpolates colors between columns, but not at the edges of what
-    # it decodes, and not at all if that is very narrow. So there is one more column on each side.
-    top, left, bottom, right = part
-    left = max(min(left - 1, width - _INTERPOLATED), 0) // unit * unit
-    return top, left, bottom, min(max(right + 1, left + _INTERPOLATED), width)
-
-
 class _Rectangle(ctypes.Structure):
-    _fields_ = (
-        ("x", ctypes.c_int),
-        ("y", ctypes.c_int),
-        ("width", ctypes.c_int),
-        ("height", ctypes.c_int),
-    )
+    _fields_ = (("x", ctypes.c_int), ("y", ctypes.c_int), ("width", ctypes.c_int), ("height", ctypes.c_int))
 
 
 class _Fraction(ctypes.Structure):
@@ -62,26 +44,33 @@ class TurboJPEG:
     """
 
     def __init__(self, library: str) -> None:
+        self.library = library
         # Decoding releases the interpreter's lock (CDLL). The other calls keep it (PyDLL), because releasing
         # it takes longer than they do.
         decoding, brief = ctypes.CDLL(library), ctypes.PyDLL(library)
-        handle, address, size, number = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-        self._open = _declare(brief.tj3Init, handle, number)
-        self._read = _declare(brief.tj3DecompressHeader, number, handle, ctypes.c_char_p, size)
-        self._get = _declare(brief.tj3Get, number, handle, number)
-        self._shrink = _declare(brief.tj3SetScalingFactor, number, handle, _Fraction)
-        self._crop = _declare(brief.tj3SetCroppingRegion, number, handle, _Rectangle)
-        self._decompress = _declare(
-            decoding.tj3Decompress8, number, handle, ctypes.c_char_p, size, address, number, number
+        self._open, self._read, self._get = brief.tj3Init, brief.tj3DecompressHeader, brief.tj3Get
+        self._shrink, self._crop = brief.tj3SetScalingFactor, brief.tj3SetCroppingRegion
+        self._decompress = decoding.tj3Decompress8
+        handle, number, data, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t
+        declared: tuple[tuple[Any, ...], ...] = (
+            (self._open, handle, number),
+            (self._read, number, handle, data, size),
+            (self._get, number, handle, number),
+            (self._shrink, number, handle, _Fraction),
+            (self._crop, number, handle, _Rectangle),
+            (self._decompress, number, handle, data, size, ctypes.c_void_p, number, number),
         )
+        for function, result, *arguments in declared:
+            function.restype, function.argtypes = result, arguments
         # A handle serves one thread at a time, and making one takes a while. A deque's pop and append are
         # atomic, so it ends up with as many handles as threads have decoded at the same time.
         self._idle: deque[int] = deque()
 
     def decode_part(self, data: bytes, part: Part, shrink: int, out: NDArray[np.uint8]) -> bool:
-        """Decode what `widen` returned, at some eighths of the size; return False if that cannot be done.
+        """Decode what `Image.find_decodable` returned, at some eighths of the size.
 
-        `out` is memory for the pixels, uint8 of shape (height, width, 3), contiguous.
+        Returns False if that cannot be done. `out` is memory for the pixels, uint8 of shape (height, width,
+        3), contiguous.
         """
         try:
             handle = self._idle.pop()
@@ -104,26 +93,17 @@ class TurboJPEG:
             self._idle.append(handle)
 
 
-def _declare(function: Any, result: Any, *arguments: Any) -> Any:
-    function.restype, function.argtypes = result, arguments
-    return function
-
-
 @cache
 def load_turbojpeg() -> TurboJPEG | None:
-    """Return TurboJPEG 3, or None if no library of it is found."""
-    for library in (*_list_bundled(), _SYSTEM):
+    """Return TurboJPEG 3, of the package ``turbojpeg`` or of the system; None if neither has it."""
+    libraries: list[str] = []
+    with suppress(PackageNotFoundError):
+        for file in distribution("turbojpeg").files or ():
+            if ".libs" in str(file) and "turbojpeg" in file.name:
+                libraries.append(str(file.locate()))
+    for library in (*libraries, _SYSTEM):
         try:
             return TurboJPEG(library)
         except (OSError, AttributeError):  # no such library; or that of TurboJPEG 2
             continue
     return None
-
-
-def _list_bundled() -> list[str]:
-    """Return the paths of the libraries in the package ``turbojpeg``."""
-    try:
-        files = distribution("turbojpeg").files or []
-    except PackageNotFoundError:
-        return []
-    return [str(file.locate()) for file in files if ".libs" in str(file) and "turbojpeg" in file.name]

@@ -2,8 +2,8 @@
 
 The JSON file is a list of three sets: train, valid and test. A set is ``[images, labels]``, an image is a
 list of 784 numbers from 0 to 1, and a label is an integer from 0 to 9. ``json.load`` would make 55 million
-Python objects of it, which take gigabytes. This reader moves a window of a few hundred KiB over the text and
-writes into one float32 array.
+Python objects of it, which take gigabytes. This reader cuts the text at its closing brackets, a few hundred
+KiB at a time, and writes into one float32 array.
 
 An IDX file, the format in which MNIST was first published, is a header of big-endian sizes and raw bytes.
 """
@@ -11,15 +11,13 @@ An IDX file, the format in which MNIST was first published, is a header of big-e
 from __future__ import annotations
 
 import gzip
-import json
 import math
 import os
-import re
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, NoReturn, cast
+from typing import BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,11 +70,10 @@ MAXIMUM_TEXT_BYTES = 2**31
 """The most decompressed bytes to read from a file; the known file has 339,000,000."""
 
 _WINDOW_BYTES = 2**18
-_ROWS_AT_ONCE = 64
-_MAXIMUM_ROW_BYTES = 32 * PIXELS
-_MAXIMUM_LABELS_BYTES = 8 * MAXIMUM_IMAGES
-_SET_NAMES = ("train", "valid", "test")
-_WHITESPACE = re.compile(rb"[ \t\r\n]*")
+_MAXIMUM_LIST_BYTES = 8 * MAXIMUM_IMAGES
+_WHITESPACE = b" \t\r\n"
+_ON_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
+_LABELS = {b"%d" % label: label for label in range(HIGHEST_LABEL + 1)}
 
 
 def read_json(path: str | Path) -> Mnist:
@@ -114,26 +111,41 @@ def read_json(path: str | Path) -> Mnist:
     >>> mnist.test.images.shape, mnist.test.labels
     ((1, 784), array([7]))
     """
-    path = Path(path)
-    with path.open("rb") as file:
-        text = _Text(file, path)
-        # Left uninitialized, so that the system provides memory only for the rows that are written.
-        images = np.empty((MAXIMUM_IMAGES, PIXELS), np.float32)
-        ends, labels = [0], []
-        text.expect(b"[", "a list of three sets, train, valid and test")
-        for number, name in enumerate(_SET_NAMES):
-            text.where = f"set {name!r}"
-            if number:
-                text.expect(b",", "a comma and the next of three sets")
-            text.expect(b"[", "a pair of images and labels")
-            ends.append(_read_images(text, images, ends[-1], name))
-            text.where = f"labels of set {name!r}"
-            text.expect(b",", "a comma and the labels after the images")
-            labels.append(_read_labels(text, ends[-1] - ends[-2]))
-            text.expect(b"]", "']' after the images and labels")
-        text.where = "end of the file"
-        text.expect(b"]", "']' after three sets")
-        text.expect_end()
+    # Left uninitialized, so that the system provides memory only for the rows that are written.
+    images = np.empty((MAXIMUM_IMAGES, PIXELS), np.float32)
+    ends: list[int] = [0]
+    labels: list[NDArray[np.int64]] = []
+    where = "start of the file"
+    with gzip.open(path) as file:
+        lists = _cut(cast("BinaryIO", file))
+        try:
+            for name in ("train", "valid", "test"):
+                end, opening = ends[-1], b",[[[" if labels else b"[[[["
+                while True:
+                    where = f"set {name!r}, image {end - ends[-1]}"
+                    text = next(lists)
+                    if opening == b",[" and not text.strip(_WHITESPACE):  # the bracket after the last image
+                        break
+                    if end == MAXIMUM_IMAGES:
+                        raise ValueError(f"expected at most {end:,} images in the three sets, got more")
+                    images[end] = parse_row(_inside(text, opening, f"a list of {PIXELS} numbers"), PIXELS)
+                    end, opening = end + 1, b",["
+                where = f"labels of set {name!r}"
+                text = _inside(next(lists), b",[", "the labels after the images")
+                labels.append(_parse_labels(text, end - ends[-1]))
+                ends.append(end)
+                _inside(next(lists), b"", "']' after the images and labels")
+            where = "end of the file"
+            _inside(next(lists), b"", "']' after three sets")
+            for text in lists:
+                _inside(text + b"]", b"", "nothing after the three sets")
+        except (StopIteration, ValueError) as error:
+            problem = str(error) or f"expected more, but the text ends after {file.tell():,} bytes"
+            raise DataFileError(
+                f"{path}: {where}: {problem}; download the file again, or write it as gzip-compressed JSON "
+                f"[[images, labels], [images, labels], [images, labels]] with {PIXELS} numbers from 0 to 1 "
+                "in each image"
+            ) from None
     # Frees the memory that was reserved but not used; no view of the array exists yet.
     images.resize((ends[-1], PIXELS), refcheck=False)
     train, valid, test = (
@@ -143,206 +155,44 @@ def read_json(path: str | Path) -> Mnist:
     return Mnist(train, valid, test)
 
 
-def _read_images(text: _Text, images: NDArray[np.float32], start: int, name: str) -> int:
-    """Read the images of one set into `images`, from row `start` on, and return the row where they end."""
-    text.expect(b"[", "a list of images")
-    end = start
-    rows: list[bytes] = []
-    separator = b","
-    while separator == b",":
-        row_number = end + len(rows) - start
-        text.where = f"set {name!r}, image {row_number}"
-        if end + len(rows) == MAXIMUM_IMAGES:
-            text.fail(f"expected at most {MAXIMUM_IMAGES:,} images in the three sets together, got more")
-        rows.append(text.take_list(_MAXIMUM_ROW_BYTES, f"{PIXELS} numbers"))
-        separator = text.expect(b",]", "a comma or the end of the images")
-        if len(rows) == _ROWS_AT_ONCE or separator == b"]":
-            images[end : end + len(rows)] = _parse_images(text, rows, name, end - start)
-            end += len(rows)
-            rows.clear()
-    return end
-
-
-def _parse_images(text: _Text, rows: list[bytes], name: str, first: int) -> NDArray[np.float32]:
-    images = parse_plain_rows(rows, PIXELS)
-    if images is not None:
-        return images
-    images = np.empty((len(rows), PIXELS), np.float32)
-    for number, row in enumerate(rows):
-        try:
-            images[number] = parse_row(row, PIXELS)
-        except ValueError as error:
-            text.where = f"set {name!r}, image {first + number}"
-            text.fail(str(error))
-    return images
-
-
-def _read_labels(text: _Text, count: int) -> NDArray[np.int64]:
-    listed = text.take_list(_MAXIMUM_LABELS_BYTES, f"{count} integers")
+def _cut(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the text before each closing bracket; raise `ValueError` if a list is too long or gzip fails."""
+    rest = b""
     try:
-        labels = parse_numbers(listed)
-    except ValueError as error:
-        text.fail(str(error))
-    if len(labels) != count:
-        text.fail(f"expected {count} labels, one for each image, got {len(labels)}")
-    for row, label in enumerate(labels):
-        if not isinstance(label, int) or not 0 <= label <= HIGHEST_LABEL:
-            text.fail(f"expected integers from 0 to {HIGHEST_LABEL}, got {str(label)[:20]} at row {row}")
-    return np.array(labels, np.int64)
+        while more := file.read(_WINDOW_BYTES):
+            *texts, rest = (rest + more).split(b"]")
+            yield from texts
+            if len(rest) > _MAXIMUM_LIST_BYTES or file.tell() > MAXIMUM_TEXT_BYTES:
+                most = f"{_MAXIMUM_LIST_BYTES:,} bytes of text in a list, {MAXIMUM_TEXT_BYTES:,} in all"
+                raise ValueError(f"expected at most {most}, got more")
+    except EOFError:
+        read = f"{file.tell():,} bytes of text"
+        raise ValueError(f"expected a whole gzip file, but it is cut off after {read}") from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        read = f"{file.tell():,} bytes of text"
+        raise ValueError(f"expected a valid gzip file, but after {read}: {error}") from None
+    if rest.strip(_WHITESPACE):
+        last = _quote(rest[-20:])
+        raise ValueError(f"expected ']', but the text ends after {file.tell():,} bytes with {last}")
 
 
-class _Text:
-    """The decompressed text of a file, seen through a window that moves forward.
-
-    Attributes
-    ----------
-    where : str
-        The part that is being read, for error messages.
-    """
-
-    def __init__(self, file: BinaryIO, path: Path) -> None:
-        self.where = "start of the file"
-        self._path = path
-        self._stream = gzip.GzipFile(fileobj=file, mode="rb")
-        self._window = b""
-        self._position = 0
-        self._bytes_read = 0
-
-    def fail(self, problem: str) -> NoReturn:
-        raise DataFileError(
-            f"{self._path}: {self.where}: {problem}; download the file again, or write it as gzip-compressed "
-            f"JSON [[images, labels], [images, labels], [images, labels]] with {PIXELS} numbers from 0 to 1 "
-            "per image"
-        ) from None
-
-    def expect(self, characters: bytes, wanted: str) -> bytes:
-        """Consume the next character, which must be one of `characters`, and return it."""
-        self._skip_whitespace()
-        got = self._window[self._position : self._position + 1]
-        if not got:
-            self.fail(f"expected {wanted}, but the text ends after {self._bytes_read:,} bytes")
-        if got not in characters:
-            excerpt = self._window[self._position : self._position + 20].decode("ascii", "replace")
-            self.fail(f"expected {wanted}, got {excerpt!r}")
-        self._position += 1
-        return got
-
-    def expect_end(self) -> None:
-        self._skip_whitespace()
-        if self._position < len(self._window):
-            excerpt = self._window[self._position : self._position + 20].decode("ascii", "replace")
-            self.fail(f"expected nothing after the three sets, got {excerpt!r}")
-
-    def take_list(self, maximum_bytes: int, wanted: str) -> bytes:
-        """Consume a JSON array without nested arrays, and return the text between its brackets."""
-        self.expect(b"[", f"a list of {wanted}")
-        while (end := self._window.find(b"]", self._position)) < 0:
-            if len(self._window) - self._position > maximum_bytes:
-                break
-            if not self._refill():
-                self.fail(f"expected {wanted}, but the text ends after {self._bytes_read:,} bytes")
-        if end < 0 or end - self._position > maximum_bytes:
-            self.fail(f"expected {wanted} in at most {maximum_bytes:,} bytes of text, got more")
-        inside = self._window[self._position : end]
-        self._position = end + 1
-        return inside
-
-    def _skip_whitespace(self) -> None:
-        while True:
-            match = _WHITESPACE.match(self._window, self._position)
-            self._position = match.end() if match else self._position
-            if self._position < len(self._window) or not self._refill():
-                return
-
-    def _refill(self) -> bool:
-        """Drop the consumed text and read more; return False at the end of the file."""
-        try:
-            more = self._stream.read(_WINDOW_BYTES)
-        except EOFError:
-            self.fail(
-                f"expected a whole gzip file, but it is cut off after {self._bytes_read:,} bytes of text"
-            )
-        except (gzip.BadGzipFile, zlib.error) as error:
-            self.fail(f"expected a valid gzip file, but after {self._bytes_read:,} bytes of text: {error}")
-        self._bytes_read += len(more)
-        if self._bytes_read > MAXIMUM_TEXT_BYTES:
-            self.fail(f"expected at most {MAXIMUM_TEXT_BYTES:,} bytes of text, got more")
-        self._window = self._window[self._position :] + more
-        self._position = 0
-        return bool(more)
+def _inside(text: bytes, opening: bytes, wanted: str) -> bytes:
+    """Return the text after `opening`, in which there may be white space."""
+    start = text.rfind(b"[") + 1
+    if (text[:start] or text).translate(None, _WHITESPACE) != opening:
+        raise ValueError(f"expected {wanted}, got {_quote(text + b']')}")
+    return text[start:]
 
 
-# The numbers in the JSON file.
-
-_NUMBER_CHARACTERS = b"0123456789+-.eE, \t\r\n"
-_PLAIN_CHARACTERS = b"0123456789., \t\r\n"
-
-
-def parse_plain_rows(rows: Sequence[bytes], count: int) -> NDArray[np.float32] | None:
-    """Return all rows at once if their numbers have neither signs nor exponents, else None.
-
-    NumPy's parser rounds each number once, to float64, as ``json.loads`` does, in a fraction of its time. It
-    also reads what JSON forbids: ``.5``, ``5.`` and ``00.5`` mean what they say, because looking for them
-    took longer than reading.
-
-    Parameters
-    ----------
-    rows : sequence of bytes
-        The insides of JSON arrays.
-    count : int
-        Numbers per row.
-
-    Returns
-    -------
-    ndarray of float32, shape (len(rows), count), or None
-        The same values that `parse_row` returns.
-
-    Examples
-    --------
-    >>> parse_plain_rows([b"0.0, 0.25", b"0.5,0.75"], 2)
-    array([[0.  , 0.25],
-           [0.5 , 0.75]], dtype=float32)
-    >>> parse_plain_rows([b"0.0, 1e-3"], 2) is None
-    True
-    """
-    if b"".join(rows).translate(None, _PLAIN_CHARACTERS):
-        return None
-    try:
-        numbers = np.loadtxt(rows, np.float32, comments=None, delimiter=",", ndmin=2, encoding="latin1")
-    except ValueError:
-        return None  # the caller reads row by row and finds the one that is wrong
-    return numbers if numbers.shape == (len(rows), count) and numbers.max() <= 1 else None
-
-
-def parse_numbers(text: bytes) -> list[int | float]:
-    """Return the numbers in `text`, the inside of a JSON array.
-
-    Raises
-    ------
-    ValueError
-        The text holds something else, such as NaN, a string or a nested array, or lacks a value.
-
-    Examples
-    --------
-    >>> parse_numbers(b"1, 2.5e-1, 3")
-    [1, 0.25, 3]
-    >>> parse_numbers(b"1, NaN")
-    Traceback (most recent call last):
-    ...
-    ValueError: expected only numbers, got 'NaN'
-    """
-    foreign = text.translate(None, _NUMBER_CHARACTERS)
-    if foreign:
-        raise ValueError(f"expected only numbers, got {foreign[:20].decode('ascii', 'replace')!r}")
-    try:
-        numbers: list[int | float] = json.loads(b"[" + text + b"]")
-    except json.JSONDecodeError as error:
-        raise ValueError(f"expected JSON numbers, got {error.msg} at character {error.pos}") from None
-    return numbers
+def _quote(text: bytes) -> str:
+    return repr(text[:20].decode("ascii", "replace"))
 
 
 def parse_row(text: bytes, count: int) -> NDArray[np.float32]:
-    """Return one row of `count` numbers from 0 to 1.
+    """Return the `count` numbers from 0 to 1 in `text`, the inside of a JSON array.
+
+    NumPy's parser rounds each number once, to float64, as ``json.loads`` does. It also reads what JSON
+    forbids: ``.5``, ``5.`` and ``00.5`` mean what they say.
 
     Raises
     ------
@@ -358,13 +208,31 @@ def parse_row(text: bytes, count: int) -> NDArray[np.float32]:
     ...
     ValueError: expected numbers from 0 to 1, got 1.5 at position 1
     """
-    numbers = parse_numbers(text)
-    if len(numbers) != count:
-        raise ValueError(f"expected {count} numbers, got {len(numbers)}")
-    for position, number in enumerate(numbers):
-        if not 0 <= number <= 1:
-            raise ValueError(f"expected numbers from 0 to 1, got {str(number)[:20]} at position {position}")
-    return np.array(numbers, np.float32)
+    if not text.strip(_WHITESPACE):  # of which NumPy would warn
+        raise ValueError(f"expected {count} numbers, got 0")
+    line = text.translate(_ON_ONE_LINE) if b"\n" in text or b"\r" in text else text
+    row: NDArray[np.float32]
+    try:
+        row = np.loadtxt([line], np.float32, comments=None, delimiter=",", encoding="latin1", ndmin=1)
+    except ValueError as error:
+        raise ValueError(f"expected only numbers: {error}") from None
+    if len(row) != count:
+        raise ValueError(f"expected {count} numbers, got {len(row)}")
+    valid = (row >= 0) & (row <= 1)
+    if not valid.all():
+        at = int(np.argmin(valid))
+        raise ValueError(f"expected numbers from 0 to 1, got {row[at]:g} at position {at}")
+    return row
+
+
+def _parse_labels(text: bytes, count: int) -> NDArray[np.int64]:
+    words = [word.strip(_WHITESPACE) for word in text.split(b",")]
+    if len(words) != count:
+        raise ValueError(f"expected {count} labels, one for each image, got {len(words)}")
+    for row, word in enumerate(words):
+        if word not in _LABELS:
+            raise ValueError(f"expected integers from 0 to {HIGHEST_LABEL}, got {_quote(word)} at row {row}")
+    return np.array([_LABELS[word] for word in words], np.int64)
 
 
 # The IDX files.
@@ -458,11 +326,8 @@ def load_idx(folder: str | os.PathLike[str], valid_count: int = 10_000) -> Mnist
     test = _read_pair(Path(folder), "t10k")
     split = len(train) - count
     if split < 1:
-        raise _problem(
-            Path(folder),
-            f"expected more than {count:,} training digits, the size of the validation set, "
-            f"got {len(train):,}",
-        )
+        expected = f"more than {count:,} training digits, the size of the validation set"
+        raise _problem(Path(folder), f"expected {expected}, got {len(train):,}")
     return Mnist(
         DigitSet(train.images[:split], train.labels[:split]),
         DigitSet(train.images[split:], train.labels[split:]),
@@ -473,19 +338,15 @@ def load_idx(folder: str | os.PathLike[str], valid_count: int = 10_000) -> Mnist
 def _read_header(file: BinaryIO, path: Path) -> tuple[int, ...]:
     magic = file.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] != _UNSIGNED_BYTES or not 1 <= magic[3] <= 3:
-        raise _problem(
-            path, f"expected the file to begin with 00 00 08 and 01, 02 or 03, got {magic.hex(' ')!r}"
-        )
+        expected = "the file to begin with 00 00 08 and 01, 02 or 03"
+        raise _problem(path, f"expected {expected}, got {magic.hex(' ')!r}")
     sizes = file.read(4 * magic[3])
     if len(sizes) < 4 * magic[3]:
         raise _problem(path, f"expected {magic[3]} sizes of 4 bytes in the header, got {len(sizes)} bytes")
     shape: tuple[int, ...] = struct.unpack(f">{magic[3]}I", sizes)
-    if math.prod(shape) > MAXIMUM_DATA_BYTES:
-        raise _problem(
-            path,
-            f"expected at most {MAXIMUM_DATA_BYTES:,} bytes of data, got a header that states "
-            f"{math.prod(shape):,}",
-        )
+    if (size := math.prod(shape)) > MAXIMUM_DATA_BYTES:
+        expected = f"at most {MAXIMUM_DATA_BYTES:,} bytes of data"
+        raise _problem(path, f"expected {expected}, got a header that states {size:,}")
     return shape
 
 

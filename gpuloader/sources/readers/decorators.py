@@ -10,8 +10,8 @@ from __future__ import annotations
 import inspect
 import itertools
 import random
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from gpuloader.checks import check_count, check_integer
@@ -106,16 +106,14 @@ def batch(reader: Reader, batch_size: int, drop_last: bool = False) -> Reader:
     >>> list(batch(lambda: range(5), 2)())
     [[0, 1], [2, 3], [4]]
     """
-    check_reader(reader)
     size = check_count("batch_size", check_integer("batch_size", batch_size))
 
-    def batches() -> Iterator[list[Any]]:
-        with _opened(reader) as (items,):
-            while group := list(itertools.islice(items, size)):
-                if len(group) == size or not drop_last:
-                    yield group
+    def batches(items: Iterator[Any]) -> Iterator[list[Any]]:
+        while group := list(itertools.islice(items, size)):
+            if len(group) == size or not drop_last:
+                yield group
 
-    return batches
+    return _over([reader], batches)
 
 
 def shuffle(reader: Reader, buf_size: int) -> Reader:
@@ -143,16 +141,14 @@ def shuffle(reader: Reader, buf_size: int) -> Reader:
     >>> sorted(shuffle(lambda: range(5), 3)())
     [0, 1, 2, 3, 4]
     """
-    check_reader(reader)
     size = max(check_integer("buf_size", buf_size), 1)
 
-    def shuffled() -> Iterator[Any]:
-        with _opened(reader) as (items,):
-            while window := list(itertools.islice(items, size)):
-                random.shuffle(window)
-                yield from window
+    def shuffled(items: Iterator[Any]) -> Iterator[Any]:
+        while window := list(itertools.islice(items, size)):
+            random.shuffle(window)
+            yield from window
 
-    return shuffled
+    return _over([reader], shuffled)
 
 
 def cache(reader: Reader) -> Reader:
@@ -177,13 +173,12 @@ def cache(reader: Reader) -> Reader:
     >>> list(numbers()), list(numbers())
     ([1, 2], [1, 2])
     """
-    check_reader(reader)
+    read = _over([reader], iter)
     kept: list[tuple[Any, ...]] = []
 
     def replay() -> Iterator[Any]:
         if not kept:
-            with _opened(reader) as (items,):
-                kept.append(tuple(items))
+            kept.append(tuple(read()))
         yield from kept[0]
 
     return replay
@@ -207,14 +202,12 @@ def chain(*readers: Reader) -> Reader:
     >>> list(chain(lambda: [1, 2], lambda: [3])())
     [1, 2, 3]
     """
-    for reader in readers:
-        check_reader(reader)
+    # `islice` hides `close` from `yield from`, so a file that the user rewinds stays open.
+    parts = [_over([reader], lambda items: itertools.islice(items, None)) for reader in readers]
 
     def chained() -> Iterator[Any]:
-        for reader in readers:
-            with _opened(reader) as (items,):
-                # `islice` hides `close` from `yield from`, so a file that the user rewinds stays open.
-                yield from itertools.islice(items, None)
+        for part in parts:
+            yield from part()
 
     return chained
 
@@ -244,29 +237,20 @@ def compose(*readers: Reader, check_alignment: bool = True) -> Reader:
     >>> list(compose(lambda: [1, 2], lambda: [(3, 4), (5, 6)])())
     [(1, 3, 4), (2, 5, 6)]
     """
-    for reader in readers:
-        check_reader(reader)
 
-    def composed() -> Iterator[tuple[Any, ...]]:
-        with _opened(*readers) as sources:
-            if not check_alignment:
-                for row in zip(*sources, strict=False):
-                    yield _flatten(row)
-                return
-            for count, row in enumerate(itertools.zip_longest(*sources, fillvalue=_MISSING)):
-                ended = [str(index) for index, item in enumerate(row) if item is _MISSING]
-                if ended:
-                    raise ComposeNotAligned(
-                        f"of {len(readers)} composed readers, {', '.join(ended)} ended after {count} items "
-                        "before the others; pass check_alignment=False to stop at the shortest"
-                    )
-                yield _flatten(row)
+    def composed(*sources: Iterator[Any]) -> Iterator[tuple[Any, ...]]:
+        longest = itertools.zip_longest(*sources, fillvalue=_MISSING)
+        for count, row in enumerate(longest if check_alignment else zip(*sources, strict=False)):
+            ended = [str(index) for index, item in enumerate(row) if item is _MISSING]
+            if ended:
+                raise ComposeNotAligned(
+                    f"of {len(readers)} composed readers, {', '.join(ended)} ended after {count} items "
+                    "before the others; pass check_alignment=False to stop at the shortest"
+                )
+            parts = (item if isinstance(item, tuple) else (item,) for item in row)
+            yield tuple(itertools.chain.from_iterable(parts))
 
-    return composed
-
-
-def _flatten(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(itertools.chain.from_iterable(item if isinstance(item, tuple) else (item,) for item in row))
+    return _over(readers, composed)
 
 
 def firstn(reader: Reader, n: int) -> Reader:
@@ -294,14 +278,8 @@ def firstn(reader: Reader, n: int) -> Reader:
     >>> list(firstn(lambda: range(100), 3)())
     [0, 1, 2]
     """
-    check_reader(reader)
     count = check_integer("n", n)
-
-    def first() -> Iterator[Any]:
-        with _opened(reader) as (items,):
-            yield from itertools.islice(items, None if count < 0 else count)
-
-    return first
+    return _over([reader], lambda items: itertools.islice(items, None if count < 0 else count))
 
 
 def map_readers(func: Callable[..., Any], *readers: Reader) -> Reader:
@@ -324,26 +302,28 @@ def map_readers(func: Callable[..., Any], *readers: Reader) -> Reader:
     >>> list(map_readers(lambda a, b: a + b, lambda: [1, 2, 3], lambda: [10, 20])())
     [11, 22]
     """
+
+    def mapped(*sources: Iterator[Any]) -> Iterator[Any]:
+        # Not `map`: a StopIteration raised by `func` would silently end the iteration early.
+        for row in zip(*sources, strict=False):
+            yield func(*row)
+
+    return _over(readers, mapped)
+
+
+def _over(readers: Sequence[Reader], read: Callable[..., Iterator[Any]]) -> Reader:
+    """Return a reader of what `read` makes of an iterator of each reader; their generators end with it."""
     for reader in readers:
         check_reader(reader)
 
-    def mapped() -> Iterator[Any]:
-        with _opened(*readers) as sources:
-            # Not `map`: a StopIteration raised by `func` would silently end the iteration early.
-            for row in zip(*sources, strict=False):
-                yield func(*row)
+    def opened() -> Iterator[Any]:
+        with ExitStack() as closing:
+            sources = []
+            for reader in readers:
+                items = iterate(reader)
+                if isinstance(items, Generator):
+                    closing.callback(items.close)
+                sources.append(items)
+            yield from read(*sources)
 
-    return mapped
-
-
-@contextmanager
-def _opened(*readers: Reader) -> Iterator[list[Iterator[Any]]]:
-    """Start every reader; on exit, close those that returned a generator."""
-    with ExitStack() as closing:
-        sources = []
-        for reader in readers:
-            items = iterate(reader)
-            if isinstance(items, Generator):
-                closing.callback(items.close)
-            sources.append(items)
-        yield sources
+    return opened

@@ -14,12 +14,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuloader.checks import check_count
-from gpuloader.errors import LoaderError, ReaderError, WorkerError
+from gpuloader.errors import LoaderError, ReaderError, WorkerError, in_a_fork
 from gpuloader.sources.readers.decorators import Reader, check_reader, iterate
-from gpuloader.system.threads import exit_first, take_signals
+from gpuloader.system.finalizers import Finalizer
+from gpuloader.system.threads import deferred_interrupt, exit_first, take_signals
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -76,12 +78,17 @@ def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_
 
     def read() -> Iterator[Any]:
         processes: list[_ReaderProcess] = []
+        stop = Finalizer(partial(_stop, processes))
         try:
             for source in sources:
-                processes.append(_ReaderProcess.start(source, ahead))
+                with deferred_interrupt():  # nobody would end a process that is not noted
+                    processes.append(_ReaderProcess.start(source, ahead))
             yield from _take_turns(processes)
-        finally:
-            _stop(processes)
+        except GeneratorExit:  # dropped or closed: `stop` goes, too, and a Ctrl-C meanwhile is not lost
+            raise
+        except BaseException:
+            stop()
+            raise
 
     return read
 
@@ -104,6 +111,7 @@ class _ReaderProcess:
     def start(cls, reader: Reader, ahead: int) -> _ReaderProcess:
         import multiprocessing
 
+        from gpuloader.system.platforms import close_quietly
         from gpuloader.system.processes import start_child, starting
 
         method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
@@ -117,7 +125,7 @@ class _ReaderProcess:
                 child = start_child(method, "gpuloader-reader-process", _work, reader, theirs, room)
             except BaseException as error:
                 if ours is not None:
-                    ours.close()
+                    close_quietly(ours)
                 if not isinstance(error, OSError):
                     raise
                 raise LoaderError(
@@ -127,14 +135,16 @@ class _ReaderProcess:
                 ) from error
             finally:
                 if theirs is not None:  # our copy would hide the end of the process
-                    theirs.close()
+                    close_quietly(theirs)
         started = cls(child, ours, room, os.getpid())
         cls.still_open.add(started)
         return started
 
     def close(self) -> None:
+        from gpuloader.system.platforms import close_quietly
+
         self.child.release(is_ours=True)
-        self.pipe.close()
+        close_quietly(self.pipe)
         self.still_open.discard(self)
 
     def receive(self) -> tuple[int, Any, str]:
@@ -153,8 +163,10 @@ class _ReaderProcess:
 
     def failure(self) -> BaseException:
         """Return the exception that the reader raised, behind the items that it sent, or else the death."""
+        from gpuloader.system.processes import wait_for_any
+
         with suppress(WorkerError):
-            while self.pipe.poll():  # a child of the process may hold the pipe open
+            while wait_for_any([self.pipe], 0):  # a child of the process may hold the pipe open
                 kind, payload, trace = self.receive()
                 if kind == _ERROR:
                     return _noted(payload, trace)
@@ -172,11 +184,12 @@ class _ReaderProcess:
 
 
 def _stop(processes: list[_ReaderProcess]) -> None:
-    ours = [one for one in processes if one.owner == os.getpid()]  # a fork has only copies
-    for one in ours:  # all first, so that they end at the same time
-        one.child.kill()
-    for one in ours:
-        one.close()
+    with deferred_interrupt():  # one between two steps of `Connection.close` would leave the descriptor open
+        ours = [one for one in processes if one.owner == os.getpid()]  # a fork has only copies
+        for one in ours:  # all first, so that they end at the same time
+            one.child.kill()
+        for one in ours:
+            one.close()
 
 
 def _take_turns(processes: list[_ReaderProcess]) -> Iterator[Any]:
@@ -184,9 +197,7 @@ def _take_turns(processes: list[_ReaderProcess]) -> Iterator[Any]:
     while pending:
         current = pending[0]
         if current.owner != os.getpid():  # reading here would take the items from the owner
-            raise LoaderError(
-                "the reader's processes belong to the process that forked this one; start a new epoch here"
-            )
+            raise in_a_fork("the reader's processes")
         _await(current, pending)
         kind, payload, trace = current.receive()
         if kind == _ITEM:
@@ -201,15 +212,15 @@ def _take_turns(processes: list[_ReaderProcess]) -> Iterator[Any]:
 
 def _await(current: _ReaderProcess, pending: Iterable[_ReaderProcess]) -> None:
     """Wait until a process has sent something; meanwhile raise the error of any process that fails."""
-    from multiprocessing.connection import wait
+    from gpuloader.system.processes import wait_for_any
 
     alive = {one.child.sentinel: one for one in pending}
-    while not current.pipe.poll():  # deliver first what the process sent before it died
-        ready = wait([current.pipe, *alive])
+    while not wait_for_any([current.pipe], 0):  # deliver first what the process sent before it died
+        ready = wait_for_any([current.pipe, *alive], None)
         if current.pipe in ready:
             return
         for one in [alive.pop(sentinel) for sentinel in list(alive) if sentinel in ready]:
-            if one.child.exit_code(0) or (one is current and not current.pipe.poll()):
+            if one.child.exit_code(0) or (one is current and not wait_for_any([current.pipe], 0)):
                 raise one.failure()
 
 

@@ -17,8 +17,9 @@ from queue import SimpleQueue
 from typing import Any
 
 from gpuloader.checks import check_count, check_integer
-from gpuloader.errors import LoaderError
+from gpuloader.errors import in_a_fork
 from gpuloader.sources.readers.decorators import Reader, check_reader, iterate
+from gpuloader.system.finalizers import Finalizer
 from gpuloader.system.threads import start_thread
 
 _END: Any = object()
@@ -84,7 +85,7 @@ def _read(reader: Reader, permits: list[_Permits], results: SimpleQueue[Any], nu
 def _take(results: SimpleQueue[Any], process: int) -> Any:
     """Return the next item of a queue, waiting for it; an exception of the other side is raised here."""
     if os.getpid() != process and results.empty():
-        raise LoaderError("the threads that read do not exist in this forked process; start a new epoch here")
+        raise in_a_fork("the threads that read")
     item = results.get()
     if isinstance(item, _Failure):
         raise item.error
@@ -111,24 +112,33 @@ def buffered(reader: Reader, size: int) -> Reader:
     capacity = _as_capacity("size", size)
 
     def read_ahead() -> Iterator[Any]:
-        permits, items, process = _Permits(capacity), SimpleQueue[Any](), os.getpid()
-        try:
-            start_thread("gpuloader-buffered", _read, reader, [permits], items, False)
-            while (item := _take(items, process)) is not _END:
-                permits.give()
-                yield item
-        finally:
-            permits.close()
+        yield from start_reading(reader, capacity)
 
     return read_ahead
 
 
+def start_reading(reader: Reader, capacity: int) -> Iterator[Any]:
+    """Start a thread that reads up to `capacity` items ahead, and return an iterator over the items."""
+    permits, items, process = _Permits(capacity), SimpleQueue[Any](), os.getpid()
+    stop = Finalizer(permits.close)
+    start_thread("gpuloader-buffered", _read, reader, [permits], items, False)
+
+    def consume(stop: Finalizer) -> Iterator[Any]:
+        try:
+            while (item := _take(items, process)) is not _END:
+                permits.give()
+                yield item
+        except GeneratorExit:  # dropped or closed: `stop` goes, too, and a Ctrl-C meanwhile is not lost
+            raise
+        except BaseException:
+            stop()
+            raise
+
+    return consume(stop)
+
+
 def xmap_readers(
-    mapper: Callable[[Any], Any],
-    reader: Reader,
-    process_num: int,
-    buffer_size: int,
-    order: bool = False,
+    mapper: Callable[[Any], Any], reader: Reader, process_num: int, buffer_size: int, order: bool = False
 ) -> Reader:
     """Map items with several threads.
 
@@ -168,6 +178,13 @@ def xmap_readers(
         items, results = SimpleQueue[Any](), SimpleQueue[Any]()
         early: dict[int, Any] = {}
         following = running = 0
+
+        def close() -> None:
+            waiting.close()
+            between.close()
+            items.put(_END)  # the workers need not wait for a reader that does not answer
+
+        stop = Finalizer(close)
         try:
             start_thread("gpuloader-xmap-reader", _read, reader, [between, waiting], items, True)
             for _ in range(workers):
@@ -187,10 +204,11 @@ def xmap_readers(
                         raise value.error
                     between.give()
                     yield value
-        finally:
-            waiting.close()
-            between.close()
-            items.put(_END)  # the workers need not wait for a reader that does not answer
+        except GeneratorExit:  # as above
+            raise
+        except BaseException:
+            stop()
+            raise
 
     return mapped
 

@@ -141,16 +141,12 @@ def refuse_nulls(count: int, length: int, name: str) -> None:
 
 def _count_nulls(values: pa.Array) -> int:
     """Return how many numbers, or lists of numbers, are null; 0 for a column of anything else."""
-    if not _is_number(_innermost(values.type)):
+    kind = values.type
+    if not _is_number(kind.value_type if _is_list(kind) else _fixed_shape(kind)[1]):
         return 0
     while not values.null_count and not _is_number(values.type):
         values = _inside(values)
     return int(values.null_count)
-
-
-def _innermost(kind: pa.DataType) -> pa.DataType:
-    listed = _is_list(kind)
-    return kind.value_type if listed else _fixed_shape(kind)[1]
 
 
 def _inside(values: pa.Array) -> pa.Array:

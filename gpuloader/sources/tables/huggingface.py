@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.order.order import IndexArray
 from gpuloader.order.randomness import current_draw
 from gpuloader.order.worker_info import find_share
 from gpuloader.sources.array_rows import as_rows, locate
-from gpuloader.sources.block import Block, Chunked, Column, Part, Rows, SampleFields, each_row, of_columns
+from gpuloader.sources.block import Block, Column, Part, SampleFields, each_row, of_columns
 from gpuloader.sources.dataset import Dataset, IterableDataset
 from gpuloader.sources.frameworks import has_told_torch
 from gpuloader.sources.tables.arrow import check_nulls, column_of, columns_of
@@ -24,7 +23,7 @@ TABLES = ("arrow", "pandas", "polars")
 TENSORS = ("numpy", "torch", "tensorflow", "jax")
 
 
-def adapt_dataset(dataset: Any) -> Any:
+def adapt_dataset(dataset: Any, in_columns: bool = True) -> Any:
     """Return a `datasets.Dataset` in the form in which a loader reads it.
 
     That is a `HuggingFaceRows` if every column can be read as Arrow stores it. If not, because a function
@@ -36,6 +35,8 @@ def adapt_dataset(dataset: Any) -> Any:
         A column of numbers has a null; the message names the column.
     """
     form = dataset.format
+    if not in_columns:  # a collate_fn gets what the dataset itself returns
+        return dataset
     in_columns = lies_in_columns(dataset.features, form["type"], form["format_kwargs"])
     if in_columns and hasattr(dataset, "_indices"):
         return HuggingFaceRows(dataset)
@@ -100,7 +101,7 @@ class HuggingFaceRows(Dataset[dict[str, Any]]):
         """Return the samples at `indices` in columns; raise `IndexError` if there is no such sample."""
         rows = as_rows(self, indices, len(self))
         if self._order is not None:
-            chosen = _take(self._order, rows)
+            chosen = Block([Part({"row": self._order}, rows)]).columns()["row"]
             rows = as_rows(self, chosen, self.dataset.data.num_rows)
         return Block([Part(self._columns, rows, self._dtypes)])
 
@@ -108,10 +109,8 @@ class HuggingFaceRows(Dataset[dict[str, Any]]):
     def _names(self) -> list[str]:
         """The columns of a sample: those that are formatted, then those that are passed on as they are."""
         form, names = self.dataset.format, self.dataset.column_names
-        formatted = [name for name in names if name in form["columns"]]
-        if not form["output_all_columns"]:
-            return formatted
-        return formatted + [name for name in names if name not in form["columns"]]
+        names = sorted(names, key=lambda name: name not in form["columns"])
+        return names if form["output_all_columns"] else names[: len(form["columns"])]
 
     @cached_property
     def _columns(self) -> Mapping[str, Column]:
@@ -145,15 +144,6 @@ def choose_dtypes(form: str | None, sample: Mapping[str, Any]) -> dict[str, np.d
     return {name: by_kind[kind] for name, kind in kinds.items() if kind in by_kind}
 
 
-def _take(column: Column, rows: Rows) -> IndexArray:
-    """Return rows of a column of numbers as int64."""
-    if isinstance(column, Chunked):
-        numbers = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
-        return np.fromiter((piece[row] for piece, row in column.find(numbers)), np.int64, len(numbers))
-    assert isinstance(column, np.ndarray)
-    return column[rows].astype(np.int64)
-
-
 def _decodes(feature: Any) -> bool:
     """Return whether values of a feature must be decoded, like images and sounds, also within lists."""
     if hasattr(feature, "decode_example"):
@@ -169,15 +159,15 @@ def _decodes(feature: Any) -> bool:
 # Streams of Hugging Face, divided among workers and ranks.
 
 
-def adapt_stream(dataset: Any) -> HuggingFaceStream:
+def adapt_stream(dataset: Any, in_columns: bool = True) -> HuggingFaceStream:
     """Return a `datasets.IterableDataset` in the form in which a loader reads it."""
     form, options = _format_of(dataset)
     features = dataset.features
     is_arrow = getattr(getattr(dataset, "_ex_iterable", None), "iter_arrow", None) is not None
-    if is_arrow and features is not None and lies_in_columns(features, form, options):
+    if in_columns and is_arrow and features is not None and lies_in_columns(features, form, options):
         return HuggingFaceTables(dataset)
     # In the formats for tables, a sample would be a table of one row.
-    return HuggingFaceStream(dataset.with_format(None) if form in TABLES else dataset)
+    return HuggingFaceStream(dataset.with_format(None) if in_columns and form in TABLES else dataset)
 
 
 class HuggingFaceStream(IterableDataset[Any]):
@@ -199,6 +189,9 @@ class HuggingFaceStream(IterableDataset[Any]):
         self.dataset = dataset
         self._part: Any = None
         self._resumed: Mapping[str, Any] | None = None
+
+    def __len__(self) -> int:
+        raise TypeError("a stream of Hugging Face has no length; load it without streaming to have one")
 
     def __iter__(self) -> Iterator[Any]:
         number, count = find_share(of_ranks=self._of_ranks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from gpuloader.errors import DataFileError, SampleError, missing_package
 from gpuloader.fields.convert import check_mask
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import is_stageable, native
-from gpuloader.foreign import as_array, is_instance
+from gpuloader.foreign import as_array, how_to_read, is_instance, name_table
 from gpuloader.sources.array_rows import ArrayRows, as_rows, locate
 from gpuloader.sources.block import (
     Block,
@@ -21,7 +21,7 @@ from gpuloader.sources.block import (
     Rows,
     SampleFields,
     WholeList,
-    describe_field,
+    describe_column,
     of_columns,
 )
 from gpuloader.sources.dataset import Dataset
@@ -83,15 +83,18 @@ def read_columns(table: Any) -> tuple[dict[str, Column], int]:
     >>> read_columns({"label": [1, 2], "boxes": [[3], [4, 5]]})[0]["boxes"].row_splits[0]
     array([0, 1, 3])
     """
-    if is_instance(table, "polars", "LazyFrame"):
-        raise TypeError("a LazyFrame has not been read yet: pass frame.collect()")
+    if line := how_to_read(table):
+        raise TypeError(f"a {type(table).__name__} has not been read yet: pass {line}")
     columns: dict[str, Column] = {}
     lengths: dict[str, int] = {}
     for label, values in _list_columns(table):
         name = str(label)
         if name in columns:
             raise ValueError(f"several columns of the table have the name {name!r}; rename all but one")
-        columns[name], lengths[name] = _read(values, name)
+        try:
+            columns[name], lengths[name] = _read(values, name)
+        except SampleError as error:  # masked, or a tensor that is not dense
+            raise DataFileError(error.problem, column=name) from None
     if not columns:
         raise ValueError("the table has no columns")
     if len(set(lengths.values())) > 1:
@@ -100,6 +103,13 @@ def read_columns(table: Any) -> tuple[dict[str, Column], int]:
 
 
 def _list_columns(table: Any) -> Iterable[tuple[object, Any]]:
+    if isinstance(table, list) and name_table(table):
+        import pyarrow as pa
+
+        try:
+            table = pa.concat_tables([pa.table(one) for one in table])
+        except (pa.ArrowInvalid, TypeError) as error:
+            raise ValueError(f"a list of Arrow tables must hold tables of one schema: {error}") from error
     if is_instance(table, "pyarrow", "Table", "RecordBatch"):
         return zip(table.schema.names, table.columns, strict=True)
     if is_instance(table, "polars", "DataFrame"):
@@ -109,17 +119,14 @@ def _list_columns(table: Any) -> Iterable[tuple[object, Any]]:
     if isinstance(table, Mapping):
         return table.items()
     raise TypeError(
-        "a table must be a data frame of pandas or Polars, a table of Arrow, or a dict of columns, got "
-        f"{type(table).__name__}"
+        "a table must be a data frame of pandas or Polars, a table of Arrow or a list of them, or a dict of "
+        f"columns, got {type(table).__name__}"
     )
 
 
 def _read(values: Any, name: str) -> tuple[Column, int]:
     """Return one column and its length."""
-    try:
-        check_mask(values.values if isinstance(values, Ragged) else values)
-    except SampleError as error:
-        raise DataFileError(error.problem, column=name) from None
+    check_mask(values.values if isinstance(values, Ragged) else values)
     if isinstance(values, Ragged):
         return values, len(values)
     if is_instance(values, "pyarrow", "Array", "ChunkedArray"):
@@ -128,14 +135,12 @@ def _read(values: Any, name: str) -> tuple[Column, int]:
         return _from_pandas(values, name), len(values)
     if is_instance(values, "polars", "Series"):
         return _from_polars(values, name), len(values)
-    if isinstance(values, str | bytes) or not (hasattr(values, "__len__") or hasattr(values, "__array__")):
+    no_column = isinstance(values, str | bytes) or is_instance(values, "pyarrow", "Table", "RecordBatch")
+    if no_column or not (hasattr(values, "__len__") or hasattr(values, "__array__")):
         raise DataFileError(f"expected one value per row, got {type(values).__name__}", column=name)
     if isinstance(values, Sequence):
         return _from_list(values, name), len(values)
-    try:
-        array = as_array(values)
-    except SampleError as error:  # a tensor that is not dense
-        raise DataFileError(error.problem, column=name) from None
+    array = as_array(values)
     return _from_array(array, name), len(array)
 
 
@@ -178,7 +183,7 @@ def _from_pandas(series: Any, name: str) -> Column:
         if is_stageable(dtype):
             return _from_array(series.to_numpy(), name)
     elif hasattr(dtype, "numpy_dtype"):  # numbers that may be null, such as Int64
-        _refuse_missing(series, name)
+        refuse_nulls(int(series.isna().sum()), len(series), name)
         return _from_array(series.to_numpy(dtype=dtype.numpy_dtype), name)
     found = series.infer_objects()
     if found.dtype != dtype:
@@ -191,13 +196,9 @@ def _from_pandas(series: Any, name: str) -> Column:
 def _from_categories(series: Any, name: str) -> Column:
     codes, categories = series.cat.codes.to_numpy(), series.cat.categories
     if isinstance(categories.dtype, np.dtype) and is_stageable(categories.dtype):
-        _refuse_missing(series, name)
+        refuse_nulls(int(series.isna().sum()), len(series), name)
         return _from_array(categories.to_numpy()[codes], name)
     return Coded(categories.tolist(), codes)
-
-
-def _refuse_missing(series: Any, name: str) -> None:
-    refuse_nulls(int(series.isna().sum()), len(series), name)
 
 
 def _from_array(array: NDArray[Any], name: str) -> Column:
@@ -214,8 +215,11 @@ def _from_list(values: Sequence[Any], name: str) -> Column:
     first = next((value for value in values if value is not None), None)
     if isinstance(first, bool | int | float | complex | np.generic):
         given = [value for value in values if value is not None]
-        array = _as_row_of_numbers(given)
-        if array is not None:
+        try:
+            array = np.asarray(given)
+        except ValueError:  # lists among them
+            return Listed(list(values))
+        if array.ndim == 1 and is_stageable(array.dtype):
             refuse_nulls(len(values) - len(given), len(values), name)
             return array
     elif isinstance(first, list | tuple) or hasattr(first, "__array__"):
@@ -223,47 +227,28 @@ def _from_list(values: Sequence[Any], name: str) -> Column:
     return Listed(list(values))
 
 
-def _as_row_of_numbers(values: Sequence[Any]) -> NDArray[Any] | None:
-    """Return values as an array of one dimension; None unless all are numbers."""
-    try:
-        array = np.asarray(values)
-    except ValueError:  # lists among them
-        return None
-    return array if array.ndim == 1 and is_stageable(array.dtype) else None
-
-
 def _from_sequences(values: Sequence[Any], name: str) -> Column:
     """Return a column of lists or arrays: one array if all have the same shape, a `Ragged` if not."""
-    arrays = list(_as_numbers(values))
-    if len(arrays) < len(values):
-        return Listed(list(values))
-    missing = sum(array is None for array in arrays)
-    if missing:
-        refuse_nulls(missing, len(values), name)
-    filled = [array for array in arrays if array is not None and array.size] or [np.empty(0)]
-    dtype = np.result_type(*{array.dtype for array in filled})
-    if len({array.shape for array in arrays if array is not None}) == 1:
-        return np.stack([array for array in arrays if array is not None]).astype(dtype, copy=False)
-    if {array.shape[1:] for array in filled} != {filled[0].shape[1:]}:
-        return Listed(list(values))
-    lengths = [0 if array is None else len(array) for array in arrays]
-    splits = np.array([0, *np.cumsum(lengths)], np.int64)
-    return Ragged(np.concatenate(filled).astype(dtype, copy=False), (splits,))
-
-
-def _as_numbers(values: Sequence[Any]) -> Iterator[NDArray[Any] | None]:
-    """Yield each list as an array of numbers, and None as it is; stop at what is neither."""
+    arrays: list[NDArray[Any]] = []
     for value in values:
         if value is None:
-            yield None
             continue
         try:
             array = as_array(value)
         except ValueError:  # lists of different lengths, or a tensor that is not dense
-            return
+            return Listed(list(values))
         if not array.ndim or (array.size and not is_stageable(array.dtype)):
-            return
-        yield array
+            return Listed(list(values))
+        arrays.append(array)
+    refuse_nulls(len(values) - len(arrays), len(values), name)
+    filled = [array for array in arrays if array.size] or [np.empty(0)]
+    dtype = np.result_type(*{array.dtype for array in filled})
+    if len({array.shape for array in arrays}) == 1:
+        return np.stack(arrays).astype(dtype, copy=False)
+    if {array.shape[1:] for array in filled} != {filled[0].shape[1:]}:
+        return Listed(list(values))
+    splits = np.array([0, *np.cumsum(list(map(len, arrays)))], np.int64)
+    return Ragged(np.concatenate(filled).astype(dtype, copy=False), (splits,))
 
 
 _SHOWN = 8  # columns in a description
@@ -287,16 +272,18 @@ class TableDataset(Dataset[dict[str, Any]]):
 
     Parameters
     ----------
-    table : pandas.DataFrame, polars.DataFrame, pyarrow.Table or mapping
-        The table; a mapping has one array, list, tensor or series per column. Numbers are not copied, except
-        booleans of Arrow and Polars, columns that are not contiguous, and nested lists of Python.
+    table : pandas.DataFrame, polars.DataFrame, pyarrow.Table, list or mapping
+        The table; a mapping has one array, list, tensor or series per column, and a list has Arrow tables or
+        record batches, whose rows follow one another. Numbers are not copied, except booleans of Arrow and
+        Polars, columns that are not contiguous, and nested lists of Python.
 
     Raises
     ------
     TypeError
-        The value is not a table, or is a Polars ``LazyFrame``, which has not been read yet.
+        The value is not a table, or has not been read yet, such as a Polars ``LazyFrame``.
     ValueError
-        There are no columns, two have the same name, or they differ in length.
+        There are no columns, two have the same name, they differ in length, or the tables of a list differ in
+        their schemas.
     DataFileError
         A column of numbers has a null, which no number can represent, or a tensor is not dense or not in host
         memory. The message names the column.
@@ -334,7 +321,7 @@ class TableDataset(Dataset[dict[str, Any]]):
 
     def __repr__(self) -> str:
         fields = self._sample_fields().fields.items()
-        columns = [f"{name} ({describe_field(field)})" for name, field in fields]
+        columns = [f"{name} ({describe_column(field)})" for name, field in fields]
         count = "1 row" if len(self) == 1 else f"{len(self):,} rows"
         more = f" and {len(columns) - _SHOWN} more" if len(columns) > _SHOWN else ""
         return f"<{type(self).__name__}: {count} of {', '.join(columns[:_SHOWN])}{more}>"

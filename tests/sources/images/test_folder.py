@@ -182,3 +182,13 @@ def test_it_describes_itself(tmp_path):
     assert repr(ImageFolder(tmp_path)) == f"<ImageFolder: 6 images of 2 classes in {tmp_path}>"
     assert repr(ImageFiles(paths, labels=range(6))) == "<ImageFiles: 6 images with labels>"
     assert repr(ImageFiles(paths[:1])) == "<ImageFiles: 1 image>"
+
+
+def test_its_paths_are_one_array_which_workers_share(tmp_path):
+    write_folder(tmp_path, ("dög", "cat\udcff"), count=2)
+    dataset = ImageFolder(tmp_path)
+    buffers = []
+    again = pickle.loads(pickle.dumps(dataset, 5, buffer_callback=buffers.append), buffers=buffers)
+    assert dataset.samples[0][0].encode("utf-8", "surrogateescape") in bytes(buffers[0])
+    assert (again.samples, again[-1][1]) == (dataset.samples, dataset[-1][1])
+    assert [path.rsplit("/", 2)[1] for path, _ in again.samples] == ["cat\udcff"] * 2 + ["dög"] * 2

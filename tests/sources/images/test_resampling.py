@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpuloader.sources.images import resampling
 from gpuloader.sources.images.image import Geometry, Image
-from gpuloader.sources.images.resampling import as_pixels, resample
+from gpuloader.sources.images.resampling import apply_geometry, as_pixels
 from gpuloader.sources.images.turbojpeg import load_turbojpeg
 from tests.picture_files import encode, make_pixels, pillow
 
@@ -56,7 +56,7 @@ def test_a_window_of_a_resized_part_equals_pillows(way, case, channels, flip, fl
     expected = expected[:, ::-1] if flip else expected
     expected = expected[::-1] if flop else expected
     for image in (pixels, pillow.fromarray(pixels.squeeze(2) if channels == 1 else pixels)):
-        got = as_pixels(resample(image, geometry.mirrored(flip=flip, flop=flop)))
+        got = as_pixels(apply_geometry(image, geometry.mirrored(flip=flip, flop=flop)))
         np.testing.assert_array_equal(got, expected)
 
 
@@ -68,8 +68,8 @@ def test_large_images_are_resampled_in_strips(case, strip):
     geometry = Geometry.of(height, width).cut(*cut).resized(size, kind).cut(top, left, tall, wide)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resampling, "_STRIP", strip)
-        got = as_pixels(resample(pixels, geometry))
-    np.testing.assert_array_equal(got, as_pixels(resample(pixels, geometry)))
+        got = as_pixels(apply_geometry(pixels, geometry))
+    np.testing.assert_array_equal(got, as_pixels(apply_geometry(pixels, geometry)))
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=SAME_WAY)
@@ -81,7 +81,7 @@ def test_the_region_is_all_that_the_result_depends_on(way, case):
     first, near, last, far = geometry.find_region()
     changed = 255 - pixels
     changed[first:last, near:far] = pixels[first:last, near:far]
-    got, expected = resample(changed, geometry), resample(pixels, geometry)
+    got, expected = apply_geometry(changed, geometry), apply_geometry(pixels, geometry)
     np.testing.assert_array_equal(as_pixels(got), as_pixels(expected))
 
 
@@ -89,15 +89,15 @@ def test_without_resizing_pixels_are_copied():
     pixels = make_pixels(9, 11)
     geometry = Geometry.of(9, 11).cut(2, 3, 4, 5).mirrored(flip=True).cut(1, 0, 2, 2)
     assert geometry.window == (3, 6, 2, 2)
-    np.testing.assert_array_equal(as_pixels(resample(pixels, geometry)), pixels[3:5, 6:8][:, ::-1])
+    np.testing.assert_array_equal(as_pixels(apply_geometry(pixels, geometry)), pixels[3:5, 6:8][:, ::-1])
 
 
 def test_mirroring_comes_last():
     geometry = Geometry.of(9, 11).mirrored(flip=True, flop=True)
     pixels = make_pixels(9, 11)
-    np.testing.assert_array_equal(as_pixels(resample(pixels, geometry)), pixels[::-1, ::-1])
+    np.testing.assert_array_equal(as_pixels(apply_geometry(pixels, geometry)), pixels[::-1, ::-1])
     cut = geometry.cut(0, 0, 3, 3)
-    np.testing.assert_array_equal(as_pixels(resample(pixels, cut)), pixels[::-1, ::-1][:3, :3])
+    np.testing.assert_array_equal(as_pixels(apply_geometry(pixels, cut)), pixels[::-1, ::-1][:3, :3])
     assert geometry.mirrored(flip=True, flop=True) == Geometry.of(9, 11)
 
 
@@ -112,8 +112,8 @@ def test_what_is_decoded_in_part_is_resampled_like_the_whole(way, case, edge, sc
         geometry = replace(geometry, box=box) if edge / 3 < min(tall, wide) else geometry
     geometry = geometry.cut(*window).mirrored(flip=True)
     shrink, shrunk = image.plan_decoding(geometry)
-    expected = resampling.resample_by_pillow(np.array(image.decode_at(shrink)), shrunk)
-    np.testing.assert_array_equal(as_pixels(resample(image, geometry)), as_pixels(expected))
+    expected = resampling.apply_by_pillow(np.array(image.decode_at(shrink)), shrunk)
+    np.testing.assert_array_equal(as_pixels(apply_geometry(image, geometry)), as_pixels(expected))
 
 
 @pytest.mark.parametrize("size", [(700, 900), (1, 3000), (3000, 1)], ids=str)
@@ -123,7 +123,7 @@ def test_large_images_of_any_scale(way, size, target, kind):
     pixels = make_pixels(*size)
     geometry = Geometry.of(*size).resized(target, kind)
     expected = by_pillow(pixels, geometry.box, target, kind)
-    np.testing.assert_array_equal(as_pixels(resample(pixels, geometry)), expected)
+    np.testing.assert_array_equal(as_pixels(apply_geometry(pixels, geometry)), expected)
 
 
 def test_only_the_part_is_decoded(way, monkeypatch):
@@ -138,7 +138,7 @@ def test_only_the_part_is_decoded(way, monkeypatch):
 
     monkeypatch.setattr(library, "decode_part", note)
     image = Image(encode(make_pixels(160, 200)))
-    resample(image, Geometry.of(160, 200).cut(60, 70, 50, 40).resized((20, 20), "bilinear"))
+    apply_geometry(image, Geometry.of(160, 200).cut(60, 70, 50, 40).resized((20, 20), "bilinear"))
     if way == "compiled":
         [(height, width, _)] = seen
         assert 50 < height < 60

@@ -1,6 +1,5 @@
 """Resizing is compiled once that pays, in a thread of its own; where it cannot be, Pillow does it."""
 
-import os
 import subprocess
 import sys
 import threading
@@ -14,6 +13,7 @@ from gpuloader import LoaderError
 from gpuloader.sources.images import resampling as compiling
 from gpuloader.sources.images import resizing
 from gpuloader.sources.images.resampling import LateResizer, compile_resizer, is_cached
+from tests.processes import run_in_fork
 
 
 @pytest.fixture
@@ -29,6 +29,22 @@ def cached(monkeypatch):
         return calls
 
     return choose
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Let what is cached be compiled until the second event is set; the first says that it has begun."""
+    begun, may_end = threading.Event(), threading.Event()
+
+    def compile_slowly():
+        assert not begun.is_set()  # it is compiled once
+        begun.set()
+        may_end.wait(10)
+        return resizing.resize
+
+    monkeypatch.setattr(compiling, "is_cached", lambda: True)
+    monkeypatch.setattr(compiling, "compile_resizer", compile_slowly)
+    return begun, may_end
 
 
 def wait_for(condition):
@@ -64,24 +80,14 @@ def test_other_code_is_compiled_after_many(cached):
     assert calls == ["gpuloader-compiler"]
 
 
-def test_pillow_resizes_until_it_is_done(monkeypatch):
-    compiles, may_end, calls = threading.Event(), threading.Event(), []
-
-    def compile_slowly():
-        calls.append(1)
-        compiles.set()
-        may_end.wait(10)
-        return resizing.resize
-
-    monkeypatch.setattr(compiling, "is_cached", lambda: True)
-    monkeypatch.setattr(compiling, "compile_resizer", compile_slowly)
+def test_pillow_resizes_until_it_is_done(slow):
+    begun, may_end = slow
     late = LateResizer(load_after=0)
     late.find()
-    assert compiles.wait(10)
+    assert begun.wait(10)
     assert [late.find() for _ in range(5)] == [None] * 5
     may_end.set()
     assert wait_for(late.find)
-    assert calls == [1]
 
 
 def test_what_cannot_be_compiled_is_not_tried_again(cached):
@@ -103,23 +109,17 @@ def test_without_another_thread_pillow_resizes(cached, monkeypatch):
     assert [late.find() for _ in range(3)] == [None] * 3
 
 
-def test_forking_waits_so_that_the_child_can_use_numba(monkeypatch):
-    compiles, may_end = threading.Event(), threading.Event()
-
-    def compile_slowly():
-        compiles.set()
-        may_end.wait(10)
-
-    monkeypatch.setattr(compiling, "is_cached", lambda: True)
-    monkeypatch.setattr(compiling, "compile_resizer", compile_slowly)
+def test_forking_waits_so_that_the_child_can_use_numba(slow):
+    begun, may_end = slow
     LateResizer(load_after=0).find()
-    assert compiles.wait(10)
+    assert begun.wait(10)
     threading.Timer(0.2, may_end.set).start()
-    child = os.fork()
-    if not child:
-        os._exit(0 if compiling._using_numba.acquire(blocking=False) else 1)
+
+    def child():
+        assert compiling._using_numba.acquire(blocking=False)
+
+    run_in_fork(child)
     assert may_end.is_set()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_the_end_of_the_program_waits():

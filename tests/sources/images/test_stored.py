@@ -8,6 +8,7 @@ import pytest
 
 from gpuloader import DataLoader, Image, ParquetDataset, SampleError, TarDataset
 from gpuloader.transforms import RandomResizedCrop, Resize
+from tests.loading import resume
 from tests.picture_files import decoded_by_pillow, encode, make_pixels
 
 COUNT = 6
@@ -42,7 +43,6 @@ def write_shards(folder, members):
 
 @WORKERS
 def test_tar_shards(tmp_path, workers):
-    pytest.importorskip("webdataset")
     urls = write_shards(tmp_path, lambda number: {"jpg": DATA[number], "cls": str(number).encode()})
     dataset = TarDataset(urls, decode="image")
     sample = next(iter(dataset))
@@ -56,7 +56,6 @@ def test_tar_shards(tmp_path, workers):
 
 
 def test_several_images_of_a_sample(tmp_path):
-    pytest.importorskip("webdataset")
     mask = encode(make_pixels(20, 30, 1)[..., 0], "PNG")
     urls = write_shards(tmp_path, lambda number: {"left.jpg": DATA[0], "seg.png": mask, "json": b"{}"})
     sample = next(iter(TarDataset(urls, decode="image")))
@@ -67,7 +66,6 @@ def test_several_images_of_a_sample(tmp_path):
 
 
 def test_a_damaged_image_of_a_shard_is_named(tmp_path):
-    pytest.importorskip("webdataset")
     urls = write_shards(tmp_path, lambda number: {"jpg": DATA[number][: 300 if number == 1 else None]})
     loader = DataLoader(TarDataset(urls, decode="image"), places="cpu", transforms=[Resize("image", (8, 9))])
     with pytest.raises(
@@ -119,13 +117,7 @@ def test_windows_of_streams_resume(tmp_path):
         )
 
     whole = list(make())
-    loader = make()
-    steps = iter(loader)
-    next(steps)
-    state = loader.state_dict()
-    steps.close()
-    again = make()
-    again.load_state_dict(state)
+    _, again = resume(make, 1)
     rest = list(again)
     assert len(rest) == 2
     for batch, other in zip(rest, whole[1:], strict=True):

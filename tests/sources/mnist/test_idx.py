@@ -1,6 +1,5 @@
 import gzip
 import struct
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +8,7 @@ from numpy.typing import NDArray
 
 from gpuloader.errors import DataFileError
 from gpuloader.sources.mnist.mnist_files import load_idx, read_idx
+from tests.fakes import memory_below
 
 
 def idx_bytes(array: NDArray[np.uint8]) -> bytes:
@@ -72,14 +72,8 @@ def test_a_foreign_or_damaged_file_is_refused(tmp_path: Path, content: bytes, pr
 def test_a_bomb_is_refused_within_the_bytes_of_its_header(tmp_path: Path) -> None:
     path = tmp_path / "labels-idx1-ubyte.gz"
     path.write_bytes(gzip.compress(LABELS + bytes(64 * 2**20), 1))
-    tracemalloc.start()
-    try:
-        with pytest.raises(DataFileError, match="got more"):
-            read_idx(path)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 4 * 2**20
+    with memory_below(4 * 2**20), pytest.raises(DataFileError, match="got more"):
+        read_idx(path)
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -1,6 +1,7 @@
 """`multiprocess_reader`: items, errors, and processes that end and report how they ended."""
 
 import faulthandler
+import itertools
 import multiprocessing
 import os
 import signal
@@ -14,13 +15,22 @@ import pytest
 
 from gpuloader import LoaderError, ReaderError, WorkerError
 from gpuloader.reader import multiprocess_reader
-from tests.fakes import is_running, nothing_left_behind, wait_until
+from tests.fakes import is_running, nothing_left_behind, run_threads, wait_until
+from tests.fetch.faulty import run_program
 
 
 @pytest.fixture(autouse=True)
 def nothing_left():
     with nothing_left_behind():
         yield
+
+
+def test_a_process_without_memory_for_another_thread_keeps_nobody_waiting(monkeypatch):
+    def begin(_):
+        raise MemoryError
+
+    monkeypatch.setattr("threading.Thread._bootstrap_inner", begin)
+    assert list(multiprocess_reader([lambda: [1, 2]])()) == [1, 2]
 
 
 @pytest.mark.parametrize("use_pipe", [True, False])
@@ -95,38 +105,20 @@ def test_the_readers_exception_reaches_the_consumer_with_its_traceback():
     assert "in reader" in caught.value.__notes__[0]
 
 
-def test_an_exception_that_does_not_pickle_arrives_as_text():
-    with pytest.raises(LoaderError, match="Unportable: no way"):
-        list(multiprocess_reader([raising(Unportable("no", "way"))])())
-
-
-def test_an_item_that_does_not_pickle_is_an_error():
-    with pytest.raises(LoaderError, match="item 0 of a reader in a process cannot be pickled"):
-        list(multiprocess_reader([lambda: [lambda: 1]])())
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_killed_process_is_named_with_its_signal(number):
+def test_a_killed_process_is_named_with_its_signal_behind_what_it_sent(number):
     def reader():
         faulthandler.disable()  # otherwise pytest's would report the child's crash as its own
-        yield os.getpid()
+        yield from [os.getpid()] * 5
         os.kill(os.getpid(), number)
         time.sleep(60)
 
-    iterator = multiprocess_reader([reader])()
-    pid = next(iterator)
+    seen = []
     with pytest.raises(WorkerError, match=f"signal {number.value}") as caught:
-        next(iterator)
-    assert (caught.value.pid, caught.value.signal) == (pid, number)
-
-
-def test_a_process_that_exits_on_its_own():
-    def reader():
-        yield 1
-        os._exit(3)
-
-    with pytest.raises(WorkerError, match="exited with code 3"):
-        list(multiprocess_reader([reader])())
+        for pid in multiprocess_reader([reader])():
+            seen.append(pid)
+    assert seen == [caught.value.pid] * 5
+    assert caught.value.signal == number
 
 
 def test_leaving_early_ends_the_processes():
@@ -161,27 +153,6 @@ def test_a_process_is_at_most_queue_size_items_ahead(tmp_path):
     iterator.close()
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks processes up in /proc")
-def test_processes_die_with_a_killed_parent():
-    code = """
-        import os, time
-        from gpuloader.reader import multiprocess_reader
-
-        def reader():
-            yield os.getpid()
-            time.sleep(1000)
-
-        iterators = [multiprocess_reader([reader, reader])() for _ in range(2)]
-        print(*[next(one) for one in iterators for _ in range(2)], flush=True)
-        time.sleep(1000)
-    """
-    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE) as parent:
-        pids = [int(word) for word in parent.stdout.readline().split()]
-        assert len(set(pids)) == 4
-        parent.kill()
-    wait_until(lambda: not any(is_running(pid) for pid in pids))
-
-
 def test_arguments_are_checked_when_decorating():
     with pytest.raises(ReaderError, match="at least one reader"):
         multiprocess_reader([])
@@ -193,7 +164,7 @@ def test_arguments_are_checked_when_decorating():
 
 def test_a_forked_child_that_exits_does_not_end_the_processes_of_its_parent():
     """The child exits like a program, running all exit handlers."""
-    program = """
+    done = run_program("""
     import os, sys
     from gpuloader.reader import multiprocess_reader
 
@@ -205,10 +176,7 @@ def test_a_forked_child_that_exits_does_not_end_the_processes_of_its_parent():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert [*got, *items] == list(range(500))
     print("done")
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60
-    )
+    """)
     assert (done.stdout, done.stderr, done.returncode) == ("done\n", "", 0)
 
 
@@ -231,15 +199,124 @@ def test_a_process_that_cannot_watch_its_parent_says_so(monkeypatch, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_fork_in_the_middle_does_not_take_its_parents_items():
-    items = multiprocess_reader([lambda: iter(range(6))])()
-    assert next(items) == 0
-    pid = os.fork()
-    if not pid:
-        try:
-            next(items)
-        except LoaderError as error:
-            os._exit(0 if "start a new epoch here" in str(error) else 1)
-        os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert list(items) == [1, 2, 3, 4, 5]
+def test_the_death_of_one_process_ends_the_others():
+    def dying():
+        yield os.getpid()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def blocked():
+        time.sleep(1000)
+        yield 1
+
+    with pytest.raises(WorkerError) as caught:
+        list(multiprocess_reader([blocked, dying, blocked])())
+    assert caught.value.signal == signal.SIGKILL
+
+
+def test_the_exception_of_one_reader_does_not_wait_for_the_turn_of_another():
+    def failing():
+        yield 1
+        raise OwnError("gone")
+
+    def blocked():
+        yield 0
+        time.sleep(1000)
+
+    seen = []
+    with pytest.raises(OwnError, match="gone"):
+        for item in multiprocess_reader([blocked, failing])():
+            seen.append(item)
+    assert seen == [0, 1]
+
+
+class Unopenable:
+    """Can be pickled, and raises an OSError when it is unpickled."""
+
+    def __reduce__(self):
+        return open, ("/no/such/file",)
+
+
+def exiting():
+    yield 1
+    os._exit(3)
+
+
+def closing():
+    yield 1
+    os.closerange(3, 200)
+    time.sleep(1000)
+
+
+@pytest.mark.parametrize(
+    ("reader", "kind", "message"),
+    [
+        (raising(Unportable("no", "way")), LoaderError, "Unportable: no way"),
+        (lambda: [lambda: 1], LoaderError, "item 0 of a reader in a process cannot be pickled"),
+        (lambda: itertools.repeat(Unopenable()), LoaderError, "cannot be unpickled"),
+        (exiting, WorkerError, "exited with code 3"),
+        (closing, WorkerError, "before its reader ended"),
+    ],
+)
+def test_what_does_not_come_through_the_pipe_is_an_error(reader, kind, message):
+    with pytest.raises(kind, match=message):
+        list(multiprocess_reader([reader], queue_size=2)())
+
+
+needs_pidfd = pytest.mark.skipif(
+    not hasattr(os, "pidfd_open"), reason="without it, a process that inherited the pipe hides the death"
+)
+
+
+@needs_pidfd
+def test_a_killed_process_is_noticed_though_a_child_of_its_own_lives_on():
+    def reader():
+        heir = os.fork()
+        if heir == 0:
+            time.sleep(1000)
+        yield heir
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    iterator = multiprocess_reader([reader])()
+    heir = next(iterator)
+    try:
+        with pytest.raises(WorkerError, match="signal 9"):
+            next(iterator)
+    finally:
+        os.kill(heir, signal.SIGKILL)
+
+
+def test_readers_started_by_several_threads_at_once_all_arrive():
+    reader = multiprocess_reader([lambda: range(5)] * 2)
+    seen = []
+    run_threads(lambda: seen.append(sorted(reader())))
+    assert seen == [sorted([*range(5)] * 2)] * 4
+
+
+def test_a_queue_size_beyond_what_a_semaphore_counts():
+    assert list(multiprocess_reader([lambda: [1]], queue_size=2**40)()) == [1]
+
+
+@needs_pidfd
+def test_processes_die_with_a_killed_parent_though_a_later_fork_lives_on():
+    code = """
+        import multiprocessing, os, signal, time
+        from gpuloader.reader import multiprocess_reader
+
+        def reader():
+            yield os.getpid()
+            time.sleep(1000)
+
+        iterators = [multiprocess_reader([reader, reader])() for _ in range(2)]
+        pids = [next(one) for one in iterators for _ in range(2)]
+        later = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
+        later.start()
+        print(later.pid, *pids, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE) as parent:
+        later, *pids = [int(word) for word in parent.stdout.readline().split()]
+    try:
+        assert len(set(pids)) == 4
+        wait_until(lambda: not any(is_running(pid) for pid in pids))
+    finally:
+        os.kill(later, signal.SIGKILL)

@@ -1,6 +1,6 @@
-"""`buffered` and `xmap_readers`: their threads lose, reorder, delay and leave behind nothing."""
+"""Readers with threads or processes under them lose, reorder, delay and leave behind nothing."""
 
-import os
+import io
 import threading
 
 import numpy as np
@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuloader import LoaderError, ReaderError
-from gpuloader.reader import buffered, xmap_readers
+from gpuloader.reader import batch, buffered, multiprocess_reader, shuffle, xmap_readers
 from gpuloader.testing import StepReader
-from tests.fakes import nothing_left_behind, wait_until
+from tests.fakes import leave_early, nothing_left_behind, wait_until
+from tests.processes import run_in_fork
 
 
 def failing(count):
@@ -26,6 +27,7 @@ DECORATORS = {
     "buffered": lambda reader: buffered(reader, 2),
     "mapped": lambda reader: xmap_readers(lambda item: item, reader, 2, 2),
     "mapped in order": lambda reader: xmap_readers(lambda item: item, reader, 2, 2, order=True),
+    "processes": lambda reader: multiprocess_reader([reader], queue_size=2),
 }
 
 
@@ -35,15 +37,26 @@ def decorate(request):
         yield DECORATORS[request.param]
 
 
+@pytest.fixture(params=[name for name in DECORATORS if name != "processes"])
+def in_threads(request):
+    with nothing_left_behind():
+        yield DECORATORS[request.param]
+
+
+def endless():
+    while True:
+        yield 1
+
+
 def test_every_item_passes_and_epochs_start_afresh(decorate):
     reader = decorate(lambda: range(30))
     for _ in range(3):
         assert sorted(reader()) == list(range(30))
 
 
-def test_any_item_passes(decorate):
+def test_any_item_passes(in_threads):
     things = [None, np.arange(3), "text", (1, 2), ValueError("an item, not an error")]
-    seen = list(decorate(lambda: things)())
+    seen = list(in_threads(lambda: things)())
     assert {id(item) for item in seen} == {id(item) for item in things}
 
 
@@ -54,7 +67,7 @@ def test_the_readers_exception_reaches_the_consumer(decorate):
     assert list(iterator) == []
 
 
-def test_leaving_early_ends_the_threads_and_closes_the_reader(decorate):
+def test_leaving_early_ends_the_threads_and_closes_the_reader(in_threads):
     closed = threading.Event()
 
     def endless():
@@ -64,16 +77,16 @@ def test_leaving_early_ends_the_threads_and_closes_the_reader(decorate):
         finally:
             closed.set()
 
-    for item in decorate(endless)():
+    for item in in_threads(endless)():
         assert item == 1
         break
     assert closed.wait(10)
 
 
-def test_a_blocked_reader_holds_nobody_up(decorate):
+def test_a_blocked_reader_holds_nobody_up(in_threads):
     reader = StepReader(range(5))
     reader.allow(1)
-    iterator = decorate(reader)()
+    iterator = in_threads(reader)()
     assert next(iterator) == 0
     iterator.close()
     reader.allow(5)
@@ -111,11 +124,8 @@ def test_mapping_in_order_equals_map(values, workers, size):
 
 @pytest.mark.parametrize("order", [True, False])
 def test_the_mappers_exception_reaches_the_consumer(order):
-    def mapper(n):
-        return 10 // (3 - n)
-
     with nothing_left_behind(), pytest.raises(ZeroDivisionError):
-        list(xmap_readers(mapper, lambda: range(10), 2, 2, order)())
+        list(xmap_readers(lambda n: 10 // (3 - n), lambda: range(10), 2, 2, order)())
 
 
 def test_in_order_the_results_before_an_exception_come_first():
@@ -168,18 +178,84 @@ def test_a_size_of_0_sets_no_limit(size):
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-@pytest.mark.parametrize(
-    "wrap", [lambda reader: buffered(reader, 2), lambda reader: xmap_readers(abs, reader, 2, 2, order=True)]
-)
-def test_a_fork_in_the_middle_does_not_wait_for_threads_that_it_lacks(wrap):
-    items = wrap(lambda: range(20))()
-    assert next(items) == 0
-    pid = os.fork()
-    if not pid:
-        try:
+def test_a_fork_in_the_middle_takes_nothing_of_its_parents_epoch(decorate):
+    items = decorate(lambda: range(20))()
+    first = next(items)
+
+    def work():
+        with pytest.raises(LoaderError, match="start a new epoch here"):
             list(items)
-        except LoaderError as error:
-            os._exit(0 if "start a new epoch here" in str(error) else 1)
-        os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert list(items) == list(range(1, 20))
+        items.close()
+
+    run_in_fork(work)
+    assert sorted([first, *items]) == list(range(20))
+
+
+@pytest.mark.parametrize("ending", ["break", "exception", "dropped", "cycle", "closed"])
+def test_an_iterator_that_is_left_leaves_nothing_behind(decorate, ending):
+    leave_early(decorate(endless)(), ending)
+
+
+def test_an_iterator_that_was_never_advanced_starts_nothing(decorate):
+    threads = threading.active_count()
+    iterator = decorate(endless)()
+    assert threading.active_count() == threads
+    iterator.close()
+
+
+def test_decorators_pass_errors_and_endings_through_one_another(decorate):
+    with pytest.raises(OSError, match="the disk is gone"):
+        list(batch(decorate(shuffle(buffered(failing(4), 1), 2)), 2)())
+    iterator = batch(decorate(shuffle(buffered(endless, 1), 2)), 2)()
+    assert next(iterator) == [1, 1]
+    iterator.close()
+
+
+def test_a_mapper_that_blocks_holds_nobody_up():
+    release = threading.Event()
+
+    def mapper(n):
+        if n:
+            release.wait(10)
+        return n
+
+    with nothing_left_behind():
+        iterator = xmap_readers(mapper, lambda: range(9), 2, 2, order=True)()
+        assert next(iterator) == 0
+        iterator.close()
+        release.set()
+
+
+def test_a_reader_that_raises_stop_iteration_does_not_end_in_silence(decorate):
+    def reader():
+        next(iter([]))
+
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        list(decorate(reader)())
+
+
+def test_a_thread_that_cannot_be_started_leaves_none_of_the_others(monkeypatch):
+    start, started = threading.Thread.start, []
+
+    def start_two(thread):
+        started.append(thread)
+        if len(started) == 3:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with nothing_left_behind():
+        monkeypatch.setattr(threading.Thread, "start", start_two)
+        with pytest.raises(RuntimeError, match="can't start"):
+            list(xmap_readers(str, endless, 3, 2)())
+        monkeypatch.undo()
+
+
+def test_a_file_rewound_for_every_epoch_stays_open(decorate):
+    file = io.StringIO("a\nb\n")
+
+    def reader():
+        file.seek(0)
+        return file
+
+    decorated = decorate(reader)
+    assert [len(list(decorated())) for _ in range(2)] == [2, 2]

@@ -1,7 +1,7 @@
 """Datasets of Hugging Face: every format, transforms, streams, and columns that go straight into slots."""
 
-import json
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from gpuloader import (
 )
 from gpuloader.sources.block import Block
 from gpuloader.sources.tables.huggingface import HuggingFaceRows
+from tests import loading
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, WORKERS, name_workers
 
 datasets = pytest.importorskip("datasets")
@@ -57,8 +58,7 @@ def data():
     return make()
 
 
-def load(dataset, **options):
-    return DataLoader(dataset, **{"places": "cpu", "batch_size": 7, "pad": {"words": -1}, **options})
+load = partial(loading.load, batch_size=7, pad={"words": -1})
 
 
 def column(loader, name):
@@ -92,9 +92,10 @@ def test_every_format_delivers_the_rows(data, form, workers):
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_dtypes_are_those_of_the_format(data, form):
+def test_dtypes_are_those_of_the_format_and_those_that_hugging_face_delivers(data, form):
     needs(form)
-    batch = next(iter(load(data.with_format(form))))
+    formatted = data.with_format(form)
+    batch = next(iter(load(formatted)))
     found = {name: batch[name].dtype for name in ("label", "box", "small", "words", "even")}
     whole = {"numpy": "int64", "torch": "int64", "jax": "int32"}.get(form)
     assert found == {
@@ -104,21 +105,8 @@ def test_dtypes_are_those_of_the_format(data, form):
         "words": whole or "int32",
         "even": "bool",
     }
-
-
-@pytest.mark.parametrize("form", ["numpy", "torch", "jax"])
-def test_dtypes_are_those_that_hugging_face_delivers(data, form):
-    needs(form)
-    formatted = data.with_format(form)
-    batch, theirs = next(iter(load(formatted))), formatted[:7]
-    for name in ("label", "box", "small", "even"):
-        assert batch[name].dtype == np.asarray(theirs[name]).dtype, name
-
-
-def test_the_formats_options_are_obeyed(data):
-    batch = next(iter(load(data.with_format("numpy", columns=["box", "label"], dtype=np.float16), pad=None)))
-    assert list(batch) == ["label", "box"]
-    assert batch["box"].dtype == np.float16
+    for name in ("label", "box", "small", "even") if whole else ():
+        assert batch[name].dtype == np.asarray(formatted[:7][name]).dtype, name
 
 
 @pytest.mark.parametrize("form", [None, "numpy", "pandas"])
@@ -126,16 +114,11 @@ def test_the_formats_columns_are_obeyed(data, form):
     needs(form)
     chosen = data.with_format(form, columns=["name", "label"])
     assert list(next(iter(load(chosen, pad=None)))) == ["label", "name"]
+    if form == "numpy":
+        halves = data.with_format(form, columns=["box"], dtype=np.float16)
+        assert next(iter(load(halves, pad=None)))["box"].dtype == np.float16
     everything = data.with_format(form, columns=["name", "label"], output_all_columns=True)
     assert list(next(iter(load(everything)))) == ["label", "name", "box", "small", "words", "even"]
-
-
-def test_no_row_is_made_but_the_one_that_settles_the_form(data, monkeypatch):
-    made = []
-    iterate = Block.__iter__
-    monkeypatch.setattr(Block, "__iter__", lambda block: made.append(block) or iterate(block))
-    assert len(labels(load(data, shuffle=True, seed=1))) == ROWS
-    assert len(made) == 1
 
 
 @pytest.mark.parametrize("joined", [0, 1 << 25])
@@ -224,14 +207,8 @@ def test_a_null_among_numbers_is_an_error():
 
 
 def test_the_rest_of_the_loader_applies(data):
-    train, test = random_split(data, [0.8, 0.2], seed=1)
-    assert sorted(labels(load(train)) + labels(load(test))) == list(range(ROWS))
-    loader = load(data, shuffle=True, seed=4)
-    epoch = iter(loader)
-    before = [int(one) for _ in range(2) for one in next(epoch)["label"]]
-    again = load(data, shuffle=True, batch_size=4, **THREADS)
-    again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
-    assert before + labels(again) == labels(load(data, shuffle=True, seed=4))
+    before, again = loading.resume(lambda: load(data, shuffle=True, seed=4, **THREADS), 2)
+    assert labels(before) + labels(again) == labels(load(data, shuffle=True, seed=4))
     ranks = [load(data, shard=(rank, 2), shuffle=True, seed=4) for rank in range(2)]
     steps = zip(*ranks, strict=True)
     divided = [int(one) for step in steps for batch in step for one in batch["label"]]
@@ -328,17 +305,16 @@ class TestStreams:
             ),
         }[kind]()
         options = {"pad": None, "ragged": [] if kind == "generator" else ["words"], **workers}
-        loader = load(stream, **options)
-        loader.set_epoch(3)
-        epoch = iter(loader)
-        before = [int(one) for _ in range(3) for one in next(epoch)["label"]]
-        again = load(stream, **options)
-        again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
-        after = labels(again)
-        whole = load(stream, **options)
-        whole.set_epoch(3)
-        assert before + after == labels(whole)
-        assert len(labels(again)) == len(before + after)  # the next epoch starts at its beginning
+
+        def make():
+            loader = load(stream, **options)
+            loader.set_epoch(3)
+            return loader
+
+        before, again = loading.resume(make, 3)
+        found = labels(before) + labels(again)
+        assert found == labels(make())
+        assert len(labels(again)) == len(found)  # the next epoch starts at its beginning
 
     def test_workers_info_is_as_before_for_functions_that_ask(self, data):
         torch = pytest.importorskip("torch")
@@ -382,9 +358,12 @@ class TestInOtherDatasets:
         made = []
         iterate = Block.__iter__
         monkeypatch.setattr(Block, "__iter__", lambda block: made.append(block) or iterate(block))
+        assert len(labels(load(data, shuffle=True, seed=1))) == ROWS
+        assert len(made) == 1  # the sample that settles the form
+        made.clear()
         part = Subset(Subset(data, range(20)), range(0, 20, 2))
         assert labels(load(part, batch_size=5)) == list(range(0, 20, 2))
-        assert len(made) == 1  # the sample that settles the form
+        assert len(made) == 1
 
     def test_several(self, data):
         other = datasets.Dataset.from_dict({"label": [1, 2]})

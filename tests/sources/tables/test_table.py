@@ -2,8 +2,8 @@
 
 import datetime as dt
 import itertools
-import json
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -24,9 +24,10 @@ from gpuloader import (
     random_split,
 )
 from gpuloader.sources.array_rows import as_rows, find_arrays
-from gpuloader.sources.block import Block, Chunked, Part, row_parts
+from gpuloader.sources.block import Block, Chunked, Part, take_each
 from gpuloader.sources.tables.arrow import _column
 from gpuloader.transforms import OneHot
+from tests import loading
 from tests.rank_loaders import make
 from tests.sample_sets import ONE_THREAD, PROCESSES, THREADS, WORKERS, assert_same, name_workers
 
@@ -51,8 +52,7 @@ def mixed():
     return {**numbers(), "name": [f"row {row}" for row in range(ROWS)]}
 
 
-def load(dataset, **options):
-    return DataLoader(dataset, **{"places": "cpu", "batch_size": 5, **options})
+load = partial(loading.load, batch_size=5)
 
 
 def column(loader, name):
@@ -62,20 +62,15 @@ def column(loader, name):
 @pytest.mark.parametrize("library", LIBRARIES)
 class TestEveryLibrary:
     def test_numbers_keep_their_dtypes(self, library):
-        loader = load(make_table(library, numbers()))
+        table = make_table(library, numbers())
+        assert find_arrays(TableDataset(table)).names == ("x", "label", "even")
+        loader = load(table)
         batch = next(iter(loader))
         assert list(batch) == ["x", "label", "even"]
         assert [array.dtype for array in batch.values()] == [np.float64, np.int16, np.bool_]
         assert column(loader, "label") == list(range(ROWS))
         assert column(loader, "even") == [row % 2 == 0 for row in range(ROWS)]
         assert len(loader) == 5
-
-    def test_numbers_are_gathered_as_arrays(self, library):
-        source = find_arrays(TableDataset(make_table(library, numbers())))
-        assert source.names == ("x", "label", "even")
-
-    def test_text_stays_text(self, library):
-        assert column(load(make_table(library, mixed())), "name") == [f"row {row}" for row in range(ROWS)]
 
     def test_missing_text_is_none(self, library):
         table = make_table(library, {"name": ["a", None, "c"]})
@@ -96,12 +91,9 @@ class TestEveryLibrary:
     @pytest.mark.parametrize("columns", [numbers, mixed])
     def test_a_loader_resumes_in_the_middle(self, library, columns):
         table = make_table(library, columns())
-        loader = load(table, shuffle=True, seed=1)
-        epoch = iter(loader)
-        before = [*next(epoch)["label"], *next(epoch)["label"]]
-        again = load(table, shuffle=True, batch_size=3, **THREADS)
-        again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
-        assert before + column(again, "label") == column(load(table, shuffle=True, seed=1), "label")
+        before, again = loading.resume(lambda: load(table, shuffle=True, seed=1, **THREADS), 2)
+        found = column(before, "label") + column(again, "label")
+        assert found == column(load(table, shuffle=True, seed=1), "label")
 
     def test_lists_of_different_length_are_ragged_or_padded(self, library):
         words = [[1.0, 2.0], [3.0], [], [4.0, 5.0, 6.0]]
@@ -201,6 +193,29 @@ class TestPandas:
     def pd(self):
         return pytest.importorskip("pandas")
 
+    @pytest.mark.parametrize("kind", ["object", "string", "str", "string[pyarrow]"])
+    def test_every_kind_of_text(self, pd, kind):
+        pytest.importorskip("pyarrow")
+        series = pd.Series(["a", None, "c"], dtype=kind)
+        assert column(load(pd.DataFrame({"t": series})), "t") == ["a", None, "c"]
+
+    def test_columns_become_what_they_hold(self, pd):
+        pa = pytest.importorskip("pyarrow")
+        frame = pd.DataFrame(
+            {
+                "nan": [1.0, np.nan],
+                "objects": pd.Series([1, 2], dtype=object),
+                "arrow": pd.Series(pa.array([1, 2], pa.int32()), dtype=pd.ArrowDtype(pa.int32())),
+                "day": pd.to_datetime(["2024-01-01", None]),
+            }
+        )
+        (batch,) = load(frame)
+        assert np.isnan(batch["nan"]).tolist() == [False, True]
+        assert (batch["objects"].dtype, batch["arrow"].dtype) == (np.int64, np.int32)
+        assert batch["day"] == [dt.datetime(2024, 1, 1), None]
+        frame.index = [30, 10]  # is not read
+        assert column(load(frame), "arrow") == [1, 2]
+
     def test_categories_become_their_values(self, pd):
         frame = pd.DataFrame(
             {
@@ -215,33 +230,6 @@ class TestPandas:
         with pytest.raises(DataFileError, match="column 'size': 1 of 4 values is null"):
             load(frame)
 
-    def test_columns_of_numpys_nan_are_numbers(self, pd):
-        (batch,) = load(pd.DataFrame({"x": [1.0, np.nan]}))
-        assert np.isnan(batch["x"]).tolist() == [False, True]
-
-    def test_objects_that_are_numbers_become_an_array(self, pd):
-        frame = pd.DataFrame({"x": pd.Series([1, 2], dtype=object), "y": pd.Series([1, "a"], dtype=object)})
-        batch = next(iter(load(frame.drop(columns="y"))))
-        assert batch["x"].dtype == np.int64
-
-    def test_every_kind_of_text(self, pd):
-        pytest.importorskip("pyarrow")
-        kinds = ["object", "string", "str", "string[pyarrow]"]
-        for kind in kinds:
-            series = pd.Series(["a", None, "c"], dtype=kind)
-            assert column(load(pd.DataFrame({"t": series})), "t") == ["a", None, "c"], kind
-
-    def test_arrow_columns_are_read_in_place(self, pd):
-        pa = pytest.importorskip("pyarrow")
-        values = pa.array([1, 2, 3], pa.int32())
-        frame = pd.DataFrame({"x": pd.Series(values, dtype=pd.ArrowDtype(pa.int32()))})
-        (batch,) = load(frame)
-        assert batch["x"].dtype == np.int32
-
-    def test_nulls_among_dates_are_none(self, pd):
-        frame = pd.DataFrame({"day": pd.to_datetime(["2024-01-01", None])})
-        assert column(load(frame), "day") == [dt.datetime(2024, 1, 1), None]
-
     def test_sparse_numbers_and_columns_of_a_matrix(self, pd):
         frame = pd.DataFrame(np.arange(12.0).reshape(4, 3), columns=["a", "b", 3])
         frame["s"] = pd.arrays.SparseArray([0, 0, 1, 0])
@@ -251,43 +239,31 @@ class TestPandas:
         assert batch["s"].tolist() == [0, 0, 1, 0]
         assert find_arrays(TableDataset(frame)).arrays[1].flags.c_contiguous
 
-    def test_the_index_is_not_read(self, pd):
-        frame = pd.DataFrame({"x": [1, 2, 3]}, index=[30, 10, 20])
-        assert column(load(frame), "x") == [1, 2, 3]
-
 
 class TestPolars:
     @pytest.fixture
     def pl(self):
         return pytest.importorskip("polars")
 
-    def test_categories_and_enums_become_their_text(self, pl):
+    def test_columns_become_what_they_hold(self, pl):
         frame = pl.DataFrame(
             {
-                "pet": pl.Series(["cat", "dog", None], dtype=pl.Categorical),
-                "size": pl.Series(["s", "m", "s"], dtype=pl.Enum(["s", "m"])),
+                "pet": pl.Series(["cat", None], dtype=pl.Categorical),
+                "size": pl.Series(["s", "m"], dtype=pl.Enum(["s", "m"])),
+                "box": pl.Series([[1, 2], [3, 4]], dtype=pl.Array(pl.Int8, 2)),
+                "point": [{"x": 1, "name": "a"}, {"x": 2, "name": "b"}],
+                "object": pl.Series([{1}, {2}], dtype=pl.Object),
             }
         )
         (batch,) = load(frame)
-        assert (batch["pet"], batch["size"]) == (["cat", "dog", None], ["s", "m", "s"])
-
-    def test_arrays_of_fixed_width(self, pl):
-        frame = pl.DataFrame({"box": pl.Series([[1, 2], [3, 4]], dtype=pl.Array(pl.Int8, 2))})
-        (batch,) = load(frame)
+        assert (batch["pet"], batch["size"]) == (["cat", None], ["s", "m"])
         assert (batch["box"].dtype, batch["box"].tolist()) == (np.int8, [[1, 2], [3, 4]])
+        assert (batch["point"]["x"].tolist(), batch["point"]["name"]) == ([1, 2], ["a", "b"])
+        assert batch["object"] == [{1}, {2}]
 
     def test_a_lazy_frame_has_to_be_collected(self, pl):
         with pytest.raises(TypeError, match=r"has not been read yet: pass frame.collect\(\)"):
             load(pl.DataFrame({"x": [1]}).lazy())
-
-    def test_structs_are_dicts_of_fields(self, pl):
-        frame = pl.DataFrame({"point": [{"x": 1, "name": "a"}, {"x": 2, "name": "b"}]})
-        (batch,) = load(frame)
-        assert (batch["point"]["x"].tolist(), batch["point"]["name"]) == ([1, 2], ["a", "b"])
-
-    def test_objects_of_python(self, pl):
-        frame = pl.DataFrame({"o": pl.Series([{1}, {2}], dtype=pl.Object)})
-        assert column(load(frame), "o") == [{1}, {2}]
 
     def test_several_chunks(self, pl):
         frame = pl.concat([pl.DataFrame({"x": [1, 2], "t": ["a", "b"]})] * 3, rechunk=False)
@@ -420,28 +396,25 @@ class TestDicts:
             load({"boxes": [[1, 2], None]})
 
     @pytest.mark.parametrize(
-        ("table", "kind", "problem"),
+        ("make", "table", "kind", "problem"),
         [
-            ({"x": [1, 2], "y": [1]}, ValueError, r"the same number of rows, got \{'x': 2, 'y': 1\}"),
-            ({"x": 3}, DataFileError, "column 'x': expected one value per row, got int"),
-            ({"x": "abc"}, DataFileError, "column 'x': expected one value per row, got str"),
-            ({"x": np.float32(2)}, DataFileError, "column 'x': expected one value per row, got the single"),
+            (load, {"x": [1, 2], "y": [1]}, ValueError, r"the same number of rows, got \{'x': 2, 'y': 1\}"),
+            *(
+                (load, {"x": value}, DataFileError, f"column 'x': expected one value per row, got {what}")
+                for value, what in ((3, "int"), ("abc", "str"), (np.float32(2), "the single"))
+            ),
+            (TableDataset, {}, ValueError, "the table has no columns"),
+            (
+                TableDataset,
+                [1, 2],
+                TypeError,
+                "a table must be a data frame .*, or a dict of columns, got list",
+            ),
         ],
     )
-    def test_what_is_no_table(self, table, kind, problem):
+    def test_what_is_no_table(self, make, table, kind, problem):
         with pytest.raises(kind, match=problem):
-            load(table)
-
-    @pytest.mark.parametrize(
-        ("table", "kind", "problem"),
-        [
-            ({}, ValueError, "the table has no columns"),
-            ([1, 2], TypeError, "a table must be a data frame .*, or a dict of columns, got list"),
-        ],
-    )
-    def test_what_a_table_dataset_refuses(self, table, kind, problem):
-        with pytest.raises(kind, match=problem):
-            TableDataset(table)
+            make(table)
 
     def test_a_dict_of_samples_is_still_a_map(self):
         samples = {"a.jpg": np.zeros(2), "b.jpg": np.ones(2)}
@@ -495,11 +468,9 @@ class TestWithTheRest:
         assert column(load(AtOnce(mixed())), "x") == [row / 4 * 3 for row in range(ROWS)]
         assert find_arrays(Doubled(numbers())) is None
 
-    def test_a_collate_function_gets_the_rows(self):
+    def test_a_collate_function_gets_the_rows_and_without_batches_they_come_alone(self):
         loader = load(mixed(), collate_fn=lambda rows: [row["name"] for row in rows])
         assert next(iter(loader)) == mixed()["name"][:5]
-
-    def test_single_samples(self):
         first = next(iter(load(mixed(), batch_size=None)))
         assert (first["label"].tolist(), first["name"]) == (0, "row 0")
 
@@ -522,7 +493,7 @@ def test_rows_of_chunks_are_the_rows(lengths, cuts, data):
     )
     block = Block([Part({"x": chunked}, as_rows(values, indices, len(values)))])
     assert [sample["x"].tolist() for sample in block] == [values[index] for index in indices]
-    found = [part.tolist() for piece, rows, _ in block.pieces("x") for part in row_parts(piece, rows)]
+    found = [part.tolist() for piece, rows, _ in block.pieces("x") for part in take_each(piece, rows)]
     assert found == [values[index] for index in indices]
     assert block.columns()["x"].values.tolist() == [number for index in indices for number in values[index]]
 
@@ -622,3 +593,81 @@ def test_the_description_tells_what_it_holds():
 def test_the_columns_are_those_of_the_table_in_its_order():
     table = TableDataset({"x": [0.5], "box": [[1, 2]], "name": ["a"]})
     assert table.columns == table.names == ("x", "box", "name")
+
+
+# Tables in pieces, and tables that are not in memory yet.
+
+WIDE = 2**60 + 1  # which no float64 holds
+
+
+def arrow_table():
+    pa = pytest.importorskip("pyarrow")
+    return pa.table({"id": [1, WIDE, 3], "x": [0.5, 1.5, 2.5]})
+
+
+@pytest.mark.parametrize("split", [lambda table: table.to_batches(2), lambda table: [table[:1], table[1:]]])
+def test_a_list_of_arrow_tables_is_one_table(split):
+    batches = list(DataLoader(split(arrow_table()), places="cpu", batch_size=2))
+    assert [batch["id"].tolist() for batch in batches] == [[1, WIDE], [3]]
+    assert [batch["x"].tolist() for batch in batches] == [[0.5, 1.5], [2.5]]
+
+
+def test_arrow_tables_of_other_columns_are_refused():
+    pa = pytest.importorskip("pyarrow")
+    with pytest.raises(ValueError, match="a list of Arrow tables must hold tables of one schema"):
+        DataLoader([arrow_table(), pa.table({"y": [1]})], places="cpu")
+    with pytest.raises(ValueError, match="a list of Arrow tables must hold tables of one schema"):
+        TableDataset([arrow_table(), 3])
+
+
+def test_a_table_is_not_one_sample_and_not_a_column():
+    table = arrow_table()
+    for dataset in (iter(table.to_batches()), [{"table": table}], [(table,)]):
+        with pytest.raises(SampleError, match=r"columns \['id', 'x'\]; to have its rows as samples, pass"):
+            list(DataLoader(dataset, places="cpu"))
+    with pytest.raises(DataFileError, match="column 'table': expected one value per row, got Table"):
+        DataLoader({"table": table}, places="cpu")
+
+
+def unread(kind, path):
+    if kind == "LazyFrame":
+        return pytest.importorskip("polars").LazyFrame({"id": [1]})
+    table = arrow_table()
+    import pyarrow as pa
+    import pyarrow.dataset
+    import pyarrow.parquet as pq
+
+    if kind == "RecordBatchReader":
+        return table.to_reader()
+    if kind == "RecordBatchFileReader":
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+        return pa.ipc.open_file(path.read_bytes())
+    pq.write_table(table, path)
+    if kind.startswith("Parquet"):
+        return getattr(pq, kind)(path)
+    dataset = pyarrow.dataset.dataset(path)
+    return {"Scanner": dataset.scanner(), "UnionDataset": pyarrow.dataset.dataset([dataset])}.get(
+        kind, dataset
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        ("LazyFrame", "frame.collect()"),
+        ("RecordBatchReader", "reader.read_all()"),
+        ("RecordBatchFileReader", "reader.read_all()"),
+        ("ParquetFile", "file.read(), or gpuloader.ParquetDataset(path)"),
+        ("ParquetDataset", "dataset.read(), or gpuloader.ParquetDataset(dataset.files)"),
+        ("FileSystemDataset", "dataset.to_table(), or gpuloader.ParquetDataset(dataset.files)"),
+        ("UnionDataset", "dataset.to_table()"),
+        ("Scanner", "scanner.to_table()"),
+    ],
+)
+def test_a_table_that_is_not_in_memory_says_what_to_write(tmp_path, kind, line):
+    table = unread(kind, tmp_path / "table")
+    for read in (lambda: DataLoader(table, places="cpu"), lambda: TableDataset(table)):
+        with pytest.raises(TypeError) as caught:
+            read()
+        assert str(caught.value) == f"a {kind} has not been read yet: pass {line}"
