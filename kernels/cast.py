@@ -18,6 +18,9 @@ from gpuloader.kernels.launching import Work, declare, spread, takes
 # Maps the number of bytes moved at once to the C++ type that moves them.
 WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long", 16: "uint4"}
 
+# The words that hold one number of a dtype.
+NUMBER_WORDS = (WORDS[1], WORDS[2], WORDS[4], WORDS[8])
+
 _SIGNED = {1: "signed char", 2: "short", 4: "int", 8: "long long"}
 # NumPy has no bfloat16: arrays hold its bits as uint16, and only the kernels know a type for it.
 _FLOATS = {"float16": "Half", "bfloat16": "Bfloat16", "float32": "float", "float64": "double"}
@@ -53,9 +56,7 @@ _SOURCES = ("bool", *INTEGERS, *NUMPY_FLOATS)
 _TARGETS = (*INTEGERS, *FLOATS)
 
 # Without bool, which shares the entries of uint8: NumPy's bools are bytes of 0 or 1.
-ENTRIES = tuple(
-    f"cast<{cpp_type(source)}, {cpp_type(target)}>" for source in _SOURCES[1:] for target in _TARGETS
-)
+ENTRIES = {"cast<{}, {}>": (tuple(map(cpp_type, _SOURCES[1:])), tuple(map(cpp_type, _TARGETS)))}
 
 
 @declare(values=takes(*_SOURCES))

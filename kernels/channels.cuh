@@ -6,10 +6,10 @@ struct Channels {
 };
 
 template <typename Target>
-__device__ inline void finish(int byte, float factor, float offset, Target& result) {
-    encode(multiply_add(static_cast<float>(byte), factor, offset), result);
+__device__ inline void finish(float byte, float factor, float offset, Target& result) {
+    encode(multiply_add(byte, factor, offset), result);
 }
 
-__device__ inline void finish(int byte, float, float, unsigned char& result) {
-    result = static_cast<unsigned char>(byte);
+__device__ inline void finish(float byte, float, float, unsigned char& result) {
+    result = static_cast<unsigned char>(float_to_integer(byte));
 }

@@ -4,7 +4,7 @@
 errors. It needs a compiler, nvcc or NVRTC, but no GPU.
 
 A file holds either one kernel of its own name or several entries, which its Python module lists in
-``ENTRIES``: kernels of other names, or instances of a template, one per set of types that a launch uses.
+``ENTRIES``: kernels of other names, or templates, each with the types that launches use for its parameters.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import import_module, resources
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,9 @@ def kernel_entries(name: str) -> tuple[str, ...]:
     >>> kernel_entries("spin"), "gather<unsigned int>" in kernel_entries("gather")
     (('spin',), True)
     """
-    entries: tuple[str, ...] = getattr(import_module(f"gpuloader.kernels.{name}"), "ENTRIES", (name,))
-    return entries
+    module = import_module(f"gpuloader.kernels.{name}")
+    listed: dict[str, tuple[Any, ...]] = getattr(module, "ENTRIES", {name: ()})
+    return tuple(entry.format(*types) for entry, lists in listed.items() for types in product(*lists))
 
 
 @cache

@@ -17,7 +17,7 @@
 #include "wide.cuh"
 #include "windows.cuh"
 
-struct Pictures {
+struct Batch {
     unsigned samples, planes, height, width, pixel;
     unsigned out_height, out_width;
 };
@@ -96,25 +96,25 @@ __device__ inline void copy_line(const Line& line, const Extent& source) {
 
 template <typename Word>
 __global__ void crop(const void* __restrict__ source, const int* __restrict__ windows, void* __restrict__ out,
-                     const __grid_constant__ Pictures pictures) {
-    const unsigned row = pictures.width * pictures.pixel, out_row = pictures.out_width * pictures.pixel;
-    const unsigned rows = pictures.samples * pictures.planes * pictures.height;  // of all images
+                     const __grid_constant__ Batch batch) {
+    const unsigned row = batch.width * batch.pixel, out_row = batch.out_width * batch.pixel;
+    const unsigned rows = batch.samples * batch.planes * batch.height;  // of all images
     const Extent array{address_of(source), address_of(source) + static_cast<Address>(rows) * row};
-    for (unsigned sample = blockIdx.y; sample < pictures.samples; sample += gridDim.y) {
+    for (unsigned sample = blockIdx.y; sample < batch.samples; sample += gridDim.y) {
         const int* window = windows + static_cast<Address>(sample) * 3;
-        const int top = moved_inside(window[0], static_cast<int>(pictures.height - pictures.out_height));
-        const int left = moved_inside(window[1], static_cast<int>(pictures.width - pictures.out_width));
+        const int top = moved_inside(window[0], static_cast<int>(batch.height - batch.out_height));
+        const int left = moved_inside(window[1], static_cast<int>(batch.width - batch.out_width));
         const bool is_flipped = window[2] != 0;
-        for (unsigned number = blockIdx.z; number < pictures.planes; number += gridDim.z) {
-            const unsigned plane = sample * pictures.planes + number;
-            const unsigned from = plane * pictures.height + static_cast<unsigned>(top);
-            const unsigned to = plane * pictures.out_height;
-            const unsigned char* begin = static_cast<const unsigned char*>(source) + left * pictures.pixel;
-            for (unsigned y = blockIdx.x * blockDim.y + threadIdx.y; y < pictures.out_height;
+        for (unsigned number = blockIdx.z; number < batch.planes; number += gridDim.z) {
+            const unsigned plane = sample * batch.planes + number;
+            const unsigned from = plane * batch.height + static_cast<unsigned>(top);
+            const unsigned to = plane * batch.out_height;
+            const unsigned char* begin = static_cast<const unsigned char*>(source) + left * batch.pixel;
+            for (unsigned y = blockIdx.x * blockDim.y + threadIdx.y; y < batch.out_height;
                  y += gridDim.x * blockDim.y) {
                 const Line line{begin + static_cast<Address>(from + y) * row,
                                 static_cast<unsigned char*>(out) + static_cast<Address>(to + y) * out_row,
-                                static_cast<int>(out_row), static_cast<int>(pictures.pixel), is_flipped};
+                                static_cast<int>(out_row), static_cast<int>(batch.pixel), is_flipped};
                 copy_line<sizeof(Word) / 4>(line, array);
             }
         }

@@ -11,10 +11,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gpuloader.kernels.cast import WORDS, find_word
+from gpuloader.checks import check_word
+from gpuloader.kernels.cast import NUMBER_WORDS, WORDS, find_word
 from gpuloader.kernels.launching import Work, by_value, check_size, declare, spread, spread_images, takes
 
 Layout = Literal["HWC", "CHW"]
+LAYOUTS = ("HWC", "CHW")
 
 # The shape of images, in either layout.
 IMAGES = ("samples", None, None, None)
@@ -25,10 +27,7 @@ _MOST_VALUES, _MOST_SAMPLES = 2**31, 2**32  # values per sample: the kernels cou
 _MOST_COLORS = 64
 _ERASED = 8  # values of an image for each thread; rectangles are a part of it
 
-ENTRIES = (
-    *(f"crop<{word}>" for size, word in WORDS.items() if size >= _LEAST_WORD),
-    *(f"erase<{word}>" for size, word in WORDS.items() if size <= 8),
-)
+ENTRIES = {"crop<{}>": (tuple(WORDS.values())[2:],), "erase<{}>": (NUMBER_WORDS,)}
 
 
 @declare(images=takes(shape=IMAGES), windows=takes("int32", shape=("samples", 3)))
@@ -62,7 +61,7 @@ def crop(
         raise ValueError(f"images must have fewer than {_MOST_ROWS} rows in all, got shape {images.shape}")
 
     def on_host(result: NDArray[Any]) -> None:
-        cut_windows(as_pixels(images, layout), windows, as_pixels(result, layout))
+        cut_windows(as_hwc(images, layout), windows, as_hwc(result, layout))
 
     def on_device(result: Any) -> Iterator[Any]:
         row = out_width * pixel
@@ -103,10 +102,10 @@ def erase(
         )
 
     def on_host(result: NDArray[Any]) -> None:
-        for picture, (top, left, tall, wide) in zip(as_pixels(result, layout), windows.tolist(), strict=True):
+        for image, (top, left, tall, wide) in zip(as_hwc(result, layout), windows.tolist(), strict=True):
             # A negative end of a slice would count from the other edge.
             rows = slice(max(top, 0), max(top + tall, 0))
-            picture[rows, max(left, 0) : max(left + wide, 0)] = values
+            image[rows, max(left, 0) : max(left + wide, 0)] = values
 
     def on_device(result: Any) -> Iterator[Any]:
         # The color's bits in the low bytes of words of 64: dtypes of one size share a kernel.
@@ -125,12 +124,6 @@ crop_on_host = crop.on_host
 erase_on_host = erase.on_host
 
 
-def check_layout(name: str, layout: object) -> None:
-    """Raise `ValueError` unless `layout` is "HWC" or "CHW"."""
-    if layout not in ("HWC", "CHW"):
-        raise ValueError(f"{name} must be 'HWC' or 'CHW', got {layout!r}")
-
-
 def split_shape(shape: Sequence[int], layout: str) -> tuple[int, int, int]:
     """Return the channels, height and width of an image of this shape.
 
@@ -147,11 +140,11 @@ def join_shape(channels: int, height: int, width: int, layout: str) -> tuple[int
     >>> join_shape(3, 32, 40, "HWC")
     (32, 40, 3)
     """
-    check_layout("out_layout", layout)  # a kernel with one layout has checked it before
+    check_word("out_layout", layout, LAYOUTS)  # a kernel with one layout has checked it before
     return (height, width, channels) if layout == "HWC" else (channels, height, width)
 
 
-def as_pixels(images: NDArray[Any], layout: str) -> NDArray[Any]:
+def as_hwc(images: NDArray[Any], layout: str) -> NDArray[Any]:
     """Return a view of images as (n, height, width, channels)."""
     return images if layout == "HWC" else images.transpose(0, 2, 3, 1)
 
@@ -173,7 +166,7 @@ def measure(images: Any, layout: str, most_channels: int | None = None) -> tuple
     >>> measure(np.zeros((8, 32, 40, 3), np.uint8), "HWC")
     (3, 32, 40)
     """
-    check_layout("layout", layout)
+    check_word("layout", layout, LAYOUTS)
     channels, height, width = split_shape(images.shape[1:], layout)
     if not channels or (most_channels is not None and channels > most_channels):
         expected = "at least 1 channel" if most_channels is None else f"1 to {most_channels} channels"

@@ -16,7 +16,7 @@ from gpuloader.kernels.launching import Launch, Work, count_lanes, declare, find
 
 _SIZES = {f"gather<{word}>": size for size, word in WORDS.items()}
 
-ENTRIES = (*_SIZES, "gather_fields")
+ENTRIES = {"gather<{}>": (tuple(WORDS.values()),), "gather_fields": ()}
 
 _AHEAD = 4  # words that a lane copies at once
 

@@ -25,7 +25,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from types import EllipsisType
 from typing import Any, Generic, Literal, NamedTuple, ParamSpec
 
@@ -82,7 +82,7 @@ class Work(NamedTuple):
 
 def declare(**arrays: ArrayParameter) -> Callable[[Callable[Parameters, Work]], Kernel[Parameters]]:
     """Make a kernel of a function; the keywords say what its array parameters take."""
-    return lambda function: Kernel(function, arrays)
+    return partial(Kernel, arrays=arrays)
 
 
 class Kernel(Generic[Parameters]):
@@ -110,12 +110,10 @@ class Kernel(Generic[Parameters]):
         update_wrapper(self, function)
         signature = inspect.signature(function)
         self.__signature__ = signature.replace(return_annotation=Any)
-        self.arrays = dict(arrays)
+        self.arrays = arrays
         self.file = self.__module__.rpartition(".")[2]
-        positions = list(signature.parameters)
-        # Found here, because `Signature.bind` would cost every launch more than all checks together.
-        self._written = [name for name, array in arrays.items() if array.written]
-        self._positions = {name: positions.index(name) for name in arrays}
+        # Kept, because `Signature.bind` would cost every launch more than all checks together.
+        self._positions = list(signature.parameters)
 
     def __reduce__(self) -> str:
         return self.__qualname__  # pickled by name, like the function it looks like
@@ -126,9 +124,11 @@ class Kernel(Generic[Parameters]):
         work, out = self.__wrapped__(*args, **kwargs), kwargs.get("out")
         # A kernel without inputs runs where its result is; CuPy allocates on the current device.
         device = find_device(**given) if given else getattr(out, "device", None) or current_device()
-        result = self._obtain(work, out, "cupy", device)
+        result = work.into
+        if result is None:
+            result = obtain("out", out, "cupy", work.shape, work.dtype, device)
         # What writes nothing is not launched: the sizes that its grid is divided by may be 0.
-        if result.nbytes or any(given[name].nbytes for name in self._written if name in given):
+        if result.nbytes or any(self.arrays[name].written and one.nbytes for name, one in given.items()):
             stream = kwargs.get("stream")
             for entry, shape, arguments in work.on_device(result):
                 launch(self.file, entry, shape, arguments, device, stream)
@@ -138,7 +138,9 @@ class Kernel(Generic[Parameters]):
         """Compute the same with NumPy, and return the result."""
         self._check("numpy", args, kwargs)
         work = self.__wrapped__(*args, **kwargs)
-        result: NDArray[Any] = self._obtain(work, kwargs.get("out"), "numpy")
+        result: NDArray[Any] | None = work.into
+        if result is None:
+            result = obtain("out", kwargs.get("out"), "numpy", work.shape, work.dtype)
         work.on_host(result)
         return result
 
@@ -147,7 +149,7 @@ class Kernel(Generic[Parameters]):
         given: dict[str, Any] = {}
         sizes: dict[Any, int] = {}
         for name, (dtypes, shape, optional, written) in self.arrays.items():
-            position = self._positions[name]
+            position = self._positions.index(name)
             if name not in kwargs and position >= len(args):
                 continue  # a default, or missing: of that, Python tells when it calls the function
             array = kwargs[name] if name in kwargs else args[position]
@@ -155,10 +157,6 @@ class Kernel(Generic[Parameters]):
                 check_array(name, array, library, dtypes, shape, written, sizes)
                 given[name] = array
         return given
-
-    @staticmethod
-    def _obtain(work: Work, out: Any, library: Library, device: Any = None) -> Any:
-        return obtain("out", out, library, work.shape, work.dtype, device) if work.into is None else work.into
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -249,6 +247,8 @@ def obtain(
     name: str, out: Any, library: Library, shape: tuple[int, ...], dtype: DTypeLike, device: Any = None
 ) -> Any:
     """Return the array to write the result into: `out`, which must fit exactly, or a new array for None."""
+    if out is None and library == "numpy":
+        return np.empty(shape, dtype)
     if out is None:
         with on_device(device):
             return sys.modules[library].empty(shape, dtype)
@@ -365,29 +365,20 @@ _recording = _Recording()
 
 
 @contextlib.contextmanager
-def _collect(what: Literal["launches", "kernels"]) -> Iterator[list[Any]]:
+def collect(what: Literal["launches", "kernels"]) -> Iterator[list[Any]]:
+    """Collect this thread's launches in the block; or only the kernels they need, and launch nothing.
+
+    >>> with collect("kernels") as kernels:
+    ...     launch("spin", None, spread(1), (np.uint64(10**9),), device=None, stream=None)
+    >>> kernels
+    [('spin', None)]
+    """
     before, found = getattr(_recording, what), list[Any]()
     setattr(_recording, what, found)
     try:
         yield found
     finally:
         setattr(_recording, what, before)
-
-
-def record_launches() -> contextlib.AbstractContextManager[list[Launch]]:
-    """Collect the launches that this thread makes in the block, which run as usual."""
-    return _collect("launches")
-
-
-def only_note_kernels() -> contextlib.AbstractContextManager[list[KernelName]]:
-    """Collect the kernels that this thread asks to launch in the block, and launch nothing.
-
-    >>> with only_note_kernels() as kernels:
-    ...     launch("spin", None, spread(1), (np.uint64(10**9),), device=None, stream=None)
-    >>> kernels
-    [('spin', None)]
-    """
-    return _collect("kernels")
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-// mix: mixes each sample of a batch with the one before it, the first with the last: pictures (blend, paste) and
+// mix: mixes each sample of a batch with the one before it, the first with the last: images (blend, paste) and
 // their labels (mix_labels).
 //
 // A batch has one mix, of five 4-byte numbers: top, left, bottom and right of a window, and the own share of each

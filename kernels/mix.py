@@ -14,8 +14,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from gpuloader.kernels.cast import FLOATS, INTEGERS, NUMPY_FLOATS, WORDS, cpp_type, resolve_target, round_to
-from gpuloader.kernels.crop import IMAGES, Layout, as_pixels, check_images
+from gpuloader.kernels.cast import (
+    FLOATS,
+    INTEGERS,
+    NUMBER_WORDS,
+    NUMPY_FLOATS,
+    WORDS,
+    cpp_type,
+    resolve_target,
+    round_to,
+)
+from gpuloader.kernels.crop import IMAGES, Layout, as_hwc, check_images
 from gpuloader.kernels.launching import (
     Work,
     by_value,
@@ -27,11 +36,11 @@ from gpuloader.kernels.launching import (
     takes,
 )
 
-ENTRIES = (
-    *(f"blend<{cpp_type(name)}>" for name in FLOATS),
-    *(f"paste<{word}>" for size, word in WORDS.items() if size <= 8),
-    *(f"mix_labels<{cpp_type(name)}>" for name in (*INTEGERS, *NUMPY_FLOATS)),
-)
+ENTRIES = {
+    "blend<{}>": (tuple(map(cpp_type, FLOATS)),),
+    "paste<{}>": (NUMBER_WORDS,),
+    "mix_labels<{}>": (tuple(map(cpp_type, (*INTEGERS, *NUMPY_FLOATS))),),
+}
 
 _OWN = 4
 _EACH = 4  # neighboring values that a thread makes
@@ -99,7 +108,7 @@ def paste(images: Any, mix: Any, *, layout: Layout = "CHW", out: Any = None, str
             # A negative end of a slice would count from the other edge.
             top, left, bottom, right = (max(one, 0) for one in mix[0, :_OWN].tolist())
             window = slice(None), slice(top, bottom), slice(left, right)
-            as_pixels(result, layout)[window] = np.roll(as_pixels(images, layout)[window], 1, 0)
+            as_hwc(result, layout)[window] = np.roll(as_hwc(images, layout)[window], 1, 0)
 
     def on_device(result: Any) -> Iterator[Any]:
         pixel = channels if layout == "HWC" else 1

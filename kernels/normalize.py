@@ -7,21 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from gpuloader.kernels.cast import FLOATS, cpp_type, resolve_target, round_to
-from gpuloader.kernels.crop import IMAGES, Layout, as_pixels, check_window, cut_windows, join_shape, measure
+from gpuloader.kernels.cast import cpp_type, resolve_target, round_to
+from gpuloader.kernels.crop import IMAGES, Layout, as_hwc, check_window, cut_windows, join_shape, measure
 from gpuloader.kernels.launching import Work, by_value, declare, spread_images, takes
 
 _SOURCES = ("uint8", "float32")
-_TARGETS = tuple(name for name in FLOATS if name != "float64")
+_TARGETS = ("float16", "bfloat16", "float32")
 
-ENTRIES = tuple(
-    f"normalize<{cpp_type(source)}, {cpp_type(target)}>" for source in _SOURCES for target in _TARGETS
-)
+ENTRIES = {"normalize<{}, {}>": (tuple(map(cpp_type, _SOURCES)), tuple(map(cpp_type, _TARGETS)))}
 
 _MOST_CHANNELS = 16
 # Values the twin converts at once: few enough for the CPU's cache, enough to amortize the calls.
@@ -75,42 +73,56 @@ def normalize(
     factor, offset = find_constants(mean, std, scale, channels)
 
     def on_host(result: NDArray[Any]) -> None:
-        pixels, target = as_pixels(images, layout), as_pixels(result, out_layout)
-        # A dtype of ml_dtypes holds the same bits, but NumPy would convert to it.
-        target = target.view(np.uint16 if name == "bfloat16" else held)
-        step = max(_PIECE // max(target[:1].size, 1), 1)
-        for first in range(0, len(pixels), step):
-            piece = slice(first, first + step)
-            part = pixels[piece, :out_height, :out_width]
-            if windows is not None:
-                part = np.empty(part.shape, part.dtype)
-                cut_windows(pixels[piece], windows[piece], part)
-            if images.dtype == np.uint8:
-                # There are only 256 results for a channel: looking them up is faster than computing them.
-                table = _tabulate(factor.tobytes(), offset.tobytes(), name)
-                for channel in range(channels):
-                    # A byte is never out of range, and any other mode would buffer the result to check that.
-                    table[channel].take(part[..., channel], out=target[piece, ..., channel], mode="clip")
-            else:
-                target[piece] = round_to(_multiply_add(part, factor, offset), name)
+        _write(as_hwc(images, layout), windows, as_hwc(result, out_layout), factor, offset, name)
 
     def on_device(result: Any) -> Iterator[Any]:
         planar = layout == "CHW", out_layout == "CHW"
         counts = by_value([len(images), channels, height, width, out_height, out_width, *planar])
         # By value, as parameters of the kernel, so a launch allocates and copies nothing.
-        constants = pack_constants(factor, offset, _MOST_CHANNELS)
+        constants = np.zeros((2, _MOST_CHANNELS), np.float32)
+        constants[:, :channels] = factor, offset
         # A thread writes four neighbors, which is one store: of a plane's row, or of a row's channels and
         # pixels.
         row = out_width * (1 if out_layout == "CHW" else channels)
         entry = f"normalize<{cpp_type(images.dtype.name)}, {cpp_type(name)}>"
         grid = spread_images(len(images), out_height, -(-row // 4))
-        yield entry, grid, (images, windows, result, counts, constants)
+        yield entry, grid, (images, windows, result, counts, by_value(constants, np.float32))
 
     shape = (len(images), *join_shape(channels, out_height, out_width, out_layout))
     return Work(shape, held, on_host, on_device)
 
 
 normalize_on_host = normalize.on_host
+
+
+def _write(
+    pixels: NDArray[Any],
+    windows: NDArray[np.int32] | None,
+    target: NDArray[Any],
+    factor: NDArray[np.float32],
+    offset: NDArray[np.float32],
+    name: str,
+) -> None:
+    """Write windows of images, normalized; images and target are (n, height, width, channels)."""
+    # A dtype of ml_dtypes holds the same bits, but NumPy would convert to it.
+    if name == "bfloat16":
+        target = target.view(np.uint16)
+    _, height, width, channels = target.shape
+    step = max(_PIECE // max(target[:1].size, 1), 1)
+    for first in range(0, len(pixels), step):
+        piece = slice(first, first + step)
+        part = pixels[piece, :height, :width]
+        if windows is not None:
+            part = np.empty(part.shape, part.dtype)
+            cut_windows(pixels[piece], windows[piece], part)
+        if pixels.dtype == np.uint8:
+            # There are only 256 results for a channel: looking them up is faster than computing them.
+            table = _tabulate(factor.tobytes(), offset.tobytes(), name)
+            for channel in range(channels):
+                # A byte is never out of range, and any other mode would buffer the result to check that.
+                table[channel].take(part[..., channel], out=target[piece, ..., channel], mode="clip")
+        else:
+            target[piece] = round_to(_multiply_add(part, factor, offset), name)
 
 
 def as_constant(name: str, given: ArrayLike) -> NDArray[np.float64]:
@@ -142,7 +154,9 @@ def find_constants(
     for name, given in {"mean": mean, "std": std, "scale": scale}.items():
         part = as_constant(name, given)
         if part.shape not in ((), (1,), (channels,)):
-            raise ValueError(f"{name} must be one number for each of {channels} channels, got {given!r}")
+            advice = "" if channels <= 4 else "; does `layout` say where the images have them?"
+            problem = f"{name} must be one number for each of {channels} channels, got {given!r}{advice}"
+            raise ValueError(problem)
         parts[name] = np.broadcast_to(part, channels)
     # Divided in double: the quotient of two rounded floats would be rounded twice.
     with np.errstate(all="ignore"):
@@ -153,41 +167,30 @@ def find_constants(
     return factor, offset
 
 
-def pack_constants(factor: NDArray[np.float32], offset: NDArray[np.float32], most: int) -> NDArray[Any]:
-    """Return the constants as the structure of a kernel that has room for `most` channels."""
-    constants = np.zeros((2, most), np.float32)
-    constants[:, : factor.size] = factor, offset
-    return by_value(constants, np.float32)
-
-
 # ---------------------------------------------------------------------------------------------------------
-# What kernels that make pictures of bytes do with each channel at the end; the device's part is channels.cuh
+# What kernels that make images of bytes do with each channel at the end; the device's part is channels.cuh
 
-# The numbers of channels that pictures of bytes may have.
+# The numbers of channels that images of bytes may have.
 CHANNELS = (1, 3)
 
-# The dtypes that pictures of bytes are made into.
+# The dtypes that images of bytes are made into.
 TARGETS = (*_TARGETS, "uint8")
 
 _MOST_FINISHED = 4  # the size of the structure in channels.cuh
 
 
-class Finish(NamedTuple):
-    """A result's dtype, by its name and as its array's; the kernel's constants; the twin's last step."""
-
-    name: str
-    held: np.dtype[Any]
-    constants: NDArray[Any]
-    write: Callable[[NDArray[np.uint8], NDArray[Any]], None]
+# A result's dtype, by its name and as its array's; the kernel's constants; the twin's last step.
+Finish = tuple[str, np.dtype[Any], NDArray[Any], Callable[[NDArray[np.uint8], NDArray[Any]], None]]
 
 
 def plan_finish(
     channels: int, mean: ArrayLike, std: ArrayLike, scale: float, out_layout: Layout, dtype: DTypeLike
 ) -> Finish:
-    """Return what becomes of pictures of bytes, in the layout HWC: normalized, unless the result is uint8.
+    """Return what becomes of images of bytes, in the layout HWC: normalized, unless the result is uint8.
 
-    >>> finish, out = plan_finish(1, 2, 1, 1, "CHW", "float32"), np.zeros((1, 1, 1, 2), np.float32)
-    >>> finish.write(np.array([[[[4], [8]]]], np.uint8), out)
+    >>> *_, write = plan_finish(1, 2, 1, 1, "CHW", "float32")
+    >>> out = np.zeros((1, 1, 1, 2), np.float32)
+    >>> write(np.array([[[[4], [8]]]], np.uint8), out)
     >>> out.tolist()
     [[[[2.0, 6.0]]]]
     """
@@ -197,12 +200,15 @@ def plan_finish(
         raise ValueError("a result of dtype uint8 is not normalized: leave mean, std and scale out")
 
     def write(pixels: NDArray[np.uint8], out: NDArray[Any]) -> None:
+        target = as_hwc(out, out_layout)
         if name == "uint8":
-            as_pixels(out, out_layout)[...] = pixels
+            target[...] = pixels
         else:
-            normalize_on_host(pixels, mean, std, scale=scale, out_layout=out_layout, dtype=dtype, out=out)
+            _write(pixels, None, target, factor, offset, name)
 
-    return Finish(name, held, pack_constants(factor, offset, _MOST_FINISHED), write)
+    constants = np.zeros((2, _MOST_FINISHED), np.float32)
+    constants[:, :channels] = factor, offset
+    return name, held, by_value(constants, np.float32), write
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -212,8 +218,8 @@ def plan_finish(
 @lru_cache(maxsize=64)
 def _tabulate(factor: bytes, offset: bytes, name: str) -> NDArray[Any]:
     """Return the result for every byte in every channel, shape (channels, 256)."""
-    constants = [np.frombuffer(part, np.float32)[:, None] for part in (factor, offset)]
-    table = round_to(_multiply_add(np.arange(256, dtype=np.float32), *constants), name)
+    scale, shift = np.frombuffer(factor, np.float32)[:, None], np.frombuffer(offset, np.float32)[:, None]
+    table = round_to(_multiply_add(np.arange(256, dtype=np.float32), scale, shift), name)
     table.flags.writeable = False
     return table
 

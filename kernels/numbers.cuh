@@ -57,6 +57,38 @@ __device__ inline float float_of_bits(int bits) {
 __device__ inline float multiply_add(float value, float factor, float offset) {
     return __fmaf_ieee_rn(value, factor, offset);
 }
+
+// Integers by float arithmetic, of which a GPU does more at once than conversions: a sum with 2**23 has no fraction.
+// Values are from 0 to below 2**23.
+constexpr float WHOLE = 8388608.0f;
+
+__device__ inline float byte_to_float(unsigned word, int number) {
+    return __fadd_rn(__uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440u + number)), -WHOLE);
+}
+
+__device__ inline unsigned float_to_integer(float whole) {
+    return __float_as_uint(__fadd_rn(whole, WHOLE)) - 0x4b000000u;
+}
+
+__device__ inline float truncate(float value) {
+    return __fadd_rn(__fadd_rz(value, WHOLE), -WHOLE);
+}
+
+// Of products that are not rounded before.
+__device__ inline float truncate_product(float value, float factor) {
+    return __fadd_rn(__fmaf_rz(value, factor, WHOLE), -WHOLE);
+}
+
+__device__ inline float round_product(float value, float factor) {
+    return __fadd_rn(__fmaf_rn(value, factor, WHOLE), -WHOLE);
+}
+
+// 1 / value, which the last bits may miss.
+__device__ inline float invert(float value) {
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+    return result;
+}
 #endif
 
 // Adding -0 keeps the sign of a product of 0.
@@ -70,11 +102,17 @@ __device__ inline float add(float one, float other) {
 
 // To the nearest, ties to even: a carry out of the fraction rightly raises the exponent, up to infinity.
 __device__ inline unsigned short round_to_bfloat16(float value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    unsigned short result;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result) : "f"(value));
+    return result;
+#else
     const unsigned bits = float_bits(value);
     if ((bits & 0x7fffffffu) > 0x7f800000u) {
         return static_cast<unsigned short>((bits >> 16) | 0x40u);
     }
     return static_cast<unsigned short>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+#endif
 }
 
 __device__ inline void encode(float value, float& result) {

@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from gpuloader.kernels.cast import FLOATS, INTEGERS, WORDS, cpp_type, resolve_target
+from gpuloader.kernels.cast import FLOATS, INTEGERS, NUMBER_WORDS, WORDS, cpp_type, resolve_target
 from gpuloader.kernels.launching import Work, check_size, declare, spread_rows, takes
 
-ENTRIES = tuple(
-    f"one_hot<{cpp_type(label)}, {word}>" for label in INTEGERS for size, word in WORDS.items() if size <= 8
-)
+ENTRIES = {"one_hot<{}, {}>": (tuple(map(cpp_type, INTEGERS)), NUMBER_WORDS)}
 
 
 @declare(labels=takes(*INTEGERS))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gpuloader.kernels.cast import WORDS, find_word
 from gpuloader.kernels.launching import Work, by_value, check_shape, check_size, declare, spread_rows, takes
 
-ENTRIES = tuple(f"pad<{word}>" for word in WORDS.values())
+ENTRIES = {"pad<{}>": (tuple(WORDS.values()),)}
 
 _PATTERN = 16
 

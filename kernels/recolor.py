@@ -13,13 +13,7 @@ from gpuloader.kernels.crop import IMAGES, Layout, join_shape, measure
 from gpuloader.kernels.launching import Work, by_value, check_size, declare, obtain, spread, takes
 from gpuloader.kernels.normalize import CHANNELS, TARGETS, plan_finish
 
-ENTRIES = (
-    *(f"measure<{channels}>" for channels in CHANNELS),
-    *(f"recolor<{channels}, {cpp_type(target)}>" for channels in CHANNELS for target in TARGETS),
-)
-
-# What can be changed. In the kernel's numbers, the first is 1.
-CHANGES = ("brightness", "contrast", "saturation", "hue")
+ENTRIES = {"measure<{}>": (CHANNELS,), "recolor<{}, {}>": (CHANNELS, tuple(map(cpp_type, TARGETS)))}
 
 # How many times the contrast of an image can be changed.
 MOST_CONTRASTS = 8
@@ -27,7 +21,8 @@ MOST_CONTRASTS = 8
 # How many parts of each image are added up by themselves.
 PARTS = 32
 
-_THREADS, _EACH = 256, 4  # threads of a block that adds up, and pixels that a thread recolors
+_THREADS = 256  # of a block that adds up
+_EACH, _MANY = 4, 2**22  # pixels that a thread recolors; of so many and more, four times as many
 
 Integers = NDArray[np.int32]
 
@@ -86,14 +81,14 @@ def recolor(
     if row < first or (row - first) % 2:
         raise ValueError(f"numbers must have pairs from column {first} on, got shape {numbers.shape}")
     contrasts = check_size("contrasts", contrasts, 0, MOST_CONTRASTS + 1)
-    finish = plan_finish(channels, mean, std, scale, out_layout, dtype)
+    target, held, constants, write = plan_finish(channels, mean, std, scale, out_layout, dtype)
 
     def on_host(result: NDArray[Any]) -> None:
         pixels = np.empty_like(images)
-        for target, image, changes in zip(pixels, images, numbers[:, first:].tolist(), strict=True):
+        for made, image, changes in zip(pixels, images, numbers[:, first:].tolist(), strict=True):
             pairs = list(zip(changes[::2], changes[1::2], strict=True))
-            target[...] = recolor_image(image, pairs, contrasts)
-        finish.write(pixels, result)
+            made[...] = recolor_image(image, pairs, contrasts)
+        write(pixels, result)
 
     def on_device(result: Any) -> Iterator[Any]:
         # A change of contrast needs the mean of the whole gray image as it is by then. So there is a launch
@@ -105,11 +100,13 @@ def recolor(
         for contrast in range(contrasts):
             grid = spread(PARTS * _THREADS, samples)
             yield f"measure<{channels}>", grid, (images, numbers, parts, counts, np.uint32(contrast))
-        grid = spread(-(-height * width // _EACH), samples)
-        arguments = images, numbers, parts, result, counts, finish.constants
-        yield f"recolor<{channels}, {cpp_type(finish.name)}>", grid, arguments
+        # Where a device is filled anyway, threads find their image's means less often.
+        each = _EACH * 4 if samples * height * width >= _MANY else _EACH
+        grid = spread(-(-height * width // each), samples)
+        arguments = images, numbers, parts, result, counts, constants
+        yield f"recolor<{channels}, {cpp_type(target)}>", grid, arguments
 
-    return Work((samples, *join_shape(channels, height, width, out_layout)), finish.held, on_host, on_device)
+    return Work((samples, *join_shape(channels, height, width, out_layout)), held, on_host, on_device)
 
 
 recolor_on_host = recolor.on_host

@@ -1,56 +1,61 @@
-// resample: crops a box out of each picture and resizes it as Pillow does, bit for bit; then mirrors,
-// normalizes and changes the layout, in the same pass. Pictures of any sizes lie one behind the other.
+// resample: crops a box out of each image and resizes it as Pillow does, bit for bit; then mirrors,
+// normalizes and changes the layout, in the same pass. Images of any sizes lie one behind the other.
 //
 // The definition is Pillow's for bytes, as two one-dimensional resizes, horizontal first. An output's taps are
 // the input pixels around its center, within the filter's support. The support grows with the scale, against
-// aliasing, and reaches beyond the box into the picture. The weights are computed in double, normalized, and
+// aliasing, and reaches beyond the box into the image. The weights are computed in double, normalized, and
 // rounded to 22 bits. Each pass rounds its sums to bytes. Doubles are computed by instructions that round
 // every operation, because a product and a sum that the compiler contracts differ in the last bit.
 //
-// A block makes a tile of the result. It computes the weights of the tile's columns and rows, resizes the
-// input rows that the tile needs along x into shared memory, and from there along y into the result. So the
-// bytes in between never leave the chip. Neighboring lanes load neighboring pixels, which the tile's rows and
-// taps find in L1, and store to neighboring addresses. Tiles overlap in the input by the filter's support.
+// A block makes tiles of the result, one below the other. It computes the weights of a tile's rows, and of its
+// columns unless the tile before had the same; resizes the input rows that the tile needs along x into shared
+// memory, and from there along y into the result. So the bytes in between never leave the chip. A lane makes a
+// column: neighboring lanes load neighboring pixels, which the tile's rows and taps find in L1, and store to
+// neighboring addresses. It loads the pixels of four taps at once, as words, whatever their address; see
+// wide.cuh. Weights are 0 beyond an output's taps. A resized pixel is a word of shared memory, so that lanes use
+// all banks. Tiles overlap in the input by the filter's support.
 //
 // Shared memory is bounded, and scales are not. If the weights or the rows of a whole tile do not fit, fewer
 // columns are made at once, then fewer rows. If not even one output's rows fit, its sums continue from one
 // portion of rows to the next. If not even one output's weights fit, each is computed when it is used; that
-// is slow, but needs a scale above 500.
+// is slow, but needs a scale above 250.
 //
-// Of a picture, only the region that the result depends on may be there. A picture's geometry is 13 floats:
-// height and width of the region, its top and left in the picture; left, top, right and bottom of the box in
-// the picture; height and width to resize the box to; top and left of the result in there; and a turn, whose
+// Of an image, only the region that the result depends on may be there. An image's geometry is 13 floats:
+// height and width of the region, its top and left in the image; left, top, right and bottom of the box in
+// the image; height and width to resize the box to; top and left of the result in there; and a turn, whose
 // bit 0 mirrors the result left to right and bit 1 top to bottom. Pixels outside the resized box are black.
 //
-// A picture whose geometry is impossible is black: nothing outside its values may be read, and the host
+// An image whose geometry is impossible is black: nothing outside its values may be read, and the host
 // cannot check sizes on the device without waiting for it.
 //
 // Launch: any grid, one-dimensional blocks. Declaration and twin: resample.py.
 
 #include "numbers.cuh"
+#include "wide.cuh"
 #include "channels.cuh"
 
-constexpr int COLUMNS = 32, ROWS = 16;  // of a tile
-constexpr int WEIGHTS = 2048;           // kept per axis
-constexpr int BYTES = 8192;             // of input rows, resized along x
+constexpr int COLUMNS = 32, ROWS = 32;  // of a tile
+constexpr int AT_ONCE = 4;              // taps
+constexpr int WEIGHTS = 1024;           // kept per axis
+constexpr int LINES = 80;               // input rows, resized along x
 constexpr int BITS = 22;                // of a weight's fraction
 constexpr int GREATEST = 1 << 24;       // height or width: exact as a float, like the edges of a box
 
-struct Pictures {
+struct Images {
     unsigned long long samples;
-    long long pixels;  // of all pictures
+    long long pixels;  // of all images
     int out_height, out_width;
     int out_planar;  // 1: CHW, 0: HWC
     int cubic;       // 1: bicubic, 0: bilinear
     int numbers;     // in a row of geometry, which begins with the 13
 };
 
-// One axis of a picture: its box, and the filter at the box's scale.
+// One axis of an image: its box, and the filter at the box's scale.
 struct Axis {
     double start, scale, support, shrink;
     int begin, end;  // of the region
     int out;         // pixels that the box is resized to
-    int most;        // taps of an output, at most
+    int most;        // taps of an output, at most; a multiple of AT_ONCE
     int cubic;
 };
 
@@ -66,18 +71,21 @@ struct Span {
     int first, count;
 };
 
-struct Shared {
-    Taps columns[COLUMNS], rows[ROWS];
-    int across[WEIGHTS], down[WEIGHTS];
-    int sums[COLUMNS * 4];
-    unsigned char lines[BYTES];  // (input rows, columns of the span, channels)
-};
-
-// The geometry of one picture.
+// The geometry of one image.
 struct Geometry {
     int height, width, y_begin, x_begin;
     float left, top, right, bottom;
     int tall, wide, y, x, turn;
+};
+
+struct alignas(16) Shared {
+    int across[WEIGHTS], down[WEIGHTS];
+    // Pixels by input row and column. A load of taps may begin before the first row and end behind the last.
+    unsigned lines[(LINES + 2 * AT_ONCE) * COLUMNS];
+    Taps columns[COLUMNS], rows[ROWS];
+    int sums[COLUMNS * 4];
+    Geometry geometry;
+    Axis x_axis, y_axis;
 };
 
 // Comparisons with NaN are false.
@@ -101,7 +109,7 @@ __device__ inline Geometry read_geometry(const float* numbers, long long pixels,
         const long long height = static_cast<long long>(numbers[0]);
         is_possible = height * static_cast<long long>(numbers[1]) <= pixels;
     }
-    if (!is_possible) {  // an empty picture
+    if (!is_possible) {  // an empty image
         return {0, 0, 0, 0, 0.0f, 0.0f, 1.0f, 1.0f, out_height, out_width, 0, 0, 0};
     }
     int integers[13];
@@ -120,7 +128,8 @@ __device__ inline Axis make_axis(int begin, int size, float low, float high, int
     const double stretch = scale < 1.0 ? 1.0 : scale;
     const double support = cubic ? __dmul_rn(2.0, stretch) : stretch;
     const int reach = static_cast<int>(support);
-    const int most = 2 * (reach + (static_cast<double>(reach) < support)) + 1;
+    const int taps = 2 * (reach + (static_cast<double>(reach) < support)) + 1;
+    const int most = (taps + AT_ONCE - 1) / AT_ONCE * AT_ONCE;
     const double shrink = __ddiv_rn(1.0, stretch);
     return {float_to_double(low), scale, support, shrink, begin, begin + size, out, most, cubic};
 }
@@ -194,14 +203,21 @@ __device__ inline void keep_weights(const Axis& axis, const Taps* taps, int coun
     }
     for (int item = threadIdx.x; item < count * axis.most; item += blockDim.x) {
         const int output = item / axis.most, tap = item - output * axis.most;
-        if (tap < taps[output].count) {
-            kept[item] = find_weight(axis, taps[output], tap);
-        }
+        kept[item] = tap < taps[output].count ? find_weight(axis, taps[output], tap) : 0;
     }
 }
 
-__device__ inline int read_weight(const Axis& axis, const Taps* taps, const int* kept, int output, int tap) {
-    return axis.most > WEIGHTS ? find_weight(axis, taps[output], tap) : kept[output * axis.most + tap];
+template <bool is_kept>
+__device__ inline Four<int> read_weights(const Axis& axis, const Taps* taps, const int* kept, int output, int tap) {
+    if constexpr (is_kept) {
+        return *reinterpret_cast<const Four<int>*>(kept + output * axis.most + tap);
+    } else {
+        Four<int> weights;
+        for (int i = 0; i < AT_ONCE; ++i) {
+            weights.at[i] = tap + i < taps[output].count ? find_weight(axis, taps[output], tap + i) : 0;
+        }
+        return weights;
+    }
 }
 
 // How many of `whole` outputs have their weights kept at once.
@@ -210,29 +226,80 @@ __device__ inline int part_of(int whole, int most) {
     return part < 1 ? 1 : part < whole ? part : whole;
 }
 
-// Resizes `count` input rows along x into the shared lines.
+__device__ inline int byte_of(unsigned word, int number) {
+    return static_cast<int>(word >> number * 8 & 255u);
+}
+
+// Loads the pixels of four taps, by one word more than they fill.
 template <int channels>
-__device__ inline void resize_across(Shared& shared, const Axis& axis, const Span& columns,
-                                     const unsigned char* lines, int count) {
+__device__ inline Parts<channels> load_taps(const unsigned char* from) {
+    const unsigned skipped = static_cast<unsigned>(address_of(from) % 4);
+    const unsigned* const aligned = reinterpret_cast<const unsigned*>(from - skipped);
+    unsigned words[channels + 1];
+    for (int i = 0; i <= channels; ++i) {
+        words[i] = aligned[i];
+    }
+    Parts<channels> result;
+    for (int i = 0; i < channels; ++i) {
+        result.at[i] = cut_out(words[i], words[i + 1], skipped * 8);
+    }
+    return result;
+}
+
+// Where a thread begins in a tile, and its steps.
+struct Lane {
+    int column, row, columns, rows;
+};
+
+__device__ inline Lane find_lane() {
+    const int threads = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.x);
+    const int columns = threads < COLUMNS ? threads : COLUMNS, rows = threads / columns;
+    const bool is_left_over = thread >= rows * columns;
+    return {is_left_over ? COLUMNS : thread % columns, thread / columns, columns, rows};
+}
+
+template <int channels>
+__device__ inline void add_taps(int (&sums)[channels], const Four<int>& weights, const unsigned char* pixel,
+                                bool is_inside, const Extent& array) {
+    const Parts<channels> parts =
+        is_inside ? load_taps<channels>(pixel) : load_bytes<Parts<channels>, channels>(pixel, array);
+    for (int byte = 0; byte < AT_ONCE * channels; ++byte) {
+        sums[byte % channels] += weights.at[byte / channels] * byte_of(parts.at[byte / 4], byte % 4);
+    }
+}
+
+// Resizes `count` input rows along x into the shared lines.
+template <bool is_kept, int channels>
+__device__ inline void resize_across(Shared& shared, const Axis& axis, const Span& columns, const Lane& lane,
+                                     const unsigned char* lines, int count, const Extent& array) {
     const Taps* const outputs = shared.columns + columns.first;
-    for (int item = threadIdx.x; item < count * columns.count; item += blockDim.x) {
-        const int line = item / columns.count, column = item - line * columns.count;
-        const Taps& taps = outputs[column];
-        const long long width = axis.end - axis.begin;
-        const unsigned char* pixel = lines + (line * width + taps.first - axis.begin) * channels;
-        int sums[channels];
-        for (int channel = 0; channel < channels; ++channel) {
-            sums[channel] = 1 << (BITS - 1);
-        }
-        for (int tap = 0; tap < taps.count; ++tap) {
-            const int weight = read_weight(axis, outputs, shared.across, column, tap);
+    const long long width = (axis.end - axis.begin) * channels;
+    // Whole words, and those of weights of 0, have to be in the array as well.
+    const bool is_inside = (address_of(lines) & ~3ull) >= array.begin &&
+                           address_of(lines + count * width) + 4 * (channels + 1) <= array.end;
+    for (int column = lane.column; column < columns.count; column += lane.columns) {
+        const int taps = outputs[column].count;
+        const unsigned char* pixel = lines + lane.row * width + (outputs[column].first - axis.begin) * channels;
+        unsigned* to = shared.lines + (AT_ONCE + lane.row) * COLUMNS + column;
+        const Four<int> weights = read_weights<is_kept>(axis, outputs, shared.across, column, 0);
+        for (int line = lane.row; line < count; line += lane.rows) {
+            int sums[channels];
             for (int channel = 0; channel < channels; ++channel) {
-                sums[channel] += weight * *pixel++;
+                sums[channel] = 1 << (BITS - 1);
             }
-        }
-        for (int channel = 0; channel < channels; ++channel) {
-            const int byte = round_to_byte(sums[channel]);
-            shared.lines[item * channels + channel] = static_cast<unsigned char>(byte);
+            add_taps<channels>(sums, weights, pixel, is_inside, array);
+#pragma unroll 1
+            for (int tap = AT_ONCE; tap < taps; tap += AT_ONCE) {
+                const Four<int> more = read_weights<is_kept>(axis, outputs, shared.across, column, tap);
+                add_taps<channels>(sums, more, pixel + tap * channels, is_inside, array);
+            }
+            unsigned word = 0;
+            for (int channel = 0; channel < channels; ++channel) {
+                word |= static_cast<unsigned>(round_to_byte(sums[channel])) << channel * 8;
+            }
+            *to = word;
+            to += lane.rows * COLUMNS;
+            pixel += lane.rows * width;
         }
     }
 }
@@ -245,69 +312,86 @@ struct Result {
     bool is_planar;
     int turn;
 
-    __device__ void store(int y, int x, const int (&sums)[channels], const Channels& constants) const {
-        const long long row = turn & 2 ? height - 1 - y : y;
-        const long long pixel = row * width + (turn & 1 ? width - 1 - x : x);
-        const long long plane = is_planar ? static_cast<long long>(height) * width : 1;
-        Target* to = out + (is_planar ? pixel : pixel * channels);
-        for (int channel = 0; channel < channels; ++channel) {
-            finish(round_to_byte(sums[channel]), constants.factor[channel], constants.offset[channel], *to);
-            to += plane;
-        }
+    // The pixel of row 0; others are `step` values apart.
+    __device__ Target* find_column(int x) const {
+        const long long column = turn & 1 ? width - 1 - x : x, pixel = is_planar ? 1 : channels;
+        return out + (column + (turn & 2 ? static_cast<long long>(height - 1) * width : 0)) * pixel;
     }
+    __device__ int step() const { return (turn & 2 ? -width : width) * (is_planar ? 1 : channels); }
 };
 
 // Resizes the shared lines, which are input rows `from` to `to`, along y. Sums that need further rows are
 // kept.
-template <int channels, typename Target>
+template <bool is_kept, bool is_whole, int channels, typename Target>
 __device__ inline void resize_down(Shared& shared, const Axis& axis, const Span& columns, const Span& rows,
-                                   int from, int to, int top, int left,
+                                   const Lane& lane, int from, int to, int top, int left,
                                    const Result<channels, Target>& result, const Channels& constants) {
     const Taps* const outputs = shared.rows + rows.first;
-    const bool is_begin = from == outputs[0].first, is_end = to == outputs[rows.count - 1].end();
-    for (int item = threadIdx.x; item < rows.count * columns.count; item += blockDim.x) {
-        const int row = item / columns.count, column = item - row * columns.count;
-        const Taps& taps = outputs[row];
-        int sums[channels];
-        for (int channel = 0; channel < channels; ++channel) {
-            sums[channel] = is_begin ? 1 << (BITS - 1) : shared.sums[item * channels + channel];
-        }
-        const int low = taps.first < from ? from : taps.first, high = taps.end() < to ? taps.end() : to;
-        for (int y = low; y < high; ++y) {
-            const int weight = read_weight(axis, outputs, shared.down, row, y - taps.first);
-            const unsigned char* pixel = shared.lines + ((y - from) * columns.count + column) * channels;
+    const bool is_begin = is_whole || from == outputs[0].first;
+    const bool is_end = is_whole || to == outputs[rows.count - 1].end();
+    const long long plane = result.is_planar ? static_cast<long long>(result.height) * result.width : 1;
+    for (int column = lane.column; column < columns.count; column += lane.columns) {
+        Target* const begin = result.find_column(left + columns.first + column);
+        for (int row = lane.row; row < rows.count; row += lane.rows) {
+            const int first = outputs[row].first, last = outputs[row].end();
+            int sums[channels];
             for (int channel = 0; channel < channels; ++channel) {
-                sums[channel] += weight * pixel[channel];
+                sums[channel] = is_begin ? 1 << (BITS - 1) : shared.sums[column * channels + channel];
             }
-        }
-        if (is_end) {
-            result.store(top + rows.first + row, left + columns.first + column, sums, constants);
-        } else {  // only spans of one row are made in several portions
+            const int low = first < from ? from : first, high = last < to ? last : to;
+            const int skipped = is_whole ? 0 : (low - first) / AT_ONCE * AT_ONCE;
+            const unsigned* line = shared.lines + (AT_ONCE + first + skipped - from) * COLUMNS + column;
+#pragma unroll 1
+            for (int tap = skipped; tap < high - first; tap += AT_ONCE) {
+                const Four<int> weights = read_weights<is_kept>(axis, outputs, shared.down, row, tap);
+                for (int i = 0; i < AT_ONCE; ++i) {
+                    const int y = first + tap + i;
+                    const int weight = is_whole || (y >= low && y < high) ? weights.at[i] : 0;
+                    for (int channel = 0; channel < channels; ++channel) {
+                        sums[channel] += weight * byte_of(line[i * COLUMNS], channel);
+                    }
+                }
+                line += AT_ONCE * COLUMNS;
+            }
+            if (!is_end) {  // only spans of one row are made in several portions
+                for (int channel = 0; channel < channels; ++channel) {
+                    shared.sums[column * channels + channel] = sums[channel];
+                }
+                continue;
+            }
+            Target* pixel = begin + static_cast<long long>(result.step()) * (top + rows.first + row);
             for (int channel = 0; channel < channels; ++channel) {
-                shared.sums[item * channels + channel] = sums[channel];
+                const float byte = static_cast<float>(round_to_byte(sums[channel]));
+                finish(byte, constants.factor[channel], constants.offset[channel], *pixel);
+                pixel += plane;
             }
         }
     }
 }
 
-// Makes the columns and rows of a tile whose upper left corner is at (top, left); their taps are known.
+// Makes the columns and rows of a tile whose upper left corner is at (top, left); their taps are known, and the
+// weights of the columns unless they are new.
 template <int channels, typename Target>
 __device__ inline void make_tile(Shared& shared, const Axis& x_axis, const Axis& y_axis, int wide, int tall,
-                                 int top, int left, const unsigned char* picture,
-                                 const Result<channels, Target>& result, const Channels& constants) {
+                                 int top, int left, bool is_new, const unsigned char* image,
+                                 const Extent& array, const Result<channels, Target>& result,
+                                 const Channels& constants) {
     const int most_columns = part_of(wide, x_axis.most), most_rows = part_of(tall, y_axis.most);
+    const bool is_kept = x_axis.most <= WEIGHTS && y_axis.most <= WEIGHTS;
+    const Lane lane = find_lane();
     Span columns, rows;
     for (columns.first = 0; columns.first < wide; columns.first += columns.count) {
         const int left_over = wide - columns.first;
         columns.count = left_over < most_columns ? left_over : most_columns;
-        const int room = BYTES / (columns.count * channels);  // input rows that fit
-        __syncthreads();                                      // the taps are known
-        keep_weights(x_axis, shared.columns + columns.first, columns.count, shared.across);
+        __syncthreads();  // the taps are known
+        if (is_new || columns.count < wide) {
+            keep_weights(x_axis, shared.columns + columns.first, columns.count, shared.across);
+        }
         for (rows.first = 0; rows.first < tall; rows.first += rows.count) {
             const Taps* const taps = shared.rows + rows.first;
             const int first = taps[0].first;
             rows.count = tall - rows.first < most_rows ? tall - rows.first : most_rows;
-            while (rows.count > 1 && taps[rows.count - 1].end() - first > room) {
+            while (rows.count > 1 && taps[rows.count - 1].end() - first > LINES) {
                 --rows.count;
             }
             const int end = taps[rows.count - 1].end();
@@ -315,13 +399,23 @@ __device__ inline void make_tile(Shared& shared, const Axis& x_axis, const Axis&
             keep_weights(y_axis, taps, rows.count, shared.down);
             int from = first;
             do {
-                const int to = end - from < room ? end : from + room;
+                const int to = end - from < LINES ? end : from + LINES;
                 __syncthreads();  // the weights are kept, and the portion before is added
                 const long long width = x_axis.end - x_axis.begin;
-                const unsigned char* const lines = picture + (from - y_axis.begin) * width * channels;
-                resize_across<channels>(shared, x_axis, columns, lines, to - from);
+                const unsigned char* const lines = image + (from - y_axis.begin) * width * channels;
+                if (is_kept) {
+                    resize_across<true, channels>(shared, x_axis, columns, lane, lines, to - from, array);
+                } else {
+                    resize_across<false, channels>(shared, x_axis, columns, lane, lines, to - from, array);
+                }
                 __syncthreads();
-                resize_down(shared, y_axis, columns, rows, from, to, top, left, result, constants);
+                if (is_kept && from == first && to == end) {
+                    resize_down<true, true>(shared, y_axis, columns, rows, lane, from, to, top, left, result,
+                                            constants);
+                } else {
+                    resize_down<false, false>(shared, y_axis, columns, rows, lane, from, to, top, left, result,
+                                              constants);
+                }
                 from = to;
             } while (from < end);
         }
@@ -331,38 +425,48 @@ __device__ inline void make_tile(Shared& shared, const Axis& x_axis, const Axis&
 template <int channels, typename Target>
 __global__ void resample(const unsigned char* __restrict__ values, const long long* __restrict__ splits,
                          const float* __restrict__ geometries, Target* __restrict__ out,
-                         const __grid_constant__ Pictures pictures,
+                         const __grid_constant__ Images images,
                          const __grid_constant__ Channels constants) {
     __shared__ Shared shared;
-    const int out_height = pictures.out_height, out_width = pictures.out_width;
-    const int beside = out_width / COLUMNS + (out_width % COLUMNS != 0);
-    const int tiles = beside * (out_height / ROWS + (out_height % ROWS != 0));
-    for (unsigned long long sample = blockIdx.y; sample < pictures.samples; sample += gridDim.y) {
+    const int out_height = images.out_height, out_width = images.out_width;
+    const int below = out_height / ROWS + (out_height % ROWS != 0);
+    const int tiles = below * (out_width / COLUMNS + (out_width % COLUMNS != 0));
+    const int each = tiles / gridDim.x + (tiles % gridDim.x != 0);
+    const Extent array{address_of(values), address_of(values + images.pixels * channels)};
+    const Axis &x_axis = shared.x_axis, &y_axis = shared.y_axis;
+    const Geometry& geometry = shared.geometry;
+    for (unsigned long long sample = blockIdx.y; sample < images.samples; sample += gridDim.y) {
         const long long begin = splits[sample], end = splits[sample + 1];
-        const bool is_inside = begin >= 0 && begin <= end && end <= pictures.pixels;
-        const Geometry geometry =
-            read_geometry(geometries + sample * pictures.numbers, is_inside ? end - begin : 0, out_height, out_width);
-        const unsigned char* picture = values + (is_inside ? begin : 0) * channels;
-        const Axis x_axis = make_axis(geometry.x_begin, geometry.width, geometry.left, geometry.right,
-                                      geometry.wide, pictures.cubic);
-        const Axis y_axis = make_axis(geometry.y_begin, geometry.height, geometry.top, geometry.bottom,
-                                      geometry.tall, pictures.cubic);
+        const bool is_inside = begin >= 0 && begin <= end && end <= images.pixels;
+        const unsigned char* image = values + (is_inside ? begin : 0) * channels;
+        __syncthreads();  // the sample before is made
+        if (threadIdx.x == 0) {
+            shared.geometry = read_geometry(geometries + sample * images.numbers, is_inside ? end - begin : 0,
+                                            out_height, out_width);
+            shared.x_axis = make_axis(geometry.x_begin, geometry.width, geometry.left, geometry.right,
+                                      geometry.wide, images.cubic);
+            shared.y_axis = make_axis(geometry.y_begin, geometry.height, geometry.top, geometry.bottom,
+                                      geometry.tall, images.cubic);
+        }
+        __syncthreads();
         const Result<channels, Target> result = {
             out + sample * channels * static_cast<unsigned long long>(out_height) * out_width, out_height,
-            out_width, pictures.out_planar != 0, geometry.turn};
-        for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-            const int top = tile / beside * ROWS, left = tile % beside * COLUMNS;
+            out_width, images.out_planar != 0, geometry.turn};
+        const int first = static_cast<int>(blockIdx.x) * each;
+        for (int tile = first; tile < first + each && tile < tiles; ++tile) {
+            const int top = tile % below * ROWS, left = tile / below * COLUMNS;
             const int wide = out_width - left < COLUMNS ? out_width - left : COLUMNS;
             const int tall = out_height - top < ROWS ? out_height - top : ROWS;
+            const bool is_new = tile == first || top == 0;
             __syncthreads();  // the tile before is made
             for (int item = threadIdx.x; item < wide + tall; item += blockDim.x) {
-                if (item < wide) {
-                    shared.columns[item] = find_taps(x_axis, geometry.x + left + item);
-                } else {
+                if (item >= wide) {
                     shared.rows[item - wide] = find_taps(y_axis, geometry.y + top + item - wide);
+                } else if (is_new) {
+                    shared.columns[item] = find_taps(x_axis, geometry.x + left + item);
                 }
             }
-            make_tile(shared, x_axis, y_axis, wide, tall, top, left, picture, result, constants);
+            make_tile(shared, x_axis, y_axis, wide, tall, top, left, is_new, image, array, result, constants);
         }
     }
 }

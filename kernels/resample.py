@@ -1,4 +1,4 @@
-"""`resample`: crop and resize pictures of any size as Pillow does, mirror and normalize them, in one pass."""
+"""`resample`: crop and resize images of any size as Pillow does, mirror and normalize them, in one pass."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from gpuloader.checks import check_word
 from gpuloader.kernels.cast import cpp_type
 from gpuloader.kernels.crop import Layout, check_window, join_shape
 from gpuloader.kernels.launching import Work, check_shape, declare, spread, takes
@@ -16,9 +17,9 @@ from gpuloader.kernels.normalize import CHANNELS, TARGETS, plan_finish
 
 Interpolation = Literal["bilinear", "bicubic"]
 
-# The numbers of a picture's geometry, all float32, which holds integers up to 2**24. Of a picture, only the
+# The numbers of an image's geometry, all float32, which holds integers up to 2**24. Of an image, only the
 # region that the result depends on may be there. The numbers are height and width of the region, and its
-# first row and column in the picture; the edges of the box in the picture, which may have fractions; height
+# first row and column in the image; the edges of the box in the image, which may have fractions; height
 # and width to resize the box to; top and left of the result in there; and the turn: 1 mirrors the result
 # left to right, 2 top to bottom, 3 both. Pixels outside the resized box are black.
 GEOMETRY = (
@@ -26,15 +27,19 @@ GEOMETRY = (
     *("tall", "wide", "y", "x", "turn"),
 )
 
-ENTRIES = tuple(f"resample<{channels}, {cpp_type(target)}>" for channels in CHANNELS for target in TARGETS)
+ENTRIES = {"resample<{}, {}>": (CHANNELS, tuple(map(cpp_type, TARGETS)))}
 
 # samples, pixels, out_height, out_width, out_planar, cubic, numbers
-_PICTURES = np.dtype("u8, i8, i4, i4, i4, i4, i4", align=True)
+_IMAGES = np.dtype("u8, i8, i4, i4, i4, i4, i4", align=True)
 
-_TILE_COLUMNS, _TILE_ROWS, _THREADS = 32, 16, 256
+_TILE_COLUMNS, _TILE_ROWS, _THREADS = 32, 32, 256
+_ENOUGH_BLOCKS = 1024  # fill the largest device, so that a block may make all tiles of some columns
 _BITS = 22  # of a weight's fraction; Pillow's, and 8 bits of a pixel and a sign fit into an int with them
 _MOST_SIZE = 2**16 - 1  # of the result
 _GREATEST = 2**24  # height or width: exact as a float, like the edges of a box
+# What the numbers of `GEOMETRY` are at least, and at most.
+_LEAST = np.array((1, 1, 0, 0, 0, 0, 0, 0, 1, 1, -_GREATEST, -_GREATEST, 0), np.float32)
+_MOST = np.array((*(_GREATEST,) * 12, 3), np.float32)
 
 
 @declare(
@@ -57,27 +62,27 @@ def resample(
     out: Any = None,
     stream: Any = None,
 ) -> Work:
-    """Return a box of each picture, resized, mirrored and normalized.
+    """Return a box of each image, resized, mirrored and normalized.
 
     The resized pixels are those of two calls of Pillow's ``Image.resize`` with `box`, the first along x, the
     second along y: antialiased, with each pass rounded to bytes. The filter reaches beyond the box into the
-    picture. Then a picture may be mirrored, and ``(x * scale - mean) / std`` is computed as `normalize` does.
+    image. Then an image may be mirrored, and ``(x * scale - mean) / std`` is computed as `normalize` does.
 
     Parameters
     ----------
     values, row_splits : array
-        The pixels of all pictures, one picture behind the other, uint8 of shape (pixels, 1 or 3); picture i
+        The pixels of all images, one image behind the other, uint8 of shape (pixels, 1 or 3); image i
         spans ``row_splits[i]`` to ``row_splits[i + 1]``.
     geometry : array
-        The 13 numbers of `GEOMETRY` for each picture; further columns are not read. A picture whose numbers
+        The 13 numbers of `GEOMETRY` for each image; further columns are not read. An image whose numbers
         are impossible is black.
     size, interpolation : (int, int), {"bilinear", "bicubic"}
         Height and width of the result, and the filter.
     mean, std, scale, out_layout, dtype, out, stream
         As for `normalize`; also dtype uint8, which is not normalized.
 
-    >>> picture = np.arange(0, 240, 10, dtype=np.uint8).reshape(4, 6, 1)
-    >>> pixels, splits = picture.reshape(-1, 1), np.array([0, 24])
+    >>> image = np.arange(0, 240, 10, dtype=np.uint8).reshape(4, 6, 1)
+    >>> pixels, splits = image.reshape(-1, 1), np.array([0, 24])
     >>> whole = np.array([[4, 6, 0, 0, 0, 0, 6, 4, 2, 3, 0, 0, 0]], np.float32)
     >>> resample_on_host(pixels, splits, whole, (2, 3), dtype="uint8").tolist()
     [[[[50, 68, 86], [144, 162, 180]]]]
@@ -88,35 +93,40 @@ def resample(
     check_shape("row_splits", row_splits, (samples + 1,))
     if channels not in CHANNELS:
         raise ValueError(f"values must have 1 or 3 channels, got shape {values.shape}")
-    if interpolation not in ("bilinear", "bicubic"):
-        raise ValueError(f"interpolation must be 'bilinear' or 'bicubic', got {interpolation!r}")
+    check_word("interpolation", interpolation, ("bilinear", "bicubic"))
     height, width = check_window(size, _MOST_SIZE, _MOST_SIZE)
-    finish = plan_finish(channels, mean, std, scale, out_layout, dtype)
+    target, held, constants, write = plan_finish(channels, mean, std, scale, out_layout, dtype)
 
     def on_host(result: NDArray[Any]) -> None:
         pixels = np.zeros((samples, height, width, channels), np.uint8)
-        for number, numbers in enumerate(geometry[:, : len(GEOMETRY)].tolist()):
+        known = geometry[:, : len(GEOMETRY)]
+        is_possible = ((known >= _LEAST) & (known <= _MOST)).all(1) & (known[:, 4:6] < known[:, 6:8]).all(1)
+        for number, numbers in enumerate(known.tolist()):
             begin, end = row_splits[number : number + 2].tolist()
             # Black and not refused, like on the device, where a check would wait for the copy of the
             # geometry.
-            if 0 <= begin <= end <= len(values) and _is_possible(numbers, end - begin):
-                tall, wide, *corner = (int(one) for one in numbers[:4])
-                *window, turn = (int(one) for one in numbers[8:])
+            if not (is_possible[number] and 0 <= begin <= end <= len(values)):
+                continue
+            tall, wide, *corner = map(int, numbers[:4])
+            *window, turn = map(int, numbers[8:])
+            if tall * wide <= end - begin:
                 region = values[begin : begin + tall * wide].reshape(tall, wide, -1)
                 resized = resize_on_host(region, numbers[4:8], (height, width), interpolation, window, corner)
                 pixels[number] = resized[:: -1 if turn & 2 else 1, :: -1 if turn & 1 else 1]
-        finish.write(pixels, result)
+        write(pixels, result)
 
     def on_device(result: Any) -> Iterator[Any]:
         numbers = out_layout == "CHW", interpolation == "bicubic", geometry.shape[1]
-        pictures = np.array((samples, len(values), height, width, *numbers), _PICTURES)
+        images = np.array((samples, len(values), height, width, *numbers), _IMAGES)
         # A block makes a tile, whose input rows it resizes along x into shared memory, and then along y.
-        tiles = -(-height // _TILE_ROWS) * -(-width // _TILE_COLUMNS)
-        entry = f"resample<{channels}, {cpp_type(finish.name)}>"
-        arguments = values, row_splits, geometry, result, pictures, finish.constants
+        tiles = -(-width // _TILE_COLUMNS)
+        if tiles * samples < _ENOUGH_BLOCKS:
+            tiles *= -(-height // _TILE_ROWS)
+        entry = f"resample<{channels}, {cpp_type(target)}>"
+        arguments = values, row_splits, geometry, result, images, constants
         yield entry, spread(tiles * _THREADS, samples), arguments
 
-    return Work((samples, *join_shape(channels, height, width, out_layout)), finish.held, on_host, on_device)
+    return Work((samples, *join_shape(channels, height, width, out_layout)), held, on_host, on_device)
 
 
 resample_on_host = resample.on_host
@@ -130,15 +140,15 @@ def resize_on_host(
     window: Sequence[int] | None = None,
     corner: Sequence[int] = (0, 0),
 ) -> NDArray[np.uint8]:
-    """Return a box of one picture, resized as Pillow does it in two calls: the definition of `resample`.
+    """Return a box of one image, resized as Pillow does it in two calls: the definition of `resample`.
 
-    `box` is left, top, right and bottom in the picture, and `size` height and width of the result. The
-    region is the part of the picture that the result depends on, or more of it; `corner` is its first row
-    and column in the picture. `window` has height and width to resize the box to, and top and left of the
+    `box` is left, top, right and bottom in the image, and `size` height and width of the result. The
+    region is the part of the image that the result depends on, or more of it; `corner` is its first row
+    and column in the image. `window` has height and width to resize the box to, and top and left of the
     result in there; None resizes the box to `size`.
 
-    >>> picture = np.array([[[0], [100], [200], [100]]], np.uint8)
-    >>> resize_on_host(picture, (0, 0, 4, 1), (1, 2)).ravel().tolist()
+    >>> image = np.array([[[0], [100], [200], [100]]], np.uint8)
+    >>> resize_on_host(image, (0, 0, 4, 1), (1, 2)).ravel().tolist()
     [71, 143]
     """
     left, top, right, bottom = box
@@ -148,9 +158,9 @@ def resize_on_host(
     result = np.zeros((*size, region.shape[2]), np.uint8)
     if rows and columns:
         shifted = range(rows.start + y, rows.stop + y), range(columns.start + x, columns.stop + x)
-        extents = (range(one, one + length) for one, length in zip(corner, region.shape, strict=False))
-        down = find_weights(next(extents), top, bottom, tall, shifted[0], interpolation)
-        across = find_weights(next(extents), left, right, wide, shifted[1], interpolation)
+        extents = range(corner[0], corner[0] + len(region)), range(corner[1], corner[1] + region.shape[1])
+        down = find_weights(extents[0], top, bottom, tall, shifted[0], interpolation)
+        across = find_weights(extents[1], left, right, wide, shifted[1], interpolation)
         begin, end = int(down.first[0]), int(down.first[-1] + down.counts[-1])
         lines = _resize_rows(region[begin:end].swapaxes(0, 1), across).swapaxes(0, 1)
         inside = result[rows.start : rows.stop, columns.start : columns.stop]
@@ -172,7 +182,7 @@ def find_weights(
 ) -> Weights:
     """Return the weights that Pillow uses to resize a part of an axis, for some of its outputs.
 
-    `region` has the pixels of the picture that are there, `low` and `high` are the part's edges, and
+    `region` has the pixels of the image that are there, `low` and `high` are the part's edges, and
     `whole` is the number of pixels that the part is resized to.
 
     >>> weights = find_weights(range(4), 0.0, 4.0, 2, range(2), "bilinear")
@@ -183,16 +193,23 @@ def find_weights(
     # bits. Pillow's box is made of floats.
     start, end = np.float32(low), np.float32(high)
     step = float(end - start) / whole
-    # The filter grows with the scale, against aliasing, and does not shrink when a picture is enlarged.
+    # The filter grows with the scale, against aliasing, and does not shrink when an image is enlarged.
     stretch = max(step, 1.0)
     support = stretch * (2.0 if interpolation == "bicubic" else 1.0)
     center = float(start) + (np.array(outputs) + 0.5) * step
     ends = (center - support + 0.5).astype(np.int64), (center + support + 0.5).astype(np.int64)
-    first, last = (np.clip(end, region.start, region.stop) for end in ends)
+    first, last = np.clip(ends, region.start, region.stop)
     count = last - first
     taps = np.arange(int(np.ceil(support)) * 2 + 1)
     distance = (taps + first[:, None] - center[:, None] + 0.5) * (1.0 / stretch)
-    values = np.where(taps < count[:, None], _weigh(np.abs(distance), interpolation), 0.0)
+    x = np.abs(distance)
+    if interpolation == "bilinear":
+        values = np.where(x < 1, 1 - x, 0.0)
+    else:
+        near = (1.5 * x - 2.5) * x * x + 1
+        far = (((x - 5) * x + 8) * x - 4) * -0.5
+        values = np.where(x < 1, near, np.where(x < 2, far, 0.0))
+    values[taps >= count[:, None]] = 0.0
     total = np.cumsum(values, axis=1)[:, -1:]  # adds one after the other, like Pillow; `sum` adds pairwise
     values = np.divide(values, total, out=values, where=total != 0)
     rounded = (np.where(values < 0, -0.5, 0.5) + values * 2**_BITS).astype(np.int32)
@@ -200,15 +217,6 @@ def find_weights(
     for array in found:
         array.flags.writeable = False  # all that ask for the same weights share them
     return found
-
-
-def _weigh(x: NDArray[np.float64], interpolation: Interpolation) -> NDArray[np.float64]:
-    """Return a filter's values at distances from its center."""
-    if interpolation == "bilinear":
-        return np.where(x < 1, 1 - x, 0.0)
-    near = (1.5 * x - 2.5) * x * x + 1
-    far = (((x - 5) * x + 8) * x - 4) * -0.5
-    return np.where(x < 1, near, np.where(x < 2, far, 0.0))
 
 
 def _resize_rows(rows: NDArray[np.uint8], weights: Weights) -> NDArray[np.uint8]:
@@ -221,16 +229,3 @@ def _resize_rows(rows: NDArray[np.uint8], weights: Weights) -> NDArray[np.uint8]
         sums += wide[chosen] * weights.weights[:, tap].reshape(-1, *[1] * (rows.ndim - 1))
     result: NDArray[np.uint8] = np.clip(sums >> _BITS, 0, 255).astype(np.uint8)
     return result
-
-
-def _is_possible(numbers: Sequence[float], pixels: int) -> bool:
-    height, width, row, column, left, top, right, bottom, tall, wide, y, x, turn = numbers
-    return (
-        all(1 <= one <= _GREATEST for one in (height, width, tall, wide))
-        and int(height) * int(width) <= pixels
-        and all(0 <= one <= _GREATEST for one in (row, column))
-        and 0 <= left < right <= _GREATEST
-        and 0 <= top < bottom <= _GREATEST
-        and all(-_GREATEST <= one <= _GREATEST for one in (y, x))
-        and 0 <= turn <= 3
-    )

@@ -21,7 +21,7 @@ from gpuloader.kernels.launching import (
 )
 from gpuloader.order.permutation import PERMUTED, SORTED, SORTED_AT_MOST, derive_key, permute, sort_hashes
 
-ENTRIES = ("hash_numbers", "take_numbers", "permute_positions")
+ENTRIES = {"hash_numbers": (), "take_numbers": (), "permute_positions": ()}
 
 _ROUNDS = 5
 

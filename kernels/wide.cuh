@@ -30,16 +30,18 @@ __device__ inline unsigned cut_out(unsigned low, unsigned high, unsigned bits) {
     return static_cast<unsigned>((static_cast<unsigned long long>(high) << 32 | low) >> bits);
 }
 
-// Loads byte by byte; a loop, because it hardly ever runs.
+// Loads byte by byte, and zeros outside of the array; a loop, because it hardly ever runs.
 template <typename Result, int count>
-__device__ inline Result load_bytes(const unsigned char* from) {
+__device__ inline Result load_bytes(const unsigned char* from, const Extent& array) {
     Result result = {};
 #pragma unroll 1
     for (int byte = 4 * count - 1; byte >= 0; --byte) {
         for (int i = count - 1; i > 0; --i) {
             result.at[i] = cut_out(result.at[i - 1], result.at[i], 24);
         }
-        result.at[0] = result.at[0] << 8 | from[byte];
+        const Address address = address_of(from) + byte;
+        const bool is_inside = address >= array.begin && address < array.end;
+        result.at[0] = result.at[0] << 8 | (is_inside ? from[byte] : 0u);
     }
     return result;
 }
@@ -54,7 +56,7 @@ __device__ inline Wide<count> load_wide(const unsigned char* from, const Extent&
         return *aligned;
     }
     if (address_of(aligned) < array.begin || address_of(aligned) + 2 * size > array.end) {
-        return load_bytes<Wide<count>, count>(from);
+        return load_bytes<Wide<count>, count>(from, array);
     }
     const Wide<count> low = aligned[0], high = aligned[1];
     unsigned parts[2 * count];
@@ -87,7 +89,7 @@ __device__ inline Parts<count> load_parts(const unsigned char* from, const Exten
         return result;
     }
     if (address_of(aligned) < array.begin || address_of(aligned) + 4 * (count + 1) > array.end) {
-        return load_bytes<Parts<count>, count>(from);
+        return load_bytes<Parts<count>, count>(from, array);
     }
     unsigned parts[count + 1];
     for (int i = 0; i <= count; ++i) {

@@ -12,18 +12,19 @@ import ctypes
 import gc
 import itertools
 import os
+import sys
 import threading
 from collections import Counter, deque
 from dataclasses import dataclass
 from time import perf_counter
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 
 from gpuloader.devices import cuda, places
-from gpuloader.kernels import gather, shuffle
-from gpuloader.transforms import program as bound
-from gpuloader.transforms import program as operations
+from gpuloader.system import driver
+from gpuloader.system.driver import RELAXED
+from gpuloader.transforms.program import BoundProgram, KernelCall
 
 INVALID_HANDLE = 400
 NOT_READY = 600
@@ -34,7 +35,18 @@ PER_THREAD = 2  # the handle of the calling thread's default stream
 CONTEXT = 1000  # the handle of the first device's primary context
 
 
-UNSAFE = {"malloc", "free", "eventQuery", "eventSynchronize", "hostRegister", "hostUnregister"}
+UNSAFE = {
+    *(
+        "malloc",
+        "free",
+        "eventQuery",
+        "eventSynchronize",
+        "eventElapsedTime",
+        "hostRegister",
+        "hostUnregister",
+    ),
+    *("setDevice", "loadModule"),
+}
 """The calls that are refused while a stream is captured in a mode other than 'relaxed'."""
 
 
@@ -78,6 +90,7 @@ class Thread(threading.local):
     def __init__(self):
         self.device = 0
         self.context = 0
+        self.capture_mode = 0  # in which the thread meets captures: 0 is 'global', 2 'relaxed'
         self.streams = {}
         self.default_streams = {}
 
@@ -194,7 +207,14 @@ class FakeRuntime:
 
     def streamIsCapturing(self, stream):
         self.check("streamIsCapturing")
+        if stream in self.captures and self.captures[stream].broken:  # CuPy's own error, without a status
+            raise RuntimeError("the stream was capturing, but an error has invalidated the capture sequence")
         return stream in self.captures
+
+    def exchange_capture_mode(self, mode):
+        """Set the calling thread's mode; in mode 'relaxed', no call is refused to it."""
+        before, self.thread.capture_mode = self.thread.capture_mode, mode
+        return before
 
     def begin_capture(self, stream, mode="global"):
         """Begin to capture a stream in the calling thread; PyTorch's mode is 'global', CuPy's 'relaxed'."""
@@ -211,6 +231,8 @@ class FakeRuntime:
         the capturing thread by one in mode 'thread_local', and to nobody in mode 'relaxed'.
         """
         status = 0
+        if self.thread.capture_mode == RELAXED:
+            return status
         for capture in self.captures.values():
             here = capture.thread == threading.get_ident()
             if capture.mode == "global" or (capture.mode == "thread_local" and here):
@@ -446,6 +468,7 @@ def make_cupy(real, runtime):
 def use_cupy(monkeypatch, module):
     """Run the CUDA device over a module from `make_cupy`; at the end, no memory may be page-locked."""
     monkeypatch.setattr(cuda, "cupy", module)
+    monkeypatch.setattr(driver, "exchange_capture_mode", module.cuda.runtime.exchange_capture_mode)
     places._opened.clear()
     yield
     gc.collect()
@@ -469,24 +492,43 @@ def as_host(array):
 
 def run_twins(monkeypatch, runtime):
     """Replace kernels by their twins, on the same streams and over the same memory."""
+    import cupy
+
+    from gpuloader.devices import cuda_device
 
     def call(operation, inputs, outputs, stream):
         runtime.check("launch")
-        named = operation.name(list(map(as_host, inputs)), list(map(as_host, outputs)))
-        runtime.launch(lambda: operation.kernel.on_host(**named), stream.ptr)
+        named = operation.name(inputs, outputs)
+        held = {name: as_host(one) if isinstance(one, cupy.ndarray) else one for name, one in named.items()}
+        runtime.launch(lambda: operation.kernel.on_host(**held), stream.ptr)
 
-    def later(twin):
-        """Return a function that enqueues a twin on a stream; its array arguments are on the device."""
+    # Twins are not launched by kernels, so nothing is compiled ahead, and no launch is repeated.
+    monkeypatch.setattr(cuda_device, "find_kernels", lambda program, arrays: [])
+    monkeypatch.setattr(
+        BoundProgram, "launch", lambda self, stream: self.program.run_on_device(self._arrays, stream)
+    )
+    monkeypatch.setattr(KernelCall, "on_device", call)
 
-        def call(*arguments, stream, **named):
-            runtime.check("launch")
-            held = [as_host(one) if hasattr(one, "data") else one for one in arguments]
-            named = {name: as_host(one) for name, one in named.items()}
-            runtime.launch(lambda: twin(*held, **named), stream.ptr)
 
-        return call
+def install_framework(monkeypatch, name, tensor, current):
+    """Put a module in PyTorch's or Paddle's place, with the names that the loader uses, and return it.
 
-    monkeypatch.setattr(bound, "is_repeatable", lambda operation: False)  # twins are not launched by kernels
-    monkeypatch.setattr(operations.KernelCall, "on_device", call)
-    monkeypatch.setattr(gather, "gather", later(gather.gather_on_host))
-    monkeypatch.setattr(shuffle, "shuffle", later(shuffle.shuffle_on_host))
+    `tensor` makes a tensor of an array; `current` returns the handle of a device's current stream.
+    """
+    module, dlpack = ModuleType(name), ModuleType(f"{name}.utils.dlpack")
+
+    def find(index):
+        return SimpleNamespace(cuda_stream=current(index))
+
+    if name == "torch":
+        module.cuda = SimpleNamespace(current_stream=find, is_initialized=lambda: False)
+        module._C = SimpleNamespace(_cuda_getCurrentRawStream=current)
+    else:
+        module.is_compiled_with_cuda = lambda: True
+        # The public function is deprecated, warns at every call, and ends in this one.
+        module.base = SimpleNamespace(core=SimpleNamespace(_get_current_stream=find))
+    dlpack.from_dlpack = tensor
+    monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setitem(sys.modules, f"{name}.utils", ModuleType(f"{name}.utils"))
+    monkeypatch.setitem(sys.modules, f"{name}.utils.dlpack", dlpack)
+    return module

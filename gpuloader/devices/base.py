@@ -3,17 +3,18 @@
 One conformance suite, tests/devices/conformance.py, tests all implementations.
 
 A lane drives its device from the thread that asks for batches. It takes the device's calls once per step with
-`current` and makes all calls of the step through them. Other threads come in at four points only: worker
-threads ask `is_page_locked`, a compiling thread calls `compile`, finalizers of whichever thread drops a batch
-free memory, and `record_stream` may come from any thread of the user.
+`current` and makes all calls of the step through them. Other threads come in at five points only: worker
+threads ask `is_page_locked`, the thread that reads pins the slots that it grows, a compiling thread calls
+`compile`, finalizers of whichever thread drops a batch free memory, and `record_stream` may come from any
+thread of the user. None of these calls may end a capture of the user's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,7 +104,11 @@ class DeviceCalls(Protocol):
         """Return whether `stream` is being captured into a graph; then nothing may be put on it."""
 
     def is_capturing(self, stream: Stream = None) -> bool:
-        """Return whether the thread captures a graph, or `stream` is captured; before every batch."""
+        """Return whether the thread captures a graph, or `stream` is captured; before every batch.
+
+        Only the states of streams are asked for. In PyTorch's mode, querying an event or allocating, by any
+        thread, would invalidate the user's capture; and our events would become part of the graph.
+        """
 
     def record(self, event: Event, stream: Stream) -> None:
         """Mark the current end of `stream`; this replaces an earlier mark of the event.
@@ -174,7 +179,7 @@ class Device(DeviceCalls, Protocol):
         """Return new memory, for a slot or a cache; raise `StagingMemoryError` if there is too little."""
 
     def stream(self, *, urgent: bool = False) -> Stream:
-        """Return a new stream, one or two for each lane; only events order it with respect to others.
+        """Return a new stream, up to three for each lane; only events order it with respect to others.
 
         Kernels on an `urgent` one go ahead of those on others, if the device has priorities.
         """
@@ -195,22 +200,44 @@ class Device(DeviceCalls, Protocol):
         """Return whether an array, of whichever library, lies in `memory`; for `record_stream`."""
 
 
-def tell_capture(name: str, found: str) -> LoaderError:
+class Contextless:
+    """What devices without contexts, graphs and compiled kernels do about them: nothing."""
+
+    def current(self) -> AbstractContextManager[Self]:
+        """Return a block that changes nothing."""
+        return nullcontext(self)
+
+    def again(self, calls: DeviceCalls) -> AbstractContextManager[Self]:  # noqa: ARG002
+        """Return a block that changes nothing."""
+        return nullcontext(self)
+
+    def captures(self, stream: Stream) -> bool:  # noqa: ARG002
+        """Return False: there are no graphs."""
+        return False
+
+    def is_capturing(self, stream: Stream = None) -> bool:  # noqa: ARG002
+        """Return False: there are no graphs."""
+        return False
+
+    def is_page_locked(self, address: int, nbytes: int) -> bool:  # noqa: ARG002
+        """Return False: no memory is pinned."""
+        return False
+
+    def keep(self, stream: Stream) -> Stream:
+        """Return the stream itself."""
+        return stream
+
+    def compile(self, program: BatchProgram, stop: Callable[[], bool]) -> None:
+        """Do nothing, because the kernels' twins run."""
+
+
+def tell_capture(name: str, found: str = "its stream is being captured") -> LoaderError:
     """Return the error for a batch requested from the device `name` while a stream is being captured.
 
-    >>> print(tell_capture("gpu:0", "its stream is being captured"))  # doctest: +ELLIPSIS
+    >>> print(tell_capture("gpu:0"))  # doctest: +ELLIPSIS
     gpu:0: its stream is being captured; a loader cannot deliver a batch during a graph capture: ...
     """
     return LoaderError(
         f"{name}: {found}; a loader cannot deliver a batch during a graph capture: fetch the batch "
         "before, and capture over it with static=True, or copy it into the graph's input"
     )
-
-
-def find_capture(device: DeviceCalls, stream: Stream) -> LoaderError | None:
-    """Return the error for a batch that is requested while the calling thread captures a graph, or None."""
-    # Only the states of streams are asked for. In PyTorch's mode, querying an event or allocating, by any
-    # thread, would invalidate the user's capture; and the events of our work would become part of the graph.
-    if device.direct or not device.is_capturing(stream):
-        return None
-    return tell_capture(device.name, "its stream is being captured")

@@ -6,17 +6,23 @@ without one pays for this module alone.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 from gpuloader.errors import PlaceError, describe_error, install_command
+from gpuloader.system.driver import find_cuda_version
 from gpuloader.system.platforms import after_fork
 
-_import_error = ""
+_import_error = _cure = ""
+_is_broken = False  # whether CuPy is there, but cannot be imported
 try:
     import cupy as cupy
-except ImportError as error:
+except Exception as error:  # CuPy also makes a folder when it is imported, and imports other packages
     cupy = None
-    _import_error = str(error)
+    _import_error = str(error) if isinstance(error, ImportError) else describe_error(error)
+    _is_broken = getattr(error, "name", None) != "cupy"
+    if isinstance(error, OSError):
+        _cure = "set CUPY_CACHE_DIR to a folder that this process may write to"
 
 forked = False
 """Whether this process is a forked child, in which nothing of CUDA may be called."""
@@ -41,10 +47,7 @@ def require_cuda(index: int) -> int:
         CuPy, the driver or the device is missing; the message says which one and what to do.
     """
     if cupy is None:
-        raise PlaceError(
-            f"gpu:{index} needs CuPy, which is not importable ({_import_error}); install it with "
-            f"{install_command('cuda13')} (or [cuda12] for an older driver), or use CPUPlace()"
-        )
+        raise PlaceError(f"gpu:{index} needs CuPy, which is not importable {_advise()}, or use CPUPlace()")
     if forked:
         refuse_fork(index)
     # Asked first because, unlike the other calls, it does not raise without a driver. A stream that CuPy
@@ -72,6 +75,24 @@ def require_cuda(index: int) -> int:
     return count
 
 
+def _advise() -> str:
+    cure = _cure or f"install it with {install_command('cuda13')} (or [cuda12] for an older driver)"
+    return f"({_import_error}); {cure}"
+
+
+def warn_if_broken() -> None:
+    """Warn, the first time, if there is a CuPy that cannot be imported: batches go to the CPU instead."""
+    global _is_broken
+    if _is_broken:
+        _is_broken = False
+        warnings.warn(
+            f"batches are delivered on the CPU, because CuPy is not importable {_advise()}, or pass "
+            "places='cpu'",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
 def refuse_fork(index: int) -> None:
     """Raise `PlaceError`: this process was forked."""
     raise PlaceError(f"gpu:{index} cannot be used in a forked process: CUDA does not survive a fork")
@@ -97,17 +118,18 @@ class CudaMachine:
     driver: int = 0
     devices: tuple[tuple[str, int, str], ...] = ()  # name, bytes of memory, compute capability
     failure: str = ""  # why no devices were found
+    cure: str = ""  # what makes CuPy importable, other than installing it again
     buses: tuple[str, ...] = ()  # each device's position on the PCI bus
 
 
 def describe_machine() -> CudaMachine:
     """Return what this machine has; anything missing or failing is reported, never raised."""
     if cupy is None:
-        return CudaMachine(failure=_import_error)
-    built = known = 0
+        return CudaMachine(driver=find_cuda_version(), failure=_import_error, cure=_cure)
+    built, known = 0, find_cuda_version()
     try:
         runtime = cupy.cuda.runtime
-        built, known = runtime.runtimeGetVersion(), runtime.driverGetVersion()
+        built = runtime.runtimeGetVersion()
         properties = [runtime.getDeviceProperties(index) for index in range(runtime.getDeviceCount())]
         buses = tuple(runtime.deviceGetPCIBusId(index) for index in range(len(properties)))
     except Exception as error:  # from CUDA, or because CuPy cannot find one of its libraries

@@ -25,10 +25,11 @@ from gpuloader.devices import cuda
 from gpuloader.devices.base import DeviceCalls, HostMemory, tell_capture
 from gpuloader.devices.codec import JpegCodec, open_codec
 from gpuloader.errors import LoaderError, StagingMemoryError, install_command
-from gpuloader.foreign import ForeignStream, TorchStreams, as_stream, find_address
+from gpuloader.foreign import ForeignStream, TorchStreams, as_stream, describe_unused, find_address
 from gpuloader.kernels.launching import find_kernel
 from gpuloader.staging.arena import Layout, PageLocker
 from gpuloader.staging.ring import Lease
+from gpuloader.system import driver
 from gpuloader.system.finalizers import Finalizer, once
 from gpuloader.transforms.program import BatchProgram, BoundProgram, find_kernels
 
@@ -37,6 +38,7 @@ _HOST_TO_DEVICE, _WITHIN_DEVICE = 1, 3
 _HOST_MEMORY = 1
 _REGISTER_PORTABLE = 1  # pinned for all GPUs, because places on several share one slot
 _OUT_OF_MEMORY = 2
+_INVALID_HANDLE = 400
 _EVENT_NOT_READY = 600
 _CAPTURED = range(900, 909)  # of calls that are not allowed while a stream is being captured
 _LEGACY, _PER_THREAD = 1, 2  # the handles of the default streams
@@ -64,6 +66,22 @@ class _Thread(threading.local):
 
 
 _this_thread = _Thread()
+
+
+class _Relaxed:
+    """A block whose calls leave alone what the user captures, in whichever thread."""
+
+    # While a stream is captured in CUDA's mode 'global', which is PyTorch's, calls that allocate, free, pin,
+    # load or ask for events are refused to all threads and end the capture. The user's threads get their mode
+    # back, which protects them from their own mistakes.
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        self._before = driver.exchange_capture_mode(driver.RELAXED)
+
+    def __exit__(self, *error: object) -> None:
+        driver.exchange_capture_mode(self._before)
 
 
 class CudaMemory:
@@ -101,36 +119,31 @@ class CudaCalls:
         self._cupy = cupy
         self._runtime = cupy.cuda.runtime
         self._freeing = freeing
-        self._home: int | None = index
+        self._home: int | None = index  # the GPU that the thread itself uses; None if it uses none
         self._torch = TorchStreams()
-
-    def from_home(self, index: int | None) -> CudaCalls:
-        """Return the calls for a block entered from another GPU, the thread's own; None if it has none."""
-        calls = copy.copy(self)
-        calls._home = index
-        return calls
 
     def alloc(self, nbytes: int) -> CudaMemory:
         """Return new memory from `cudaMalloc`; raise `StagingMemoryError` if there is too little."""
         # Not from CuPy's pool: it hands a freed block to the next copy while kernels on other streams may
         # still read it. `cudaFree` waits for them. Both calls stall the device, so slots are kept and reused.
         try:
-            address = self._runtime.malloc(max(nbytes, 1))
+            with _Relaxed():
+                address = self._runtime.malloc(max(nbytes, 1))
             return CudaMemory(address, nbytes, self._freeing(address))
         except self._runtime.CUDARuntimeError as error:
             if error.status != _OUT_OF_MEMORY:
                 raise
             free, total = self._runtime.memGetInfo()
+            unused = describe_unused(self.index)
             raise StagingMemoryError(
                 f"cannot allocate {nbytes:,} bytes on {self.name} ({error}); {free:,} of {total:,} bytes "
-                "are free; lower the batch size, keep fewer batches, or free CuPy's pool with "
-                "cupy.get_default_memory_pool().free_all_blocks()"
+                f"are free; lower the batch size, or keep fewer batches{unused and '; '}{unused}"
             ) from error
 
     def stream(self, *, urgent: bool = False) -> Any:
         """Return a new non-blocking stream, of high priority if it is `urgent`."""
         # Non-blocking, so that the legacy default stream, on which many programs compute, does not hold up
-        # copies. Priorities do nothing for copies. They matter for kernels on the copy stream, which would
+        # copies. Priorities do nothing for copies. They matter for the kernels of transforms, which would
         # otherwise queue behind the blocks of the model's kernels.
         return self._cupy.cuda.Stream(non_blocking=True, priority=_HIGH if urgent else _NORMAL)
 
@@ -181,8 +194,10 @@ class CudaCalls:
         """Return whether `stream` is being captured, so that work put on it would become part of a graph."""
         try:
             return bool(self._runtime.streamIsCapturing(stream.ptr))
-        except self._runtime.CUDARuntimeError as error:
-            if error.status in _CAPTURED:  # the default stream, and another stream's capture excludes it
+        except RuntimeError as error:
+            # A status: the default stream, which another stream's capture excludes. None: CuPy says that a
+            # call has invalidated the capture, which lasts until the user ends it.
+            if getattr(error, "status", None) in (None, *_CAPTURED):
                 return True
             raise
 
@@ -207,7 +222,8 @@ class CudaCalls:
         """Return whether the work before `event` has run; raise `LoaderError` if the device has failed."""
         # `Event.done` of CuPy tests the status for 0 only. It takes a failed device for a busy one, and a
         # loop that polls it never ends. 600 is "not ready"; all else is an error, which CuPy returns as well.
-        status: int = self._runtime.eventQuery(event.ptr)
+        with _Relaxed():
+            status: int = self._runtime.eventQuery(event.ptr)
         if status in _CAPTURED:
             raise tell_capture(self.name, f"CUDA error {status}")
         if status not in (0, _EVENT_NOT_READY):
@@ -216,11 +232,13 @@ class CudaCalls:
 
     def synchronize(self, event: Any) -> None:
         """Block the calling thread, with the GIL released, until the work before `event` has run."""
-        self._runtime.eventSynchronize(event.ptr)
+        with _Relaxed():
+            self._runtime.eventSynchronize(event.ptr)
 
     def elapsed(self, start: Any, end: Any) -> float:
         """Return the seconds between two timed events that have been reached, to half a microsecond."""
-        milliseconds: float = self._runtime.eventElapsedTime(start.ptr, end.ptr)
+        with _Relaxed():
+            milliseconds: float = self._runtime.eventElapsedTime(start.ptr, end.ptr)
         return milliseconds / 1000
 
     def keep(self, stream: Any) -> Any:
@@ -262,19 +280,23 @@ class CudaCalls:
         if bound is None:
             if len(memory.bound) >= _MOST_BOUND:
                 memory.bound.clear()  # for batches that keep changing size
-            arrays = self._arrays(memory, program.room, None)  # they do not keep the memory that keeps them
+            arrays = self._arrays(memory, program.whole, None)  # they do not keep the memory that keeps them
             bound = memory.bound[id(program)] = BoundProgram(program, arrays)
+            with _Relaxed():  # the first launch of a kernel loads it
+                bound.launch(stream)
+            return
         bound.launch(stream)
 
     def compile(self, program: BatchProgram, stop: Callable[[], bool]) -> None:
         """Compile and load a program's kernels, one by one until `stop` returns True."""
         # Which kernels they are follows from shapes, dtypes and alignment, so it is found with arrays that
         # lie nowhere. The last come first: a thread that launches the program meanwhile begins at the front.
-        arrays = self._arrays(_NOWHERE, program.room, None)
+        arrays = self._arrays(_NOWHERE, program.whole, None)
         for kernel in reversed(find_kernels(program, arrays)):
             if stop():
                 return
-            find_kernel(*kernel)
+            with _Relaxed():
+                find_kernel(*kernel)
 
 
 class Context:
@@ -311,7 +333,8 @@ class Context:
 
         def find() -> None:
             try:
-                self._runtime.setDevice(self._index)
+                with _Relaxed():
+                    self._runtime.setDevice(self._index)
                 self._handle = self._driver.ctxGetCurrent()
             except Exception as error:
                 failures.append(error)
@@ -360,18 +383,22 @@ class _Away(_Here):
             self._before = self._context.enter()
         except Exception as error:
             raise _translate(self._calls.index, error) or error from error
+        calls = copy.copy(self._calls)
         # A thread without a context captures nothing, and asking could create one.
-        return self._calls.from_home(self._home if self._before else None)
+        calls._home = self._home if self._before else None
+        return calls
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._context.leave(self._before)
-        except Exception as second:
-            if error is None:  # otherwise keep the first error: a failed device refuses every later call
-                raise _translate(self._calls.index, second) or second from second
-        super().__exit__(kind, error, trace)
+            super().__exit__(kind, error, trace)  # while the GPU is current: the error may say what it holds
+        finally:
+            try:
+                self._context.leave(self._before)
+            except Exception as second:
+                if error is None:  # otherwise keep the first error: a failed device refuses every later call
+                    raise _translate(self._calls.index, second) or second from second
 
 
 def _translate(index: int, error: BaseException) -> LoaderError | None:
@@ -381,12 +408,18 @@ def _translate(index: int, error: BaseException) -> LoaderError | None:
     if isinstance(error, library.runtime.CUDARuntimeError | library.driver.CUDADriverError):
         if error.status in _CAPTURED:
             return tell_capture(f"gpu:{index}", str(error))
+        if error.status == _INVALID_HANDLE:
+            return LoaderError(
+                f"gpu:{index}: {error}; a stream belongs to another GPU, or is gone: pass one that was made "
+                f"on gpu:{index}, and keep it as long as it is used"
+            )
         # CUDA reports a failed kernel at some later call, so the call that raised is seldom the cause.
         return LoaderError(f"gpu:{index} failed: {error}; an earlier kernel or copy may be the cause")
     if isinstance(error, library.memory.OutOfMemoryError):
+        unused = describe_unused(index)
         return StagingMemoryError(
-            f"CuPy's memory pool on gpu:{index} is too small for a kernel: {error}; lower the batch size, "
-            "or free the pool with cupy.get_default_memory_pool().free_all_blocks()"
+            f"CuPy's memory pool on gpu:{index} is too small for a kernel: {error}; lower the batch size"
+            f"{unused and '; '}{unused}"
         )
     if isinstance(error, library.compiler.CompileException):
         return LoaderError(f"cannot compile a kernel for gpu:{index}: {error}")
@@ -491,7 +524,8 @@ class CudaDevice(CudaCalls):
         # Registering a mapping of the exact size: CuPy's pool of pinned memory rounds up to a power of two.
         with self.current():
             try:
-                self._runtime.hostRegister(address, nbytes, _REGISTER_PORTABLE)
+                with _Relaxed():
+                    self._runtime.hostRegister(address, nbytes, _REGISTER_PORTABLE)
             except self._runtime.CUDARuntimeError as error:
                 raise OSError(f"cudaHostRegister: {error}") from error
 
@@ -505,7 +539,7 @@ class CudaDevice(CudaCalls):
     def _freeing_late(self, address: int) -> Callable[[], object]:
         return self._discarding(self._runtime.free, address)
 
-    # `cudaFree` and `cudaHostUnregister` would end a capture, and finalizers call them in whatever thread
+    # `cudaFree` and `cudaHostUnregister` wait for the device, and finalizers call them in whatever thread
     # drops a batch. So they are noted first, and made as soon as the thread captures nothing.
 
     def _discarding(
@@ -525,7 +559,7 @@ class CudaDevice(CudaCalls):
         with contextlib.suppress(RuntimeError, IndexError):  # another thread may take the last entry
             if not self._discarded or cuda.forked or self.is_capturing():
                 return
-            with self.current():
+            with self.current(), _Relaxed():
                 while True:
                     call, address, _ = self._discarded.popleft()
                     call(address)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.devices.base import Codec, DeviceCalls, HostMemory
+from gpuloader.devices.base import Codec, Contextless, HostMemory
 from gpuloader.errors import LoaderError
 from gpuloader.staging.arena import Layout, PageLocker
 from gpuloader.staging.ring import Lease
@@ -30,7 +28,7 @@ class HostBuffer:
 
 
 @dataclass(eq=False)
-class HostDevice:
+class HostDevice(Contextless):
     """The host as a device; every event is reached as soon as it is recorded.
 
     >>> device = HostDevice()
@@ -43,14 +41,6 @@ class HostDevice:
     # For a `CUDAPinnedPlace`: pins the slots, so that the user's own copies to a GPU run at full speed.
     locker: PageLocker | None = None
     direct = True
-
-    def current(self) -> AbstractContextManager[HostDevice]:
-        """Return a block that changes nothing."""
-        return nullcontext(self)
-
-    def again(self, calls: DeviceCalls) -> AbstractContextManager[HostDevice]:
-        """Return a block that changes nothing."""
-        return nullcontext(self)
 
     def bus_id(self) -> str:
         """Return ''."""
@@ -84,14 +74,6 @@ class HostDevice:
         """Copy immediately."""
         target.bytes[to : to + nbytes] = source.bytes[at : at + nbytes]
 
-    def captures(self, stream: str) -> bool:
-        """Return False: there are no graphs."""
-        return False
-
-    def is_capturing(self, stream: str = _ONLY_STREAM) -> bool:
-        """Return False: there are no graphs."""
-        return False
-
     def record(self, event: str, stream: str) -> None:
         """Do nothing: no work is ever pending."""
 
@@ -111,26 +93,15 @@ class HostDevice:
 
     def run(self, program: BatchProgram, memory: HostBuffer, stream: str) -> None:
         """Run a program immediately."""
-        program.run_on_host(self.arrays(memory, program.room))
-
-    def is_page_locked(self, address: int, nbytes: int) -> bool:
-        """Return False: nothing is copied from there."""
-        return False
+        program.run_on_host(self.arrays(memory, program.whole))
 
     def arrays(self, memory: HostBuffer, layout: Layout) -> list[NDArray[Any]]:
         """Return one NumPy array per field."""
         return [np.ndarray(one.shape, one.dtype, memory.bytes, one.offset) for one in layout.fields]
 
-    def keep(self, stream: str) -> str:
-        """Return the stream itself."""
-        return stream
-
     def holds(self, memory: HostBuffer, array: Any) -> bool:
         """Return whether an array lies in `memory`."""
         return bool(np.may_share_memory(memory.bytes, array))
-
-    def compile(self, program: BatchProgram, stop: Callable[[], bool]) -> None:
-        """Do nothing, because the host runs the kernels' twins."""
 
     def consumer_stream(self) -> str:
         """Return the host's only stream."""

@@ -77,13 +77,15 @@ class CopiedOutput:
     """
 
     # JAX frees an array while kernels that read it may still be queued, and its streams cannot be waited for.
-    # So the deleter of an imported array says nothing about the slot. A copy has `is_ready`, which does.
+    # So the deleter of an imported array says nothing about the slot. A copy has `is_ready`, which does. One
+    # stream of JAX runs all copies on a device, so a later copy answers for the earlier ones.
 
     def __init__(self, device: Device, wrap: Callable[[Any], Any], copy: Callable[[Any], Any]) -> None:
         self._device = device
         self._wrap = wrap
         self._copy = copy
-        self._in_flight: deque[tuple[Any, Any, Any]] = deque()
+        self._in_flight: deque[tuple[list[Any], list[Any], Any]] = deque()
+        self._is_donated = False  # whether a step of the user's has consumed a batch, with `donate_argnums`
 
     def stream(self) -> Stream:
         """Return the device's own consumer stream; the framework runs nothing on it."""
@@ -91,16 +93,28 @@ class CopiedOutput:
 
     def convert(self, arrays: list[Any], ready: Event | None) -> list[Any]:
         """Return copies of the arrays, and keep the arrays until the copies have run."""
-        while self._in_flight and self._in_flight[0][-1].is_ready():
-            self._in_flight.popleft()
+        self._drain()
         if ready is not None:
             self._device.synchronize(ready)
-        copies = []
-        for array in arrays:
-            source = _wrap(self._wrap, array)
-            copies.append(self._copy(source))
-            self._in_flight.append((array, source, copies[-1]))  # keep `array` too: wrapping may convert it
+        sources = [_wrap(self._wrap, array) for array in arrays]
+        copies = [self._copy(source) for source in sources]
+        if sources:
+            # JAX deletes a donated array at once, and then raises instead of saying whether it is ready.
+            last = self._copy(min(sources, key=lambda one: one.nbytes)) if self._is_donated else copies[-1]
+            self._in_flight.append((arrays, sources, last))  # keep `arrays` too: wrapping may convert them
         return copies
+
+    def _drain(self) -> None:
+        done = 0
+        for number, (*_, copy) in enumerate(self._in_flight, 1):
+            if copy.is_deleted():
+                self._is_donated = True
+            elif copy.is_ready():
+                done = number
+            else:
+                break
+        for _ in range(done):
+            self._in_flight.popleft()
 
 
 def open_output(name: str | None, device: Device, stream: object = None) -> Output:
@@ -135,6 +149,12 @@ def open_output(name: str | None, device: Device, stream: object = None) -> Outp
             f"pip install {_PACKAGES.get(name, name)}, or omit output",
             name=name,
         ) from error
+    # Paddle's build for CPUs has the function that returns the current stream, and crashes in it.
+    if name == "paddle" and not device.direct and not module.is_compiled_with_cuda():
+        raise PlaceError(
+            "output='paddle' is for batches on a CPU place, as this Paddle is built without CUDA; these land "
+            f"on {device.name}; install Paddle for GPUs (paddlepaddle-gpu)"
+        )
     wrap = _find_wrap(name, device)
     if device.direct:
         return ForeignOutput(wrap, device.consumer_stream)
@@ -142,6 +162,13 @@ def open_output(name: str | None, device: Device, stream: object = None) -> Outp
         return CopiedOutput(device, wrap, lambda array: module.numpy.array(array, copy=True))
     assert index is not None
     return ForeignOutput(wrap, own or _current_stream(name, module, index))
+
+
+def check_stream(_: str, stream: object) -> object:
+    """Return a stream, a function or None; raise `TypeError` for what cannot be the stream of a loader."""
+    if stream is not None:
+        _own_stream(stream)
+    return stream
 
 
 def _own_stream(stream: object) -> Callable[[], Stream]:
@@ -159,19 +186,26 @@ def _own_stream(stream: object) -> Callable[[], Stream]:
 def _current_stream(name: str, module: Any, index: int) -> Callable[[], Stream]:
     """Return a function that returns the framework's current stream on a device, in the calling thread."""
     latest: ForeignStream | None = None
-    ask = find_raw_stream(module) if name == "torch" else None
+    raw = None
+    if name == "torch":
+        find, raw = module.cuda.current_stream, find_raw_stream(module)
+    else:
+        # Paddle's public function ends in this one. It warns that it is deprecated, for which it takes 29 µs.
+        core: Any = getattr(getattr(module, "base", None), "core", None)
+        find = getattr(core, "_get_current_stream", None) or module.device.cuda.current_stream
 
     def current() -> Stream:
         nonlocal latest
-        found = latest
-        if ask is None or found is None:  # the first call initializes PyTorch
-            streams = module.cuda if name == "torch" else module.device.cuda
-            stream = streams.current_stream(index)
-            found = latest = ForeignStream(stream.cuda_stream, stream)
+        found, stream = latest, None
+        if raw is not None and found is not None:
+            ptr = raw(index)
+        else:  # the first call initializes PyTorch
+            stream = find(index)
+            ptr = stream.cuda_stream
         # The same object as for the last batch as long as the handle is the same: a device slot then sees
         # by identity that it needs no further event.
-        elif (ptr := ask(index)) != found.ptr:
-            found = latest = ForeignStream(ptr)
+        if found is None or ptr != found.ptr:
+            found = latest = ForeignStream(ptr, stream)
         return found
 
     return current

@@ -248,6 +248,9 @@ def default_place(local_rank: int = 0) -> Place:
     try:
         count = require_cuda(0)
     except PlaceError:
+        from gpuloader.devices.cuda import warn_if_broken
+
+        warn_if_broken()
         return CPUPlace()
     # Some launchers show each process its own GPU only. Then there is nothing to choose, whatever the rank.
     if 1 < count <= local_rank:

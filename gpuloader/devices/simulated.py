@@ -15,7 +15,7 @@ import threading
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -23,14 +23,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.devices.base import Codec, DeviceCalls, DeviceImage, HostMemory
+from gpuloader.devices.base import Codec, Contextless, DeviceImage, HostMemory
 from gpuloader.errors import LoaderError, PictureError, StagingMemoryError
 from gpuloader.sources.images.image import decode_code
 from gpuloader.sources.images.regions import Code
 from gpuloader.staging.arena import Layout, PageLocker
 from gpuloader.staging.ring import Lease
-from gpuloader.system.finalizers import LivingValues
-from gpuloader.transforms.program import BatchProgram
+from gpuloader.transforms.program import BatchProgram, KernelCall
 
 _POISON = 0xAB
 
@@ -93,6 +92,7 @@ class SimulatedMemory:
     bytes: NDArray[np.uint8]
     writer: tuple[int, int] | None = None
     readers: dict[int, int] = field(default_factory=dict)
+    __array_interface__: dict[str, Any] = field(default_factory=dict)  # set where arrays lie in the memory
 
     def use(self, stream: SimulatedStream, *, writes: bool) -> None:
         """Note a use by a stream; raise `RaceError` unless all conflicting uses happened before it."""
@@ -144,7 +144,7 @@ class SimulatedArray:
         return np.asarray(seen[0], dtype)
 
 
-class SimulatedDevice:
+class SimulatedDevice(Contextless):
     """A device whose copies take virtual time and whose streams run in random order.
 
     Parameters
@@ -196,18 +196,9 @@ class SimulatedDevice:
         self._memory_left = memory_limit
         self._streams: list[SimulatedStream] = []
         self._known: Counter[int] = Counter()  # what the host has learned to be done
-        self._memories: LivingValues[int, SimulatedMemory] = LivingValues()
         self._lock = threading.RLock()
         self._default = self.stream()
         self._current = threading.local()
-
-    def current(self) -> AbstractContextManager[SimulatedDevice]:
-        """Return a block that changes nothing."""
-        return nullcontext(self)
-
-    def again(self, calls: DeviceCalls) -> AbstractContextManager[SimulatedDevice]:  # noqa: ARG002
-        """Return a block that changes nothing."""
-        return nullcontext(self)
 
     def bus_id(self) -> str:
         """Return the position that was passed."""
@@ -303,29 +294,24 @@ class SimulatedDevice:
         """Enqueue a kernel that reads the given memory on a stream; None means the consumer's stream."""
         self._enqueue(stream or self.consumer_stream(), kernel, reads, duration=duration)
 
-    def is_page_locked(self, address: int, nbytes: int) -> bool:  # noqa: ARG002
-        """Return False: there is no page-locked memory."""
-        return False
-
     def arrays(self, memory: SimulatedMemory, layout: Layout) -> list[NDArray[Any]]:
-        """Return one NumPy array per field over the memory's bytes."""
-        self._memories.set(id(memory.bytes), memory)
-        return [np.ndarray(one.shape, one.dtype, memory.bytes, one.offset) for one in layout.fields]
+        """Return one NumPy array per field over the memory's bytes, which refer to it by their bases."""
+        memory.__array_interface__ = memory.bytes.__array_interface__
+        region = np.asarray(memory)
+        return [np.ndarray(one.shape, one.dtype, region, one.offset) for one in layout.fields]
 
     def run(self, program: BatchProgram, memory: SimulatedMemory, stream: SimulatedStream) -> None:
         """Enqueue a program on a stream; it computes within `memory`, and may read other device memory."""
         # A program knows what it reads elsewhere, such as a dataset in a cache, as arrays over its bytes.
-        found = [self._memories.get(id(array.base)) for array in program.reads()]
-        work = partial(program.run_on_host, self.arrays(memory, program.room))
-        self._enqueue(stream, work, filter(None, found), memory)
-
-    def captures(self, stream: SimulatedStream) -> bool:  # noqa: ARG002
-        """Return False: there are no graphs."""
-        return False
-
-    def is_capturing(self, stream: SimulatedStream | None = None) -> bool:  # noqa: ARG002
-        """Return False: there are no graphs."""
-        return False
+        found: list[SimulatedMemory] = []
+        for step in program.steps:
+            options = step.operation.options if isinstance(step.operation, KernelCall) else {}
+            for given in options.values():
+                owner = getattr(getattr(given, "base", None), "base", None)
+                if isinstance(owner, SimulatedMemory):
+                    found.append(owner)
+        work = partial(program.run_on_host, self.arrays(memory, program.whole))
+        self._enqueue(stream, work, found, memory)
 
     def record(self, event: SimulatedEvent, stream: SimulatedStream) -> None:
         """Mark the current end of `stream`."""
@@ -374,16 +360,9 @@ class SimulatedDevice:
         self.record(event, stream)
         self.synchronize(event)
 
-    def keep(self, stream: SimulatedStream) -> SimulatedStream:
-        """Return the stream itself."""
-        return stream
-
     def holds(self, memory: SimulatedMemory, array: Any) -> bool:
         """Return whether an array of a batch lies in `memory`."""
         return isinstance(array, SimulatedArray) and array._memory is memory
-
-    def compile(self, program: BatchProgram, stop: Callable[[], bool]) -> None:
-        """Do nothing, because the device runs the kernels' twins."""
 
     def consumer_stream(self) -> SimulatedStream:
         """Return the calling thread's current stream."""

@@ -4,7 +4,7 @@ In: a batch's staged fields, on the host or on a device.
 Out: the transformed fields, in the same slot; GPU and CPU results agree bit for bit.
 Callers: users create transforms; `api` plans them, and `batches` (CPU places) and `devices` (GPUs) run them.
 
-On a GPU, transforms are kernels on the copy stream, directly after the copy, so only the small raw values
+On a GPU, transforms are kernels on a stream of their own, behind the copy, so only the small raw values
 cross the bus. On a CPU place, their NumPy twins run where the batch is fetched. Random draws depend only on
 the loader's seed, the epoch and the sample's index.
 
@@ -25,16 +25,7 @@ from typing import TYPE_CHECKING
 from gpuloader.system.lazy_imports import import_on_demand
 
 if TYPE_CHECKING:
-    from gpuloader.transforms.batch_transforms import (
-        Cast,
-        CutMix,
-        MixUp,
-        Normalize,
-        OneHot,
-        Pad,
-        RandomCropFlip,
-        RandomErasing,
-    )
+    from gpuloader.transforms.batch_transforms import Normalize, RandomCropFlip, RandomErasing
     from gpuloader.transforms.image_transforms import (
         CenterCrop,
         ColorJitter,
@@ -42,6 +33,8 @@ if TYPE_CHECKING:
         RandomResizedCrop,
         Resize,
     )
+    from gpuloader.transforms.mixing import CutMix, MixUp
+    from gpuloader.transforms.values import Cast, OneHot, Pad
 
 __all__ = [
     "Cast",
@@ -59,12 +52,13 @@ __all__ = [
     "Resize",
 ]
 
-_OF_BATCHES = ("Cast", "CutMix", "MixUp", "Normalize", "OneHot", "Pad", "RandomCropFlip", "RandomErasing")
-_OF_IMAGES = ("CenterCrop", "ColorJitter", "RandomFlip", "RandomResizedCrop", "Resize")
-
 # On demand, because the kernels of batches take a while to import.
 __getattr__ = import_on_demand(
     __name__,
-    dict.fromkeys(_OF_BATCHES, "gpuloader.transforms.batch_transforms")
-    | dict.fromkeys(_OF_IMAGES, "gpuloader.transforms.image_transforms"),
+    {
+        "gpuloader.transforms.batch_transforms": "Normalize RandomCropFlip RandomErasing",
+        "gpuloader.transforms.image_transforms": "CenterCrop ColorJitter RandomFlip RandomResizedCrop Resize",
+        "gpuloader.transforms.mixing": "CutMix MixUp",
+        "gpuloader.transforms.values": "Cast OneHot Pad",
+    },
 )

@@ -1,8 +1,8 @@
-"""Transforms of whole batches, which become kernels on a GPU and NumPy on a CPU place.
+"""Transforms of images in whole batches, which become kernels on a GPU and NumPy on a CPU place.
 
-First come those of any values: cast, one-hot labels, padding. Then those of images: crop and normalize,
-erase, mix. At the end, a loader's transforms are settled: which are computed together, and in which layout
-images are.
+First crops and normalization, then erasing. At the end, a loader's transforms are settled: which are computed
+together, and in which layout images are. Transforms of any values are in `values.py`, and those that mix
+images in `mixing.py`.
 """
 
 from __future__ import annotations
@@ -16,125 +16,15 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import DTypeLike
 
-from gpuloader.checks import check_count
+from gpuloader.checks import check_count, check_word
 from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array
-from gpuloader.kernels.cast import FLOATS, INTEGERS, cast, check_scale, resolve_target, round_to
-from gpuloader.kernels.crop import check_layout, crop, erase, split_shape
-from gpuloader.kernels.launching import Kernel
-from gpuloader.kernels.mix import blend, mix_labels, paste
+from gpuloader.kernels.cast import resolve_target, round_to
+from gpuloader.kernels.crop import LAYOUTS, crop, erase, split_shape
 from gpuloader.kernels.normalize import as_constant, normalize
-from gpuloader.kernels.one_hot import one_hot
-from gpuloader.kernels.pad import pad
 from gpuloader.order.permutation import hash_positions
 from gpuloader.transforms.image_transforms import check_probability, check_range
-from gpuloader.transforms.program import Chain, KernelCall, Plain, Spec, Transform, no_rows
-
-# ---------------------------------------------------------------------------------------------------------
-# Any values
-
-_NUMBERS = (*INTEGERS, *FLOATS)
-
-
-@dataclass(frozen=True)
-class Cast(Plain):
-    """Converts to another dtype, optionally multiplied by a factor.
-
-    Attributes
-    ----------
-    field : str or None
-        The field to transform; None means the first array field.
-    dtype, scale : dtype-like, float
-        The result's dtype, and the factor that is applied before. Integers wrap around, as with NumPy's
-        ``astype``. Floats out of an integer's range saturate and NaN becomes 0, on CPUs and GPUs alike.
-        "bfloat16" is a dtype of PyTorch's; other outputs get its bits in uint16.
-    """
-
-    field: str | None
-    dtype: DTypeLike
-    scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        resolve_target(self.dtype, _NUMBERS)
-        check_scale(self.scale)
-
-    def bind(self, inputs: Sequence[Spec]) -> KernelCall:
-        """Return the computation for a batch."""
-        shape, _ = _dense(inputs)
-        # A factor would make the kernel convert to floats, which cannot hold every integer.
-        scale = None if self.scale == 1 else self.scale
-        empty = {"values": no_rows(inputs[0])}
-        return KernelCall.settle(empty, shape[0], cast, dtype=self.dtype, scale=scale)
-
-
-@dataclass(frozen=True)
-class OneHot(Plain):
-    """Turns labels into rows of zeros with a one in the label's column.
-
-    Attributes
-    ----------
-    field : str or None
-        The field to transform, of integers; None means the first array field.
-    classes, dtype : int, dtype-like
-        The number of columns, and their dtype. A label outside 0 to ``classes - 1`` gets a row of zeros.
-    """
-
-    field: str | None
-    classes: int
-    dtype: DTypeLike = "float32"
-
-    def __post_init__(self) -> None:
-        check_count("classes", self.classes)
-        resolve_target(self.dtype, ("bool", *_NUMBERS))
-
-    def bind(self, inputs: Sequence[Spec]) -> KernelCall:
-        """Return the computation for a batch."""
-        shape, dtype = _dense(inputs)
-        if dtype.kind not in "iu":
-            raise SampleError(f"expected integers as labels, got {dtype}")
-        empty = {"labels": no_rows(inputs[0])}
-        return KernelCall.settle(empty, shape[0], one_hot, classes=self.classes, dtype=self.dtype)
-
-
-@dataclass(frozen=True)
-class Pad(Plain):
-    """Pads rows of varying length to a fixed length; the loader's `ragged` option must list the field.
-
-    Attributes
-    ----------
-    field : str or None
-        The field to transform; None means the first array field.
-    length, fill : int, float
-        The number of steps per row, and the value that fills up short rows. A longer sample is an error.
-    """
-
-    field: str | None
-    length: int
-    fill: float = 0
-
-    def __post_init__(self) -> None:
-        check_count("length", self.length)
-
-    def bind(self, inputs: Sequence[Spec]) -> KernelCall:
-        """Return the computation for a batch."""
-        if len(inputs) != 2:
-            raise SampleError("expected a ragged field of level 1 to pad; name it in the loader's ragged")
-        empty = {"values": no_rows(inputs[0]), "row_splits": no_rows(inputs[1], 1)}
-        return KernelCall.settle(empty, inputs[1][0][0] - 1, pad, longest=self.length, fill=self.fill)
-
-    def check(self, inputs: Sequence[Array]) -> None:
-        """Refuse rows that are too long, which the kernel would cut."""
-        lengths = np.diff(inputs[1])
-        if lengths.size and lengths.max() > self.length:
-            row = int(lengths.argmax())
-            raise SampleError(f"expected at most {self.length} steps, got {int(lengths[row])}", index=row)
-
-
-def _dense(inputs: Sequence[Spec]) -> Spec:
-    if len(inputs) != 1:
-        raise SampleError("expected a dense field, got a ragged one; pad it first")
-    return inputs[0]
-
+from gpuloader.transforms.program import KernelCall, Plain, Spec, Transform, no_rows
 
 # ---------------------------------------------------------------------------------------------------------
 # Crops and normalization
@@ -171,10 +61,11 @@ class RandomCropFlip(Plain):
     flip: bool = True
     layout: str | None = None
 
+    _keeps_layout: ClassVar[bool] = True  # for `settle_layouts`
+
     def __post_init__(self) -> None:
         check_window(self.size)
-        if self.layout is not None:
-            check_layout("layout", self.layout)
+        check_word("layout", self.layout, LAYOUTS, optional=True)
 
     @property
     def draws(self) -> int:
@@ -241,10 +132,11 @@ class Normalize(Plain):
     crop: tuple[int, int] | None = None
     flip: bool = False
 
+    _keeps_layout: ClassVar[bool] = True  # for `settle_layouts`
+
     def __post_init__(self) -> None:
-        check_layout("layout", self.layout)
-        if self.to != CHANNELS_LAST:
-            check_layout("to", self.to)
+        check_word("layout", self.layout, LAYOUTS)
+        check_word("to", self.to, (*LAYOUTS, CHANNELS_LAST))
         resolve_target(self.dtype, _TARGETS)
         for name in ("mean", "std", "scale"):
             as_constant(name, getattr(self, name))
@@ -415,12 +307,13 @@ class RandomErasing(Plain):
     value: float | Sequence[float] = 0.0
     layout: str | None = None
 
+    _keeps_layout: ClassVar[bool] = True  # for `settle_layouts`
+
     def __post_init__(self) -> None:
         check_probability(self.p)
         check_range("scale", self.scale, 1.0)
         check_range("ratio", self.ratio)
-        if self.layout is not None:
-            check_layout("layout", self.layout)
+        check_word("layout", self.layout, LAYOUTS, optional=True)
         if np.ndim(self.value) > 1 or np.asarray(self.value).dtype.kind not in "iuf":
             raise ValueError(f"value must be a number, or one for each channel, got {self.value!r}")
 
@@ -474,207 +367,6 @@ def _uniform(words: Array, key: int) -> Array:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# Mixing: each image of a batch with the one before it, and their labels
-
-_LAMBDA = 4  # the column of draws with the share of a sample's own image, as the bits of a float32
-
-
-class _Mixing:
-    """The part that `MixUp` and `CutMix` share."""
-
-    labels: str
-    classes: int
-    alpha: float
-
-    def __post_init__(self) -> None:
-        check_count("classes", self.classes)
-        alpha = self.alpha
-        if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
-            raise ValueError(f"alpha must be a number above 0, got {alpha!r}")
-
-    @property
-    def others(self) -> tuple[str, ...]:
-        """The fields to transform in addition to `field`."""
-        return (self.labels,)
-
-    @property
-    def draws(self) -> int:
-        """Number of random draws per sample: a window, and the share of the sample's own image."""
-        return _LAMBDA + 1
-
-    @property
-    def checked(self) -> tuple[str, ...]:
-        """The fields whose values `check` takes."""
-        return (self.labels,)
-
-    def check(self, inputs: Sequence[Array]) -> None:
-        """Refuse labels that are not classes, whose part of a row would be missing."""
-        labels = inputs[0]
-        if labels.dtype.kind not in "iu" or labels.ndim != 1 or not labels.size:
-            return  # rows of floats; or `bind` refuses them
-        if labels.min() < 0 or labels.max() >= self.classes:
-            row = int(((labels < 0) | (labels >= self.classes)).argmax())
-            raise SampleError(
-                f"expected labels from 0 to {self.classes - 1}, since classes is {self.classes}, "
-                f"got {labels[row]}",
-                index=row,
-            )
-
-    def _draw_share(self, word: np.uint64) -> tuple[float, np.random.Generator]:
-        """Return the batch's share, which its first sample's random word decides."""
-        # All images of a batch have one share, as in torchvision. It must not depend on how a batch is
-        # divided among workers or resumed, so it is drawn from a word of the batch's first sample.
-        rng = np.random.Generator(np.random.Philox(key=int(word)))
-        return rng.beta(self.alpha, self.alpha), rng
-
-    def _bind(self, inputs: Sequence[Spec], kernel: Kernel[...], **options: Any) -> Chain:
-        """Return the computation for a batch, whose images a kernel mixes, and whose labels another."""
-        images, labels = (no_rows(spec) for spec in inputs)
-        mix, samples = np.zeros((0, self.draws), np.int32), inputs[0][0][0]
-        mixing = KernelCall.settle({"images": images, "mix": mix}, samples, kernel, **options)
-        given = {"labels": labels, "mix": mix}
-        labeling = KernelCall.settle(given, samples, mix_labels, classes=self.classes)
-        return Chain(((mixing, (0, 2), 3), (labeling, (1, 2), 4)), mixing.outputs + labeling.outputs)
-
-    def _check_labels(self, inputs: Sequence[Spec]) -> None:
-        (shape, dtype) = inputs[-1]
-        if len(inputs) != 2:
-            raise SampleError("expected a dense field of images, and one of labels")
-        if (len(shape) != 1 or dtype.kind not in "iu") and (
-            shape[1:] != (self.classes,) or dtype.kind != "f"
-        ):
-            raise SampleError(
-                f"expected labels as one integer per sample, or as {self.classes} floats, got {dtype} of "
-                f"shape {shape[1:]}"
-            )
-
-
-@dataclass(frozen=True)
-class MixUp(_Mixing):
-    """Blends each image of a batch with the one before it, and their labels in the same proportion.
-
-    The proportion is drawn for each batch from a beta distribution, as in torchvision. Labels become rows of
-    floats. Put it after `Normalize`.
-
-    Attributes
-    ----------
-    field : str
-        The field of images, of floats.
-    labels, classes : str, int
-        The field of labels: integers, or rows of floats as `OneHot` makes them; and the number of classes. An
-        integer outside 0 to ``classes - 1`` is an error, but is only found if no transform before has made
-        the labels.
-    alpha : float
-        The parameter of the beta distribution; 1 draws all proportions alike.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from gpuloader import DataLoader
-    >>> dataset = [(np.full((1, 1, 1), number, np.float32), number) for number in range(2)]
-    >>> mix = MixUp("0", "1", classes=2)
-    >>> images, labels = next(iter(DataLoader(dataset, places="cpu", batch_size=2, seed=3, transforms=[mix])))
-    >>> bool(np.allclose(images.ravel(), labels[:, 1])), labels.sum(1)
-    (True, array([1., 1.], dtype=float32))
-    """
-
-    field: str
-    labels: str
-    classes: int
-    alpha: float = 1.0
-
-    _bits: ClassVar[str | None] = None
-
-    def draw(self, words: Array, inputs: Sequence[Spec]) -> Array:  # noqa: ARG002
-        """Return the batch's share in the last column of each row."""
-        drawn = np.zeros((len(words), self.draws), np.int32)
-        if len(words):
-            share, _ = self._draw_share(words[0, 0])
-            drawn[:, _LAMBDA] = np.float32(share).view(np.int32)
-        return drawn
-
-    def adapt(self, before: KernelCall) -> MixUp:
-        """Return the transform for the dtype that a kernel has given the images."""
-        made = replace(self)
-        object.__setattr__(made, "_bits", before.bits)  # no field, because users do not choose it
-        return made
-
-    def bind(self, inputs: Sequence[Spec]) -> Chain:
-        """Return the computation for a batch."""
-        self._check_labels(inputs)
-        if self._bits is not None:  # images of a dtype that only PyTorch has, whose bits are in uint16
-            return self._bind(inputs, blend, dtype=self._bits)
-        if inputs[0][1].kind != "f":
-            raise SampleError(f"expected images of floats, got {inputs[0][1]}; put MixUp after Normalize")
-        return self._bind(inputs, blend)
-
-
-@dataclass(frozen=True)
-class CutMix(_Mixing):
-    """Pastes a window of the image before it into each image of a batch, and mixes labels by area.
-
-    The window is drawn for each batch, as in torchvision. Labels become rows of floats.
-
-    Attributes
-    ----------
-    field : str
-        The field of images, of any dtype.
-    labels, classes : str, int
-        As for `MixUp`.
-    alpha : float
-        The parameter of the beta distribution of the window's area; 1 draws all areas alike.
-    layout : str or None
-        As for `RandomErasing`.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from gpuloader import DataLoader
-    >>> dataset = [(np.full((1, 8, 8), number, np.float32), number) for number in range(2)]
-    >>> mix = CutMix("0", "1", classes=2)
-    >>> images, labels = next(iter(DataLoader(dataset, places="cpu", batch_size=2, seed=3, transforms=[mix])))
-    >>> bool(np.allclose(images.mean((1, 2, 3)), labels[:, 1]))
-    True
-    """
-
-    field: str
-    labels: str
-    classes: int
-    alpha: float = 1.0
-    layout: str | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.layout is not None:
-            check_layout("layout", self.layout)
-
-    def draw(self, words: Array, inputs: Sequence[Spec]) -> Array:
-        """Return top, left, bottom and right of the window, and the share of a sample's own image."""
-        _, height, width = find_sizes(inputs[:1], assume_layout(self.layout, inputs))
-        drawn = np.zeros((len(words), self.draws), np.int32)
-        if len(words):
-            share, rng = self._draw_share(words[0, 0])
-            across, down = int(rng.random() * width), int(rng.random() * height)
-            reach = 0.5 * math.sqrt(1 - share)
-            top, bottom = max(down - int(reach * height), 0), min(down + int(reach * height), height)
-            left, right = max(across - int(reach * width), 0), min(across + int(reach * width), width)
-            own = 1 - (bottom - top) * (right - left) / (height * width)
-            drawn[:] = top, left, bottom, right, np.float32(own).view(np.int32)
-        return drawn
-
-    def adapt(self, before: KernelCall) -> CutMix:
-        """Return the transform for the layout that a kernel has given the images."""
-        return replace(self, layout=find_layout(self.layout, before))
-
-    def bind(self, inputs: Sequence[Spec]) -> Chain:
-        """Return the computation for a batch."""
-        self._check_labels(inputs)
-        layout = assume_layout(self.layout, inputs)
-        find_sizes(inputs[:1], layout)
-        return self._bind(inputs, paste, moves=True, layout=layout)
-
-
-# ---------------------------------------------------------------------------------------------------------
 # Settling: what a loader's transforms of batches are together
 
 
@@ -712,16 +404,16 @@ def settle_layouts(transforms: Sequence[Transform], made: Iterable[str | None] =
     for transform in transforms:
         name, field = type(transform).__name__, transform.field
         layout, maker = known.get(field, (None, ""))
-        if isinstance(transform, Normalize | RandomCropFlip | RandomErasing | CutMix):
-            if layout not in (None, CHANNELS_LAST):
-                if transform.layout is None:
-                    transform = replace(transform, layout=layout)
-                elif transform.layout != layout:
-                    raise ValueError(_contradict(name, field, transform.layout, layout, maker))
-            if isinstance(transform, Normalize):
-                known[field] = transform.to, "the Normalize before it"
-        elif not isinstance(transform, Cast | MixUp):
+        ours: Any = transform
+        if not getattr(ours, "_keeps_layout", False):
             known.pop(field, None)  # it may make anything
+        elif hasattr(ours, "layout") and layout not in (None, CHANNELS_LAST):
+            if ours.layout is None:
+                transform = replace(ours, layout=layout)
+            elif ours.layout != layout:
+                raise ValueError(_contradict(name, field, ours.layout, layout, maker))
+        if isinstance(transform, Normalize):
+            known[field] = transform.to, "the Normalize before it"
         settled.append(transform)
     return settled
 

@@ -11,6 +11,7 @@ change of contrast needs the mean of the whole image, which is there only when t
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,11 +24,13 @@ from gpuloader.errors import SampleError
 from gpuloader.kernels.recolor import MOST_CONTRASTS, PARTS, recolor
 from gpuloader.kernels.resample import Interpolation, resample
 from gpuloader.sources.images.decoding import Pixels, is_plain, shrink_size
-from gpuloader.sources.images.image import Geometry, Image, as_image, size_of
+from gpuloader.sources.images.image import Geometry, Image
 from gpuloader.sources.images.regions import NUMBERS, Code, Encoded, Part, Region
 from gpuloader.transforms.batch_transforms import Normalize, finish_options
 from gpuloader.transforms.image_transforms import (
+    CHANGES,
     CenterCrop,
+    Coloring,
     ColorJitter,
     ImageTransform,
     Plan,
@@ -36,11 +39,8 @@ from gpuloader.transforms.image_transforms import (
     Resize,
     both,
     find_geometry,
+    find_shift,
     finish_plan,
-    list_changes,
-    merge_plan,
-    number_changes,
-    plan_image,
 )
 from gpuloader.transforms.program import Chain, KernelCall, Plain, Spec, no_rows
 
@@ -60,18 +60,22 @@ class Resample(Plain):
     changes: int = 0  # how many changes of color there are at most
     contrasts: int = 0  # and how many of them are of contrast
     normalize: Normalize | None = None  # computed in the same pass; None leaves uint8 pixels in layout HWC
+    # The computation for each number of samples and of channels. Regions give every batch a layout of its
+    # own, and to settle the kernels takes longer than all else in planning it.
+    _settled: dict[tuple[int, Spec], KernelCall | Chain] = dataclasses.field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def find(self, names: Sequence[str], levels: Sequence[int]) -> str | None:
-        """Return the field's name; if it is None, that of the first field of images for a GPU.
+        """Return the name of the first field of images for a GPU, among fields of these names and levels.
 
         >>> Resample(None, (8, 8)).find(["label", "image"], [0, 2])
         'image'
         """
-        if self.field is None:
-            for name, level in zip(names, levels, strict=True):
-                if level in (Region.level, Encoded.level):
-                    return name
-        return self.field
+        for name, level in zip(names, levels, strict=True):
+            if level in (Region.level, Encoded.level):
+                return name
+        return None
 
     def _merge(self, after: Normalize) -> Resample | None:
         # What the kernel makes is HWC, so a Normalize of another layout does not fit.
@@ -83,25 +87,27 @@ class Resample(Plain):
         if len(inputs) != 3 or inputs[2][0][1:] != (NUMBERS + 2 * self.changes,):
             raise SampleError("expected a field of images")
         samples = inputs[1][0][0] - 1
+        key = samples, (inputs[0][0][1:], inputs[0][1])
+        if key in self._settled:
+            return self._settled[key]
         geometry = no_rows(inputs[2])
-        empty = {
-            "values": no_rows(inputs[0]),
-            "row_splits": no_rows(inputs[1], 1),
-            "geometry": geometry,
-        }
+        empty = {"values": no_rows(inputs[0]), "row_splits": no_rows(inputs[1], 1), "geometry": geometry}
         resize: dict[str, Any] = {"size": self.size, "interpolation": self.interpolation}
         finish: dict[str, Any] = {"out_layout": "HWC", "dtype": "uint8"}
         if self.normalize is not None:
             finish = finish_options(self.normalize)
         if not self.changes:
-            return KernelCall.settle(empty, samples, resample, **resize, **finish)
+            only = self._settled[key] = KernelCall.settle(empty, samples, resample, **resize, **finish)
+            return only
         # The first kernel makes bytes, as Pillow does between resizing and coloring.
         first = KernelCall.settle(empty, samples, resample, **resize, out_layout="HWC", dtype="uint8")
         [pixels] = first.outputs
         sums = (samples, self.contrasts, PARTS), np.dtype(np.uint64)
         given = {"images": no_rows(pixels), "numbers": geometry, "sums": no_rows(sums)}
         second = KernelCall.settle(given, samples, recolor, first=NUMBERS, contrasts=self.contrasts, **finish)
-        return Chain(((first, (0, 1, 2), 4), (second, (4, 2, 5), 3)), second.outputs, (pixels, sums))
+        calls = (first, (0, 1, 2), 4), (second, (4, 2, 5), 3)
+        chain = self._settled[key] = Chain(calls, second.outputs, (pixels, sums))
+        return chain
 
 
 def plan_resampling(field: str | None, transforms: Sequence[ImageTransform]) -> Resample | None:
@@ -112,6 +118,7 @@ def plan_resampling(field: str | None, transforms: Sequence[ImageTransform]) -> 
     """
     size: tuple[int, int] | None = None
     interpolation: Interpolation = "bilinear"
+    changes: list[str] = []  # at most
     for transform in transforms:
         if not isinstance(transform, CenterCrop | ColorJitter | RandomFlip | RandomResizedCrop | Resize):
             return None  # the user's own may make any plan
@@ -121,7 +128,8 @@ def plan_resampling(field: str | None, transforms: Sequence[ImageTransform]) -> 
             size = both(transform.size)
         elif isinstance(transform, Resize):
             size = both(transform.size) if isinstance(transform.size, tuple | list) else None
-    changes = list_changes(transforms)
+        elif isinstance(transform, ColorJitter):
+            changes += transform._ranges()
     contrasts = changes.count("contrast")
     # The slot is laid out before an image is read, so the size must be known; and each contrast takes a sum.
     if size is None or contrasts > MOST_CONTRASTS:
@@ -133,61 +141,17 @@ def plan_resampling(field: str | None, transforms: Sequence[ImageTransform]) -> 
 # On the worker: the region of each image
 
 
-def stage_image(
-    value: Any, transforms: Sequence[ImageTransform], rng: np.random.Generator, made_by: Resample
-) -> Region:
-    """Return what a GPU needs to make an image: the region that its transforms read, and its geometry.
+def stage_image(image: Any, plan: Plan, made_by: Resample) -> Region:
+    """Return what a GPU needs to make an image: the region that its plan reads, and its geometry.
 
-    `value` is what `as_image` accepts, and `made_by` what `plan_resampling` returned for the transforms.
-    Raises `PictureError` if an encoded image has no header, and `SampleError` if the value is not an image.
+    `image` is what `as_image` returned, and `made_by` what `plan_resampling` returned for the transforms.
     """
-    image = as_image(value)
-    plan = plan_image(size_of(image), transforms, rng)
-    return stage_plan(image, plan, find_pass(plan, made_by), made_by.changes)
-
-
-def stage_encoded(
-    value: Any,
-    transforms: Sequence[ImageTransform],
-    rng: np.random.Generator,
-    made_by: Resample,
-    index: object = None,
-) -> Encoded:
-    """Return what a GPU needs to decode and make an image, as `stage_image` does.
-
-    `index` is the sample's index in the dataset, for errors.
-    """
-    image = as_image(value)
-    plan = plan_image(size_of(image), transforms, rng)
     found = find_pass(plan, made_by)
-    file = image.file if isinstance(image, Image) else ""
-    number = index if isinstance(index, int) else -1
-    # An image that GPUs do not decode as CPUs do is decoded when it is written, and so is one that looks
-    # damaged, because the CPU's decoder knows for sure.
-    if found is None or not isinstance(image, Image) or not is_plain(image.data):
-        return Encoded.of(stage_plan(image, plan, found, made_by.changes), file, number)
-    geometry, colors = found
-    part = geometry.find_part(*image.header.size)
-    data = np.frombuffer(image.data, np.uint8)
-    code = Code(data, part, image.header.orientation, 3, file, number)
-    return Encoded(code, number_part(part, geometry, colors))
-
-
-def find_pass(plan: Plan, made_by: Resample) -> tuple[Geometry, Floats] | None:
-    """Return the geometry and the changes of color by which kernels make an image; None if they cannot."""
-    merged = merge_plan(plan)
-    if merged is None or merged[0].filter not in (None, made_by.interpolation):
-        return None
-    return merged[0], number_changes(merged[1], made_by.changes)
-
-
-def stage_plan(image: Any, plan: Plan, found: tuple[Geometry, Floats] | None, changes: int) -> Region:
-    """Return the region of what `as_image` returned, given its plan and what `find_pass` found in it."""
     if found is None:
         # It takes more passes than the kernels make, as one that is resized after a change of color. The
         # worker makes it, and the region is the whole result.
         _, _, height, width = find_geometry(plan).window
-        geometry, colors = Geometry.of(height, width), number_changes((), changes)
+        geometry, colors = Geometry.of(height, width), np.zeros(2 * made_by.changes, np.float32)
         if not isinstance(image, Image):
             return cut_region(finish_plan(image, plan), geometry, colors)
         numbers = number_part((0, 0, height, width), geometry, colors)
@@ -201,31 +165,62 @@ def stage_plan(image: Any, plan: Plan, found: tuple[Geometry, Floats] | None, ch
     needed = geometry.find_part(*shrink_size(image.header.size, shrink))
     part = top, left, bottom, right = image.find_decodable(shrink, needed)
     numbers = number_part(part, geometry, colors)
-    return Region(((bottom - top) * (right - left), 3), numbers, partial(_decode_into, image, shrink, part))
+    return Region(((bottom - top) * (right - left), 3), numbers, partial(image.decode_part, shrink, part))
+
+
+def stage_encoded(image: Any, plan: Plan, made_by: Resample, index: object = None) -> Encoded:
+    """Return what a GPU needs to decode and make an image, as `stage_image` does.
+
+    `index` is the sample's index in the dataset, for errors.
+    """
+    found = find_pass(plan, made_by)
+    file = image.file if isinstance(image, Image) else ""
+    number = index if isinstance(index, int) else -1
+    # An image that GPUs do not decode as CPUs do is decoded when it is written, and so is one that looks
+    # damaged, because the CPU's decoder knows for sure.
+    if found is None or not isinstance(image, Image) or not is_plain(image.data):
+        return Encoded.of(stage_image(image, plan, made_by), file, number)
+    geometry, colors = found
+    part = geometry.find_part(*image.header.size)
+    data = np.frombuffer(image.data, np.uint8)
+    code = Code(data, part, image.header.orientation, 3, file, number)
+    return Encoded(code, number_part(part, geometry, colors))
+
+
+def find_pass(plan: Plan, made_by: Resample) -> tuple[Geometry, Floats] | None:
+    """Return the geometry and the changes of color by which kernels make an image; None if they cannot."""
+    geometry = plan[0]
+    assert isinstance(geometry, Geometry)
+    changes: tuple[tuple[str, float], ...] = ()
+    for step in plan[1:]:
+        if isinstance(step, Coloring):
+            changes += step.steps
+        elif step == Geometry.of(*geometry.window[2:]).mirrored(flip=step.flip, flop=step.flop):
+            # What is mirrored after its colors have changed may as well be mirrored before.
+            geometry = geometry.mirrored(flip=step.flip, flop=step.flop)
+        else:
+            return None
+    if geometry.filter not in (None, made_by.interpolation):
+        return None
+    # As the kernel `recolor` takes them, padded to the most changes.
+    numbers = np.zeros((made_by.changes, 2), np.float32)
+    with np.errstate(over="ignore"):  # a factor that no float can hold is infinite, as it is for Pillow
+        for position, (name, amount) in enumerate(changes):
+            amount = find_shift(amount) if name == "hue" else amount
+            numbers[position] = CHANGES.index(name) + 1, amount
+    return geometry, numbers.reshape(-1)
 
 
 def _make_into(image: Image, plan: Plan, target: Pixels) -> None:
     target[...] = finish_plan(image, plan).reshape(target.shape)
 
 
-def _decode_into(image: Image, shrink: int, part: Part, target: Pixels) -> None:
-    """Decode a part of an image, straight into its place if the decoder can."""
-    top, left, bottom, right = part
-    out = target.reshape(bottom - top, right - left, 3)
-    if out.shape[:2] == shrink_size(image.header.size, shrink):
-        pixels = image.decode_at(shrink, out)
-        if pixels is not out:
-            out[...] = np.asarray(pixels)
-    else:
-        image.decode_part(shrink, part, out)
-
-
 def cut_region(pixels: Pixels, geometry: Geometry, colors: Iterable[float] = ()) -> Region:
-    """Return the region of an image that a geometry reads, copied; `colors` are as from `number_changes`.
+    """Return the region of an image that a geometry reads, copied; `colors` are as from `find_pass`.
 
     >>> geometry = Geometry.of(40, 60).cut(10, 20, 8, 8).resized((4, 4), "bilinear")
     >>> region = cut_region(np.zeros((40, 60, 3), np.uint8), geometry)
-    >>> region.pixels.shape, region.geometry.astype(int).tolist()
+    >>> region.shape, region.geometry.astype(int).tolist()
     ((144, 3), [12, 12, 8, 18, 20, 10, 28, 18, 4, 4, 0, 0, 0])
     """
     part = top, left, bottom, right = geometry.find_part(*pixels.shape[:2])

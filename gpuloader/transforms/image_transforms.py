@@ -16,13 +16,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpuloader.checks import check_count, check_word
-from gpuloader.kernels.recolor import CHANGES
 from gpuloader.sources.images.decoding import Pixels, load_pillow
-from gpuloader.sources.images.image import FILTERS, Geometry, as_image, size_of
-from gpuloader.sources.images.resampling import as_pillow, as_pixels, resample
+from gpuloader.sources.images.image import FILTERS, Geometry
 
 # ---------------------------------------------------------------------------------------------------------
 # Plans
@@ -55,14 +52,6 @@ class ImageTransform(Protocol):
         """Add to the plan of one image, with random numbers from the sample's generator."""
 
 
-def plan_image(size: tuple[int, int], transforms: Sequence[ImageTransform], rng: np.random.Generator) -> Plan:
-    """Return the plan for an image of this height and width."""
-    plan: Plan = [Geometry.of(*size)]
-    for transform in transforms:
-        transform.extend(plan, rng)
-    return plan
-
-
 def find_geometry(plan: Plan) -> Geometry:
     """Return the geometry that ends a plan, after adding one if the plan ends with colors.
 
@@ -78,52 +67,30 @@ def find_geometry(plan: Plan) -> Geometry:
     return geometry
 
 
-def merge_plan(plan: Plan) -> tuple[Geometry, tuple[tuple[str, float], ...]] | None:
-    """Return a plan as one geometry and the changes of color after it; None if it takes more passes.
-
-    >>> mirror = Geometry.of(4, 6).mirrored(flip=True)
-    >>> geometry, changes = merge_plan([Geometry.of(4, 6), Coloring((("hue", 0.1),)), mirror])
-    >>> geometry.flip, changes
-    (True, (('hue', 0.1),))
-    """
-    geometry = plan[0]
-    assert isinstance(geometry, Geometry)
-    changes: tuple[tuple[str, float], ...] = ()
-    for step in plan[1:]:
-        if isinstance(step, Coloring):
-            changes += step.steps
-        elif step == Geometry.of(*geometry.window[2:]).mirrored(flip=step.flip, flop=step.flop):
-            # What is mirrored after its colors have changed may as well be mirrored before.
-            geometry = geometry.mirrored(flip=step.flip, flop=step.flop)
-        else:
-            return None
-    return geometry, changes
-
-
-def make_image(value: Any, transforms: Sequence[ImageTransform], rng: np.random.Generator) -> Pixels:
-    """Return the pixels of an image after its transforms, uint8 of shape (height, width, channels).
-
-    `value` is what `as_image` accepts; other values raise `SampleError`. Raises `PictureError` if the image
-    cannot be decoded.
-    """
-    image = as_image(value)
-    return finish_plan(image, plan_image(size_of(image), transforms, rng))
-
-
 def finish_plan(image: Any, plan: Plan) -> Pixels:
-    """Return the pixels that a plan makes of what `as_image` returned."""
+    """Return the pixels that a plan makes of what `as_image` returned, uint8 (height, width, channels).
+
+    Raises `PictureError` if the image cannot be decoded.
+    """
+    # Imported late, because a GPU makes the images of most of its loaders.
+    from gpuloader.sources.images.resampling import apply_geometry, as_pillow, as_pixels
+
     for step in plan:
-        image = resample(image, step) if isinstance(step, Geometry) else recolor(as_pillow(image), step)
+        image = (
+            apply_geometry(image, step)
+            if isinstance(step, Geometry)
+            else apply_coloring(as_pillow(image), step)
+        )
     return as_pixels(image)
 
 
-def recolor(image: Any, coloring: Coloring) -> Any:
+def apply_coloring(image: Any, coloring: Coloring) -> Any:
     """Return an image of Pillow with changed colors, as ``ImageEnhance`` and torchvision change them.
 
     >>> import numpy as np, pytest
     >>> pillow = pytest.importorskip("PIL.Image")
     >>> red = pillow.new("RGB", (1, 1), (200, 0, 0))
-    >>> [recolor(red, Coloring(((name, amount),))).getpixel((0, 0))
+    >>> [apply_coloring(red, Coloring(((name, amount),))).getpixel((0, 0))
     ...  for name, amount in {"brightness": 0.5, "contrast": 0, "saturation": 0, "hue": 0.5}.items()]
     [(100, 0, 0), (60, 60, 60), (60, 60, 60), (0, 200, 198)]
     """
@@ -389,6 +356,9 @@ def draw_window(
 # ---------------------------------------------------------------------------------------------------------
 # Colors
 
+CHANGES = ("brightness", "contrast", "saturation", "hue")
+"""What can be changed; the kernel `recolor` counts from 1."""
+
 Amount = float | tuple[float, float]
 
 
@@ -461,29 +431,6 @@ def _as_range(name: str, given: object, neutral: float) -> tuple[float, float]:
     if not least <= low <= high <= most or not math.isfinite(high):
         raise ValueError(f"{name} must lie between {least:g} and {most:g}, got {given!r}")
     return low, high
-
-
-def list_changes(transforms: Sequence[object]) -> list[str]:
-    """Return what transforms change of an image's colors, at most.
-
-    >>> list_changes([ColorJitter(None, hue=0.1, contrast=0.2), ColorJitter(None, hue=0.1)])
-    ['contrast', 'hue', 'hue']
-    """
-    return [name for one in transforms if isinstance(one, ColorJitter) for name in one._ranges()]
-
-
-def number_changes(steps: Sequence[tuple[str, float]], most: int) -> NDArray[np.float32]:
-    """Return changes of color as the kernel `recolor` takes them, padded to `most` changes.
-
-    >>> number_changes([("hue", 0.5), ("contrast", 1.5)], 3).tolist()
-    [4.0, 127.0, 2.0, 1.5, 0.0, 0.0]
-    """
-    numbers = np.zeros((most, 2), np.float32)
-    with np.errstate(over="ignore"):  # a factor that no float can hold is infinite, as it is for Pillow
-        for position, (name, amount) in enumerate(steps):
-            amount = find_shift(amount) if name == "hue" else amount
-            numbers[position] = CHANGES.index(name) + 1, amount
-    return numbers.reshape(-1)
 
 
 # ---------------------------------------------------------------------------------------------------------

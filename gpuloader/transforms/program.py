@@ -6,22 +6,22 @@ device slot.
 
 A program is planned once per layout. Its results get room in the same slot, behind the fields they are
 computed from. So running it allocates nothing, and the memory for a batch is known before it is fetched.
-On a device, it runs on the copy stream, directly after the copy. On a CPU place, the kernels' twins run where
-the batch is fetched, over the same bytes.
+On a device, it runs behind the copy, on another stream. On a CPU place, the kernels' twins run where the
+batch is fetched, over the same bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
 from gpuloader.errors import LoaderError, SampleError, describe_error
 from gpuloader.fields.spec import Array
 from gpuloader.kernels import gather
-from gpuloader.kernels.launching import Kernel, KernelName, Launch, only_note_kernels, record_launches
+from gpuloader.kernels.launching import Kernel, KernelName, Launch, collect
 from gpuloader.sources.images.regions import Encoded
 from gpuloader.staging.arena import Layout, align
 
@@ -32,81 +32,26 @@ Spec = tuple[tuple[int, ...], np.dtype[Any]]
 """An array's shape and dtype."""
 
 
-class Computation(Protocol):
-    """A step's computation from input arrays to output arrays that exist already; it allocates nothing."""
-
-    def on_host(self, inputs: list[Array], outputs: list[Array]) -> None:
-        """Compute NumPy arrays from NumPy arrays."""
-
-    def on_device(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
-        """Launch the same computation, of CuPy arrays, on a stream."""
-
-
-class Operation(Computation, Protocol):
-    """One computation of a transform, bound to the shapes of its inputs."""
+class Operation(Protocol):
+    """One computation of a transform, bound to the shapes of its inputs; it allocates nothing."""
 
     @property
     def outputs(self) -> tuple[Spec, ...]:
         """Shapes and dtypes of the arrays it computes."""
 
+    def on_host(self, inputs: list[Array], outputs: list[Array]) -> None:
+        """Compute NumPy arrays, which exist already, from NumPy arrays."""
 
-@dataclass(frozen=True, slots=True)
-class GatherRows:
-    """Gathers rows by number from an array that is already on the device."""
+    def on_device(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
+        """Launch the same computation, of CuPy arrays, on a stream."""
+
+
+class RowSource(NamedTuple):
+    """An array on the device whose rows a program gathers."""
 
     shape: tuple[int, ...]  # of a row
     dtype: np.dtype[Any]
     source: Any = None  # the array with all rows; None if the program is only used for its layout
-
-    def on_host(self, inputs: list[Array], outputs: list[Array]) -> None:
-        """Gather the rows with NumPy."""
-        self.source.take(inputs[0], 0, outputs[0], "clip")
-
-    def on_device(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
-        """Gather the rows with a kernel."""
-        gather.gather(self.source, inputs[0], out=outputs[0], stream=stream)
-
-
-@dataclass(frozen=True, slots=True)
-class GatherSpan:
-    """Gathers the rows at consecutive positions of an order that is already on the device."""
-
-    source: Any  # the array with all rows
-    order: Any = None  # the row numbers in their order, int64; None gathers the rows in sequence
-
-    @property
-    def reads(self) -> tuple[Any, ...]:
-        """Arrays it reads in addition to its inputs."""
-        return (self.source,) if self.order is None else (self.source, self.order)
-
-    def on_host(self, inputs: list[Array], outputs: list[Array]) -> None:
-        """Gather the rows with the kernel's twin."""
-        gather.gather_on_host(self.source, self.order, span=inputs[0], out=outputs[0])
-
-    def on_device(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
-        """Gather the rows with a kernel."""
-        gather.gather(self.source, self.order, span=inputs[0], out=outputs[0], stream=stream)
-
-
-@dataclass(frozen=True, slots=True)
-class Permute:
-    """Writes the beginning of the seeded permutation of a `Shuffled` order."""
-
-    count: int
-    seed: int
-    epoch: int
-
-    def on_host(self, inputs: list[Array], outputs: list[Array]) -> None:  # noqa: ARG002
-        """Write the permutation with the kernel's twin."""
-        from gpuloader.kernels.shuffle import shuffle_on_host
-
-        shuffle_on_host(self.count, self.seed, self.epoch, 0, len(outputs[0]), out=outputs[0])
-
-    def on_device(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:  # noqa: ARG002
-        """Write the permutation with kernels."""
-        from gpuloader.kernels.shuffle import shuffle
-
-        shuffle(self.count, self.seed, self.epoch, 0, len(outputs[0]), out=outputs[0], stream=stream)
 
 
 def span_specs(count: int) -> tuple[Spec, ...]:
@@ -155,7 +100,7 @@ class KernelCall:
             raise SampleError(str(error)) from error
         dtype = options.get("dtype")
         bits = dtype if isinstance(dtype, str) and dtype == "bfloat16" else None
-        in_place = any(made is one for one in empty.values())
+        in_place = id(made) in map(id, empty.values())
         output = (samples, *made.shape[1:]), made.dtype
         return cls(tuple(empty), (output,), kernel, options, bits, axes, in_place, moves)
 
@@ -183,18 +128,6 @@ class Chain:
     calls: tuple[tuple[KernelCall, tuple[int, ...], int], ...]  # each with its inputs' and output's numbers
     outputs: tuple[Spec, ...]
     scratch: tuple[Spec, ...] = ()  # of further arrays, which only the calls write and read
-
-    def on_host(self, inputs: list[Array], outputs: list[Array]) -> None:
-        """Run the twins."""
-        arrays = [*inputs, *outputs]
-        for call, taken, made in self.calls:
-            call.on_host([*map(arrays.__getitem__, taken)], [arrays[made]])
-
-    def on_device(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
-        """Launch the kernels on a stream."""
-        arrays = [*inputs, *outputs]
-        for call, taken, made in self.calls:
-            call.on_device([*map(arrays.__getitem__, taken)], [arrays[made]], stream)
 
 
 def no_rows(spec: Spec, rows: int = 0) -> Array:
@@ -246,10 +179,8 @@ class Decode(Plain):
     skips: bool = False
 
     def find(self, names: Sequence[str], levels: Sequence[int]) -> str | None:
-        """Return the name of the field, among fields of these names and levels."""
-        if self.field is None and Encoded.level in levels:
-            return names[list(levels).index(Encoded.level)]
-        return self.field
+        """Return the name of the first field of encoded images, among fields of these names and levels."""
+        return names[list(levels).index(Encoded.level)] if Encoded.level in levels else None
 
     def bind(self, inputs: Sequence[Spec]) -> Decoding:
         """Return what is decoded for a batch."""
@@ -283,7 +214,7 @@ class Transform(Protocol):
     def draws(self) -> int:
         """Number of random draws per sample; 0 for none."""
 
-    def bind(self, inputs: Sequence[Spec]) -> Operation | Decoding:
+    def bind(self, inputs: Sequence[Spec]) -> Operation | Chain | Decoding:
         """Return the computation for a batch; its inputs are the field's arrays, then the draws if any.
 
         Raises `SampleError` if the transform does not accept the field.
@@ -300,7 +231,7 @@ class Transform(Protocol):
 class Step:
     """One operation, the numbers of its input and output arrays, and the field and transform it is for."""
 
-    operation: Computation
+    operation: Operation
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     field: str
@@ -324,11 +255,11 @@ def raise_named(error: Exception, title: str, field: str) -> NoReturn:
 class BatchProgram:
     """The computations for batches of one layout.
 
-    Its arrays are numbered through, in the order of `room`.
+    Its arrays are numbered through, in the order of `whole`.
     """
 
     copied: Layout  # the slot's contents before the program runs: the staged fields and the draws
-    room: Layout  # the same, followed by the results
+    whole: Layout  # the same, followed by the results
     # The arrays of draws: the array's number, the transform that fills it, its field, and that field's specs.
     drawn: tuple[tuple[int, Transform, str, tuple[Spec, ...]], ...]
     # The checks of staged values: the transform that checks, its field, and the numbers of its arrays.
@@ -355,13 +286,8 @@ class BatchProgram:
             except Exception as error:
                 raise_named(error, type(transform).__name__, field)
 
-    def reads(self) -> Iterator[Any]:
-        """Yield the arrays outside the slot that the program reads."""
-        for step in self.steps:
-            yield from getattr(step.operation, "reads", ())
-
     def run_on_host(self, arrays: list[Array]) -> None:
-        """Run on NumPy arrays, one per field of `room`; raise `SampleError` if a step fails."""
+        """Run on NumPy arrays, one per field of `whole`; raise `SampleError` if a step fails."""
         for step in self.steps:
             try:
                 step.operation.on_host(*step.take(arrays))
@@ -385,7 +311,7 @@ _Prepared = tuple[Any, tuple[int, ...], tuple[int, ...], tuple[Any, ...]]
 
 
 class BoundProgram:
-    """Launches a program over the same device arrays, batch after batch; there is one per field of its room.
+    """Launches a program over the same device arrays, batch after batch; the arrays of its `whole`.
 
     The first time, every operation checks its arrays, chooses its grid and makes its arguments. The package's
     own operations only launch kernels, so later their launches are repeated, all gathers as one. A program
@@ -402,8 +328,8 @@ class BoundProgram:
         if self._launches is not None:
             for kernel, grid, block, arguments in self._launches:
                 kernel(grid, block, arguments, stream=stream)
-        elif all(is_repeatable(step.operation) for step in self.program.steps):
-            with record_launches() as launches:
+        elif all(isinstance(step.operation, KernelCall) for step in self.program.steps):
+            with collect("launches") as launches:
                 self.program.run_on_device(self._arrays, stream)
             self._launches = [_prepare(one) for one in gather.fuse_gathers(launches)]
         else:
@@ -413,11 +339,12 @@ class BoundProgram:
 def find_kernels(program: BatchProgram, arrays: list[Any]) -> list[KernelName]:
     """Return the kernels that a program would launch, except for those of the user's own operations.
 
-    `arrays` have the shapes, dtypes and alignment of those in the program's room; nothing is read or written.
+    `arrays` have the shapes, dtypes and alignment of those in the program's `whole`; nothing is read or
+    written.
     """
-    with only_note_kernels() as kernels:
+    with collect("kernels") as kernels:
         for step in program.steps:
-            if is_repeatable(step.operation):
+            if isinstance(step.operation, KernelCall):
                 step.operation.on_device(*step.take(arrays), None)
     return list(dict.fromkeys(kernels))
 
@@ -427,8 +354,3 @@ def _prepare(launch: Launch) -> _Prepared:
     # A CuPy kernel looks its function up by device at every call, which takes longer than the launch.
     _, kernel, grid, block, arguments = launch
     return getattr(kernel, "kernel", kernel), grid, block, arguments
-
-
-def is_repeatable(operation: object) -> bool:
-    """Return whether an operation does nothing on a device but launch kernels of the package."""
-    return isinstance(operation, KernelCall | Chain | GatherRows | GatherSpan)

@@ -13,6 +13,7 @@ import numpy as np
 from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array, Indices
 from gpuloader.foreign import bits_dtype
+from gpuloader.kernels.gather import gather
 from gpuloader.order.order import Order, Stretch
 from gpuloader.order.permutation import Words, derive_key, hash_for_keys
 from gpuloader.order.randomness import as_number, current_draw
@@ -21,11 +22,9 @@ from gpuloader.transforms.program import (
     BatchProgram,
     Chain,
     Decoding,
-    GatherRows,
-    GatherSpan,
     KernelCall,
-    Operation,
     Plain,
+    RowSource,
     Spec,
     Step,
     Transform,
@@ -130,7 +129,7 @@ class Programmer:
     def __init__(
         self,
         transforms: Sequence[Transform],
-        sources: Sequence[GatherRows] | None = None,
+        sources: Sequence[RowSource] | None = None,
         order: Any = None,
         *,
         native: bool = False,
@@ -163,7 +162,9 @@ class Programmer:
         if program is None:
             if len(self._made) > 32:  # every batch may have another size or shape
                 self._made.clear()
-            program = self._made[key] = _Planner(self, names, staged).plan(levels, drawn=drawn)
+            program = self._made[key] = _Planner(self, names, levels, staged).plan(drawn=drawn)
+            # Who copies the batch to a device asks for it with its draws: the same program.
+            self._made[program.copied, True, *key[2:]] = program
             if self.planned is not None:
                 self.planned(program)
         self._last = staged, program
@@ -174,8 +175,6 @@ class Programmer:
 
         The draws depend on nothing but the loader's seed, the epoch and the key.
         """
-        if not program.drawn:
-            return
         now = current_draw()
         purpose = Purpose(now.seed or 0, now.epoch, tuple(one.draws for _, one, _, _ in program.drawn))
         if isinstance(keys, Stretch):
@@ -196,20 +195,22 @@ class Programmer:
 class _Planner:
     """Plans one program. Arrays are numbered: staged fields, draws, and then what is computed."""
 
-    def __init__(self, programmer: Programmer, names: Sequence[str], staged: Layout) -> None:
+    def __init__(
+        self, programmer: Programmer, names: Sequence[str], levels: Sequence[int], staged: Layout
+    ) -> None:
         self._programmer = programmer
-        self._names = list(names)
+        self._names, self._levels = list(names), levels
         self._fields: list[FieldLayout] = list(staged.fields)
         self._end = staged.nbytes
         self._made: dict[int, KernelCall] = {}  # what makes each array that a kernel makes
         self._present: dict[str, tuple[int, ...]] = {}  # the arrays that are each field's now
-
-    def plan(self, levels: Sequence[int], *, drawn: bool) -> BatchProgram:
-        """Return the program; `drawn` says whether the staged layout ends with the draws."""
         first = 0
-        for name, level in zip(self._names, levels, strict=True):
+        for name, level in zip(names, levels, strict=True):
             self._present[name] = tuple(range(first, first + 1 + level))
             first += 1 + level
+
+    def plan(self, *, drawn: bool) -> BatchProgram:
+        """Return the program; `drawn` says whether the staged layout ends with the draws."""
         transforms, sources = self._programmer.transforms, self._programmer.sources
         drawing = [one for one in transforms if one.draws]
         if drawn:
@@ -223,28 +224,32 @@ class _Planner:
         decodings: list[Decoding] = []
         if sources is not None:
             count, *rest = self._fields[0].shape
-            for name, source in zip(self._names, sources, strict=True):
-                output = self._add(((count, *source.shape), source.dtype))
+            for name, (shape, dtype, source) in zip(self._names, sources, strict=True):
+                spec = (count, *shape), dtype
+                output = self._add(spec)
                 self._present[name] = (output,)
                 # Row numbers have one dimension; a span has two, see `span_specs`.
-                gather = GatherSpan(source.source, self._programmer.order) if rest else source
-                steps.append(Step(gather, (1 if rest else 0,), (output,), name, "gather"))
+                if rest:
+                    given = {"source": source, "indices": self._programmer.order}
+                    call = KernelCall(("span",), (spec,), gather, given)
+                else:
+                    call = KernelCall(("indices",), (spec,), gather, {"source": source})
+                steps.append(Step(call, (1 if rest else 0,), (output,), name, "gather"))
         for transform in transforms:
             title = type(transform).__name__
-            find = getattr(transform, "find", None)
-            field = transform.field if find is None else find(self._names, levels)
-            names = [self._find(one) for one in (field, *getattr(transform, "others", ()))]
-            name, inputs = names[0], tuple(one for name in names for one in self._present[name])
-            before, adapt = self._made.get(inputs[0]), getattr(transform, "adapt", None)
+            field, find = transform.field, getattr(transform, "find", None)
+            if field is None and find is not None:
+                field = find(self._names, self._levels)
+            names, inputs = self._find(field, *getattr(transform, "others", ()))
+            name, before, adapt = names[0], self._made.get(inputs[0]), getattr(transform, "adapt", None)
             if before is not None and adapt is not None:
                 transform = adapt(before)
-            watched = [self._find(one) for one in getattr(transform, "checked", names)]
-            values = tuple(one for name in watched for one in self._present[name])
-            # Only staged values can be checked: those that a program computes may be on a device. Plain.check
-            # accepts all values, so it is not called for every batch.
-            accepts_all = getattr(type(transform), "check", None) is Plain.check
-            if not accepts_all and all(one < len(copied.fields) for one in values):
-                checked.append((transform, watched[0], values))
+            # Plain.check accepts all values, so it is not called for every batch.
+            if getattr(type(transform), "check", None) is not Plain.check:
+                watched, values = self._find(*getattr(transform, "checked", names))
+                # Only staged values can be checked: those that a program computes may be on a device.
+                if max(values) < len(copied.fields):
+                    checked.append((transform, watched[0], values))
             specs = tuple((self._fields[one].shape, self._fields[one].dtype) for one in inputs)
             try:
                 operation = transform.bind(specs)
@@ -264,15 +269,23 @@ class _Planner:
             if any(self._fields[one].dtype.hasobject for one in outputs):
                 # A slot would hold their addresses, which outlive the objects and mean nothing elsewhere.
                 raise SampleError(f"{title} has an output of dtype object; a batch holds numbers", field=name)
-            steps.append(Step(operation, inputs, (*outputs, *scratch), name, title))
             if len(names) == 1:
                 self._present[name] = outputs
             else:
                 self._present.update((name, (one,)) for name, one in zip(names, outputs, strict=True))
-            self._note(operation, (*inputs, *outputs, *scratch), outputs[0])
+            if isinstance(operation, Chain):
+                arrays = *inputs, *outputs, *scratch
+                for call, numbers, number in operation.calls:
+                    taken = tuple(arrays[one] for one in numbers)
+                    steps.append(Step(call, taken, (arrays[number],), name, title))
+                    self._note(call, taken[0], arrays[number])
+                continue
+            steps.append(Step(operation, inputs, (*outputs, *scratch), name, title))
+            if isinstance(operation, KernelCall):
+                self._note(operation, inputs[0], outputs[0])
         delivered: list[FieldLayout] = []
         turned: list[tuple[int, tuple[int, ...]]] = []
-        for number in [one for name in self._names for one in self._present[name]]:
+        for number in self._find(*self._names)[1]:
             array, maker = self._fields[number], self._made.get(number)
             if maker is not None and maker.axes is not None:
                 turned.append((len(delivered), maker.axes))
@@ -294,7 +307,7 @@ class _Planner:
         """Return the number of samples of a transform's field; a ragged one's first array has the steps."""
         if self._programmer.sources is not None:
             return self._fields[0].shape[0]
-        first, *splits = self._present[self._find(transform.field)]
+        _, (first, *splits) = self._find(transform.field)
         if splits:
             return self._fields[splits[0]].shape[0] - 1
         shape = self._fields[first].shape
@@ -308,25 +321,28 @@ class _Planner:
         self._end = start + math.prod(shape) * dtype.itemsize
         return len(self._fields) - 1
 
-    def _find(self, field: str | None) -> str:
-        """Return the name of a transform's field."""
-        name = self._names[0] if field is None and self._names else field
-        if name is None or name not in self._present:
-            problem = f"no such array field to transform; the sample has {self._names}"
-            raise SampleError(problem, field=name)
-        return name
+    def _find(self, *fields: str | None) -> tuple[list[str], tuple[int, ...]]:
+        """Return the names of a transform's fields, and the numbers of their arrays."""
+        names: list[str] = []
+        numbers: tuple[int, ...] = ()
+        for field in fields:
+            name = self._names[0] if field is None and self._names else field
+            if name is None or name not in self._present:
+                problem = f"no such array field to transform; the sample has {self._names}"
+                raise SampleError(problem, field=name)
+            names.append(name)
+            numbers += self._present[name]
+        return names, numbers
 
-    def _note(self, operation: Operation, arrays: tuple[int, ...], made: int) -> None:
-        """Note how an array that an operation makes is delivered; `arrays` begin with its inputs."""
-        if isinstance(operation, Chain):
-            for call, taken, output in operation.calls:
-                self._note(call, tuple(arrays[one] for one in taken), arrays[output])
-        elif isinstance(operation, KernelCall) and not operation.in_place:
-            # A result is turned like its input if it has the input's values or shape. So what follows a
-            # Normalize to channels_last stays in that memory format.
-            before = self._made.get(arrays[0])
-            if before is not None and (operation.moves or before.outputs[0][0] == operation.outputs[0][0]):
-                operation = replace(operation, axes=operation.axes or before.axes)
-            if before is not None and operation.moves:
-                operation = replace(operation, bits=before.bits)
-            self._made[made] = operation
+    def _note(self, call: KernelCall, first: int, made: int) -> None:
+        """Note how an array that a kernel makes is delivered; `first` is its first input."""
+        if call.in_place:
+            return
+        # A result is turned like its input if it has the input's values or shape. So what follows a Normalize
+        # to channels_last stays in that memory format.
+        before = self._made.get(first)
+        if before is not None and (call.moves or before.outputs[0][0] == call.outputs[0][0]):
+            call = replace(call, axes=call.axes or before.axes)
+        if before is not None and call.moves:
+            call = replace(call, bits=before.bits)
+        self._made[made] = call

@@ -12,13 +12,13 @@ import pytest
 
 from gpuloader import DataLoader, PictureError
 from gpuloader.devices import codec as codecs
-from gpuloader.devices import cuda_device
+from gpuloader.devices import cuda_device, places
 from gpuloader.devices.codec import JpegCodec
 from gpuloader.devices.places import CUDAPlace, open_device
 from gpuloader.errors import LoaderError, MissingPackage
 from gpuloader.sources.images.regions import Code
 from gpuloader.transforms import Normalize, RandomFlip, RandomResizedCrop
-from tests.fakes_cuda import FakeRuntime, make_cupy, read, run_twins, use_cupy
+from tests.fakes_cuda import read
 from tests.picture_files import decoded_by_pillow, encode, make_pixels, pillow
 
 nvimgcodec = pytest.importorskip("tests.fakes_nvimgcodec", reason="Pillow is not installed")
@@ -37,12 +37,9 @@ def make_files(count=12):
 
 
 @pytest.fixture
-def runtime(monkeypatch):
-    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
-    fake = FakeRuntime(devices=2)
-    run_twins(monkeypatch, fake)
-    with use_cupy(monkeypatch, make_cupy(cupy, fake)):
-        yield fake
+def runtime(runtime):
+    runtime.devices = 2
+    return runtime
 
 
 def install(monkeypatch, module):
@@ -114,13 +111,10 @@ def test_what_it_refuses_the_cpu_decodes(runtime, monkeypatch):
     assert collect(runtime, load("gpu:0", samples)) == expect(samples)
 
 
-@pytest.mark.parametrize("count", [2])
-def test_each_gpu_decodes_its_batches(runtime, monkeypatch, count):
-    module = nvimgcodec.make_module(runtime, late=True)
-    install(monkeypatch, module)
-    samples = make_files(16)
-    found = []
-    for step in load([f"gpu:{index}" for index in range(count)], samples):
+def test_each_gpu_decodes_its_batches(runtime, monkeypatch):
+    install(monkeypatch, nvimgcodec.make_module(runtime, late=True))
+    samples, found = make_files(16), []
+    for step in load(["gpu:0", "gpu:1"], samples):
         runtime.finish()
         found += [digest(read(batch["image"])) for batch in step]
     assert found == expect(samples)
@@ -148,57 +142,43 @@ def test_without_the_package_the_error_names_the_extra(runtime, monkeypatch):
     load("cpu", make_files(4))  # where the CPU decodes, nothing is missing
 
 
-def test_a_decoder_that_decodes_nothing_is_refused(runtime, monkeypatch):
+def test_a_decoder_that_fails_is_a_loader_error(runtime, monkeypatch):
+    def fail(*args, **options):
+        raise RuntimeError("CUDA error 700")
+
+    module = nvimgcodec.make_module(runtime)
+    install(monkeypatch, module)
+    loader = load("gpu:0", make_files(8))
+    monkeypatch.setattr(module.Decoder, "decode", fail)
+    with pytest.raises(LoaderError, match=r"gpu:0: nvImageCodec failed: .*CUDA error 700"):
+        list(loader)
+    places._opened.clear()
+    monkeypatch.setattr(module, "Decoder", fail)
+    with pytest.raises(LoaderError, match="CUDA error 700"):
+        load("gpu:0", make_files(4))
     install(monkeypatch, nvimgcodec.make_module(runtime, refuses=lambda data: True))
     with pytest.raises(LoaderError, match=r"gpu:0: nvImageCodec 0.9.0 cannot decode JPEG files: a trial"):
         load("gpu:0", make_files(4))
 
 
-def test_a_decoder_that_cannot_be_made_is_refused(runtime, monkeypatch):
-    module = nvimgcodec.make_module(runtime)
-
-    def fail(**options):
-        raise RuntimeError("Internal error - Could not create decoder. Code: 8")
-
-    module.Decoder = fail
-    install(monkeypatch, module)
-    with pytest.raises(LoaderError, match=r"Could not create decoder"):
-        load("gpu:0", make_files(4))
-
-
-def test_a_failure_while_decoding_is_a_loader_error(runtime, monkeypatch):
-    module = nvimgcodec.make_module(runtime)
-    install(monkeypatch, module)
-    loader = load("gpu:0", make_files(8))
-
-    def fail(*args, **options):
-        raise RuntimeError("CUDA error 700")
-
-    monkeypatch.setattr(module.Decoder, "decode", fail)
-    with pytest.raises(LoaderError, match=r"gpu:0: nvImageCodec failed: .*CUDA error 700"):
-        list(loader)
-
-
-def test_a_picture_that_it_takes_for_another_is_left_to_the_cpu(runtime, monkeypatch):
-    module = nvimgcodec.make_module(runtime)
-    codec = make_codec(module)
+def test_a_picture_that_it_takes_for_another_is_left_to_the_cpu():
+    codec = make_codec(nvimgcodec.make_module())
     data = np.frombuffer(encode(make_pixels(20, 30)), np.uint8)
-    assert codec.decode([Code(data, (0, 0, 40, 40), 1)], None) == [None]
-    assert codec.decode([Code(np.zeros(9, np.uint8), (0, 0, 4, 4), 1)], None) == [None]
-    # Turned, says our reader; the decoder finds no such note in the file.
-    assert codec.decode([Code(data, (0, 0, 30, 20), 6)], None) == [None]
-
-
-def test_a_whole_picture_is_no_region(runtime, monkeypatch):
-    module = nvimgcodec.make_module(runtime)
-    codec = make_codec(module)
-    data = np.frombuffer(encode(make_pixels(20, 30)), np.uint8)
-    codec.decode([Code(data, part) for part in [(0, 0, 20, 30), (1, 0, 18, 30), (0, 0, 20, 9)]], None)
-    assert [region and (region.start, region.end) for region in module.regions] == [
-        None,
-        None,
-        ((0, 0), (20, 11)),
+    codes = [
+        Code(data, (0, 0, 40, 40), 1),
+        Code(np.zeros(9, np.uint8), (0, 0, 4, 4), 1),
+        Code(data, (0, 0, 30, 20), 6),  # turned, says our reader; the decoder finds no such note in the file
     ]
+    assert [codec.decode([code], None) for code in codes] == [[None]] * 3
+
+
+def test_a_whole_picture_is_no_region():
+    module = nvimgcodec.make_module()
+    data = np.frombuffer(encode(make_pixels(20, 30)), np.uint8)
+    parts = [(0, 0, 20, 30), (1, 0, 18, 30), (0, 0, 20, 9)]
+    make_codec(module).decode([Code(data, part) for part in parts], None)
+    found = [region and (region.start, region.end) for region in module.regions]
+    assert found == [None, None, ((0, 0), (20, 11))]
 
 
 def make_codec(module, backends=()):

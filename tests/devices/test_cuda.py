@@ -5,10 +5,11 @@ import ctypes
 import gc
 import inspect
 import itertools
-import os
+import random
 import re
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,24 +26,18 @@ from gpuloader import (
     data,
     record_stream,
 )
-from gpuloader.devices import cuda, cuda_device, places
-from gpuloader.devices.places import CPUPlace, cuda_places, default_place, open_device
+from gpuloader.devices import cuda, cuda_device
+from gpuloader.devices.places import cuda_places, default_place, open_device
 from gpuloader.epoch import epoch as pipeline_epoch
-from gpuloader.errors import StagingMemoryError
+from gpuloader.errors import Misuse, StagingMemoryError
 from gpuloader.transforms import Cast
 from tests.devices.conformance import LAYOUT
-from tests.fakes import loader_threads, nothing_left_behind
-from tests.fakes_cuda import CudaError, DriverError, FakeRuntime, make_cupy, read, run_twins, use_cupy
+from tests.fakes import loader_threads, wait_until
+from tests.fakes_cuda import CudaError, DriverError, read, run_twins
 from tests.loading import read_batches
+from tests.processes import run_in_fork
 
 cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
-
-
-@pytest.fixture
-def runtime(monkeypatch):
-    fake = FakeRuntime()
-    with use_cupy(monkeypatch, make_cupy(cupy, fake)):
-        yield fake
 
 
 @pytest.fixture(params=["global", "thread_local", "relaxed"])
@@ -76,11 +71,21 @@ def load(count, places="gpu:0", **options):
     return read_batches(batches(count), places, capacity=3, **options)
 
 
+def numbers_of(runtime, batches):
+    """Return the numbers of batches, each of which is read once its copy has run, and dropped."""
+    numbers = []
+    for images, *_ in batches:
+        runtime.finish()
+        numbers.append(int(read(images)[0, 0]))
+        del images, _
+    return numbers
+
+
 @pytest.mark.parametrize("double_buffer", [True, False])
 def test_an_epoch_gives_cupy_arrays_with_the_right_bytes(runtime, double_buffer):
     seen = []
     for number, (images, labels) in enumerate(load(20, use_double_buffer=double_buffer)):
-        assert type(images) is cupy.ndarray
+        assert type(images) is cuda.cupy.ndarray
         assert (images.shape, images.dtype) == ((3, 5), "float32")
         assert (labels.shape, labels.dtype) == ((3, 1), "int64")
         assert labels.data.ptr - images.data.ptr == 256  # one slot, as on the host
@@ -90,13 +95,6 @@ def test_an_epoch_gives_cupy_arrays_with_the_right_bytes(runtime, double_buffer)
     assert len(seen) == 20
     assert runtime.calls["memcpyAsync"] == 20  # one per batch, however many fields it has
     assert runtime.calls["malloc"] <= 4  # the slots are reused
-
-
-def test_held_batches_survive_the_loader(runtime):
-    kept = [images[1:] for images, _ in load(30)]
-    runtime.finish()
-    gc.collect()
-    assert [float(read(image)[0, 0]) for image in kept] == list(range(30))
 
 
 def test_memory_that_outlives_the_modules_is_left_to_the_driver(runtime, monkeypatch):
@@ -126,10 +124,12 @@ def test_page_locking_is_exact_and_happens_once(runtime):
 
 
 def test_refused_page_locking_is_one_warning_and_goes_on(runtime):
+    """However many slots grow."""
     runtime.refuse_registering = True
-    loader = load(10)
+    loader = read_batches(ragged(range(1, 60, 2)), "gpu:0", capacity=3)
     with pytest.warns(RuntimeWarning, match="could not be page-locked") as warned:
-        assert len(list(loader)) == 10
+        assert len(list(loader)) == 30
+    assert runtime.calls["hostRegister"] > 3
     assert len(warned) == 1
 
 
@@ -148,6 +148,19 @@ def test_a_failed_device_is_an_error_and_not_a_hang(runtime, status):
     with pytest.raises(LoaderError, match=rf"gpu:0 failed.* {status}"):
         list(epoch)
     assert list(epoch) == []
+    runtime.failed = 0
+
+
+def test_after_a_failed_kernel_the_program_ends_in_silence_and_closes_every_loader(runtime):
+    """Loops that nobody has ended, of which a traceback may hold the iterator."""
+    runtime.devices = 2
+    epochs = [iter(load(10, place)) for place in ("gpu:0", "cpu", "gpu:1", "cpu")]
+    for epoch in epochs:
+        next(epoch)
+    runtime.failed = 700
+    pipeline_epoch._close_running()
+    assert not any(epoch.is_running for epoch in epochs)
+    assert not loader_threads()
     runtime.failed = 0
 
 
@@ -263,6 +276,17 @@ class TestSeveralStreams:
         values = self.follow(runtime, iter(load(100, use_double_buffer=False)), side.ptr, note)
         assert (values == list(range(40))) == told
 
+    def test_a_stream_of_another_gpu_is_refused_at_once(self, runtime):
+        runtime.devices = 2
+        with cuda.cupy.cuda.Device(1):
+            other = cuda.cupy.cuda.Stream(non_blocking=True)
+        epoch = iter(load(10))
+        batch = next(epoch)
+        with pytest.raises(LoaderError, match=r"gpu:0: .* 400; a stream belongs to another GPU, or is gone"):
+            record_stream(batch, other)
+        del batch
+        assert len(list(epoch)) == 9
+
     def test_streams_are_forgotten_with_their_batch(self, runtime):
         side = cuda.cupy.cuda.Stream(non_blocking=True)
         loader = load(30)
@@ -275,7 +299,7 @@ class TestSeveralStreams:
         [lane] = loader._epochs._idle[0].lanes
         assert all(slot.streams == [] for slot in lane._slots.free)
         assert (
-            runtime.calls["eventRecord"] <= 30 + 30 + 5 + 10
+            runtime.calls["eventRecord"] <= 30 + 30 + 2 * 5 + 10
         )  # of copies, releases, both streams, and timing
 
     def test_what_is_not_a_batch(self, runtime):
@@ -299,13 +323,6 @@ class TestSeveralDevices:
     @pytest.fixture(autouse=True)
     def two_devices(self, runtime):
         runtime.devices = 2
-
-    def test_a_batch_for_another_than_the_current_device(self, runtime):
-        """The default stream has handle 0 on every device, so copies and marks must set the device."""
-        feeder = DataFeeder([data("x", [None, 2])], CUDAPlace(1))
-        batch = feeder.feed([([1, 2],), ([3, 4],)])["x"]
-        assert read(batch).tolist() == [[1, 2], [3, 4]]  # no runtime.finish(): feed waits for the copy
-        assert batch.device.id == 1
 
     def test_each_step_has_a_batch_on_each(self, runtime):
         loader = read_batches(batches(8), cuda_places())
@@ -381,19 +398,20 @@ class TestContexts:
         [device] = found
         return device
 
-    @pytest.mark.parametrize("places", ["gpu:3", ["gpu:3", "gpu:1"]])
+    @pytest.mark.parametrize("places", ["gpu:3", ["gpu:3", "gpu:1"], None])
     def test_only_the_places_have_one(self, runtime, places):
+        places = places or default_place(local_rank=3)
+
         def work():
             loader = read_batches(batches(20), places)
             for _ in range(2):
-                for step in loader:
+                for _ in loader:
                     runtime.finish()
-                    assert [one.device.id for one in (step[0] if len(places) == 2 else [step[0]])]
-            del loader, step
+            del loader
             gc.collect()
 
         assert self.in_a_fresh_thread(work) == 0  # the thread's device is as before
-        assert runtime.contexts == ({3} if places == "gpu:3" else {1, 3})
+        assert runtime.contexts == ({1, 3} if isinstance(places, list) else {3})
 
     @pytest.mark.parametrize("cache", [None, "device"])
     def test_nor_by_kernels(self, runtime, monkeypatch, cache):
@@ -426,11 +444,6 @@ class TestContexts:
         assert self.in_a_fresh_thread(lambda: list(load(5, places="gpu:3"))) == 0
         assert runtime.contexts == {3}
 
-    def test_the_default_place_of_a_rank(self, runtime):
-        place = default_place(local_rank=3)
-        assert self.in_a_fresh_thread(lambda: list(load(5, places=place))) == 0
-        assert runtime.contexts == {3}
-
     def test_page_locked_host_memory_needs_one_on_the_current_device(self, runtime):
         def work():
             runtime.setDevice(2)  # as a program does for its rank
@@ -455,41 +468,20 @@ class TestContexts:
         assert runtime.contexts == {3}
 
 
-class TestForkedChild:
-    def run_in_child(self, work):
-        """Run `work` in a forked child; return its problem as text, or '' if there is none."""
-        reader, writer = os.pipe()
-        if (child := os.fork()) == 0:
-            try:
-                text = work() or ""
-            except BaseException as error:
-                text = f"{type(error).__name__}: {error}"
-            os.write(writer, text.encode()[:4000])
-            os._exit(0)
-        os.close(writer)
-        os.waitpid(child, 0)
-        with open(reader) as file:
-            return file.read()
+def test_a_forked_child_ends_what_it_inherited_without_a_call_and_has_no_cuda(runtime):
+    epoch = iter(load(30))
+    kept = next(epoch)
 
-    def test_ends_what_it_inherited_without_a_call(self, runtime):
-        loader = load(30)
-        epoch = iter(loader)
-        kept = next(epoch)
+    def work():
+        before = runtime.calls.total()
+        kept.clear()
+        epoch.close()
+        assert runtime.calls.total() == before
+        with pytest.raises(PlaceError, match="gpu:0 cannot be used in a forked"):
+            list(load(3))
 
-        def work():
-            before = runtime.calls.total()
-            kept.clear()
-            epoch.close()
-            return f"{runtime.calls.total() - before} calls" if runtime.calls.total() > before else ""
-
-        assert self.run_in_child(work) == ""
-        assert len(list(epoch)) == 29  # the parent's epoch continues
-
-    def test_is_told_that_cuda_is_not_there(self, runtime):
-        load(3)
-        assert re.match(
-            "PlaceError: gpu:0 cannot be used in a forked", self.run_in_child(lambda: list(load(3)))
-        )
+    run_in_fork(work)
+    assert len(list(epoch)) == 29  # the parent's epoch continues
 
 
 @pytest.mark.parametrize(
@@ -585,110 +577,101 @@ class TestFixedAddresses:
             next(epoch)
         assert sum(1 for _ in epoch) == 9
 
-    @pytest.mark.parametrize("call", ["malloc", "memcpyWithin", "eventRecord", "streamWaitEvent"])
-    def test_a_call_that_fails_costs_no_slot(self, runtime, call, monkeypatch):
-        loader = load(12, static=True)
-        check, fails = runtime.check, 0
-        for nth in range(6):
-            calls = itertools.count()
 
-            def failing(name, calls=calls, nth=nth):
-                if name == call and next(calls) == nth:
-                    raise CudaError(2, "cudaErrorMemoryAllocation")
-                check(name)
-
-            monkeypatch.setattr(runtime, "check", failing)
-            try:
-                for batch in loader:
-                    runtime.finish()
-                    del batch
-            except LoaderError:
-                fails += 1
-            monkeypatch.setattr(runtime, "check", check)
-            numbers = []
-            for images, labels in loader:
-                runtime.finish()
-                numbers.append(int(read(images)[0, 0]))
-                del images, labels
-            assert numbers == list(range(12))
-        assert fails
-
-
-@pytest.mark.parametrize("call", ["memcpyAsync", "streamWaitEvent"])
-def test_a_call_that_fails_costs_no_slot(runtime, monkeypatch, call):
+@pytest.mark.parametrize(
+    ("static", "call"),
+    [
+        *((False, call) for call in ("memcpyAsync", "streamWaitEvent")),
+        *((True, call) for call in ("malloc", "memcpyWithin", "eventRecord", "streamWaitEvent")),
+    ],
+)
+def test_a_call_that_fails_costs_no_slot(runtime, monkeypatch, call, static):
     """Whichever call of an epoch fails, the next epoch reuses the same buffers."""
-    loader = load(12)
-    list(loader)
-    [buffers] = loader._epochs._idle
-    original, fails = getattr(runtime, call), 0
-    for nth in range(14):
+    loader = load(12, static=static)
+    check, fails = runtime.check, 0
+    if not static:
+        list(loader)
+    for nth in range(6 if static else 14):
         calls = itertools.count()
 
-        def failing(*arguments, calls=calls, nth=nth):
-            if next(calls) == nth:
+        def failing(name, calls=calls, nth=nth):
+            if name == call and next(calls) == nth:
                 raise CudaError(2, "cudaErrorMemoryAllocation")
-            return original(*arguments)
+            check(name)
 
-        monkeypatch.setattr(runtime, call, failing)
-        try:
-            for _ in loader:
-                runtime.finish()
-        except LoaderError:
-            fails += 1
-        monkeypatch.setattr(runtime, call, original)
-        assert list(loader._epochs._idle) == [buffers]
+        with monkeypatch.context() as patch:
+            patch.setattr(runtime, "check", failing)
+            try:
+                numbers_of(runtime, loader)
+            except LoaderError:
+                fails += 1
+        assert numbers_of(runtime, loader) == list(range(12))
+        [buffers] = loader._epochs._idle
         assert buffers.ring.free == buffers.ring.count
-        numbers = []
-        for images, _ in loader:
-            runtime.finish()
-            numbers.append(int(read(images)[0, 0]))
-        assert numbers == list(range(12))
-    assert fails >= 12
+    assert fails >= (1 if static else 12)
+    assert static or runtime.calls["hostRegister"] == 1
 
 
 class TestMemoryRunsOut:
     def test_in_the_middle_of_an_epoch(self, runtime):
         """A user keeps too many batches: an error; kept batches stay intact, and later epochs work."""
-        loader = load(30)
+        loader, device = load(30), open_device(CUDAPlace(0))
         epoch = iter(loader)
         kept = [next(epoch) for _ in range(6)]
         runtime.memory_left = 100
         with pytest.raises(StagingMemoryError, match=r"cannot allocate .* keep fewer batches"):
-            while True:
-                kept.append(next(epoch))
+            kept.extend(epoch)
         assert list(epoch) == []
+        [buffers] = loader._epochs._idle
+        assert buffers.ring.free == buffers.ring.count
+        assert device is open_device(CUDAPlace(0))
         runtime.finish()
         assert [float(read(images)[0, 0]) for images, _ in kept] == list(range(len(kept)))
         runtime.memory_left = 1 << 40
         kept.clear()
-        numbers = []
-        for images, _ in loader:
-            runtime.finish()
-            numbers.append(int(read(images)[0, 0]))
-        assert numbers == list(range(30))
+        assert numbers_of(runtime, loader) == list(range(30))
 
-    def test_costs_no_slot(self, runtime):
-        with nothing_left_behind():
-            loader = load(10)
-            for _ in loader:
-                pass
-            for _ in range(3):
-                runtime.memory_left, device = 100, open_device(CUDAPlace(0))
-                epoch = iter(loader)
-                with pytest.raises(StagingMemoryError):
-                    kept = [next(epoch) for _ in range(9)]
-                runtime.memory_left = 1 << 40
-                [buffers] = loader._epochs._idle
-                assert buffers.ring.free == buffers.ring.count
-                assert device is open_device(CUDAPlace(0))
-            kept = None
-            del loader, epoch, buffers, kept
+    def test_what_frameworks_hold_is_named(self, runtime, monkeypatch):
+        """Of each that is imported and uses a GPU, how much it keeps for later, and what gives it back."""
+        pool = SimpleNamespace(free_bytes=lambda: 1_000)
+        counts = {"memory_reserved": lambda index: 5_000 + index, "memory_allocated": lambda index: 3_000}
+        chip = SimpleNamespace(
+            local_hardware_id=1, memory_stats=lambda: {"pool_bytes": 9_000, "bytes_in_use": 5_000}
+        )
+        torch_cuda = SimpleNamespace(is_initialized=lambda: True, **counts)
+        bridge = SimpleNamespace(backends_are_initialized=lambda: True)
+        for name, module in {
+            "cupy": SimpleNamespace(get_default_memory_pool=lambda: pool),
+            "torch": SimpleNamespace(cuda=torch_cuda),
+            "paddle": SimpleNamespace(device=SimpleNamespace(cuda=SimpleNamespace(**counts))),
+            "jax": SimpleNamespace(local_devices=lambda: [chip]),
+            "jax._src.xla_bridge": bridge,
+        }.items():
+            monkeypatch.setitem(sys.modules, name, module)
+        runtime.devices, runtime.memory_left = 2, 100
+        with pytest.raises(StagingMemoryError) as caught:
+            open_device(CUDAPlace(1)).alloc(512)
+        message = str(caught.value)
+        for words in (
+            "cupy keeps 1,000 bytes that it does not use: cupy.get_default_memory_pool().free_all_blocks()",
+            "torch keeps 2,001 bytes that it does not use: torch.cuda.empty_cache()",
+            "paddle keeps 2,001 bytes that it does not use: paddle.device.cuda.empty_cache()",
+            "jax keeps 4,000 bytes that it does not use: start the program with XLA_PYTHON",
+        ):
+            assert words in message
+        # Asking must not make a framework begin to use the GPU, nor replace the error.
+        torch_cuda.is_initialized = bridge.backends_are_initialized = lambda: False
+        pool.free_bytes = None
+        counts["memory_reserved"] = lambda index: 3_000
+        sys.modules["paddle"].device.cuda = SimpleNamespace(**counts)
+        with pytest.raises(StagingMemoryError, match=r"or keep fewer batches$"):
+            open_device(CUDAPlace(1)).alloc(512)
 
     def test_in_cupys_own_pool(self, runtime):
         device = open_device(CUDAPlace(0))
 
         class Sorting:
-            room, steps = LAYOUT, ()
+            whole, steps = LAYOUT, ()
 
             def run_on_device(self, arrays, stream):
                 raise cupy.cuda.memory.OutOfMemoryError(512, 1024)
@@ -748,11 +731,7 @@ class TestDeviceMemory:
         monkeypatch.setattr(runtime, "malloc", malloc_within_limit)
         sizes = [10] * 4 + [20] * 4 + [30] * 4 + [40] * 4
         loader = read_batches(ragged(sizes), "gpu:0")
-        numbers = []
-        for [batch] in loader:
-            runtime.finish()
-            numbers.append(int(read(batch)[0, 0]))
-        assert numbers == list(range(16))
+        assert numbers_of(runtime, loader) == list(range(16))
         assert runtime.calls["free"]
 
     def test_of_a_dropped_loader_is_freed_with_the_last_batch(self, runtime):
@@ -821,7 +800,7 @@ class TestKernelsFail:
 
     def run(self, error):
         class Failing:
-            room, steps = LAYOUT, ()
+            whole, steps = LAYOUT, ()
 
             def run_on_device(self, arrays, stream):
                 raise error
@@ -876,7 +855,7 @@ class TestAStreamBeingCaptured:
     def test_a_batch_is_refused_and_nothing_else_happens(self, runtime, capture):
         """Neither the capture nor the epoch ends."""
         epoch = iter(load(10))
-        numbers = [self.number(runtime, next(epoch))]
+        numbers = numbers_of(runtime, [next(epoch)])
         with capture():
             before = {**runtime.calls}
             for _ in range(3):
@@ -884,12 +863,7 @@ class TestAStreamBeingCaptured:
                     next(epoch)
             asked = {name for name, count in runtime.calls.items() if count > before.get(name, 0)}
             assert asked <= {"getDevice", "ctxGetCurrent", "streamIsCapturing"}
-        numbers += [self.number(runtime, batch) for batch in epoch]
-        assert numbers == list(range(10))
-
-    def number(self, runtime, batch):
-        runtime.finish()
-        return int(read(batch[0])[0, 0])
+        assert numbers + numbers_of(runtime, epoch) == list(range(10))
 
     def test_an_epoch_does_not_begin(self, runtime, capture, monkeypatch):
         run_twins(monkeypatch, runtime)
@@ -914,8 +888,7 @@ class TestAStreamBeingCaptured:
             assert not loader_threads()
             assert list(loader._epochs._idle) == []
             list(load(3, places="cpu"))  # must not take what is left of the epoch, either
-        found = [self.number(runtime, batch) for batch in loader]
-        assert found == list(range(10))
+        assert numbers_of(runtime, loader) == list(range(10))
         [buffers] = loader._epochs._idle
         assert buffers.ring.free == buffers.ring.count
 
@@ -930,25 +903,112 @@ class TestAStreamBeingCaptured:
         [buffers] = loader._epochs._idle
         assert buffers.ring.free == buffers.ring.count
 
-    def test_of_torch_counts_whatever_the_output(self, runtime, capture, monkeypatch):
-        """The loader's arrays are CuPy's, on the default stream, and the capture is PyTorch's."""
-        epoch = iter(load(10))
+    @pytest.mark.parametrize("whose", ["torch", "named"])
+    def test_that_is_not_the_current_one_counts(self, runtime, capture, monkeypatch, whose):
+        """The loader's arrays are on the default stream; the capture is PyTorch's, or of a named stream."""
+        stream = cuda.cupy.cuda.Stream(non_blocking=True)
+        stream.__cuda_stream__ = lambda: (0, stream.ptr)
+        epoch = iter(load(10, stream=stream if whose == "named" else None))
         next(epoch)
-        with monkeypatch.context() as patch, capture(current=False) as stream:
-            patch.setitem(sys.modules, "torch", fake_torch(lambda _: stream.ptr))
+        with monkeypatch.context() as patch, capture(stream, current=False):
+            if whose == "torch":
+                patch.setitem(sys.modules, "torch", fake_torch(lambda _: stream.ptr))
             with pytest.raises(LoaderError, match=REFUSED):
                 next(epoch)
         assert len(list(epoch)) == 9
 
-    def test_that_is_named_counts(self, runtime, capture):
+    @pytest.mark.parametrize("seed", range(8))
+    def test_no_call_of_another_thread_ends_it(self, runtime, capture, monkeypatch, seed):
+        """A thread of ours, or one of the user's that loops over a loader, drops batches or ends one."""
+        run_twins(monkeypatch, runtime)
+        monkeypatch.setattr(
+            cuda_device, "find_kernels", lambda program, arrays: [("one", "two")] * 2
+        )  # that compile
+        monkeypatch.setattr(cuda_device, "find_kernel", lambda *name: runtime.check("loadModule"))
+        runtime.devices = 2
+        sizes = random.Random(seed).choices(range(1, 40), k=30)
+        halves = Cast("0", "float16")
+        loaders = [
+            read_batches(ragged(sizes), "gpu:0", capacity=3),
+            load(20, "gpu:1", static=bool(seed % 2)),
+            DataLoader(TensorDataset(np.arange(40)), places="gpu:0", cache="device", batch_size=4),
+            DataLoader(TensorDataset(np.ones((40, 3))), places="gpu:1", batch_size=4, transforms=[halves]),
+        ]
+        begun = [iter(loader) for loader in loaders]
+        kept = [next(epoch) for epoch in begun]
+        acts = {
+            "next": lambda draw: next(draw.choice(begun), None),
+            "begin": lambda draw: begun.append(iter(draw.choice(loaders))),
+            "all": lambda draw: list(load(5, "gpu:1")),
+            "close": lambda draw: draw.choice(begun).close(),
+            "drop": lambda draw: kept and kept.pop(),
+            "forget": lambda draw: loaders[1:] and loaders.pop(),
+            "warm up": lambda draw: load(3).warm_up(),
+            "pin": lambda draw: list(load(2, CUDAPinnedPlace())),
+        }
+
+        failures = []
+
+        def run():
+            draw = random.Random(seed)
+            try:
+                for act in draw.choices(list(acts), k=40):
+                    with contextlib.suppress(Misuse):  # two loops over one memory
+                        acts[act](draw)
+                gc.collect()
+            except Exception as error:
+                failures.append(error)
+
+        with capture():
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join()
+        assert not failures
+        runtime.finish()
+        assert runtime.thread.capture_mode == 0
+        for epoch in begun:
+            epoch.close()
+        for held in (begun, kept, loaders):
+            held.clear()
+        gc.collect()
+        wait_until(lambda: not loader_threads())  # one may hold the memory that it reads into
+
+    def test_reading_on_with_larger_batches_does_not_end_it(self, runtime, capture):
+        """The thread that reads ahead page-locks the slots that it grows."""
+        waiting, go = threading.Event(), threading.Event()
+
+        def read_rows():
+            for number in range(8):
+                if number == 2:
+                    waiting.set()
+                    go.wait(20)
+                yield [np.full((1 + 10 * number, 100), number, np.float32)]
+
+        epoch = iter(read_batches(read_rows, "gpu:0", capacity=3))
+        numbers = numbers_of(runtime, [next(epoch)])
+        assert waiting.wait(20)
+        locked = runtime.calls["hostRegister"]
+        with capture():
+            go.set()
+            deadline = time.monotonic() + 20
+            while runtime.calls["hostRegister"] == locked and time.monotonic() < deadline:
+                time.sleep(0.001)
+        assert runtime.calls["hostRegister"] > locked
+        assert numbers + numbers_of(runtime, epoch) == list(range(8))
+
+    def test_that_a_call_has_ended_is_refused_like_one_that_goes_on(self, runtime):
         stream = cuda.cupy.cuda.Stream(non_blocking=True)
-        stream.__cuda_stream__ = lambda: (0, stream.ptr)
-        loader = DataLoader(TensorDataset(np.arange(10)), places="gpu:0", stream=stream)
-        epoch = iter(loader)
-        next(epoch)
-        with capture(stream, current=False), pytest.raises(LoaderError, match=REFUSED):
+        epoch = iter(load(10))
+        with stream:
             next(epoch)
-        assert len(list(epoch)) == 9
+            runtime.begin_capture(stream.ptr)
+            with pytest.raises(CudaError):
+                runtime.malloc(1)  # a call of the user's
+            for _ in range(2):
+                with pytest.raises(LoaderError, match=REFUSED):
+                    next(epoch)
+            del runtime.captures[stream.ptr]
+            assert len(list(epoch)) == 9
 
     def test_the_feeder_is_refused(self, runtime, capture):
         feeder = DataFeeder([data("x", [None, 2])], "gpu:0")
@@ -999,10 +1059,13 @@ class TestAStreamBeingCaptured:
         runtime.failed = 0
 
 
-def test_the_feeder_sends_to_the_device(runtime):
-    feeder = DataFeeder([data("x", [None, 2]), data("words", [None, 1], "int64", lod_level=1)], CUDAPlace(0))
+def test_the_feeder_sends_to_a_device_that_is_not_the_current_one(runtime):
+    """The default stream has handle 0 on every device, so copies and marks must set the device."""
+    runtime.devices = 2
+    feeder = DataFeeder([data("x", [None, 2]), data("words", [None, 1], "int64", lod_level=1)], CUDAPlace(1))
     batch = feeder.feed([([1, 2], [5, 6]), ([3, 4], [7])])
-    assert read(batch["x"]).tolist() == [[1, 2], [3, 4]]
+    assert batch["x"].device.id == 1
+    assert read(batch["x"]).tolist() == [[1, 2], [3, 4]]  # no runtime.finish(): feed waits for the copy
     assert read(batch["words"].values).tolist() == [[5], [6], [7]]
     assert read(batch["words"].row_splits[0]).tolist() == [0, 2, 3]
 
@@ -1027,52 +1090,10 @@ def test_a_gpu_and_a_cpu_share_a_reader(runtime):
     assert numbers == list(range(8))
 
 
-class TestWhatIsMissing:
-    @pytest.mark.parametrize(
-        ("driver", "what"),
-        [
-            (
-                12040,
-                r"driver supports at most 12\.4; pip install '.*\[cuda12\]' instead, or use CPU",
-            ),
-            (11080, r"driver supports at most 11\.8; update the driver, or use CPUPlace"),
-        ],
-    )
-    def test_the_cuda_that_cupy_was_built_for(self, monkeypatch, driver, what):
-        monkeypatch.setattr(cuda, "cupy", make_cupy(cupy, FakeRuntime(devices=0, driver=driver, built=13020)))
-        with pytest.raises(
-            PlaceError, match=rf"gpu:0 is not available: CuPy .* is built for CUDA 13\.2, .*{what}"
-        ):
-            DataFeeder([data("x", [None])], "gpu:0")
-        places._opened.clear()
-        assert default_place() == CPUPlace()  # if the user did not ask for a GPU, the CPU is used
-
-    def test_a_forked_process(self, monkeypatch):
-        monkeypatch.setattr(cuda, "forked", True)
-        with pytest.raises(PlaceError, match="does not survive a fork"):
-            cuda.require_cuda(0)
-
-    def test_a_fork_is_noticed(self):
-        if (child := os.fork()) == 0:
-            os._exit(0 if cuda.forked else 1)
-        assert os.waitpid(child, 0)[1] == 0
-
-    @pytest.mark.skipif(cupy.cuda.is_available(), reason="a GPU is here")
-    def test_everything_is_on_this_machine(self):
-        with pytest.raises(PlaceError, match="gpu:0 is not available"):
-            DataFeeder([data("x", [None])], "gpu:0")
-
-
-def test_all_visible_devices_are_the_default(runtime):
+def test_the_default_places_are_those_that_are_there(runtime):
     runtime.devices = 3
     assert cuda_places() == [CUDAPlace(0), CUDAPlace(1), CUDAPlace(2)]
-
-
-def test_the_default_place_is_the_best_present(runtime):
     assert default_place() == CUDAPlace(0)
-    runtime.devices = 0
-    places._opened.clear()
-    assert default_place() == CPUPlace()
 
 
 def test_every_name_the_device_uses_is_in_the_real_cupy():

@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, Dataset, StagingMemoryError, TensorDataset, cuda_places
-from gpuloader.devices import cuda, cuda_device
+from gpuloader.devices import cuda
 from gpuloader.devices.places import CUDAPlace, open_device
 from gpuloader.epoch import sending
 from gpuloader.errors import LoaderError
-from gpuloader.kernels import shuffle
+from gpuloader.kernels.shuffle import shuffle
 from gpuloader.transforms import Cast, Normalize, OneHot, RandomCropFlip
+from gpuloader.transforms.program import KernelCall
 from tests.devices.conformance import DeviceTests
 from tests.fakes import nothing_left_behind
-from tests.fakes_cuda import FakeRuntime, make_cupy, read, run_twins, use_cupy
+from tests.fakes_cuda import read
 
 cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 
@@ -22,14 +23,6 @@ COUNT = 22
 PICTURES = np.random.default_rng(0).integers(0, 256, (COUNT, 7, 6, 3), np.uint8)
 LABELS = np.arange(COUNT) % 5
 STEPS = [RandomCropFlip("0", (5, 4)), Normalize("0", std=0.5, scale=1 / 255), OneHot("1", 5)]
-
-
-@pytest.fixture
-def runtime(monkeypatch):
-    fake = FakeRuntime()
-    run_twins(monkeypatch, fake)
-    with use_cupy(monkeypatch, make_cupy(cupy, fake)):
-        yield fake
 
 
 class TestCudaDevice(DeviceTests):
@@ -74,7 +67,7 @@ def assert_same(found, expected):
 def test_batches_are_those_of_a_host(runtime, cache, dataset):
     found = []
     for batch in load(dataset=dataset, cache=cache):
-        assert all(type(field) is cupy.ndarray for field in batch)
+        assert all(type(field) is cuda.cupy.ndarray for field in batch)
         runtime.finish()
         found.append([read(field) for field in batch])
     assert_same(found, wanted())
@@ -121,20 +114,6 @@ def test_a_batch_dropped_at_once_is_read_before_the_next_is_computed_there(runti
     assert_same([[values for [values] in batch] for batch in seen], wanted(batch_size=2))
 
 
-def test_without_the_order_of_streams_it_is_not(runtime, monkeypatch):
-    """The fake runtime detects missing waits."""
-    monkeypatch.setattr(cuda_device.CudaCalls, "wait", lambda self, stream, event: None)
-    stream = cuda.cupy.cuda.Stream(non_blocking=True)
-    with stream:
-        seen = []
-        for images, labels in load(batch_size=2):
-            seen.append(runtime.launch_read(images, stream.ptr))
-            del images, labels
-    runtime.finish()
-    expected = [images for images, _ in wanted(batch_size=2)]
-    assert not all(np.array_equal(values, one) for [values], one in zip(seen, expected, strict=True))
-
-
 def test_bytes_are_what_crosses_the_bus(runtime, monkeypatch):
     sizes = []
     copy = runtime.memcpyAsync
@@ -174,34 +153,35 @@ class Straying(RandomCropFlip):
 @pytest.mark.parametrize("cache", [None, "device"])
 def test_kernels_have_their_device_whatever_a_transform_of_the_user_does(runtime, monkeypatch, cache):
     runtime.devices = 2
-    launch, wrong = runtime.launch, []
+    launch, seen = runtime.launch, set()
 
     def checking(work, stream):
-        if runtime.current != runtime.device_of[stream]:
-            wrong.append(runtime.current)
+        seen.add((runtime.current, runtime.device_of[stream]))
         launch(work, stream)
 
     monkeypatch.setattr(runtime, "launch", checking)
-    for images, _ in load(cache=cache, transforms=[Straying("0", (5, 4))]):
+    for step in load(cuda_places(), cache=cache, transforms=[Straying("0", (5, 4))]):
         runtime.finish()
-        assert images.device.id == 0
+        assert [images.device.id for images, _ in step] == [0, 1]
         runtime.setDevice(0)
-    assert not wrong
+    assert seen == {(0, 0), (1, 1)}
 
 
 def test_an_order_is_computed_once_an_epoch_and_batches_bring_their_ends(runtime, monkeypatch):
-    orders, sizes, copy, permute = [], [], runtime.memcpyAsync, shuffle.shuffle
+    orders, sizes, copy, compute = [], [], runtime.memcpyAsync, KernelCall.on_device
 
     def memcpyAsync(target, source, nbytes, kind, stream):  # noqa: N802
         sizes.append(nbytes)
         copy(target, source, nbytes, kind, stream)
 
-    def permuting(count, seed, epoch, *part, out, stream):
-        orders.append((count, seed, epoch, runtime.device_of[stream.ptr], out.data.ptr))
-        permute(count, seed, epoch, *part, out=out, stream=stream)
+    def permuting(call, inputs, outputs, stream):
+        if call.kernel is shuffle:
+            numbers = [call.options[name] for name in ("count", "seed", "epoch")]
+            orders.append((*numbers, runtime.device_of[stream.ptr], outputs[0].data.ptr))
+        compute(call, inputs, outputs, stream)
 
     monkeypatch.setattr(runtime, "memcpyAsync", memcpyAsync)
-    monkeypatch.setattr(shuffle, "shuffle", permuting)
+    monkeypatch.setattr(KernelCall, "on_device", permuting)
     runtime.devices = 2
     loader = load(cuda_places(), cache="device", transforms=[])
     for epoch in range(3):
@@ -218,10 +198,11 @@ def test_an_order_is_computed_once_an_epoch_and_batches_bring_their_ends(runtime
 
 
 def test_too_little_memory_to_sort_an_order(runtime, monkeypatch):
-    def permuting(*arguments, **named):
+    def permuting(call, *arguments):
+        assert call.kernel is shuffle
         raise cupy.cuda.memory.OutOfMemoryError(1024, 2048)
 
-    monkeypatch.setattr(shuffle, "shuffle", permuting)
+    monkeypatch.setattr(KernelCall, "on_device", permuting)
     loader = load(cache="device")
     with pytest.raises(StagingMemoryError, match="CuPy's memory pool on gpu:0 is too small"):
         next(iter(loader))
@@ -235,22 +216,6 @@ def test_a_device_lost_while_an_order_is_computed(runtime):
         next(iter(loader))
     runtime.failed = 0
     assert len(list(loader)) == len(wanted())
-
-
-def test_kernels_go_on_the_copy_stream_of_their_device(runtime, monkeypatch):
-    runtime.devices = 2
-    seen = set()
-    launch = runtime.launch
-    monkeypatch.setattr(
-        runtime,
-        "launch",
-        lambda kernel, stream: (seen.add((runtime.current, stream)), launch(kernel, stream)),
-    )
-    for cache in (None, "device"):
-        for _ in load(cuda_places(), cache=cache):
-            pass
-    assert {device for device, _ in seen} == {0, 1}
-    assert all(runtime.device_of[stream] == device for device, stream in seen)
 
 
 @pytest.mark.parametrize("chunk", [1, 100, 129, 1 << 20])
@@ -325,12 +290,3 @@ def test_a_kernel_that_cannot_be_launched_costs_no_slot(runtime):
             [buffers] = loader._epochs._idle  # all slots are free again, so the buffers were kept
             assert buffers.ring.free == buffers.ring.count
         del loader, buffers
-
-
-def test_a_failed_device_is_an_error_of_the_packages_type(runtime):
-    epoch = iter(load())
-    next(epoch)
-    runtime.failed = 700
-    with pytest.raises(LoaderError, match=r"gpu:0 failed.* 700"):
-        list(epoch)
-    runtime.failed = 0

@@ -16,35 +16,18 @@ from gpuloader.foreign import ForeignStream
 from gpuloader.testing import simulated_places
 from gpuloader.transforms import Cast, Pad
 from tests.fakes import nothing_left_behind
-from tests.fakes_cuda import FakeRuntime, as_host, make_cupy, read, use_cupy
+from tests.fakes_cuda import as_host, install_framework, read
 from tests.loading import read_batches
 
-FRAMEWORKS = ["torch", "jax", "paddle"]
 DTYPES = [
-    "bool",
-    "uint8",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "float16",
-    "float32",
-    "float64",
-    "complex64",
-    "complex128",
+    *("bool", "uint8", "int8", "int16", "int32", "int64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
 ]
-NARROW = {
-    "int64": "int32",
-    "float64": "float32",
-    "complex128": "complex64",
-}  # JAX narrows these dtypes by default
+NARROW = {"int64": "int32", "float64": "float32", "complex128": "complex64"}  # by default, in JAX
+PAIRS = [[2 * one, 2 * one + 1] for one in range(20)]
 
 # Paddle warns about a missing compiler cache when it is imported.
 pytestmark = pytest.mark.filterwarnings("ignore:No ccache found:UserWarning")
-
-
-def framework(name):
-    return pytest.importorskip(name)
 
 
 def pointer(name, tensor):
@@ -60,10 +43,15 @@ def numbers(count=40, dtype="float32", width=64):
     return np.repeat(np.arange(count)[:, None], width, 1).astype(dtype)
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.fixture(params=["torch", "jax", "paddle"])
+def name(request):
+    """The name of a framework that is installed."""
+    pytest.importorskip(request.param)
+    return request.param
+
+
 class TestOnAHost:
     def test_a_batch_lies_in_the_slot(self, name):
-        framework(name)
         loader = DataLoader(numbers(), places="cpu", batch_size=4, output=name, use_buffer_reader=False)
         pointers = []
         for number, batch in enumerate(loader):
@@ -79,7 +67,6 @@ class TestOnAHost:
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_dtypes(self, name, dtype):
-        framework(name)
         wanted = numbers(6, dtype)
         loader = DataLoader(TensorDataset(wanted), places="cpu", batch_size=6, output=name)
         [[tensor]] = loader
@@ -92,7 +79,6 @@ class TestOnAHost:
 
     def test_what_is_kept_stays(self, name):
         """Kept batches, their views and results outlive later batches, the epoch and the loader."""
-        framework(name)
         loader = DataLoader(numbers(60), places="cpu", batch_size=3, output=name)
         kept = [(batch, batch[1:], batch + 0) for _ in range(2) for batch in loader]
         kept = [entry if number % 3 else (None, *entry[1:]) for number, entry in enumerate(kept)]
@@ -106,7 +92,6 @@ class TestOnAHost:
                     np.testing.assert_array_equal(as_numpy(tensor), wanted)
 
     def test_a_slot_returns_with_the_last_view(self, name):
-        framework(name)
         loader = DataLoader(numbers(8), places="cpu", batch_size=4, output=name)
         epoch = iter(loader)
         batch = next(epoch)
@@ -132,7 +117,6 @@ class TestOnAHost:
         ],
     )
     def test_rows_of_varying_length_are_padded_as_on_the_host(self, name, samples, step, level):
-        framework(name)
         rows = Ragged.from_samples(samples, "float32", step, level)
         values, *splits = open_output(name, HostDevice()).convert([rows.values, *rows.row_splits], None)
         padded = Ragged(values, tuple(splits)).to_padded(7)
@@ -150,7 +134,6 @@ class TestOnAHost:
             def __len__(self):
                 return 3
 
-        framework(name)
         options = {"places": "cpu", "batch_size": 3, "output": name, "ragged": ["words"]}
         [batch] = DataLoader(Samples(), **options)
         assert type(batch["words"]) is Ragged
@@ -170,24 +153,18 @@ class TestOnAHost:
         assert as_numpy(batch["words"]).tolist() == [[0, -1, -1], [0, 1, -1], [0, 1, 2]]
         assert "int32" in str(batch["words"].dtype)
 
-    def test_of_a_generator(self, name):
-        framework(name)
-        loader = read_batches(lambda: ([numbers(4) + one] for one in range(9)), output=name)
-        kept = [batch for [batch] in loader]
-        for one, batch in enumerate(kept):
-            np.testing.assert_array_equal(as_numpy(batch), numbers(4) + one)
-        assert type(kept[0]).__module__.startswith(("torch", "jax", "paddle"))
-
-    def test_of_workers_and_several_places(self, name):
-        framework(name)
+    def test_of_workers_several_places_and_a_generator(self, name):
         loader = DataLoader(
             numbers(), places=["cpu"] * 2, batch_size=4, output=name, num_workers=2, split="shards"
         )
         found = [as_numpy(part)[:, 0].tolist() for step in loader for part in step]
-        assert found == [[2 * one, 2 * one + 1] for one in range(20)]
+        assert found == PAIRS
+        kept = list(read_batches(lambda: ([numbers(4) + one] for one in range(9)), output=name))
+        for one, [batch] in enumerate(kept):
+            np.testing.assert_array_equal(as_numpy(batch), numbers(4) + one)
+        assert type(kept[0][0]).__module__.startswith(("torch", "jax", "paddle"))
 
     def test_masks_are_tensors_of_their_own(self, name):
-        framework(name)
         options = {"batch_size": 5, "split": "shards", "uneven": "pad", "output": name}
         found = []
         for step in DataLoader(numbers(13), places=["cpu"] * 2, **options):
@@ -199,14 +176,12 @@ class TestOnAHost:
         assert found == list(range(13))
 
     def test_nothing_is_left_behind(self, name):
-        framework(name)
         list(DataLoader(numbers(), places="cpu", batch_size=4, output=name))
         with nothing_left_behind():
             list(DataLoader(numbers(), places="cpu", batch_size=4, output=name))
             gc.collect()
 
     def test_what_the_framework_does_not_take(self, name):
-        framework(name)
         loader = DataLoader(np.zeros((4, 2), np.longdouble), places="cpu", batch_size=2, output=name)
         with pytest.raises(
             LoaderError, match=r"does not accept an array of dtype \w*float\w* and shape \(2, 2\)"
@@ -217,7 +192,6 @@ class TestOnAHost:
         """The user owns the tensor: writing to it changes neither the dataset nor a later batch."""
         if name == "jax":
             pytest.skip("JAX's arrays cannot be written to")
-        framework(name)
         rows = numbers(8)
         for _ in range(3):
             for number, batch in enumerate(DataLoader(rows, places="cpu", batch_size=2, output=name)):
@@ -276,28 +250,18 @@ class Stream:
 
 
 class TestStreams:
-    def ptr(self, stream):
-        found = open_output(None, HostDevice(), stream).stream()
-        assert type(found) is ForeignStream
-        return found.ptr
-
-    def test_that_are_streams(self):
-        assert self.ptr(Stream(7)) == 7
-        assert self.ptr(lambda: Stream(8)) == 8
-        assert self.ptr(Stream(np.uint64(2**63))) == 2**63
-
-    def test_are_kept_as_long_as_they_are_used(self):
+    @pytest.mark.parametrize("stream", [Stream(7), lambda: Stream(7), Stream(np.uint64(7))])
+    def test_that_are_streams_are_kept_as_long_as_they_are_used(self, stream):
         """A stream's handle is valid only as long as the stream lives."""
-        for stream in (Stream(7), lambda: Stream(8)):
-            output = open_output(None, HostDevice(), stream)
-            assert type(output.stream().owner) is Stream
+        found = open_output(None, HostDevice(), stream).stream()
+        assert (type(found), found.ptr, type(found.owner)) == (ForeignStream, 7, Stream)
 
     def test_a_function_is_asked_each_time(self):
-        streams = [Stream(1), Stream(2)]
-        output = open_output(None, HostDevice(), lambda: streams[0])
-        assert output.stream().ptr == 1
-        streams.reverse()
-        assert output.stream().ptr == 2
+        streams = [Stream(1), Stream(2**63), 7]
+        output = open_output(None, HostDevice(), lambda: streams.pop(0))
+        assert [output.stream().ptr for _ in range(2)] == [1, 2**63]
+        with pytest.raises(TypeError, match="int is not a CUDA stream"):
+            output.stream()
 
     @pytest.mark.parametrize(
         ("stream", "message"),
@@ -313,33 +277,11 @@ class TestStreams:
         with pytest.raises(TypeError, match=message):
             DataLoader(numbers(), places="cpu", stream=stream)
 
-    def test_a_function_that_gives_none(self):
-        output = open_output(None, HostDevice(), lambda: 7)
-        with pytest.raises(TypeError, match="int is not a CUDA stream"):
-            output.stream()
-
-
-@pytest.fixture
-def runtime(monkeypatch):
-    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
-
-    class Array(cupy.ndarray):
-        """Exports itself, because CuPy's own capsule needs a driver."""
-
-        def __dlpack__(self, *, stream=None):
-            assert stream == -1  # any other value makes CuPy order its own current stream
-            return self
-
-    fake = FakeRuntime()
-    module = make_cupy(cupy, fake)
-    module.ndarray = Array
-    with use_cupy(monkeypatch, module):
-        yield fake
-
 
 class Tensor:
     def __init__(self, array):
         self.array = array
+        self.nbytes = array.nbytes
 
 
 class Copy:
@@ -348,33 +290,25 @@ class Copy:
     def __init__(self, source, runtime):
         self.source, self.runtime, self.ready = source, runtime, False
         self.values = None
+        self.donated = False
 
     def make(self):
         self.values, self.ready = read(self.source().array), True
 
+    def is_deleted(self):
+        return self.donated
+
     def is_ready(self):
+        if self.donated:
+            raise RuntimeError("Array has been deleted with shape=int64[2,5].")
         return self.ready
 
 
 @pytest.fixture(params=["torch", "paddle"])
 def fake_framework(request, monkeypatch, runtime):
-    """Fake modules with the names that the loader uses; `current` holds their current streams."""
+    """The name of a framework that fake modules stand for, and its current stream for each device."""
     current = {}
-
-    def current_stream(index):
-        return SimpleNamespace(cuda_stream=current[index].ptr)
-
-    module = ModuleType(request.param)
-    if request.param == "torch":
-        module.cuda = SimpleNamespace(current_stream=current_stream, is_initialized=lambda: False)
-        module._C = SimpleNamespace(_cuda_getCurrentRawStream=lambda index: current[index].ptr)
-    else:
-        module.device = SimpleNamespace(cuda=SimpleNamespace(current_stream=current_stream))
-    dlpack = ModuleType(f"{request.param}.utils.dlpack")
-    dlpack.from_dlpack = Tensor
-    monkeypatch.setitem(sys.modules, request.param, module)
-    monkeypatch.setitem(sys.modules, f"{request.param}.utils", ModuleType(f"{request.param}.utils"))
-    monkeypatch.setitem(sys.modules, f"{request.param}.utils.dlpack", dlpack)
+    install_framework(monkeypatch, request.param, Tensor, lambda index: current[index].ptr)
     return SimpleNamespace(name=request.param, current=current)
 
 
@@ -424,22 +358,19 @@ class TestOnAGpu:
                 seen.append(runtime.launch_read(tensor.array, fake_framework.current[index].ptr))
             del step, tensor
         runtime.finish()
-        assert [values[0][:, 0].tolist() for values in seen] == [[2 * one, 2 * one + 1] for one in range(20)]
+        assert [values[0][:, 0].tolist() for values in seen] == PAIRS
         own = {stream.ptr for stream in fake_framework.current.values()}
         copying = {lane._copy_stream.ptr for lane in loader._epochs._idle[0].lanes}
         assert {stream.ptr for stream, _ in waits} == own | copying
         assert sum(stream.ptr in own for stream, _ in waits) == 20  # each waits for `ready`
         assert sum(stream.ptr in own for _, stream in records) == 20  # each records `released`
 
-    def test_without_the_waits_it_goes_wrong(self, runtime, fake_framework, monkeypatch):
-        stream = fake_framework.current[0] = cuda.cupy.cuda.Stream(non_blocking=True)
-        monkeypatch.setattr(cuda_device.CudaCalls, "wait", lambda self, stream, event: None)
-        seen = []
-        for tensor in DataLoader(numbers(), places="gpu:0", batch_size=2, output=fake_framework.name):
-            seen.append(runtime.launch_read(tensor.array, stream.ptr))
-            del tensor
-        runtime.finish()
-        assert [values[0][:, 0].tolist() for values in seen] != [[2 * one, 2 * one + 1] for one in range(20)]
+    def test_paddle_without_cuda_is_refused(self, runtime, monkeypatch):
+        """Its function for the current stream ends the process."""
+        paddle = install_framework(monkeypatch, "paddle", Tensor, lambda _: pytest.fail("Paddle crashes"))
+        paddle.is_compiled_with_cuda = lambda: False
+        with pytest.raises(PlaceError, match="this Paddle is built without CUDA; these land on gpu:0"):
+            next(iter(DataLoader(numbers(), places="gpu:0", output="paddle")))
 
     def test_the_users_own_stream(self, runtime, fake_framework, monkeypatch):
         """The user's stream replaces the framework's, which is not even queried."""
@@ -469,9 +400,7 @@ class TestOnAGpu:
         kept = list(DataLoader(numbers(), places="gpu:0", batch_size=2, output=fake_framework.name))
         runtime.finish()
         gc.collect()
-        assert [read(tensor.array)[:, 0].tolist() for tensor in kept] == [
-            [2 * n, 2 * n + 1] for n in range(20)
-        ]
+        assert [read(tensor.array)[:, 0].tolist() for tensor in kept] == PAIRS
 
     def test_masks_lie_with_their_batch(self, runtime, fake_framework):
         """On its device, in order on the framework's stream, and not shared with another batch."""
@@ -536,7 +465,7 @@ class TestJaxOnAGpu:
         monkeypatch.setitem(sys.modules, "jax.dlpack", dlpack)
         yield made
         for copy, values in zip(made, arrived, strict=True):
-            if copy.is_ready():
+            if copy.ready:
                 np.testing.assert_array_equal(copy.values, values)
 
     def test_sources_stay_until_they_are_copied(self, runtime, copies):
@@ -549,7 +478,7 @@ class TestJaxOnAGpu:
             del copy
         for copy in copies[-6:]:
             copy.make()
-        assert [copy.values[:, 0].tolist() for copy in copies] == [[2 * n, 2 * n + 1] for n in range(20)]
+        assert [copy.values[:, 0].tolist() for copy in copies] == PAIRS
 
     def test_slots_return_when_they_are_copied(self, runtime, copies):
         loader = DataLoader(numbers(), places="gpu:0", batch_size=2, output="jax")
@@ -561,6 +490,22 @@ class TestJaxOnAGpu:
         output = loader._epochs.delivery.outputs[0]
         assert type(output) is CopiedOutput
         assert len(output._in_flight) == 1
+
+    def test_steps_may_consume_their_batches(self, runtime, copies):
+        """A donated array is deleted when the step is called, which is before the copy has run."""
+        loader = DataLoader(numbers(), places="gpu:0", batch_size=2, output="jax")
+        donated = []
+        for number, copy in enumerate(loader):
+            copy.donated = True
+            donated.append(copy)
+            if number >= 3:  # the device is three steps behind
+                for made in copies[: copies.index(donated[number - 3]) + 1]:
+                    if not made.ready:
+                        made.make()
+                        made.source = None
+            del copy
+        assert [copy.values[:, 0].tolist() for copy in donated[:-3]] == PAIRS[:-3]
+        assert runtime.calls["malloc"] <= 10  # the slots return
 
     def test_one_pointer_is_asked_about_per_array_and_no_event_made(self, runtime, copies, monkeypatch):
         """CuPy's export asks about the pointer; what JAX asks besides is answered without CUDA."""

@@ -1,8 +1,12 @@
 """Places are values; their devices are opened only when they are used."""
 
+import os
 import pickle
+import subprocess
 import sys
+import textwrap
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -11,13 +15,13 @@ from gpuloader import (
     CPUPlace,
     CUDAPinnedPlace,
     CUDAPlace,
-    DataLoader,
     PlaceError,
     cpu_places,
     cuda_places,
 )
 from gpuloader.devices import cuda, places
 from gpuloader.devices.places import CustomPlace, parse_place, parse_places
+from tests.loading import read_batches
 
 ALL = [CPUPlace(), CUDAPinnedPlace(), CUDAPlace(0), CUDAPlace(1)]
 
@@ -46,23 +50,6 @@ def test_an_index_is_a_number_of_0_or_more(index):
         CUDAPlace(index)
 
 
-@pytest.mark.parametrize(
-    ("text", "place"),
-    [
-        ("cpu", CPUPlace()),
-        ("gpu", CUDAPlace(0)),
-        ("gpu:0", CUDAPlace(0)),
-        ("gpu:12", CUDAPlace(12)),
-        ("cuda", CUDAPlace(0)),
-        ("cuda:0", CUDAPlace(0)),
-        ("cuda:3", CUDAPlace(3)),
-        ("gpu_pinned", CUDAPinnedPlace()),
-    ],
-)
-def test_strings_name_places(text, place):
-    assert parse_place(text) == place
-
-
 class device:  # noqa: N801 - named like PyTorch's class
     """Stands in for ``torch.device``."""
 
@@ -73,27 +60,6 @@ class device:  # noqa: N801 - named like PyTorch's class
 
     def __str__(self):
         return self.type if self.index is None else f"{self.type}:{self.index}"
-
-
-@pytest.mark.parametrize(
-    ("given", "place"),
-    [
-        (device("cpu"), CPUPlace()),
-        (device("cpu", 0), CPUPlace()),
-        (device("cuda"), CUDAPlace(0)),
-        (device("cuda", 2), CUDAPlace(2)),
-    ],
-    ids=str,
-)
-def test_devices_of_pytorch_are_places(given, place):
-    assert parse_place(given) == place
-    assert parse_places(given) == parse_places([given]) == (place,)
-
-
-@pytest.mark.parametrize("kind", ["mps", "meta", "xpu"])
-def test_other_devices_of_pytorch_are_not(kind):
-    with pytest.raises(PlaceError, match=r"not a place: .* a torch\.device of type 'cpu' or 'cuda'"):
-        parse_place(device(kind))
 
 
 @pytest.mark.parametrize(("initialized", "index"), [(True, 2), (False, 0)])
@@ -114,36 +80,37 @@ def paddle_place(name, *, what="", number=0, **members):
 @pytest.mark.parametrize(
     ("given", "place"),
     [
+        *((text, CPUPlace()) for text in ("cpu", device("cpu"), device("cpu", 0))),
+        *((text, CUDAPlace(0)) for text in ("gpu", "gpu:0", "cuda", "cuda:0", device("cuda"))),
+        *(("gpu:12", CUDAPlace(12)), ("cuda:3", CUDAPlace(3)), (device("cuda", 2), CUDAPlace(2))),
+        ("gpu_pinned", CUDAPinnedPlace()),
         (paddle_place("CPUPlace"), CPUPlace()),
         (paddle_place("CUDAPlace", get_device_id=lambda _: 3), CUDAPlace(3)),
         (paddle_place("CUDAPinnedPlace"), CUDAPinnedPlace()),
-        (paddle_place("Place", what="cpu"), CPUPlace()),
+        (paddle_place("Place", what="cpu"), CPUPlace()),  # of a tensor
         (paddle_place("Place", what="gpu", number=1), CUDAPlace(1)),
         (paddle_place("Place", what="cuda_pinned"), CUDAPinnedPlace()),
     ],
-    ids=["cpu", "gpu", "pinned", "of a tensor on the cpu", "of one on a gpu", "of a pinned one"],
 )
-def test_places_of_paddle_are_places(given, place):
+def test_strings_and_what_frameworks_have_for_it_name_places(given, place):
     assert parse_place(given) == place
+    assert parse_places(given) == parse_places([given]) == parse_places(iter([given])) == (place,)
 
 
-def test_other_places_of_paddle_are_not():
-    for other in (paddle_place("XPUPlace"), paddle_place("Place", what="xpu")):
-        with pytest.raises(PlaceError, match="not a place"):
-            parse_place(other)
-
-
-@pytest.mark.parametrize("text", ["", "CPU", "gpu:", "gpu:-1", "gpu:x", "cuda:", "cuda:x", "cpu:0", 3, None])
-def test_other_things_do_not(text):
-    with pytest.raises(PlaceError, match="not a place") as caught:
-        parse_place(text)
+@pytest.mark.parametrize(
+    "given",
+    [
+        *("", "CPU", "gpu:", "gpu:-1", "gpu:x", "cuda:", "cuda:x", "cpu:0", 3, None),
+        *(device(kind) for kind in ("mps", "meta", "xpu")),
+        *(paddle_place("XPUPlace"), paddle_place("Place", what="xpu")),
+    ],
+)
+def test_other_things_do_not(given):
+    with pytest.raises(
+        PlaceError, match=r"not a place: .* a torch\.device of type 'cpu' or 'cuda'"
+    ) as caught:
+        parse_place(given)
     assert isinstance(caught.value, ValueError)
-
-
-def test_one_place_is_a_list_of_one():
-    assert (
-        parse_places("cpu") == parse_places([CPUPlace()]) == parse_places(p for p in ALL[:1]) == (CPUPlace(),)
-    )
 
 
 def test_cpu_places(monkeypatch):
@@ -198,16 +165,15 @@ def test_a_custom_place_equals_only_itself():
     assert parse_places([first, second]) == (first, second)
 
 
-def load(place):
-    loader = DataLoader.from_generator(capacity=2, return_list=True)
-    return list(loader.set_batch_generator(lambda: [[np.zeros((2, 3))]], places=place))
+def read(places):
+    return list(read_batches(lambda: [[np.zeros((2, 3))]], places))
 
 
 ASKING = {
-    "a loader": lambda: load(CUDAPlace(0)),
-    "a loader for a string": lambda: load("gpu:0"),
-    "a loader for page-locked memory": lambda: load(CUDAPinnedPlace()),
-    "one place of several": lambda: load([CPUPlace(), CUDAPlace(0)]),
+    "a loader": lambda: read(CUDAPlace(0)),
+    "a loader for a string": lambda: read("gpu:0"),
+    "a loader for page-locked memory": lambda: read(CUDAPinnedPlace()),
+    "one place of several": lambda: read([CPUPlace(), CUDAPlace(0)]),
     "all places": lambda: cuda_places(),
     "a device": lambda: places.open_device(CUDAPlace(0)),
 }
@@ -224,18 +190,29 @@ class TestAskingForAGpuWhereThereIsNone:
         yield
         places._opened.clear()
 
-    @pytest.fixture(params=[0, 12060, 11080], ids=["no driver", "no device", "an old driver"])
+    DRIVERS: ClassVar = {
+        "no driver": (0, r"no NVIDIA driver was found.*CuPy 14\.0 is installed"),
+        "no device": (13030, r"the driver supports CUDA 13\.3.*CuPy 14\.0 is installed"),
+        "an older driver": (
+            12040,
+            r"CuPy 14\.0 is built for CUDA 13\.2, .*driver supports at most 12\.4; pip install "
+            r"'.*\[cuda12\]' instead, or use CPU",
+        ),
+        "an old driver": (
+            11080,
+            r"CuPy 14\.0 is built for CUDA 13\.2, .* most 11\.8; update the driver, or use CPUPlace",
+        ),
+    }
+
+    @pytest.fixture(params=DRIVERS)
     def cupy_alone(self, request, monkeypatch):
-        runtime = SimpleNamespace(driverGetVersion=lambda: request.param, runtimeGetVersion=lambda: 12090)
+        version, message = self.DRIVERS[request.param]
+        runtime = SimpleNamespace(driverGetVersion=lambda: version, runtimeGetVersion=lambda: 13020)
         fake = SimpleNamespace(
             __version__="14.0", cuda=SimpleNamespace(is_available=lambda: False, runtime=runtime)
         )
         monkeypatch.setattr(cuda, "cupy", fake)
-        return {
-            0: r"no NVIDIA driver was found.*CuPy 14\.0 is installed",
-            12060: r"the driver supports CUDA 12\.6.*CuPy 14\.0 is installed",
-            11080: r"CuPy 14\.0 is built for CUDA 12\.9, .* supports at most 11\.8; update the driver",
-        }[request.param]
+        return message
 
     @pytest.mark.parametrize("ask", ASKING.values(), ids=ASKING)
     def test_without_cupy(self, ask, monkeypatch):
@@ -251,6 +228,7 @@ class TestAskingForAGpuWhereThereIsNone:
     def test_with_cupy_but_nothing_to_use_it_on(self, ask, cupy_alone):
         with pytest.raises(PlaceError, match=rf"gpu:0 is not available: {cupy_alone}"):
             ask()
+        assert places.default_place() == CPUPlace()  # if the user did not ask for a GPU
 
     def test_an_index_beyond_the_last(self, monkeypatch):
         runtime = SimpleNamespace(getDeviceCount=lambda: 2)
@@ -260,11 +238,45 @@ class TestAskingForAGpuWhereThereIsNone:
             places.open_device(CUDAPlace(2))
         assert cuda_places() == [CUDAPlace(0), CUDAPlace(1)]
 
+    def test_whatever_hinders_cupy(self, tmp_path):
+        """CuPy makes its cache folder when it is imported; a loader without `places` needs no GPU."""
+        pytest.importorskip("cupy", reason="CuPy is not installed")
+        (tmp_path / "file").touch()
+        program = """
+            import warnings
+            from gpuloader import DataLoader, PlaceError
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                for _ in range(2):
+                    print([batch.tolist() for batch in DataLoader([1, 2], batch_size=2)])
+            print(*(str(one.message) for one in caught), sep="\\n")
+            try:
+                DataLoader([1, 2], places="gpu")
+            except PlaceError as error:
+                print(error)
+        """
+        home = {"HOME": str(tmp_path / "file"), "PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(program)],
+            env=home,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        )
+        first, second, warning, error = done.stdout.splitlines()
+        assert first == second == "[[1, 2]]"
+        for said in (warning, error):
+            assert "NotADirectoryError" in said
+            assert "set CUPY_CACHE_DIR to a folder that this process may write to" in said
+        assert "delivered on the CPU" in warning
+        assert "gpu:0 needs CuPy" in error
+
     def test_the_default_place_is_the_cpu(self, monkeypatch):
         monkeypatch.setattr(cuda, "cupy", None)
         assert places.default_place() == CPUPlace()
 
     def test_a_cpu_place_needs_none_of_it(self, monkeypatch):
         monkeypatch.setattr(cuda, "cupy", None)
-        [[array]] = load("cpu")
+        [[array]] = read("cpu")
         assert array.shape == (2, 3)

@@ -25,7 +25,7 @@ def find_missing():
     """Return why no GPU is usable, or None if one is."""
     try:
         import cupy
-    except ImportError as error:
+    except Exception as error:  # an unwritable home folder, for one
         return f"CuPy is not importable: {error}"
     return None if cupy.cuda.is_available() else "there is no CUDA device"
 

@@ -31,7 +31,7 @@ def test_the_next_copy_is_done_while_the_consumer_still_computes():
 
 
 class Slow(Plain):
-    """A transform whose kernel keeps the copy stream busy."""
+    """A transform whose kernel keeps its stream busy."""
 
     field = "0"
 
@@ -52,7 +52,7 @@ def test_a_host_slot_is_free_while_kernels_run_on_its_batch():
     [lane] = epoch._epoch.buffers.lanes
     copied, batch, _ = lane._copying[-1]
     copied.synchronize()
-    lane.drain()
+    lane.drain(lane.device)
     assert not lane._copying
     assert cupy.cuda.runtime.eventQuery(batch.ready.ptr) == 600  # the kernel was still running
     epoch.close()

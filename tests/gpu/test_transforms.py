@@ -30,13 +30,7 @@ def to_numpy(array):
 
 def collect(dataset, place, transforms, **options):
     loader = DataLoader(
-        dataset,
-        places=place,
-        batch_size=7,
-        shuffle=True,
-        seed=3,
-        transforms=transforms,
-        **options,
+        dataset, places=place, batch_size=7, shuffle=True, seed=3, transforms=transforms, **options
     )
     epochs = [[[to_numpy(field) for field in batch] for batch in loader] for _ in range(2)]
     loader.close()

@@ -69,11 +69,7 @@ def test_a_thread_compiles_while_the_first_batch_is_read(monkeypatch):
 
 @pytest.mark.parametrize(
     ("options", "priority"),
-    [
-        ({}, 0),
-        ({"transforms": [Cast("1", "float32")]}, -1),
-        ({"cache": "device"}, -1),
-    ],
+    [({}, 0), ({"transforms": [Cast("1", "float32")]}, -1), ({"cache": "device"}, -1)],
 )
 def test_the_copy_stream_has_a_high_priority_where_kernels_run_on_it(options, priority):
     loader = load(**options)

@@ -25,44 +25,25 @@ from gpuloader.kernels.mix import blend, mix_labels, paste
 from gpuloader.kernels.normalize import normalize
 from gpuloader.kernels.one_hot import one_hot
 from gpuloader.kernels.pad import pad
-from gpuloader.kernels.recolor import CHANGES, recolor
+from gpuloader.kernels.recolor import recolor
 from gpuloader.kernels.resample import resample
 from gpuloader.kernels.shuffle import shuffle
+from gpuloader.transforms.image_transforms import CHANGES
 from tests.kernels.shim import built_entries, launch_shapes
 
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel, and arguments for it.
-
-    Attributes
-    ----------
-    kernel : Kernel
-        The kernel.
-    count : int
-        How many problems to try.
-    shapes : strategy
-        Grids and blocks that the kernel takes; None is the launcher's own.
-    problems : strategy
-        Arguments, by name.
-    example : dict
-        Arguments that are accepted.
-    refused : list of (dict, type, str)
-        Changes to the example, the error that they cause, and what its message matches.
-    is_exact : bool
-        Whether every bit of the result is the twin's; otherwise, the payloads of NaNs may differ.
-    is_loud : bool
-        Whether the twin may warn of an overflow.
-    """
+    """A kernel, and arguments for it."""
 
     kernel: Kernel
-    count: int
-    shapes: st.SearchStrategy
-    problems: st.SearchStrategy
-    example: dict[str, Any]
-    refused: list = field(default_factory=list)
-    is_exact: bool = True
-    is_loud: bool = False
+    count: int  # how many problems to try
+    shapes: st.SearchStrategy  # grids and blocks that the kernel takes; None is the launcher's own
+    problems: st.SearchStrategy  # arguments, by name
+    example: dict[str, Any]  # arguments that are accepted
+    refused: list = field(default_factory=list)  # changes to the example, error, pattern
+    is_exact: bool = True  # whether every bit is the twin's; otherwise, the payloads of NaNs may differ
+    is_loud: bool = False  # whether the twin may warn of an overflow
 
     @property
     def has_out(self):
@@ -72,7 +53,7 @@ class Case:
 LAYOUTS = st.sampled_from(["HWC", "CHW"])
 BITS = ["bool", "uint8", "int16", "float16", "int32", "float32", "int64", "float64"]
 WINDOWS = [
-    ({"layout": "NHWC"}, ValueError, "layout must be 'HWC' or 'CHW', got 'NHWC'"),
+    ({"layout": "NHWC"}, ValueError, "layout must be one of 'HWC', 'CHW', got 'NHWC'"),
     ({"windows": np.zeros((1, 4), np.int32)}, ValueError, r"windows must have shape \(2, [34]\)"),
     ({"windows": np.zeros((2, 5), np.int32)}, ValueError, r"windows must have shape \(2, [34]\)"),
 ]
@@ -346,7 +327,7 @@ PASTE = Case(
         ({"images": np.zeros((2, 3), np.uint8)}, ValueError, "images must have shape"),
         ({"images": np.zeros((2, 3, 4, 5), complex)}, TypeError, "numbers of 1, 2, 4 or 8 bytes"),
         ({"images": np.zeros((2, 0, 4, 5))}, ValueError, "at least 1 channel"),
-        ({"layout": "NCHW"}, ValueError, "layout must be 'HWC' or 'CHW'"),
+        ({"layout": "NCHW"}, ValueError, "layout must be one of 'HWC', 'CHW'"),
         *MIX,
     ],
 )
@@ -438,7 +419,7 @@ NORMALIZE = Case(
         ({"std": 1e-300}, ValueError, "must fit into float32"),
         ({"scale": float("nan")}, ValueError, "scale must be finite, got nan"),
         ({"scale": [1, 2, 3]}, ValueError, "scale must be one number"),
-        ({"out_layout": "NHWC"}, ValueError, "out_layout must be 'HWC' or 'CHW', got 'NHWC'"),
+        ({"out_layout": "NHWC"}, ValueError, "out_layout must be one of 'HWC', 'CHW', got 'NHWC'"),
         ({"dtype": "float64"}, TypeError, "dtype must be one of float16, bfloat16, float32, got float64"),
         ({"size": (5, 5)}, ValueError, "height in size must be from 0 to 4, got 5"),
         ({"size": 4}, ValueError, r"size must be \(height, width\), got 4"),
@@ -575,7 +556,7 @@ def recolorings(draw):
 
 
 FINISH = [
-    ({"out_layout": "NHWC"}, ValueError, "out_layout must be 'HWC' or 'CHW'"),
+    ({"out_layout": "NHWC"}, ValueError, "out_layout must be one of 'HWC', 'CHW'"),
     ({"dtype": "float64"}, TypeError, "dtype must be one of float16, bfloat16, float32, uint8"),
     ({"dtype": "uint8", "mean": 3}, ValueError, "a result of dtype uint8 is not normalized"),
     ({"std": 0}, ValueError, "std must be finite and not 0"),
@@ -691,7 +672,7 @@ RESAMPLE = Case(
         ),
         ({"size": 3}, ValueError, r"size must be \(height, width\), got 3"),
         ({"size": (3, -1)}, ValueError, "width in size must be from 0"),
-        ({"interpolation": "nearest"}, ValueError, "interpolation must be 'bilinear' or 'bicubic'"),
+        ({"interpolation": "nearest"}, ValueError, "interpolation must be one of 'bilinear', 'bicubic'"),
         *FINISH,
     ],
 )

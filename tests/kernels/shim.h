@@ -94,7 +94,45 @@ inline float multiply_add(float value, float factor, float offset) {
     return std::fma(value, factor, offset);
 }
 
+inline float byte_to_float(unsigned word, int number) {
+    return static_cast<float>(word >> 8 * number & 255);
+}
+
+inline unsigned float_to_integer(float whole) {
+    return static_cast<unsigned>(whole);
+}
+
+inline float truncate(float value) {
+    return std::trunc(value);
+}
+
+// A double holds a product of floats.
+inline float truncate_product(float value, float factor) {
+    return static_cast<float>(std::trunc(static_cast<double>(value) * factor));
+}
+
+inline float round_product(float value, float factor) {
+    return static_cast<float>(std::nearbyint(static_cast<double>(value) * factor));
+}
+
+// The device's may miss by as much as its last bit.
+inline float invert(float value) {
+    return std::nextafter(1.0f / value, 1.0f);
+}
+
 // Built without contraction, so each operation is rounded.
+inline float __fadd_rn(float one, float other) {
+    return one + other;
+}
+
+inline float __fmul_rn(float one, float other) {
+    return one * other;
+}
+
+inline float __fmaf_rn(float one, float other, float third) {
+    return std::fma(one, other, third);
+}
+
 inline double __dadd_rn(double one, double other) {
     return one + other;
 }
@@ -108,10 +146,6 @@ inline double __dmul_rn(double one, double other) {
 }
 
 inline double __ddiv_rn(double one, double other) {
-    return one / other;
-}
-
-inline float __fdiv_rn(float one, float other) {
     return one / other;
 }
 

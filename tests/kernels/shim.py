@@ -55,15 +55,19 @@ def built_entries(name):
 
 
 def build(name, folder):
-    """Build a kernel and return its library."""
+    """Build a kernel, unless another process has, and return its library."""
+    library = folder / f"{name}.so"
+    if library.exists():
+        return ctypes.CDLL(str(library))
     exports = ", ".join(f"Bound<{entry}>::entry" for entry in built_entries(name))
-    source, library = folder / f"{name}.cpp", folder / f"{name}.so"
+    source, built = (folder / f"{name}-{os.getpid()}.{end}" for end in ("cpp", "so"))
     code = read_source(name)
     barriers = "#define GPULOADER_BARRIERS\n" if "__syncthreads" in code else ""
     source.write_text(f'{barriers}#include "shim.h"\n{code}\nEXPORT({exports})\n')
-    command = [*COMPILER, *WARNINGS, *(SANITIZER if SANITIZED else []), f"-I{HERE}", "-o", library, source]
+    command = [*COMPILER, *WARNINGS, *(SANITIZER if SANITIZED else []), f"-I{HERE}", "-o", built, source]
     environment = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
     subprocess.run(command, check=True, env=environment)
+    built.rename(library)
     return ctypes.CDLL(str(library))
 
 

@@ -3,13 +3,7 @@ import pytest
 
 from gpuloader.kernels.cast import _SOURCES, _TARGETS, FLOATS, INTEGERS, cast, cast_on_host
 from tests.kernels.cases import PAIRS, interesting, is_built
-from tests.kernels.shim import (
-    Placed,
-    as_floats,
-    place,
-    read,
-    same_bits,
-)
+from tests.kernels.shim import Placed, as_floats, place, read, same_bits
 
 
 def check(seen, expected, target):

@@ -3,12 +3,7 @@ import pytest
 
 from gpuloader.kernels.crop import crop, crop_on_host, erase, erase_on_host
 from tests.kernels.cases import BITS
-from tests.kernels.shim import (
-    Placed,
-    cut,
-    place,
-    read,
-)
+from tests.kernels.shim import Placed, cut, place, read
 
 LAYOUTS = ["HWC", "CHW"]
 

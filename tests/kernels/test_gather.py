@@ -4,16 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader.kernels.gather import fuse_gathers, gather, gather_on_host
-from gpuloader.kernels.launching import Launch, record_launches
+from gpuloader.kernels.launching import Launch, collect
 from tests.fakes_cuda import as_host
 from tests.kernels.cases import gathers
-from tests.kernels.shim import (
-    Placed,
-    examples,
-    launch_shapes,
-    place,
-    read,
-)
+from tests.kernels.shim import Placed, examples, launch_shapes, place, read
 
 
 @given(
@@ -118,7 +112,7 @@ def test_several_arrays_in_one_launch(device, fields, picked, ends, shape):
         span, rows = None, indices
     there, sources = place(indices), [field["source"] for field in fields]
     outs = [Placed(source[rows]) for source in sources]
-    with record_launches() as launches:
+    with collect("launches") as launches:
         for source, out in zip(sources, outs, strict=True):
             gather(place(source), there, span=span, out=out.array)
     fused = fuse_gathers(launches)
@@ -134,7 +128,7 @@ def test_several_arrays_in_one_launch(device, fields, picked, ends, shape):
 def test_only_neighboring_gathers_by_the_same_rows_are_one_launch(device):
     source = place(np.arange(12.0).reshape(6, 2))
     first, second = place(np.array([1, 2])), place(np.array([3, 4]))
-    with record_launches() as launches:
+    with collect("launches") as launches:
         for indices in (first, first, second, first):
             gather(source, indices)
         launches.append(Launch("cast", print, (1,), (1,), ()))

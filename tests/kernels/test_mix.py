@@ -5,22 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader.kernels.cast import NUMPY_FLOATS, round_to
-from gpuloader.kernels.mix import (
-    blend,
-    blend_on_host,
-    mix_labels,
-    mix_labels_on_host,
-    paste,
-    paste_on_host,
-)
+from gpuloader.kernels.mix import blend, blend_on_host, mix_labels, mix_labels_on_host, paste, paste_on_host
 from tests.kernels.cases import SHARES, as_images, make_floats, make_mix
-from tests.kernels.shim import (
-    as_floats,
-    examples,
-    place,
-    read,
-    same_bits,
-)
+from tests.kernels.shim import as_floats, examples, place, read, same_bits
 
 
 def test_a_blend_of_bfloat16_is_one_of_floats_rounded():

@@ -6,13 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuloader.kernels.normalize import _multiply_add, normalize, normalize_on_host
-from tests.kernels.shim import (
-    Placed,
-    cut,
-    examples,
-    place,
-    read,
-)
+from tests.kernels.shim import Placed, cut, examples, place, read
 
 LAYOUTS = ["HWC", "CHW"]
 floats = st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True)

@@ -11,14 +11,9 @@ from hypothesis import strategies as st
 from gpuloader.kernels.normalize import normalize_on_host
 from gpuloader.kernels.recolor import recolor, recolor_image, recolor_on_host
 from gpuloader.transforms.image_transforms import Coloring
-from gpuloader.transforms.image_transforms import recolor as recolor_by_pillow
+from gpuloader.transforms.image_transforms import apply_coloring as recolor_by_pillow
 from tests.kernels.cases import changes, count_contrasts, make_colors, make_numbers
-from tests.kernels.shim import (
-    examples,
-    launch_shapes,
-    place,
-    read,
-)
+from tests.kernels.shim import examples, launch_shapes, place, read
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 

@@ -10,14 +10,7 @@ from hypothesis import strategies as st
 from gpuloader.kernels.normalize import normalize_on_host
 from gpuloader.kernels.resample import GEOMETRY, resample, resample_on_host, resize_on_host
 from tests.kernels.cases import boxes, make_batch, make_picture
-from tests.kernels.shim import (
-    Placed,
-    check_result,
-    examples,
-    launch_shapes,
-    place,
-    read,
-)
+from tests.kernels.shim import Placed, check_result, examples, launch_shapes, place, read
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 

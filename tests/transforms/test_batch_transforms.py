@@ -291,6 +291,8 @@ class TestDraws:
         assert_same(first, again)
         on_device = by_label_row(load(Stream(), simulated_places(1), shuffle=False))
         assert_same(first, on_device)
+        for workers in ({"worker_type": "thread"}, {"start_method": "fork"}):
+            assert_same(first, by_label_row(load(Stream(), shuffle=False, num_workers=1, **workers)))
 
 
 class TestWhatIsCopied:
@@ -400,7 +402,7 @@ class TestAnOwnTransform:
     def test_without_a_kernel_says_so_on_a_gpu(self):
         device = SimulatedDevice()
         device.run = lambda program, memory, stream: program.run_on_device(
-            device.arrays(memory, program.room), stream
+            device.arrays(memory, program.whole), stream
         )
         with nothing_left_behind():
             loader = load(self.ROWS, CustomPlace(device), steps=[Sort()])
@@ -647,10 +649,18 @@ class TestErrors:
         ("make", "error", "message"),
         [
             (lambda: RandomCropFlip("0", 4), ValueError, "window size must be .height, width., got 4"),
-            (lambda: RandomCropFlip("0", (4, 4), layout="WHC"), ValueError, "layout must be 'HWC' or 'CHW'"),
+            (
+                lambda: RandomCropFlip("0", (4, 4), layout="WHC"),
+                ValueError,
+                "layout must be one of 'HWC', 'CHW'",
+            ),
             (lambda: RandomCropFlip("0", (4, 0)), ValueError, "width must be an integer of 1 or more, got 0"),
             (lambda: Normalize("0", crop=(4,)), ValueError, "window size must be"),
-            (lambda: Normalize("0", layout="WHC"), ValueError, "layout must be 'HWC' or 'CHW', got 'WHC'"),
+            (
+                lambda: Normalize("0", layout="WHC"),
+                ValueError,
+                "layout must be one of 'HWC', 'CHW', got 'WHC'",
+            ),
             (lambda: Normalize("0", to="C"), ValueError, "to must be"),
             (lambda: Normalize("0", dtype="int8"), TypeError, "dtype must be one of float16"),
             (lambda: Normalize("0", std=(0.5, 0, 0.5)), ValueError, "std must be finite and not 0"),

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuloader.sources.images.image import Geometry
+from gpuloader.sources.images.image import Geometry, as_image
 from gpuloader.transforms import CenterCrop, ColorJitter, RandomFlip, RandomResizedCrop, Resize
-from gpuloader.transforms.image_transforms import draw_window, make_image, plan_image
-from tests.picture_files import make_pixels, pillow
+from gpuloader.transforms.image_transforms import draw_window, finish_plan
+from tests.picture_files import make_pixels, pillow, plan_image
 
 BILINEAR = pillow.Resampling.BILINEAR
 
@@ -20,7 +20,7 @@ def rng(seed=0):
 
 
 def made(pixels, *transforms, seed=0):
-    return make_image(pixels, transforms, rng(seed))
+    return finish_plan(as_image(pixels), plan_image(pixels.shape[:2], transforms, rng(seed)))
 
 
 def resized(pixels, height, width, kind=BILINEAR):

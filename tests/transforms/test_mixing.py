@@ -363,7 +363,7 @@ def test_what_does_not_fit_is_an_error(transforms, problem):
         (lambda: RandomErasing("0", scale=(0.5, 2)), "scale must be .* at most 1"),
         (lambda: MixUp("0", "1", 0), "classes"),
         (lambda: CutMix("0", "1", 4, alpha=0), "alpha must be a number above 0, got 0"),
-        (lambda: CutMix("0", "1", 4, layout="NCHW"), "layout must be 'HWC' or 'CHW'"),
+        (lambda: CutMix("0", "1", 4, layout="NCHW"), "layout must be one of 'HWC', 'CHW'"),
     ],
 )
 def test_parameters_out_of_range_are_errors(make, problem):

@@ -14,7 +14,7 @@ from gpuloader.errors import LoaderError, SampleError
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.staging.arena import ALIGNMENT, arrange
 from gpuloader.transforms import Cast, CutMix, MixUp, Normalize, OneHot, Pad, RandomErasing
-from gpuloader.transforms.program import GatherRows
+from gpuloader.transforms.program import RowSource
 from gpuloader.transforms.programmer import Programmer
 
 NAMES = ["image", "label", "words"]
@@ -58,15 +58,15 @@ def test_what_is_computed_lies_behind_what_it_comes_from(samples, steps, count):
     layout = staged(samples, steps)
     program = Programmer(STEPS[:count]).program(NAMES, LEVELS, layout, drawn=False)
     assert program.copied.fields[: len(layout.fields)] == layout.fields
-    assert program.room.fields[: len(program.copied.fields)] == program.copied.fields
-    assert program.copied.nbytes <= program.room.nbytes
+    assert program.whole.fields[: len(program.copied.fields)] == program.copied.fields
+    assert program.copied.nbytes <= program.whole.nbytes
     last = 0
-    for field in program.room.fields:
+    for field in program.whole.fields:
         assert field.offset % ALIGNMENT == 0
         assert field.offset >= last
         last = end(field)
-    assert last <= program.room.nbytes
-    assert set(program.delivered.fields) <= set(program.room.fields)
+    assert last <= program.whole.nbytes
+    assert set(program.delivered.fields) <= set(program.whole.fields)
     assert program.levels == (0, 0, int(count < 3))
     written = [one for step in program.steps for one in step.outputs]
     assert len(set(written)) == len(written)
@@ -79,7 +79,7 @@ def test_a_device_reads_the_same_program_off_what_was_copied():
     here, there = Programmer(STEPS), pickle.loads(pickle.dumps(Programmer(STEPS)))
     fetching = here.program(NAMES, LEVELS, layout, drawn=False)
     computing = there.program(NAMES, LEVELS, fetching.copied, drawn=True)
-    assert computing.room == fetching.room
+    assert computing.whole == fetching.whole
     assert computing.delivered == fetching.delivered
     assert computing.levels == fetching.levels
 
@@ -130,7 +130,7 @@ class TestDraws:
     def fill(self, keys, seed=7, epoch=3, levels=LEVELS):
         programmer = Programmer(STEPS)
         program = programmer.program(NAMES, levels, staged(len(keys)), drawn=False)
-        memory = np.zeros(program.room.nbytes, np.uint8)
+        memory = np.zeros(program.whole.nbytes, np.uint8)
         arrays = [np.ndarray(one.shape, one.dtype, memory, one.offset) for one in program.copied.fields]
         before = exchange_draw(Draw(seed, epoch))
         try:
@@ -211,8 +211,8 @@ class TestErrors:
     def run(self, *transforms):
         programmer = Programmer(transforms)
         program = programmer.program(NAMES, LEVELS, staged(), drawn=False)
-        memory = np.zeros(program.room.nbytes, np.uint8)
-        arrays = [np.ndarray(one.shape, one.dtype, memory, one.offset) for one in program.room.fields]
+        memory = np.zeros(program.whole.nbytes, np.uint8)
+        arrays = [np.ndarray(one.shape, one.dtype, memory, one.offset) for one in program.whole.fields]
         program.check(arrays)
         programmer.fill_draws(program, arrays, range(4))
         program.run_on_host(arrays)
@@ -273,10 +273,10 @@ class TestErrors:
 def test_rows_that_lie_where_batches_land_are_gathered(rows, keys, dtype):
     keys = np.array([key % rows for key in keys], np.int64)
     source = np.random.default_rng(0).integers(0, 2, (rows, 3)).astype(dtype)
-    programmer = Programmer([], [GatherRows((3,), np.dtype(dtype), source)])
+    programmer = Programmer([], [RowSource((3,), np.dtype(dtype), source)])
     program = programmer.program(["0"], (0,), arrange((((len(keys),), np.dtype(np.int64)),)), drawn=True)
-    memory = np.zeros(program.room.nbytes + 1, np.uint8)
-    arrays = [np.ndarray(one.shape, one.dtype, memory, one.offset) for one in program.room.fields]
+    memory = np.zeros(program.whole.nbytes + 1, np.uint8)
+    arrays = [np.ndarray(one.shape, one.dtype, memory, one.offset) for one in program.whole.fields]
     arrays[0][...] = keys
     program.run_on_host(arrays)
     [field] = program.delivered.fields

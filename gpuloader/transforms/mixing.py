@@ -1,0 +1,217 @@
+"""Transforms that mix each image of a batch with the one before it, and their labels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gpuloader.checks import check_count, check_word
+from gpuloader.errors import SampleError
+from gpuloader.fields.spec import Array
+from gpuloader.kernels.crop import LAYOUTS
+from gpuloader.kernels.launching import Kernel
+from gpuloader.kernels.mix import blend, mix_labels, paste
+from gpuloader.transforms.batch_transforms import assume_layout, find_layout, find_sizes
+from gpuloader.transforms.program import Chain, KernelCall, Spec, no_rows
+
+_LAMBDA = 4  # the column of draws with the share of a sample's own image, as the bits of a float32
+
+
+class _Mixing:
+    """The part that `MixUp` and `CutMix` share."""
+
+    labels: str
+    classes: int
+    alpha: float
+
+    _keeps_layout: ClassVar[bool] = True  # for `settle_layouts`
+
+    def __post_init__(self) -> None:
+        check_count("classes", self.classes)
+        alpha = self.alpha
+        if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
+            raise ValueError(f"alpha must be a number above 0, got {alpha!r}")
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The fields to transform in addition to `field`."""
+        return (self.labels,)
+
+    @property
+    def draws(self) -> int:
+        """Number of random draws per sample: a window, and the share of the sample's own image."""
+        return _LAMBDA + 1
+
+    @property
+    def checked(self) -> tuple[str, ...]:
+        """The fields whose values `check` takes."""
+        return (self.labels,)
+
+    def check(self, inputs: Sequence[Array]) -> None:
+        """Refuse labels that are not classes, whose part of a row would be missing."""
+        labels = inputs[0]
+        if labels.dtype.kind not in "iu" or labels.ndim != 1 or not labels.size:
+            return  # rows of floats; or `bind` refuses them
+        if labels.min() < 0 or labels.max() >= self.classes:
+            row = int(((labels < 0) | (labels >= self.classes)).argmax())
+            raise SampleError(
+                f"expected labels from 0 to {self.classes - 1}, since classes is {self.classes}, "
+                f"got {labels[row]}",
+                index=row,
+            )
+
+    def _draw_share(self, word: np.uint64) -> tuple[float, np.random.Generator]:
+        """Return the batch's share, which its first sample's random word decides."""
+        # All images of a batch have one share, as in torchvision. It must not depend on how a batch is
+        # divided among workers or resumed, so it is drawn from a word of the batch's first sample.
+        rng = np.random.Generator(np.random.Philox(key=int(word)))
+        return rng.beta(self.alpha, self.alpha), rng
+
+    def _bind(self, inputs: Sequence[Spec], kernel: Kernel[...], **options: Any) -> Chain:
+        """Return the computation for a batch, whose images a kernel mixes, and whose labels another."""
+        images, labels = (no_rows(spec) for spec in inputs)
+        mix, samples = np.zeros((0, self.draws), np.int32), inputs[0][0][0]
+        mixing = KernelCall.settle({"images": images, "mix": mix}, samples, kernel, **options)
+        given = {"labels": labels, "mix": mix}
+        labeling = KernelCall.settle(given, samples, mix_labels, classes=self.classes)
+        return Chain(((mixing, (0, 2), 3), (labeling, (1, 2), 4)), mixing.outputs + labeling.outputs)
+
+    def _check_labels(self, inputs: Sequence[Spec]) -> None:
+        (shape, dtype) = inputs[-1]
+        if len(inputs) != 2:
+            raise SampleError("expected a dense field of images, and one of labels")
+        if (len(shape) != 1 or dtype.kind not in "iu") and (
+            shape[1:] != (self.classes,) or dtype.kind != "f"
+        ):
+            raise SampleError(
+                f"expected labels as one integer per sample, or as {self.classes} floats, got {dtype} of "
+                f"shape {shape[1:]}"
+            )
+
+
+@dataclass(frozen=True)
+class MixUp(_Mixing):
+    """Blends each image of a batch with the one before it, and their labels in the same proportion.
+
+    The proportion is drawn for each batch from a beta distribution, as in torchvision. Labels become rows of
+    floats. Put it after `Normalize`.
+
+    Attributes
+    ----------
+    field : str
+        The field of images, of floats.
+    labels, classes : str, int
+        The field of labels: integers, or rows of floats as `OneHot` makes them; and the number of classes. An
+        integer outside 0 to ``classes - 1`` is an error, but is only found if no transform before has made
+        the labels.
+    alpha : float
+        The parameter of the beta distribution; 1 draws all proportions alike.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gpuloader import DataLoader
+    >>> dataset = [(np.full((1, 1, 1), number, np.float32), number) for number in range(2)]
+    >>> mix = MixUp("0", "1", classes=2)
+    >>> images, labels = next(iter(DataLoader(dataset, places="cpu", batch_size=2, seed=3, transforms=[mix])))
+    >>> bool(np.allclose(images.ravel(), labels[:, 1])), labels.sum(1)
+    (True, array([1., 1.], dtype=float32))
+    """
+
+    field: str
+    labels: str
+    classes: int
+    alpha: float = 1.0
+
+    _bits: ClassVar[str | None] = None
+
+    def draw(self, words: Array, inputs: Sequence[Spec]) -> Array:  # noqa: ARG002
+        """Return the batch's share in the last column of each row."""
+        drawn = np.zeros((len(words), self.draws), np.int32)
+        if len(words):
+            share, _ = self._draw_share(words[0, 0])
+            drawn[:, _LAMBDA] = np.float32(share).view(np.int32)
+        return drawn
+
+    def adapt(self, before: KernelCall) -> MixUp:
+        """Return the transform for the dtype that a kernel has given the images."""
+        made = replace(self)
+        object.__setattr__(made, "_bits", before.bits)  # no field, because users do not choose it
+        return made
+
+    def bind(self, inputs: Sequence[Spec]) -> Chain:
+        """Return the computation for a batch."""
+        self._check_labels(inputs)
+        if self._bits is not None:  # images of a dtype that only PyTorch has, whose bits are in uint16
+            return self._bind(inputs, blend, dtype=self._bits)
+        if inputs[0][1].kind != "f":
+            raise SampleError(f"expected images of floats, got {inputs[0][1]}; put MixUp after Normalize")
+        return self._bind(inputs, blend)
+
+
+@dataclass(frozen=True)
+class CutMix(_Mixing):
+    """Pastes a window of the image before it into each image of a batch, and mixes labels by area.
+
+    The window is drawn for each batch, as in torchvision. Labels become rows of floats.
+
+    Attributes
+    ----------
+    field : str
+        The field of images, of any dtype.
+    labels, classes : str, int
+        As for `MixUp`.
+    alpha : float
+        The parameter of the beta distribution of the window's area; 1 draws all areas alike.
+    layout : str or None
+        As for `RandomErasing`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gpuloader import DataLoader
+    >>> dataset = [(np.full((1, 8, 8), number, np.float32), number) for number in range(2)]
+    >>> mix = CutMix("0", "1", classes=2)
+    >>> images, labels = next(iter(DataLoader(dataset, places="cpu", batch_size=2, seed=3, transforms=[mix])))
+    >>> bool(np.allclose(images.mean((1, 2, 3)), labels[:, 1]))
+    True
+    """
+
+    field: str
+    labels: str
+    classes: int
+    alpha: float = 1.0
+    layout: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_word("layout", self.layout, LAYOUTS, optional=True)
+
+    def draw(self, words: Array, inputs: Sequence[Spec]) -> Array:
+        """Return top, left, bottom and right of the window, and the share of a sample's own image."""
+        _, height, width = find_sizes(inputs[:1], assume_layout(self.layout, inputs))
+        drawn = np.zeros((len(words), self.draws), np.int32)
+        if len(words):
+            share, rng = self._draw_share(words[0, 0])
+            across, down = int(rng.random() * width), int(rng.random() * height)
+            reach = 0.5 * math.sqrt(1 - share)
+            top, bottom = max(down - int(reach * height), 0), min(down + int(reach * height), height)
+            left, right = max(across - int(reach * width), 0), min(across + int(reach * width), width)
+            own = 1 - (bottom - top) * (right - left) / (height * width)
+            drawn[:] = top, left, bottom, right, np.float32(own).view(np.int32)
+        return drawn
+
+    def adapt(self, before: KernelCall) -> CutMix:
+        """Return the transform for the layout that a kernel has given the images."""
+        return replace(self, layout=find_layout(self.layout, before))
+
+    def bind(self, inputs: Sequence[Spec]) -> Chain:
+        """Return the computation for a batch."""
+        self._check_labels(inputs)
+        layout = assume_layout(self.layout, inputs)
+        find_sizes(inputs[:1], layout)
+        return self._bind(inputs, paste, moves=True, layout=layout)

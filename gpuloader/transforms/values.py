@@ -1,0 +1,122 @@
+"""Transforms of any values of a batch: cast, one-hot labels, padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from gpuloader.checks import check_count
+from gpuloader.errors import SampleError
+from gpuloader.fields.spec import Array
+from gpuloader.kernels.cast import FLOATS, INTEGERS, cast, check_scale, resolve_target
+from gpuloader.kernels.one_hot import one_hot
+from gpuloader.kernels.pad import pad
+from gpuloader.transforms.program import KernelCall, Plain, Spec, no_rows
+
+_NUMBERS = (*INTEGERS, *FLOATS)
+
+
+@dataclass(frozen=True)
+class Cast(Plain):
+    """Converts to another dtype, optionally multiplied by a factor.
+
+    Attributes
+    ----------
+    field : str or None
+        The field to transform; None means the first array field.
+    dtype, scale : dtype-like, float
+        The result's dtype, and the factor that is applied before. Integers wrap around, as with NumPy's
+        ``astype``. Floats out of an integer's range saturate and NaN becomes 0, on CPUs and GPUs alike.
+        "bfloat16" is a dtype of PyTorch's; other outputs get its bits in uint16.
+    """
+
+    field: str | None
+    dtype: DTypeLike
+    scale: float = 1.0
+
+    _keeps_layout: ClassVar[bool] = True  # for `settle_layouts`
+
+    def __post_init__(self) -> None:
+        resolve_target(self.dtype, _NUMBERS)
+        check_scale(self.scale)
+
+    def bind(self, inputs: Sequence[Spec]) -> KernelCall:
+        """Return the computation for a batch."""
+        shape, _ = _dense(inputs)
+        # A factor would make the kernel convert to floats, which cannot hold every integer.
+        scale = None if self.scale == 1 else self.scale
+        empty = {"values": no_rows(inputs[0])}
+        return KernelCall.settle(empty, shape[0], cast, dtype=self.dtype, scale=scale)
+
+
+@dataclass(frozen=True)
+class OneHot(Plain):
+    """Turns labels into rows of zeros with a one in the label's column.
+
+    Attributes
+    ----------
+    field : str or None
+        The field to transform, of integers; None means the first array field.
+    classes, dtype : int, dtype-like
+        The number of columns, and their dtype. A label outside 0 to ``classes - 1`` gets a row of zeros.
+    """
+
+    field: str | None
+    classes: int
+    dtype: DTypeLike = "float32"
+
+    def __post_init__(self) -> None:
+        check_count("classes", self.classes)
+        resolve_target(self.dtype, ("bool", *_NUMBERS))
+
+    def bind(self, inputs: Sequence[Spec]) -> KernelCall:
+        """Return the computation for a batch."""
+        shape, dtype = _dense(inputs)
+        if dtype.kind not in "iu":
+            raise SampleError(f"expected integers as labels, got {dtype}")
+        empty = {"labels": no_rows(inputs[0])}
+        return KernelCall.settle(empty, shape[0], one_hot, classes=self.classes, dtype=self.dtype)
+
+
+@dataclass(frozen=True)
+class Pad(Plain):
+    """Pads rows of varying length to a fixed length; the loader's `ragged` option must list the field.
+
+    Attributes
+    ----------
+    field : str or None
+        The field to transform; None means the first array field.
+    length, fill : int, float
+        The number of steps per row, and the value that fills up short rows. A longer sample is an error.
+    """
+
+    field: str | None
+    length: int
+    fill: float = 0
+
+    def __post_init__(self) -> None:
+        check_count("length", self.length)
+
+    def bind(self, inputs: Sequence[Spec]) -> KernelCall:
+        """Return the computation for a batch."""
+        if len(inputs) != 2:
+            raise SampleError("expected a ragged field of level 1 to pad; name it in the loader's ragged")
+        empty = {"values": no_rows(inputs[0]), "row_splits": no_rows(inputs[1], 1)}
+        return KernelCall.settle(empty, inputs[1][0][0] - 1, pad, longest=self.length, fill=self.fill)
+
+    def check(self, inputs: Sequence[Array]) -> None:
+        """Refuse rows that are too long, which the kernel would cut."""
+        lengths = np.diff(inputs[1])
+        if lengths.size and lengths.max() > self.length:
+            row = int(lengths.argmax())
+            raise SampleError(f"expected at most {self.length} steps, got {int(lengths[row])}", index=row)
+
+
+def _dense(inputs: Sequence[Spec]) -> Spec:
+    if len(inputs) != 1:
+        raise SampleError("expected a dense field, got a ragged one; pad it first")
+    return inputs[0]
