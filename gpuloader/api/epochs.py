@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import weakref
@@ -10,19 +11,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import count, repeat
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from gpuloader.api.loading import LoadingPlan
-from gpuloader.api.options import warn
+from gpuloader.api.rank_warning import Present, warn_if_undivided
 from gpuloader.api.state import Position, end_epoch, find_spent
 from gpuloader.batches.gathering import Gatherer, RowStager
-from gpuloader.batches.items import ItemState, Reading
-from gpuloader.batches.readers import ReadSoFar, stage_all
-from gpuloader.batches.schema import Collation, build_batch
+from gpuloader.batches.items import BatchSpec, ItemState
+from gpuloader.batches.readers import ReadSoFar, Stager, stage_all
+from gpuloader.batches.schema import Collation
 from gpuloader.batches.staged import StagedBatch
+from gpuloader.devices.base import tell_capture
 from gpuloader.epoch.cache import ArraySource, Resident
 from gpuloader.epoch.delivery import Delivery, Masks, add_mask
 from gpuloader.epoch.epoch import (
@@ -31,12 +34,11 @@ from gpuloader.epoch.epoch import (
     EpochBuffers,
     Iteration,
     KernelsAhead,
-    Resizable,
     apply_setting,
     open_epoch,
     take_buffers,
 )
-from gpuloader.errors import SampleError
+from gpuloader.errors import Misuse, SampleError
 from gpuloader.fetch.contract import EpochRequest, Fetch, WorkerOptions
 from gpuloader.fetch.fetching import Fetching
 from gpuloader.fetch.read_ahead import InlineFetch, ReadAhead
@@ -46,16 +48,20 @@ from gpuloader.order.dividing import ALONE
 from gpuloader.order.order import InOrder, Shuffled, Stretch, check_whole
 from gpuloader.order.plan import DealtPlan, OrderedPlan, Plan, ShardedPlan
 from gpuloader.order.samplers import BatchSampler
+from gpuloader.order.torch_order import TorchOrder
+from gpuloader.sources.dataset import count_items
 from gpuloader.sources.readers.decorators import Reader
-from gpuloader.staging.ring import Ring
 from gpuloader.system.finalizers import Finalizer
 from gpuloader.system.platforms import usable_cores
-from gpuloader.system.threads import check_not_reading
+from gpuloader.system.threads import deferred_interrupt, this_thread
 from gpuloader.transforms.program import Spec, Transform
 from gpuloader.transforms.programmer import Programmer
 from gpuloader.watch.explaining import Configuration
 from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
 from gpuloader.watch.stats import Meter
+
+DrawnAhead = tuple[int, TorchOrder | None]
+"""The seed of an epoch, and its order if that is drawn by PyTorch."""
 
 
 class Epochs:
@@ -96,69 +102,34 @@ class Epochs:
         """Return the position at the start of an epoch."""
         return Position(None, epoch)
 
+    def draw_ahead(self) -> DrawnAhead | None:
+        """Return what an epoch draws when its iterator is made; None if it draws nothing, or nothing yet."""
+        return None
+
     def open(self, position: Position, guard: Finalizer) -> Iteration:
         """Open an epoch at a position. The `guard`, older than all that reads, ends it if it is dropped."""
         raise NotImplementedError
-
-    def open_reading(
-        self,
-        position: Position,
-        guard: Finalizer,
-        source: tuple[Reader, Callable[[Ring], Any], int],
-        capacity: int,
-        policy: ReadAheadPolicy | None,
-        present: Callable[[Position, bool, DeliveredStep], Any],
-        ended: Callable[[], None],
-    ) -> Iteration:
-        """Open an epoch that one thread reads, up to `capacity` batches ahead if there is a `policy`.
-
-        The `source` is a reader, what makes the function that stages its items, and the items per batch;
-        `present` also takes whether there is only one place.
-        """
-        reader, make_stager, items_a_batch = source
-        # One pair: another thread may set another source, with other places, while this epoch opens.
-        delivery, idle = self.delivery, self._idle
-        delivery.refuse_another()
-        buffers = take_buffers(idle, delivery, capacity, self._meter, programmer=self._programmer)
-        reached = ReadSoFar(position.batches, items_a_batch, position.own)
-        batches = stage_all(reader, make_stager(buffers.ring), reached, self._token)
-        fetch: Fetch = InlineFetch(batches)
-        if policy is not None:
-            fetch = ReadAhead(batches, buffers.ring, capacity, policy, bound=True, eager=True)
-        epoch = Epoch(
-            buffers,
-            fetch,
-            partial(present, position, len(delivery.devices) == 1),
-            idle,
-            drop_last=delivery.drop_last,
-            meter=self._meter,
-            ended=ended,
-            kernels=self._kernels,
-        )
-        return open_epoch(epoch, guard)
-
-    def explain_reading(self, reads: str, places: int, policy: ReadAheadPolicy | None) -> Configuration:
-        """Return the options that explain the times of a loop over what one thread reads."""
-        threads = int(policy is not None and policy.threaded)
-        return Configuration(reads, threads, "thread", usable_cores(), places, policy=policy)
 
     def check_ready(self) -> None:
         """Raise an error if the calling thread reads the loader's own source, or captures a CUDA graph.
 
         This is checked without the lock: a thread that reads for an epoch being opened would wait for itself.
         """
-        check_not_reading(self._token)
-        self.delivery.refuse_capture()
+        if this_thread.reads_for is self._token:
+            raise Misuse(
+                "the reader or dataset of a loader began an epoch of the same loader, which would read "
+                "itself without end; make another loader for the data that it reads"
+            )
+        # An allocation or a query would end the capture, so this asks for the states of streams alone.
+        for device, output in zip(self.delivery.devices, self.delivery.outputs, strict=True):
+            if not device.direct and device.is_capturing(output.stream()):
+                raise tell_capture(device.name)
 
-    def upcoming(self) -> Position:
-        """Return where the next epoch begins."""
-        return self._resumed or self.start(self._next)
-
-    def begin(self) -> Iteration:
+    def begin(self, ahead: DrawnAhead | None = None) -> Iteration:
         """Open the next epoch, or the one to resume; if that fails, nothing has changed."""
         self.check_ready()
         with self._beginning:
-            position, epoch = self._open_next()
+            position, epoch = self._open_next(ahead)
             self._resumed, self._latest, self._next = None, position, position.epoch + 1
         return epoch
 
@@ -172,7 +143,7 @@ class Epochs:
                 epoch.prepare()
             self._prepared = position, epoch, self._resumed, os.getpid()
 
-    def _open_next(self) -> tuple[Position, Iteration]:
+    def _open_next(self, ahead: DrawnAhead | None = None) -> tuple[Position, Iteration]:
         prepared, self._prepared = self._prepared, None
         if prepared is not None:
             position, epoch, resumed, process = prepared
@@ -180,12 +151,15 @@ class Epochs:
             # A forked child must not read from its parent's epoch. A state loaded since then comes first.
             if is_next and resumed is self._resumed and process == os.getpid():
                 return position, epoch
+            if process == os.getpid():
+                epoch.close()
         position = self._resumed or self.start(self._next)
+        if position.seed is None and ahead is not None:
+            position.seed, position.torch_order = ahead
+        for static in self.delivery.statics:
+            if static is not None:
+                static.refuse_another()
         return position, self.open(position, Finalizer())
-
-    def forget_prepared(self) -> None:
-        """Drop what `prepare` has opened."""
-        self._prepared = None
 
     def set_epoch(self, epoch: int) -> None:
         """Make that epoch the next one, from its start unless it is the one to resume."""
@@ -207,6 +181,59 @@ class Epochs:
         return position.to_json()
 
 
+class ReadingEpochs(Epochs):
+    """The epochs of what one thread reads: of a reader, or of the batches of another loader."""
+
+    reads: str  # the name of what is read, in explanations
+    policy: ReadAheadPolicy | None  # whether reading ahead takes a thread; None if nothing is read ahead
+    _places = 1
+
+    def open_reading(
+        self,
+        position: Position,
+        guard: Finalizer,
+        source: tuple[Reader, Callable[[], Stager], int],
+        capacity: int,
+        policy: ReadAheadPolicy | None,
+        present: Callable[[Position, bool, DeliveredStep], Any],
+        ended: Callable[[], None],
+    ) -> Iteration:
+        """Open an epoch that one thread reads, up to `capacity` batches ahead if there is a `policy`.
+
+        The `source` is a reader, what makes the function that stages its items, and the items per batch;
+        `present` also takes whether there is only one place.
+        """
+        reader, make_stager, items_a_batch = source
+        # One pair: another thread may set another source, with other places, while this epoch opens.
+        delivery, idle = self.delivery, self._idle
+        self._places = len(delivery.devices)
+        buffers = take_buffers(idle, delivery, capacity, self._meter, programmer=self._programmer)
+        reached = ReadSoFar(position.batches, items_a_batch, position.own)
+        batches = stage_all(reader, make_stager(), buffers.ring, self._meter, reached, self._token)
+        with deferred_interrupt():  # until the guard knows the thread that reads
+            fetch: Fetch = InlineFetch(batches)
+            if policy is not None:
+                fetch = ReadAhead(batches, buffers.ring, capacity, policy)
+            epoch = Epoch(
+                buffers,
+                fetch,
+                partial(present, position, len(delivery.devices) == 1),
+                idle,
+                drop_last=delivery.drop_last,
+                meter=self._meter,
+                ended=ended,
+                kernels=self._kernels,
+            )
+            return open_epoch(epoch, guard)
+
+    @property
+    def configuration(self) -> Configuration:
+        """The options that explain a loop's times."""
+        threads = int(self.policy is not None and self.policy.threaded)
+        cores = usable_cores()
+        return Configuration(self.reads, threads, "thread", cores, self._places, policy=self.policy)
+
+
 class DatasetEpochs(Epochs):
     """The epochs of a `DataLoader`. Its plan never changes; rank, workers and cached arrays may."""
 
@@ -216,9 +243,12 @@ class DatasetEpochs(Epochs):
         self.workers = plan.workers  # who fetches from the next epoch on
         self.seed = plan.batching.seed  # None until an epoch needs one
         self._has_drawn = False
+        self._follows_torch = plan.follows_torch
         self.deliver_to(plan.delivery)
         self._masks = Masks(plan.delivery.locker)
-        self._epoch_setter = None if plan.batching.given is None else EpochSetter(plan.batching)
+        # Whoever passes shard has asked for more than PyTorch does.
+        warns = plan.follows_torch and plan.batching.sharding is None
+        self._epoch_setter = None if plan.batching.given is None else EpochSetter(plan.batching, warns=warns)
         self._resident: Resident | None = None
         self._promised: Resident | None = None
         self._read_with(plan.collation, plan.workers, None)
@@ -226,7 +256,7 @@ class DatasetEpochs(Epochs):
     def _read_with(self, collation: Collation, workers: WorkerOptions, gatherer: Gatherer | None) -> None:
         plan = self.plan
         batching, shards = plan.batching, plan.delivery.shards
-        reading = Reading(
+        spec = BatchSpec(
             plan.source,
             collation,
             plan.size,
@@ -234,18 +264,18 @@ class DatasetEpochs(Epochs):
             drop_last=batching.drop_last or (batching.iterable and shards > 1),
             division=None if batching.sharding is None else ALONE,  # until an epoch finds the rank
         )
-        self._fetching = Fetching(reading, workers, gatherer, plan.delivery.near)
+        self._fetching = Fetching(spec, workers, gatherer, plan.delivery.near)
         self._tuner = self._fetching.autotuner(self.delivery.prefetch, self._meter)
 
     def open(self, position: Position, guard: Finalizer) -> Iteration:
         """Open an epoch at the user's position, for the rank that this process has now."""
         plan, fetching, tuner = self.plan, self._fetching, self._tuner
-        self.delivery.refuse_another()
         # The rank is found now: a launcher may start the ranks after the loader was made, or change them.
         batching = plan.batching.settle()
-        watch = _warn_if_undivided(batching)
+        watch = warn_if_undivided(batching)
         if plan.batching.sharding is not None:
             self._number_batches(position, batching)
+        self._draw(position, batching)
         fetching.divide(batching.division)  # ends persistent workers that read for another rank
         if tuner is not None:  # where the search of earlier epochs has arrived
             fetching.begin_with(tuner.setting)
@@ -273,24 +303,27 @@ class DatasetEpochs(Epochs):
         present: Present = partial(present_step, plan, position, count_real is not None)
         if watch is not None:
             present = watch(present)
-        fetch = fetching.open(one, buffers.ring, self._meter)
-        # With too few samples for a step, an epoch is empty although its source was not read before.
-        drops = batching.drop_last or self.delivery.drop_last
-        epoch = Epoch(
-            buffers,
-            fetch,
-            present,
-            self._idle,
-            drop_last=self.delivery.drop_last,
-            meter=self._meter,
-            ended=partial(end_epoch, position, partial(find_spent, plan.source, batching, drops=drops)),
-            tuner=tuner,
-            # Only workers that fetch by index are tuned.
-            apply=partial(apply_setting, buffers, cast("Resizable", fetch), fetching),
-            masking=None if count_real is None else lambda staged: self._masks.get(*count_real(staged)),
-            kernels=self._kernels,
-        )
-        return open_epoch(epoch, guard)
+        if position.torch_order is not None and batching.torch_generator is not None:
+            present = partial(self._draw_as_delivered, present, position, batching)
+        with deferred_interrupt():  # until the guard knows the workers
+            fetch = fetching.open(one, buffers.ring, self._meter)
+            # With too few samples for a step, an epoch is empty although its source was not read before.
+            drops = batching.drop_last or self.delivery.drop_last
+            epoch = Epoch(
+                buffers,
+                fetch,
+                present,
+                self._idle,
+                drop_last=self.delivery.drop_last,
+                meter=self._meter,
+                ended=partial(end_epoch, position, partial(find_spent, plan.source, batching, drops=drops)),
+                tuner=tuner,
+                # Only workers that fetch by index are tuned.
+                apply=partial(apply_setting, buffers, fetch, fetching),
+                masking=None if count_real is None else lambda staged: self._masks.get(*count_real(staged)),
+                kernels=self._kernels,
+            )
+            return open_epoch(epoch, guard)
 
     def _number_batches(self, position: Position, batching: Batching) -> None:
         """Number the batches of an epoch that is about to begin, for the ranks that there are now."""
@@ -308,6 +341,11 @@ class DatasetEpochs(Epochs):
         """
         assert position.seed is not None
         shards = self.delivery.shards
+        # Ranks that share an epoch share its seed, so their workers need seeds of their own.
+        follows_torch = self._follows_torch and (batching.division or ALONE).world_size == 1
+        request = partial(
+            EpochRequest, position.seed, position.epoch, owner=self._token, follows_torch=follows_torch
+        )
         if batching.iterable:
             reached, division = dict(position.workers), batching.division
             counts = False
@@ -316,12 +354,11 @@ class DatasetEpochs(Epochs):
                 reached = {number: ItemState(number, 0, base=position.base) for number in workers}
                 # A step that would need a mask and has to be cut into shards is dropped.
                 counts = division.pads(None, drop_last=batching.drop_last or shards > 1)
-            one = EpochRequest(
-                position.seed, position.epoch, None, reached, position.batches, position.turn, self._token
-            )
+            without_indices: Iterator[tuple[int, Any]] = zip(count(position.batches), repeat(()))
+            one = request(without_indices, reached, position.turn)
             return None, attrgetter("state") if counts else None, one
 
-        plan: Plan = batching.plan(position.seed, position.epoch, position.base)
+        plan: Plan = batching.plan(position.seed, position.epoch, position.base, position.torch_order)
         order = None if self._resident is None else self._resident.find_order(plan)
         if order is not None and isinstance(plan, OrderedPlan):
             plan = replace(plan, order=InOrder(len(order)))  # positions in the order, which the devices hold
@@ -340,8 +377,7 @@ class DatasetEpochs(Epochs):
         numbered: Iterator[tuple[int, Any]] = enumerate(batches, start)
         if beyond:
             numbered = (entry for entry in numbered if entry[0] not in beyond)
-        one = EpochRequest(position.seed, position.epoch, numbered, {}, owner=self._token)
-        return order, count_real, one
+        return order, count_real, request(numbered, None)
 
     # Positions: where an epoch starts, and where one resumes that another loader may have begun.
 
@@ -351,21 +387,87 @@ class DatasetEpochs(Epochs):
         Ranks that divide an order cannot each draw one, so theirs is 0.
         """
         # Drawn late, at the first epoch, as PyTorch does: `manual_seed` after making a loader still counts.
-        if self.seed is None or self._has_drawn:
-            ranks = (self.plan.batching.settle().division or ALONE).world_size
-            if self.seed is None or ranks > 1:  # there may have been one rank when it was drawn
-                self.seed, self._has_drawn = 0 if ranks > 1 else int(self.plan.draw_seed()), True
+        is_given = self.seed is not None and not self._has_drawn
+        ranks = 1 if is_given or self.plan.batching.sharding is None else self.ranks[1]
+        # PyTorch draws one for each start of its workers.
+        again = self._has_drawn and self._follows_torch and not self.workers.persistent
+        if self.seed is None or again or ranks > 1:  # there may have been one rank when it was drawn
+            alike = ranks > 1 and self.plan.batching.torch_generator is None
+            # PyTorch draws on every rank, also where a program uses nothing of it.
+            drawn = int(self.plan.draw_seed()) if self._follows_torch or not alike else 0
+            self.seed, self._has_drawn = 0 if alike else drawn, True
         return self.seed
+
+    def draw_ahead(self) -> DrawnAhead | None:
+        """Return what PyTorch's loader draws when an iterator is made; None if it draws nothing then."""
+        if not self._follows_torch or self._resumed is not None or self._prepared is not None:
+            return None
+        try:
+            batching = self.plan.batching.settle()
+        except ValueError:
+            return None  # the first step raises this again
+        seed, order = self.draw_seed(), None
+        # Its workers are asked for batches immediately, and so the sampler for indices. What ranks agree on
+        # waits until it is known which epoch this will be.
+        if self.workers.count and not self._agrees(batching):
+            order = self._draw_order(self._next, batching)
+        if order is not None:
+            order.draw_until(self._count_asked(Position(seed, self._next), batching))
+        return seed, order
+
+    def _draw(self, position: Position, batching: Batching) -> None:
+        """Draw what an epoch begins with, unless its state, or whoever made the iterator, has that."""
+        is_new = position.seed is None
+        if position.seed is None:
+            position.seed = self.draw_seed()
+        if (
+            batching.torch_sampler is None
+        ):  # the seed alone determines the order, as it does for all but PyTorch's
+            return
+        # A state of an earlier release has a seed instead, which means this package's own order.
+        if position.torch_order is None:
+            if is_new or not (position.taken or position.batches or position.beyond):
+                position.torch_order = self._draw_order(position.epoch, batching)
+        elif batching.torch_generator is not None and position is self._resumed:
+            position.torch_order.resume(batching.torch_sampler)
+
+    @staticmethod
+    def _agrees(batching: Batching) -> bool:
+        """Return whether several ranks divide an order that none of them can draw."""
+        return (batching.division or ALONE).world_size > 1 and batching.torch_generator is None
+
+    def _count_asked(self, position: Position, batching: Batching) -> int:
+        """Return for how many indices PyTorch's loader has asked its sampler when the user is there."""
+        batches = position.batches // position.shards + self.workers.count * self.workers.prefetch_factor
+        # A batch sampler that was passed as sampler yields lists of indices.
+        size = (batching.size or 1) * (getattr(batching.sampler, "batch_size", 1) if batching.single else 1)
+        return position.base + batches * size * (batching.division or ALONE).world_size
+
+    def _draw_as_delivered(
+        self, present: Present, position: Position, batching: Batching, step: DeliveredStep
+    ) -> Any:
+        """Present a step, and let the user's generator draw what PyTorch's sampler has drawn by then."""
+        # Not when the fetch asks for indices: how far it is ahead depends on free slots.
+        batch = present(step)
+        assert position.torch_order is not None
+        position.torch_order.draw_until(self._count_asked(position, batching))
+        return batch
+
+    def _draw_order(self, epoch: int, batching: Batching) -> TorchOrder | None:
+        if batching.torch_sampler is None or (batching.given is None and not self._follows_torch):
+            return None
+        if self._agrees(batching):
+            return TorchOrder(epoch)  # the seed that PyTorch's `DistributedSampler` shuffles an epoch with
+        return TorchOrder.draw(batching.torch_sampler)
 
     def start(self, epoch: int, taken: int = 0) -> Position:
         """Return the position in an epoch of which all ranks together have taken so many samples.
 
         The batches of a loader that is divided among ranks are numbered when its epoch is opened.
         """
-        seed = self.draw_seed()
         plan, batching = self.plan, self.plan.batching
         position = Position(
-            seed,
+            None if self._follows_torch else self.draw_seed(),
             epoch,
             readers=self._fetching.readers,
             size=plan.size,
@@ -374,7 +476,7 @@ class DatasetEpochs(Epochs):
         )
         if batching.sharding is not None:
             position.step, position.base = 1, taken
-        else:
+        elif taken:
             steps, base = divmod(taken, batching.step)
             position.batches = steps * plan.delivery.shards
             if base:
@@ -401,7 +503,7 @@ class DatasetEpochs(Epochs):
             self._fetching.check_readers(position.readers)
             with suppress(TypeError):  # the number of batches is unknown
                 _check_end("batches", position.batches, batching.count() * shards)
-            self.seed, self._has_drawn = position.seed, False
+            self._take_seed(position)
             self.resume(position)
             return
 
@@ -422,17 +524,26 @@ class DatasetEpochs(Epochs):
             if position.step is None and not batching.is_dealt:  # its last batch may have been shorter
                 taken = min(taken, total) if taken < total + (position.size or 1) else taken
             _check_end("batches" if batching.is_dealt else "samples", taken, total)
-        try:
-            settled = batching.settle()
-        except ValueError:
-            pass  # the epoch finds the rank when it begins, or raises this again
-        else:
-            settled.check_even(taken)
-        self.seed, self._has_drawn = position.seed, False
+        batching.check_even(taken)
+        self._take_seed(position)
         resumed = self.start(position.epoch, taken)
+        resumed.seed, resumed.torch_order = position.seed, position.torch_order
         # Here the numbers count from the position: another loader numbered its batches in another way.
         resumed.beyond = {number + resumed.batches for number in position.beyond}
         self.resume(resumed)
+
+    def _take_seed(self, position: Position) -> None:
+        """Continue with a state's seed, unless the epochs of both loaders draw their own."""
+        # A state with a seed and without what PyTorch drew comes from this package's order, which continues.
+        made = self.plan.batching.given is None and self.plan.batching.torch_sampler is not None
+        if not self._follows_torch or (made and position.torch_order is None and position.seed is not None):
+            self.seed, self._has_drawn, self._follows_torch = position.seed, False, False
+
+    def state(self) -> dict[str, Any]:
+        """Return where a loader that resumes from here must begin, as plain data."""
+        state = super().state()
+        state.setdefault("seed")  # None: the next epoch draws it
+        return state
 
     def _count_all(self) -> int | None:
         """Return the samples per epoch over all ranks, or the batches if those are dealt; None if unknown."""
@@ -461,19 +572,27 @@ class DatasetEpochs(Epochs):
         if not batching.iterable:
             return batching.count()
         # The dataset's length is not checked against what the workers yield, as in PyTorch.
-        samples = self.plan.source.count_items()
+        samples = count_items(self.plan.source.dataset)
         drop_last = batching.drop_last or self.delivery.shards > 1
         return (batching.division or ALONE).count(samples, batching.size or 1, drop_last=drop_last)
 
     def list_batches(self) -> Iterator[list[Any]]:
         """Yield the indices of each batch of an epoch that would begin now, over all places of this rank."""
-        position, batching = self.upcoming(), self.plan.batching.settle()
+        position, batching = self._resumed or self.start(self._next), self.plan.batching.settle()
         if self.plan.batching.sharding is not None:
             self._number_batches(position, batching)
-        assert position.seed is not None
-        plan = batching.plan(position.seed, position.epoch, position.base)
-        for indices in plan.batches(position.batches // position.shards):
+        order, seed = position.torch_order, position.seed
+        if order is None:
+            order = self._draw_order(position.epoch, batching)
+        if seed is None:
+            seed = 0 if order is not None else self.draw_seed()
+        plan = batching.plan(seed, position.epoch, position.base, order)
+        for number, indices in enumerate(plan.batches(position.batches // position.shards), 1):
+            if order is not None:
+                order.draw_until(number * (batching.size or 1))
             yield indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
+        if order is not None:
+            order.draw_until(math.inf)
 
     @property
     def ranks(self) -> tuple[int, int]:
@@ -519,6 +638,34 @@ class DatasetEpochs(Epochs):
 
     # What the loader's attributes tell and change.
 
+    def _open_next(self, ahead: DrawnAhead | None = None) -> tuple[Position, Iteration]:
+        # Trainers such as Lightning tell their own sampler which epoch follows one that was saved at its end.
+        if self._resumed is not None and self._epoch_setter is not None:
+            moved = self._epoch_setter.find_moved()
+            if moved > self._resumed.epoch:
+                self.set_epoch(moved)
+        return super()._open_next(ahead)
+
+    @property
+    def next_epoch(self) -> int:
+        """The number of the epoch that begins next."""
+        return self._next if self._resumed is None else self._resumed.epoch
+
+    def take_over(self, before: DatasetEpochs) -> None:
+        """Go on where the epochs of the same loader were, before its options changed."""
+        self._latest, self._next = before._latest, before._next
+        now, then = self.plan.batching.given, before.plan.batching.given
+        if now is not None and then is not None and now.given is then.given:
+            self._epoch_setter = before._epoch_setter  # which knows whether somebody else sets its epoch
+        self.seed, self._has_drawn, self._follows_torch = (
+            before.seed,
+            before._has_drawn,
+            before._follows_torch,
+        )
+        if before._resumed is not None:
+            self.resume_at(before._resumed)
+        before._fetching.retire()
+
     def set_worker_init(self, function: Callable[[int], object] | None) -> None:
         """Make workers that start from now on call this function first."""
         self.workers = replace(self.workers, init=function)
@@ -538,7 +685,8 @@ class DatasetEpochs(Epochs):
             tuned="" if tuner is None else tuner.describe(),
             most=0 if tuner is None else tuner.most_workers,
             since=None if tuner is None else tuner.settled_at,
-            policy=fetching.policy if fetching.ahead and not fetching.count else None,
+            policy=fetching.policy,
+            started=fetching.started,
         )
 
     def close(self) -> None:
@@ -568,6 +716,8 @@ def _check_end(what: str, reached: int, total: int) -> None:
 class UpcomingBatches(BatchSampler):
     """The indices of the batches that a loader's next epoch will deliver on this rank.
 
+    If the epoch draws its order as PyTorch does, each iteration draws another one, as PyTorch's samplers do.
+
     So a loader of PyTorch over this batch sampler, as Accelerate and Hugging Face's Trainer make one to skip
     batches, reads what the loader itself would read. Iterating begins no epoch of the loader.
 
@@ -583,13 +733,21 @@ class UpcomingBatches(BatchSampler):
     """The class of a copy, which is not a loader's."""
 
     def __init__(
-        self, sampler: Iterable[Any], epochs: DatasetEpochs, batch_size: int, drop_last: bool
+        self, sampler: Iterable[Any], batch_size: int, drop_last: bool, epochs: DatasetEpochs
     ) -> None:
         super().__init__(sampler=sampler, batch_size=batch_size, drop_last=drop_last)
         self._epochs = epochs
+        self._counts = False
+
+    def lead_to(self, epochs: DatasetEpochs, *, counts: bool = False) -> None:
+        """Yield the indices of these epochs; if it `counts`, reading an epoch's begins the next."""
+        self._epochs, self._counts = epochs, counts
 
     def __iter__(self) -> Iterator[list[int]]:
-        return self._epochs.list_batches()
+        epoch = self._epochs.next_epoch
+        yield from self._epochs.list_batches()
+        if self._counts:
+            self._epochs.set_epoch(epoch + 1)
 
     def __len__(self) -> int:
         return self._epochs.count_batches()
@@ -609,7 +767,8 @@ class UpcomingBatches(BatchSampler):
         self._epochs.set_epoch(epoch)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self._plain, (None, self.sampler, False, self.batch_size, self.drop_last)
+        kept: dict[str, Any] = {name: getattr(self, name) for name in ("sampler", "batch_size", "drop_last")}
+        return partial(self._plain, **kept), ()
 
 
 class EpochOf:
@@ -633,8 +792,6 @@ class EpochOf:
 
 # What the user sees of a delivered step.
 
-Present = Callable[[DeliveredStep], Any]
-
 
 def present_step(plan: LoadingPlan, position: Position, masked: bool, step: DeliveredStep) -> Any:
     """Return a step, counted as received: the batch of the only place, or a list with one entry per place.
@@ -649,7 +806,7 @@ def present_step(plan: LoadingPlan, position: Position, masked: bool, step: Deli
         position.received(staged)
         assert staged.tree is not None
         mask = arrays.pop() if masked else None
-        batch = build_batch(staged.tree, staged.levels, arrays, staged.objects)
+        batch = staged.tree.build_batch(staged.levels, arrays, staged.objects, transposed=plan.transposed)
         if plan.names is not None:
             batch = dict(zip(plan.names, batch, strict=True))
         batches.append(add_mask(batch, mask) if masked else batch)
@@ -680,64 +837,3 @@ def _check_alike(parts: Sequence[StagedBatch]) -> None:
             batch=part.number,
             field=field,
         )
-
-
-# The warning that every rank of a distributed run reads the whole dataset, which nobody has asked for.
-
-_has_warned = False
-
-_SAMPLES = "pass shard='auto' to read this rank's part of each step"
-_ITEMS = (
-    "pass shard='auto', or make the dataset divide its items by the rank and world_size of get_worker_info()"
-)
-
-
-def _warn_if_undivided(batching: Batching) -> Callable[[Present], Present] | None:
-    """Warn once per process if each of several ranks reads everything, and nobody has said that it should.
-
-    An iterable dataset may divide its items itself. Whether it asks for its rank is known once it has yielded
-    a batch, so for it this returns a function, to be applied to the one that presents the steps.
-    """
-    # Once, not per loader: programs make one for training and one for evaluation, and the advice is the same.
-    if _has_warned or batching.is_divided or batching.reads_all:
-        return None
-    try:
-        ranks = batching.find()
-    except ValueError:
-        return None  # a loader that does not need the rank does not mind
-    if ranks[1] == 1:
-        return None
-    if batching.iterable:
-        return partial(_present_and_warn, ranks, batching.obstacle or _ITEMS)
-    # The loop calls Iteration.__next__, _open, DataLoader._begin, Epochs.begin, _open_next and open.
-    _warn_of_ranks(ranks, batching.obstacle or _SAMPLES, 6)
-    return None
-
-
-def _present_and_warn(ranks: tuple[int, int], advice: str, present: Present) -> Present:
-    is_first = True
-
-    def present_first(step: DeliveredStep) -> Any:
-        nonlocal is_first
-        if is_first:
-            is_first = False
-            states = [staged.state for staged, _ in step]
-            if not any(isinstance(state, ItemState) and state.asked for state in states):
-                # The loop calls Iteration.__next__ and Epoch.__next__.
-                _warn_of_ranks(ranks, advice, 2)
-        return present(step)
-
-    return present_first
-
-
-def _warn_of_ranks(ranks: tuple[int, int], advice: str, depth: int) -> None:
-    global _has_warned
-    if _has_warned:
-        return
-    _has_warned = True
-    warn(
-        f"this process is rank {ranks[0]} of {ranks[1]}, and the loader reads all samples on every rank: "
-        f"{advice}; if every rank is meant to read everything, pass shard=(0, 1)",
-        UserWarning,
-        depth + 1,
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from gpuloader.batches.columns import lay_out, split_columns
+from gpuloader.batches.columns import split_columns
 from gpuloader.batches.rows import SampleRows
 from gpuloader.checks import check_count
 from gpuloader.devices.places import (
@@ -22,7 +22,9 @@ from gpuloader.epoch.sending import send
 from gpuloader.errors import FeedError, SampleError
 from gpuloader.fields.ragged import gather_fields
 from gpuloader.fields.spec import FeedSpec, Program, resolve_feeds
+from gpuloader.order.samplers import group
 from gpuloader.sources.readers.decorators import Reader, check_reader, iterate
+from gpuloader.staging.arena import arrange
 
 Feed = dict[str, Any]
 
@@ -118,11 +120,7 @@ class DataFeeder:
             yield self._feed(batch, place)
 
     def decorate_reader(
-        self,
-        reader: Reader,
-        multi_devices: bool,
-        num_places: int | None = None,
-        drop_last: bool = True,
+        self, reader: Reader, multi_devices: bool, num_places: int | None = None, drop_last: bool = True
     ) -> Callable[[], Iterator[Any]]:
         """Turn a reader of minibatches into a reader of feeds.
 
@@ -158,17 +156,13 @@ class DataFeeder:
 
         def feed_groups() -> Iterator[list[Feed]]:
             count = len(self._places(num_places))
-            group: list[Any] = []
-            for batch in iterate(reader):
-                group.append(batch)
-                if len(group) == count:
-                    yield list(self.feed_parallel(group, num_places))
-                    group = []
-            if group and not drop_last:
-                raise ValueError(
-                    f"the last group holds {len(group)} minibatches for {count} devices; "
-                    "pass drop_last=True or make the number of minibatches a multiple of the devices"
-                )
+            for batches in group(iterate(reader), count, drop_last):
+                if len(batches) < count:
+                    raise ValueError(
+                        f"the last group holds {len(batches)} minibatches for {count} devices; "
+                        "pass drop_last=True or make the number of minibatches a multiple of the devices"
+                    )
+                yield list(self.feed_parallel(batches, num_places))
 
         return feed_groups
 
@@ -188,6 +182,7 @@ class DataFeeder:
             columns = split_columns(list(iterable), rows)
         except SampleError as error:
             raise FeedError(error.problem, index=error.index, field=error.field) from error
+        layout = arrange(tuple((column.shape, column.dtype) for column in columns))
         writers = [column.write for column in columns]
-        fields = gather_fields(rows.levels, send(writers, lay_out(columns), open_device(place)))
+        fields = gather_fields(rows.levels, send(writers, layout, open_device(place)))
         return {feed.name: field for feed, field in zip(self._feeds, fields, strict=True)}

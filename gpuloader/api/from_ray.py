@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpuloader.api.loader import DataLoader
-from gpuloader.errors import missing_package
+from gpuloader.errors import import_package
 from gpuloader.sources.block import Block, Part
 from gpuloader.sources.dataset import IterableDataset
 
@@ -54,10 +54,7 @@ def from_ray(shard: Any, batch_size: int, places: Any = None, **options: Any) ->
             for batch in gpuloader.from_ray(shard, batch_size=100, places="gpu:0"):
                 step(batch["image"], batch["label"])
     """
-    try:
-        import ray.data  # noqa: F401
-    except ImportError:
-        raise missing_package("reading a shard of Ray Data", "ray", "ray") from None
+    import_package("ray.data", "reading a shard of Ray Data", "ray", "ray")
     if not callable(getattr(shard, "iter_batches", None)):
         raise TypeError(
             f"expected a shard or dataset of Ray Data, got {type(shard).__name__}; see "

@@ -10,15 +10,10 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Protocol, Self, runtime_checkable
 
-from gpuloader.api.epochs import Epochs
+from gpuloader.api.epochs import ReadingEpochs
 from gpuloader.api.options import check_option
 from gpuloader.api.state import Position, end_epoch, find_spent_reader, read_state
-from gpuloader.batches.readers import (
-    BatchStager,
-    SampleListStager,
-    SampleStager,
-    check_takes_state,
-)
+from gpuloader.batches.readers import BatchStager, SampleListStager, SampleStager, Stager, check_takes_state
 from gpuloader.checks import THREAD, check_count, check_read_ahead
 from gpuloader.devices.places import default_place, guarded_place, parse_places
 from gpuloader.epoch.delivery import Delivery
@@ -28,16 +23,16 @@ from gpuloader.fields.ragged import gather_fields
 from gpuloader.fields.spec import FeedSpec, resolve_feeds
 from gpuloader.sources.readers.decorators import Reader, batch, check_reader
 from gpuloader.sources.readers.reader_processes import multiprocess_reader
-from gpuloader.staging.ring import Ring
 from gpuloader.system.finalizers import Finalizer
-from gpuloader.system.threads import check_not_reading
-from gpuloader.watch.explaining import Configuration, Measured
+from gpuloader.watch.explaining import Measured
 from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
 from gpuloader.watch.stats import Meter
 
 
-class ReaderEpochs(Epochs):
+class ReaderEpochs(ReadingEpochs):
     """The epochs of a reader: each has an iterator, a thread and slots of its own."""
+
+    reads = "reader"
 
     def __init__(
         self,
@@ -50,21 +45,20 @@ class ReaderEpochs(Epochs):
     ) -> None:
         super().__init__(meter)
         # The reader, what makes the function that stages its items in slots, and the items per batch.
-        self.source: tuple[Reader, Callable[[Ring], Any], int] | None = None
-        self.policy = policy  # whether reading ahead takes a thread; None if nothing is read ahead
+        self.source: tuple[Reader, Callable[[], Stager], int] | None = None
+        self.policy = policy
         self._capacity = capacity
         self._names = names
         self._as_list = as_list or names is None
 
     def check_ready(self) -> None:
         """Raise `Misuse` if there is no source, or if an epoch cannot begin now."""
-        check_not_reading(self._token)
         if self.source is None:
             raise Misuse(
                 "the loader has no source: call set_sample_generator, set_sample_list_generator or "
                 "set_batch_generator first"
             )
-        self.delivery.refuse_capture()
+        super().check_ready()
 
     def open(self, position: Position, guard: Finalizer) -> Iteration:
         """Open an epoch that reads from the start, or from the reader's own state."""
@@ -72,12 +66,6 @@ class ReaderEpochs(Epochs):
         source = self.source
         ended = partial(end_epoch, position, partial(find_spent_reader, source[0]))
         return self.open_reading(position, guard, source, self._capacity, self.policy, self._present, ended)
-
-    @property
-    def configuration(self) -> Configuration:
-        """The options that explain a loop's times."""
-        places = 1 if self.source is None else len(self.delivery.devices)
-        return self.explain_reading("reader", places, self.policy)
 
     def _present(self, position: Position, is_single: bool, step: DeliveredStep) -> Any:
         batches: list[Any] = []
@@ -105,17 +93,16 @@ class GeneratorLoader(Measured):
         self,
         feed_list: Sequence[FeedSpec | str] | None,
         capacity: int | None,
-        *,
         use_double_buffer: bool | str,
         iterable: bool,
         return_list: bool,
-        use_multiprocess: bool,
-        drop_last: bool,
+        use_multiprocess: bool = False,
+        drop_last: bool = True,
         output: str | None = None,
         stream: object = None,
         static: bool = False,
     ) -> None:
-        self._output, self._stream = check_option("output", output), stream
+        self._output, self._stream = check_option("output", output), check_option("stream", stream)
         self._static = check_option("static", static)
         self._capacity = check_count("capacity", capacity)
         self._feeds = None if feed_list is None else resolve_feeds(feed_list)
@@ -179,7 +166,7 @@ class GeneratorLoader(Measured):
         [[0, 1], [2]]
         """
         size = check_count("batch_size", batch_size)
-        stager = partial(SampleStager, self._feeds, meter=self._meter, batch_size=size, drop_last=drop_last)
+        stager = partial(SampleStager, self._feeds, size, drop_last=drop_last)
         return self._set(reader, places, stager, f"samples, in batches of {size}", size)
 
     def set_sample_list_generator(self, reader: Callable[[], Any], places: Any = None) -> GeneratorLoader:
@@ -195,7 +182,7 @@ class GeneratorLoader(Measured):
         >>> [labels.tolist() for _, labels in loader.set_sample_list_generator(reader, places="cpu")]
         [[0, 1], [2, 3]]
         """
-        stager = partial(SampleListStager, self._feeds, meter=self._meter)
+        stager = partial(SampleListStager, self._feeds)
         return self._set(reader, places, stager, "lists of samples")
 
     def set_batch_generator(self, reader: Callable[[], Any], places: Any = None) -> GeneratorLoader:
@@ -212,14 +199,14 @@ class GeneratorLoader(Measured):
         >>> [float(images.sum()) for images, in loader.set_batch_generator(reader, places="cpu")]
         [0.0, 6.0]
         """
-        stager = partial(BatchStager, self._feeds, meter=self._meter)
+        stager = partial(BatchStager, self._feeds)
         return self._set(reader, places, stager, "batches")
 
     def _set(
         self,
         reader: Callable[[], Any],
         places: Any,
-        make_stager: Callable[[Ring], Any],
+        make_stager: Callable[[], Stager],
         kind: str,
         items_a_batch: int = 1,
     ) -> GeneratorLoader:
@@ -490,18 +477,8 @@ def from_generator(
     >>> [numbers.tolist() for numbers, in loader.set_batch_generator(batches, places="cpu")]
     [[0, 1], [2, 3], [4, 5]]
     """
-    return GeneratorLoader(
-        feed_list,
-        capacity,
-        use_double_buffer=use_double_buffer,
-        iterable=iterable,
-        return_list=return_list,
-        use_multiprocess=use_multiprocess,
-        drop_last=drop_last,
-        output=output,
-        stream=stream,
-        static=static,
-    )
+    by_feeds = feed_list, capacity, use_double_buffer, iterable, return_list, use_multiprocess, drop_last
+    return GeneratorLoader(*by_feeds, output, stream, static)
 
 
 # `DataLoader.from_dataset`: make a loader over a dataset of text files, as in Paddle.

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 from gpuloader.api import loader as dataset_loader
+from gpuloader.api.loading import Framework
 from gpuloader.api.options import Options
 from gpuloader.errors import MissingPackage
 from gpuloader.sources.dataset import Readable, S
@@ -72,10 +73,10 @@ class DataLoader(dataset_loader.DataLoader[S]):
             )
         super().__init__(dataset, output=_find_output() if output is None else output, **options)
 
-    def _open(self, options: Options) -> None:
+    def _open(self, options: Options, framework: Framework | None = None) -> None:
         # Become one of Keras's data adapters as well, because `fit` recognizes data by their class.
         self.__class__ = _as_adapter(type(self))  # type: ignore[arg-type]
-        super()._open(options)
+        super()._open(options, framework)
 
     @property
     def num_batches(self) -> int | None:

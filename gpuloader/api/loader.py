@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic
 
-from gpuloader.api.epochs import DatasetEpochs, EpochOf, UpcomingBatches
+from gpuloader.api.epochs import DatasetEpochs, DrawnAhead, EpochOf, UpcomingBatches
 from gpuloader.api.generator_loader import from_dataset, from_generator
 from gpuloader.api.loading import Framework, decide
-from gpuloader.api.options import Options, warn_of_deprecated
+from gpuloader.api.options import DEPRECATED, Options, warn
 from gpuloader.api.state import read_state
 from gpuloader.devices.places import Place
 from gpuloader.epoch.cache import ArraySource, materialise
@@ -106,10 +107,11 @@ class DataLoader(Measured, Generic[S]):
     worker_type : str or None
         'process', or 'thread' for datasets that wait or release the GIL. Threads share the dataset, so an
         iterable dataset must keep its position in what ``__iter__`` returns, not in itself. None means
-        threads for pictures, whose decoders release the GIL, and processes for anything else.
+        threads for images, whose decoders release the GIL, and processes for anything else.
     start_method : str or None
-        How worker processes start: 'fork', 'forkserver' or 'spawn'. None uses a fork server if sending it the
-        dataset is cheap, otherwise fork.
+        How worker processes start: 'fork', 'forkserver' or 'spawn'. None does as `multiprocessing` does, and
+        PyTorch with it: fork on Linux up to Python 3.13. Where a fork is known to hang, because JAX has
+        computed in the program or the dataset refers to Polars, it is 'forkserver', with a warning.
     multiprocessing_context : str, multiprocessing context, or None
         PyTorch's name for start_method, which also takes a context; both must agree.
     on_worker_death : str
@@ -122,16 +124,17 @@ class DataLoader(Measured, Generic[S]):
     transforms : list of Transform
         Operations from `gpuloader.transforms` that run where the batch lands. On a GPU they follow the copy,
         on its stream, so only their smaller input crosses the bus. On a CPU place they run as the batch is
-        loaded. Those that resize, crop, mirror or color single pictures run as each sample is loaded.
+        loaded. Those that resize, crop, mirror or color single images run as each sample is loaded.
     decode : str or None
-        'image' takes bytes in the samples for encoded pictures, and decodes them to uint8 pixels of shape
-        (height, width, 3). Fields that a transform of pictures names, and those of an `ImageFolder`, are
+        'image' takes bytes in the samples for encoded images, and decodes them to uint8 pixels of shape
+        (height, width, 3). Fields that a transform of images names, and those of an `ImageFolder`, are
         decoded without it. 'device' does the same, but on a GPU nvImageCodec decodes JPEG files that a
-        transform of pictures gives a size; its pixels are not exactly those of Pillow.
+        transform of images gives a size; its pixels are not exactly those of Pillow.
     on_bad : str
-        What to do about a picture that cannot be decoded. 'raise' raises PictureError, which names the file
-        and the sample. 'skip' leaves the sample out, so that its batch is shorter, and counts it in
-        ``stats().skipped``.
+        What to do about a sample that raises. 'raise' raises SampleError, or PictureError for an image that
+        cannot be decoded. 'skip' leaves the sample out, so that its batch is shorter, counts it in
+        ``stats().skipped``, and logs the first ten. Of a dataset without indices, only images are left out.
+        Files that cannot be opened and full memory still end the epoch.
     cache : str or None
         None reads the dataset every epoch. 'host' and 'device' read it once and gather later batches from
         arrays in RAM or on the GPUs; with 'device', epochs are permuted on the GPU and only 16 bytes per
@@ -238,25 +241,19 @@ class DataLoader(Measured, Generic[S]):
         pin_memory: bool = False,
         pin_memory_device: str = "",
     ) -> None:
-        # In the order of the table, which a test compares by name.
-        # fmt: off
-        options = Options(
-            dataset, feed_list, places, return_list, batch_sampler, batch_size, shuffle, drop_last,
-            collate_fn, num_workers, use_buffer_reader, prefetch_factor, use_shared_memory, timeout,
-            worker_init_fn, persistent_workers, sampler, seed, generator, prefetch, memory_budget,
-            in_order, worker_type, start_method, multiprocessing_context, on_worker_death, ragged,
-            pad, transforms, decode, on_bad, cache, split, remainder, output, stream, copy_priority,
-            static, shard, uneven, pin_memory, pin_memory_device,
-        )
-        # fmt: on
-        warn_of_deprecated(options)
+        given = {**locals()}  # by the names of the table, as a test makes sure
+        del given["self"]
+        options = Options(**given)
+        for name, advice in DEPRECATED.items():
+            if getattr(options, name) is not None:
+                warn(f"{name} is deprecated and goes with the next release; {advice}", DeprecationWarning, 0)
         self._open(options)
 
-    def _open(self, options: Options) -> None:
-        plan = decide(options, self._framework)
+    def _open(self, options: Options, framework: Framework | None = None) -> None:
+        plan = decide(options, framework or self._framework)
         self._options = options
         self._generator = options.generator
-        self._meter = Meter()
+        self._meter = vars(self).get("_meter") or Meter()
         self._epochs = DatasetEpochs(plan, self._meter)
         self._batches: Iterable[Any] | None = None  # what `batch_sampler` has made
         self._cache = plan.cache  # until the first epoch fills it
@@ -274,12 +271,12 @@ class DataLoader(Measured, Generic[S]):
 
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator over the next epoch, which begins when its first step is requested."""
-        return Iteration(self._begin, self._epochs.count_steps)
+        return Iteration(partial(self._begin, self._epochs.draw_ahead()), self._epochs.count_steps)
 
-    def _begin(self) -> Iteration:
+    def _begin(self, ahead: DrawnAhead | None) -> Iteration:
         if self._cache is not None:
             self._fill_cache()
-        return self._epochs.begin()
+        return self._epochs.begin(ahead)
 
     def warm_up(self) -> None:
         """Do now what the first batch of the next loop would wait for; that loop then begins at once.
@@ -316,22 +313,17 @@ class DataLoader(Measured, Generic[S]):
         source = ArraySource.of(plan.source) if plan.collation.feeds is None else None
         if source is None:
             # By a loader of its own, in the dataset's order: ranks, places and transforms come afterwards.
-            # Random numbers in `__getitem__` follow from the same seed.
+            # Random numbers in `__getitem__` follow from the same seed, unless each epoch draws its own.
             reading = DataLoader(
                 plan.source.dataset,
                 plan.collation.feeds,
                 "cpu",
                 batch_size=_CACHE_BATCH,
                 sampler=StoredOrder(plan.source.dataset),
-                seed=self._epochs.draw_seed(),
+                seed=0 if plan.follows_torch else self._epochs.draw_seed(),
                 shard=(0, 1),
-                decode=options.decode,
-                num_workers=options.num_workers,
-                timeout=options.timeout,
-                worker_init_fn=options.worker_init_fn,
                 worker_type=plan.workers.kind,
-                start_method=options.start_method,
-                on_worker_death=options.on_worker_death,
+                **{name: getattr(options, name) for name in _OF_READING},
             )
             promise = self._epochs.promise_cache if self._cache == "device" else None
             source = materialise(reading, len(plan.source.dataset), promise)
@@ -403,7 +395,7 @@ class DataLoader(Measured, Generic[S]):
         [[4, 5, 6, 7], [8, 9]]
         """
         position = read_state(state)
-        if position.seed is None:
+        if "seed" not in state:
             raise ValueError(
                 "this is the state of a loader made by DataLoader.from_generator, not of one over a dataset"
             )
@@ -457,7 +449,7 @@ class DataLoader(Measured, Generic[S]):
             sampler = self.sampler
             assert sampler is not None
             kind = self._upcoming_batches()
-            self._batches = kind(sampler, self._epochs, batching.given_size, batching.drop_last)
+            self._batches = kind(sampler, batching.given_size, batching.drop_last, self._epochs)
         return self._batches
 
     @staticmethod
@@ -570,11 +562,8 @@ class DataLoader(Measured, Generic[S]):
 
     def __setattr__(self, name: str, value: object) -> None:
         # As PyTorch's loader refuses it. Silently ignored, `loader.batch_size = 64` would train on.
-        if name in _FIXED:
-            raise ValueError(
-                f"{name} cannot be changed once the loader is made: make another DataLoader, with the {name} "
-                "that you need"
-            )
+        if name in FIXED:
+            raise refuse_change(name)
         super().__setattr__(name, value)
 
     def __repr__(self) -> str:
@@ -607,11 +596,16 @@ class DataLoader(Measured, Generic[S]):
     # A copy or a pickle has the same options, and starts with its first epoch.
 
     def __getstate__(self) -> dict[str, Any]:
-        names = Options.__dataclass_fields__
-        options = {name: getattr(self._options, name) for name in names}
+        options = {name: getattr(self._options, name) for name in Options.__dataclass_fields__}
         # A copy has the seed that was drawn from the generator, not the next one that it would give.
-        options |= {"seed": self._epochs.plan.batching.seed, "generator": None}
-        own = {name: value for name, value in vars(self).items() if name not in _PRIVATE}
+        if not self._epochs.plan.follows_torch:
+            options |= {"seed": self._epochs.plan.batching.seed, "generator": None}
+        kind = type(self)
+        own = {
+            name: value
+            for name, value in vars(self).items()
+            if name not in _PRIVATE and not isinstance(getattr(kind, name, None), property)
+        }
         return {"options": options, "generator": self.generator, "own": own}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
@@ -620,11 +614,23 @@ class DataLoader(Measured, Generic[S]):
         vars(self).update(state["own"])
 
 
-_FIXED = frozenset(
+FIXED = frozenset(
     name for name, found in vars(DataLoader).items() if isinstance(found, property) and found.fset is None
 )
-_PRIVATE = frozenset({"_options", "_epochs", "_batches", "_generator", "_meter", "_cache"})
+_OF_READING = ("decode", "num_workers", "timeout", "worker_init_fn", "start_method", "on_worker_death")
+"""The options with which the samples of a cache are read, as those of an epoch would be."""
+_PRIVATE = frozenset(
+    {"_options", "_epochs", "_batches", "_generator", "_meter", "_cache", "_prepared", "_grouping"}
+)
 """The attributes of a loader that a copy makes again; all others were added by a subclass or by the user."""
+
+
+def refuse_change(name: str) -> ValueError:
+    """Return the error for an option that somebody sets after the loader was made."""
+    return ValueError(
+        f"{name} cannot be changed once the loader is made: make another DataLoader, with the {name} that "
+        "you need"
+    )
 
 
 def _describe_rank(batching: Batching) -> list[str]:

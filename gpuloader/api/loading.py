@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpuloader.api.options import OWN_BATCHES, Options, find_unit
-from gpuloader.batches.schema import Collation, check_fill
+from gpuloader.batches.schema import Collation, Fallback
 from gpuloader.checks import AUTO
 from gpuloader.devices.places import default_place, parse_places
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.fetch.contract import WorkerOptions, most_workers
+from gpuloader.fields.convert import check_fill
 from gpuloader.fields.spec import FeedSpec, resolve_feeds
-from gpuloader.order.batching import Batching, as_sampler
+from gpuloader.order.batching import Batching, as_sampler, yields_numbers
 from gpuloader.order.order import InOrder
 from gpuloader.order.randomness import draw_seed
-from gpuloader.order.samplers import Sampler, make_sampler
+from gpuloader.order.samplers import make_sampler
 from gpuloader.order.worker_info import find_local_rank
 from gpuloader.sources.describing import Source, check_alike, describe
 from gpuloader.system.platforms import available_memory
@@ -35,14 +36,22 @@ if TYPE_CHECKING:
 class Framework:
     """What a framework's own loader does by default, so that a loader with its parameters does the same."""
 
-    # Makes the sampler of a loader that was passed none, from the dataset and `shuffle`.
-    make_sampler: Callable[[Any, bool], Sampler[int]] = make_sampler
+    # Makes the sampler of a loader that was passed none, from the dataset, `shuffle` and the generator. None
+    # makes one of this package's, whose seed the loader draws from the generator.
+    make_sampler: Callable[..., Iterable[int]] | None = None
     # Returns the seed of a loader that was passed none, from the framework's global random state. 31 bits, as
     # many as NumPy's legacy generator draws alike on all systems.
     draw_seed: Callable[[], int] = partial(np.random.randint, 2**31)  # noqa: RUF009
     # Whether shard='auto' leaves alone what cannot be divided among ranks. A program that only changed its
     # import did not ask for sharding, so it must run as before.
     divides_if_possible: bool = False
+    # Whether each epoch draws a seed, from the generator if one was passed, unless the user gives one.
+    follows_torch: bool = False
+    # Whether values in host memory stay what they are: the results of a collate_fn, and unbatched samples
+    # after `convert`, the framework's own function. `fallback` makes the batches that rows do not do for.
+    keeps_values: bool = False
+    convert: Callable[[Any], Any] | None = None
+    fallback: Fallback | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,45 +66,119 @@ class LoadingPlan:
     size: int | None  # samples per batch on one place; None if a batch sampler determines it
     names: tuple[str, ...] | None  # keys of the dicts that the user gets; None for the tree of a sample
     cache: str | None  # where samples are kept after the first epoch: 'host' or 'device'
-    draw_seed: Callable[[], int]  # asked when an epoch first needs a seed that the user has not given
+    draw_seed: Callable[[], int]  # asked when an epoch needs a seed that the user has not given
+    follows_torch: bool  # whether that is so for every epoch
+    transposed: bool  # whether columns of text that were entries of a list or tuple are tuples
 
 
 def decide(options: Options, framework: Framework) -> LoadingPlan:
     """Return what the options of a loader amount to for its dataset, before anything starts.
 
-    The steps depend on each other in this order: the source tells whether there are pictures, pictures choose
-    the kind of workers, the batches of the ranks decide where they can be delivered, and only a loader whose
-    places are known knows whether a GPU makes its pictures.
+    The steps depend on each other in this order: the source tells whether there are images, images choose the
+    kind of workers, the batches of the ranks decide where they can be delivered, and only a loader whose
+    places are known knows whether a GPU makes its images.
     """
-    chosen = as_sampler(options.sampler, options.batch_sampler)
-    by_key = chosen is not None and not chosen.numbers
-    source = describe(options.dataset, by_key=by_key, encoded=options.decode is not None)
+    given = as_sampler(options.sampler, options.batch_sampler)
+    by_key = given is not None and not yields_numbers(given.given)
+    # A collate_fn written for the framework's loader expects the samples that the dataset itself returns.
+    by_rows = options.collate_fn is not None or options.batch_size is None
+    in_columns = not (framework.keeps_values and by_rows)
+    source = describe(
+        options.dataset, by_key=by_key, encoded=options.decode is not None, in_columns=in_columns
+    )
     feeds = None if options.feed_list is None else resolve_feeds(options.feed_list)
-    of_pictures, of_batches = split_transforms(options.transforms) if options.transforms else ([], [])
+    of_images, of_batches = split_transforms(options.transforms) if options.transforms else ({}, [])
     stage = None
-    if of_pictures or options.decode or source.holds_images:
-        # Imported late, because only loaders of pictures need it.
+    if of_images or options.decode or source.holds_images:
+        # Imported late, because only loaders of images need it.
         from gpuloader.batches.image_samples import ImageStage
         from gpuloader.sources.images.decoding import load_pillow
 
         load_pillow()
         declared = None if feeds is None else tuple(map(attrgetter("name"), feeds))
-        stage = ImageStage.of(of_pictures, decodes=options.decode is not None, names=declared)
+        stage = ImageStage(of_images, options.decode is not None, declared)
 
+    follows_torch = framework.follows_torch and options.seed is None
+    workers = _choose_workers(options, source, in_threads=stage is not None)
+    generator, seed, draw = options.generator, options.seed, framework.draw_seed
+    make = framework.make_sampler and partial(framework.make_sampler, generator=generator)
+    if follows_torch and generator is not None:
+        draw = partial(draw_seed, generator)
+    elif generator is not None:
+        seed = draw_seed(generator)
+    batching = Batching.choose(
+        source.dataset,
+        iterable=source.iterable,
+        given=given,
+        own_order=source.own_order,
+        batch_size=options.batch_size,
+        shuffle=bool(options.shuffle),
+        drop_last=options.drop_last,
+        seed=seed,
+        make=make or make_sampler,
+    )
+    uneven = options.uneven or "pad"
+    insists = not (framework.divides_if_possible and options.shard == AUTO)
+    batching = batching.divide(
+        options.shard, uneven, dataset=source.dataset, in_order=workers.in_order, insists=insists
+    )
+    delivery = _choose_delivery(options, batching, workers)
+    if options.on_bad == "skip":
+        _check_skipping(
+            ends=source.iterable and stage is None,
+            equal=delivery.shards > 1 or (batching.sharding is not None and uneven == "pad"),
+        )
+    collation = _choose_collation(options, framework, feeds, stage, (of_images, of_batches), delivery)
+
+    if options.cache is not None:
+        conflicts = {
+            "an iterable dataset": source.iterable,
+            "collate_fn": options.collate_fn is not None,
+            "batch_size=None": options.batch_size is None,
+            "on_bad='skip'": options.on_bad == "skip",
+            "ragged": options.ragged,
+            "pad": options.pad,
+            "transforms that resize, crop, mirror or color images": stage and stage.chains,
+            "fields of varying length": not collation.fixed,
+        }
+        if conflict := next(filter(conflicts.get, conflicts), None):
+            raise ValueError(
+                "cache needs a map-style dataset with samples of fixed size; it cannot be combined with "
+                f"{conflict}"
+            )
+    # If a batch may mix parts of a dataset that differ, that is an error now and not after hours. Declared
+    # feeds and functions adapt them, and a sampler of the user's may draw from one part at a time.
+    adapts = source.iterable or collation.whole or feeds is not None or collation.fallback is not None
+    mixes = source.chained and given is None and not _keeps_apart(source, batching)
+    if not adapts and (options.cache is not None or mixes):
+        check_alike(source, collation.ragged | (collation.pads or {}).keys())
+    names = None if options.return_list or feeds is None else tuple(map(attrgetter("name"), feeds))
+    size = None if batching.size is None else -(-batching.size // delivery.shards)
+    transposed = framework.keeps_values and not collation.whole
+    cache = options.cache
+    # fmt: off
+    return LoadingPlan(
+        source, batching, collation, workers, delivery, size, names, cache, draw, follows_torch, transposed
+    )
+    # fmt: on
+
+
+def _choose_workers(options: Options, source: Source, *, in_threads: bool) -> WorkerOptions:
+    """Return who fetches; `in_threads` unless the user has chosen."""
     tuned, deepens = options.num_workers == AUTO, options.prefetch == AUTO
     if tuned and source.iterable:
         raise ValueError(
             "num_workers='auto' needs a map-style dataset, because the batches of an iterable dataset depend "
             "on how many workers read it; pass a number"
         )
-    # Threads for pictures: their decoders release the GIL, and pixels need not cross a pipe. Whoever asks for
+    # Threads for images: their decoders release the GIL, and pixels need not cross a pipe. Whoever asks for
     # a start method wants processes.
-    in_threads = stage is not None and options.start_method is None
+    kind = options.worker_type or ("thread" if in_threads and options.start_method is None else "process")
     # Slots are page-locked, which takes memory away from the page cache and from the datasets of workers.
     available = available_memory() if tuned or deepens else None
-    workers = WorkerOptions(
+    return WorkerOptions(
         count=1 if tuned else int(options.num_workers),
-        kind=options.worker_type or ("thread" if in_threads else "process"),
+        kind=kind,
         prefetch_factor=options.prefetch_factor or 2,
         in_order=options.in_order,
         timeout=options.timeout,
@@ -109,89 +192,60 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
         read_ahead=options.use_buffer_reader,
     )
 
-    batching = Batching.choose(
-        source.dataset,
-        iterable=source.iterable,
-        given=chosen,
-        own_order=source.own_order,
-        batch_size=options.batch_size,
-        shuffle=bool(options.shuffle),
-        drop_last=options.drop_last,
-        seed=options.seed if options.generator is None else draw_seed(options.generator),
-        make=framework.make_sampler,
-    )
-    uneven = options.uneven or "pad"
-    if framework.divides_if_possible and options.shard == AUTO:
-        batching = batching.divide_if_possible(uneven, dataset=source.dataset, in_order=workers.in_order)
-    else:
-        batching = batching.divide(options.shard, uneven, dataset=source.dataset, in_order=workers.in_order)
 
-    delivery = _choose_delivery(options, batching, workers)
-    if options.transforms:
-        check_transform_places(delivery)
-    equal = delivery.shards > 1 or (batching.sharding is not None and uneven == "pad")
-    if options.on_bad == "skip":
-        _check_skipping(stage, equal=equal)
-
+def _choose_collation(
+    options: Options,
+    framework: Framework,
+    feeds: tuple[FeedSpec, ...] | None,
+    stage: ImageStage | None,
+    transforms: tuple[dict[str | None, tuple[Any, ...]], list[Any]],
+    delivery: Delivery,
+) -> Collation:
+    """Return how samples become a batch, with the transforms of images and of batches."""
+    of_images, of_batches = transforms
     programmer = None
-    if of_batches:
-        if options.collate_fn is not None or options.batch_size is None:
+    if options.transforms:
+        if of_batches and (options.collate_fn is not None or options.batch_size is None):
             raise ValueError(f"transforms {OWN_BATCHES}")
-        programmer = plan_transforms(of_batches, set(map(attrgetter("field"), of_pictures)), options.output)
+        programmer = plan_transforms(of_batches, of_images, options.output, delivery)
+    function, as_tensors = options.collate_fn, delivery.on_host and options.output == "torch"
+    # Elsewhere a batch has to be copied: to a GPU, into arrays of another library, or into declared fields.
+    as_returned = framework.keeps_values and as_tensors and feeds is None
+    if as_returned and function is None and options.batch_size is None:
+        function = framework.convert
+    by_rows_only = programmer is not None or stage is not None or options.cache is not None
     collation = Collation(
         feeds,
-        options.collate_fn,
+        function,
         options.batch_size is not None,
         frozenset(options.ragged),
         options.pad or {},
         programmer,
         delivery.on_host,
-        delivery.on_host and options.output == "torch",
+        as_tensors,
         stage,
         options.on_bad == "skip",
+        as_returned,
+        framework.fallback if as_returned and not by_rows_only else None,
+        framework.keeps_values and (by_rows_only or not as_returned),
     )
     if feeds is not None and (options.ragged or options.pad):
         _check_declared(feeds, collation)
-    # A GPU makes pictures from a batch that lies whole in a slot of its own, and that nobody collates before.
+    # A GPU makes images from a batch that lies whole in a slot of its own, and that nobody collates before.
     is_whole = delivery.shards == 1 and not (options.static or collation.whole or feeds is not None)
     if stage is not None and stage.chains and is_whole and not delivery.on_host:
         open_codecs = delivery.open_codecs if options.decode == "device" else None
         collation = make_on_device(collation, stage, open_codecs)
-
-    cacheable = not source.iterable and collation.fixed and not (stage and stage.chains)
-    cache = options.cache
-    if cache is not None and not cacheable:
-        raise ValueError(
-            "cache needs a map-style dataset with samples of fixed size; it cannot be combined with "
-            "collate_fn, ragged, pad, batch_size=None, or transforms that resize, crop, mirror or color "
-            "pictures"
-        )
-    # If a batch may mix parts of a dataset that differ, that is an error now and not after hours. Declared
-    # feeds and a collate_fn adapt them, and a sampler of the user's may draw from one part at a time.
-    adapts = source.iterable or collation.whole or feeds is not None
-    apart = cache is None and (chosen is not None or not source.chained or _keeps_apart(source, batching))
-    if not adapts and not apart:
-        check_alike(source, collation.ragged | (collation.pads or {}).keys())
-    names = None if options.return_list or feeds is None else tuple(map(attrgetter("name"), feeds))
-    size = None if batching.size is None else -(-batching.size // delivery.shards)
-    return LoadingPlan(
-        source, batching, collation, workers, delivery, size, names, cache, framework.draw_seed
-    )
+    return collation
 
 
 def _keeps_apart(source: Source, batching: Batching) -> bool:
     """Return whether every batch has samples of one dataset only, of those that `source` chains."""
-    size, end = batching.size or 1, 0
-    if size == 1:
-        return True
+    size = batching.size or 1
+    if size == 1 or not isinstance(batching.order(0, 0), InOrder):
+        return size == 1
     # In the dataset's order, a part whose length is a multiple of the batch size ends with a batch.
-    if not isinstance(batching.order(0, 0), InOrder):
-        return False
-    for part in source.chained[:-1]:
-        end += len(part.dataset)
-        if end % size:
-            return False
-    return True
+    return all(len(part.dataset) % size == 0 for part in source.chained[:-1])
 
 
 # Where batches land.
@@ -224,7 +278,7 @@ def _choose_delivery(options: Options, batching: Batching, workers: WorkerOption
         shards=shards,
         uneven=uneven,
         static=options.static,
-        # Kernels on the copy stream would wait behind the model's, which fill the GPU; copies need no cores.
+        # Kernels would wait behind the model's, which fill the GPU; copies need no cores.
         urgent=bool(options.transforms) or options.cache == "device",
     )
 
@@ -276,14 +330,6 @@ def _check_shards(shards: int, uneven: str, batching: Batching, workers: WorkerO
             )
 
 
-def check_transform_places(delivery: Delivery) -> None:
-    """Raise `ValueError` if transforms would have to run both on hosts and on GPUs."""
-    if delivery.has_host and not delivery.on_host:
-        raise ValueError(
-            "transforms run where batches land, so places must be all GPUs or all host memory, got both"
-        )
-
-
 def _check_one_shape(batching: Batching, shards: int, uneven: str) -> None:
     """Raise `ValueError` if an epoch's last batch is known to be smaller on a place than the others."""
     size, last = batching.size, batching.count_last()
@@ -313,9 +359,11 @@ def _check_declared(feeds: tuple[FeedSpec, ...], collation: Collation) -> None:
             check_fill(pads[feed.name], feed.dtype)
 
 
-def split_transforms(transforms: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Return the transforms of single pictures, and those of batches, which must follow them."""
-    pictures: list[Any] = []
+def split_transforms(
+    transforms: Sequence[Any],
+) -> tuple[dict[str | None, tuple[Any, ...]], list[Any]]:
+    """Return the transforms of single images by field, and those of batches, which must follow them."""
+    images: dict[str | None, tuple[Any, ...]] = {}
     others: list[Any] = []
     for transform in transforms:
         if find_unit(transform) == "batches":
@@ -324,15 +372,26 @@ def split_transforms(transforms: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         for before in others:
             if before.field == transform.field:
                 raise ValueError(
-                    f"{type(transform).__name__} is done to single pictures, and {type(before).__name__} to "
+                    f"{type(transform).__name__} is done to single images, and {type(before).__name__} to "
                     f"batches, so in transforms it must come before {type(before).__name__}"
                 )
-        pictures.append(transform)
-    return pictures, others
+        images[transform.field] = (*images.get(transform.field, ()), transform)
+    return images, others
 
 
-def plan_transforms(transforms: list[Any], of_pictures: set[Any], output: str | None) -> Programmer:
-    """Return what plans the transforms of batches; `of_pictures` are the fields of pictures."""
+def plan_transforms(
+    transforms: list[Any], of_images: Iterable[Any], output: str | None, delivery: Delivery
+) -> Programmer | None:
+    """Return what plans the transforms of batches, None without any; `of_images` are the fields of images.
+
+    Raises `ValueError` if transforms would have to run both on hosts and on GPUs, or do not fit together.
+    """
+    if delivery.has_host and not delivery.on_host:
+        raise ValueError(
+            "transforms run where batches land, so places must be all GPUs or all host memory, got both"
+        )
+    if not transforms:
+        return None
     # Imported late: kernels are slow to import, and most loaders have no transforms.
     from gpuloader.transforms.batch_transforms import CHANNELS_LAST, fuse, settle_layouts
 
@@ -342,18 +401,21 @@ def plan_transforms(transforms: list[Any], of_pictures: set[Any], output: str | 
             f"to='channels_last' needs arrays with strides, such as PyTorch's; with output={output!r}, "
             "choose to='HWC'"
         )
-    return Programmer(settle_layouts(fuse(transforms), of_pictures), native=output == "torch")
+    return Programmer(settle_layouts(fuse(transforms), of_images), native=output == "torch")
 
 
-# Pictures: which transforms are done to each, and who decodes.
+# Images: which transforms are done to each, and who decodes.
 
 
-def _check_skipping(stage: ImageStage | None, *, equal: bool) -> None:
-    """Raise `ValueError` unless samples can be left out; `equal` batches have the size that ranks expect."""
-    if stage is None:
+def _check_skipping(*, ends: bool, equal: bool) -> None:
+    """Raise `ValueError` unless samples can be left out; `equal` batches have the size that ranks expect.
+
+    A dataset that `ends` when it raises has no next sample.
+    """
+    if ends:
         raise ValueError(
-            "on_bad='skip' leaves out pictures that cannot be decoded, but this loader decodes none: pass "
-            "decode='image', a transform of pictures, or a dataset of pictures"
+            "on_bad='skip' leaves out samples of a dataset with indices, and images that the loader decodes; "
+            "an iterator that has raised has ended, so catch the exception in the dataset's __iter__"
         )
     if equal:
         raise ValueError(
@@ -365,12 +427,12 @@ def _check_skipping(stage: ImageStage | None, *, equal: bool) -> None:
 def make_on_device(
     collation: Collation, stage: ImageStage, open_codecs: Callable[[], object] | None
 ) -> Collation:
-    """Return a collation whose pictures are made on the device that its batches go to, as far as it can.
+    """Return a collation whose images are made on the device that its batches go to, as far as it can.
 
     `open_codecs` opens what decodes on the devices, and raises if something is missing; None leaves decoding
     to the workers.
     """
-    # Imported late, because only loaders of pictures need it.
+    # Imported late, because only loaders of images need it.
     from gpuloader.transforms.batch_transforms import fuse
     from gpuloader.transforms.image_staging import plan_resampling
     from gpuloader.transforms.program import Decode
@@ -383,7 +445,7 @@ def make_on_device(
         made = plan_resampling(name, chain)
         if made is not None:
             staged[name] = made
-            fields = [one.field for one in transforms]
+            fields = list(map(attrgetter("field"), transforms))
             at = fields.index(name) if name in fields else len(fields)
             transforms[at:at] = [made] if open_codecs is None else [Decode(name, collation.skips), made]
     if not staged:

@@ -7,7 +7,6 @@ of a loader and its copies take names, defaults and checks from here.
 from __future__ import annotations
 
 import dataclasses
-import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.checks import AUTO, check_count, check_flags, check_read_ahead, check_word
-from gpuloader.devices.outputs import OUTPUTS
+from gpuloader.checks import AUTO, check_count, check_flags, check_read_ahead, check_seconds, check_word
+from gpuloader.devices.outputs import OUTPUTS, check_stream
 from gpuloader.epoch.cache import CACHES
 from gpuloader.errors import BadType, BadValue
 from gpuloader.fetch.contract import METHODS
@@ -53,13 +52,6 @@ def check_optional_count(name: str, value: Any) -> int | None:
 def check_prefetch(name: str, value: Any) -> int | str:
     """Return an integer of 1 or more, or 'auto'; raise `ValueError` for anything else."""
     return AUTO if isinstance(value, str) and value == AUTO else check_count(name, value)
-
-
-def check_seconds(name: str, value: Any) -> float:
-    """Return a finite number of 0 or more; raise `ValueError` for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise BadValue(f"{name} must be a number of seconds of 0 or more, got {value!r}")
-    return float(value)
 
 
 def check_seed(name: str, value: Any) -> int | None:
@@ -103,18 +95,18 @@ def check_pads(name: str, value: Any) -> Mapping[str, float] | None:
 
 
 def find_unit(transform: object) -> str:
-    """Return what a transform is done to: 'pictures' before their batch is made, 'batches', or nothing.
+    """Return what a transform is done to: 'images' before their batch is made, 'batches', or nothing.
 
     >>> from gpuloader.transforms import Cast, Resize
     >>> find_unit(Resize(None, 8)), find_unit(Cast(None, "float32")), find_unit(print)
-    ('pictures', 'batches', '')
+    ('images', 'batches', '')
     """
     if isinstance(transform, type):
         return ""
     # By their methods, not their classes: transforms may be the user's own, and importing ours takes long.
     has = partial(hasattr, transform)
     if all(map(has, ("field", "extend"))):
-        return "pictures"
+        return "images"
     return "batches" if all(map(has, ("field", "draws", "bind", "draw", "check"))) else ""
 
 
@@ -185,7 +177,7 @@ class Options:
     split: str = option("batches", ("batches", "shards"))
     remainder: str | None = option(None, ("error", "drop", "pad"))
     output: str | None = option(None, OUTPUTS)
-    stream: object = None
+    stream: object = option(None, check_stream)
     copy_priority: str | None = None
     static: bool = option(False, bool)
     shard: str | tuple[int, int] | None = None
@@ -293,7 +285,7 @@ def _resolve_start_method(options: Options) -> str:
 
 # Options that will go, and warnings that point at the user's line.
 
-_DEPRECATED = {
+DEPRECATED = {
     # One word for ranks and places: who pads among ranks pads among places, too.
     "remainder": "pass uneven, which decides for ranks and places alike",
     "memory_budget": "it has no effect: 'auto' keeps slots within 1 GiB and half of the available memory",
@@ -301,13 +293,6 @@ _DEPRECATED = {
 }
 
 _PACKAGE = str(Path(__file__).parents[1])
-
-
-def warn_of_deprecated(options: Options) -> None:
-    """Warn of each option that was passed and will go."""
-    for name, advice in _DEPRECATED.items():
-        if getattr(options, name) is not None:
-            warn(f"{name} is deprecated and goes with the next release; {advice}", DeprecationWarning, 1)
 
 
 def warn(message: str, category: type[Warning], depth: int) -> None:

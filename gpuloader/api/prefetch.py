@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from gpuloader.api.epochs import Epochs
-from gpuloader.api.loading import check_transform_places, plan_transforms
+from gpuloader.api.epochs import DrawnAhead, ReadingEpochs
+from gpuloader.api.loading import plan_transforms
 from gpuloader.api.options import check_names, check_option, find_unit
 from gpuloader.api.state import OF_BATCHES, Position, end_epoch, find_spent_batches, read_state
 from gpuloader.batches.kept import Intake, NestedStager
-from gpuloader.batches.readers import close_items
-from gpuloader.batches.schema import Collation, build_batch
+from gpuloader.batches.schema import Collation
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.outputs import FollowingOutput
 from gpuloader.devices.places import default_place, parse_places
@@ -27,25 +26,14 @@ from gpuloader.order.order import check_whole
 from gpuloader.order.randomness import Draw
 from gpuloader.order.worker_info import find_local_rank
 from gpuloader.system.finalizers import Finalizer
-from gpuloader.system.iterators import Steady, refuse_read
+from gpuloader.system.iterators import Steady, close_iterator, refuse_read
 from gpuloader.transforms.program import Transform
 from gpuloader.transforms.programmer import Programmer
-from gpuloader.watch.explaining import Configuration, Measured
+from gpuloader.watch.explaining import Measured
 from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
 from gpuloader.watch.stats import Meter
 
 # One pass over the iterable that `prefetch` wraps, and the states of that iterable on the way.
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """What was true of the iterable right after it yielded a batch, which may be read far ahead."""
-
-    own: Any  # the iterable's own state; None if it has none
-    is_last: bool  # whether the iterable has announced that batch as its last one
-
-
-_NOTHING = Moment(None, False)
 
 
 def has_state(batches: Any) -> bool:
@@ -89,22 +77,22 @@ class PrefetchedSource:
                     return
         finally:
             if not self._is_last:
-                close_items(self._items)
+                close_iterator(self._items)
 
-    def state_dict(self) -> Moment:
-        """Return what is true of the iterable now; called right after each batch was read."""
-        if not (self._stateful or self._is_last):
-            return _NOTHING
-        return Moment(self._batches.state_dict() if self._stateful else None, self._is_last)
+    def state_dict(self) -> tuple[Any, bool]:
+        """Return the iterable's own state, and whether it has announced its last batch.
+
+        Called right after each batch was read, which may be far ahead.
+        """
+        return self._batches.state_dict() if self._stateful else None, self._is_last
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Do nothing: the iterable has had its state since the user loaded it."""
 
     def delivered(self, staged: StagedBatch) -> None:
         """Reduce the state of a batch to the iterable's own, because the user has received it."""
-        moment: Moment = staged.state
-        staged.state = moment.own
-        if moment.is_last:
+        staged.state, is_last = staged.state
+        if is_last:
             self._batches.end_of_dataloader = True
 
     def finish(self) -> None:
@@ -197,27 +185,18 @@ def prefetch(
     {'x': array([0, 1]), 'meta': ('batch 0', 0)}
     {'x': array([1, 2]), 'meta': ('batch 1', 1)}
     """
-    return PrefetchedLoader(
-        batches,
-        places=places,
-        prefetch=prefetch,
-        output=output,
-        host=host,
-        transforms=transforms,
-        stream=stream,
-        drop_last=drop_last,
-        seed=seed,
-    )
+    return PrefetchedLoader(batches, places, prefetch, output, host, transforms, stream, drop_last, seed)
 
 
-class WrappedEpochs(Epochs):
+class WrappedEpochs(ReadingEpochs):
     """The epochs around another loader: each is a pass over it, whose first batch starts its workers."""
+
+    reads = "batches"
 
     def __init__(
         self,
         batches: Any,
         meter: Meter,
-        *,
         places: Any,
         prefetch: int,
         output: str | None,
@@ -236,7 +215,7 @@ class WrappedEpochs(Epochs):
         for transform in listed:
             if find_unit(transform) != "batches":
                 raise TypeError(
-                    f"{type(transform).__name__} is done to single pictures before they are a batch: pass it "
+                    f"{type(transform).__name__} is done to single images before they are a batch: pass it "
                     "to a gpuloader.DataLoader"
                 )
         delivery = Delivery.of(
@@ -244,16 +223,14 @@ class WrappedEpochs(Epochs):
             check_option("output", output),
             stream,
             prefetch=ahead,
-            drop_last=drop_last,
+            drop_last=check_option("drop_last", drop_last),
             urgent=bool(listed),
         )
         if output is None:
             # Tensors stay those of their library, which the first batch shows.
             following = tuple(FollowingOutput(device, stream) for device in delivery.devices)
             delivery = replace(delivery, outputs=following)
-        if listed:
-            check_transform_places(delivery)
-        programmer = plan_transforms(listed, set(), output) if listed else None
+        programmer = plan_transforms(listed, (), output, delivery) if listed else None
         collation = Collation(
             pads={},
             programmer=programmer,
@@ -272,7 +249,7 @@ class WrappedEpochs(Epochs):
         )
         super().__init__(meter, programmer)
         self.deliver_to(delivery)
-        self.policy = ReadAheadPolicy(bound=True)
+        self.policy = ReadAheadPolicy(bound=True) if ahead else None
         self.seed = check_option("seed", seed)
         self._batches = batches
         self._draws = any(one.draws for one in listed)
@@ -285,9 +262,9 @@ class WrappedEpochs(Epochs):
             self.seed = int(np.random.randint(2**31))
         return Position(self.seed if self._draws else None, epoch)
 
-    def begin(self) -> Iteration:
+    def begin(self, ahead: DrawnAhead | None = None) -> Iteration:
         """Open the next pass, or the one that `prepare` has opened."""
-        epoch = super().begin()
+        epoch = super().begin(ahead)
         self._before = _MISSING
         return epoch
 
@@ -302,8 +279,7 @@ class WrappedEpochs(Epochs):
 
     def forget_prepared(self) -> None:
         """Drop what `prepare` has opened."""
-        super().forget_prepared()
-        self._before = _MISSING
+        self._prepared, self._before = None, _MISSING
 
     def open(self, position: Position, guard: Finalizer) -> Iteration:
         """Open a pass over the wrapped loader, whose state the user has loaded already."""
@@ -312,14 +288,12 @@ class WrappedEpochs(Epochs):
         # One more than is copied ahead: a batch that is read when it is asked for would be copied late.
         capacity = (self.ahead + (not delivery.on_host or not self.ahead)) * len(delivery.devices)
         draw = Draw(position.seed, position.epoch)
-        policy = self.policy if self.ahead else None
-        if policy is not None and source.announces:
-            # What a loader announces while it is read must not be seen before `next` returns.
-            policy = ReadAheadPolicy(bound=True, read=1.0)
+        # What a loader announces while it is read must not be seen before `next` returns.
+        policy = ReadAheadPolicy(bound=True, read=1.0) if self.ahead and source.announces else self.policy
         return self.open_reading(
             position,
             guard,
-            (source, lambda ring: NestedStager(self._intake, ring, self._meter, draw), 1),
+            (source, partial(NestedStager, self._intake, draw), 1),
             capacity,
             policy,
             partial(self._present, source),
@@ -334,18 +308,12 @@ class WrappedEpochs(Epochs):
             source.delivered(staged)
             position.received(staged)
             assert staged.tree is not None
-            batches.append(build_batch(staged.tree, staged.levels, arrays, staged.objects))
+            batches.append(staged.tree.build_batch(staged.levels, arrays, staged.objects))
         return batches[0] if is_single else batches
 
     def _end(self, position: Position, source: PrefetchedSource) -> None:
         source.finish()
         end_epoch(position, partial(find_spent_batches, self._batches, drops=self.delivery.drop_last))
-
-    @property
-    def configuration(self) -> Configuration:
-        """The options that explain a loop's times."""
-        policy = self.policy if self.ahead else None
-        return self.explain_reading("batches", len(self.delivery.devices), policy)
 
     def state(self) -> dict[str, Any]:
         """Return the wrapped loader's state behind the batch received last, with the position here in it."""
@@ -367,7 +335,11 @@ class WrappedEpochs(Epochs):
         self.resume(position)
 
     def _split_state(self, state: Any) -> Position:
-        position: Any = {"version": 1, "epoch": self.upcoming().epoch, "batches": 0}
+        position: Any = {
+            "version": 1,
+            "epoch": self._next if self._resumed is None else self._resumed.epoch,
+            "batches": 0,
+        }
         own = state
         # A state without our key is the wrapped loader's own, saved before it was wrapped.
         if isinstance(state, Mapping) and _OURS in state:
@@ -393,11 +365,17 @@ class PrefetchedLoader(Measured):
 
     _epochs: WrappedEpochs
 
-    def __init__(self, batches: Iterable[Any], **options: Any) -> None:
+    def __init__(self, batches: Iterable[Any], *options: Any) -> None:
+        if not isinstance(batches, Iterable) or isinstance(batches, str | bytes | Mapping | type):
+            advice = "; call it, and pass what it returns" if callable(batches) else ""
+            raise BadType(
+                "batches must be an iterable of batches, such as a loader, got "
+                f"{type(batches).__name__}{advice}"
+            )
         # Not by assignment: until `_batches` is there, no attribute can be looked up in it.
-        vars(self).update(_batches=_check_batches(batches), _options=options)
+        vars(self).update(_batches=batches, _options=options)
         self._meter = Meter()
-        self._epochs = WrappedEpochs(batches, self._meter, **options)
+        self._epochs = WrappedEpochs(batches, self._meter, *options)
 
     def __len__(self) -> int:
         """Return the number of steps in a pass; raise `TypeError` if the wrapped loader has no length."""
@@ -486,7 +464,7 @@ class PrefetchedLoader(Measured):
             setattr(self._batches, name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _make, (self._batches, self._options)
+        return PrefetchedLoader, (self._batches, *self._options)
 
     def __repr__(self) -> str:
         ahead, devices = self._epochs.ahead, self._epochs.delivery.devices
@@ -496,16 +474,8 @@ class PrefetchedLoader(Measured):
 
 
 def _make(batches: Iterable[Any], options: dict[str, Any]) -> PrefetchedLoader:
-    return PrefetchedLoader(batches, **options)
-
-
-def _check_batches(batches: object) -> Any:
-    if isinstance(batches, Iterable) and not isinstance(batches, str | bytes | Mapping | type):
-        return batches
-    advice = "; call it, and pass what it returns" if callable(batches) else ""
-    raise BadType(
-        f"batches must be an iterable of batches, such as a loader, got {type(batches).__name__}{advice}"
-    )
+    """Return the loader that version 0.1 has pickled."""
+    return prefetch(batches, **options)
 
 
 def _settle_once(outputs: Sequence[Any], programmer: Programmer | None) -> Callable[[str | None], str | None]:
@@ -514,18 +484,16 @@ def _settle_once(outputs: Sequence[Any], programmer: Programmer | None) -> Calla
     The thread that reads calls it, with the library of the first batch. It refers to no loader, which must
     not live as long as that thread.
     """
-    settled: Any = _MISSING
+    settled: list[str | None] = []
 
     def settle(library: str | None) -> str | None:
-        nonlocal settled
-        if settled is _MISSING:
-            settled = library
+        if not settled:
+            settled.append(library)
             for output in outputs:
                 if isinstance(output, FollowingOutput):
                     output.settle(library)
             if programmer is not None:
                 programmer.native = library == "torch"
-        found: str | None = settled
-        return found
+        return settled[0]
 
     return settle

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from gpuloader.api.loader import DataLoader
@@ -22,12 +23,13 @@ class PreparedLoader:
     --------
     >>> from gpuloader import DataLoader
     >>> prepared = PreparedLoader(DataLoader(range(6), places="cpu", batch_size=4, shard=(0, 1)))
-    >>> prepared.state_dict()
-    {'version': 2, 'epoch': 0, 'seed': 0, 'position': 0}
+    >>> prepared.state_dict() == prepared.loader.state_dict()
+    True
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.loader = loader
+        self._iterate: Callable[[], Iterator[Any]] = partial(iter, loader)
         self._state: dict[str, Any] | None = None
         self._skipped = 0
 
@@ -38,13 +40,13 @@ class PreparedLoader:
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch; Accelerate is told where it ends."""
         known = _make_known()  # for each loop: Accelerate keeps a stack of the loaders that run
-        steps = itertools.islice(self.loader, self._skipped, None)
+        steps = itertools.islice(self._iterate(), self._skipped, None)
         self._skipped = 0
         known.begin()
         try:
-            before, batch = self.loader.state_dict(), next(steps, _END)
+            before, batch = self.loader._epochs.state(), next(steps, _END)
             while batch is not _END:
-                self._state = self.loader.state_dict()
+                self._state = self.loader._epochs.state()
                 following = next(steps, _END)
                 if following is _END:
                     known.end_of_dataloader = True
@@ -93,7 +95,7 @@ class PreparedLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the latest batch that you have, the same on all processes."""
-        return self.loader.state_dict() if self._state is None else self._state
+        return self.loader._epochs.state() if self._state is None else self._state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next loop resume at a state; raises like `DataLoader.load_state_dict`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ from gpuloader.batches.staged import StagedBatch
 from gpuloader.errors import ReaderError
 from gpuloader.order.batching import Batching
 from gpuloader.order.samplers import Sampler
+from gpuloader.order.torch_order import TorchOrder
 from gpuloader.sources.describing import READ_ONCE, Source
 from gpuloader.system.iterators import find_kept, may_start_over
 
@@ -51,6 +53,7 @@ class Position:
     total: int | None = None
     dealt: bool = False  # `step`, `base` and `total` count batches, of a batch sampler that ranks share
     order_size: int | None = None  # the batch size that the order was made for, if it depends on that
+    torch_order: TorchOrder | None = None  # the epoch's order, if a sampler of PyTorch's draws it
 
     @property
     def taken(self) -> int | None:
@@ -123,6 +126,8 @@ class Position:
                 state["source"] = self.own
         if self.order_size is not None:
             state["order_batch_size"] = self.order_size
+        if self.torch_order is not None:
+            state["drawn"] = self.torch_order.origin
         return state
 
 
@@ -150,9 +155,11 @@ def read_state(state: object) -> Position:
             beyond=_lengthen(state.get("beyond", ())),
             size=_count_or_none(state, "batch_size"),
             order_size=_count_or_none(state, "order_batch_size"),
+            torch_order=_torch_order_or_none(state),
         )
         if version == _POSITIONED:
-            read.seed, read.step, read.base = _count(state["seed"], 2**64), 1, _count(state["position"])
+            read.seed = None if state["seed"] is None else read.seed
+            read.step, read.base = 1, _count(state["position"])
             return read
         workers = state.get("workers")
         read.batches, read.shards = _count(state["batches"]), _count(state.get("shards", 1))
@@ -198,6 +205,13 @@ def _count_or_none(state: Mapping[str, Any], name: str) -> int | None:
     return None if state.get(name) is None else _count(state[name])
 
 
+def _torch_order_or_none(state: Mapping[str, Any]) -> TorchOrder | None:
+    drawn = state.get("drawn")
+    if drawn is None:
+        return None
+    return TorchOrder(drawn if isinstance(drawn, str) else _count(drawn, 2**63))
+
+
 def _count(value: Any, limit: int | None = None) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"expected a whole number of 0 or more, got {value!r}")
@@ -222,6 +236,8 @@ def end_epoch(position: Position, find_spent: Callable[[], str]) -> None:
     It is asked only about later epochs without any batch, because asking begins two more passes.
     """
     position.ended = True
+    if position.torch_order is not None:
+        position.torch_order.draw_until(math.inf)
     if not position.epoch or position.batches or position.beyond or position.base or position.own is not None:
         return
     if problem := find_spent():

@@ -2,159 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import dataclasses
+import importlib
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from gpuloader.api import loader as dataset_loader
-from gpuloader.api.epochs import UpcomingBatches
+from gpuloader.api.epochs import EpochOf, UpcomingBatches
 from gpuloader.api.loading import Framework
+from gpuloader.api.options import Options
+from gpuloader.api.prepared_loader import PreparedLoader
+from gpuloader.batches.schema import Fallback
+from gpuloader.foreign import has_own_class, is_tensor
 from gpuloader.order.randomness import GeneratorLike, draw_seed
-from gpuloader.order.samplers import Sampler
 from gpuloader.sources import dataset as dataset_subset
 from gpuloader.sources.dataset import MapStyle, Readable, S, Subset
 
+try:
+    from torch.utils.data import BatchSampler as TorchBatchSampler
+    from torch.utils.data import DataLoader as TorchLoader
+    from torch.utils.data import SequentialSampler
+    from torch.utils.data.dataloader import _InfiniteConstantSampler
+except ImportError:
+    TorchBatchSampler = TorchLoader = SequentialSampler = _InfiniteConstantSampler = object
 
-def _make_sampler(dataset: Any, shuffle: bool) -> Sampler[int]:
-    # Imported late, like all of PyTorch here: `import gpuloader.torch` is to be fast.
-    from gpuloader.sources.torch_classes import make_sampler
 
-    return make_sampler(dataset, shuffle)
+def _make_sampler(dataset: Any, shuffle: bool, generator: Any) -> Iterable[int]:
+    from torch.utils.data import RandomSampler, SequentialSampler
+
+    made: Iterable[int] = (
+        RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
+    )
+    return made
 
 
 def _draw_seed() -> int:
     import torch
 
     return draw_seed(torch.default_generator)
-
-
-class DataLoader(dataset_loader.DataLoader[S]):
-    """A `gpuloader.DataLoader` with the parameters, defaults and results of ``torch.utils.data.DataLoader``.
-
-    Batches are tensors of PyTorch in host memory, so a program that moves them to a device runs unchanged.
-    With ``places="cuda"`` they arrive on the GPU; then delete ``.to(device)``.
-
-    Parameters of PyTorch's loader mean what they mean there, except for those below, and those of workers are
-    ignored without workers.
-
-    Parameters
-    ----------
-    num_workers : int or 'auto'
-        'auto' finds the number of worker processes; see `gpuloader.DataLoader`.
-    pin_memory, pin_memory_device : bool and str
-        Accepted, without effect: batches for a GPU are always copied from page-locked memory.
-    generator : torch.Generator or None
-        Gives the loader its seed, which is drawn once, when the loader is made. None draws the seed from
-        PyTorch's global generator at the first epoch, so that ``torch.manual_seed`` determines it.
-    places : place, str, torch.device, or list of them, or None
-        Where batches land; None uses the first GPU, or host memory if there is none.
-    output : str or None
-        The library whose arrays make up a batch.
-    shard : str, tuple of int or None
-        'auto' divides a map-style dataset among the ranks of a distributed run, as Lightning and Accelerate
-        do for PyTorch's loader, and `batch_size` counts for each rank. If neither a seed nor a generator was
-        passed, all ranks then shuffle with the seed 0. A sampler or batch sampler that divides already, such
-        as a ``DistributedSampler``, stays as it is, and so do iterable datasets. One that may differ between
-        ranks is not divided either, with a warning. A pair (rank, world size) insists. None never divides.
-    uneven : str
-        How to divide an incomplete last step: 'repeat' fills it up with the first samples, as PyTorch's
-        ``DistributedSampler`` does; 'drop', 'pad' and 'error' are those of `gpuloader.DataLoader`.
-    **options
-        Other options of `gpuloader.DataLoader`, such as ``seed``, ``cache`` or ``transforms``. The default of
-        ``use_buffer_reader`` is False: without workers, the calling thread reads, as in PyTorch.
-
-    Raises
-    ------
-    ValueError
-        Options exclude each other, or a value is out of range.
-    TypeError
-        A value has the wrong type, or an option does not exist.
-    ImportError
-        PyTorch is not installed.
-
-    Examples
-    --------
-    >>> import pytest
-    >>> torch = pytest.importorskip("torch")
-    >>> from gpuloader.torch import DataLoader, TensorDataset  # was: from torch.utils.data import …
-    >>> dataset = TensorDataset(torch.arange(6.0).reshape(3, 2), torch.tensor([7, 8, 9]))
-    >>> for images, labels in DataLoader(dataset, 2, num_workers=2, pin_memory=True):
-    ...     print(tuple(images.shape), labels)
-    (2, 2) tensor([7, 8])
-    (1, 2) tensor([9])
-    """
-
-    _framework = Framework(_make_sampler, _draw_seed, divides_if_possible=True)
-
-    def __init__(
-        self,
-        dataset: Readable[S] | Iterable[S],
-        batch_size: int | None = 1,
-        shuffle: bool | None = None,
-        sampler: Iterable[Any] | None = None,
-        batch_sampler: Iterable[Any] | None = None,
-        num_workers: int | str = 0,
-        collate_fn: Callable[[Any], Any] | None = None,
-        pin_memory: bool = False,
-        drop_last: bool = False,
-        timeout: float = 0,
-        worker_init_fn: Callable[[int], object] | None = None,
-        multiprocessing_context: Any = None,
-        generator: GeneratorLike = None,
-        *,
-        prefetch_factor: int | None = None,
-        persistent_workers: bool = False,
-        pin_memory_device: str = "",
-        in_order: bool = True,
-        places: Any = "cpu",
-        output: str | None = "torch",
-        shard: str | tuple[int, int] | None = "auto",
-        uneven: str = "repeat",
-        **options: Any,
-    ) -> None:
-        # As in PyTorch, so that a mistake there is one here. `gpuloader.DataLoader` lets both pass.
-        if persistent_workers and not num_workers:
-            raise ValueError("persistent_workers needs num_workers of 1 or more")
-        if batch_size is None and drop_last:
-            raise ValueError("batch_size=None yields single samples: there is no last batch to drop")
-        # PyTorch reads without workers in the calling thread, and datasets may count on that.
-        options = {"use_buffer_reader": False, **options}
-        # fmt: off
-        super().__init__(
-            dataset, batch_size=batch_size, shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler,
-            num_workers=num_workers, collate_fn=collate_fn, pin_memory=pin_memory, drop_last=drop_last,
-            timeout=timeout, worker_init_fn=worker_init_fn, generator=generator,
-            multiprocessing_context=multiprocessing_context, prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers, pin_memory_device=pin_memory_device, in_order=in_order,
-            places=places, output=output, shard=shard, uneven=uneven, **options,
-        )
-        # fmt: on
-
-    @property
-    def collate_fn(self) -> Callable[[Any], Any]:
-        """The function that was passed, or PyTorch's function for what the loader does by itself."""
-        function = super().collate_fn
-        # Trainers copy loaders by their attributes, and call this function themselves.
-        if function is None:
-            return (
-                default_convert if self.batch_size is None and self.batch_sampler is None else default_collate
-            )
-        return function
-
-    @staticmethod
-    def _upcoming_batches() -> type[UpcomingBatches]:
-        return _make_upcoming_batches()
-
-
-@cache  # one class, so that the types of two loaders' batch samplers are equal
-def _make_upcoming_batches() -> type[UpcomingBatches]:
-    """Return the batch sampler of a loader, as a class that is also PyTorch's ``BatchSampler``."""
-    from gpuloader.sources.torch_classes import BatchSampler
-
-    members = {"__module__": __name__, "__doc__": UpcomingBatches.__doc__, "_plain": BatchSampler}
-    return type("UpcomingBatches", (UpcomingBatches, BatchSampler), members)
 
 
 def default_collate(samples: Sequence[Any]) -> Any:
@@ -190,6 +81,377 @@ def default_convert(sample: Any) -> Any:
     return default_convert(sample)
 
 
+def _needs_default_collate(sample: Any) -> bool:
+    """Return whether PyTorch's function makes something else of such samples than rows of numbers."""
+    module, own = _collate_functions()
+    # Another function is there if the user has registered some.
+    return bool(module.default_collate_fn_map != own) or not _is_plain(sample)
+
+
+@cache
+def _collate_functions() -> tuple[Any, dict[Any, Any]]:
+    """Return PyTorch's module of collate functions, and those that are its own."""
+    module: Any = importlib.import_module("torch.utils.data._utils.collate")
+    functions = module.default_collate_fn_map
+    return module, {kind: one for kind, one in functions.items() if one.__module__ == module.__name__}
+
+
+_PLAIN = frozenset((np.ndarray, np.memmap, int, float, str, bool, bytes))
+
+
+def _is_plain(sample: Any) -> bool:
+    if type(sample) in _PLAIN:
+        return not isinstance(sample, np.ndarray) or sample.dtype.names is None
+    if is_tensor(sample):
+        # Rows take the values of a Parameter, with a warning, as those of any tensor that needs a gradient.
+        return not has_own_class(sample) and not sample.is_meta
+    if isinstance(sample, Mapping):
+        return all(map(_is_plain, sample.values()))
+    if isinstance(sample, list | tuple):
+        return all(map(_is_plain, sample))
+    return isinstance(sample, str) or not isinstance(sample, np.ndarray | np.void | Sequence)
+
+
+def _find_grouping(batches: object) -> tuple[object, object, int] | None:
+    """Return by what a batch sampler groups which sampler's indices, to see whether a program changes it."""
+    if not isinstance(batches, TorchBatchSampler | UpcomingBatches):
+        return None
+    return batches.batch_size, batches.drop_last, id(batches.sampler)
+
+
+class _Attribute(property):
+    """An attribute of PyTorch's loader, which can be set before the loader is made and between its epochs."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def read(self, loader: Any) -> Any:
+        """Return what the loader has for it now."""
+        return super().__get__(loader)
+
+    def __get__(self, loader: Any, owner: type | None = None) -> Any:
+        # What a subclass sets before the loader is made; and these stay if the batch sampler is replaced.
+        if loader is not None and (self._name in _OF_BATCHES or "_epochs" not in vars(loader)):
+            if self._name not in vars(loader):
+                raise AttributeError(f"the loader has no {self._name} before it is made")
+            return vars(loader)[self._name]
+        return super().__get__(loader, owner)
+
+    def __set__(self, loader: Any, value: Any) -> None:
+        if "_epochs" in vars(loader):
+            loader._change(self._name, value)
+        else:
+            vars(loader)[self._name] = value
+
+
+_OF_BATCHES = ("batch_size", "drop_last", "sampler")
+
+
+class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[misc]
+    """A `gpuloader.DataLoader` with the parameters, defaults and results of ``torch.utils.data.DataLoader``.
+
+    Batches are tensors of PyTorch in host memory, so a program that moves them to a device runs unchanged.
+    With ``places="cuda"`` they arrive on the GPU; then delete ``.to(device)``.
+
+    Parameters of PyTorch's loader mean what they mean there, except for those below, and those of workers are
+    ignored without workers.
+
+    Parameters
+    ----------
+    num_workers : int or 'auto'
+        'auto' finds the number of worker processes; see `gpuloader.DataLoader`.
+    pin_memory, pin_memory_device : bool and str
+        Accepted, without effect: batches for a GPU are always copied from page-locked memory.
+    generator : torch.Generator or None
+        Each epoch draws from it what PyTorch's loader draws, so the order of a shuffle is PyTorch's. None
+        draws from PyTorch's global generator. With ``seed=...`` the order is that of `gpuloader.DataLoader`:
+        a function of seed and epoch, which draws nothing.
+    places : place, str, torch.device, or list of them, or None
+        Where batches land; None uses the first GPU, or host memory if there is none.
+    output : str or None
+        The library whose arrays make up a batch.
+    shard : str, tuple of int or None
+        'auto' divides a map-style dataset among the ranks of a distributed run, as Lightning and Accelerate
+        do for PyTorch's loader, and `batch_size` counts for each rank. If neither a seed nor a generator was
+        passed, all ranks then shuffle with the seed 0. A sampler or batch sampler that divides already, such
+        as a ``DistributedSampler``, stays as it is, and so do iterable datasets. One that may differ between
+        ranks is not divided either, with a warning. A pair (rank, world size) insists. None never divides.
+    uneven : str
+        How to divide an incomplete last step: 'repeat' fills it up with the first samples, as PyTorch's
+        ``DistributedSampler`` does; 'drop', 'pad' and 'error' are those of `gpuloader.DataLoader`.
+    use_buffer_reader : bool or 'thread'
+        False: without workers, the calling thread reads, as in PyTorch, and datasets may count on that.
+    **options
+        Other options of `gpuloader.DataLoader`, such as ``seed``, ``cache`` or ``transforms``.
+
+    Raises
+    ------
+    ValueError
+        Options exclude each other, or a value is out of range.
+    TypeError
+        A value has the wrong type, or an option does not exist.
+    ImportError
+        PyTorch is not installed.
+
+    Examples
+    --------
+    >>> import pytest
+    >>> torch = pytest.importorskip("torch")
+    >>> from gpuloader.torch import DataLoader, TensorDataset  # was: from torch.utils.data import …
+    >>> dataset = TensorDataset(torch.arange(6.0).reshape(3, 2), torch.tensor([7, 8, 9]))
+    >>> for images, labels in DataLoader(dataset, 2, num_workers=2, pin_memory=True):
+    ...     print(tuple(images.shape), labels)
+    (2, 2) tensor([7, 8])
+    (1, 2) tensor([9])
+    """
+
+    _prepared: PreparedLoader | None = None  # once Accelerate has it: tells Accelerate where an epoch ends
+    __initialized = False  # by PyTorch's name, which subclasses set, too, to replace a sampler
+    _iterator = None  # what PyTorch's loader has there; frameworks ask for it
+    _framework = Framework(
+        _make_sampler,
+        _draw_seed,
+        divides_if_possible=True,
+        follows_torch=True,
+        keeps_values=True,
+        convert=default_convert,
+        fallback=Fallback(default_collate, _needs_default_collate),
+    )
+
+    def __init__(
+        self,
+        dataset: Readable[S] | Iterable[S],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[Any] | None = None,
+        num_workers: int | str = 0,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], object] | None = None,
+        multiprocessing_context: Any = None,
+        generator: GeneratorLike = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        places: Any = "cpu",
+        output: str | None = "torch",
+        shard: str | tuple[int, int] | None = "auto",
+        uneven: str = "repeat",
+        use_buffer_reader: bool | str = False,
+        **options: Any,
+    ) -> None:
+        # As in PyTorch, so that a mistake there is one here. `gpuloader.DataLoader` lets both pass.
+        if persistent_workers and not num_workers:
+            raise ValueError("persistent_workers needs num_workers of 1 or more")
+        if batch_size is None and drop_last:
+            raise ValueError("batch_size=None yields single samples: there is no last batch to drop")
+        # fmt: off
+        super().__init__(
+            dataset, batch_size=batch_size, shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler,
+            num_workers=num_workers, collate_fn=collate_fn, pin_memory=pin_memory, drop_last=drop_last,
+            timeout=timeout, worker_init_fn=worker_init_fn, generator=generator,
+            multiprocessing_context=multiprocessing_context, prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers, pin_memory_device=pin_memory_device, in_order=in_order,
+            places=places, output=output, shard=shard, uneven=uneven,
+            use_buffer_reader=use_buffer_reader, **options,
+        )
+        # fmt: on
+
+        self.__initialized = True
+
+    def _open(self, options: Options, framework: Framework | None = None) -> None:
+        super()._open(options, framework)
+        # Lightning makes another loader of what it finds in `vars`, by the names of the parameters.
+        for name in Options.__dataclass_fields__.keys() - {"shuffle"}:  # Lightning passes shuffle=False
+            self.__dict__.setdefault(name, getattr(options, name))  # a subclass may call something else so
+        for name, attribute in _ATTRIBUTES.items():
+            if name != "collate_fn":  # None, so that the other one collates by itself, too
+                self.__dict__[name] = attribute.read(self)
+        batching = self._epochs.plan.batching
+        # As PyTorch's loader has them, whether it asks them for anything or not.
+        if batching.iterable:
+            self.__dict__["sampler"] = sampler = _InfiniteConstantSampler()
+            if self._options.batch_size is not None:
+                grouped = TorchBatchSampler(sampler, self._options.batch_size, self._options.drop_last)
+                self._batches = self.__dict__["batch_sampler"] = grouped
+        elif batching.batch_sampler is not None:
+            self.__dict__["sampler"] = SequentialSampler(self.dataset)
+        self._grouping = _find_grouping(self.__dict__["batch_sampler"])
+
+    def _follow_batch_sampler(self) -> None:
+        """Follow what a program has changed in the batch sampler since the latest epoch, such as its size."""
+        batches = vars(self)["batch_sampler"]
+        now, before = _find_grouping(batches), self._grouping
+        if now == before or now is None or before is None:
+            return
+        changes: dict[str, Any] = {}
+        batching = self._epochs.plan.batching
+        if batching.batch_sampler is None:  # the batch sampler is the loader's own
+            changes = {"batch_size": now[0], "drop_last": now[1]}
+            if now[2] != before[2] and not batching.iterable:
+                changes |= {"sampler": batches.sampler, "shuffle": False}
+        self._reopen(changes)
+
+    def __len__(self) -> int:
+        """Return the number of steps in an epoch; raise `TypeError` if dataset or sampler has no length."""
+        self._follow_batch_sampler()
+        return super().__len__()
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return an iterator over the next epoch, which begins when its first step is requested."""
+        self._follow_batch_sampler()
+        return self._get_iterator()
+
+    def _get_iterator(self) -> Iterator[Any]:
+        """Return what iterating returns; subclasses that iterate otherwise call it by PyTorch's name."""
+        return super().__iter__() if self._prepared is None else iter(self._prepared)
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """Whether Accelerate takes the loader as it is; Accelerate asks when the loader is prepared."""
+        if self._prepared is None:
+            from accelerate.state import PartialState  # which is there, as nobody else asks
+
+            state = PartialState()
+            alone = state.num_processes == 1
+            placed = state.device.type in ("cpu", "cuda")
+            divided = self._epochs.plan.batching.is_divided
+            # What we cannot divide or place, Accelerate does with a loader of PyTorch, made from this one.
+            if self._options.static or not placed or not (alone or divided):
+                return False
+            if state.device.type != "cpu":
+                self._change("places", state.device)
+            self._prepared = PreparedLoader(self)
+            self._prepared._iterate = super().__iter__  # its own would ask this loader, and so itself
+            self.use_stateful_dataloader = True  # so `save_state` asks for the state
+        return True
+
+    @_is_accelerate_prepared.setter
+    def _is_accelerate_prepared(self, value: bool) -> None:
+        """Accelerate also says that it has prepared the loader."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the user's position in the latest epoch; see `gpuloader.DataLoader.state_dict`."""
+        return super().state_dict() if self._prepared is None else self._prepared.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Make the next loop resume at a state; see `gpuloader.DataLoader.load_state_dict`."""
+        super().load_state_dict(state)
+        if self._prepared is not None:
+            self._prepared._state = None
+
+    def _collate_fn(self) -> Callable[[Any], Any]:
+        """The function that was passed, or PyTorch's function for what the loader does by itself."""
+        # Trainers copy loaders by their attributes, and call this function themselves.
+        function = self._options.collate_fn
+        if function is None:
+            return (
+                default_convert if self.batch_size is None and self.batch_sampler is None else default_collate
+            )
+        return function
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # As PyTorch's loader refuses it. Silently ignored, `loader.batch_size = 64` would train on.
+        if self.__initialized and name in _FIXED:
+            raise dataset_loader.refuse_change(name)
+        object.__setattr__(self, name, value)
+
+    def _change(self, name: str, value: Any) -> None:
+        """Set an option for the epochs that begin from now on."""
+        changes = {name: value}
+        if name == "batch_sampler":
+            changes |= {"batch_size": 1, "shuffle": False, "sampler": None, "drop_last": False}
+        elif name == "multiprocessing_context":
+            changes["start_method"] = None
+        elif name == "sampler":
+            changes["shuffle"] = False
+        # A batch sampler keeps its own.
+        if name not in _OF_BATCHES or (name == "sampler" and self.batch_sampler is None):
+            self._reopen(changes)
+        if name in _OF_BATCHES:
+            self.__dict__[name] = value
+
+    def _reopen(self, changes: Mapping[str, Any]) -> None:
+        """Decide anew with other options, and go on where the epochs were; the samplers stay."""
+        before, batches = self._epochs, self._batches
+        shown = {name: vars(self)[name] for name in _OF_BATCHES}
+        sampler: Any = before.plan.batching.sampler
+        if isinstance(getattr(sampler, "set_epoch", None), EpochOf):
+            del sampler.set_epoch  # it leads to the epochs before
+        framework = dataclasses.replace(self._framework, make_sampler=lambda *_, **__: sampler)
+        self._open(dataclasses.replace(self._options, **changes), framework)
+        self._epochs.take_over(before)
+        replaced = "batch_sampler" in changes
+        if isinstance(batches, UpcomingBatches):
+            batches.lead_to(before if replaced else self._epochs, counts=replaced)
+        if batches is not None and not replaced:
+            self._batches = self.__dict__["batch_sampler"] = batches
+        self._grouping = _find_grouping(self.__dict__["batch_sampler"])
+        self.__dict__.update(shown)
+
+    @staticmethod
+    def _upcoming_batches() -> type[UpcomingBatches]:
+        return _UpcomingBatches
+
+
+def _name_options() -> inspect.Signature:
+    """Return the signature of a loader with all its options, which Lightning looks up by name."""
+    own = inspect.signature(DataLoader.__init__)
+    known = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    more = inspect.signature(dataset_loader.DataLoader.__init__).parameters.values()
+    others = [one for one in more if one.name not in own.parameters]
+    return own.replace(parameters=[*known, *(one.replace(kind=one.KEYWORD_ONLY) for one in others)])
+
+
+DataLoader.__init__.__signature__ = _name_options()  # type: ignore[attr-defined]
+
+# The order counts: a batch sampler is made of the sampler.
+_NAMES = """dataset num_workers prefetch_factor pin_memory pin_memory_device timeout worker_init_fn
+multiprocessing_context in_order batch_size drop_last sampler batch_sampler generator collate_fn
+persistent_workers"""
+_ATTRIBUTES = {}
+for _name in _NAMES.split():
+    _found = vars(dataset_loader.DataLoader)[_name]
+    _read = DataLoader._collate_fn if _name == "collate_fn" else _found.fget
+    _ATTRIBUTES[_name] = _Attribute(_read, doc=_found.__doc__)
+    _ATTRIBUTES[_name].__set_name__(DataLoader, _name)
+    setattr(DataLoader, _name, _ATTRIBUTES[_name])
+_FIXED = {"batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"}
+_FIXED |= dataset_loader.FIXED - _ATTRIBUTES.keys()
+
+
+class _UpcomingBatches(UpcomingBatches, TorchBatchSampler):  # type: ignore[misc]
+    """The batch sampler of a loader, which is also PyTorch's ``BatchSampler``."""
+
+    _plain = TorchBatchSampler
+
+    def __new__(cls, sampler: Any, batch_size: int, drop_last: bool, epochs: Any = None) -> Any:
+        # Lightning makes another one of the same class around a sampler of its own.
+        if epochs is None:
+            return TorchBatchSampler(sampler, batch_size, drop_last)
+        return super().__new__(cls)
+
+    @property
+    def even_batches(self) -> bool:
+        """Whether all ranks have equally many batches, which Accelerate's `join_uneven_inputs` sets."""
+        return True
+
+    @even_batches.setter
+    def even_batches(self, value: bool) -> None:
+        if not value:
+            warnings.warn(
+                "even_batches=False has no effect on a loader of gpuloader: all ranks have equally many "
+                "batches, and the last ones repeat the first samples; uneven='drop' drops the rest instead",
+                UserWarning,
+                stacklevel=2,
+            )
+
+
 def random_split(
     dataset: MapStyle[S],
     lengths: Sequence[float],
@@ -219,4 +481,5 @@ def random_split(
     from gpuloader.sources.torch_classes import Subset
 
     parts = dataset_subset.random_split(dataset, lengths, generator, seed=seed, stratify=stratify)
-    return [Subset(dataset, part.indices) for part in parts]
+    # Lists, as PyTorch's are: programs join them by `+`, or write them as JSON.
+    return [Subset(dataset, part.indices.tolist()) for part in parts]

@@ -18,6 +18,7 @@ from gpuloader.epoch.sending import upload
 from gpuloader.errors import LoaderError, SampleError, StagingMemoryError
 from gpuloader.fields.convert import IF_IT_VARIES, describe_field
 from gpuloader.fields.spec import Array
+from gpuloader.kernels.shuffle import shuffle
 from gpuloader.order.order import InOrder, Shuffled
 from gpuloader.order.permutation import SORTED_AT_MOST
 from gpuloader.order.plan import OrderedPlan, Plan
@@ -26,7 +27,7 @@ from gpuloader.sources.describing import Source
 from gpuloader.staging.arena import Layout, arrange
 from gpuloader.system.finalizers import LivingKeys
 from gpuloader.system.platforms import available_memory
-from gpuloader.transforms.program import BatchProgram, GatherRows, Permute, Spec, Step, Transform
+from gpuloader.transforms.program import BatchProgram, KernelCall, RowSource, Spec, Step, Transform
 from gpuloader.transforms.programmer import Programmer
 
 CACHES = ("host", "device")
@@ -64,13 +65,11 @@ class ArraySource:
         arrays = [np.broadcast_to(row, array.shape) for row, array in zip(rows, self.arrays, strict=True)]
         return ArraySource(tuple(arrays), self.rows, self.tree)
 
-    def gathers(self, resident: Sequence[Any] | None = None) -> list[GatherRows]:
-        """Return operations that gather rows of the arrays, or of their device copies in `resident`."""
+    def gathers(self, resident: Sequence[Any] | None = None) -> list[RowSource]:
+        """Return what rows are gathered of: the arrays' device copies in `resident`, or none yet."""
         sources = [None] * len(self.arrays) if resident is None else resident
-        return [
-            GatherRows(array.shape[1:], array.dtype, source)
-            for array, source in zip(self.arrays, sources, strict=True)
-        ]
+        pairs = zip(self.arrays, sources, strict=True)
+        return [RowSource(array.shape[1:], array.dtype, source) for array, source in pairs]
 
 
 def materialise(
@@ -191,17 +190,17 @@ class Resident:
         self._devices = devices
         self._transforms = tuple(transforms)
         self._rows = 0
-        self._room: dict[int, DeviceMemory] = {}  # by the device's id, because places may share a device
-        self._gathers: list[list[GatherRows]] = []
+        self._reserved: dict[int, DeviceMemory] = {}  # by the device's id, because places may share a device
+        self._gathers: list[list[RowSource]] = []
         self._tables: LivingKeys[Lane, _Table] = LivingKeys()
 
     def reserve(self, specs: Sequence[Spec]) -> None:
         """Allocate memory on every device for arrays of these shapes and dtypes."""
         for device in self._devices:
-            if id(device) in self._room:
+            if id(device) in self._reserved:
                 continue
             try:
-                self._room[id(device)] = device.alloc(arrange(tuple(specs)).nbytes)
+                self._reserved[id(device)] = device.alloc(arrange(tuple(specs)).nbytes)
             except StagingMemoryError as error:
                 raise StagingMemoryError(
                     f"a cache of {_count_bytes(specs):,} bytes does not fit on {device.name}; use "
@@ -212,12 +211,12 @@ class Resident:
         """Copy arrays whose row i is sample i to every device; raises like `reserve`."""
         self.reserve([(array.shape, array.dtype) for array in source.arrays])
         self._rows = len(source.arrays[0])
-        there: dict[int, list[GatherRows]] = {}
+        there: dict[int, list[RowSource]] = {}
         for device in self._devices:
             if id(device) not in there:
-                there[id(device)] = source.gathers(upload(source.arrays, device, self._room[id(device)]))
+                there[id(device)] = source.gathers(upload(source.arrays, device, self._reserved[id(device)]))
         self._gathers = [there[id(device)] for device in self._devices]
-        self._room.clear()
+        self._reserved.clear()
 
     def find_order(self, plan: Plan) -> InOrder | Shuffled | None:
         """Return the order whose consecutive positions make up the plan's batches, if devices can compute it.
@@ -254,6 +253,10 @@ class Resident:
             if isinstance(order, Shuffled) and count:
                 # On the copy stream it lies behind the last gathers of the previous order and ahead of the
                 # first of this one. So it needs no event, and the same 8 bytes per sample serve every epoch.
-                step = Step(Permute(order.count, order.seed, order.epoch), (), (0,), "order", "shuffle")
+                # A program of its own for each epoch, because launches are repeated without what is between
+                # them, which is a sort here.
+                numbers = {"count": order.count, "seed": order.seed, "epoch": order.epoch, "stop": count}
+                call = KernelCall((), (((count,), np.dtype(np.int64)),), shuffle, numbers)
+                step = Step(call, (), (0,), "order", "shuffle")
                 program = BatchProgram(table.layout, table.layout, (), (), (step,), table.layout, ())
                 lane.compute(program, table.memory)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.devices.base import Device, find_capture
+from gpuloader.devices.base import Device
 from gpuloader.devices.outputs import Output, open_output
 from gpuloader.devices.places import Place, open_device
 from gpuloader.epoch.device_slots import StaticSlot
@@ -91,6 +91,7 @@ class Delivery:
     drop_last: bool  # whether to leave out a last step that has no batch for every place
     shards: int  # how many parts each batch is cut into; 1 if each place gets a batch of its own
     uneven: str  # what to do with samples that do not divide evenly: 'error', 'drop' or 'pad'
+    pads: bool  # whether a place's part of a batch may end in repeated samples
     urgent: bool  # whether kernels of transforms go ahead of those on streams of normal priority
     near: Cores  # the cores near all GPUs, for slots and workers; empty if no cores are nearer
     on_host: bool  # whether every batch lands on a host
@@ -127,30 +128,26 @@ class Delivery:
                 "static=True gives batches fixed addresses, but output='jax' delivers copies where JAX "
                 "puts them; pass another output, or leave static out"
             )
-        devices: list[Device] = []
+        # Every device is opened before the first output: a missing GPU is the error to report first.
+        devices = tuple(map(open_device, places))
         outputs: list[Output] = []
-        statics: list[StaticSlot | None] = []
         copying: list[Device] = []
         locker: PageLocker | None = None
-        # Every device is opened before the first output: a missing GPU is the error to report first.
-        for place in places:
-            device = open_device(place)
-            devices.append(device)
-            statics.append(StaticSlot(device) if static else None)
+        for device in devices:
+            outputs.append(open_output(output, device, stream))
             locker = locker or device.locker
             if not device.direct:
                 copying.append(device)
-        for device in devices:
-            outputs.append(open_output(output, device, stream))
         return cls(
             tuple(places),
-            tuple(devices),
+            devices,
             tuple(outputs),
-            tuple(statics),
+            tuple(map(StaticSlot, devices)) if static else (None,) * len(devices),
             prefetch if copying else 0,
             drop_last,
             shards,
             uneven,
+            shards > 1 and uneven == "pad",
             urgent,
             find_cores_near(lambda: [device.bus_id() for device in copying]) if copying else frozenset(),
             not copying,
@@ -158,27 +155,7 @@ class Delivery:
             locker,
         )
 
-    def refuse_another(self) -> None:
-        """Raise `Misuse` if an epoch is running that delivers in the same memory as another one would."""
-        for static in self.statics:
-            if static is not None:
-                static.refuse_another()
-
-    def refuse_capture(self) -> None:
-        """Raise `LoaderError` if the calling thread captures a graph, before anything else is called."""
-        # An allocation or a query would end the capture, so this asks for the states of streams alone.
-        if self.on_host:
-            return
-        for device, output in zip(self.devices, self.outputs, strict=True):
-            if (error := find_capture(device, output.stream())) is not None:
-                raise error
-
     def open_codecs(self) -> None:
         """Open what decodes images on each device; raises the errors of `Device.codec`."""
         for device in self.devices:
             device.codec()
-
-    @property
-    def pads(self) -> bool:
-        """Whether a place's part of a batch may end in repeated samples."""
-        return self.shards > 1 and self.uneven == "pad"

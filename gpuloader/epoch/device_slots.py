@@ -32,11 +32,21 @@ class DeviceSlot:
     a batch may be dropped long before the kernels that read it have run.
     """
 
-    __slots__ = ("__weakref__", "_released", "_waiting", "device", "memory", "ready", "streams")
+    __slots__ = (
+        "__weakref__",
+        "_released",
+        "_waiting",
+        "device",
+        "is_computing",
+        "memory",
+        "ready",
+        "streams",
+    )
 
     def __init__(self, device: Device, memory: DeviceMemory) -> None:
         self.device, self.memory = device, memory
         self.ready = device.event()  # recorded behind the program that runs over a batch in the slot
+        self.is_computing = False  # whether that runs on another stream than copies, for no user yet
         # Where the user computes with the batch: the stream it was delivered to, and those of
         # `record_stream`. Empty while no user has the slot.
         self.streams: list[Stream] = []
@@ -53,6 +63,9 @@ class DeviceSlot:
         if kept not in self.streams:
             if len(self._released) == len(self.streams):
                 self._released.append(self.device.event())
+            # A stream of another GPU is refused here, and not in a later step, of which it would be the end.
+            if not self.device.captures(kept):
+                self.device.record(self._released[len(self.streams)], kept)
             self.streams.append(kept)
 
     def is_captured(self, device: DeviceCalls, known: Stream) -> bool:
@@ -73,7 +86,10 @@ class DeviceSlot:
         self.streams = []
 
     def await_release(self, device: DeviceCalls, stream: Stream) -> None:
-        """Make later work on `stream` wait for the last user's."""
+        """Make later work on `stream` wait for the last user's, and for kernels of a batch nobody got."""
+        if self.is_computing:
+            device.wait(stream, self.ready)
+            self.is_computing = False
         if self._waiting:
             for event in self._released[: self._waiting]:
                 device.wait(stream, event)
@@ -165,7 +181,7 @@ class DeviceSlots:
             self.free.append(slot)
 
     def give_back(self, slot: DeviceSlot) -> None:
-        """Take back a slot that no user has; what runs in it lies on the copy stream."""
+        """Take back a slot that no user has; the next copy waits for what runs in it."""
         self._out -= 1
         self.free.append(slot)
 
@@ -263,7 +279,7 @@ class StaticSlot:
         `known` is a stream that is known not to be.
         """
         if self._slot is not None and self._slot.is_captured(device, known):
-            return tell_capture(self._device.name, "its stream is being captured")
+            return tell_capture(self._device.name)
         return None
 
     def fit(self, staged: StagedBatch, mask: Array | None = None) -> tuple[DeviceMemory, Layout]:

@@ -24,14 +24,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import monotonic, perf_counter_ns
-from typing import Any, Protocol
+from typing import Any
 
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.base import Device
 from gpuloader.epoch.delivery import Delivery, Mask
 from gpuloader.epoch.device_slots import StaticSlot
 from gpuloader.epoch.lane import InFlightBatch, Lane, count_slots
-from gpuloader.errors import LoaderError, QueueClosed, SampleError
+from gpuloader.errors import LoaderError, Misuse, QueueClosed, SampleError
 from gpuloader.fetch.contract import Fetch
 from gpuloader.fetch.fetching import Fetching
 from gpuloader.staging.ring import Ring
@@ -130,10 +130,14 @@ class Iteration(Iterator[Any]):
         end_if_exiting()
         if self._begin is None:
             raise StopIteration
+        begin, self._begin = self._begin, _refuse_to_begin
         try:
-            begun = self._begin()
-        except Exception:
-            end_if_exiting()
+            begun = begin()
+        except BaseException as error:
+            if self._begin is _refuse_to_begin:
+                self._begin = begin
+            if isinstance(error, Exception):
+                end_if_exiting()
             raise
         self._begin = None
         # It may be one that `warm_up` has opened long ago, and that the end of the program has closed.
@@ -175,6 +179,14 @@ class Iteration(Iterator[Any]):
             epoch.close()
 
 
+def _refuse_to_begin() -> Iteration:
+    # It would wait for a lock that the thread itself holds.
+    raise Misuse(
+        "next() was called while the first next() of the same iterator runs, as by a signal handler; let the "
+        "handler set a flag, and look at it in the loop"
+    )
+
+
 _running: Living[Iteration] = Living()
 _EXIT_TIME = 1.0  # seconds to wait at exit for threads that are waiting for a batch
 
@@ -186,7 +198,10 @@ def _close_running() -> None:
         # closed after this function, ends its epoch.
         if iteration._lock.acquire(timeout=max(deadline - monotonic(), 0)):
             try:
-                iteration.close()
+                # A failed device refuses to wait for its copies. Nobody is left to tell, and the other epochs
+                # still have to be closed.
+                with contextlib.suppress(LoaderError):
+                    iteration.close()
             finally:
                 iteration._lock.release()
     finish_postponed()
@@ -242,19 +257,11 @@ def take_buffers(
     return EpochBuffers(ring, tuple(lanes), prefetch, os.getpid())
 
 
-class Resizable(Protocol):
-    """A fetch whose number of workers can change while it runs."""
-
-    def resize(self, workers: int, ahead: int) -> None:
-        """Use `workers` workers from now on, and keep up to `ahead` batches in progress."""
-
-
-def apply_setting(
-    buffers: EpochBuffers, fetch: Resizable, fetching: Fetching, setting: Setting
-) -> int | None:
+def apply_setting(buffers: EpochBuffers, fetch: Any, fetching: Fetching, setting: Setting) -> int | None:
     """Use a setting that tuning has chosen; return the steps that still belong to the one before.
 
-    Returns None, and changes nothing, if the setting exceeds the memory budget.
+    `fetch` is one with workers, whose number can change while it runs. Returns None, and changes nothing, if
+    the setting exceeds the memory budget.
     """
     ring, lanes = buffers.ring, buffers.lanes
     ahead = fetching.ahead_of(setting.workers, setting.depth)
@@ -457,7 +464,12 @@ class Epoch:
         step: DeliveredStep = []
         try:
             for lane, batch in zip(self._lanes, batches):  # noqa: B905 - the last step may have fewer batches
-                step.append((batch.staged, lane.deliver(batch)))
+                if batch.slot is None:
+                    arrays = lane.lease(batch.staged, batch.mask)
+                else:
+                    with lane.device.current() as device:
+                        arrays = lane.deliver(device, batch)
+                step.append((batch.staged, arrays))
         except BaseException:
             self._discard(batches, len(step) + 1)  # the lane that failed has its slot back already
             raise
@@ -551,7 +563,8 @@ class Epoch:
         if self._ring.freed:
             self._ring.drain()
         for lane in self._copying_lanes:
-            lane.drain()
+            with lane.device.current() as device:
+                lane.drain(device)
 
     def _end(self) -> BaseException:
         """Return what ends the epoch, once; later requests get `QueueClosed`."""
@@ -561,7 +574,8 @@ class Epoch:
     def _find_capture(self) -> LoaderError | None:
         """Return the error for a request while this thread captures a graph, or None."""
         for lane in self._copying_lanes:
-            if (error := lane.find_capture()) is not None:
+            error, _ = lane.begin(drains=False)
+            if error is not None:
                 return error
         return None
 
@@ -625,7 +639,7 @@ class KernelsAhead:
 
     # Which kernels follows from the first sample, and compiling one takes 60 to 290 ms where no earlier
     # process has left it in CuPy's cache: meanwhile the rest of the first batch is fetched. The thread ends
-    # before the first step is delivered, so none of our threads calls CUDA while the user's code runs.
+    # before the first step is delivered, so it takes no core from the user's code.
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self._devices: list[Device] = []

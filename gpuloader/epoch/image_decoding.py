@@ -10,21 +10,21 @@ from numpy.typing import NDArray
 
 from gpuloader.batches.staged import StagedBatch, leave_out
 from gpuloader.devices.base import Device, DeviceCalls, DeviceImage, DeviceMemory, Stream
-from gpuloader.errors import PictureError, SampleError
+from gpuloader.errors import PictureError, SampleError, describe_error
 from gpuloader.sources.images.image import decode_code
 from gpuloader.sources.images.regions import Code, read_codes
 from gpuloader.transforms.program import BatchProgram, Decoding
 
 
-class HostPixels:
-    """Pixels in host memory, as a copy reads them."""
+class HostBytes:
+    """Bytes in host memory, as a copy reads them."""
 
     def __init__(self, pixels: NDArray[np.uint8]) -> None:
         self.bytes = pixels.reshape(-1)
         self.address: int = self.bytes.__array_interface__["data"][0]
 
 
-Pixels = DeviceImage | HostPixels
+ImageSource = DeviceImage | HostBytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Decoded:
     """The images of one field of a batch, in order."""
 
     decoding: Decoding
-    images: list[Pixels]
+    images: list[ImageSource]
 
 
 class BatchDecoder:
@@ -55,7 +55,7 @@ class BatchDecoder:
         # All failures are known before the first copy of the batch, so samples can still be left out of it.
         views = staged.slot.views(staged.layout)
         decoded: list[Decoded] = []
-        bad: set[int] = set()
+        bad: dict[int, str] = {}
         try:
             for decoding in program.decodings:
                 codes = list(read_codes(views[decoding.codes]))
@@ -67,7 +67,7 @@ class BatchDecoder:
                     error.dataset_index = None if number < 0 else number
                     raise error
                 decoded.append(Decoded(decoding, images))
-                bad.update(position for position, _ in failures)
+                bad.update((position, describe_error(error)) for position, error in failures)
         except SampleError:
             self._device.synchronize(self._event)  # what is being decoded still reads the slot
             raise
@@ -82,23 +82,23 @@ class BatchDecoder:
                 one.images[:] = [image for number, image in enumerate(one.images) if number not in bad]
         return decoded
 
-    def _decode(self, codes: Sequence[Code]) -> tuple[list[Pixels], list[tuple[int, PictureError]]]:
+    def _decode(self, codes: Sequence[Code]) -> tuple[list[ImageSource], list[tuple[int, PictureError]]]:
         """Return all images, and the positions and errors of those that are missing, empty there."""
         # A worker sends pixels instead of a file where it knows that the device cannot decode that file.
         encoded = [code for code in codes if code.orientation]
         with self._device.current() as device:
             found = iter(self._codec.decode(encoded, self._stream) if encoded else ())
             device.record(self._event, self._stream)
-        images: list[Pixels] = []
+        images: list[ImageSource] = []
         failures: list[tuple[int, PictureError]] = []
         for position, code in enumerate(codes):
-            image: Pixels | None = next(found) if code.orientation else HostPixels(code.data)
+            image: ImageSource | None = next(found) if code.orientation else HostBytes(code.data)
             if image is None:
                 try:
-                    image = HostPixels(decode_code(code))
+                    image = HostBytes(decode_code(code))
                 except PictureError as error:
                     failures.append((position, error))
-                    image = HostPixels(np.zeros(0, np.uint8))
+                    image = HostBytes(np.zeros(0, np.uint8))
             images.append(image)
         return images, failures
 
@@ -114,15 +114,15 @@ class BatchDecoder:
         """Enqueue the copies of a batch on `stream`; the images must be kept until the copies have run."""
         # The files stay in the host slot: a program names the pieces of the slot that it reads.
         for begin, end in program.pieces:
-            source = HostPixels(staged.slot.bytes[begin:end]) if begin else staged.slot
+            source = HostBytes(staged.slot.bytes[begin:end]) if begin else staged.slot
             device.copy_async(memory, source, end - begin, stream, begin)
         device.wait(stream, self._event)
         views = staged.slot.views(staged.layout)
         for one in decoded:
-            field = program.room.fields[one.decoding.pixels]
+            field = program.whole.fields[one.decoding.pixels]
             starts = views[one.decoding.codes + 1] * field.shape[1] + field.offset
             for start, image in zip(starts.tolist(), one.images, strict=False):  # a split more
-                if isinstance(image, HostPixels):
+                if isinstance(image, HostBytes):
                     device.copy_async(memory, image, image.bytes.size, stream, start)
                 else:
                     self._codec.copy(memory, image, stream, start)

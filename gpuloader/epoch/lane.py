@@ -2,7 +2,7 @@
 
     staged ──issue──▶ a device slot is taken      (waits for `released`, on the copy stream)
                       one copy runs               (then `copied`: the host slot is free)
-                      kernels of transforms run   (then `ready`)
+                      kernels of transforms run   (behind `copied` on a stream of their own; then `ready`)
            ──begin or deliver──▶ the user's stream waits for `ready`; the arrays hold a lease of the slot
            ──drain──▶ the lease has ended: `released` is recorded on the user's streams; the slot is free
 
@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpuloader.batches.staged import StagedBatch
-from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, Event, Stream, find_capture
+from gpuloader.batches.staged import StagedBatch, find_program
+from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, Event, Stream, tell_capture
 from gpuloader.devices.outputs import NativeOutput, Output
 from gpuloader.epoch.delivery import Mask
 from gpuloader.epoch.device_slots import SPARE, DeviceSlot, DeviceSlots, StaticSlot, find_moves
@@ -90,7 +90,7 @@ class Lane:
     static : StaticSlot or None
         Where all batches are delivered; None delivers each batch in a slot of its own.
     urgent : bool
-        Whether kernels on the copy stream go ahead of those on streams of normal priority.
+        Whether kernels of transforms go ahead of those on streams of normal priority.
     """
 
     def __init__(
@@ -129,6 +129,10 @@ class Lane:
         self._stream: Stream = None  # the consumer's, from the question for a capture to the delivery
         self._begun: DeviceCalls | None = None  # in this `next`, and not since a batch was issued
         self._copy_stream = None if device.direct else device.stream(urgent=urgent)
+        # Of their own, so that the copy of a batch runs while kernels compute the one before.
+        self._kernel_stream = self._copy_stream
+        if self.programmer is not None and self.programmer.sources is None:
+            self._kernel_stream = device.stream(urgent=urgent)
         self._timer = CopyTimer(device, self._copy_stream, meter)
         self._decoder: BatchDecoder | None = None
 
@@ -140,12 +144,13 @@ class Lane:
             return InFlightBatch(staged, None, mask)
         begun, self._begun = self._begun, None
         try:
-            program = self._find_program(staged)
+            program = find_program(self.programmer, staged.tree, staged.levels, staged.layout, drawn=True)
             decoded: Sequence[Decoded] = ()
             if program is not None and program.decodings:
                 decoded = self._decode(staged, program)
-                program = self._find_program(staged)  # samples may be left out, which changes the layout
-            nbytes = staged.layout.nbytes if program is None else program.room.nbytes
+                # Samples may be left out, which changes the layout.
+                program = find_program(self.programmer, staged.tree, staged.levels, staged.layout, drawn=True)
+            nbytes = staged.layout.nbytes if program is None else program.whole.nbytes
             # The mask lies in the batch's own slot, so it is ordered like the fields, by the same events.
             mask_at = 0 if mask is None else align(nbytes)
             slot = self._slots.take(
@@ -156,8 +161,9 @@ class Lane:
             raise
         batch = InFlightBatch(staged, slot, mask, mask_at, decoded=decoded)
         # With rows that are on the device already, the host slot holds row numbers at most. It may as well
-        # wait for the kernels, and one event marks the end of both.
+        # wait for the kernels, and one stream and one event do for both.
         resident = program is not None and self.programmer is not None and self.programmer.sources is not None
+        stream = self._copy_stream if resident else self._kernel_stream
         # Since `begin`, the reader may have made another device current. Copies do not mind; kernels do.
         known = begun if program is None or self.runs_only_ours else None
         with self.device.current() if known is None else self.device.again(known) as device:
@@ -167,24 +173,24 @@ class Lane:
             if program is None:
                 return batch
             try:
-                device.run(program, slot.memory, self._copy_stream)
+                if stream is not self._copy_stream:
+                    slot.is_computing = True
+                    device.wait(stream, batch.ready)
+                device.run(program, slot.memory, stream)
                 if not resident:
-                    device.record(slot.ready, self._copy_stream)
+                    device.record(slot.ready, stream)
                     batch.ready = slot.ready
             except BaseException:
-                self._slots.give_back(slot)  # what runs in it lies on the copy stream, ahead of the next copy
+                if slot.is_computing:  # behind the kernels that were launched, which the next copy waits for
+                    with suppress(Exception):
+                        device.record(slot.ready, stream)
+                self._slots.give_back(slot)
                 raise
             finally:
                 if resident:
                     self._mark_copy(device, batch, timing)
             staged.layout, staged.levels = program.delivered, program.levels
         return batch
-
-    def _find_program(self, staged: StagedBatch) -> BatchProgram | None:
-        if self.programmer is None or staged.tree is None:
-            return None
-        names = staged.tree.array_names
-        return self.programmer.program(names, staged.levels, staged.layout, drawn=True)
 
     def _decode(self, staged: StagedBatch, program: BatchProgram) -> list[Decoded]:
         """Decode the batch's images; the decoder may leave samples out."""
@@ -193,9 +199,9 @@ class Lane:
             from gpuloader.epoch.image_decoding import BatchDecoder
 
             self._decoder = BatchDecoder(self.device, urgent=self._urgent)
-        before = staged.skipped
+        before = len(staged.skipped)
         decoded = self._decoder.decode(staged, program)
-        self._meter.skipped += staged.skipped - before
+        self._meter.left_out(staged.skipped[before:])
         return decoded
 
     def _copy(
@@ -246,45 +252,31 @@ class Lane:
 
     # The user asks for a step, and gets the batch.
 
-    def find_capture(self) -> LoaderError | None:
-        """Return the error for a batch that is requested while this thread captures a graph, or None.
-
-        The consumer's stream that it asks about is the one of the next `drain` and `deliver`.
-        """
-        if self.device.direct:
-            return None
-        self._stream = self._output.stream()
-        with self.device.current() as device:
-            return self._find_capture(device, self._stream)
-
-    def _find_capture(self, device: DeviceCalls, stream: Stream) -> LoaderError | None:
-        # Nothing else is called before this question: in CUDA's capture mode 'global', which is PyTorch's, an
-        # allocation or a query by any thread ends the capture, and events recorded on a stream that is being
-        # captured become part of the user's graph.
-        error = find_capture(device, stream)
-        if error is None and self.static is not None:
-            return self.static.find_capture(device, stream)
-        return error
-
     def begin(
-        self, flying: deque[list[InFlightBatch]] | None
+        self, flying: deque[list[InFlightBatch]] | None = None, *, drains: bool = True
     ) -> tuple[LoaderError | None, InFlightBatch | None]:
         """Look for a capture; without one, drain, and deliver and return the oldest batch in flight, if any.
 
-        All that happens in one block of the device, so it must be the only lane of its epoch. The batch
-        leaves `flying` only when it will be delivered; None delivers nothing.
+        All that happens in one block of the device, so a lane that is not the only one of its epoch only
+        looks, and `drains` nothing. The batch leaves `flying` only when it will be delivered; None delivers
+        nothing. The consumer's stream that is asked about is that of the next `drain` and `deliver`.
         """
         self._stream = stream = self._output.stream()
         with self.device.current() as device:
-            error = self._find_capture(device, stream)
-            if error is not None:
+            # Nothing else is called before this question: in CUDA's capture mode 'global', which is
+            # PyTorch's, an allocation or a query by any thread ends the capture, and events recorded on a
+            # stream that is being captured become part of the user's graph.
+            error = tell_capture(device.name) if device.is_capturing(stream) else None
+            if error is None and self.static is not None:
+                error = self.static.find_capture(device, stream)
+            if error is not None or not drains:
                 return error, None
             # Each question about a copy costs the host a CUDA call. There are as many slots as steps in
             # flight, and more if they are small, so some may as well come back a step later.
-            self._drain(device, self.prefetch + self._ring.stretched // 2)
+            self.drain(device, self.prefetch + self._ring.stretched // 2)
             batch = flying.popleft()[0] if flying else None
             if batch is not None:
-                batch.arrays = self._deliver(device, batch)
+                batch.arrays = self.deliver(device, batch)
             self._begun = device
             return None, batch
 
@@ -301,14 +293,8 @@ class Lane:
                 device.wait(stream, batch.ready)
         batch.slot.add_stream(stream)
 
-    def deliver(self, batch: InFlightBatch) -> list[Any]:
+    def deliver(self, device: DeviceCalls, batch: InFlightBatch) -> list[Any]:
         """Return a batch's arrays, which hold its lease, and its mask last if it has one."""
-        if batch.slot is None:
-            return self.lease(batch.staged, batch.mask)
-        with self.device.current() as device:
-            return self._deliver(device, batch)
-
-    def _deliver(self, device: DeviceCalls, batch: InFlightBatch) -> list[Any]:
         slot = batch.slot
         assert slot is not None
         try:
@@ -333,6 +319,7 @@ class Lane:
             self._slots.give_back(slot)
             raise
         slot.streams = [stream]
+        slot.is_computing = False  # the user's stream waits for it, and the next copy for the user's stream
         if self.static is None:
             arrays = device.views(slot.memory, layout, Lease(slot, self._slots.freed))
         else:
@@ -378,13 +365,11 @@ class Lane:
         else:
             self._slots.give_back(batch.slot)
 
-    def drain(self) -> None:
-        """Take back device slots whose lease has ended and host slots whose copy is done."""
-        with self.device.current() as device:
-            self._drain(device)
+    def drain(self, device: DeviceCalls, spare: int = 0) -> None:
+        """Take back device slots whose lease has ended and host slots whose copy is done.
 
-    def _drain(self, device: DeviceCalls, spare: int = 0) -> None:
-        """Drain; do not ask about copies of up to `spare` batches, whose host slots nobody needs yet."""
+        Copies of up to `spare` batches, whose host slots nobody needs yet, are not asked about.
+        """
         self._slots.drain(device, self._stream)
         copying = self._copying
         if len(copying) <= spare:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.devices.base import Device, DeviceMemory, find_capture
+from gpuloader.devices.base import Device, DeviceMemory, tell_capture
 from gpuloader.epoch.device_slots import find_slot
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import Array
@@ -36,8 +36,8 @@ def send(writers: Sequence[Callable[[Array], None]], layout: Layout, device: Dev
         return lease_views(slot, layout, deque())
     # A single copy has nothing to overlap with, so it is issued where the user computes, and waited for.
     stream, done = device.consumer_stream(), device.event()
-    if (error := find_capture(device, stream)) is not None:
-        raise error
+    if device.is_capturing(stream):
+        raise tell_capture(device.name)
     memory = device.alloc(layout.nbytes)
     device.copy_async(memory, slot, layout.nbytes, stream)
     device.record(done, stream)
@@ -109,6 +109,8 @@ def record_stream(batch: Any, stream: Any) -> None:
         An array on a GPU is not in a loader's memory, such as the result of a computation.
     TypeError
         `stream` is not a stream.
+    LoaderError
+        `stream` belongs to another GPU than the batch.
 
     Examples
     --------

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuloader import BatchSampler, DataLoader, LoaderError, RandomSampler, cpu_places
+from tests.loading import load
 from tests.rank_loaders import numbers, values_of
 from tests.sample_sets import INLINE, PROCESSES, THREADS, name_workers
 
@@ -34,10 +35,7 @@ class Sized(Bucketed):
 
 def make(batches, rank, world_size, **options):
     return DataLoader(
-        range(40),
-        batch_sampler=batches,
-        shard=(rank, world_size),
-        **{"places": "cpu", "seed": 5, **options},
+        range(40), batch_sampler=batches, shard=(rank, world_size), **{"places": "cpu", "seed": 5, **options}
     )
 
 
@@ -50,11 +48,7 @@ def epochs_of(batches, world_size, **options):
 
 @pytest.mark.parametrize("workers", [INLINE, THREADS, PROCESSES], ids=name_workers)
 def test_batches_are_dealt_in_turn(workers):
-    assert epochs_of(SEVEN[:6], 3, **workers) == [
-        [[0, 1], [6, 7]],
-        [[2], [8, 9]],
-        [[3, 4, 5], [10]],
-    ]
+    assert epochs_of(SEVEN[:6], 3, **workers) == [[[0, 1], [6, 7]], [[2], [8, 9]], [[3, 4, 5], [10]]]
 
 
 def test_a_subclass_with_batches_of_its_own_is_dealt_too():
@@ -83,12 +77,6 @@ def test_masks_come_only_where_a_batch_may_be_repeated():
     assert not isinstance(next(iter(make(Sized(SEVEN[:6]), 0, 3))), list)
     assert isinstance(next(iter(make(Bucketed(SEVEN[:6]), 0, 3))), list)
     assert not isinstance(next(iter(make(Bucketed(), 0, 1))), list)
-
-
-def test_fewer_batches_than_ranks():
-    assert epochs_of([[0, 1], [2]], 5, uneven="repeat") == [[[0, 1]], [[2]], [[0, 1]], [[2]], [[0, 1]]]
-    assert epochs_of([[0]], 2, uneven="drop") == [[], []]
-    assert epochs_of(Bucketed([]), 2) == [[], []]
 
 
 def test_the_length_is_known_if_the_sampler_has_one():
@@ -173,7 +161,7 @@ class TestStates:
         next(iter(two))
         state = two.state_dict()
         assert state == {"version": 1, "epoch": 0, "batches": 2, "seed": 5}
-        alone = DataLoader(range(13), places="cpu", batch_sampler=SEVEN)
+        alone = load(range(13), batch_sampler=SEVEN)
         alone.load_state_dict(state)
         epoch = iter(alone)
         assert next(epoch).tolist() == [3, 4, 5]

@@ -71,6 +71,9 @@ class TestStartReset:
             next(loader)
         with pytest.raises(LoaderError, match="iterable=False"):
             iter(loader)
+        with pytest.raises(LoaderError, match="no source"):
+            DataLoader.from_generator([FEED], capacity=2, iterable=False).start()
+        loader.reset()
         loader.start()
         with pytest.raises(LoaderError, match="twice"):
             loader.start()

@@ -36,10 +36,6 @@ def test_no_samples_give_arrays_of_length_zero(feeder):
     assert np.asarray(batch["label"]).shape == (0, 1)
 
 
-def test_any_iterable_of_samples_will_do(feeder):
-    assert np.asarray(feeder.feed(iter(minibatches(1)[0]))["label"]).tolist() == [[0], [0]]
-
-
 @pytest.mark.parametrize(
     ("sample", "message"),
     [
@@ -90,15 +86,10 @@ def test_a_sequence_that_does_not_fit_names_sample_and_field():
     assert (caught.value.index, caught.value.field) == (1, "words")
 
 
-@pytest.mark.parametrize("sample", [([0] * 784,), ([0] * 784, [1], [2]), ()])
-def test_a_wrong_number_of_fields_names_both_counts(feeder, sample):
-    with pytest.raises(FeedError, match=rf"expected 2 fields \(image, label\), got {len(sample)}"):
-        feeder.feed([sample])
-
-
 def test_lists_arrays_and_numbers_mix_from_sample_to_sample(feeder):
     image = np.arange(784.0).reshape(28, 28)
-    batch = feeder.feed([(image, 1), [image.ravel().tolist(), [2]], (image[None].astype("f4"), np.int8(3))])
+    samples = [(image, 1), [image.ravel().tolist(), [2]], (image[None].astype("f4"), np.int8(3))]
+    batch = feeder.feed(iter(samples))
     images = np.asarray(batch["image"])
     assert (images[0] == images[1]).all()
     assert (images[0] == images[2]).all()
@@ -110,10 +101,6 @@ def test_a_feed_is_a_copy_of_what_was_fed(feeder):
     batch = feeder.feed([(image, 1)])
     image[:] = 0
     assert np.asarray(batch["image"]).all()
-
-
-def test_fields_come_in_the_order_of_the_feed_list(feeder):
-    assert list(feeder.feed(minibatches(1)[0])) == ["image", "label"]
 
 
 @pytest.mark.parametrize("number", [2**63, float(2**63), float("nan"), "9223372036854775808"])
@@ -129,12 +116,6 @@ def test_an_exception_of_the_iterable_reaches_the_caller_as_it_is(feeder):
 
     with pytest.raises(KeyError, match="mine"):
         feeder.feed(samples())
-
-
-def test_a_feeder_works_on_after_an_error(feeder):
-    with pytest.raises(FeedError):
-        feeder.feed([7])
-    assert np.asarray(feeder.feed(minibatches(1)[0])["label"]).tolist() == [[0], [0]]
 
 
 def test_a_place_that_is_missing_is_said_when_the_feeder_is_made(monkeypatch):
@@ -164,23 +145,19 @@ def test_what_is_fed_is_the_users():
 
 class TestManyDevices:
     def test_one_minibatch_a_device(self, feeder):
-        batches = list(feeder.feed_parallel(minibatches(3), num_places=3))
+        batches = list(feeder.feed_parallel(iter(minibatches(3)), num_places=3))
         assert [np.asarray(batch["label"])[0, 0] for batch in batches] == [0, 1, 2]
 
-    def test_the_counts_must_agree(self, feeder):
-        with pytest.raises(ValueError, match="one minibatch for each of 2 devices, got 3"):
-            list(feeder.feed_parallel(minibatches(3), num_places=2))
+    @pytest.mark.parametrize("count", [0, 1, 3])
+    def test_the_counts_must_agree(self, feeder, count):
+        with pytest.raises(ValueError, match=f"one minibatch for each of 2 devices, got {count}"):
+            list(feeder.feed_parallel(minibatches(count), num_places=2))
 
     def test_none_means_all_devices(self, monkeypatch):
         feeder = DataFeeder([IMAGE, LABEL], "cpu")
         assert len(list(feeder.feed_parallel(minibatches(1)))) == 1
         monkeypatch.setenv("CPU_NUM", "4")
         assert len(list(feeder.feed_parallel(minibatches(4)))) == 4
-
-    def test_too_few_are_refused_as_well(self, feeder):
-        for count in (0, 1):
-            with pytest.raises(ValueError, match=f"one minibatch for each of 2 devices, got {count}"):
-                list(feeder.feed_parallel(minibatches(count), num_places=2))
 
     def test_the_environments_count_must_agree_too(self, monkeypatch):
         monkeypatch.setenv("CPU_NUM", "2")
@@ -190,9 +167,6 @@ class TestManyDevices:
         monkeypatch.setenv("CPU_NUM", "many")
         with pytest.raises(ValueError, match="CPU_NUM must be an integer of 1 or more, got 'many'"):
             list(feeder.feed_parallel(minibatches(3)))
-
-    def test_any_iterable_of_minibatches_will_do(self, feeder):
-        assert len(list(feeder.feed_parallel(iter(minibatches(2)), num_places=2))) == 2
 
     @pytest.mark.parametrize("count", [0, -1, 1.5])
     def test_a_count_is_a_count(self, feeder, count):
@@ -271,7 +245,6 @@ class TestFeedLists:
         with pytest.raises(PlaceError, match="not a place"):
             DataFeeder([LABEL], "abacus")
 
-    def test_an_empty_or_doubled_list(self):
         with pytest.raises(ValueError, match="empty"):
             DataFeeder([], "cpu")
         with pytest.raises(ValueError, match="more than once"):

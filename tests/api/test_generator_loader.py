@@ -1,24 +1,15 @@
 """`DataLoader.from_generator`, with the behavior of Paddle's."""
 
 import random
-import threading
 
 import numpy as np
 import pytest
 
 import gpuloader
-from gpuloader import (
-    CPUPlace,
-    DataLoader,
-    LoaderError,
-    PlaceError,
-    Ragged,
-    ReaderError,
-    cpu_places,
-    data,
-)
+from gpuloader import CPUPlace, DataLoader, LoaderError, PlaceError, Ragged, ReaderError, cpu_places, data
 from gpuloader.testing import StepReader, simulated_places
 from tests.fakes import loader_threads, nothing_left_behind, wait_until
+from tests.loading import read_batches
 
 IMAGE = data("image", [None, 784])
 LABEL = data("label", [None, 1], "int64")
@@ -50,11 +41,6 @@ class TestResults:
         [[[image, label]]] = list(loader.set_batch_generator(batches(1), places="cpu"))
         assert image.shape == (4, 784)
         assert label.tolist() == [[0]] * 4
-
-    def test_without_feeds_a_step_is_the_flat_list(self, double_buffer):
-        loader = DataLoader.from_generator(capacity=4, return_list=True, use_double_buffer=double_buffer)
-        loader.set_batch_generator(batches(2), places="cpu")
-        assert [images.shape for images, labels in loader] == [(4, 784)] * 2
 
     def test_samples_are_converted_and_reshaped(self, double_buffer):
         loader = DataLoader.from_generator([IMAGE, LABEL], capacity=4, use_double_buffer=double_buffer)
@@ -89,31 +75,6 @@ class TestResults:
         reader = lambda: [[np.zeros((2, 784), np.uint8), np.zeros((2, 1), np.int16)]]  # noqa: E731
         [[batch]] = list(loader.set_batch_generator(reader, places="cpu"))
         assert (batch["image"].dtype, batch["label"].dtype) == (np.uint8, np.int16)
-
-    def test_batches_may_differ_in_size_and_grow(self, double_buffer):
-        sizes = [3, 1, 50, 2, 0, 400, 7]
-        loader = DataLoader.from_generator(capacity=2, return_list=True, use_double_buffer=double_buffer)
-        loader.set_batch_generator(lambda: ([np.full((n, 9), n)] for n in sizes), places="cpu")
-        for _ in range(3):
-            assert [(array.shape, set(array.ravel())) for (array,) in loader] == [
-                ((n, 9), {n} if n else set()) for n in sizes
-            ]
-
-    def test_several_images_dimensions(self, double_buffer):
-        feeds = [data("image", [None, 3, 8, 8], "uint8"), data("scale", [None], "float32")]
-        loader = DataLoader.from_generator(feeds, capacity=2, use_double_buffer=double_buffer)
-        reader = lambda: ((np.full((3, 8, 8), n, np.uint8), n / 2) for n in range(4))  # noqa: E731
-        [[batch]] = list(loader.set_sample_generator(reader, 4, places="cpu"))
-        assert batch["image"].shape == (4, 3, 8, 8)
-        assert batch["image"][:, 2, 7, 7].tolist() == [0, 1, 2, 3]
-        assert batch["scale"].tolist() == [0, 0.5, 1, 1.5]
-
-    def test_free_dimensions_are_settled_batch_by_batch(self):
-        feeds = [data("signal", [None, None], "float32")]
-        loader = DataLoader.from_generator(feeds, capacity=2)
-        reader = lambda: ((np.full(3 if n < 2 else 5, n),) for n in range(4))  # noqa: E731
-        steps = list(loader.set_sample_generator(reader, 2, places="cpu"))
-        assert [step[0]["signal"].shape for step in steps] == [(2, 3), (2, 5)]
 
     @pytest.mark.parametrize("method", ["samples", "lists"])
     def test_ragged_fields(self, method):
@@ -169,8 +130,7 @@ class TestResults:
         assert strided.tolist() == [[0, 2], [4, 6], [8, 10]]
 
     def test_the_user_gets_the_slot_itself(self):
-        loader = DataLoader.from_generator(capacity=1, use_double_buffer=False)
-        loader.set_batch_generator(batches(6), places="cpu")
+        loader = read_batches(batches(6), capacity=1, use_double_buffer=False)
         addresses = {images.ctypes.data for images, _ in loader}
         assert len(addresses) == 2  # the current batch and the next: no memory beyond the slots
         assert all(address % 256 == 0 for address in addresses)
@@ -218,8 +178,7 @@ class TestPlaces:
 
 class TestEpochs:
     def test_break_then_a_new_loop_starts_afresh(self, double_buffer):
-        loader = DataLoader.from_generator(capacity=2, use_double_buffer=double_buffer)
-        loader.set_batch_generator(batches(9), places="cpu")
+        loader = read_batches(batches(9), use_double_buffer=double_buffer)
         for _ in range(3):
             for images, _ in loader:
                 assert images[0, 0] == 0
@@ -259,39 +218,6 @@ class TestEpochs:
         assert len(list(old)) == 2
         assert [type(images).__name__ for images, _ in loader] == ["SimulatedArray"] * 5
 
-    def test_interleaved_loops_are_independent(self):
-        loader = DataLoader.from_generator(capacity=2).set_batch_generator(batches(4), places="cpu")
-        pairs = [(a[0][0, 0], b[0][0, 0]) for a, b in zip(loader, loader, strict=True)]
-        assert pairs == [(n, n) for n in range(4)]
-
-    def test_many_loaders_in_many_threads(self):
-        seen = {}
-
-        def consume(name):
-            loader = DataLoader.from_generator(capacity=2).set_batch_generator(batches(30), places="cpu")
-            seen[name] = [images[0, 0] for images, _ in loader]
-
-        threads = [threading.Thread(target=consume, args=(name,)) for name in range(6)]
-        with nothing_left_behind():
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(30)
-        assert seen == {name: list(range(30)) for name in range(6)}
-
-    def test_threads_may_share_one_epoch(self):
-        epoch = iter(DataLoader.from_generator(capacity=3).set_batch_generator(batches(60), places="cpu"))
-        seen = []
-        threads = [
-            threading.Thread(target=lambda: seen.extend(images[0, 0] for images, _ in epoch))
-            for _ in range(3)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-        assert sorted(seen) == list(range(60))
-
     def test_reading_ahead_is_bounded(self):
         reader = StepReader([[np.zeros(1)] for _ in range(30)])
         reader.allow(31)
@@ -327,8 +253,7 @@ class TestEpochs:
         assert [number[0] for (number,) in epoch] == [1, 2]
 
     def test_a_reader_in_a_process(self):
-        loader = DataLoader.from_generator(capacity=2, use_multiprocess=True)
-        loader.set_batch_generator(batches(5), places="cpu")
+        loader = read_batches(batches(5), use_multiprocess=True)
         assert [images[0, 0] for images, _ in loader] == list(range(5))
 
 
@@ -381,8 +306,7 @@ class TestDescription:
         )
 
     def test_without_fields(self):
-        loader = DataLoader.from_generator(capacity=2, use_double_buffer=False)
-        loader.set_batch_generator(list, places="cpu")
+        loader = read_batches(list, use_double_buffer=False)
         assert repr(loader) == "<GeneratorLoader: a reader of batches; nothing read ahead; on cpu>"
         loader.set_sample_list_generator(list, places="cpu")
         assert repr(loader).startswith("<GeneratorLoader: a reader of lists of samples; ")

@@ -6,7 +6,7 @@ import pytest
 
 from gpuloader import DataLoader
 from tests.fakes import loader_threads
-from tests.sample_sets import ONE_THREAD, THREADS, Made
+from tests.sample_sets import ONE_THREAD, THREADS, Made, values
 
 
 def load(count=4, **options):
@@ -15,9 +15,9 @@ def load(count=4, **options):
 
 def test_an_unused_iterator_takes_no_epoch():
     loader = load(shuffle=True, seed=1)
-    wanted = [batch.tolist() for batch in load(shuffle=True, seed=1)]
+    wanted = values(load(shuffle=True, seed=1))
     unused = iter(loader)
-    assert [batch.tolist() for batch in loader] == wanted
+    assert values(loader) == wanted
     assert loader.state_dict()["epoch"] == 1
     assert next(unused) is not None
     assert loader.state_dict()["epoch"] == 1
@@ -38,14 +38,14 @@ def test_epochs_side_by_side_differ():
 
 def test_what_is_set_before_the_first_step_counts():
     loader = load(8, shuffle=True, seed=1)
-    epochs = [[batch.tolist() for batch in loader] for _ in range(4)]
+    epochs = [values(loader) for _ in range(4)]
     loader = load(8, shuffle=True, seed=1)
     epoch = iter(loader)
     loader.set_epoch(2)
-    assert [batch.tolist() for batch in epoch] == epochs[2]
+    assert values(epoch) == epochs[2]
     epoch = iter(loader)
     loader.load_state_dict({"version": 1, "epoch": 1, "batches": 1, "seed": 1, "batch_size": 2})
-    assert [batch.tolist() for batch in epoch] == epochs[1][1:]
+    assert values(epoch) == epochs[1][1:]
 
 
 def test_a_closed_iterator_is_over_before_it_has_begun():
@@ -73,7 +73,7 @@ def test_an_iterator_that_could_not_begin_may_begin_later(monkeypatch):
     with pytest.raises(ValueError, match="but not RANK"):
         next(epoch)
     monkeypatch.setenv("RANK", "0")
-    assert [batch.tolist() for batch in epoch] == [[0, 1], [2, 3]]
+    assert values(epoch) == [[0, 1], [2, 3]]
 
 
 def test_threads_that_ask_for_the_first_step_begin_one_epoch():

@@ -4,7 +4,7 @@ import pytest
 
 from gpuloader import DataLoader, DistributedBatchSampler, get_worker_info
 from tests.rank_loaders import Stream, epoch_of
-from tests.sample_sets import INLINE, PROCESSES, THREADS, Made, name_workers
+from tests.sample_sets import INLINE, PROCESSES, THREADS, Made, name_workers, values
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "SLURM_NTASKS")
 by_workers = pytest.mark.parametrize("workers", [INLINE, THREADS, PROCESSES], ids=name_workers)
@@ -39,7 +39,7 @@ def test_an_epoch_in_progress_keeps_its_rank(become):
     epoch = iter(loader)
     assert next(epoch).tolist() == [0, 1]
     become(1, 2)
-    assert [batch.tolist() for batch in epoch] == [[4, 5]]
+    assert values(epoch) == [[4, 5]]
     assert epoch_of(loader) == [[2, 3], [6, 7]]
 
 
@@ -50,7 +50,7 @@ def test_workers_that_persist_know_the_new_rank(become):
         epoch = iter(loader)
         assert next(epoch).tolist() == [rank, rank]
         become(1 - rank, 2)  # before the epoch gives its workers back
-        assert [batch.tolist() for batch in epoch] == [[rank, rank]]
+        assert values(epoch) == [[rank, rank]]
     loader._epochs.close()
 
 

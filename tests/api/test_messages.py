@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from gpuloader import BatchSampler, DataFileError, DataLoader, SampleError, TarDataset, data
+from tests.loading import load
 from tests.sample_sets import INLINE, PROCESSES, THREADS, Made, name_workers
 
 by_workers = pytest.mark.parametrize("workers", [INLINE, THREADS, PROCESSES], ids=name_workers)
@@ -31,7 +32,7 @@ def dict_within_itself():
     [(list_within_itself, "a list of 2"), (dict_within_itself, r"a dict with the keys \['x', 'inner'\]")],
 )
 def test_a_sample_that_contains_itself(workers, make, what):
-    loader = DataLoader(Made(lambda index: make() if index else [1, [2]], 2), places="cpu", **workers)
+    loader = load(Made(lambda index: make() if index else [1, [2]], 2), **workers)
     epoch = iter(loader)
     next(epoch)
     with pytest.raises(SampleError, match=f"{what} that contains itself") as caught:
@@ -41,7 +42,7 @@ def test_a_sample_that_contains_itself(workers, make, what):
 
 def test_the_result_of_a_collate_fn_that_contains_itself():
     with pytest.raises(SampleError, match=r"batch 0: .*a list of 2 that contains itself"):
-        list(DataLoader([1], places="cpu", collate_fn=lambda _: list_within_itself()))
+        list(load([1], collate_fn=lambda _: list_within_itself()))
 
 
 class AtOnce(Made):
@@ -54,9 +55,7 @@ class AtOnce(Made):
 def test_none_is_no_index(workers, kind):
     """NumPy would take it for a new dimension, and return another sample."""
     array = np.arange(6)
-    loader = DataLoader(
-        kind(lambda index: array[index], 6), places="cpu", batch_size=2, sampler=[3, 1, 2, None], **workers
-    )
+    loader = load(kind(lambda index: array[index], 6), batch_size=2, sampler=[3, 1, 2, None], **workers)
     epoch = iter(loader)
     assert next(epoch).tolist() == [3, 1]
     with pytest.raises(
@@ -76,10 +75,10 @@ class Unfinished:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: DataLoader(Made(np.arange), places="cpu", sampler=Unfinished()),
-        lambda: DataLoader(Made(np.arange), places="cpu", batch_sampler=Unfinished()),
-        lambda: DataLoader(Made(np.arange), places="cpu", batch_sampler=BatchSampler(sampler=Unfinished())),
-        lambda: DataLoader(Made(np.arange), places="cpu", batch_sampler=Unfinished(), shard=(0, 2), seed=1),
+        lambda: load(Made(np.arange), sampler=Unfinished()),
+        lambda: load(Made(np.arange), batch_sampler=Unfinished()),
+        lambda: load(Made(np.arange), batch_sampler=BatchSampler(sampler=Unfinished())),
+        lambda: load(Made(np.arange), batch_sampler=Unfinished(), shard=(0, 2), seed=1),
     ],
 )
 def test_a_sampler_whose_iter_returns_no_iterator(make):
@@ -100,7 +99,6 @@ def test_a_number_out_of_range_is_named(value, dtype, got):
 
 
 def test_a_tar_file_with_one_name_twice(tmp_path):
-    pytest.importorskip("webdataset")
     path = tmp_path / "a.tar"
     with tarfile.open(path, "w") as shard:
         for name in ("1.cls", "1.CLS"):
@@ -108,4 +106,4 @@ def test_a_tar_file_with_one_name_twice(tmp_path):
             member.size = 1
             shard.addfile(member, io.BytesIO(b"7"))
     with pytest.raises(DataFileError, match=r"a.tar: one sample has two members .* '1.CLS'.*rename one"):
-        list(DataLoader(TarDataset(path), places="cpu"))
+        list(load(TarDataset(path)))

@@ -10,6 +10,7 @@ from gpuloader.epoch import delivery
 from gpuloader.staging import arena
 from gpuloader.system import cores as numa
 from gpuloader.testing import CustomPlace, SimulatedDevice
+from tests.sample_sets import Made
 from tests.system.test_cores import BUS, make_machine
 
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
@@ -17,15 +18,10 @@ CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else
 pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="needs two cores and affinity")
 
 
-class Affinity:
-    """Each sample is the number of cores that its reader may use, and the first of them."""
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        cores = sorted(os.sched_getaffinity(0))
-        return np.array([len(cores), cores[0]])
+def look(index):
+    """Return the number of cores that the reader of a sample may use, and the first of them."""
+    cores = sorted(os.sched_getaffinity(0))
+    return np.array([len(cores), cores[0]])
 
 
 @pytest.fixture
@@ -38,12 +34,13 @@ def machine(tmp_path, monkeypatch):
 
 @pytest.fixture
 def mapped(monkeypatch):
-    """Return a list of the cores on which each arena's memory is written first."""
+    """Return a list of the cores on which the memory of each arena of slots is written first."""
     cores, original = [], arena.Arena._map
 
-    def note(self, *arguments):
-        cores.append(sorted(os.sched_getaffinity(0)))
-        return original(self, *arguments)
+    def note(self, nbytes, *arguments):
+        if nbytes > 8:  # what worker processes are told of an epoch
+            cores.append(sorted(os.sched_getaffinity(0)))
+        return original(self, nbytes, *arguments)
 
     monkeypatch.setattr(arena.Arena, "_map", note)
     return cores
@@ -56,7 +53,7 @@ def place(bus_id=BUS):
 def read(**options):
     return {
         tuple(row)
-        for batch in DataLoader(Affinity(), batch_size=2, **options)
+        for batch in DataLoader(Made(look, 4), batch_size=2, **options)
         for row in np.array(batch).tolist()
     }
 

@@ -13,10 +13,9 @@ from gpuloader import DataLoader, IterableDataset, SampleError, StagingMemoryErr
 from gpuloader.batches import items
 from gpuloader.batches import readers as samples
 from gpuloader.batches import rows as gradual
-from gpuloader.fetch.processes.fork_server import prepare_server
 from gpuloader.testing import simulated_places
-from tests.ahead import Ahead
 from tests.fakes import nothing_left_behind
+from tests.loading import load
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, assert_same, name_workers
 
 HUGE = 10**9
@@ -43,9 +42,16 @@ class Counted:
         return np.full(4, index)
 
 
-class Stream(IterableDataset):
+class Items(IterableDataset):
+    def __init__(self, samples):
+        self.samples = samples
+
     def __iter__(self):
-        return (np.full(4, index) for index in range(20))
+        return iter(self.samples)
+
+
+def stream():
+    return Items([np.full(4, index) for index in range(20)])
 
 
 def peak():
@@ -65,7 +71,7 @@ def count(dataset, **options):
 def count_read(capacity=2, **options):
     loader = DataLoader.from_generator(capacity=capacity, return_list=True)
     loader.set_sample_generator(
-        lambda: ((sample,) for sample in Stream()), places="cpu", drop_last=False, **options
+        lambda: ((sample,) for sample in stream()), places="cpu", drop_last=False, **options
     )
     yield from (len(batch) for (batch,) in loader)
 
@@ -77,51 +83,39 @@ CASES = {
     "a batch of a range, in a process": lambda: count(range(20), batch_size=HUGE, **PROCESS),
     "a batch, in a thread": lambda: count(Counted(), batch_size=HUGE, **THREAD),
     "a batch": lambda: count(Counted(), batch_size=HUGE),
-    "a batch of items": lambda: count(Stream(), batch_size=10**7),
-    "a batch of items, in a process": lambda: count(Stream(), batch_size=10**7, **PROCESS),
+    "a batch of items": lambda: count(stream(), batch_size=10**7),
+    "a batch of items, in a process": lambda: count(stream(), batch_size=10**7, **PROCESS),
     "a batch of items with text": lambda: count(map(str, range(20)), batch_size=HUGE),
     "a reader's batch": lambda: count_read(batch_size=10**7),
     "depth, in a process": lambda: count(Counted(), prefetch_factor=10**6, **PROCESS),
     "depth, in a thread": lambda: count(Counted(), prefetch_factor=10**6, **THREAD),
     "depth": lambda: count(Counted(), prefetch_factor=10**6),
-    "depth of items, in a process": lambda: count(Stream(), prefetch_factor=10**6, **PROCESS),
-    "depth of items, in a thread": lambda: count(Stream(), prefetch_factor=10**6, **THREAD),
+    "depth of items, in a process": lambda: count(stream(), prefetch_factor=10**6, **PROCESS),
+    "depth of items, in a thread": lambda: count(stream(), prefetch_factor=10**6, **THREAD),
     "a reader's capacity": lambda: count_read(capacity=10**6, batch_size=1),
     "steps on a device": lambda: count(Counted(), places=simulated_places(1), prefetch=10**6),
 }
 REFUSED = {
-    "a batch of items": lambda: count(Stream(), batch_size=HUGE * HUGE),
-    "a batch of items, in a process": lambda: count(Stream(), batch_size=HUGE * HUGE, **PROCESS),
+    "a batch of items": lambda: count(stream(), batch_size=HUGE * HUGE),
+    "a batch of items, in a process": lambda: count(stream(), batch_size=HUGE * HUGE, **PROCESS),
     "a reader's batch": lambda: count_read(batch_size=HUGE * HUGE),
     "depth, in a process": lambda: count(Counted(), prefetch_factor=HUGE * HUGE, **PROCESS),
     "depth, in a thread": lambda: count(Counted(), prefetch_factor=HUGE * HUGE, **THREAD),
     "depth": lambda: count(Counted(), prefetch_factor=HUGE * HUGE),
-    "depth of items, in a process": lambda: count(Stream(), prefetch_factor=HUGE * HUGE, **PROCESS),
-    "depth of items, in a thread": lambda: count(Stream(), prefetch_factor=HUGE * HUGE, **THREAD),
+    "depth of items, in a process": lambda: count(stream(), prefetch_factor=HUGE * HUGE, **PROCESS),
+    "depth of items, in a thread": lambda: count(stream(), prefetch_factor=HUGE * HUGE, **THREAD),
 }
 
 
-def run_case(case):
-    return subprocess.run(
+@pytest.mark.parametrize("case", CASES)
+def test_twenty_samples_need_the_memory_of_twenty_samples(case):
+    done = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(case=case)],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-
-
-@pytest.fixture(scope="module")
-def run_ahead():
-    """Return `run_case`; further cores run several at a time."""
-    ahead = Ahead(run_case, [(case,) for case in [*CASES][::-1]])
-    yield ahead
-    ahead.close()
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_twenty_samples_need_the_memory_of_twenty_samples(run_ahead, case):
-    done = run_ahead(case)
     assert done.returncode == 0, done.stderr
     samples, nbytes = done.stdout.split()
     assert samples == "20"
@@ -130,7 +124,6 @@ def test_twenty_samples_need_the_memory_of_twenty_samples(run_ahead, case):
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_more_than_all_memory_is_one_error_at_once(case):
-    prepare_server()  # it stays
     with (
         nothing_left_behind(),
         pytest.raises(StagingMemoryError, match="lower the batch size, prefetch_factor or"),
@@ -142,9 +135,7 @@ def test_more_than_all_memory_is_one_error_at_once(case):
 @pytest.mark.parametrize("workers", [INLINE, ONE_THREAD, PROCESSES], ids=name_workers)
 def test_many_batches_beyond_the_first_slots(workers, drop_last):
     """Slots that are reserved later are like the first ones, also if the user keeps all batches."""
-    loader = DataLoader(
-        Counted(), places="cpu", batch_size=3, drop_last=drop_last, prefetch_factor=300, **workers
-    )
+    loader = load(Counted(), batch_size=3, drop_last=drop_last, prefetch_factor=300, **workers)
     wanted = [np.stack([np.full(4, index) for index in range(at, min(at + 3, 20))]) for at in range(0, 20, 3)]
     for _ in range(2):
         assert_same(list(loader), wanted[:6] if drop_last else wanted)
@@ -162,9 +153,7 @@ def test_large_batches_of_items_are_whole(workers, length, monkeypatch):
         monkeypatch.setattr(module, "AT_ONCE", 100)
     monkeypatch.setattr(gradual, "_FIRST_NBYTES", 40)
     for drop_last in (False, True):
-        loader = DataLoader(
-            iter_over(make_pairs(length)), places="cpu", batch_size=8, drop_last=drop_last, **workers
-        )
+        loader = load(Items(make_pairs(length)), batch_size=8, drop_last=drop_last, **workers)
         for _ in range(2):
             batches = list(loader)
             assert [len(batch["n"]) for batch in batches] == [
@@ -178,41 +167,10 @@ def test_large_batches_of_items_are_whole(workers, length, monkeypatch):
                 assert_same(batch["x"], np.stack([np.full((2, 3), n, "f4") for n in batch["n"]]))
 
 
-def iter_over(samples):
-    class Items(IterableDataset):
-        def __iter__(self):
-            return iter(samples)
-
-    return Items()
-
-
-@pytest.mark.parametrize("length", [1, 7, 8, 9, 24, 29])
-def test_large_batches_of_a_reader_are_whole(length, monkeypatch):
-    """The reader reuses one buffer for all samples."""
-    monkeypatch.setattr(samples, "AT_ONCE", 100)
-    monkeypatch.setattr(gradual, "_FIRST_NBYTES", 40)
-    buffer = np.zeros((2, 3))
-
-    def read():
-        for number in range(length):
-            buffer[...] = number
-            yield buffer, number
-
-    for drop_last in (False, True):
-        loader = DataLoader.from_generator(capacity=2, return_list=True)
-        loader.set_sample_generator(read, batch_size=8, drop_last=drop_last, places="cpu")
-        wanted = [range(at, min(at + 8, length)) for at in range(0, length - 7 * drop_last, 8)]
-        for _ in range(2):
-            batches = list(loader)
-            assert [numbers.tolist() for _, numbers in batches] == [list(part) for part in wanted]
-            for x, numbers in batches:
-                assert_same(x, np.stack([np.full((2, 3), float(n)) for n in numbers]))
-
-
 def test_an_error_in_a_large_batch_names_its_sample(monkeypatch):
     monkeypatch.setattr(items, "AT_ONCE", 100)
     monkeypatch.setattr(gradual, "_FIRST_NBYTES", 40)
     bad = [np.zeros(3)] * 13 + [np.zeros(4)]
     with pytest.raises(SampleError, match=r"expected shape \(3,\)") as caught:
-        list(DataLoader(iter_over(bad), places="cpu", batch_size=8))
+        list(load(Items(bad), batch_size=8))
     assert (caught.value.batch, caught.value.index) == (1, 5)

@@ -7,7 +7,7 @@ from gpuloader import DataLoader
 from gpuloader.accelerate import PreparedLoader, prepare, skip_first_batches
 from gpuloader.api import prepared_loader
 from tests.rank_loaders import Stream
-from tests.sample_sets import Counting
+from tests.sample_sets import Counting, values
 
 
 class Accelerator:
@@ -73,13 +73,13 @@ def test_batches_that_are_skipped_are_not_read(options, wanted):
     prepared = PreparedLoader(load(Reads(range(10)), **options))
     assert skip_first_batches(prepared, 2) is prepared
     found = [batch[0] if isinstance(batch, list) else batch for batch in prepared.loader]
-    assert [batch.tolist() for batch in found] == wanted
+    assert values(found) == wanted
     assert sorted(reads) == sorted(one for batch in wanted for one in batch)
 
 
 def test_those_of_an_iterable_that_is_divided_are_read_and_dropped():
     prepared = PreparedLoader(load(Stream(10), shard=(1, 2), uneven="drop"))
-    assert [batch.tolist() for batch in skip_first_batches(prepared, 2).loader] == [[9]]
+    assert values(skip_first_batches(prepared, 2).loader) == [[9]]
 
 
 def test_a_number_of_batches_that_makes_no_sense_is_refused():
@@ -145,7 +145,7 @@ def test_samples_of_the_last_step_are_counted_where_they_repeat(known, uneven, r
 
 def test_items_that_are_skipped_are_read_once(known):
     prepared = skip_first_batches(PreparedLoader(load(Counting(10))), 2)
-    assert [batch.tolist() for batch in prepared] == [[4, 5], [6, 7], [8, 9]]
+    assert values(prepared) == [[4, 5], [6, 7], [8, 9]]
     assert len(list(prepared)) == 5
 
 

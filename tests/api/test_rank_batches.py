@@ -3,44 +3,16 @@
 import numpy as np
 import pytest
 
-from gpuloader import (
-    SampleError,
-    TensorDataset,
-    cpu_places,
-    data,
-    sample_rng,
-)
+from gpuloader import SampleError, TensorDataset, data, sample_rng
 from gpuloader.order.dividing import Division
 from gpuloader.order.order import InOrder
 from gpuloader.order.plan import OrderedPlan, ShardedPlan
 from gpuloader.transforms import RandomCropFlip
-from tests.rank_loaders import Stream, epoch_of, loaders, loaders_of, make, numbers, values_of
+from tests.rank_loaders import Stream, loaders, loaders_of, make
 from tests.sample_sets import PROCESSES, Made
 
 
 class TestContents:
-    def test_shards_on_several_places_of_each_rank(self):
-        for remainder in ("pad", "drop"):
-            samples = []
-            for loader in loaders(
-                37, 2, batch_size=6, places=cpu_places(3), split="shards", uneven=remainder
-            ):
-                steps = list(loader)
-                assert len(steps) == len(loader)
-                for step in steps:
-                    assert len({len(values_of(batch)) for batch in step}) == 1
-                    samples += [one for batch in step for one in numbers(batch)]
-            assert len(set(samples)) == len(samples)
-            # 37 samples are 3 steps of 12 and 1 more. A rank's batch of one cannot be cut into 3 shards.
-            assert sorted(samples) == list(range(37)) if remainder == "pad" else len(samples) == 36
-
-    def test_shards_are_the_ranks_batch(self):
-        for rank in range(2):
-            options = {"batch_size": 5, "uneven": "pad"}
-            whole = epoch_of(make(range(23), rank, 2, shuffle=True, **options))
-            sharded = make(range(23), rank, 2, shuffle=True, split="shards", places=cpu_places(2), **options)
-            assert [[one for part in step for one in numbers(part)] for step in sharded] == whole
-
     def test_without_masks_sample_counts_are_not_recorded(self):
         for count, rule, drop_last, noted in [
             (46, "drop", False, 0),
@@ -53,41 +25,6 @@ class TestContents:
             plan = ShardedPlan(rank, 2, "drop")
             assert len(list(plan.batches(0))) == (10 if drop_last else 12)
             assert len(plan.own) == noted
-
-    def test_an_uneven_end_is_cut_into_shards(self):
-        loader = make(
-            range(23),
-            0,
-            2,
-            batch_size=4,
-            uneven="drop",
-            split="shards",
-            places=cpu_places(2),
-        )
-        assert [[part.tolist() for part in step] for step in loader] == [
-            [[0, 1], [2, 3]],
-            [[8, 9], [10, 11]],
-            [[16], [17]],
-        ]
-
-    @pytest.mark.parametrize("places", [2, 3])
-    def test_batches_for_several_places_of_each_rank(self, places):
-        found = [list(loader) for loader in loaders(29, 2, places=cpu_places(places))]
-        assert len({len(steps) for steps in found}) == 1
-        samples = [one for steps in found for step in steps for batch in step for one in numbers(batch)]
-        assert sorted(samples) == list(range(29))
-
-    def test_of_an_iterable_data_set_cut_into_shards(self):
-        found = [
-            [part.tolist() for step in loader for part in step]
-            for loader in loaders(
-                21, 2, kind=Stream, batch_size=4, places=cpu_places(2), split="shards", uneven="drop"
-            )
-        ]
-        assert found == [
-            [[0, 2], [4, 6], [8, 10], [12, 14]],
-            [[1, 3], [5, 7], [9, 11], [13, 15]],
-        ]
 
     @pytest.mark.parametrize("cache", ["host", "device"])
     def test_of_a_cache(self, cache):

@@ -5,14 +5,9 @@ import os
 import numpy as np
 import pytest
 
-from gpuloader import (
-    DataLoader,
-    IterableDataset,
-    SampleError,
-    get_worker_info,
-    sample_rng,
-)
+from gpuloader import IterableDataset, SampleError, get_worker_info, sample_rng
 from gpuloader.order.worker_info import WorkerInfo
+from tests.loading import load
 from tests.rank_loaders import Stream, epoch_of, make
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, Made, name_workers
 
@@ -43,14 +38,6 @@ class TestStreams:
             samples += [one for batch in epoch_of(loader) for one in batch]
             assert dataset.path.exists()
         assert sorted(samples) == list(range(30))
-
-    def test_are_read_no_further_than_to_the_end_of_the_step(self):
-        for rank in range(3):
-            stream = Stream(100)
-            epoch = iter(make(stream, rank, 3, use_buffer_reader=False))
-            for step in range(1, 4):
-                next(epoch)
-                assert stream.read == 6 * step
 
     @by_workers
     def test_that_divide_themselves_are_asked_for_all_items(self, workers):
@@ -88,12 +75,12 @@ class TestStreams:
 
         monkeypatch.setenv("RANK", "2")
         monkeypatch.setenv("WORLD_SIZE", "5")
-        told = [batch[0].tolist() for batch in DataLoader(Told(), places="cpu", **workers)]
+        told = [batch[0].tolist() for batch in load(Told(), **workers)]
         assert told == [[2, 5, worker, len(told)] for worker in range(len(told))]
         with monkeypatch.context() as broken:
             broken.delenv("RANK")
             with pytest.raises(SampleError, match="sets WORLD_SIZE='5' but not RANK"):
-                list(DataLoader(Told(), places="cpu", **workers))
+                list(load(Told(), **workers))
 
     @pytest.mark.parametrize("workers", [THREADS, PROCESSES], ids=name_workers)
     def test_of_data_sets_with_indices_workers_have_seeds_of_their_own(self, workers):

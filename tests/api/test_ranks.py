@@ -10,16 +10,13 @@ from hypothesis import strategies as st
 
 import gpuloader
 from gpuloader import (
-    BatchSampler,
     DataLoader,
     DistributedBatchSampler,
     RandomSampler,
     Sampler,
-    SequenceSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
     cpu_places,
 )
+from tests.loading import load
 from tests.rank_loaders import Stream, epoch_of, loaders, make, numbers, values_of
 from tests.sample_sets import INLINE, PROCESSES, THREADS, name_workers
 
@@ -42,8 +39,11 @@ class TestBatchesOfAllRanks:
         options = {"uneven": uneven, "drop_last": drop_last, "batch_size": size}
         if threads:
             options |= {"num_workers": threads, "worker_type": "thread"}
-        found = [list(loader) for loader in loaders(count, world_size, kind=kind, **options)]
+        ranks = loaders(count, world_size, kind=kind, **options)
+        found = [list(loader) for loader in ranks]
         assert len({len(batches) for batches in found}) == 1
+        if kind is range:
+            assert [len(loader) for loader in ranks] == [len(batches) for batches in found]
         for step in zip(*found, strict=True):
             assert len({isinstance(batch, list) for batch in step}) == 1
             assert len({len(values_of(batch)) for batch in step}) == 1
@@ -55,12 +55,6 @@ class TestBatchesOfAllRanks:
         more = -count % world_size if uneven == "repeat" and not drop_last else 0
         assert len(set(samples)) == count - lost
         assert len(samples) == count - lost + more
-
-    @given(**sizes)
-    @settings(max_examples=100, deadline=None)
-    def test_are_as_many_as_len_says(self, count, size, world_size, uneven, drop_last):
-        for loader in loaders(count, world_size, uneven=uneven, drop_last=drop_last, batch_size=size):
-            assert len(loader) == len(list(loader))
 
     @given(
         count=st.integers(1, 60),
@@ -102,22 +96,16 @@ class TestBatchesOfAllRanks:
             assert epoch_of(loader) == epoch_of(wanted)
             assert epoch_of(loader) == epoch_of(wanted)
 
-    def test_of_a_rank_that_has_none_of_its_own(self):
-        for kind in (range, Stream):
-            found = [list(loader) for loader in loaders(1, 3, kind=kind)]
-            assert [mask.tolist() for [(_, mask)] in found] == [[True], [False], [False]]
-            assert [values.tolist() for [(values, _)] in found] == [[0], [0], [0]]
-
     def test_no_launcher_is_one_rank(self, monkeypatch):
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS"):
             monkeypatch.delenv(name, raising=False)
-        loader = DataLoader(range(5), places="cpu", batch_size=2, shard="auto")
+        loader = load(range(5), batch_size=2, shard="auto")
         assert epoch_of(loader) == [[0, 1], [2, 3], [4]]
 
     def test_ranks_are_found_where_torchrun_says(self, monkeypatch):
         monkeypatch.setenv("RANK", "1")
         monkeypatch.setenv("WORLD_SIZE", "2")
-        loader = DataLoader(range(8), places="cpu", batch_size=2, shard="auto", uneven="drop")
+        loader = load(range(8), batch_size=2, shard="auto", uneven="drop")
         assert epoch_of(loader) == [[2, 3], [6, 7]]
 
 
@@ -137,46 +125,6 @@ class Wrapped:
 
 
 class TestOrders:
-    @pytest.mark.parametrize(
-        "make_options",
-        [
-            lambda count: {"sampler": list(range(count))[::-1]},
-            lambda count: {"sampler": np.arange(count)[::-1]},
-            lambda count: {"sampler": SequenceSampler(range(count))},
-            lambda count: {"sampler": RandomSampler(range(count))},
-            lambda count: {"sampler": SubsetRandomSampler(range(count))},
-            lambda count: {"sampler": WeightedRandomSampler(np.ones(count), count, replacement=False)},
-            lambda count: {"batch_sampler": BatchSampler(range(count), shuffle=True, batch_size=2)},
-            lambda count: {"batch_sampler": BatchSampler(sampler=list(range(count)), batch_size=2)},
-        ],
-    )
-    def test_of_samplers_are_cut_into_parts(self, make_options):
-        options = make_options(21)
-        if "batch_sampler" in options:
-            options["batch_size"] = 1
-        wanted = [
-            one for batch in DataLoader(range(21), places="cpu", seed=5, **options) for one in batch.tolist()
-        ]
-        steps = zip(*(epoch_of(loader) for loader in loaders(21, 3, shuffle=False, **options)), strict=True)
-        assert [one for step in steps for batch in step for one in batch] == wanted
-
-    def test_of_a_users_own_function_of_seed_and_epoch(self):
-        class Sliced:
-            def __len__(self):
-                return 9
-
-            def slice(self, start, stop):
-                return range(8 - start, 8 - stop, -1)
-
-        class Backwards(Sampler):
-            def order(self, seed, epoch):
-                return Sliced()
-
-        assert [epoch_of(make(range(9), rank, 2, sampler=Backwards())) for rank in range(2)] == [
-            [[8, 7], [4, 3], [0]],
-            [[6, 5], [2, 1], []],
-        ]
-
     @pytest.mark.parametrize(
         "options",
         [

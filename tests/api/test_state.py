@@ -6,11 +6,12 @@ import threading
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, SampleError, sample_rng
+from gpuloader import DataLoader, IterableDataset, SampleError, sample_rng
 from gpuloader.api.state import Position, read_state
 from gpuloader.batches.items import ItemState
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.testing import simulated_places
+from tests.loading import load
 from tests.sample_sets import (
     INLINE,
     ONE_THREAD,
@@ -81,17 +82,6 @@ def test_what_was_copied_ahead_does_not_count():
         assert loader.state_dict()["batches"] == 2 * (number + 1)
 
 
-def test_what_processes_fetched_ahead_does_not_count():
-    loader = make(prefetch_factor=3, **PROCESSES)
-    epoch = iter(loader)
-    next(epoch)
-    state = loader.state_dict()
-    assert state["batches"] == 1
-    resumed = make(**INLINE)
-    resumed.load_state_dict(state)
-    assert values(resumed) == values(epoch)
-
-
 def test_the_states_before_between_and_after():
     loader = make(shuffle=True)
     fresh = loader.state_dict()
@@ -140,7 +130,7 @@ def test_after_an_error_the_state_is_that_of_what_was_received(workers):
             raise OSError("gone")
         return index
 
-    loader = DataLoader(Made(fail, 12), places="cpu", batch_size=2, **workers)
+    loader = load(Made(fail, 12), batch_size=2, **workers)
     with pytest.raises(SampleError, match="gone"):
         list(loader)
     state = loader.state_dict()
@@ -179,9 +169,9 @@ def test_set_epoch_does_not_undo_what_is_resumed():
 
 
 def test_a_state_brings_its_seed_along():
-    loader = DataLoader(list(range(40)), places="cpu", batch_size=40, shuffle=True)
+    loader = load(list(range(40)), batch_size=40, shuffle=True)
     state = json.loads(json.dumps(loader.state_dict()))
-    other = DataLoader(list(range(40)), places="cpu", batch_size=40, shuffle=True)
+    other = load(list(range(40)), batch_size=40, shuffle=True)
     other.load_state_dict(state)
     assert values(other) == values(loader)
     big = make(seed=2**64 - 1).state_dict()
@@ -200,9 +190,7 @@ def test_a_state_stays_small_however_long_a_batch_takes(shard):
 
     def make():
         options = {} if shard is None else {"shard": shard}
-        return DataLoader(
-            Made(read, 2000), places="cpu", batch_size=1, in_order=False, seed=1, **THREADS, **options
-        )
+        return load(Made(read, 2000), batch_size=1, in_order=False, seed=1, **THREADS, **options)
 
     loader, got = make(), []
     try:
@@ -232,15 +220,13 @@ def test_a_state_of_numbers_only_still_loads():
 
 
 def test_a_state_stays_small():
-    loader = DataLoader(
-        list(range(1 << 20)), places="cpu", batch_size=1, seed=2**64 - 1, in_order=False, **THREADS
-    )
+    loader = load(list(range(1 << 20)), batch_size=1, seed=2**64 - 1, in_order=False, **THREADS)
     loader.set_epoch(2**63)
     for number, _ in enumerate(loader):
         assert len(json.dumps(loader.state_dict())) < 1024
         if number == 300:
             break
-    uneven = DataLoader(Counting(301), places="cpu", batch_size=7, in_order=False, **THREADS)
+    uneven = load(Counting(301), batch_size=7, in_order=False, **THREADS)
     uneven.dataset.__class__ = type("Lopsided", (Counting,), {"__iter__": lopsided})
     for _ in uneven:
         assert len(json.dumps(uneven.state_dict())) < 1024
@@ -268,7 +254,7 @@ def test_an_iterable_data_sets_own_state(workers):
     """Nothing is read again, and the state follows what was received, not what was read ahead."""
 
     def make_loader():
-        return DataLoader(Stateful(20), places="cpu", batch_size=2, seed=1, prefetch_factor=3, **workers)
+        return load(Stateful(20), batch_size=2, seed=1, prefetch_factor=3, **workers)
 
     loader = make_loader()
     epoch = iter(loader)
@@ -286,13 +272,13 @@ def test_an_iterable_data_sets_own_state(workers):
 
 
 def test_a_state_of_processes_goes_on_in_threads_that_share_one_data_set():
-    loader = DataLoader(Stateful(20), places="cpu", batch_size=2, seed=1, **PROCESSES)
+    loader = load(Stateful(20), batch_size=2, seed=1, **PROCESSES)
     epoch = iter(loader)
     for _ in range(3):
         next(epoch)
     state, rest = loader.state_dict(), values(epoch)
     # Counting has no state, so the loader reads and drops what was received.
-    threads = DataLoader(Counting(20), places="cpu", batch_size=2, num_workers=2, worker_type="thread")
+    threads = load(Counting(20), batch_size=2, num_workers=2, worker_type="thread")
     threads.load_state_dict(state)
     assert values(threads) == rest
 
@@ -314,7 +300,7 @@ WRONG = {
     "an endless run": ({"beyond": [[3, 2**60]]}, ValueError, r"damaged \(ValueError: expected fewer batches"),
     "workers": ({"workers": [1]}, ValueError, r"damaged \(TypeError"),
     "turn": ({"workers": [[1, None]], "turn": 1}, ValueError, "damaged .*expected a whole number below 1"),
-    "a reader's": ({"seed": None}, ValueError, "state of a loader made by DataLoader.from_generator"),
+    "a reader's": ({"seed": ...}, ValueError, "state of a loader made by DataLoader.from_generator"),
     "of shards": ({"shards": 2}, ValueError, "batches of 2 samples per place, 2 per step; .* batches of 2"),
     "as they came": ({"batch_size": 3, "beyond": [4]}, ValueError, "batches of 3 samples.* batches of 2"),
     "no size": ({"batch_size": None}, ValueError, "batches of None samples"),
@@ -336,35 +322,72 @@ def test_a_wrong_state_is_refused(case):
 
 
 def test_the_order_of_an_iterable_data_set_depends_on_its_workers():
-    loader = DataLoader(Counting(20), places="cpu", batch_size=2, **THREADS)
+    loader = load(Counting(20), batch_size=2, **THREADS)
     next(iter(loader))
     state = loader.state_dict()
     with pytest.raises(
         ValueError, match="read by 3 workers, but this loader reads it with one worker or none"
     ):
-        DataLoader(Counting(20), places="cpu", batch_size=2).load_state_dict(state)
+        load(Counting(20), batch_size=2).load_state_dict(state)
     with pytest.raises(ValueError, match="belongs to a map-style dataset, but this loader reads an iterable"):
-        DataLoader(Counting(20), places="cpu", batch_size=2).load_state_dict(make().state_dict())
+        load(Counting(20), batch_size=2).load_state_dict(make().state_dict())
 
 
 def test_a_resumed_epoch_draws_what_it_would_have_drawn():
     def draw(index):
         return sample_rng().random()
 
-    loader = DataLoader(Made(draw, 10), places="cpu", batch_size=3, seed=4)
+    loader = load(Made(draw, 10), batch_size=3, seed=4)
     epoch = iter(loader)
     next(epoch)
     state, rest = loader.state_dict(), values(epoch)
-    other = DataLoader(Made(draw, 10), places="cpu", batch_size=3, **THREADS)
+    other = load(Made(draw, 10), batch_size=3, **THREADS)
     other.load_state_dict(state)
     assert values(other) == rest
 
 
 def test_a_state_behind_the_end_of_the_data_set_is_refused():
-    first = DataLoader(list(range(40)), places="cpu", batch_size=4, seed=1)
+    first = load(list(range(40)), batch_size=4, seed=1)
     epoch = iter(first)
     for _ in range(3):
         next(epoch)
-    second = DataLoader(list(range(8)), places="cpu", batch_size=4)
+    second = load(list(range(8)), batch_size=4)
     with pytest.raises(ValueError, match="3 batches into an epoch and this dataset has 2"):
         second.load_state_dict(first.state_dict())
+
+
+class Self(IterableDataset):
+    """Its `__iter__` returns itself, and either starts over or continues."""
+
+    def __init__(self, restart):
+        self.restart, self.start, self.next = restart, 0, 0
+
+    def __iter__(self):
+        self.next, self.start = 0 if self.restart else self.start, 0
+        return self
+
+    def __next__(self):
+        if self.next == 20:
+            raise StopIteration
+        self.next += 1
+        return self.next - 1
+
+    def state_dict(self):
+        return {"at": np.array(self.next)}
+
+    def load_state_dict(self, state):
+        self.start = self.next = int(state["at"])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("restart", [True, False])
+def test_a_dataset_that_is_its_own_iterator_resumes_and_then_starts_over(restart, workers):
+    def load():
+        return DataLoader(Self(restart), batch_size=5, places="cpu", num_workers=workers)
+
+    loader = load()
+    epoch = iter(loader)
+    assert [next(epoch).tolist()[0] for _ in range(2)] == [0, 5]
+    again = load()
+    again.load_state_dict(loader.state_dict())
+    assert [[batch.tolist()[0] for batch in again] for _ in range(2)] == [[10, 15], [0, 5, 10, 15]]

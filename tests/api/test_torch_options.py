@@ -6,20 +6,21 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader, Dataset, IterableDataset
-from tests.sample_sets import Counting
+from tests.loading import load
+from tests.sample_sets import Counting, values
 
 NUMBERS = list(range(10))
 
 
 def read(*arguments, **options):
-    return [batch.tolist() for batch in DataLoader(NUMBERS, *arguments, **options)]
+    return values(DataLoader(NUMBERS, *arguments, **options))
 
 
 class TestPositions:
     def test_a_number_after_the_dataset_is_the_batch_size(self):
         loader = DataLoader(NUMBERS, 4, places="cpu")
         assert loader.batch_size == 4
-        assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+        assert values(loader) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
         assert DataLoader(NUMBERS, np.int64(4)).batch_size == 4
 
     def test_a_bool_after_that_is_shuffle(self):
@@ -52,13 +53,13 @@ class TestPositions:
 
 def test_none_stands_for_the_default():
     assert read(places="cpu", batch_size=4, shuffle=None) == read(places="cpu", batch_size=4)
-    loader = DataLoader(NUMBERS, places="cpu", num_workers=1, worker_type="thread", prefetch_factor=None)
+    loader = load(NUMBERS, num_workers=1, worker_type="thread", prefetch_factor=None)
     assert loader.prefetch_factor == 2
-    assert len(list(DataLoader(Counting(3), places="cpu", shuffle=None))) == 3
+    assert len(list(load(Counting(3), shuffle=None))) == 3
 
 
 def test_page_locking_is_accepted():
-    loader = DataLoader(NUMBERS, places="cpu", pin_memory=True, pin_memory_device="cuda:0")
+    loader = load(NUMBERS, pin_memory=True, pin_memory_device="cuda:0")
     assert (loader.pin_memory, loader.pin_memory_device) == (True, "cuda:0")
     assert len(list(loader)) == 10
 
@@ -67,7 +68,7 @@ class TestGenerator:
     @pytest.mark.parametrize("kind", [np.random.default_rng, np.random.RandomState])
     def test_the_seed_is_drawn_from_it_once(self, kind):
         def epochs(loader, count=3):
-            return [[batch.tolist() for batch in loader] for _ in range(count)]
+            return [values(loader) for _ in range(count)]
 
         options = {"places": "cpu", "batch_size": 4, "shuffle": True}
         generator = kind(5)
@@ -82,9 +83,9 @@ class TestGenerator:
 
     def test_ranks_may_share_one(self):
         ranks = [
-            DataLoader(
+            load(
                 NUMBERS, shuffle=True, shard=(rank, 2), generator=np.random.default_rng(5), batch_size=5,
-                uneven="drop", places="cpu",
+                uneven="drop",
             )
             for rank in (0, 1)
         ]  # fmt: skip
@@ -100,23 +101,23 @@ class TestGenerator:
     )
     def test_what_is_refused(self, options, error, message):
         with pytest.raises(error, match=message):
-            DataLoader(NUMBERS, places="cpu", **options)
+            load(NUMBERS, **options)
 
 
 class TestContext:
     @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
     def test_it_says_how_processes_start(self, method):
         for context in (method, multiprocessing.get_context(method)):
-            loader = DataLoader(NUMBERS, places="cpu", num_workers=1, multiprocessing_context=context)
+            loader = load(NUMBERS, num_workers=1, multiprocessing_context=context)
             assert loader.multiprocessing_context.get_start_method() == method
 
     def test_without_workers_it_is_as_good_as_absent(self):
         """Unlike in PyTorch, so that num_workers=0 needs no other change while debugging."""
-        loader = DataLoader(NUMBERS, places="cpu", batch_size=10, multiprocessing_context="spawn")
-        assert [batch.tolist() for batch in loader] == [NUMBERS]
+        loader = load(NUMBERS, batch_size=10, multiprocessing_context="spawn")
+        assert values(loader) == [NUMBERS]
 
     def test_without_one_there_is_none(self):
-        assert DataLoader(NUMBERS, places="cpu").multiprocessing_context is None
+        assert load(NUMBERS).multiprocessing_context is None
 
     @pytest.mark.parametrize(
         ("options", "error", "message"),
@@ -136,11 +137,11 @@ class TestContext:
     )
     def test_what_is_refused(self, options, error, message):
         with pytest.raises(error, match=message):
-            DataLoader(NUMBERS, places="cpu", num_workers=1, **options)
+            load(NUMBERS, num_workers=1, **options)
 
     def test_both_may_agree(self):
         options = {"multiprocessing_context": "spawn", "start_method": "spawn"}
-        loader = DataLoader(NUMBERS, places="cpu", num_workers=1, **options)
+        loader = load(NUMBERS, num_workers=1, **options)
         assert loader.multiprocessing_context.get_start_method() == "spawn"
 
 
@@ -157,24 +158,20 @@ class Lines(IterableDataset):
 
 class TestLengthOfAnIterableDataset:
     @pytest.mark.parametrize(
-        "options", [{}, {"drop_last": True}, {"batch_size": None}, {"places": ["cpu"] * 2}]
+        "options",
+        [
+            {},
+            {"drop_last": True},
+            {"batch_size": None},
+            {"places": ["cpu"] * 2},
+            {"places": ["cpu"] * 2, "batch_size": 4, "split": "shards", "uneven": "drop"},
+            *[{"shard": (rank, 2), "uneven": uneven} for rank in (0, 1) for uneven in ("pad", "drop")],
+        ],
     )
-    @pytest.mark.parametrize("count", [0, 1, 9, 10])
+    @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 10])
     def test_it_is_the_number_of_steps(self, options, count):
         loader = DataLoader(Lines(count), **{"places": "cpu", "batch_size": 3, **options})
         assert len(loader) == len(list(loader))
-
-    @pytest.mark.parametrize("count", [0, 7, 8, 10])
-    def test_in_shards(self, count):
-        loader = DataLoader(Lines(count), places=["cpu"] * 2, batch_size=4, split="shards", uneven="drop")
-        assert len(loader) == len(list(loader))
-
-    @pytest.mark.parametrize("uneven", ["pad", "drop"])
-    @pytest.mark.parametrize("count", [0, 1, 7, 8, 9])
-    def test_on_a_rank(self, uneven, count):
-        for rank in (0, 1):
-            loader = DataLoader(Lines(count), places="cpu", batch_size=2, shard=(rank, 2), uneven=uneven)
-            assert len(loader) == len(list(loader))
 
     def test_a_resumed_epoch_may_have_more_batches_than_that(self):
         """Two workers that both yield all items have twice as many; the length is the dataset's word."""
@@ -194,8 +191,8 @@ class TestLengthOfAnIterableDataset:
             def __len__(self):
                 raise RuntimeError("not here")
 
-        loader = DataLoader(Refusing(4), places="cpu", batch_size=2)
-        assert [batch.tolist() for batch in list(loader)] == [[0, 1], [2, 3]]
+        loader = load(Refusing(4), batch_size=2)
+        assert values(list(loader)) == [[0, 1], [2, 3]]
         assert len(list(Refusing(2) + Refusing(2))) == 4
         with pytest.raises(TypeError, match=r"Refusing\.__len__ raised RuntimeError: not here") as caught:
             len(loader)
@@ -203,16 +200,16 @@ class TestLengthOfAnIterableDataset:
 
     def test_without_one_there_is_no_length(self):
         with pytest.raises(TypeError, match=r"Counting is an IterableDataset: .* unless it defines"):
-            len(DataLoader(Counting(3), places="cpu"))
+            len(load(Counting(3)))
         with pytest.raises(
             TypeError, match="no length unless it defines __len__, and list_iterator does not"
         ):
-            len(DataLoader(iter([1, 2]), places="cpu"))
+            len(load(iter([1, 2])))
 
 
 def test_loaders_and_datasets_can_be_annotated_with_their_samples():
     assert DataLoader[int].__origin__ is DataLoader
-    assert [batch.tolist() for batch in DataLoader[int](NUMBERS, 10, places="cpu")] == [NUMBERS]
+    assert values(DataLoader[int](NUMBERS, 10, places="cpu")) == [NUMBERS]
 
     class Numbers(Dataset[int]):
         pass

@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuloader import DataLoader, TensorDataset, cpu_places, sample_rng
+from gpuloader import TensorDataset, cpu_places
 from gpuloader.testing import simulated_places
-from tests.rank_loaders import Stream, epoch_of, loaders, make, order_of
-from tests.sample_sets import PROCESSES, THREADS, Made
+from tests.loading import load
+from tests.rank_loaders import Stream, loaders, make, order_of
+from tests.sample_sets import PROCESSES, THREADS
 
 NO_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS")
 
@@ -47,7 +48,7 @@ class TestMasks:
         for name in NO_RANKS:
             monkeypatch.delenv(name, raising=False)
         dataset = TensorDataset(np.arange(5.0), np.arange(5))
-        loader = DataLoader(dataset, places="cpu", batch_size=2, shard="auto")
+        loader = load(dataset, batch_size=2, shard="auto")
         assert [labels.tolist() for values, labels in loader] == [[0, 1], [2, 3], [4]]
 
     def test_come_when_what_is_left_of_a_resumed_epoch_is_uneven(self):
@@ -89,31 +90,6 @@ class TestRepeat:
         total = -(-count // world_size) * world_size
         assert [one for step in steps for batch in step for one in batch] == (order * world_size)[:total]
 
-    def test_repeats_the_epochs_start_after_a_resume_too(self):
-        state = {"version": 2, "epoch": 1, "seed": 5, "position": 5}
-        found = []
-        for loader in loaders(10, 3, uneven="repeat"):
-            loader.load_state_dict(state)
-            found.append([batch.tolist() for batch in loader])
-        order = order_of(10, epoch=1)
-        assert found == [[order[5:7]], [order[7:9]], [[order[9], order[0]]]]
-        state = loader.state_dict()
-        assert state == {"version": 2, "epoch": 2, "seed": 5, "position": 0}
-
-    def test_states_count_no_sample_twice(self):
-        for loader in loaders(5, 2, uneven="repeat"):
-            epoch = iter(loader)
-            positions = []
-            for _ in range(2):
-                next(epoch)
-                positions.append(loader.state_dict()["position"])
-            assert positions == [4, 5]
-
-    def test_with_iterables_repeats_the_ranks_own_sample(self):
-        found = [epoch_of(make(Stream(7), rank, 2, uneven="repeat")) for rank in range(2)]
-        assert found == [[[0, 2], [4, 6]], [[1, 3], [5, 5]]]
-        assert epoch_of(make(Stream(5), 1, 2, uneven="repeat")) == [[1, 3], [4]]
-
     def test_yields_single_samples(self):
         found = [
             [int(one) for one in loader]
@@ -132,27 +108,3 @@ class TestRepeat:
             for _ in range(2):
                 loader.set_epoch(0)
                 assert [np.asarray(batch).tolist() for batch in loader] == wanted
-
-    def test_on_several_places(self):
-        found = [
-            [part.tolist() for step in loader for part in step]
-            for loader in loaders(
-                7,
-                2,
-                batch_size=4,
-                shuffle=False,
-                uneven="repeat",
-                places=cpu_places(2),
-                split="shards",
-            )
-        ]
-        assert found == [[[0, 1], [2, 3]], [[4, 5], [6, 0]]]
-
-    def test_draws_the_same_for_a_repeated_sample(self):
-        dataset = Made(lambda index: (index, sample_rng().random()), 5)
-        drawn = {}
-        for rank in range(2):
-            for indices, noise in make(dataset, rank, 2, uneven="repeat"):
-                for index, number in zip(indices.tolist(), noise.tolist(), strict=True):
-                    assert drawn.setdefault(index, number) == number
-        assert len(drawn) == 5

@@ -35,6 +35,8 @@ from gpuloader.staging.ring import Slot
 from gpuloader.testing import CustomPlace, RaceError, SimulatedDevice, simulated_places
 from gpuloader.transforms import Cast, Normalize, RandomCropFlip
 from tests.fakes import nothing_left_behind
+from tests.loading import load
+from tests.sample_sets import assert_same
 
 COUNT = 70  # more than one batch while the cache is filled
 KINDS = ["host", "device"]
@@ -80,21 +82,6 @@ def as_numpy(batch):
     if isinstance(batch, list | tuple):
         return [as_numpy(entry) for entry in batch]
     return np.asarray(batch)
-
-
-def assert_same(found, wanted):
-    assert type(found) is type(wanted)
-    if isinstance(wanted, dict):
-        assert list(found) == list(wanted)
-        for name in wanted:
-            assert_same(found[name], wanted[name])
-    elif isinstance(wanted, list):
-        assert len(found) == len(wanted)
-        for one, other in zip(found, wanted, strict=True):
-            assert_same(one, other)
-    else:
-        assert found.dtype == wanted.dtype
-        np.testing.assert_array_equal(found, wanted)
 
 
 def epochs(dataset, count=3, places="cpu", **options):
@@ -250,7 +237,7 @@ class TestTheOrderOnTheDevice:
         device = SimulatedDevice()
         options = {"batch_size": 7, **options}
         loader = DataLoader(Counting(), places=CustomPlace(device), cache="device", seed=4, **options)
-        plain = DataLoader(Counting(), places="cpu", seed=4, **options)
+        plain = load(Counting(), seed=4, **options)
         assert_same(as_numpy(list(loader)), as_numpy(list(plain)))
         sizes = copied_by(monkeypatch, device)
         for _ in range(2):
@@ -278,7 +265,7 @@ class TestTheOrderOnTheDevice:
         rows = TensorDataset(np.arange(count))
         sampler = RandomSampler(rows, num_samples=None if draws is None else min(draws, count))
         options = {"batch_size": 40_000, "sampler": sampler, "seed": 2**64 - 1}
-        plain = DataLoader(rows, places="cpu", **options)
+        plain = load(rows, **options)
         loader = DataLoader(rows, places=simulated_places(2), cache="device", **options)
         for _ in range(2):
             wanted = np.concatenate([numbers.copy() for [numbers] in plain])
@@ -326,7 +313,7 @@ class TestTheOrderOnTheDevice:
     def test_epochs_side_by_side_have_each_their_own(self):
         dataset = TensorDataset(np.arange(COUNT))
         options = {"batch_size": 8, "shuffle": True, "seed": 4}
-        plain = DataLoader(dataset, places="cpu", **options)
+        plain = load(dataset, **options)
         wanted = [as_numpy(list(plain)) for _ in range(4)]
         loader = DataLoader(dataset, places=simulated_places(1), cache="device", **options)
         for first in (0, 2):  # the second pass overwrites what the first left
@@ -406,7 +393,7 @@ def test_the_hosts_arrays_go_when_the_device_has_them(monkeypatch):
 def test_arrays_are_not_read_again():
     """Batches of a dataset of arrays are gathered from these arrays, without a second copy on the host."""
     arrays = np.arange(40.0).reshape(20, 2)
-    loader = DataLoader(TensorDataset(arrays), places="cpu", cache="host", batch_size=4)
+    loader = load(TensorDataset(arrays), cache="host", batch_size=4)
     list(loader)
     assert loader._epochs._fetching._gatherer._arrays[0] is arrays
 
@@ -443,8 +430,7 @@ class TestTooLittleMemory:
         with nothing_left_behind():
             place = CustomPlace(SimulatedDevice(memory_limit=1500))
             with pytest.raises(
-                StagingMemoryError,
-                match=r"order of 560 bytes does not fit on simulated:0.*cache='host'",
+                StagingMemoryError, match=r"order of 560 bytes does not fit on simulated:0.*cache='host'"
             ):
                 epochs(Counting(), cache="device", places=place, shuffle=True)
             place = CustomPlace(SimulatedDevice(memory_limit=20_000))
@@ -453,18 +439,22 @@ class TestTooLittleMemory:
 
 class TestWhatCannotBeKept:
     @pytest.mark.parametrize(
-        "options",
+        ("options", "conflict"),
         [
-            {"collate_fn": list},
-            {"batch_size": None},
-            {"ragged": ["0"]},
-            {"pad": {"0": 0}},
-            {"feed_list": [data("image", [None, 2], lod_level=1), data("number", [None, 1])]},
+            ({"collate_fn": list}, "collate_fn"),
+            ({"batch_size": None}, "batch_size=None"),
+            ({"on_bad": "skip"}, "on_bad='skip'"),
+            ({"ragged": ["0"]}, "ragged"),
+            ({"pad": {"0": 0}}, "pad"),
+            (
+                {"feed_list": [data("image", [None, 2], lod_level=1), data("number", [None, 1])]},
+                "fields of varying length",
+            ),
         ],
     )
-    def test_is_refused_beside_it(self, options):
-        with pytest.raises(ValueError, match="be combined with collate_fn, ragged, pad, batch_size=None"):
-            DataLoader(Counting(), places="cpu", cache="host", **options)
+    def test_is_refused_and_named_alone(self, options, conflict):
+        with pytest.raises(ValueError, match=f"be combined with {conflict}$"):
+            load(Counting(), cache="host", **options)
 
     def test_an_iterable_data_set(self):
         class Stream(IterableDataset):
@@ -472,21 +462,21 @@ class TestWhatCannotBeKept:
                 yield from range(3)
 
         with pytest.raises(ValueError, match="cache needs a map-style dataset"):
-            DataLoader(Stream(), places="cpu", cache="host")
+            load(Stream(), cache="host")
 
     @pytest.mark.parametrize(
         ("sample", "names"), [("text", ""), ((1, "text"), "1"), ({"number": 1, "what": None}, "what")]
     )
     def test_objects(self, sample, names):
         with pytest.raises(LoaderError, match=rf"not arrays and cannot be cached: \['{names}'\]; leave them"):
-            list(DataLoader([sample] * 5, places="cpu", cache="host"))
+            list(load([sample] * 5, cache="host"))
 
     def test_samples_of_several_sizes(self):
         samples = [np.zeros(one) for one in (2, 2, 3)]
         with pytest.raises(
             SampleError, match=r"dataset index 2.*expected shape \(2,\).*, got \(3,\)"
         ) as caught:
-            list(DataLoader(samples, places="cpu", cache="host"))
+            list(load(samples, cache="host"))
         assert "a cache needs all samples to have one form; leave cache out" in str(caught.value)
         assert "ragged" not in str(caught.value)
 
@@ -494,7 +484,7 @@ class TestWhatCannotBeKept:
         samples = [np.zeros(3)] * 64 + [np.zeros(1)]  # alone in its batch, and would broadcast to the row
         message = r"dataset index 64, field '0': expected shape \(3,\) and dtype float64 .*, got shape \(1,\)"
         with pytest.raises(SampleError, match=f"{message}.*a cache needs all samples to have one form"):
-            list(DataLoader(samples, places="cpu", cache="host"))
+            list(load(samples, cache="host"))
 
     @pytest.mark.parametrize("cache", ["host", "device"])
     @pytest.mark.parametrize(
@@ -513,11 +503,11 @@ class TestWhatCannotBeKept:
 
     def test_no_samples(self):
         with pytest.raises(LoaderError, match="the dataset is empty: there is nothing to cache"):
-            list(DataLoader([], places="cpu", cache="host", batch_sampler=[[0]]))
+            list(load([], cache="host", batch_sampler=[[0]]))
 
     def test_an_unknown_word(self):
         with pytest.raises(ValueError, match="cache must be one of 'host', 'device' or None, got 'disk'"):
-            DataLoader([1], places="cpu", cache="disk")
+            load([1], cache="disk")
 
 
 class TestUpload:

@@ -23,6 +23,7 @@ from gpuloader.errors import Misuse
 from gpuloader.testing import CustomPlace, RaceError, SimulatedDevice, simulated_places
 from gpuloader.transforms import Cast, Pad
 from tests.fakes import nothing_left_behind
+from tests.loading import read_batches
 
 HOP = 0.25  # the time in which work on one stream follows that on another
 STEPS = 40
@@ -68,6 +69,56 @@ def test_with_one_slot_less_every_step_costs_a_hop(monkeypatch):
     monkeypatch.setattr(device_slots.DeviceSlots, "_add_early", lambda self, nbytes: None)
     seconds, _ = run()
     assert seconds >= STEPS * (1.0 + HOP)
+
+
+class Computing(SimulatedDevice):
+    """A device on which a program takes as long as a copy; it fails behind the launch of number `failing`."""
+
+    launched, failing = 0, None
+
+    def run(self, program, memory, stream):
+        super().run(program, memory, stream)
+        self.launch(lambda: None, [memory], stream, duration=1.0)
+        self.launched += 1
+        if self.launched == self.failing:
+            raise LoaderError("the second kernel cannot be launched")
+
+
+def augment(device, prefetch=1, **options):
+    place, transforms = CustomPlace(device), [Cast("0", "float32")]
+    numbers = TensorDataset(np.arange(2 * STEPS))
+    return DataLoader(
+        numbers, places=place, batch_size=2, prefetch=prefetch, transforms=transforms, **options
+    )
+
+
+@pytest.mark.parametrize("prefetch", [1, 2, 4])
+@pytest.mark.parametrize("static", [False, True])
+def test_the_copy_of_a_batch_runs_beside_the_kernels_of_the_one_before(prefetch, static):
+    """A step costs the longest of copy, kernels and model, and not the sum of the first two."""
+    device = Computing(seed=prefetch, copy_time=lambda nbytes: 1.0)
+    seen = []
+    for [batch] in augment(device, prefetch, static=static):
+        seen.append(batch.launch_read(duration=1.0))
+        del batch
+    device.finish(device.consumer_stream())
+    assert [values.tolist() for [values] in seen] == np.arange(2.0 * STEPS).reshape(-1, 2).tolist()
+    assert device.now == STEPS + 2.0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_copy_waits_for_kernels_of_a_batch_that_nobody_got(seed):
+    """Those of a loop that ended early, or that failed between two kernels, may still run in the slot."""
+    device = Computing(seed=seed)
+    loader = augment(device, prefetch=3)
+    next(iter(loader)).clear()
+    gc.collect()
+    device.failing = device.launched + 2
+    with pytest.raises(LoaderError, match="second kernel"):
+        for _ in loader:
+            pass
+    for number, [batch] in enumerate(loader):
+        assert np.asarray(batch).tolist() == [2.0 * number, 2.0 * number + 1]
 
 
 def test_fixed_addresses_overlap_too():
@@ -297,8 +348,7 @@ class TestShapes:
             "2 arrays": [[np.zeros(2)], [np.zeros(2), np.zeros(2)]],
         }
         for readings in batches.values():
-            loader = DataLoader.from_generator(capacity=2, return_list=True, static=True)
-            loader.set_batch_generator(lambda readings=readings: iter(readings), places=place)
+            loader = read_batches(lambda readings=readings: iter(readings), place, static=True)
             with pytest.raises(SampleError, match=r"expected .* as in the loader's first batch"):
                 for _ in loader:
                     pass

@@ -28,6 +28,7 @@ from gpuloader.system import threads as exiting
 from gpuloader.testing import SimulatedDevice, simulated_places
 from gpuloader.watch.stats import Meter
 from tests.fakes import loader_threads, no_other_collection, wait_until
+from tests.loading import load
 
 LAYOUT = arrange((((2, 3), np.dtype("int64")),))
 
@@ -333,29 +334,29 @@ class TestTheEnd:
         assert len(list(loop.epoch)) == 2 // len(places)
 
 
-@pytest.mark.parametrize(("places", "question"), [(1, "begin"), (2, "find_capture")])
-def test_a_device_that_fails_when_it_is_asked_for_a_capture_ends_the_epoch(monkeypatch, places, question):
+@pytest.mark.parametrize("places", [1, 2])
+def test_a_device_that_fails_when_it_is_asked_for_a_capture_ends_the_epoch(monkeypatch, places):
     loop = Loop(range(6), simulated_places(places))
     next(loop.epoch)
 
-    def fail(*_):
+    def fail(*_, **__):
         raise LoaderError("the device is lost")
 
-    monkeypatch.setattr(loop.buffers.lanes[0], question, fail)
+    monkeypatch.setattr(loop.buffers.lanes[0], "begin", fail)
     with pytest.raises(LoaderError, match="lost"):
         next(loop.epoch)
     assert (loop.ended, loop.fetch.is_closed) == ([], True)
     assert list(loop.epoch) == []
 
 
-@pytest.mark.parametrize("question", ["begin", "find_capture", "issue"])
-def test_a_daemon_thread_whose_device_goes_at_exit_ends_in_silence(monkeypatch, question):
+@pytest.mark.parametrize(("places", "question"), [(1, "begin"), (2, "begin"), (1, "issue")])
+def test_a_daemon_thread_whose_device_goes_at_exit_ends_in_silence(monkeypatch, places, question):
     """The program is over, so what follows the loop must not run. Threads do not print a SystemExit."""
-    loop = Loop(range(6), simulated_places(2 if question == "find_capture" else 1))
+    loop = Loop(range(6), simulated_places(places))
     next(loop.epoch)
     seen = []
 
-    def fail(*_):
+    def fail(*_, **__):
         raise LoaderError("the device is lost")
 
     def go_on():
@@ -411,27 +412,6 @@ def test_a_held_batch_keeps_its_slot_and_not_the_buffers():
     assert loop.buffers.ring.leased >= 1
     [(_, [array])] = kept
     assert (array == 0).all()
-
-
-def test_after_an_error_a_loader_has_nothing_running_and_begins_again():
-    class Faulty:
-        def __len__(self):
-            return 12
-
-        def __getitem__(self, index):
-            if index == 5:
-                raise KeyError(index)
-            return np.int64(index)
-
-    for options in ({"use_buffer_reader": "thread"}, {"num_workers": 2, "worker_type": "thread"}):
-        loader = DataLoader(Faulty(), places="cpu", batch_size=2, **options)
-        for _ in range(2):
-            epoch = iter(loader)
-            assert [next(epoch).tolist(), next(epoch).tolist()] == [[0, 1], [2, 3]]
-            with pytest.raises(ValueError, match="index 5"):
-                next(epoch)
-            assert loader_threads() == []
-            assert list(epoch) == []
 
 
 @pytest.mark.parametrize("static", [False, True])
@@ -493,7 +473,7 @@ WAYS = [{"use_buffer_reader": "thread"}, {"num_workers": 2, "worker_type": "thre
 @pytest.mark.parametrize("options", WAYS)
 def test_an_interrupt_is_not_lost_while_a_reader_is_stuck(options):
     dataset = Stuck()
-    loader = DataLoader(dataset, places="cpu", batch_size=1, prefetch_factor=8, **options)
+    loader = load(dataset, batch_size=1, prefetch_factor=8, **options)
     interrupt = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         leave(loader, dataset, interrupt.start)
@@ -515,7 +495,7 @@ class Interrupting(IterableDataset):
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
 @pytest.mark.parametrize("in_a_cycle", [False, True])
 def test_an_interrupt_is_not_lost_while_an_epoch_is_freed(in_a_cycle):
-    epoch = iter(DataLoader(Interrupting(), places="cpu", use_buffer_reader=False))
+    epoch = iter(load(Interrupting(), use_buffer_reader=False))
     next(epoch)
     cycle = [epoch]
     if in_a_cycle:
@@ -530,7 +510,7 @@ def test_an_interrupt_is_not_lost_while_an_epoch_is_freed(in_a_cycle):
 
 @pytest.mark.parametrize("options", [*WAYS, {"num_workers": 2, "worker_type": "process"}])
 def test_the_next_epoch_waits_for_the_last_one_and_reuses_its_memory(options):
-    loader = DataLoader(list(range(40)), places="cpu", batch_size=2, **options)
+    loader = load(list(range(40)), batch_size=2, **options)
     addresses = set()
     for _ in range(6):
         for batch in loader:
@@ -539,18 +519,6 @@ def test_the_next_epoch_waits_for_the_last_one_and_reuses_its_memory(options):
         del batch
     assert len(addresses) <= 3  # the first slots of one reservation
     assert [batch.tolist() for batch in loader] == [[n, n + 1] for n in range(0, 40, 2)]
-
-
-@pytest.mark.parametrize("options", WAYS)
-def test_an_epoch_dropped_by_the_garbage_collector_is_closed_too(options):
-    loader = DataLoader(list(range(40)), places="cpu", batch_size=2, **options)
-    cycle = [iter(loader)]
-    next(cycle[0])
-    cycle.append(cycle)
-    del cycle
-    gc.collect()
-    wait_until(lambda: not loader_threads())
-    assert len(list(loader)) == 20
 
 
 @pytest.mark.parametrize("read_ahead", [True, False, "thread"])

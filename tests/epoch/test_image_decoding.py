@@ -127,7 +127,7 @@ def test_the_smallest_windows_are_those_of_a_cpu_place(shape, ratio, decoded):
 
 def test_a_picture_on_the_host_is_where_a_device_copies_it_from():
     pixels = make_pixels(6, 5)
-    host = decoding.HostPixels(pixels)
+    host = decoding.HostBytes(pixels)
     assert (host.address, host.bytes.tobytes()) == (pixels.ctypes.data, pixels.tobytes())
 
 
@@ -306,7 +306,7 @@ def test_leaving_out_moves_all_fields_and_draws(files):
 
 def test_a_batch_of_broken_files_alone_is_an_error(files):
     samples = [{**file, "image": damaged(files[0]["image"])} for file in files]
-    with pytest.raises(SampleError, match="batch 0: none of the batch's 4 samples can be decoded"):
+    with pytest.raises(SampleError, match="batch 0: none of the batch's 4 samples can be read"):
         list(load(samples, simulated_places(1), on_bad="skip"))
 
 

@@ -49,7 +49,7 @@ class Copying:
 
     def drop(self, batch):
         """Deliver a batch and drop it at once, while nothing of it has run."""
-        self.lane.deliver(batch)
+        self.lane.deliver(self.lane.device, batch)
         gc.collect()
 
     def run_copies(self):
@@ -59,7 +59,7 @@ class Copying:
     @property
     def held(self):
         """The number of host slots that are under copy, after the lane has looked."""
-        self.lane.drain()
+        self.lane.drain(self.lane.device)
         return self.ring.count - self.ring.free
 
 
@@ -90,7 +90,7 @@ class TestHostSlots:
             held.append(runtime.block_stream(stream.ptr))
 
         program = SimpleNamespace(
-            room=LAYOUT, delivered=LAYOUT, levels=(0,), steps=(), decodings=(), run_on_device=compute
+            whole=LAYOUT, delivered=LAYOUT, levels=(0,), steps=(), decodings=(), run_on_device=compute
         )
         programmer = SimpleNamespace(program=lambda *_, drawn: program, sources=None)
         copying = Copying(runtime, monkeypatch, programmer=programmer)
@@ -98,12 +98,12 @@ class TestHostSlots:
         copying.run_copies()
         assert held  # the kernel is still running
         assert copying.held == 0
-        [array] = copying.lane.deliver(batch)
+        [array] = copying.lane.deliver(copying.lane.device, batch)
         seen = runtime.launch_read(array)
         runtime.run_stream(DEFAULT_STREAM)
         assert not seen  # the batch, unlike its host slot, waits for the kernel
         held[0].reach()
-        copying.run_copies()
+        runtime.run_stream(copying.lane._kernel_stream.ptr)
         runtime.run_stream(DEFAULT_STREAM)
         assert seen[0][0, 0] == 0
 
@@ -115,7 +115,7 @@ class TestHostSlots:
             copying.run_copies()
             assert copying.held == 0
             for batch in batches:
-                [array] = copying.lane.deliver(batch)
+                [array] = copying.lane.deliver(copying.lane.device, batch)
                 copying.runtime.run_stream(DEFAULT_STREAM)
                 assert read(array)[0, 0] == batch.staged.number
                 del array, batch
@@ -166,7 +166,7 @@ def test_a_batch_whose_copy_is_known_to_be_done_is_not_waited_for_again(copying)
     copying.run_copies()
     assert copying.held == 0
     copying.issue()  # takes the event of the first copy
-    [array] = copying.lane.deliver(first)
+    [array] = copying.lane.deliver(copying.lane.device, first)
     seen = copying.runtime.launch_read(array)
     copying.runtime.run_stream(DEFAULT_STREAM)
     assert seen[0][0, 0] == 0

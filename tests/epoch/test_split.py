@@ -7,36 +7,30 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gpuloader import BatchSampler, CPUPlace, DataLoader, Dataset, IterableDataset, cpu_places, data
+from gpuloader import BatchSampler, CPUPlace, DataLoader, cpu_places, data
 from gpuloader.epoch.delivery import Masks, add_mask
 from gpuloader.errors import LoaderError
-from gpuloader.order.dividing import Division, cut
+from gpuloader.order.dividing import Division
 from gpuloader.order.order import InOrder
-from gpuloader.order.plan import OrderedPlan, SampledPlan, ShardedPlan
+from gpuloader.order.plan import OrderedPlan, ShardedPlan
 from gpuloader.testing import CustomPlace, SimulatedDevice, simulated_places
 from tests.fakes import loader_threads, nothing_left_behind
-from tests.sample_sets import Pair
+from tests.rank_loaders import Stream
+from tests.sample_sets import Made, Pair
 
 
-class Numbers(Dataset):
-    def __init__(self, count):
-        self.count = count
-
-    def __getitem__(self, index):
-        assert type(index) is int
-        return np.array([index, -index]), index
-
-    def __len__(self):
-        return self.count
+def pair(index):
+    assert type(index) is int
+    return np.array([index, -index]), index
 
 
-class Stream(IterableDataset):
-    def __init__(self, count):
-        self.count = count
+def pairs(count):
+    return Made(pair, count)
 
+
+class Pairs(Stream):
     def __iter__(self):
-        for index in range(self.count):
-            yield np.array([index, -index]), index
+        return map(pair, super().__iter__())
 
 
 def make(dataset, places, **options):
@@ -119,11 +113,11 @@ class TestShardsMakeUpBatches:
             options |= {"num_workers": workers, "worker_type": "thread"}
         if remainder == "error" and count % size % number and not drop_last:
             with pytest.raises(ValueError, match=f"cannot be cut into {number} equal parts"):
-                in_shards(Numbers(count), places, remainder, **options)
+                in_shards(pairs(count), places, remainder, **options)
             return
         whole, loader = (
-            make(Numbers(count), "cpu", **options),
-            in_shards(Numbers(count), places, remainder, **options),
+            make(pairs(count), "cpu", **options),
+            in_shards(pairs(count), places, remainder, **options),
         )
         for _ in range(epochs):
             wanted = wanted_of([labels.tolist() for _, labels in whole], number, remainder)
@@ -138,39 +132,27 @@ class TestShardsMakeUpBatches:
     @pytest.mark.parametrize("workers", [{}, {"num_workers": 2}])
     def test_in_processes_too(self, places, workers):
         options = {"batch_size": 16, "shuffle": True}
-        found = epoch_of(in_shards(Numbers(45), places, "pad", **options, **workers), masked=True)
-        assert found == whole_batches(Numbers(45), **options)
-
-    def test_each_place_gets_consecutive_samples(self):
-        [[first, second]] = in_shards(Numbers(6), cpu_places(2), batch_size=6)
-        assert first[1].tolist() == [0, 1, 2]
-        assert second[1].tolist() == [3, 4, 5]
-
-    def test_one_place_has_batches_as_ever(self):
-        assert whole_batches(Numbers(5), batch_size=2, split="shards", uneven="pad") == [
-            [0, 1],
-            [2, 3],
-            [4],
-        ]
+        found = epoch_of(in_shards(pairs(45), places, "pad", **options, **workers), masked=True)
+        assert found == whole_batches(pairs(45), **options)
 
     @pytest.mark.parametrize("remainder", ["drop", "pad"])
     def test_of_a_batch_sampler(self, remainder):
         """With 'drop', nothing is left of a batch that has fewer samples than there are places."""
         batches = [[1, 2, 3, 4], [5], [6, 7, 8], [9], [9, 9, 9, 9, 9], [0]]
-        for sampler in (batches, BatchSampler(Numbers(11), batch_size=4)):
-            loader = in_shards(Numbers(11), cpu_places(2), remainder, batch_sampler=sampler)
-            wanted = wanted_of(whole_batches(Numbers(11), batch_sampler=sampler), 2, remainder)
+        for sampler in (batches, BatchSampler(pairs(11), batch_size=4)):
+            loader = in_shards(pairs(11), cpu_places(2), remainder, batch_sampler=sampler)
+            wanted = wanted_of(whole_batches(pairs(11), batch_sampler=sampler), 2, remainder)
             assert epoch_of(loader, remainder == "pad") == wanted
 
     @pytest.mark.parametrize("workers", [0, 1])
     def test_of_an_iterable_data_set(self, workers):
         options = {"batch_size": 6, "num_workers": workers, "worker_type": "thread"}
-        found = epoch_of(in_shards(Stream(20), cpu_places(3), "drop", **options))
+        found = epoch_of(in_shards(Pairs(20), cpu_places(3), "drop", **options))
         assert found == [[*range(6)], [*range(6, 12)], [*range(12, 18)]]
 
     def test_dicts_and_single_fields(self):
         feeds = [data("image", [None, 2], "int64"), data("label", [None], "int64")]
-        loader = in_shards(Numbers(5), cpu_places(2), "pad", batch_size=6, feed_list=feeds, return_list=False)
+        loader = in_shards(pairs(5), cpu_places(2), "pad", batch_size=6, feed_list=feeds, return_list=False)
         [[first, second]] = list(loader)
         assert list(first) == list(second) == ["image", "label", "mask"]
         assert second["mask"].tolist() == [True, True, False]
@@ -196,26 +178,19 @@ class TestResuming:
                 )
             options = {"batch_sampler": batches}
         masked = remainder == "pad"
-        whole = epoch_of(in_shards(Numbers(count), cpu_places(places), remainder, **options), masked)
-        loader = in_shards(Numbers(count), cpu_places(places), remainder, **options)
+        whole = epoch_of(in_shards(pairs(count), cpu_places(places), remainder, **options), masked)
+        loader = in_shards(pairs(count), cpu_places(places), remainder, **options)
         epoch = iter(loader)
         for wanted in whole[:after]:
             assert look(next(epoch), masked)[0] == wanted
-        again = in_shards(Numbers(count), simulated_places(places), remainder, **options)
+        again = in_shards(pairs(count), simulated_places(places), remainder, **options)
         again.load_state_dict(loader.state_dict())
         assert epoch_of(again, masked) == whole[after:]
-
-    def test_of_an_iterable_data_set(self):
-        loader = in_shards(Stream(20), cpu_places(2), "drop", batch_size=4)
-        next(iter(loader))
-        again = in_shards(Stream(20), cpu_places(2), "drop", batch_size=4)
-        again.load_state_dict(loader.state_dict())
-        assert epoch_of(again)[0] == [4, 5, 6, 7]
 
 
 class TestMasks:
     def test_cannot_be_written_to(self):
-        [[(*_, first), (*_, second)]] = in_shards(Numbers(3), cpu_places(2), "pad", batch_size=4)
+        [[(*_, first), (*_, second)]] = in_shards(pairs(3), cpu_places(2), "pad", batch_size=4)
         assert (first.tolist(), second.tolist()) == ([True, True], [True, False])
         for mask in (first, second):
             with pytest.raises(ValueError, match="read-only"):
@@ -240,18 +215,15 @@ class TestMasks:
     def test_are_on_the_shards_own_device(self):
         """Even if two devices have the same name."""
         devices = [SimulatedDevice(), SimulatedDevice()]
-        [step] = in_shards(Numbers(3), [CustomPlace(device) for device in devices], "pad", batch_size=4)
+        [step] = in_shards(pairs(3), [CustomPlace(device) for device in devices], "pad", batch_size=4)
         for device, (_, numbers, mask) in zip(devices, step, strict=True):
             assert numbers._device is mask._device is device
 
     def test_do_not_take_a_fields_name(self):
-        class Masked(Numbers):
-            def __getitem__(self, index):
-                return {"mask": index}
-
+        masked = [Made(lambda index: {"mask": index}, count) for count in (3, 4)]
         with pytest.raises(LoaderError, match=r"the samples have a field 'mask'.*uneven='drop'"):
-            list(in_shards(Masked(3), cpu_places(2), "pad", batch_size=2))
-        assert len(list(in_shards(Masked(4), cpu_places(2), batch_size=2))) == 2
+            list(in_shards(masked[0], cpu_places(2), "pad", batch_size=2))
+        assert len(list(in_shards(masked[1], cpu_places(2), batch_size=2))) == 2
 
     def test_stand_last(self):
         assert add_mask([1, 2], 3) == [1, 2, 3]
@@ -274,32 +246,26 @@ class TestErrors:
                 "uneven must be one of 'pad', 'repeat', 'drop', 'error' or None, got 'keep'",
             ),
             ({"split": "shards", "batch_size": 7}, "a batch of 7 samples cannot be cut into 2 equal parts"),
-            (
-                {"split": "shards", "uneven": "drop"},
-                "a batch of 1 samples cut into 2 .* would leave nothing",
-            ),
-            (
-                {"split": "shards", "batch_size": None},
-                "batch_size=None yields single samples",
-            ),
+            ({"split": "shards", "uneven": "drop"}, "a batch of 1 samples cut into 2 .* would leave nothing"),
+            ({"split": "shards", "batch_size": None}, "batch_size=None yields single samples"),
         ],
     )
     def test_of_what_is_asked(self, options, message):
         with pytest.raises(ValueError, match=message):
-            make(Numbers(9), cpu_places(2), **options)
+            make(pairs(9), cpu_places(2), **options)
 
     def test_of_an_iterable_data_set(self):
         with pytest.raises(ValueError, match=r"uneven='drop' .* leaves out a last step"):
-            in_shards(Stream(9), cpu_places(2), "pad", batch_size=4)
+            in_shards(Pairs(9), cpu_places(2), "pad", batch_size=4)
         with pytest.raises(ValueError, match="a batch of 5 samples cannot be cut into 2"):
-            in_shards(Stream(9), cpu_places(2), "drop", batch_size=5)
+            in_shards(Pairs(9), cpu_places(2), "drop", batch_size=5)
 
     @pytest.mark.parametrize(
         "options",
         [
             {"batch_size": 4},
             {"batch_size": 4, "shuffle": True},
-            {"batch_sampler": BatchSampler(Numbers(9), batch_size=4)},
+            {"batch_sampler": BatchSampler(pairs(9), batch_size=4)},
         ],
     )
     def test_of_a_last_batch_that_will_not_divide(self, options):
@@ -307,14 +273,14 @@ class TestErrors:
         with pytest.raises(
             ValueError, match="last batch, of 1 samples, cannot be cut into 4 equal parts; choose drop_last"
         ):
-            in_shards(Numbers(9), cpu_places(4), **options)
+            in_shards(pairs(9), cpu_places(4), **options)
 
     @pytest.mark.parametrize("workers", [0, 2])
     def test_of_a_last_batch_that_does_not_divide(self, workers):
         """The loader cannot know this earlier if only the sampler knows the number of samples."""
         with nothing_left_behind():
             loader = in_shards(
-                Numbers(9),
+                pairs(9),
                 cpu_places(4),
                 sampler=range(9),
                 batch_size=4,
@@ -351,7 +317,7 @@ def test_all_devices_have_their_copies_before_the_user_has_the_first(monkeypatch
 
         monkeypatch.setattr(device, "copy_async", copy_async)
         monkeypatch.setattr(device, "views", deliver)
-    loader = make(Numbers(54), places, batch_size=6, split=split, cache=cache, use_buffer_reader=False)
+    loader = make(pairs(54), places, batch_size=6, split=split, cache=cache, use_buffer_reader=False)
     if cache:
         list(loader)
     log.clear()
@@ -362,25 +328,6 @@ def test_all_devices_have_their_copies_before_the_user_has_the_first(monkeypatch
 
 
 class TestThePlan:
-    @given(
-        count=st.integers(0, 40), size=st.integers(1, 9), shards=st.integers(2, 5), start=st.integers(0, 30)
-    )
-    @settings(max_examples=60, deadline=None)
-    def test_is_entered_anywhere(self, count, size, shards, start):
-        for remainder in ("drop", "pad"):
-            order = OrderedPlan(InOrder(count), size, drop_last=False)
-            for plan in (order, SampledPlan([list(batch) for batch in order.batches(0)])):
-                whole = [list(part) for part in ShardedPlan(plan, shards, remainder).batches(0)]
-                part = ShardedPlan(plan, shards, remainder)
-                entered = [list(one) for one in part.batches(start)]
-                if size >= shards or isinstance(plan, SampledPlan) or remainder == "pad":
-                    assert entered == whole[start:]
-                if remainder == "pad":
-                    assert [part.take_own(start + at)[1] for at in range(len(entered))] == [
-                        len(one) for one in entered
-                    ]
-                assert not part.own
-
     @given(
         count=st.integers(1, 40),
         size=st.integers(1, 9),
@@ -399,12 +346,3 @@ class TestThePlan:
                 assert 0 <= own <= length == len(part)
                 counted += list(part)[:own]
         assert sorted(counted) == list(range(count))
-
-    @given(count=st.integers(1, 40), shards=st.integers(1, 9), remainder=st.sampled_from(["drop", "pad"]))
-    def test_cuts(self, count, shards, remainder):
-        for indices in (range(5, 5 + count), list(range(count)), np.arange(count)):
-            parts, own = cut(indices, shards, remainder)
-            assert len({len(part) for part in parts}) == 1
-            kept = [index for part, one in zip(parts, own, strict=True) for index in list(part)[:one]]
-            assert kept == list(indices)[: count if remainder == "pad" else count - count % shards]
-            assert sorted(own, reverse=True) == own
