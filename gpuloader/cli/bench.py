@@ -6,30 +6,26 @@ The comparison with all other loaders is in the repository: ``python -m benchmar
 from __future__ import annotations
 
 import argparse
-import contextlib
-import importlib.metadata
 import importlib.util
-import json
-import multiprocessing
 import platform
-import signal
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.cli import FAILED, align, parse_count, show_status
-from gpuloader.errors import describe_error
 from gpuloader.system.platforms import allowed_cores
 
+if TYPE_CHECKING:
+    from gpuloader.doctor.trials import Outcome
+
 LEAST = 0.2  # seconds per turn; shorter turns would measure the clock and the scheduler
-LIMIT = 90.0  # seconds to wait for an answer; the first includes imports and making the data
+LIMIT = 90.0  # seconds to wait for each turn; the first includes imports and making the data
 
 
 class Arrays:
@@ -152,7 +148,6 @@ def open_torch(case: Case) -> Iterable[Any]:
 
 
 LIBRARIES = {"bare loop": open_bare, "gpuloader": open_ours, "torch": open_torch}
-SPREAD = ("median", "min", "max")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -161,7 +156,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--case", action="append", choices=CASES, metavar="NAME", help=names)
     turns = "measured turns, after a warm-up turn (default: 5)"
     parser.add_argument("--repeats", type=parse_count, default=5, metavar="N", help=turns)
-    parser.add_argument("--json", action="store_true", help="print only the figures, as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -169,90 +163,36 @@ def run(options: argparse.Namespace) -> int:
 
     The exit code is 1 if gpuloader failed.
     """
+    from gpuloader.doctor.facts import installed_distributions
+    from gpuloader.doctor.trials import attempt
+
     libraries = [name for name in LIBRARIES if name == "bare loop" or importlib.util.find_spec(name)]
-    versions = {"Python": platform.python_version(), "cores": str(allowed_cores())}
-    for name in ("numpy", *libraries[1:]):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # run from its folder
-            versions[name] = importlib.metadata.version(name)
-    if not options.json:
-        print(", ".join(f"{name} {version}" for name, version in versions.items()), flush=True)
-    measured: dict[str, dict[str, list[float] | str]] = {}
+    installed = installed_distributions()
+    versions = [f"{name} {installed[name]}" for name in ("numpy", *libraries) if name in installed]
+    print(f"Python {platform.python_version()}, {', '.join(versions)}, {allowed_cores()} cores", flush=True)
+    failed = False
     for name in dict.fromkeys(options.case or CASES):
+        found: dict[str, Outcome] = {}
         try:
-            measured[name] = measure(name, libraries, options.repeats)
+            for library in libraries:
+                show_status(f"{name}: {library} …")
+                # Each in a process of its own: importing torch starts threads that slow every loop, and
+                # workers forked from a process with another library's threads can hang.
+                limit = LIMIT * (options.repeats + 1)
+                arguments = library, name, str(options.repeats)
+                found[library] = attempt(*arguments, seconds=limit, module="gpuloader.cli.bench")
         finally:
             show_status("")
-        if not options.json:
-            print(f"\n{render(CASES[name], measured[name])}", flush=True)
-    if options.json:
-        cases = {
-            name: {
-                library: {"error": runs}
-                if isinstance(runs, str)
-                else dict(zip(SPREAD, spread(runs), strict=True))
-                for library, runs in found.items()
-            }
-            for name, found in measured.items()
-        }
-        report = {"machine": versions, "unit": "µs per batch", "repeats": options.repeats, "cases": cases}
-        print(json.dumps(report, indent=2, ensure_ascii=False))
-    return FAILED if any(isinstance(found["gpuloader"], str) for found in measured.values()) else 0
+        print(f"\n{render(CASES[name], found)}", flush=True)
+        failed |= bool(found["gpuloader"].problem)
+    return FAILED if failed else 0
 
 
-def measure(name: str, libraries: list[str], repeats: int) -> dict[str, list[float] | str]:
-    """Return the times of each library's turns, or its error; they take turns, so that noise hits all alike.
-
-    Each has a process of its own: importing torch starts threads that slow every loop, and workers forked
-    from a process with another library's threads can hang.
-    """
-    context = multiprocessing.get_context("spawn")
-    found: dict[str, list[float] | str] = {library: [] for library in libraries}
-    pipes: dict[str, Connection] = {}
-    with contextlib.ExitStack() as stack:
-        # A terminal sends Ctrl-C to all processes, but the command alone reports it, and ends the others.
-        # What a program ignores when it starts another, the other ignores too, even while it imports.
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        stack.callback(signal.signal, signal.SIGINT, before)
-        for library in libraries:
-            pipes[library], theirs = context.Pipe()
-            process = context.Process(target=serve, args=(theirs, library, name))
-            process.start()
-            # With the only other end in the process, its death shows as the end of the pipe.
-            theirs.close()
-            # In the opposite order: close the pipe, so that the process ends by itself, and kill it if it
-            # does not. With torch, this may take some ten seconds for eight workers.
-            for end in (process.join, process.kill, partial(process.join, 30), pipes[library].close):
-                stack.callback(end)
-        signal.signal(signal.SIGINT, before)
-        for number in range(repeats + 1):
-            for library, pipe in pipes.items():
-                runs = found[library]
-                if isinstance(runs, str):
-                    continue
-                show_status(f"{name}: {library}, turn {number} of {repeats} …")
-                answer: float | str = "its process ended"
-                with contextlib.suppress(EOFError, OSError):
-                    pipe.send("turn")
-                    answer = pipe.recv() if pipe.poll(LIMIT) else f"no answer within {LIMIT:.0f} s"
-                if isinstance(answer, str):
-                    found[library] = answer
-                elif number:  # the first turn starts workers and fills caches
-                    runs.append(answer)
-    return found
-
-
-def serve(pipe: Connection, library: str, name: str) -> None:
-    """Run a turn for each request, until the other end of the pipe is closed."""
-    with contextlib.suppress(EOFError, BrokenPipeError):
-        try:
-            loader = LIBRARIES[library](CASES[name])
-            while True:
-                pipe.recv()
-                pipe.send(time_batches(loader))
-        except (EOFError, BrokenPipeError):
-            raise
-        except Exception as error:
-            pipe.send(describe_error(error).splitlines()[0][:200])
+def time_case(library: str, name: str, repeats: str) -> dict[str, list[float]]:
+    """Return the times of a library's turns; command-line arguments are text."""
+    loader = LIBRARIES[library](CASES[name])
+    times = [time_batches(loader) for _ in range(int(repeats) + 1)]
+    return {"times": times[1:]}  # the first turn starts workers and fills caches
 
 
 def time_batches(loader: Iterable[Any]) -> float:
@@ -265,25 +205,25 @@ def time_batches(loader: Iterable[Any]) -> float:
     return (time.perf_counter() - start) / count * 1e6
 
 
-def spread(runs: list[float]) -> tuple[float, float, float]:
-    """Return what is shown of several runs.
-
-    >>> spread([3.0, 1.0, 2.0])
-    (2.0, 1.0, 3.0)
-    """
-    return statistics.median(runs), min(runs), max(runs)
-
-
-def render(case: Case, found: dict[str, list[float] | str]) -> str:
+def render(case: Case, found: dict[str, Outcome]) -> str:
     """Return a case's table, with ratios to the bare loop, and its errors."""
     workers = f", {case.workers} workers" if case.workers else ""
-    cells: list[Sequence[str]] = [("", *SPREAD, "× bare loop")]
-    errors, bare = "", found["bare loop"]
-    for library, runs in found.items():
-        if isinstance(runs, str):
-            errors += f"\n{library}: {runs}"
+    rows: list[Sequence[str]] = [("", "median", "min", "max", "× bare loop")]
+    errors, bare = "", 0.0
+    for library, outcome in found.items():
+        if outcome.problem:
+            errors += f"\n{library}: {outcome.problem}"
             continue
-        times = [f"{time:,.0f}" if time >= 100 else f"{time:.3g}" for time in spread(runs)]
-        ratio = "" if isinstance(bare, str) else f"{statistics.median(runs) / statistics.median(bare):.2f}"
-        cells.append((library, *times, ratio))
-    return f"Batches of {case.title}{workers}, µs per batch\n{align(cells)}{errors}"
+        times = outcome.answer["times"]
+        middle = statistics.median(times)
+        bare = middle if library == "bare loop" else bare
+        shown = [f"{one:,.0f}" if one >= 100 else f"{one:.3g}" for one in (middle, min(times), max(times))]
+        rows.append((library, *shown, f"{middle / bare:.2f}" if bare else ""))
+    return f"Batches of {case.title}{workers}, µs per batch\n{align(rows)}{errors}"
+
+
+if __name__ == "__main__":
+    from gpuloader.cli import bench  # by the name under which worker processes find its classes
+    from gpuloader.doctor.trials import answer
+
+    answer(bench.time_case, *sys.argv[1:])

@@ -22,7 +22,8 @@ LONGEST_WAIT = 10_000.0
 EXPLANATION = """\
 The asynchronous way is the default. Where a thread reads ahead, fetch and
 stage overlap with the rest, and wait is the part that still delays training.
-Recording the timeline takes the rest of the total."""
+Recording the timeline takes the rest of the total. The ways take turns, an
+epoch each; the ratio is the median of the turns."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -85,19 +86,18 @@ def run(options: argparse.Namespace) -> int:
     source = "the packaged sample" if options.data is None else options.data.name
     print(f"{len(digits):,} digits from {source}, batches of 100, on {device}", flush=True)
     try:
-        groups = training.train_in_turn(
+        groups, comparisons = training.train_in_turn(
             digits, place, way=options.way, epochs=options.epochs, wait=wait / 1e3, tell=show_status
         )
     finally:
         show_status("")
     equal = all(training.are_equal(*runs.values()) for runs in groups.values() if len(runs) == 2)
-    print(f"\n{_render_losses(next(iter(groups.values())))}\n\n{_render_times(groups, wait)}")
+    ratios = {title: f"{one.median:.2f}" for title, one in comparisons.items()}
+    print(f"\n{_render_losses(next(iter(groups.values())))}\n\n{_render_times(groups, ratios, wait)}")
     if options.way is None:
         print(f"\n{EXPLANATION}")
         for title, runs in groups.items():
-            synchronous, asynchronous = runs.values()
-            ratio = asynchronous.seconds / synchronous.seconds
-            verdict = f"{title.capitalize()}: {ratio:.2f} of the synchronous time. {asynchronous.note}"
+            verdict = f"{title.capitalize()}: {comparisons[title]}. {runs['asynchronous'].note}"
             print(textwrap.fill(verdict, 80))
         print(f"Losses and parameters {'are equal, bit for bit' if equal else 'differ'}.")
     try:
@@ -108,32 +108,31 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _render_losses(runs: dict[str, Run]) -> str:
-    losses = [run.losses for run in runs.values()]
-    rows = [["step", *runs, *["equal"] * (len(runs) > 1)]]
-    last = len(losses[0]) - 1
+    losses = np.stack([run.losses for run in runs.values()], axis=1)
+    compared = len(runs) > 1
+    rows = [["step", *runs, *["equal"] * compared]]
     # A handful of steps, spread evenly, show the curve and fit on a screen.
-    for step in sorted({round(last * row / 7) for row in range(8)}):
-        values = [one[step] for one in losses]
-        equal = ["yes" if len(set(values)) == 1 else "NO"] * (len(runs) > 1)
-        rows.append([f"{step:,}", *(f"{value:.6f}" for value in values), *equal])
+    for step in sorted(set(np.linspace(0, len(losses) - 1, 8).round().astype(int).tolist())):
+        equal = "yes" if len(set(losses[step].tolist())) == 1 else "NO"
+        rows.append([f"{step:,}", *(f"{loss:.6f}" for loss in losses[step]), *[equal] * compared])
     return f"Loss\n{align(rows)}"
 
 
-def _render_times(groups: dict[str, dict[str, Run]], wait: float) -> str:
+def _render_times(groups: dict[str, dict[str, Run]], ratios: dict[str, str], wait: float) -> str:
     """Return where each run's steps spent their time, in microseconds; `wait` is in milliseconds."""
-    compared = any(len(runs) > 1 for runs in groups.values())
+    compared = bool(ratios)
     rows = [["", "fetch", "stage", "wait", "deliver", "compute", "total", *["ratio"] * compared]]
     for title, runs in groups.items():
         heading = f"{title}, {wait:g} ms" if title == "with waits" else title
         rows.append([heading, *[""] * (len(rows[0]) - 1)])
-        first = next(iter(runs.values()))
         for way, run in runs.items():
+            ratio = [ratios[title] if way == "asynchronous" else "1.00"] if compared else []
             stats = run.stats
             # The wait for the first batch counts too: a thread cannot hide it.
             waited = stats.startup + stats.wait
             times = (stats.fetch, stats.stage, waited, stats.transfer, run.compute, run.seconds)
             numbers = [f"{time / len(run.losses) * 1e6:,.0f}" for time in times]
-            rows.append([f"  {way}", *numbers, *[f"{run.seconds / first.seconds:.2f}"] * compared])
+            rows.append([f"  {way}", *numbers, *ratio])
     return f"Where a step's time went, in microseconds\n{align(rows)}"
 
 
@@ -152,12 +151,13 @@ def _write(groups: dict[str, dict[str, Run]], save: Path | None, output: Path | 
         np.savez(file, allow_pickle=False, **losses)
     from gpuloader.demo import timeline
 
-    written, missing = "parameters.npz, losses.npz, timeline.png", ""
+    # The runs with waits first: there, reading ahead matters.
+    spans = {title: {way: run.spans for way, run in groups[title].items()} for title in reversed(groups)}
     try:
-        spans = {title: {way: run.spans for way, run in runs.items()} for title, runs in groups.items()}
         timeline.draw(spans, output / "timeline.png")
     except ImportError:
-        # A picture is no reason to fail after the training, nor Matplotlib to be a dependency.
-        written = "parameters.npz, losses.npz"
-        missing = f"\nNo timeline.png: it needs matplotlib. Install it: {install_command('demo')}"
-    print(f"Wrote {written} to {output}/{missing}")
+        # A drawing is no reason to fail after the training, nor Matplotlib to be a dependency.
+        print(f"Wrote parameters.npz, losses.npz to {output}/")
+        print(f"No timeline.png: it needs matplotlib. Install it: {install_command('demo')}")
+    else:
+        print(f"Wrote parameters.npz, losses.npz, timeline.png to {output}/")

@@ -62,16 +62,8 @@ def render(report: Report) -> str:
                     break_long_words=False, break_on_hyphens=False,
                 )  # fmt: skip
         lines.append("")
-    problems, notes = report.count("bad"), report.count("note")
-    counts = " and ".join(
-        f"{number} {name}{'' if number == 1 else 's'}"
-        for number, name in ((problems, "problem"), (notes, "note"))
-        if number
-    )
-    if problems:
-        lines.append(f"A loader would fail here: {counts} above.")
-    else:
-        lines.append(
-            f"A loader works here; {counts} above." if notes else "Everything a loader needs works here."
-        )
-    return "\n".join(lines)
+    numbers = {"problem": report.count("bad"), "note": report.count("note")}
+    told = [f"{number} {name}{'s' * (number > 1)}" for name, number in numbers.items() if number]
+    summary = "A loader works here; " if report.works else "A loader would fail here: "
+    summary += f"{' and '.join(told)} above."
+    return "\n".join([*lines, summary if told else "Everything a loader needs works here."])

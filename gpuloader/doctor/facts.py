@@ -84,9 +84,9 @@ def read_machine(root: Path, attempt: Attempt) -> Machine:
     True
     """
     # The kernel's file, not nvidia-smi, which a container may lack.
-    said = read_text(root / "proc/driver/nvidia/version") or ""
+    said = read_text(root / "proc/driver/nvidia/version")
     driver = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", said)
-    lines = [line.split() for line in (read_text(root / "proc/meminfo") or "").splitlines()]
+    lines = [line.split() for line in read_text(root / "proc/meminfo").splitlines()]
     sizes = {line[0].rstrip(":"): int(line[1]) * 1024 for line in lines if len(line) > 1}
     try:
         shared = os.statvfs(root / "dev/shm")
@@ -127,7 +127,7 @@ def read_machine(root: Path, attempt: Attempt) -> Machine:
         shared_free=free,
         lockable=read_limit("RLIMIT_MEMLOCK"),
     )
-    if not found.cupy:  # the trial could only say that CuPy is missing
+    if not (found.cupy or found.driver):  # the trial could only say that both are missing
         return found
     # In another process: a broken driver may hang or crash at the first call of CUDA.
     cuda = attempt("gpus", seconds=TRIAL_SECONDS)

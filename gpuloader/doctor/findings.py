@@ -32,7 +32,6 @@ SMALL_SHARED = GIB
 SLOW_PINNED, SLOW_HOST = 3e9, 2e9
 # Bytes of the timed copy: more than all but the largest processor caches hold.
 COPIED = 32 << 20
-FIRST_DRIVER_OF_CUDA_13 = 580
 # What decodes and resizes images; and the distribution that each `output` needs.
 DECODERS = ("pillow", "simplejpeg", "numba")
 FRAMEWORKS = {"torch": "torch", "jax": "jax", "paddle": "paddlepaddle"}
@@ -111,13 +110,11 @@ def software_findings(machine: Machine) -> Iterator[Finding]:
     yield find("gpuloader", installed.get("gpuloader", "not installed, running from its folder"))
 
     value = f"{'.'.join(map(str, machine.python))} on {machine.system} {machine.architecture}"
+    advice = "Worker processes need memory files and Unix sockets. Use worker_type='thread'."
     if machine.python < (3, 11):
         yield find("Python", value, "Use Python 3.11 or later.", "bad")
-    elif machine.system == "Windows":
-        advice = "Worker processes need memory files and Unix sockets. Use worker_type='thread'."
-        yield find("Python", value, advice)
     else:
-        yield find("Python", value)
+        yield find("Python", value, advice if machine.system == "Windows" else "")
 
     # Only the first two numbers: in a release candidate, the third is not a number.
     old = tuple(int(part) for part in machine.numpy.split(".")[:2] if part.isdecimal()) < (1, 26)
@@ -126,9 +123,8 @@ def software_findings(machine: Machine) -> Iterator[Finding]:
 
     # The sources are package data, which a careless repackaging loses first.
     advice = f"The package is incomplete. Reinstall it: {install_command(force=True)}."
-    yield find(
-        "kernels", ", ".join(machine.kernels) or "none found", "" if machine.kernels else advice, "bad"
-    )
+    value = ", ".join(machine.kernels)
+    yield find("kernels", value or "none found", "" if value else advice, "bad")
 
     for name, without in (
         ("cloudpickle", "datasets that are defined in a notebook or hold closures are forked, not pickled."),
@@ -141,9 +137,9 @@ def software_findings(machine: Machine) -> Iterator[Finding]:
     value = ", ".join(present + ["TurboJPEG 3"] * machine.turbojpeg) or f"none of {', '.join(DECODERS)}"
     missing = [name for name in DECODERS if name not in installed]
     install = install_command("images-fast")
-    advice = f"Without {' and '.join(missing)}, pictures take longer. Install: {install}."
+    advice = f"Without {' and '.join(missing)}, images take longer. Install: {install}."
     # Without Pillow nothing decodes images here, so nobody misses the packages that make it faster.
-    yield find("pictures", value, advice if missing and "pillow" in installed else "")
+    yield find("images", value, advice if missing and "pillow" in installed else "")
 
     # Paddle's build for GPUs is a distribution of its own.
     versions = {
@@ -168,16 +164,11 @@ def gpu_findings(
         advice = "Install the NVIDIA driver, or give the container its GPUs, e.g. docker run --gpus all."
     verdict: Verdict = "bad" if wanted else "note"
     findings = [find("driver", value or "none found", "" if value else advice, verdict)]
-    # CuPy knows the driver's CUDA; without CuPy, the driver's own version tells it.
-    major = known // 1000
-    if not major and machine.driver:
-        major = 13 if int(machine.driver.split(".")[0]) >= FIRST_DRIVER_OF_CUDA_13 else 12
-    install = install_command("cuda12" if major == 12 else "cuda13")
+    install = install_command("cuda12" if known // 1000 == 12 else "cuda13")
     findings.append(_cupy_finding(machine, wanted, spoilt, install))
     for index, (name, nbytes, capability) in enumerate(devices):
-        findings.append(
-            find(f"gpu:{index}", f"{name}, {show_bytes(nbytes)}, compute capability {capability}")
-        )
+        value = f"{name}, {show_bytes(nbytes)}, compute capability {capability}"
+        findings.append(find(f"gpu:{index}", value))
     if not devices:
         return tuple(findings), Outcome()
 
@@ -211,7 +202,7 @@ def _cupy_finding(machine: Machine, wanted: bool, spoilt: Verdict, install: str)
         return find("CuPy", value, advice, spoilt if has_driver else "note")
     if machine.cuda.problem or seen.get("cupy") is None:
         reason = machine.cuda.problem or seen.get("failure", "")
-        advice = f"CuPy does not start: {reason}. Reinstall it: {install}."
+        advice = f"CuPy does not start: {reason}. To mend it: {seen.get('cure') or install}."
         return find("CuPy", value, advice, spoilt if has_driver or wanted else "note")
     built = seen["runtime"]
     if built:
@@ -286,16 +277,15 @@ def processor_findings(machine: Machine, attempt: Attempt) -> Iterator[Finding]:
     # os.cpu_count() sees neither the affinity nor a container's quota, so programs start too many workers.
     if machine.group.processors is not None and machine.group.processors < usable:
         usable, limit = machine.group.processors, "control group"
-    value = f"{usable:g} of {machine.processors} usable"
+    value, advice = f"{usable:g} of {machine.processors} usable", ""
     if usable < machine.processors:
         # Fractions of a core round down: a worker that waits for the quota delays its batch.
         advice = (
             f"Keep num_workers at {max(int(usable), 1)} or below: more workers would only take turns. "
             f"os.cpu_count() returns {machine.processors} here."
         )
-        yield find("cores", f"{value} ({limit})", advice)
-    else:
-        yield find("cores", value)
+        value += f" ({limit})"
+    yield find("cores", value, advice)
 
     threads = machine.threads
     # A list such as "4,2" is for nested parallel regions; only its first number counts here.
@@ -317,7 +307,7 @@ def processor_findings(machine: Machine, attempt: Attempt) -> Iterator[Finding]:
         advice = "This system has no fork server. Use worker_type='thread'."
         yield find("start method", f"only {', '.join(methods)}", advice)
         return
-    yield find("start method", f"forkserver for workers; Python's default is {methods[0]}")
+    yield find("start method", f"{methods[0]}, Python's default")
     worker = attempt("worker", seconds=TRIAL_SECONDS)
     if worker.problem:
         advice = (

@@ -165,19 +165,18 @@ def best_bandwidth(copy: Callable[[], object], nbytes: int) -> float:
     return best
 
 
-TRIALS: dict[str, Callable[..., dict[str, Any]]] = {
-    "gpus": describe_gpus,
-    "worker": fetch_by_worker,
-    "copies": copy_to_device,
-}
+def answer(trial: Callable[..., dict[str, Any]], *arguments: str) -> None:
+    """Run a trial, and print its answer for the process that attempts it."""
+    try:
+        found = trial(*arguments)
+    except LoaderError as error:
+        found = {"problem": str(error)}
+    except Exception as error:
+        found = {"problem": describe_error(error)}
+    sys.stdout.write(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":
-    name, *arguments = sys.argv[1:]
-    try:
-        answer = TRIALS[name](*arguments)
-    except LoaderError as error:
-        answer = {"problem": str(error)}
-    except Exception as error:
-        answer = {"problem": describe_error(error)}
-    sys.stdout.write(json.dumps(answer) + "\n")
+    trials: dict[str, Callable[..., dict[str, Any]]]
+    trials = {"gpus": describe_gpus, "worker": fetch_by_worker, "copies": copy_to_device}
+    answer(trials[sys.argv[1]], *sys.argv[2:])

@@ -70,12 +70,9 @@ class QueueDataset:
 
     def read(self) -> Iterator[tuple[Array, ...]]:
         """Return an iterator over the samples of all files."""
-        self._require_feeds()
-        return read_slots(self._files, self.feeds, self._command)
-
-    def _require_feeds(self) -> None:
         if not self.feeds:
             raise Misuse("the dataset has no feeds: call set_use_var first")
+        return read_slots(self._files, self.feeds, self._command)
 
 
 class InMemoryDataset(QueueDataset):

@@ -29,22 +29,10 @@ class PyReader(GeneratorLoader):
         iterable: bool = True,
         return_list: bool = False,
     ) -> None:
-        super().__init__(
-            feed_list,
-            capacity,
-            use_double_buffer=use_double_buffer,
-            iterable=iterable,
-            return_list=return_list,
-            use_multiprocess=False,
-            drop_last=True,
-        )
+        super().__init__(feed_list, capacity, use_double_buffer, iterable, return_list)
 
     def decorate_sample_generator(
-        self,
-        sample_generator: Callable[[], Any],
-        batch_size: int,
-        drop_last: bool = True,
-        places: Any = None,
+        self, sample_generator: Callable[[], Any], batch_size: int, drop_last: bool = True, places: Any = None
     ) -> None:
         """Older name of `set_sample_generator`; returns None."""
         self.set_sample_generator(sample_generator, batch_size, drop_last, places)

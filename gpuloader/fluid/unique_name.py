@@ -12,15 +12,9 @@ from gpuloader.errors import BadType
 __all__ = ["generate", "guard"]
 
 
-class _Names:
-    """The names that were generated in one guard, all with the same prefix."""
-
-    def __init__(self, prefix: str) -> None:
-        self.prefix = prefix
-        self.used: Counter[str] = Counter()
-
-
-_current: ContextVar[_Names] = ContextVar("gpuloader_names", default=_Names(""))  # noqa: B039
+# The prefix of all names that are generated in one guard, and how often each has been.
+_Names = tuple[str, Counter[str]]
+_current: ContextVar[_Names] = ContextVar("gpuloader_names", default=("", Counter()))
 
 
 def generate(key: str) -> str:
@@ -30,10 +24,9 @@ def generate(key: str) -> str:
     ...     generate("image"), generate("image"), generate("label")
     ('image_0', 'image_1', 'label_0')
     """
-    names = _current.get()
-    number = names.used[key]
-    names.used[key] += 1
-    return f"{names.prefix}{key}_{number}"
+    prefix, used = _current.get()
+    used[key] += 1
+    return f"{prefix}{key}_{used[key] - 1}"
 
 
 @contextmanager
@@ -58,7 +51,7 @@ def guard(new_generator: str | None = None) -> Iterator[None]:
     """
     if not isinstance(new_generator, str | None):
         raise BadType(f"new_generator must be a prefix or None, got {type(new_generator).__name__}")
-    token = _current.set(_Names(new_generator or ""))
+    token = _current.set((new_generator or "", Counter()))
     try:
         yield
     finally:

@@ -60,7 +60,7 @@ class Autotuner:
         self._flushing = 0
         self._latest = 0, 0, 0
         self._seen = [0, 0, 0]  # of the current setting: steps, nanoseconds of the loop, and of waiting
-        self._best: tuple[Setting, float] | None = None
+        self._best = setting, 0.0  # and its steps per second
         self._doublings = 1
         self._widened = self._deepened = False
 
@@ -118,7 +118,7 @@ class Autotuner:
         """Record the current setting's steps per second and its fraction of waiting; choose the next one."""
         self.tried.append((self.setting, rate))
         self._seen = [0, 0, 0]
-        gained = self._best is None or rate >= GAIN * self._best[1]
+        gained = rate >= GAIN * self._best[1]
         if gained:
             self._best, self._doublings = (self.setting, rate), 1
         elif self._doublings == 1 and self._goes_further():
@@ -131,7 +131,6 @@ class Autotuner:
 
     def _forgo(self) -> None:
         """Give up the direction that led to the current setting."""
-        assert self._best is not None
         self._doublings = 1
         if self.setting.workers != self._best[0].workers:
             self._widened = True
@@ -140,13 +139,11 @@ class Autotuner:
 
     def _goes_further(self) -> bool:
         """Return whether the direction that led to the current setting has a larger one."""
-        assert self._best is not None
         if self.setting.workers != self._best[0].workers:
             return self.setting.workers < self.most_workers
         return max(self.setting.depth, self.setting.prefetch) < DEEPEST
 
     def _choose(self, *, holds: bool = False) -> None:
-        assert self._best is not None
         best, times = self._best[0], 2**self._doublings
         if not holds and not self._widened and best.workers < self.most_workers:
             self.setting = replace(best, workers=min(times * best.workers, self.most_workers))

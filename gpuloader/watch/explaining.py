@@ -139,6 +139,7 @@ class Configuration:
     most: int = 0  # the most workers that 'auto' may choose
     since: LoaderStats | None = None  # when 'auto' settled: the search itself is not explained
     policy: ReadAheadPolicy | None = None  # decides how batches are read ahead without workers, if they are
+    started: str = ""  # a sentence about how worker processes were started; empty if none was
 
     @property
     def overlaps(self) -> bool:
@@ -158,7 +159,7 @@ def explain(stats: LoaderStats, configuration: Configuration) -> Explanation:
     >>> print(explain(DataLoader([1], places="cpu").stats(), Configuration("samples", 0, "process", 2)))
     0 steps so far; an explanation needs at least 5.
     """
-    tuned = [configuration.tuned] if configuration.tuned else []
+    tuned = list(filter(None, (configuration.tuned, configuration.started)))
     if configuration.policy is not None:
         tuned.append(describe_policy(configuration.policy))
     if stats.steps < FEWEST_STEPS or stats.seconds <= stats.startup:

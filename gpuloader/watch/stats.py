@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from time import perf_counter_ns
 from typing import Any
 from weakref import ref
@@ -11,7 +13,8 @@ from gpuloader.staging.ring import Ring
 from gpuloader.watch.tracing import is_tracing, mark
 
 _NANOSECONDS = 1e-9
-_TIMES = ("fetch", "stage", "stall", "copy", "startup", "wait", "transfer", "compute")
+_NAMED = 10  # samples that were left out
+TIMES = ("fetch", "stage", "stall", "copy", "startup", "wait", "transfer", "compute")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +41,7 @@ class LoaderStats:
     stall : float
         Time that the fetcher waited for a free slot or for room in the queue, because the consumer is slower.
     copy : float
-        Time of the copy streams for copies and transforms, estimated from few of them, or measured for all
-        during a trace.
+        Time of the copy streams, estimated from few copies, or measured for all during a trace.
     startup : float
         Time that the consumer waited for the first step of each epoch: starting workers, reserving memory.
     wait : float
@@ -54,6 +56,8 @@ class LoaderStats:
         Those of them that are now being filled, waiting, being copied or held by the user.
     skipped : int
         Samples left out of the batches with ``on_bad='skip'``.
+    skipped_samples : tuple of str
+        The first ten of them: each with its index in the dataset or its file, and why.
 
     Examples
     --------
@@ -79,6 +83,12 @@ class LoaderStats:
     slots: int
     slots_in_use: int
     skipped: int = 0
+    skipped_samples: tuple[str, ...] = field(default=(), repr=False)
+
+    def __setstate__(self, state: list[Any]) -> None:
+        # Pickles of earlier releases name no samples.
+        for one, value in zip(fields(self), [*state, ()], strict=False):
+            object.__setattr__(self, one.name, value)
 
     @property
     def seconds(self) -> float:
@@ -95,7 +105,7 @@ class LoaderStats:
         if not isinstance(earlier, LoaderStats):
             return NotImplemented
         # What counts up is subtracted; the slots are a state, and those of a past moment are of no use.
-        flows = [field.name for field in fields(self) if not field.name.startswith("slots")]
+        flows = [one.name for one in fields(self) if not one.name.startswith(("slots", "skipped_"))]
         changes: dict[str, Any] = {name: getattr(self, name) - getattr(earlier, name) for name in flows}
         return replace(self, **changes)
 
@@ -108,6 +118,7 @@ class Meter:
     batches: int = 0
     nbytes: int = 0
     skipped: int = 0
+    skipped_samples: tuple[str, ...] = ()
     fetch: int = 0
     stage: int = 0
     stall: int = 0
@@ -134,18 +145,26 @@ class Meter:
             mark("fetch", begun, fetched)
             mark("stage", ready, now)
 
-    def fetched(self, busy: int, nbytes: int, skipped: int = 0) -> None:
+    def fetched(self, busy: int, nbytes: int, skipped: Sequence[str] = ()) -> None:
         """Count one batch that took `busy` nanoseconds to fetch and to write into its slot."""
         self.batches += 1
         self.nbytes += nbytes
-        self.skipped += skipped
         self.fetch += busy
+        if skipped:
+            self.left_out(skipped)
+
+    def left_out(self, reasons: Sequence[str]) -> None:
+        """Count samples that were left out of a batch; name the first ten, also in the program's log."""
+        self.skipped += len(reasons)
+        for reason in reasons[: _NAMED - len(self.skipped_samples)]:
+            self.skipped_samples += (reason,)
+            logging.getLogger("gpuloader").warning("a sample is left out: %s", reason)
 
     def snapshot(self) -> LoaderStats:
         """Return the counters, times as seconds."""
         ring = None if self.ring is None else self.ring()
         slots = ring.count if ring is not None and ring.allocated else 0
-        times = {name: getattr(self, name) * _NANOSECONDS for name in _TIMES}
+        times = {name: getattr(self, name) * _NANOSECONDS for name in TIMES}
         return LoaderStats(
             self.steps,
             self.batches,
@@ -154,4 +173,5 @@ class Meter:
             slots=slots,
             slots_in_use=slots - ring.free if ring is not None and slots else 0,
             skipped=self.skipped,
+            skipped_samples=self.skipped_samples,
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
-from gpuloader.errors import missing_package
+from gpuloader.errors import import_package
 
 
 class Span(NamedTuple):
@@ -109,7 +109,8 @@ def trace(path: str | os.PathLike[str] | None = None, *, nvtx: bool = False) -> 
     ['compute']
     """
     global _spans, _nvtx
-    package = _import_nvtx() if nvtx else None  # a missing package is an error before the block, too
+    # A missing package is an error before the block, too.
+    package = import_package("nvtx", "a trace with NVTX ranges", "nvtx") if nvtx else None
     spans: list[Span] = []
     with _tracing:
         if _spans is not None:
@@ -123,14 +124,6 @@ def trace(path: str | os.PathLike[str] | None = None, *, nvtx: bool = False) -> 
         _spans = _nvtx = None
         if path is not None:
             Path(path).write_text(json.dumps(chrome_trace(spans)))
-
-
-def _import_nvtx() -> Any:
-    try:
-        import nvtx
-    except ImportError as error:
-        raise missing_package("a trace with NVTX ranges", "nvtx", "nvtx") from error
-    return nvtx
 
 
 def chrome_trace(spans: list[Span]) -> dict[str, Any]:

@@ -1,17 +1,17 @@
 """``gpuloader bench``: its tables, its figures, its failures, and interrupting it."""
 
 import importlib.util
-import json
 import os
 import signal
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
 from gpuloader.cli import bench
 from gpuloader.cli.bench import CASES, LIBRARIES, time_batches
+from gpuloader.doctor import trials
+from gpuloader.doctor.trials import Outcome
 from tests.cli.running import invoke
 
 
@@ -27,17 +27,6 @@ def test_a_case_is_a_table_with_the_bare_loop_and_ours():
     ):
         assert words in shown.stdout
     assert max(map(len, shown.stdout.splitlines())) <= 80
-
-
-def test_figures_as_json_are_all_that_is_printed():
-    shown = invoke("bench", "--case", "small", "--case", "arrays", "--repeats", "2", "--json")
-    assert (shown.exit_code, shown.stderr) == (0, "")
-    report = json.loads(shown.stdout)
-    assert (report["repeats"], report["unit"]) == (2, "µs per batch")
-    assert list(report["cases"]) == ["small", "arrays"]
-    for found in report["cases"].values():
-        assert {"bare loop", "gpuloader"} <= set(found)
-        assert all(0 < one["min"] <= one["median"] <= one["max"] for one in found.values())
 
 
 @pytest.mark.parametrize("library", ["gpuloader", "torch"])
@@ -69,52 +58,26 @@ def test_a_turn_is_as_many_epochs_as_fill_its_time(monkeypatch):
     assert len(epochs) > 1
 
 
-class Library:
-    """A library that answers as it is told: both ends of its pipe, and its process."""
+def test_a_failure_of_ours_is_the_exit_code_and_the_others_go_on(monkeypatch):
+    def attempt(library, case, repeats, *, seconds, module):
+        assert (case, repeats) == ("small", "2")
+        if library == "gpuloader":
+            return Outcome(problem="ValueError: it broke")
+        return Outcome({"times": [9.0, 1.0, 2.0]})
 
-    def __init__(self, answers):
-        self.answers = iter(answers)
-
-    def poll(self, limit):
-        self.answer = next(self.answers)
-        return self.answer is not None
-
-    def recv(self):
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
-
-    def ignore(self, *arguments):
-        pass
-
-    send = close = start = join = kill = ignore
-
-
-@pytest.mark.parametrize(
-    ("answer", "error"),
-    [
-        ("ValueError: it broke", "ValueError: it broke"),
-        (None, "no answer within 90 s"),
-        (EOFError(), "its process ended"),
-    ],
-)
-@pytest.mark.parametrize("arguments", [[], ["--json"]])
-def test_a_failure_of_ours_is_the_exit_code_and_the_others_go_on(monkeypatch, answer, error, arguments):
-    libraries = map(Library, ([9.0, 1.0, 3.0], [2.0, answer], [5.0, 5.0, 5.0]))
-    context = SimpleNamespace(
-        Pipe=lambda: (next(libraries), Library([])), Process=lambda target, args: Library([])
-    )
-    monkeypatch.setattr(bench.multiprocessing, "get_context", lambda method: context)
-    shown = invoke("bench", "--case", "small", "--repeats", "2", *arguments)
+    monkeypatch.setattr(trials, "attempt", attempt)
+    shown = invoke("bench", "--case", "small", "--repeats", "2")
     assert (shown.exit_code, shown.stderr) == (1, "")
-    if arguments:
-        found = json.loads(shown.stdout)["cases"]["small"]
-        assert found["gpuloader"] == {"error": error}
-        assert found["bare loop"] == {"median": 2.0, "min": 1.0, "max": 3.0}
-        return
-    assert f"gpuloader: {error}" in shown.stdout
+    assert "gpuloader: ValueError: it broke" in shown.stdout
     (bare,) = [line.split()[2:] for line in shown.stdout.splitlines() if line.startswith("bare loop")]
-    assert bare == ["2", "1", "3", "1.00"]  # without the warm-up turn
+    assert bare == ["2", "1", "9", "1.00"]
+
+
+def test_a_library_that_breaks_says_so_from_its_process():
+    assert (
+        "KeyError"
+        in trials.attempt("no such library", "small", "1", seconds=60, module=bench.__name__).problem
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,17 +96,14 @@ def test_a_mistake_is_told_in_one_line_before_anything_is_measured(arguments, wo
         assert word in shown.stderr
 
 
-@pytest.mark.parametrize("turns", [0, 3], ids=["while libraries are imported", "in a turn"])
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
-def test_ctrl_c_ends_it_and_its_processes_with_one_line(turns):
+def test_ctrl_c_ends_it_and_its_processes_with_one_line():
     wrapper = (
-        "import os, signal, sys\n"
+        "import os, signal, threading\n"
         "from gpuloader import cli\n"
         "from gpuloader.cli import bench\n"
-        "def interrupt(status, told=[]):\n"
-        "    told.append(status)\n"
-        f"    if len(told) == {turns} + 1: os.killpg(0, signal.SIGINT)\n"
-        "bench.show_status = interrupt\n"
+        "interrupt = threading.Timer(1, os.killpg, (0, signal.SIGINT))\n"
+        "bench.show_status = lambda status: status and interrupt.start()\n"
         "if __name__ == '__main__': cli.main(['bench', '--case', 'small', '--repeats', '100000'])\n"
     )
     process = subprocess.Popen(
@@ -155,7 +115,6 @@ def test_ctrl_c_ends_it_and_its_processes_with_one_line(turns):
     )
     with process:
         try:
-            # The end of the pipes shows that all processes have ended.
             _, errors = process.communicate(timeout=60)
         finally:
             if process.poll() is None:

@@ -64,14 +64,6 @@ def test_one_way_trains_once_and_stores_what_it_learned(invoke, way, tmp_path):
     assert LinearModel.load(tmp_path / "digits.npz").weight.any()
 
 
-def test_both_ways_store_the_same_parameters(invoke, tmp_path):
-    for way in ("--sync", "--async", "--both"):
-        assert invoke(way, "--wait", "0", "--save", str(tmp_path / way)).exit_code == 0
-    one, other, both = (LinearModel.load(tmp_path / way).weight for way in ("--sync", "--async", "--both"))
-    np.testing.assert_array_equal(one, other)
-    np.testing.assert_array_equal(one, both)
-
-
 def test_ways_that_differ_are_a_failure(invoke, monkeypatch):
     from gpuloader.demo import training
 
@@ -153,7 +145,7 @@ def test_a_terminal_sees_what_runs(invoke, monkeypatch):
     told = []
     monkeypatch.setattr("gpuloader.cli.demonstration.show_status", told.append)
     assert invoke("--sync").exit_code == 0
-    assert told == ["warming up", "as it is, synchronous", ""]
+    assert told == ["warming up", "as it is, turn 1", ""]
 
 
 def test_ctrl_c_ends_it_with_one_line():

@@ -27,7 +27,9 @@ LINUX = Machine(
 )
 
 
-def cuda(*, runtime=13020, driver=13000, devices=(GPU,), failure="", nvrtc=True, cupy="14.2.0", buses=()):
+def cuda(
+    *, runtime=13020, driver=13000, devices=(GPU,), failure="", nvrtc=True, cupy="14.2.0", buses=(), cure=""
+):
     """Return CuPy's description of a machine with CUDA."""
     return {
         "cupy": cupy,
@@ -37,6 +39,7 @@ def cuda(*, runtime=13020, driver=13000, devices=(GPU,), failure="", nvrtc=True,
         "failure": failure,
         "nvrtc": nvrtc,
         "buses": list(buses),
+        "cure": cure,
     }
 
 

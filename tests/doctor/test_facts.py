@@ -1,5 +1,7 @@
 """What is read from machines that are made of files, and what a trial says of CuPy."""
 
+import pytest
+
 from gpuloader.doctor import facts
 from gpuloader.doctor.facts import installed_distributions, read_machine
 from tests.doctor.machines import Trials, cuda, write_driver
@@ -34,15 +36,18 @@ def test_the_driver_is_read_from_both_kinds_of_modules(tmp_path):
     assert read_machine(tmp_path, Trials(gpus=cuda())).driver == "535.104.05"
 
 
-def test_cupy_is_asked_only_if_it_is_installed(tmp_path, monkeypatch):
+@pytest.mark.parametrize("has_driver", [False, True])
+@pytest.mark.parametrize("installed", [{}, {"cupy-cuda13x": "14.2.0"}])
+def test_cuda_is_asked_about_where_there_is_cupy_or_a_driver(tmp_path, monkeypatch, installed, has_driver):
     make_machine(tmp_path)
-    for installed, tried in ({}, []), ({"cupy-cuda13x": "14.2.0"}, [("gpus",)]):
-        monkeypatch.setattr(facts, "installed_distributions", lambda installed=installed: installed)
-        trials = Trials(gpus=cuda(buses=[BUS]))
-        found = read_machine(tmp_path, trials)
-        assert trials.tried == tried
-        assert found.cupy == installed
-        assert found.node_of_gpu == ((1,) if installed else ())
+    if has_driver:
+        write_driver(tmp_path)
+    monkeypatch.setattr(facts, "installed_distributions", lambda: installed)
+    trials = Trials(gpus=cuda(buses=[BUS] if installed else []))
+    found = read_machine(tmp_path, trials)
+    assert trials.tried == ([("gpus",)] if installed or has_driver else [])
+    assert found.cupy == installed
+    assert found.node_of_gpu == ((1,) if installed else ())
 
 
 def test_distributions_are_known_by_their_names_in_lower_case(tmp_path, monkeypatch):

@@ -109,6 +109,7 @@ def runtime(monkeypatch):
         index: {"name": b"Fake GPU", "totalGlobalMem": 80 << 30, "major": 9, "minor": index}
         for index in range(2)
     }.__getitem__
+    monkeypatch.setattr(cuda, "find_cuda_version", fake.driverGetVersion)
     with use_cupy(monkeypatch, make_cupy(cupy, fake)):
         yield fake
 
@@ -133,8 +134,9 @@ def test_a_driver_that_fails_is_described(runtime, monkeypatch):
 def test_without_cupy_the_reason_is_told(monkeypatch):
     monkeypatch.setattr(cuda, "cupy", None)
     monkeypatch.setattr(cuda, "_import_error", "No module named 'cupy'")
+    monkeypatch.setattr(cuda, "find_cuda_version", lambda: 12040)
     found = cuda.describe_machine()
-    assert (found.cupy, found.failure) == (None, "No module named 'cupy'")
+    assert (found.cupy, found.driver, found.failure) == (None, 12040, "No module named 'cupy'")
 
 
 def test_copies_are_timed_from_both_kinds_of_memory(runtime):

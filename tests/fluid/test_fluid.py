@@ -34,35 +34,6 @@ def test_the_batch_dimension_is_appended_unless_told_otherwise():
     assert fluid.layers.data("b", [8, 3], append_batch_size=False, lod_level=1).shape == (8, 3)
 
 
-def test_a_program_that_chooses_its_place_and_feeds_by_hand():
-    use_cuda = False
-    place = fluid.CUDAPlace(0) if use_cuda else fluid.core.CPUPlace()
-    image = fluid.layers.data(name="img", shape=[1, 28, 28], dtype="float32")
-    label = fluid.layers.data(name="lbl", shape=[1], dtype="int64")
-    feeder = fluid.DataFeeder(feed_list=[image, label], place=place, program=None)
-    train = fluid.io.batch(lambda: ((np.zeros(784), n) for n in range(10)), batch_size=4, drop_last=False)
-    sizes = []
-    for data in train():
-        feed = feeder.feed(data)
-        assert feed["img"].dtype == np.float32
-        sizes.append((feed["img"].shape, feed["lbl"].shape))
-    assert sizes == [((n, 1, 28, 28), (n, 1)) for n in (4, 4, 2)]
-
-
-def test_a_program_that_feeds_several_devices(monkeypatch):
-    monkeypatch.setenv("CPU_NUM", "2")
-    feeder = fluid.DataFeeder([fluid.data("v", [None, 2])], fluid.CPUPlace())
-    minibatches = fluid.io.batch(lambda: (([n, n],) for n in range(10)), batch_size=2)
-    groups = list(feeder.decorate_reader(minibatches, multi_devices=True)())
-    assert [[feed["v"][:, 0].tolist() for feed in group] for group in groups] == [
-        [[0, 1], [2, 3]],
-        [[4, 5], [6, 7]],
-    ]
-    loader = fluid.io.DataLoader.from_generator([fluid.data("v", [None, 2])], capacity=4)
-    loader.set_sample_list_generator(minibatches, places=fluid.cpu_places())
-    assert [len(step) for step in loader()] == [2, 2]
-
-
 def test_start_and_reset_over_the_other_kinds_of_reader():
     feeds = [fluid.layers.data("x", [2]), fluid.layers.data("y", [1], dtype="int64")]
     reader = fluid.io.PyReader(feeds, capacity=2, iterable=False, return_list=True)

@@ -59,12 +59,6 @@ class TestToVariable:
         array = np.arange(3.0)
         assert fluid.dygraph.to_variable(array, zero_copy=True) is array
 
-    def test_batches_become_variables(self):
-        loader = fluid.io.DataLoader.from_generator(capacity=2)
-        loader.set_batch_generator(lambda: [(np.ones((2, 3), "float32"), np.array([[7], [8]]))], places="cpu")
-        [(images, labels)] = [[fluid.dygraph.to_variable(field) for field in batch] for batch in loader()]
-        assert (images.shape, labels.tolist()) == ((2, 3), [[7], [8]])
-
     def test_on_another_place_arrays_go_there_and_stay_there(self):
         with fluid.dygraph.guard(simulated_places(1)[0]):
             variable = fluid.dygraph.to_variable(np.arange(3.0), dtype="float32")

@@ -5,6 +5,6 @@ import numpy as np
 from tests.loading import read_batches
 
 
-def load(count=5, places="cpu", **options):
+def read_zeros(count=5, places="cpu", **options):
     """Return a loader of `count` batches of 256 bytes."""
     return read_batches(lambda: ([np.zeros((4, 8))] for _ in range(count)), places, **options)

@@ -15,6 +15,8 @@ from gpuloader.epoch.epoch import apply_setting
 from gpuloader.testing import simulated_places
 from gpuloader.watch.autotuner import DEEPEST, FEWEST_STEPS, GAIN, Autotuner, Setting
 from gpuloader.watch.stats import Meter
+from tests.loading import load
+from tests.sample_sets import values
 
 SECOND = 10**9
 
@@ -208,21 +210,21 @@ class Waiting:
 
 
 def loader(dataset, **options):
-    return DataLoader(dataset, places="cpu", **{"batch_size": 4, "shuffle": True, "seed": 5, **options})
+    return load(dataset, **{"batch_size": 4, "shuffle": True, "seed": 5, **options})
 
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 def test_auto_finds_more_workers_for_a_loop_that_waits_and_keeps_the_order(worker_type):
-    expected = [batch.tolist() for batch in loader(Waiting(wait=0.0))]
+    expected = values(loader(Waiting(wait=0.0)))
     tuned = loader(Waiting(), num_workers="auto", worker_type=worker_type)
-    seen = [batch.tolist() for batch in tuned]
+    seen = values(tuned)
     assert seen == expected
     said = str(tuned.explain())
     assert "'auto'" in said
     assert int(said.split("'auto'")[1].split(": ")[1].split()[0]) > 1
     second = loader(Waiting(wait=0.0))
     list(second)
-    assert [batch.tolist() for batch in tuned] == [batch.tolist() for batch in second]
+    assert values(tuned) == values(second)
 
 
 def test_the_search_begins_with_one_worker_and_two_batches_for_it():
@@ -258,10 +260,10 @@ def test_a_loop_that_is_slower_than_one_worker_gets_one():
 
 def test_persistent_workers_stay_and_change_their_number():
     tuned = loader(Waiting(count=400), num_workers="auto", persistent_workers=True)
-    first, second = [batch.tolist() for batch in tuned], [batch.tolist() for batch in tuned]
+    first, second = values(tuned), values(tuned)
     plain = loader(Waiting(count=400, wait=0.0))
-    assert first == [batch.tolist() for batch in plain]
-    assert second == [batch.tolist() for batch in plain]
+    assert first == values(plain)
+    assert second == values(plain)
     tuned.close()
 
 
@@ -315,18 +317,6 @@ def test_an_error_and_an_early_end_leave_nothing_behind():
     assert threading.active_count() == before
 
 
-def test_resuming_in_the_middle_of_the_search_keeps_the_order():
-    tuned = loader(Waiting(count=400), num_workers="auto", worker_type="thread")
-    epoch = iter(tuned)
-    first = [next(epoch).tolist() for _ in range(40)]
-    state = tuned.state_dict()
-    epoch.close()
-    again = loader(Waiting(count=400), num_workers="auto", worker_type="thread")
-    again.load_state_dict(state)
-    rest = [batch.tolist() for batch in again]
-    assert first + rest == [batch.tolist() for batch in loader(Waiting(count=400, wait=0.0))]
-
-
 def test_arrays_need_no_search():
     arrays = TensorDataset(np.arange(400, dtype=np.float32))
     tuned = loader(arrays, num_workers="auto", prefetch="auto")
@@ -356,10 +346,7 @@ class Items(IterableDataset):
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (
-            {"dataset": Items(), "num_workers": "auto", "shuffle": False, "seed": None},
-            "a map-style dataset",
-        ),
+        ({"dataset": Items(), "num_workers": "auto", "shuffle": False, "seed": None}, "a map-style dataset"),
         ({"num_workers": "many"}, "'auto' or an integer"),
         ({"prefetch": "deep"}, "prefetch"),
     ],

@@ -10,13 +10,14 @@ from gpuloader import DataLoader
 from gpuloader.devices.simulated import SimulatedDevice
 from gpuloader.epoch.lane import EVERY
 from gpuloader.testing import CustomPlace, simulated_places
-from tests.loading import read_batches
-from tests.watch.loops import load
+from tests.loading import load, read_batches
+from tests.sample_sets import Made
+from tests.watch.loops import read_zeros
 
 
 @pytest.mark.parametrize("double_buffer", [True, False])
 def test_batches_and_bytes_are_counted_over_epochs(double_buffer):
-    loader = load(use_double_buffer=double_buffer)
+    loader = read_zeros(use_double_buffer=double_buffer)
     for epochs in (1, 2):
         assert len(list(loader)) == 5
         stats = loader.stats()
@@ -27,7 +28,7 @@ def test_batches_and_bytes_are_counted_over_epochs(double_buffer):
 
 
 def test_a_snapshot_does_not_change():
-    loader = load()
+    loader = read_zeros()
     before = loader.stats()
     list(loader)
     assert before.batches == 0
@@ -52,7 +53,7 @@ def test_samples_and_sample_lists_are_counted_as_batches():
 
 
 def test_the_time_of_a_loop_is_the_sum_of_its_parts():
-    loader = load(6)
+    loader = read_zeros(6)
     begun = time.perf_counter()
     for _ in loader:
         time.sleep(0.002)
@@ -80,7 +81,7 @@ def test_a_slow_reader_shows_as_startup_and_then_as_wait():
 
 
 def test_the_difference_of_two_snapshots_is_what_lies_between_them():
-    loader = load(5)
+    loader = read_zeros(5)
     list(loader)
     first = loader.stats()
     list(loader)
@@ -93,7 +94,7 @@ def test_the_difference_of_two_snapshots_is_what_lies_between_them():
 
 
 def test_slots_are_counted_while_they_are_in_use():
-    loader = DataLoader(list(range(40)), places="cpu", batch_size=4, use_buffer_reader=False)
+    loader = load(list(range(40)), batch_size=4, use_buffer_reader=False)
     assert (loader.stats().slots, loader.stats().slots_in_use) == (0, 0)
     epoch = iter(loader)
     kept = [next(epoch), next(epoch)]
@@ -105,7 +106,7 @@ def test_slots_are_counted_while_they_are_in_use():
 
 
 def test_two_consumers_of_one_epoch_are_both_counted():
-    loader = load(30)
+    loader = read_zeros(30)
     epoch = iter(loader)
     threads = [threading.Thread(target=lambda: list(epoch)) for _ in range(2)]
     for thread in threads:
@@ -116,26 +117,19 @@ def test_two_consumers_of_one_epoch_are_both_counted():
 
 
 def test_the_work_of_thread_workers_is_summed():
-    class Slow:
-        def __len__(self):
-            return 8
-
-        def __getitem__(self, index):
-            time.sleep(0.01)
-            return np.float32(index)
-
-    loader = DataLoader(Slow(), places="cpu", batch_size=4, num_workers=4, worker_type="thread")
+    slow = Made(lambda index: time.sleep(0.01) or np.float32(index), 8)
+    loader = load(slow, batch_size=4, num_workers=4, worker_type="thread")
     list(loader)
     assert loader.stats().fetch >= 8 * 0.01
 
 
 def test_copies_are_timed_where_there_are_any():
     """On the simulated device a copy takes a virtual second; the timed ones count for those before them."""
-    loader = load(3 * EVERY - 1)
+    loader = read_zeros(3 * EVERY - 1)
     list(loader)
     assert loader.stats().copy == 0
     places = simulated_places(1)
-    copied = load(3 * EVERY - 1, places)
+    copied = read_zeros(3 * EVERY - 1, places)
     for (batch,) in copied:
         np.asarray(batch)
     assert copied.stats().copy == pytest.approx((3 * EVERY - 1) * 1.0)
@@ -157,7 +151,7 @@ class CountingDevice(SimulatedDevice):
 
 def test_few_copies_are_timed_and_their_events_are_used_again():
     place = CustomPlace(CountingDevice())
-    loader = load(20 * EVERY, place)
+    loader = read_zeros(20 * EVERY, place)
     for (batch,) in loader:
         np.asarray(batch)
     assert 2 <= place.device.timed_events <= 6

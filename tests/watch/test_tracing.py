@@ -9,17 +9,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, IterableDataset, trace
+from gpuloader import IterableDataset, trace
 from gpuloader.errors import MissingPackage
 from gpuloader.testing import simulated_places
 from gpuloader.watch.tracing import Span, chrome_trace, span
-from tests.loading import read_batches
-from tests.watch.loops import load
+from tests.loading import load, read_batches
+from tests.watch.loops import read_zeros
 
 
 @pytest.mark.parametrize("places", ["cpu", simulated_places(2)], ids=["cpu", "simulated"])
 def test_a_trace_tells_who_did_what(tmp_path, places):
-    loader = load(4, places)
+    loader = read_zeros(4, places)
     path = tmp_path / "trace.json"
     with trace(path) as spans:
         for _ in loader:
@@ -48,7 +48,7 @@ def test_there_is_one_trace_at_a_time_and_none_before_or_afterwards():
             pass
         with span("within"):  # the trace that was refused does not end the other
             pass
-    list(load())
+    list(read_zeros())
     assert [one.name for one in spans] == ["within"]
 
 
@@ -58,7 +58,7 @@ def test_a_trace_is_written_when_the_block_fails_and_may_be_followed_by_another(
     assert [one.name for one in spans] == ["compute"]
     assert "compute" in (tmp_path / "trace.json").read_text()
     with trace(tmp_path / "second.json") as spans:
-        list(load(1))
+        list(read_zeros(1))
     assert {"fetch", "stage", "wait", "deliver"} <= {one.name for one in spans}
     assert json.loads((tmp_path / "second.json").read_text())["traceEvents"]
 
@@ -106,7 +106,7 @@ def test_the_chrome_trace_has_microseconds_and_a_row_a_thread():
 @pytest.mark.parametrize("double_buffer", [True, False])
 def test_every_batch_is_fetched_staged_and_delivered_once_in_a_trace(double_buffer):
     with trace() as spans:
-        list(load(4, use_double_buffer=double_buffer))
+        list(read_zeros(4, use_double_buffer=double_buffer))
     names = [one.name for one in spans]
     assert names.count("stage") == names.count("deliver") == 4
 
@@ -123,10 +123,7 @@ def test_rows_are_sorted_consumer_first_then_workers_by_number_then_copy_streams
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 def test_loops_over_two_loaders_do_not_overlap_on_a_row(worker_type, tmp_path):
-    loaders = [
-        DataLoader(Numbers(), places="cpu", batch_size=4, num_workers=2, worker_type=worker_type)
-        for _ in range(2)
-    ]
+    loaders = [load(Numbers(), batch_size=4, num_workers=2, worker_type=worker_type) for _ in range(2)]
     with trace(tmp_path / "trace.json") as spans:
         for _ in zip(*loaders, strict=True):
             time.sleep(0.001)
@@ -152,7 +149,7 @@ KNOWN_PHASES = {"M": {"name", "pid", "tid", "args"}, "X": {"name", "cat", "pid",
 def test_every_event_has_what_the_format_asks_for(tmp_path):
     """The fields of complete and metadata events, as the Chrome trace event format defines them."""
     with trace(tmp_path / "trace.json"):
-        list(load(3))
+        list(read_zeros(3))
     document = json.loads((tmp_path / "trace.json").read_text())
     assert document["displayTimeUnit"] in ("ms", "ns")
     for event in document["traceEvents"]:
@@ -184,7 +181,7 @@ class Stream(IterableDataset):
 @pytest.mark.parametrize("kind", [Numbers, Stream])
 def test_each_worker_has_a_row_of_its_own(worker_type, kind):
     with trace() as spans:
-        list(DataLoader(kind(), places="cpu", batch_size=4, num_workers=2, worker_type=worker_type))
+        list(load(kind(), batch_size=4, num_workers=2, worker_type=worker_type))
     rows = {one.thread for one in spans if one.name == "fetch"}
     assert rows == {"gpuloader-worker-0", "gpuloader-worker-1"}
     consumer = [one for one in spans if one.thread == "MainThread"]
@@ -194,7 +191,7 @@ def test_each_worker_has_a_row_of_its_own(worker_type, kind):
 
 def test_a_step_is_the_time_between_two_batches():
     with trace() as spans:
-        for _ in load(3):
+        for _ in read_zeros(3):
             time.sleep(0.002)
     steps = [one for one in spans if one.name == "step"]
     assert len(steps) == 3
@@ -203,7 +200,7 @@ def test_a_step_is_the_time_between_two_batches():
 
 def test_copies_do_not_overlap_on_their_stream():
     (place,) = simulated_places(1)
-    loader = load(6, place)
+    loader = read_zeros(6, place)
     with trace() as spans:
         for (batch,) in loader:
             np.asarray(batch)
@@ -227,14 +224,14 @@ def ranges(monkeypatch):
 
 def test_nvtx_ranges_surround_each_step_and_the_users_spans(ranges):
     with trace(nvtx=True):
-        for _ in load(2):
+        for _ in read_zeros(2):
             with span("train"):
                 pass
     names = [call[1] for call in ranges if call[0] == "push"]
     assert names == ["next", "train", "next", "train", "next"]
     assert all(call[-1] == "gpuloader" for call in ranges)
     assert [call[0] for call in ranges] == ["push", "pop"] * 5
-    list(load(2))
+    list(read_zeros(2))
     assert len(ranges) == 10
 
 
