@@ -10,216 +10,122 @@ from typing import TYPE_CHECKING
 from gpuloader.system.lazy_imports import import_on_demand
 from gpuloader.system.moved_modules import find_moved_modules
 
-if TYPE_CHECKING:
-    from gpuloader import dataset, fluid, reader
+if TYPE_CHECKING:  # the same names once more, where type checkers and editors find them
+    from gpuloader import dataset as dataset
+    from gpuloader import fluid as fluid
     from gpuloader import io as io
-    from gpuloader.api.feeder import DataFeeder
-    from gpuloader.api.from_ray import from_ray
-    from gpuloader.api.loader import DataLoader
-    from gpuloader.api.prefetch import prefetch
-    from gpuloader.devices.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, cpu_places, cuda_places
-    from gpuloader.epoch.sending import record_stream
-    from gpuloader.errors import (
-        ComposeNotAligned,
-        DataFileError,
-        EOFException,
-        FeedError,
-        LoaderError,
-        MissingPackage,
-        PictureError,
-        PlaceError,
-        ReaderError,
-        SampleError,
-        SourceError,
-        StagingMemoryError,
-        WorkerError,
-        WorkerTimeout,
-    )
-    from gpuloader.fields.ragged import Ragged
-    from gpuloader.fields.spec import FeedSpec, data
-    from gpuloader.order.randomness import sample_rng, sample_rngs
-    from gpuloader.order.samplers import (
-        BatchSampler,
-        BucketSampler,
-        DistributedBatchSampler,
-        RandomSampler,
-        Sampler,
-        SequenceSampler,
-        SubsetRandomSampler,
-        WeightedRandomSampler,
-    )
-    from gpuloader.order.worker_info import get_worker_info
-    from gpuloader.sources.dataset import (
-        ChainDataset,
-        ComposeDataset,
-        ConcatDataset,
-        Dataset,
-        IterableDataset,
-        MixDataset,
-        Subset,
-        TensorDataset,
-        random_split,
-    )
-    from gpuloader.sources.files.parquet import ParquetDataset
-    from gpuloader.sources.files.stored_arrays import HDF5Dataset, ZarrDataset
-    from gpuloader.sources.files.tar import TarDataset
-    from gpuloader.sources.images.folder import ImageFiles, ImageFolder, ImageSample
-    from gpuloader.sources.images.image import Image, Picture
-    from gpuloader.sources.images.showing import show
-    from gpuloader.sources.packed import PackedList
-    from gpuloader.sources.readers.decorators import batch
-    from gpuloader.sources.tables.table import TableDataset
-    from gpuloader.sources.tokens import TokenWindows
-    from gpuloader.watch.stats import LoaderStats
-    from gpuloader.watch.tracing import span, trace
+    from gpuloader import reader as reader
+    from gpuloader.api.feeder import DataFeeder as DataFeeder
+    from gpuloader.api.from_ray import from_ray as from_ray
+    from gpuloader.api.loader import DataLoader as DataLoader
+    from gpuloader.api.prefetch import prefetch as prefetch
+    from gpuloader.devices.places import CPUPlace as CPUPlace
+    from gpuloader.devices.places import CUDAPinnedPlace as CUDAPinnedPlace
+    from gpuloader.devices.places import CUDAPlace as CUDAPlace
+    from gpuloader.devices.places import cpu_places as cpu_places
+    from gpuloader.devices.places import cuda_places as cuda_places
+    from gpuloader.epoch.sending import record_stream as record_stream
+    from gpuloader.errors import ComposeNotAligned as ComposeNotAligned
+    from gpuloader.errors import DataFileError as DataFileError
+    from gpuloader.errors import EOFException as EOFException
+    from gpuloader.errors import FeedError as FeedError
+    from gpuloader.errors import LoaderError as LoaderError
+    from gpuloader.errors import MissingPackage as MissingPackage
+    from gpuloader.errors import PictureError as PictureError
+    from gpuloader.errors import PlaceError as PlaceError
+    from gpuloader.errors import ReaderError as ReaderError
+    from gpuloader.errors import SampleError as SampleError
+    from gpuloader.errors import SourceError as SourceError
+    from gpuloader.errors import StagingMemoryError as StagingMemoryError
+    from gpuloader.errors import WorkerError as WorkerError
+    from gpuloader.errors import WorkerTimeout as WorkerTimeout
+    from gpuloader.fields.ragged import Ragged as Ragged
+    from gpuloader.fields.spec import FeedSpec as FeedSpec
+    from gpuloader.fields.spec import data as data
+    from gpuloader.order.randomness import sample_rng as sample_rng
+    from gpuloader.order.randomness import sample_rngs as sample_rngs
+    from gpuloader.order.samplers import BatchSampler as BatchSampler
+    from gpuloader.order.samplers import BucketSampler as BucketSampler
+    from gpuloader.order.samplers import DistributedBatchSampler as DistributedBatchSampler
+    from gpuloader.order.samplers import RandomSampler as RandomSampler
+    from gpuloader.order.samplers import Sampler as Sampler
+    from gpuloader.order.samplers import SequenceSampler as SequenceSampler
+    from gpuloader.order.samplers import SubsetRandomSampler as SubsetRandomSampler
+    from gpuloader.order.samplers import WeightedRandomSampler as WeightedRandomSampler
+    from gpuloader.order.worker_info import get_worker_info as get_worker_info
+    from gpuloader.sources.dataset import ChainDataset as ChainDataset
+    from gpuloader.sources.dataset import ComposeDataset as ComposeDataset
+    from gpuloader.sources.dataset import ConcatDataset as ConcatDataset
+    from gpuloader.sources.dataset import Dataset as Dataset
+    from gpuloader.sources.dataset import IterableDataset as IterableDataset
+    from gpuloader.sources.dataset import MixDataset as MixDataset
+    from gpuloader.sources.dataset import Subset as Subset
+    from gpuloader.sources.dataset import TensorDataset as TensorDataset
+    from gpuloader.sources.dataset import random_split as random_split
+    from gpuloader.sources.files.parquet import ParquetDataset as ParquetDataset
+    from gpuloader.sources.files.stored_arrays import HDF5Dataset as HDF5Dataset
+    from gpuloader.sources.files.stored_arrays import ZarrDataset as ZarrDataset
+    from gpuloader.sources.files.tar import TarDataset as TarDataset
+    from gpuloader.sources.images.folder import ImageFiles as ImageFiles
+    from gpuloader.sources.images.folder import ImageFolder as ImageFolder
+    from gpuloader.sources.images.folder import ImageSample as ImageSample
+    from gpuloader.sources.images.image import Image as Image
+    from gpuloader.sources.images.image import Picture as Picture
+    from gpuloader.sources.images.showing import show as show
+    from gpuloader.sources.packed import PackedList as PackedList
+    from gpuloader.sources.readers.decorators import batch as batch
+    from gpuloader.sources.tables.table import TableDataset as TableDataset
+    from gpuloader.sources.tokens import TokenWindows as TokenWindows
+    from gpuloader.watch.stats import LoaderStats as LoaderStats
+    from gpuloader.watch.tracing import span as span
+    from gpuloader.watch.tracing import trace as trace
 
-__all__ = [
-    "BatchSampler",
-    "BucketSampler",
-    "CPUPlace",
-    "CUDAPinnedPlace",
-    "CUDAPlace",
-    "ChainDataset",
-    "ComposeDataset",
-    "ComposeNotAligned",
-    "ConcatDataset",
-    "DataFeeder",
-    "DataFileError",
-    "DataLoader",
-    "Dataset",
-    "DistributedBatchSampler",
-    "EOFException",
-    "FeedError",
-    "FeedSpec",
-    "HDF5Dataset",
-    "Image",
-    "ImageFiles",
-    "ImageFolder",
-    "ImageSample",
-    "IterableDataset",
-    "LoaderError",
-    "LoaderStats",
-    "MissingPackage",
-    "MixDataset",
-    "PackedList",
-    "ParquetDataset",
-    "Picture",
-    "PictureError",
-    "PlaceError",
-    "Ragged",
-    "RandomSampler",
-    "ReaderError",
-    "SampleError",
-    "Sampler",
-    "SequenceSampler",
-    "SourceError",
-    "StagingMemoryError",
-    "Subset",
-    "SubsetRandomSampler",
-    "TableDataset",
-    "TarDataset",
-    "TensorDataset",
-    "TokenWindows",
-    "WeightedRandomSampler",
-    "WorkerError",
-    "WorkerTimeout",
-    "ZarrDataset",
-    "batch",
-    "cpu_places",
-    "cuda_places",
-    "data",
-    "dataset",
-    "fluid",
-    "from_ray",
-    "get_worker_info",
-    "prefetch",
-    "random_split",
-    "record_stream",
-    "reader",
-    "sample_rng",
-    "sample_rngs",
-    "show",
-    "span",
-    "trace",
-]
+_HOMES = {
+    "gpuloader": "dataset fluid io reader torch",
+    "gpuloader.api.feeder": "DataFeeder",
+    "gpuloader.api.from_ray": "from_ray",
+    "gpuloader.api.loader": "DataLoader",
+    "gpuloader.api.prefetch": "prefetch",
+    "gpuloader.devices.places": "CPUPlace CUDAPinnedPlace CUDAPlace cpu_places cuda_places",
+    "gpuloader.epoch.sending": "record_stream",
+    "gpuloader.errors": (
+        "ComposeNotAligned DataFileError EOFException FeedError LoaderError MissingPackage "
+        "PictureError PlaceError ReaderError SampleError SourceError StagingMemoryError WorkerError "
+        "WorkerTimeout"
+    ),
+    "gpuloader.fields.ragged": "Ragged",
+    "gpuloader.fields.spec": "FeedSpec data",
+    "gpuloader.order.randomness": "sample_rng sample_rngs",
+    "gpuloader.order.samplers": (
+        "BatchSampler BucketSampler DistributedBatchSampler RandomSampler Sampler SequenceSampler "
+        "SubsetRandomSampler WeightedRandomSampler"
+    ),
+    "gpuloader.order.worker_info": "get_worker_info",
+    "gpuloader.sources.dataset": (
+        "ChainDataset ComposeDataset ConcatDataset Dataset IterableDataset MixDataset Subset "
+        "TensorDataset random_split"
+    ),
+    "gpuloader.sources.files.parquet": "ParquetDataset",
+    "gpuloader.sources.files.stored_arrays": "HDF5Dataset ZarrDataset",
+    "gpuloader.sources.files.tar": "TarDataset",
+    "gpuloader.sources.images.folder": "ImageFiles ImageFolder ImageSample",
+    "gpuloader.sources.images.image": "Image Picture",
+    "gpuloader.sources.images.showing": "show",
+    "gpuloader.sources.packed": "PackedList",
+    "gpuloader.sources.readers.decorators": "batch",
+    "gpuloader.sources.tables.table": "TableDataset",
+    "gpuloader.sources.tokens": "TokenWindows",
+    "gpuloader.watch.stats": "LoaderStats",
+    "gpuloader.watch.tracing": "span trace",
+}
+
+# Star imports get neither `io` nor `torch`, which would replace the standard library's and PyTorch.
+__all__ = sorted({name for names in _HOMES.values() for name in names.split()} - {"io", "torch"})
 
 find_moved_modules()
 
 # A program pays for what it uses, and so does each fork server, which needs no loader.
-__getattr__ = import_on_demand(
-    __name__,
-    {
-        "BatchSampler": "gpuloader.order.samplers",
-        "BucketSampler": "gpuloader.order.samplers",
-        "CPUPlace": "gpuloader.devices.places",
-        "CUDAPinnedPlace": "gpuloader.devices.places",
-        "CUDAPlace": "gpuloader.devices.places",
-        "ChainDataset": "gpuloader.sources.dataset",
-        "ComposeDataset": "gpuloader.sources.dataset",
-        "ComposeNotAligned": "gpuloader.errors",
-        "ConcatDataset": "gpuloader.sources.dataset",
-        "DataFeeder": "gpuloader.api.feeder",
-        "DataFileError": "gpuloader.errors",
-        "DataLoader": "gpuloader.api.loader",
-        "Dataset": "gpuloader.sources.dataset",
-        "DistributedBatchSampler": "gpuloader.order.samplers",
-        "EOFException": "gpuloader.errors",
-        "FeedError": "gpuloader.errors",
-        "FeedSpec": "gpuloader.fields.spec",
-        "HDF5Dataset": "gpuloader.sources.files.stored_arrays",
-        "Image": "gpuloader.sources.images.image",
-        "ImageFiles": "gpuloader.sources.images.folder",
-        "ImageFolder": "gpuloader.sources.images.folder",
-        "ImageSample": "gpuloader.sources.images.folder",
-        "IterableDataset": "gpuloader.sources.dataset",
-        "LoaderError": "gpuloader.errors",
-        "LoaderStats": "gpuloader.watch.stats",
-        "MissingPackage": "gpuloader.errors",
-        "MixDataset": "gpuloader.sources.dataset",
-        "PackedList": "gpuloader.sources.packed",
-        "ParquetDataset": "gpuloader.sources.files.parquet",
-        "Picture": "gpuloader.sources.images.image",
-        "PictureError": "gpuloader.errors",
-        "PlaceError": "gpuloader.errors",
-        "Ragged": "gpuloader.fields.ragged",
-        "RandomSampler": "gpuloader.order.samplers",
-        "ReaderError": "gpuloader.errors",
-        "SampleError": "gpuloader.errors",
-        "Sampler": "gpuloader.order.samplers",
-        "SequenceSampler": "gpuloader.order.samplers",
-        "SourceError": "gpuloader.errors",
-        "StagingMemoryError": "gpuloader.errors",
-        "Subset": "gpuloader.sources.dataset",
-        "SubsetRandomSampler": "gpuloader.order.samplers",
-        "TableDataset": "gpuloader.sources.tables.table",
-        "TarDataset": "gpuloader.sources.files.tar",
-        "TensorDataset": "gpuloader.sources.dataset",
-        "TokenWindows": "gpuloader.sources.tokens",
-        "WeightedRandomSampler": "gpuloader.order.samplers",
-        "WorkerError": "gpuloader.errors",
-        "WorkerTimeout": "gpuloader.errors",
-        "ZarrDataset": "gpuloader.sources.files.stored_arrays",
-        "batch": "gpuloader.sources.readers.decorators",
-        "cpu_places": "gpuloader.devices.places",
-        "cuda_places": "gpuloader.devices.places",
-        "data": "gpuloader.fields.spec",
-        "dataset": "gpuloader.dataset",
-        "fluid": "gpuloader.fluid",
-        "from_ray": "gpuloader.api.from_ray",
-        "get_worker_info": "gpuloader.order.worker_info",
-        "io": "gpuloader.io",  # not in __all__: a star import must not replace the standard library's
-        "prefetch": "gpuloader.api.prefetch",
-        "random_split": "gpuloader.sources.dataset",
-        "record_stream": "gpuloader.epoch.sending",
-        "reader": "gpuloader.reader",
-        "sample_rng": "gpuloader.order.randomness",
-        "sample_rngs": "gpuloader.order.randomness",
-        "show": "gpuloader.sources.images.showing",
-        "span": "gpuloader.watch.tracing",
-        "torch": "gpuloader.torch",  # not in __all__: a star import must not replace PyTorch
-        "trace": "gpuloader.watch.tracing",
-    },
-)
+__getattr__ = import_on_demand(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

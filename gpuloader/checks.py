@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import sys
+
 import numpy as np
 
 from gpuloader.errors import BadType, BadValue
@@ -15,11 +18,15 @@ THREAD = "thread"
 def check_count(name: str, value: object) -> int:
     """Return `value` as an int; raise `ValueError` naming the parameter unless it is an integer of 1 or more.
 
+    The most is what the standard library counts, `sys.maxsize`.
+
     >>> check_count("capacity", 4)
     4
     """
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise BadValue(f"{name} must be an integer of 1 or more, got {value!r}")
+    if value > sys.maxsize:
+        raise BadValue(f"{name} must be an integer of at most {sys.maxsize}, got {value!r}")
     return int(value)
 
 
@@ -35,12 +42,20 @@ def check_integer(name: str, value: object) -> int:
     return int(number)
 
 
+def check_seconds(name: str, value: object) -> float:
+    """Return a finite number of 0 or more; raise `ValueError` naming the parameter for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise BadValue(f"{name} must be a number of seconds of 0 or more, got {value!r}")
+    return float(value)
+
+
 def check_word(name: str, value: object, known: tuple[str, ...], *, optional: bool = False) -> None:
     """Raise `ValueError` naming the parameter unless `value` is in `known`, or is None and `optional` is set.
 
     >>> check_word("split", "shards", ("batches", "shards"))
     """
-    if value not in known and not (optional and value is None):
+    # An array would compare by its elements.
+    if not (isinstance(value, str) and value in known) and not (optional and value is None):
         words = ", ".join(map(repr, known)) + (" or None" if optional else "")
         raise BadValue(f"{name} must be one of {words}, got {value!r}")
 
@@ -51,7 +66,7 @@ def check_read_ahead(name: str, value: object) -> bool | str:
     >>> check_read_ahead("use_buffer_reader", "thread")
     'thread'
     """
-    if value == THREAD:
+    if isinstance(value, str) and value == THREAD:
         return THREAD
     if not isinstance(value, bool | np.bool_):
         raise BadType(f"{name} must be True, False or 'thread', got {value!r}")

@@ -33,6 +33,22 @@ DATA_MODULES = ("torch.utils.data", "paddle.io")
 FRAME, COLUMNS, SERIES = "frame", "columns", "series"
 """The answers of `name_table`."""
 
+_UNREAD = (
+    ("polars", "LazyFrame", "frame.collect()"),
+    ("pyarrow", "RecordBatchReader", "reader.read_all()"),
+    ("pyarrow", "RecordBatchFileReader", "reader.read_all()"),
+    ("pyarrow.parquet", "ParquetFile", "file.read(), or gpuloader.ParquetDataset(path)"),
+    ("pyarrow.parquet", "ParquetDataset", "dataset.read(), or gpuloader.ParquetDataset(dataset.files)"),
+    (
+        "pyarrow.dataset",
+        "FileSystemDataset",
+        "dataset.to_table(), or gpuloader.ParquetDataset(dataset.files)",
+    ),
+    ("pyarrow.dataset", "Dataset", "dataset.to_table()"),
+    ("pyarrow.dataset", "Scanner", "scanner.to_table()"),
+)
+"""Module, class and what to write, of tables that are not in memory yet."""
+
 _PREFIX = "torch."
 _INTEGERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 """The integers of each size that hold bits; every release of torch exchanges these with NumPy."""
@@ -89,22 +105,30 @@ def is_torch_generator(value: object) -> TypeGuard[torch.Generator]:
 def name_table(value: object) -> str:
     """Return whether a value is a 'frame', a dict of 'columns', or a 'series' of pandas; empty for others.
 
-    Frames are the data frames of pandas and Polars, and tables of Arrow. The keys of a dict of columns are
-    all text.
+    Frames are the data frames of pandas and Polars, tables of Arrow and lists of them, and what reads these
+    from files. The keys of a dict of columns are all text.
 
     >>> name_table({"a": [1, 2]}), name_table({0: "first sample"}), name_table({})
     ('columns', '', '')
     """
-    frames = (
-        *find_classes("DataFrame", "LazyFrame", modules=("pandas", "polars")),
-        *find_classes("Table", "RecordBatch", modules=("pyarrow",)),
-    )
-    if isinstance(value, frames):
+    if isinstance(value, find_classes("DataFrame", modules=("pandas", "polars"))) or how_to_read(value):
+        return FRAME
+    # Only of a plain list: the `__getitem__` of a class derived from it may read a sample.
+    one = value[0] if type(value) is list and value else value
+    if is_instance(one, "pyarrow", "Table", "RecordBatch"):
         return FRAME
     # A dict with numbers as keys is a dataset by index, not a table.
     if isinstance(value, Mapping) and value and all(isinstance(key, str) for key in value):
         return COLUMNS
     return SERIES if is_instance(value, "pandas", "Series") else ""
+
+
+def how_to_read(value: object) -> str:
+    """Return what to write to read a table that is not in memory yet; empty for any other value."""
+    for module, name, line in _UNREAD:
+        if is_instance(value, module, name):
+            return line
+    return ""
 
 
 def values_by_position(value: Any) -> Any:
@@ -126,6 +150,17 @@ def find_library(value: object) -> str | None:
     return next((name for name, kind in kinds if is_instance(value, name, kind)), None)
 
 
+def jax_has_computed() -> bool:
+    """Return whether JAX has started its threads in this process; False in a release that does not tell.
+
+    >>> jax_has_computed()
+    False
+    """
+    # No public function answers without starting them.
+    ask = getattr(sys.modules.get("jax._src.xla_bridge"), "backends_are_initialized", None)
+    return ask is not None and bool(ask())
+
+
 def is_tensor(value: object) -> bool:
     """Return whether a value is torch's tensor."""
     # Asked for every field of every sample, so it does without `find_classes`. While another thread imports
@@ -137,6 +172,35 @@ def is_tensor(value: object) -> bool:
 def needs_gradient(value: object) -> bool:
     """Return whether a value is torch's tensor and requires a gradient."""
     return is_tensor(value) and bool(getattr(value, "requires_grad", False))
+
+
+def has_own_class(value: object) -> bool:
+    """Return whether a value is a tensor of a class that is not torch's."""
+    return is_tensor(value) and type(value).__module__.partition(".")[0] != "torch"
+
+
+def warn_of_class(value: object, name: str) -> None:
+    """Warn if a value is a tensor of a class of its own, which is lost where its numbers are copied."""
+    if not has_own_class(value):
+        return
+    kind = type(value)
+    # Python shows a warning of one text and line once per process.
+    warnings.warn(
+        f"field {name!r}: {kind.__module__}.{kind.__qualname__} becomes a plain tensor, without its "
+        "attributes, because the loader copies only its numbers to where batches land; make one of it again "
+        "in your loop, or let batches land in host memory (places='cpu') and move them yourself",
+        UserWarning,
+        stacklevel=2,
+    )
+
+
+def is_plain_tensor(value: Any) -> bool:
+    """Return whether a value is of torch's own class, and a dense copy of its numbers loses nothing."""
+    torch = sys.modules.get("torch")
+    if torch is None or type(value) is not torch.Tensor or value.__dict__ or _find_obstacle(value):
+        return False
+    # One that is expanded may stand for far more elements than it has.
+    return all(step or size < 2 for step, size in zip(value.stride(), value.shape, strict=True))
 
 
 def can_stage(value: object) -> bool:
@@ -333,6 +397,46 @@ def current_cuda_device() -> int:
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
     # Asking an uninitialized PyTorch would create a context on its device, some 500 MiB of the GPU.
     return int(cuda.current_device()) if cuda is not None and cuda.is_initialized() else 0
+
+
+def describe_unused(index: int) -> str:
+    """Return what frameworks keep of the current GPU's memory without using it, and how to free it, or ''.
+
+    >>> describe_unused(0)
+    ''
+    """
+    found = []
+    for name, cure in _CURES.items():
+        module: Any = sys.modules.get(name)
+        # This is advice in an error, so whatever a framework raises must not take the error's place. None
+        # must begin to use a GPU because of the question, either.
+        with suppress(Exception):
+            if module is not None and (nbytes := _count_unused(name, module, index)) > 0:
+                found.append(f"{name} keeps {nbytes:,} bytes that it does not use: {cure}")
+    return "; ".join(found)
+
+
+_CURES = {
+    "cupy": "cupy.get_default_memory_pool().free_all_blocks()",
+    "torch": "torch.cuda.empty_cache()",
+    "paddle": "paddle.device.cuda.empty_cache()",
+    "jax": "start the program with XLA_PYTHON_CLIENT_PREALLOCATE=false",
+}
+
+
+def _count_unused(name: str, module: Any, index: int) -> int:
+    if name == "cupy":
+        return int(module.get_default_memory_pool().free_bytes())
+    if name == "jax":
+        if not sys.modules["jax._src.xla_bridge"].backends_are_initialized():
+            return 0
+        [device] = [one for one in module.local_devices() if one.local_hardware_id == index]
+        memory = device.memory_stats()
+        return int(memory["pool_bytes"] - memory["bytes_in_use"])
+    cuda = module.cuda if name == "torch" else module.device.cuda
+    if name == "torch" and not cuda.is_initialized():
+        return 0
+    return int(cuda.memory_reserved(index) - cuda.memory_allocated(index))
 
 
 class TorchStreams:

@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from operator import itemgetter
 from typing import Any
 
-from gpuloader.errors import missing_package
+from gpuloader.errors import import_package
 from gpuloader.system.finalizers import LivingKeys, LivingValues
 from gpuloader.watch.explaining import Measured
+from gpuloader.watch.stats import TIMES
 
 __all__ = ["export"]
 
@@ -31,7 +32,6 @@ GAUGES = {
     "slots": "Host slots of the latest epoch.",
     "slots_in_use": "Host slots being filled, queued, copied or held by the user.",
 }
-PARTS = ("fetch", "stage", "stall", "copy", "startup", "wait", "transfer", "compute")
 
 _collectors: LivingKeys[Any, LoaderCollector] = LivingKeys()
 
@@ -50,25 +50,18 @@ class LoaderCollector:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         named = {name: loader.stats() for name, loader in sorted(self.loaders.items(), key=itemgetter(0))}
-        for attribute, text in COUNTERS.items():
-            counter = CounterMetricFamily(_metric_name(attribute), text, labels=["loader"])
-            for loader, stats in named.items():
-                counter.add_metric([loader], getattr(stats, attribute))
-            yield counter
+        for family, texts in ((CounterMetricFamily, COUNTERS), (GaugeMetricFamily, GAUGES)):
+            for attribute, text in texts.items():
+                name = "bytes" if attribute == "nbytes" else attribute
+                metric = family(f"gpuloader_{name}", text, labels=["loader"])
+                for loader, stats in named.items():
+                    metric.add_metric([loader], getattr(stats, attribute))
+                yield metric
         seconds = CounterMetricFamily("gpuloader_seconds", "Time spent, by part.", labels=["loader", "part"])
         for loader, stats in named.items():
-            for part in PARTS:
+            for part in TIMES:
                 seconds.add_metric([loader, part], getattr(stats, part))
         yield seconds
-        for attribute, text in GAUGES.items():
-            gauge = GaugeMetricFamily(_metric_name(attribute), text, labels=["loader"])
-            for loader, stats in named.items():
-                gauge.add_metric([loader], getattr(stats, attribute))
-            yield gauge
-
-
-def _metric_name(attribute: str) -> str:
-    return f"gpuloader_{'bytes' if attribute == 'nbytes' else attribute}"
 
 
 def export(loader: Measured, name: str, registry: Any = None) -> None:
@@ -90,15 +83,12 @@ def export(loader: Measured, name: str, registry: Any = None) -> None:
     MissingPackage
         prometheus-client is not installed: ``pip install '.[prometheus]'``.
     """
-    try:
-        from prometheus_client import REGISTRY
-    except ImportError as error:
-        raise missing_package("exporting metrics", "prometheus-client", "prometheus") from error
+    client = import_package("prometheus_client", "exporting metrics", "prometheus", "prometheus-client")
     if not isinstance(loader, Measured):
         raise TypeError(f"export expects a loader, got {type(loader).__name__}")
     if not isinstance(name, str):
         raise TypeError(f"the loader's name must be a string, got {type(name).__name__}")
-    registry = REGISTRY if registry is None else registry
+    registry = client.REGISTRY if registry is None else registry
     collector = _collectors.get(registry)
     if collector is None:
         collector = LoaderCollector()

@@ -1,9 +1,9 @@
 """The names of ``torch.utils.data``, so that a PyTorch program runs after changing only its import line.
 
 Replace ``from torch.utils.data import DataLoader`` with ``from gpuloader.torch import DataLoader``. PyTorch
-is imported when it is first needed. The base classes ``Dataset``, ``IterableDataset`` and ``Sampler`` are
-PyTorch's own, and the datasets and samplers here derive from them. Names that this package does not have,
-such as ``DistributedSampler`` and ``StackDataset``, can be imported from here too, and are PyTorch's as well.
+is imported when it is first needed. The samplers and the base classes ``Dataset`` and ``IterableDataset`` are
+PyTorch's own, and the loader and the datasets here derive from PyTorch's. Names that this package does not
+have, such as ``DistributedSampler`` and ``StackDataset``, can be imported from here too, and are PyTorch's.
 """
 
 from typing import TYPE_CHECKING
@@ -13,28 +13,23 @@ if __name__ == "torch":
 
     step_aside(__name__, __file__)
 else:
-    from gpuloader.api.torch_loader import DataLoader, default_collate, default_convert, random_split
     from gpuloader.order.worker_info import get_worker_info
     from gpuloader.system.lazy_imports import import_on_demand
 
     if TYPE_CHECKING:
+        from torch.utils.data import BatchSampler as BatchSampler
         from torch.utils.data import Dataset as Dataset
         from torch.utils.data import DistributedSampler as DistributedSampler
         from torch.utils.data import IterableDataset as IterableDataset
+        from torch.utils.data import RandomSampler as RandomSampler
         from torch.utils.data import Sampler as Sampler
+        from torch.utils.data import SequentialSampler as SequentialSampler
         from torch.utils.data import StackDataset as StackDataset
+        from torch.utils.data import SubsetRandomSampler as SubsetRandomSampler
+        from torch.utils.data import WeightedRandomSampler as WeightedRandomSampler
 
-        from gpuloader.sources.torch_classes import (
-            BatchSampler,
-            ChainDataset,
-            ConcatDataset,
-            RandomSampler,
-            SequentialSampler,
-            Subset,
-            SubsetRandomSampler,
-            TensorDataset,
-            WeightedRandomSampler,
-        )
+        from gpuloader.api.torch_loader import DataLoader, default_collate, default_convert, random_split
+        from gpuloader.sources.torch_classes import ChainDataset, ConcatDataset, Subset, TensorDataset
 
     __all__ = [
         "BatchSampler",
@@ -56,34 +51,15 @@ else:
         "random_split",
     ]
 
-    _SAMPLERS = (
-        "BatchSampler",
-        "RandomSampler",
-        "Sampler",
-        "SequentialSampler",
-        "SubsetRandomSampler",
-        "WeightedRandomSampler",
-    )
-    _DATASETS = ("ChainDataset", "ConcatDataset", "Dataset", "IterableDataset", "Subset", "TensorDataset")
-    _THEIRS = (
-        "DFIterDataPipe",
-        "DataChunk",
-        "DistributedSampler",
-        "IterDataPipe",
-        "MapDataPipe",
-        "StackDataset",
-        "argument_validation",
-        "functional_datapipe",
-        "guaranteed_datapipes_determinism",
-        "non_deterministic",
-        "runtime_validation",
-        "runtime_validation_disabled",
-    )
     __getattr__ = import_on_demand(
         __name__,
         {
-            **dict.fromkeys(_SAMPLERS, "gpuloader.sources.torch_classes"),
-            **dict.fromkeys(_DATASETS, "gpuloader.sources.torch_classes"),
-            **dict.fromkeys(_THEIRS, "torch.utils.data"),
+            "gpuloader.sources.torch_classes": " ".join(__all__),
+            "gpuloader.api.torch_loader": "DataLoader default_collate default_convert random_split",
+            "torch.utils.data": (
+                "DFIterDataPipe DataChunk DistributedSampler IterDataPipe MapDataPipe StackDataset "
+                "argument_validation functional_datapipe guaranteed_datapipes_determinism "
+                "non_deterministic runtime_validation runtime_validation_disabled"
+            ),
         },
     )

@@ -1,7 +1,8 @@
-"""Train the linear model, reading synchronously or asynchronously, and record where the time went."""
+"""Train the linear model, reading synchronously or asynchronously in turn, and record where the time went."""
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,24 +21,57 @@ from gpuloader.watch.tracing import Span, span, trace
 
 # The most digits for runs with waits, which need not be long: most of their time is known in advance.
 SLOWED_DIGITS = 20_000
+TURNS = 9
+"""Epochs to compare: without the extremes, their ratios cover the median 96 times in 100."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
     """One training run: its losses as float32, and where its time went.
 
-    `seconds` run from requesting the first batch, which has been prepared, to knowing the last loss on the
+    `turns` are the seconds of each epoch, from requesting its first batch to knowing its last loss on the
     host. `compute` of them were spent in steps; on a GPU, in launching them. `note` is what the loader says
     of how it has read; empty for a synchronous run.
     """
 
     losses: NDArray[np.float32]
-    seconds: float
+    turns: list[float]
     compute: float
     stats: LoaderStats
     spans: list[Span]
     model: LinearModel
     note: str
+
+    @property
+    def seconds(self) -> float:
+        """How long the training took."""
+        return sum(self.turns)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The time with reading ahead in multiples of that without: the median of turns, and its spread.
+
+    >>> print(Comparison.of([0.9, 1.2, 1.0]), Comparison.of([0.5, 0.4, 0.6, 0.1, 9]), sep="; ")
+    no difference (1.00, from 0.90 to 1.20 in 3 turns); 0.50 of the time (0.40 to 0.60 in 5 turns)
+    """
+
+    median: float
+    least: float
+    most: float
+    turns: int
+
+    @classmethod
+    def of(cls, ratios: list[float]) -> Comparison:
+        """Return the comparison of turns; of five or more, the extremes count as disturbed."""
+        kept = sorted(ratios)[1:-1] if len(ratios) >= 5 else sorted(ratios)
+        return cls(statistics.median(ratios), kept[0], kept[-1], len(ratios))
+
+    def __str__(self) -> str:
+        spread = f"{self.least:.2f} to {self.most:.2f} in {self.turns} turns"
+        if self.least <= 1 <= self.most:
+            return f"no difference ({self.median:.2f}, from {spread})"
+        return f"{self.median:.2f} of the time ({spread})"
 
 
 def train(digits: DigitSet, place: Place, *, epochs: int, asynchronous: bool, wait: float = 0.0) -> Run:
@@ -51,28 +85,38 @@ def train(digits: DigitSet, place: Place, *, epochs: int, asynchronous: bool, wa
     >>> len(one.losses), bool((one.losses == two.losses).all())
     (5, True)
     """
+    epochs_of_run = _open_run(digits, place, asynchronous=asynchronous, wait=wait)
+    return [next(epochs_of_run) for _ in range(epochs)][-1]
+
+
+def _open_run(digits: DigitSet, place: Place, *, asynchronous: bool, wait: float) -> Iterator[Run]:
+    """Train an epoch at a time, so that runs can take turns; yield the run so far."""
     # The same seed for all runs, so that they read in the same order.
     read = _slow_down(mnist.reader(digits, batch_size=100, seed=7), wait)
     # Everything but the double buffer is the same in both ways, so that the ratio shows that alone.
     loader = DataLoader.from_generator(capacity=32, return_list=True, use_double_buffer=asynchronous)
     loader.set_batch_generator(read, places=place)
     model = LinearModel()
-    losses: list[Any] = []
+    known: list[float] = []
+    turns: list[float] = []
+    recorded: list[Span] = []
     loader.warm_up()  # so that the first run does not pay for memory and modules that the second one finds
-    with trace() as spans:
-        start = time.perf_counter()
-        for _ in range(epochs):
+    while True:
+        losses: list[Any] = []
+        with trace() as spans:
+            start = time.perf_counter()
             for images, labels in loader:
                 with span("compute"):
                     losses.append(model.step(images, labels))
                     if wait:
                         time.sleep(wait)
-        # Reading a loss makes the host wait for the device, so read them after the loop.
-        known = np.array([float(loss) for loss in losses], np.float32)
-        seconds = time.perf_counter() - start
-    compute = sum(one.end - one.start for one in spans if one.name == "compute") * 1e-9
-    note = loader.explain().notes[-1] if asynchronous else ""
-    return Run(known, seconds, compute, loader.stats(), spans, model, note)
+            # Reading a loss makes the host wait for the device, so read them after the loop.
+            known += map(float, losses)
+            turns.append(time.perf_counter() - start)
+        recorded += spans
+        compute = sum(one.end - one.start for one in recorded if one.name == "compute") * 1e-9
+        note = loader.explain().notes[-1] if asynchronous else ""
+        yield Run(np.array(known, np.float32), turns, compute, loader.stats(), recorded, model, note)
 
 
 def _slow_down(reader: Callable[[], Iterator[Any]], wait: float) -> Callable[[], Iterator[Any]]:
@@ -95,10 +139,11 @@ def train_in_turn(
     epochs: int,
     wait: float,
     tell: Callable[[str], object] = lambda _: None,
-) -> dict[str, dict[str, Run]]:
+) -> tuple[dict[str, dict[str, Run]], dict[str, Comparison]]:
     """Train in the given way, or for None in both, as it is and then with waits; return runs by these names.
 
-    `tell` hears what runs next.
+    Both ways take turns, an epoch each, and begin again until there are enough turns to compare; the runs
+    are the last ones. `tell` hears what runs next.
     """
     ways = ("synchronous", "asynchronous") if way is None else (way,)
     few = max(1, min(epochs, SLOWED_DIGITS // len(digits)))
@@ -109,14 +154,23 @@ def train_in_turn(
         plan = {"with waits" if wait else "as it is": (epochs, wait)}
     tell("warming up")
     train(digits, place, epochs=1, asynchronous=True)  # fills caches and starts the GPU libraries
-    runs: dict[str, dict[str, Run]] = {}
+    groups: dict[str, dict[str, Run]] = {}
+    comparisons: dict[str, Comparison] = {}
     for title, (count, seconds) in plan.items():
-        for one in ways:
-            tell(f"{title}, {one}")
-            asynchronous = one == "asynchronous"
-            made = train(digits, place, epochs=count, asynchronous=asynchronous, wait=seconds)
-            runs.setdefault(title, {})[one] = made
-    return runs
+        turns = min(TURNS, max(3, 2 * SLOWED_DIGITS // len(digits))) if seconds else TURNS
+        ratios: list[float] = []
+        for _ in range(1 if way else -(-turns // count)):
+            opened = [
+                (one, _open_run(digits, place, asynchronous=one == "asynchronous", wait=seconds))
+                for one in ways
+            ]
+            for _ in range(count):
+                tell(f"{title}, turn {len(ratios) + 1}")
+                groups[title] = runs = {one: next(run) for one, run in opened}
+                ratios.append(runs[ways[-1]].turns[-1] / runs[ways[0]].turns[-1])
+        if way is None:
+            comparisons[title] = Comparison.of(ratios)
+    return groups, comparisons
 
 
 def are_equal(one: Run, other: Run) -> bool:

@@ -85,7 +85,7 @@ def Resize(size: _Size, interpolation: str = "bilinear", keys: Any = None) -> tr
     """
     _check_keys(keys)
     check_word("interpolation", interpolation, tuple(FILTERS))
-    return transforms.Resize(None, _as_size(size), interpolation)
+    return transforms.Resize(None, _as_pair(size), interpolation)
 
 
 def CenterCrop(size: _Size, keys: Any = None) -> transforms.CenterCrop:  # noqa: N802
@@ -95,7 +95,7 @@ def CenterCrop(size: _Size, keys: Any = None) -> transforms.CenterCrop:  # noqa:
     24
     """
     _check_keys(keys)
-    return transforms.CenterCrop(None, _as_size(size))
+    return transforms.CenterCrop(None, _as_pair(size))
 
 
 def RandomResizedCrop(  # noqa: N802
@@ -112,7 +112,7 @@ def RandomResizedCrop(  # noqa: N802
     """
     _check_keys(keys)
     check_word("interpolation", interpolation, tuple(FILTERS))
-    return transforms.RandomResizedCrop(None, _as_size(size), _pair(scale), _pair(ratio), interpolation)
+    return transforms.RandomResizedCrop(None, _as_pair(size), _as_pair(scale), _as_pair(ratio), interpolation)
 
 
 def RandomHorizontalFlip(prob: float = 0.5, keys: Any = None) -> transforms.RandomFlip:  # noqa: N802
@@ -167,7 +167,7 @@ def RandomErasing(  # noqa: N802
     _check_keys(keys)
     if isinstance(ratio, int | float):
         ratio = (ratio, 1 / ratio)
-    return transforms.RandomErasing(None, prob, _pair(scale), _pair(ratio), value)
+    return transforms.RandomErasing(None, prob, _as_pair(scale), _as_pair(ratio), value)
 
 
 def ToTensor(data_format: str = "CHW", keys: Any = None) -> transforms.Normalize:  # noqa: N802
@@ -220,15 +220,5 @@ def _check_keys(keys: Any) -> None:
         )
 
 
-def _as_size(size: _Size) -> int | tuple[int, int]:
-    return size if isinstance(size, int) else _pair_of(size)
-
-
-def _pair_of(size: Sequence[int]) -> tuple[int, int]:
-    first, second = size
-    return first, second
-
-
-def _pair(given: _Range) -> tuple[float, float]:
-    low, high = given
-    return low, high
+def _as_pair(given: Any) -> Any:
+    return given if isinstance(given, int | float) else tuple(given)
