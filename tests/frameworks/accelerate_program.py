@@ -1,6 +1,7 @@
 """Trains with Accelerate on each of torchrun's processes; each rank writes what it has seen to a file."""
 
 import argparse
+import contextlib
 import json
 import sys
 import warnings
@@ -37,6 +38,10 @@ def main():
     parser.add_argument("--save-after", type=int, default=0, help="save the state after a step, and stop")
     parser.add_argument("--folder", help="folder of the state")
     parser.add_argument("--skip", type=int, default=0)
+    parser.add_argument(
+        "--join", action="store_true", help="train within join_uneven_inputs, as on several GPUs"
+    )
+    parser.add_argument("--seed", type=json.loads, default=1)
     options = parser.parse_args()
     given = json.loads(options.loader)
     kind = gpuloader.DataLoader if "shard" in given else gpuloader.torch.DataLoader
@@ -46,7 +51,7 @@ def main():
         places="cpu",
         output="torch",
         shuffle=True,
-        seed=1,
+        **({} if options.seed is None else {"seed": options.seed}),
         **given,
     )
     accelerator = Accelerator(
@@ -76,18 +81,26 @@ def main():
                 batches.set_epoch(epoch)
                 if options.skip and not epoch:
                     active = accelerator.skip_first_batches(batches, options.skip)
-            for batch in active:
-                with accelerator.accumulate(model):
-                    accelerator.backward(model(batch.reshape(-1, 1)).sum())
-                    optimizer.step()
-                    optimizer.zero_grad()
-                found["seen"].append([epoch, batch.int().tolist()])
-                found["gathered"].append([epoch, accelerator.gather_for_metrics(batch).int().tolist()])
-                found["ends"].append(accelerator.gradient_state.end_of_dataloader)
-                found["synced"].append(accelerator.sync_gradients)
-                steps += 1
-                if steps == options.save_after:
-                    break
+            joined = contextlib.nullcontext()
+            if options.join:
+                Accelerator.multi_device = True  # else it joins nothing
+                joined = accelerator.join_uneven_inputs([model], even_batches=False)
+            with joined:
+                for batch in active:
+                    with accelerator.accumulate(model):
+                        accelerator.backward(model(batch.reshape(-1, 1)).sum())
+                        optimizer.step()
+                        optimizer.zero_grad()
+                    found["seen"].append([epoch, batch.int().tolist()])
+                    if not options.join:  # which allows no other collective
+                        found["gathered"].append(
+                            [epoch, accelerator.gather_for_metrics(batch).int().tolist()]
+                        )
+                    found["ends"].append(accelerator.gradient_state.end_of_dataloader)
+                    found["synced"].append(accelerator.sync_gradients)
+                    steps += 1
+                    if steps == options.save_after:
+                        break
             if steps == options.save_after:
                 break
         if options.save_after:
@@ -95,6 +108,7 @@ def main():
     found["steps"] = optimizer.optimizer.count
     found["length"] = len(batches)
     found["warnings"] = [str(one.message) for one in caught if "shard=" in str(one.message)]
+    found["joined"] = sum("even_batches=False has no effect" in str(one.message) for one in caught)
     with open(f"{options.output}.{accelerator.process_index}", "w") as file:
         json.dump(found, file)
     accelerator.wait_for_everyone()

@@ -1,4 +1,4 @@
-"""Fits, validates and predicts with Lightning; each rank writes what it has seen to a file.
+"""Fits, validates and predicts with Lightning, several times; each rank writes what it has seen to a file.
 
 Lightning starts the second process itself: it runs this script again.
 """
@@ -8,6 +8,7 @@ import json
 import logging
 import sys
 import warnings
+from pathlib import Path
 
 import lightning
 import numpy as np
@@ -59,54 +60,51 @@ class Model(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.0)
 
 
-def load(options, **more):
+def load(run, **more):
     datasets = {"arrays": np.arange(COUNT, dtype="float32"), "items": Items(), "sized": SizedItems()}
-    given = json.loads(options.loader)
-    shuffle = (
-        {"shuffle": True, "seed": 1} if options.dataset == "arrays" and more.pop("shuffle", False) else {}
-    )
-    common = {"batch_size": 4, "places": "cpu", "output": "torch"}
+    given, dataset = run.get("loader", {}), run.get("dataset", "arrays")
     kind = gpuloader.DataLoader if "shard" in given else gpuloader.torch.DataLoader
-    return kind(datasets[options.dataset], **{**common, **shuffle, **given})
+    options = {"batch_size": 4, "places": "cpu", "output": "torch"}
+    return kind(datasets[dataset], **options, **(more if dataset == "arrays" else {}), **given)
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("output", help="file to write to, with the rank appended")
-    parser.add_argument("--dataset", default="arrays")
-    parser.add_argument("--loader", default="{}")
-    parser.add_argument("--trainer", default="{}")
-    parser.add_argument("--checkpoints", help="folder for a checkpoint after every step")
-    parser.add_argument("--resume", help="checkpoint to resume from")
-    parser.add_argument("--validate", action="store_true")
-    parser.add_argument("--predict", action="store_true")
+    parser.add_argument("folder", type=Path, help="for checkpoints, and for a file of each run and rank")
+    parser.add_argument("runs", type=json.loads, help="what to do, one after another, by name")
     options = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
-    every = {"every_n_train_steps": 1, "save_top_k": -1, "filename": "{step}"}
-    callbacks = [ModelCheckpoint(options.checkpoints, **every)] if options.checkpoints else []
-
     # Made before the trainer starts the other process, when there are no ranks yet.
-    train, validate = load(options, shuffle=True), load(options) if options.validate else None
+    loaders = {
+        name: (load(run, shuffle=True, seed=1), load(run) if run.get("validate") else None)
+        for name, run in options.runs.items()
+    }
+    for name, run in options.runs.items():
+        fit(options.folder, name, run, *loaders[name])
+
+
+def fit(folder, name, run, train, validate):
+    every = {"every_n_train_steps": 1, "save_top_k": -1, "filename": "{step}"}
     model = Model()
     trainer = lightning.Trainer(
         accelerator="cpu",
-        callbacks=callbacks,
-        enable_checkpointing=bool(callbacks),
+        callbacks=[ModelCheckpoint(folder / name, **every)] if run.get("checkpoints") else [],
+        enable_checkpointing=run.get("checkpoints", False),
         enable_model_summary=False,
         enable_progress_bar=False,
         logger=False,
-        **{"strategy": "ddp", "devices": 2, "max_epochs": 2, **json.loads(options.trainer)},
+        **{"strategy": "ddp", "devices": 2, "max_epochs": 2, **run.get("trainer", {})},
     )
+    resume = folder / run["resume"] if "resume" in run else None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        trainer.fit(model, train, validate, ckpt_path=options.resume, weights_only=False)
-        if options.predict:
-            trainer.predict(model, load(options), return_predictions=False)
+        trainer.fit(model, train, validate, ckpt_path=resume, weights_only=False)
+        if run.get("predict"):
+            trainer.predict(model, load(run), return_predictions=False)
     told = [str(one.message) for one in caught if "shard=" in str(one.message)]
-    found = {**model.seen, "length": options.dataset == "items" or len(train), "warnings": told}
-    with open(f"{options.output}.{trainer.global_rank}", "w") as file:
-        json.dump(found, file)
+    found = {**model.seen, "length": run.get("dataset") == "items" or len(train), "warnings": told}
+    (folder / f"{name}.{trainer.global_rank}").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -1,16 +1,17 @@
 """Accelerate on two processes: what each rank reads, gathers, accumulates and resumes."""
 
+import itertools
 import json
 from pathlib import Path
 
 import pytest
 
-from gpuloader import DataLoader
-from tests import launching
+from tests.launching import run as run_program
+from tests.loading import load
 
 pytest.importorskip("accelerate")
 
-pytestmark = pytest.mark.timeout(600)  # several programs that import torch, one after another
+pytestmark = pytest.mark.timeout(600)  # more than a run may take
 
 PROGRAM = Path(__file__).with_name("accelerate_program.py")
 
@@ -19,7 +20,7 @@ PROGRAM = Path(__file__).with_name("accelerate_program.py")
 def train(tmp_path):
     def train(*arguments, loader=None, config=None):
         options = ["--loader", json.dumps(loader or {}), "--config", json.dumps(config or {})]
-        launching.run_ranks(PROGRAM, tmp_path / "seen", *options, *arguments)
+        run_program(PROGRAM, tmp_path / "seen", *options, *arguments, processes=2)
         return [json.loads((tmp_path / f"seen.{rank}").read_text()) for rank in range(2)]
 
     return train
@@ -27,9 +28,7 @@ def train(tmp_path):
 
 def epoch_of(number, rank):
     """Return the batches of a rank in an epoch."""
-    loader = DataLoader(
-        range(22), places="cpu", batch_size=4, shuffle=True, seed=1, shard=(rank, 2), uneven="repeat"
-    )
+    loader = load(range(22), batch_size=4, shuffle=True, seed=1, shard=(rank, 2), uneven="repeat")
     loader.set_epoch(number)
     return [[number, batch.tolist()] for batch in loader]
 
@@ -51,32 +50,60 @@ def test_a_loader_that_reads_everything_is_warned_of(train):
         assert "shard='auto'" in found["warnings"][0]
 
 
-def test_samples_that_are_repeated_are_not_gathered_twice(train):
-    both = train("--count", 21)
+AS_IT_IS = pytest.mark.parametrize("prepared", [[], ["--plain"]], ids=["prepared", "as it is"])
+
+
+@AS_IT_IS
+def test_samples_that_are_repeated_are_not_gathered_twice(train, prepared):
+    both = train("--count", 21, *prepared)
     assert both[0]["gathered"] == both[1]["gathered"]
-    whole = DataLoader(range(21), places="cpu", batch_size=8, shuffle=True, seed=1)
+    whole = load(range(21), batch_size=8, shuffle=True, seed=1)
     wanted = [[epoch, batch.tolist()] for epoch in range(2) for batch in whole]
     assert both[0]["gathered"] == wanted
     assert [len(numbers) for _, numbers in both[1]["seen"]] == [4, 4, 3] * 2
 
 
-def test_accumulation_ends_with_the_epoch(train):
-    for found in train("--accumulate", 2):
+@AS_IT_IS
+def test_accumulation_ends_with_the_epoch(train, prepared):
+    for found in train("--accumulate", 2, *prepared):
         assert found["ends"] == [False, False, True] * 2
         assert found["synced"] == [False, True, True] * 2
         assert found["steps"] == 4
 
 
-def test_a_saved_state_resumes_after_the_batch_that_was_trained_on(train, tmp_path):
-    begun = train("--save-after", 2, "--folder", tmp_path / "state")
-    resumed = train("--folder", tmp_path / "state")
+def test_a_plain_program_counts_every_sample_once(train):
+    """45 samples on two ranks, shuffled without a seed, with gradients accumulated over three batches."""
+    both = train("--plain", "--seed", "null", "--count", 45, "--accumulate", 3)
+    for epoch in range(2):
+        for found in both:
+            gathered = [numbers for number, numbers in found["gathered"] if number == epoch]
+            assert sorted(itertools.chain.from_iterable(gathered)) == list(range(45))
+            seen = [len(numbers) for number, numbers in found["seen"] if number == epoch]
+            assert seen == [4, 4, 4, 4, 4, 3]
+    for found in both:
+        assert found["synced"] == [False, False, True, False, False, True] * 2
+        assert found["steps"] == 4
+
+
+def test_uneven_inputs_are_joined(train):
+    """Accelerate sets `even_batches` of the batch sampler; ranks have equally many batches anyway."""
+    for found in train("--plain", "--count", 21, "--join"):
+        assert [len(numbers) for _, numbers in found["seen"]] == [4, 4, 3] * 2
+        assert found["joined"] == 2
+        assert found["steps"] == 6
+
+
+@AS_IT_IS
+def test_a_saved_state_resumes_after_the_batch_that_was_trained_on(train, tmp_path, prepared):
+    begun = train("--save-after", 2, "--folder", tmp_path / "state", *prepared)
+    resumed = train("--folder", tmp_path / "state", *prepared)
     for rank in range(2):
         first, second = epoch_of(0, rank), epoch_of(1, rank)
         assert begun[rank]["seen"] == first[:2]
         assert resumed[rank]["seen"] == first[2:] + second
 
 
-@pytest.mark.parametrize("prepared", [[], ["--plain"]], ids=["prepared", "as it is"])
+@AS_IT_IS
 def test_the_first_batches_can_be_skipped(train, prepared):
     for rank, found in enumerate(train("--skip", 2, *prepared)):
         assert found["seen"] == epoch_of(0, rank)[2:] + epoch_of(1, rank)

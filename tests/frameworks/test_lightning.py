@@ -5,45 +5,81 @@ from pathlib import Path
 
 import pytest
 
-from gpuloader import DataLoader
-from tests import launching
+from tests.launching import run as run_program
+from tests.loading import load
+from tests.sample_sets import values
 
 pytest.importorskip("lightning")
 
-pytestmark = pytest.mark.timeout(600)  # several programs that import torch, one after another
+from torch.utils.data import DistributedSampler
+
+pytestmark = pytest.mark.timeout(600)  # more than a run may take
 
 PROGRAM = Path(__file__).with_name("lightning_program.py")
 SHARDED = {"shard": "auto", "uneven": "repeat"}
 """What `gpuloader.torch` does by default; the program takes its loader unless `shard` is passed."""
+LIMITS = {"limit_train_batches": 2, "limit_val_batches": 1}
+STEPS = {"the middle": 2, "the end of an epoch": 3, "the middle of the second epoch": 5}
+RUNS = {
+    **{
+        f"sampler {use}": {"validate": True, "trainer": {"use_distributed_sampler": use}}
+        for use in (True, False)
+    },
+    "workers": {"predict": True, "loader": {"num_workers": 1, "persistent_workers": True}},
+    "undivided": {"loader": {"shard": None}, "trainer": {"max_epochs": 1}},
+    "whole": {"checkpoints": True, "trainer": {"max_epochs": 3}},
+    **{f"from {s}": {"resume": f"whole/step={s}.ckpt", "trainer": {"max_epochs": 3}} for s in STEPS.values()},
+    "cut": {"validate": True, "checkpoints": True, "trainer": LIMITS},
+    "from the cut": {"validate": True, "resume": "cut/step=2.ckpt", "trainer": LIMITS},
+    **{
+        kind: {"dataset": kind, "loader": SHARDED, "trainer": {"max_epochs": 1}}
+        for kind in ("sized", "items")
+    },
+}
 
 
-@pytest.fixture
-def fit(tmp_path):
-    def fit(*arguments, loader=None, trainer=None, ranks=2):
-        output = tmp_path / "seen"
-        options = ["--loader", json.dumps(loader or {}), "--trainer", json.dumps(trainer or {})]
-        launching.run(PROGRAM, output, *options, *arguments)
-        return [json.loads(Path(f"{output}.{rank}").read_text()) for rank in range(ranks)]
+@pytest.fixture(scope="module")
+def fit(tmp_path_factory):
+    """Return a function that fits several times in one program, and tells what each rank has seen, by run."""
+
+    def fit(runs, ranks):
+        folder = tmp_path_factory.mktemp("lightning")
+        run_program(PROGRAM, folder, json.dumps(runs))
+        read = {name: [(folder / f"{name}.{rank}").read_text() for rank in range(ranks)] for name in runs}
+        return {name: [json.loads(one) for one in texts] for name, texts in read.items()}
 
     return fit
 
 
-def epoch_of(number, rank, **options):
-    """Return the batches of a rank in an epoch."""
+@pytest.fixture(scope="module")
+def found(fit):
+    """What two ranks have seen in each of the runs."""
+    return fit(RUNS, 2)
+
+
+def epoch_of(number, rank, shuffle=True):
+    """Return the batches of a rank in an epoch with the sampler that Lightning gives PyTorch's loaders."""
+    sampler = DistributedSampler(range(22), 2, rank, shuffle)
+    sampler.set_epoch(number)
+    indices = list(sampler)
+    return [indices[start : start + 4] for start in range(0, len(indices), 4)]
+
+
+def own_epoch_of(number, rank, **options):
+    """Return the batches of a rank in an epoch that the loader divides itself."""
     options = {"batch_size": 4, "shuffle": True, "seed": 1, **SHARDED, "shard": (rank, 2), **options}
-    loader = DataLoader(range(22), places="cpu", **options)
+    loader = load(range(22), **options)
     loader.set_epoch(number)
-    return [batch.tolist() for batch in loader]
+    return values(loader)
 
 
 def steps_of(seen, epoch):
     return [numbers for number, numbers, *_ in seen if number == epoch]
 
 
-@pytest.mark.parametrize("use_distributed_sampler", [True, False])
-def test_each_rank_trains_and_validates_on_its_part(fit, use_distributed_sampler):
-    found = fit("--validate", trainer={"use_distributed_sampler": use_distributed_sampler})
-    for rank, seen in enumerate(found):
+@pytest.mark.parametrize(("use_distributed_sampler", "epoch_of"), [(True, epoch_of), (False, own_epoch_of)])
+def test_each_rank_trains_and_validates_on_its_part(found, use_distributed_sampler, epoch_of):
+    for rank, seen in enumerate(found[f"sampler {use_distributed_sampler}"]):
         assert seen["train"] == [[epoch, batch] for epoch in range(2) for batch in epoch_of(epoch, rank)]
         in_order = epoch_of(0, rank, shuffle=False)
         # Lightning runs two batches to check the loop before it trains.
@@ -53,59 +89,44 @@ def test_each_rank_trains_and_validates_on_its_part(fit, use_distributed_sampler
         assert seen["warnings"] == []
 
 
-def test_worker_processes_read_for_their_rank(fit):
-    found = fit("--predict", loader={"num_workers": 1, "persistent_workers": True})
-    for rank, seen in enumerate(found):
+def test_worker_processes_read_for_their_rank(found):
+    for rank, seen in enumerate(found["workers"]):
         assert steps_of(seen["train"], 1) == epoch_of(1, rank)
         assert [numbers for _, numbers in seen["predict"]] == epoch_of(0, rank, shuffle=False)
 
 
-def test_without_shard_both_ranks_read_everything_and_are_warned(fit):
-    found = fit(loader={"shard": None}, trainer={"max_epochs": 1})
-    for seen in found:
+def test_without_shard_both_ranks_read_everything_and_are_warned(found):
+    for seen in found["undivided"]:
         assert sorted(one for batch in steps_of(seen["train"], 0) for one in batch) == list(range(22))
         [warning] = seen["warnings"]
         assert "shard='auto'" in warning
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """What two ranks see in three epochs, and the folder of a checkpoint after each of the 9 steps."""
-    folder = tmp_path_factory.mktemp("lightning")
-    options = ["--trainer", json.dumps({"max_epochs": 3})]
-    launching.run(PROGRAM, folder / "seen", *options, "--checkpoints", folder)
-    return [json.loads((folder / f"seen.{rank}").read_text())["train"] for rank in range(2)], folder
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+def test_a_checkpoint_resumes_where_it_was_written(found, step):
+    assert [seen["train"] for seen in found[f"from {step}"]] == [
+        seen["train"][step:] for seen in found["whole"]
+    ]
 
 
-@pytest.mark.parametrize("step", [2, 3, 5], ids=["middle", "end of an epoch", "middle of the second epoch"])
-def test_a_checkpoint_resumes_where_it_was_written(fit, whole, step):
-    steps, folder = whole
-    found = fit("--resume", folder / f"step={step}.ckpt", trainer={"max_epochs": 3})
-    assert [seen["train"] for seen in found] == [of_rank[step:] for of_rank in steps]
-
-
-def test_an_epoch_may_be_cut_short_and_resumed(fit, tmp_path):
-    limits = {"max_epochs": 2, "limit_train_batches": 2, "limit_val_batches": 1}
-    cut = fit("--validate", "--checkpoints", tmp_path, trainer=limits)
-    for rank, seen in enumerate(cut):
+def test_an_epoch_may_be_cut_short_and_resumed(found):
+    for rank, seen in enumerate(found["cut"]):
         assert seen["train"] == [[epoch, batch] for epoch in range(2) for batch in epoch_of(epoch, rank)[:2]]
         assert steps_of(seen["validate"], 1) == epoch_of(0, rank, shuffle=False)[:1]
-    resumed = fit("--validate", "--resume", tmp_path / "step=2.ckpt", trainer=limits)
-    assert [seen["train"] for seen in resumed] == [seen["train"][2:] for seen in cut]
+    assert [seen["train"] for seen in found["from the cut"]] == [seen["train"][2:] for seen in found["cut"]]
 
 
 @pytest.mark.parametrize("dataset", ["sized", "items"])
-def test_iterable_datasets_are_divided(fit, dataset):
-    found = fit("--dataset", dataset, loader=SHARDED, trainer={"max_epochs": 1})
-    assert [steps_of(seen["train"], 0) for seen in found] == [
+def test_iterable_datasets_are_divided(found, dataset):
+    assert [steps_of(seen["train"], 0) for seen in found[dataset]] == [
         [[*range(rank, 8, 2)], [*range(8 + rank, 16, 2)], [*range(16 + rank, 22, 2)]] for rank in range(2)
     ]
 
 
 def test_masks_reach_the_step(fit):
-    found = fit(loader={"shard": "auto", "batch_size": 5}, trainer={"max_epochs": 1, "devices": 3}, ranks=3)
-    assert [seen["train"][-1][2] for seen in found] == [
-        [True] * 3,
-        [True] * 2 + [False],
-        [True] * 2 + [False],
+    run = {"loader": {"shard": "auto"}, "trainer": {"max_epochs": 1, "devices": 3}}
+    assert [seen["train"][-1][2] for seen in fit({"masks": run}, 3)["masks"]] == [
+        [True] * 4,
+        [True] * 3 + [False],
+        [True] * 3 + [False],
     ]

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import launching
+from tests.launching import run as run_program
 
-pytestmark = pytest.mark.timeout(600)  # programs that import torch, one after another
+pytestmark = pytest.mark.timeout(600)  # more than a run may take
 
 PROGRAM = Path(__file__).with_name("prefetch_program.py")
 
@@ -16,7 +16,7 @@ PROGRAM = Path(__file__).with_name("prefetch_program.py")
 def run(tmp_path):
     def run(framework, *arguments):
         pytest.importorskip(framework)
-        launching.run(PROGRAM, tmp_path / "seen", framework, *arguments)
+        run_program(PROGRAM, tmp_path / "seen", framework, *arguments)
         return json.loads((tmp_path / "seen").read_text())
 
     return run

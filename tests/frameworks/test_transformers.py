@@ -5,26 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from gpuloader import DataLoader
-from tests import launching
+from tests.launching import run as run_program
+from tests.loading import load
 
 pytest.importorskip("transformers")
 
-pytestmark = pytest.mark.timeout(600)  # several programs that import torch, one after another
+pytestmark = pytest.mark.timeout(600)  # more than a run may take
 
 PROGRAM = Path(__file__).with_name("transformers_program.py")
 
 
 def epochs_of(rank, processes):
-    loader = DataLoader(
-        range(22),
-        places="cpu",
-        batch_size=4,
-        shuffle=True,
-        seed=1,
-        shard=(rank, processes),
-        uneven="repeat",
-    )
+    loader = load(range(22), batch_size=4, shuffle=True, seed=1, shard=(rank, processes), uneven="repeat")
     return [batch.tolist() for _ in range(2) for batch in loader]
 
 
@@ -32,7 +24,7 @@ def epochs_of(rank, processes):
 def test_ranks_train_evaluate_and_resume_in_the_middle_of_an_epoch(tmp_path, processes):
     def train(name, *arguments):
         options = [PROGRAM, tmp_path / name, "--folder", tmp_path / "checkpoints", *arguments]
-        launching.run_ranks(*options, processes=processes)
+        run_program(*options, processes=processes)
         return [json.loads((tmp_path / f"{name}.{rank}").read_text()) for rank in range(processes)]
 
     whole = train("whole")

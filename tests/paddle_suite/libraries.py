@@ -1,6 +1,7 @@
 """The two libraries that the cases run on, behind the same few names."""
 
 import contextlib
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -37,7 +38,6 @@ class Gpuloader(Library):
     batch = staticmethod(batch)
     tensor = staticmethod(np.asarray)
     cpu = gpuloader.CPUPlace()
-    EOFException = gpuloader.EOFException
     data = staticmethod(gpuloader.data)
 
     @contextlib.contextmanager
@@ -50,10 +50,17 @@ class Gpuloader(Library):
         with gpuloader.fluid.dygraph.guard(self.cpu):
             yield
 
-    def run(self, loader, feeds):
-        """Return the next batch of a loader that was started: one array per feed."""
-        [batch] = next(loader)
-        return [batch[feed.name] for feed in feeds]
+
+def _without_shared_memory(paddle):
+    """Return Paddle's loader, whose workers send their arrays as they are by default."""
+
+    class Loader(paddle.io.DataLoader):
+        # A worker that makes tensors waits forever if another thread counted memory while it was forked.
+        def __init__(self, *args, num_workers=0, **options):
+            options.setdefault("use_shared_memory", not num_workers)
+            super().__init__(*args, num_workers=num_workers, **options)
+
+    return Loader
 
 
 class Paddle(Library):
@@ -67,11 +74,11 @@ class Paddle(Library):
 
         self.paddle = paddle
         self.version = tuple(int(part) for part in paddle.__version__.split(".")[:2])
-        self.io, self.reader, self.fluid, self.dataset = paddle.io, paddle.reader, base, paddle.dataset
+        self.io = SimpleNamespace(**vars(paddle.io) | {"DataLoader": _without_shared_memory(paddle)})
+        self.reader, self.fluid, self.dataset = paddle.reader, base, paddle.dataset
         self.batch = paddle.batch
         self.tensor = paddle.to_tensor
         self.cpu = paddle.CPUPlace()
-        self.EOFException = base.core.EOFException
         self.data = paddle.static.data
         self.programs = []  # kept: Paddle 3 crashes if a loader's thread outlives the program of its feeds
 
@@ -94,9 +101,6 @@ class Paddle(Library):
     def dynamic(self):
         with self.fluid.dygraph.guard(self.cpu):
             yield
-
-    def run(self, loader, feeds):
-        return self.fluid.Executor(self.cpu).run(fetch_list=list(feeds))
 
 
 def array(value):

@@ -32,18 +32,6 @@ def loader_of(lib, *arguments, **options):
 
 
 class TestFeeder:
-    def test_dense_fields_are_converted_and_reshaped(self, lib):
-        feeds = [lib.data("image", [-1, 1, 28, 28], "float32"), lib.data("label", [-1, 1], "int64")]
-        feeder = lib.fluid.DataFeeder(feeds, lib.cpu)
-        batch = feeder.feed([([0] * 784, [9]), ([1] * 784, [1])])
-        assert (shape(batch["image"]), array(batch["image"]).dtype) == ((2, 1, 28, 28), np.float32)
-        assert (rows(batch["label"]), array(batch["label"]).dtype) == ([[9], [1]], np.int64)
-
-    def test_a_wrong_number_of_elements(self, lib):
-        feeder = lib.fluid.DataFeeder([lib.data("image", [-1, 1, 28, 28], "float32")], lib.cpu)
-        with pytest.raises(ValueError, match=r"28"):
-            feeder.feed([([0] * 783,), ([1] * 783,)])
-
     def test_a_wrong_width(self, lib):
         feeder = feeder_of(lib, [-1, 4])
         if lib.differs("widths-are-checked") or lib.version >= (3,):
@@ -55,17 +43,6 @@ class TestFeeder:
     def test_a_wrong_number_of_fields(self, lib):
         with pytest.raises(AssertionError, match=r"2.*1|1.*2"):
             feeder_of(lib, [-1, 1]).feed([(1, 2)])
-
-    def test_no_samples(self, lib):
-        assert shape(feeder_of(lib, [-1, 1]).feed([])["x"]) == (0, 1)
-
-    def test_text_that_is_no_number(self, lib):
-        with pytest.raises(ValueError, match="abc"):
-            feeder_of(lib, [-1, 1]).feed([("abc",)])
-
-    @pytest.mark.parametrize("kind", [list, tuple, np.array])
-    def test_values_of_any_kind(self, lib, kind):
-        assert rows(feeder_of(lib, [-1, 3]).feed([(kind([1, 2, 3]),)])["x"]) == [[1, 2, 3]]
 
     def test_names_of_the_current_program(self, lib):
         if lib.version >= (3,):
@@ -172,43 +149,12 @@ class TestLengths:
     def values(self, lib, field):
         return array(field.values if lib.name == "gpuloader" else field)
 
-    def test_level_1(self, lib):
-        feeds = [lib.data("words", [-1, 1], "int64", lod_level=1), lib.data("label", [-1, 1], "int64")]
-        feeder = lib.fluid.DataFeeder(feeds, lib.cpu)
-        batch = feeder.feed([([1, 2, 3], [1]), ([4, 5], [1]), ([6, 7, 8, 9], [1])])
-        assert self.values(lib, batch["words"]).tolist() == [[number] for number in range(1, 10)]
-        assert batch["words"].recursive_sequence_lengths() == [[3, 2, 4]]
-        assert shape(batch["label"]) == (3, 1)
-
-    def test_level_2(self, lib):
-        feed = lib.data("paragraphs", [-1, 1], "int64", lod_level=2)
-        feeder = lib.fluid.DataFeeder([feed], lib.cpu)
-        field = feeder.feed([([[1, 2, 3], [4, 5]],), ([[6, 7, 8, 9]],)])["paragraphs"]
-        assert self.values(lib, field).shape == (9, 1)
-        assert field.recursive_sequence_lengths() == [[2, 1], [3, 2, 4]]
-
     @pytest.mark.parametrize("words", [np.array([1, 2, 3]), np.array([[1], [2], [3]])])
     def test_arrays_of_steps(self, lib, words):
         feeder = lib.fluid.DataFeeder([lib.data("words", [-1, 1], "int64", lod_level=1)], lib.cpu)
         field = feeder.feed([(words,), (words[:1],)])["words"]
         assert self.values(lib, field).tolist() == [[1], [2], [3], [1]]
         assert field.recursive_sequence_lengths() == [[3, 1]]
-
-    @pytest.mark.parametrize("level", [1, 2])
-    def test_a_batch_with_lengths_through_a_loader(self, lib, level):
-        lengths = [[3, 1]] if level == 1 else [[1, 1], [3, 1]]
-        loader = loader_of(lib, "words", [None, 1], "int64", lod_level=level)
-        tensor = lib.fluid.create_lod_tensor(np.arange(4)[:, None], lengths, lib.cpu)
-        loader.set_batch_generator(lambda: iter([[tensor]]), places=lib.cpu)
-        [[batch]] = list(loader)
-        assert batch["words"].recursive_sequence_lengths() == lengths
-        assert self.values(lib, batch["words"]).tolist() == [[0], [1], [2], [3]]
-
-    def test_a_dense_batch_for_a_feed_with_a_level(self, lib):
-        loader = loader_of(lib, "words", [None, 1], "int64", lod_level=1)
-        loader.set_batch_generator(lambda: iter([[np.arange(4)[:, None]]]), places=lib.cpu)
-        [[batch]] = list(loader)
-        assert rows(batch["words"]) == [[0], [1], [2], [3]]
 
     def test_a_tensor_with_lengths(self, lib):
         tensor = lib.fluid.LoDTensor()
@@ -227,18 +173,6 @@ class TestLengths:
         tensor = lib.fluid.create_lod_tensor(steps, [[2, 3]], lib.cpu)
         assert (list(tensor.shape()), tensor.recursive_sequence_lengths()) == ([5, 1], [[2, 3]])
         assert rows(tensor) == [[0], [1], [2], [3], [4]]
-
-    @pytest.mark.parametrize(
-        ("steps", "lengths", "error"),
-        [
-            (np.arange(5)[:, None], [[2, 2]], ValueError),
-            ([[1, 2]], [[3]], AssertionError),
-            (3, [[1]], TypeError),
-        ],
-    )
-    def test_create_lod_tensor_from_what_does_not_fit(self, lib, steps, lengths, error):
-        with pytest.raises(error):
-            lib.fluid.create_lod_tensor(steps, lengths, lib.cpu)
 
 
 class TestNames:

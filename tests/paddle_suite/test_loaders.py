@@ -70,15 +70,6 @@ class TestWithFeeds:
                     check_batch(batch["image"], batch["label"], start * 4, 4)
 
     @by_workers
-    def test_lists_in_the_order_of_the_feeds(self, lib, workers):
-        with lib.static():
-            loader = lib.io.DataLoader(
-                pictures(lib, COUNT), declared(lib), lib.cpu, batch_size=4, num_workers=workers
-            )
-            for number, (images, labels) in enumerate(loader()):
-                check_batch(images, labels, number * 4, 4)
-
-    @by_workers
     @pytest.mark.parametrize("kind", [pictures, stream])
     @pytest.mark.parametrize("drop_last", [True, False])
     def test_samples_that_are_batches(self, lib, kind, workers, drop_last):
@@ -98,13 +89,6 @@ class TestWithFeeds:
         for number, [batch] in enumerate(steps):
             index = number if kind is pictures else number // max(workers, 1)
             check_batch(batch["image"], batch["label"], index * 4, 4)
-
-    def test_samples_that_are_batches_of_one(self, lib):
-        """They keep their batch dimension."""
-        dataset = pictures(lib, 3, lambda index: batch_of(index, 1))
-        with lib.static():
-            loader = lib.io.DataLoader(dataset, declared(lib), lib.cpu, batch_size=None)
-            assert [array(images).shape for images, _ in loader] == [(1, WIDTH)] * 3
 
     def test_a_last_step_that_lacks_a_batch_for_a_place(self, lib):
         with lib.static():
@@ -142,15 +126,6 @@ class TestWithoutFeeds:
         check_batch(images, labels, 0, 4)
 
     @by_workers
-    def test_a_shuffled_epoch_has_every_sample_once(self, lib, workers):
-        loader = lib.io.DataLoader(
-            pictures(lib, COUNT, np.float32), places=lib.cpu, batch_size=6, shuffle=True, num_workers=workers
-        )
-        epochs = [flat(loader) for _ in range(2)]
-        assert [sorted(epoch) for epoch in epochs] == [list(range(COUNT))] * 2
-        assert epochs[0] != epochs[1]
-
-    @by_workers
     def test_a_batch_sampler(self, lib, workers):
         for sampler in ([[0, 3], [1]], lib.io.BatchSampler(sampler=[0, 3, 1], batch_size=2)):
             dataset = pictures(lib, 4, np.float32)
@@ -182,22 +157,6 @@ class TestWithoutFeeds:
             assert array(image).shape == (WIDTH,)
             assert rows(label) == sample(index)[1].tolist()
 
-    def test_fields_are_dicts_and_lists(self, lib):
-        made = lambda index: {"a": index, "b": (np.ones(2), "name")}  # noqa: E731
-        loader = lib.io.DataLoader(pictures(lib, 2, made), places=lib.cpu, batch_size=2)
-        [batch] = list(loader)
-        assert (rows(batch["a"]), rows(batch["b"][0])) == ([0, 1], [[1, 1], [1, 1]])
-        assert list(batch["b"][1]) == ["name", "name"]
-
-    @pytest.mark.parametrize("kind", [int, bool, np.uint8, np.float32, np.float64])
-    def test_dtypes_stay(self, lib, kind):
-        [batch] = list(lib.io.DataLoader(pictures(lib, 2, kind), places=lib.cpu, batch_size=2))
-        batch = batch[0] if isinstance(batch, list) else batch
-        assert array(batch).dtype == np.array(kind(1)).dtype
-
-    def test_no_samples(self, lib):
-        assert list(lib.io.DataLoader(pictures(lib, 0), places=lib.cpu)) == []
-
     @by_workers
     def test_an_epoch_that_has_ended_stays_ended(self, lib, workers):
         epoch = iter(lib.io.DataLoader(pictures(lib, 2), places=lib.cpu, num_workers=workers))
@@ -224,57 +183,30 @@ class TestIterable:
         whole = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
         assert numbers(loader) == [batch for batch in whole for _ in range(max(workers, 1))]
 
-    @by_workers
-    def test_workers_that_share_it(self, lib, workers):
-        class Shared(lib.io.IterableDataset):
-            def __iter__(self):
-                info = lib.io.get_worker_info()
-                start, step = (0, 1) if info is None else (info.id, info.num_workers)
-                return (np.float32(number) for number in range(start, 10, step))
-
-        loader = lib.io.DataLoader(Shared(), places=lib.cpu, batch_size=2, num_workers=workers)
-        assert sorted(flat(loader)) == list(range(10))
-
-    @by_workers
-    def test_drop_last(self, lib, workers):
-        loader = lib.io.DataLoader(
-            stream(lib, 10, np.float32), places=lib.cpu, batch_size=4, num_workers=workers, drop_last=True
-        )
-        assert len(numbers(loader)) == 2 * max(workers, 1)
-
     def test_it_has_no_length(self, lib):
         with pytest.raises(ValueError, match="length"):
             len(lib.io.DataLoader(stream(lib, 3), places=lib.cpu))
 
 
-@pytest.mark.parametrize("workers", [2])
 class TestWorkers:
-    def test_what_they_know(self, lib, workers):
+    def test_what_they_know(self, lib):
         def info(index):
             found = lib.io.get_worker_info()
             return np.array([index, found.id, found.num_workers, len(found.dataset)])
 
         assert lib.io.get_worker_info() is None
-        loader = lib.io.DataLoader(pictures(lib, 4, info), places=lib.cpu, num_workers=workers)
+        loader = lib.io.DataLoader(pictures(lib, 4, info), places=lib.cpu, num_workers=2)
         assert numbers(loader) == [[0, 0, 2, 4], [1, 1, 2, 4], [2, 0, 2, 4], [3, 1, 2, 4]]
 
-    def test_their_init(self, lib, workers, tmp_path):
+    def test_their_init(self, lib, tmp_path):
         loader = lib.io.DataLoader(
             pictures(lib, 4),
             places=lib.cpu,
-            num_workers=workers,
+            num_workers=2,
             worker_init_fn=lambda number: (tmp_path / str(number)).touch(),
         )
         assert len(list(loader)) == 4
         assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
-
-    def test_leaving_an_epoch(self, lib, workers):
-        loader = lib.io.DataLoader(pictures(lib, 40, np.float32), places=lib.cpu, num_workers=workers)
-        for _ in range(3):
-            for number, _batch in enumerate(loader):
-                if number == 3:
-                    break
-        assert len(numbers(loader)) == 40
 
 
 class TestMistakes:
@@ -320,8 +252,9 @@ class TestMistakes:
 class TestAttributes:
     def test_of_a_loader(self, lib):
         dataset = pictures(lib, 10)
+        options = {"num_workers": 1, "timeout": 30, "use_shared_memory": True}
         loader = lib.io.DataLoader(
-            dataset, places=lib.cpu, batch_size=4, shuffle=True, drop_last=True, num_workers=1, timeout=30
+            dataset, places=lib.cpu, batch_size=4, shuffle=True, drop_last=True, **options
         )
         assert loader.dataset is dataset
         assert (loader.batch_size, loader.drop_last, loader.num_workers, loader.timeout) == (4, True, 1, 30)
@@ -330,10 +263,6 @@ class TestAttributes:
         assert (loader.use_shared_memory, loader.auto_collate_batch, len(loader.places)) == (True, True, 1)
         sampler = loader.batch_sampler
         assert (sampler.batch_size, sampler.drop_last, len(sampler)) == (4, True, 2)
-
-    def test_without_batches(self, lib):
-        loader = lib.io.DataLoader(pictures(lib, 3), places=lib.cpu, batch_size=None)
-        assert (loader.batch_size, loader.batch_sampler, loader.auto_collate_batch) == (None, None, False)
 
     @pytest.mark.parametrize("kind", ["reader", "dataset"])
     def test_of_the_library(self, lib, kind):

@@ -3,6 +3,7 @@
 import numpy as np
 
 from gpuloader import DataFeeder, DataLoader, data, fluid
+from tests.sample_sets import values
 
 ONES = np.ones((2, 1), "float32")
 
@@ -14,7 +15,7 @@ def test_a_place_of_the_library(lib):
         loader.set_batch_generator(lambda: iter([[ONES]] * 4), places=places)
         steps = [len(step) for step in loader]
         assert steps == ([2, 2] if isinstance(places, tuple) else [1] * 4)
-    assert [batch.tolist() for batch in DataLoader([1, 2, 3], places=lib.cpu, batch_size=2)] == [[1, 2], [3]]
+    assert values(DataLoader([1, 2, 3], places=lib.cpu, batch_size=2)) == [[1, 2], [3]]
     assert DataFeeder(feeds, lib.cpu).feed([(1,), (2,)])["x"].tolist() == [[1], [2]]
     with fluid.dygraph.guard(lib.cpu):
         assert fluid.dygraph.to_variable(ONES).tolist() == ONES.tolist()

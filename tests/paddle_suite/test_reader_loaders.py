@@ -4,9 +4,6 @@ The cases of Paddle's test_generator_dataloader.py, test_decoupled_py_reader*.py
 test_dataloader_early_reset.py, test_dataloader_*keep_order.py and test_imperative_data_loader_*.py.
 """
 
-import itertools
-import os
-
 import numpy as np
 import pytest
 
@@ -88,32 +85,6 @@ class TestWithFeeds:
                         break
                 assert (next(expected, None) is not None) == leave
 
-    @pytest.mark.parametrize("counts", [(10, 20), (20, 10), (10, 10)])
-    def test_two_loaders_side_by_side(self, lib, make, counts):
-        readers = [lib.reader.cache(numbered(count, (4, 784))) for count in counts]
-        with lib.static():
-            loaders = []
-            for reader in readers:
-                loader = make(feed_list=[lib.data(f"x{len(loaders)}", [-1, 784])], capacity=16, iterable=True)
-                loaders.append(set_source(loader, "batch", reader, places=lib.cpu))
-            for _ in range(3):
-                seen = [
-                    [float(array(next(iter(step[0].values())))[0, 0]) for step in steps]
-                    for steps in zip(*(loader() for loader in loaders))  # noqa: B905
-                ]
-                assert seen == [[number, number] for number in range(min(counts))]
-
-    @pytest.mark.parametrize("return_list", [True, False])
-    def test_return_list(self, lib, make, return_list):
-        reader = lib.batch(lambda: ((np.ones((8, 8)),) for _ in range(10)), batch_size=4)
-        with lib.static():
-            image = lib.data("image", [-1, 8, 8], "float32")
-            loader = make(feed_list=[image], capacity=4, iterable=True, return_list=return_list)
-            set_source(loader, "sample_list", reader, places=lib.cpu)
-            for _ in range(2):
-                fields = [step[0][0] if return_list else step[0]["image"] for step in loader()]
-                assert [array(field).shape for field in fields] == [(4, 8, 8), (4, 8, 8), (2, 8, 8)]
-
     @pytest.mark.parametrize("count", [165, 160, 200, 159])
     @pytest.mark.parametrize("kind", ["sample", "sample_list"])
     @pytest.mark.parametrize("drop_last", [False, True])
@@ -133,21 +104,6 @@ class TestWithFeeds:
                 for [batch], expected in zip(steps, batched(), strict=True):
                     assert rows(batch["label"]) == [label.tolist() for _, label in expected]
                     assert (array(batch["image"]) == [image for image, _ in expected]).all()
-
-    def test_leaving_an_endless_reader(self, lib, make):
-        def endless():
-            for number in itertools.count():
-                yield (np.full((8, 32), number, "float32"),)
-
-        with lib.static():
-            loader = make(feed_list=[lib.data("x", [None, 32])], capacity=10, iterable=True)
-            set_source(loader, "batch", endless, places=lib.cpu)
-            for _ in range(10):
-                for number, [batch] in enumerate(loader()):
-                    assert (array(batch["x"]) == number).all()
-                    if number == 9:
-                        break
-            self.end(lib, loader)
 
     @pytest.mark.parametrize("leave_at", [100, 2, 0])
     @pytest.mark.parametrize("ordered", [True, False])
@@ -179,18 +135,6 @@ class TestWithFeeds:
         if lib.name == "paddle":
             getattr(loader, "_loader", loader)._reset()
 
-    @pytest.mark.parametrize("drop_last", [True, False])
-    @pytest.mark.parametrize(("count", "places"), [(20, 8), (20, 4), (3, 2), (1, 2)])
-    def test_several_places(self, lib, count, places, drop_last):
-        with lib.static():
-            loader = lib.fluid.io.DataLoader.from_generator(
-                [lib.data("x", [None, 1])], capacity=4, drop_last=drop_last
-            )
-            loader.set_batch_generator(numbered(count, (2, 1)), places=lib.fluid.cpu_places(places))
-            steps = [[float(array(entry["x"])[0, 0]) for entry in step] for step in loader()]
-        whole = [list(range(first, min(first + places, count))) for first in range(0, count, places)]
-        assert steps == [step for step in whole if len(step) == places or not drop_last]
-
 
 class TestWithoutFeeds:
     """Paddle's dynamic mode: a step is a flat list."""
@@ -213,11 +157,6 @@ class TestWithoutFeeds:
             assert loader.iterable
             self.check(set_source(loader, "sample", self.reader, batch_size=8, places=lib.cpu))
 
-    def test_in_a_process(self, lib):
-        with lib.dynamic():
-            loader = lib.fluid.io.DataLoader.from_generator(capacity=5, use_multiprocess=True)
-            self.check(loader.set_sample_generator(self.reader, batch_size=8, places=lib.cpu))
-
     def test_without_places(self, lib, make):
         with lib.dynamic():
             self.check(set_source(make(capacity=5), "sample", self.reader, batch_size=8))
@@ -228,28 +167,10 @@ class TestWithoutFeeds:
             for number in range(0, 32, 8):
                 yield np.full((8, 784), number, "float32"), np.full((8, 1), number)
 
-        readers = {
-            "sample": (self.reader, 8),
-            "sample_list": (lib.batch(self.reader, 8),),
-            "batch": (whole,),
-        }
+        readers = {"sample": (self.reader, 8), "sample_list": (lib.batch(self.reader, 8),), "batch": (whole,)}
         with lib.dynamic():
             loader = set_source(make(capacity=5, return_list=True), kind, *readers[kind], places=lib.cpu)
             self.check(loader)
-
-    def test_setters_return_the_loader(self, lib):
-        with lib.dynamic():
-            loader = lib.fluid.io.DataLoader.from_generator(capacity=5)
-            assert loader.set_sample_list_generator(lib.batch(self.reader, 8), places=lib.cpu) is loader
-            assert loader.set_sample_generator(self.reader, 8, places=lib.cpu) is loader
-            assert loader.set_batch_generator(self.reader, places=lib.cpu) is loader
-
-    def test_next_after_iter(self, lib, make):
-        with lib.dynamic():
-            loader = set_source(make(capacity=5), "batch", numbered(3, (2, 1)), places=lib.cpu)
-            epoch = iter(loader)
-            seen = [float(array(next(one)[0])[0, 0]) for one in (loader, epoch, loader)]
-            assert seen == [0, 1, 2]
 
     def test_next_of_a_call(self, lib):
         with lib.dynamic():
@@ -260,18 +181,3 @@ class TestWithoutFeeds:
             else:
                 with pytest.raises(AttributeError):
                     next(loader())
-
-    @pytest.mark.parametrize("in_process", [True, False])
-    @pytest.mark.parametrize("epochs", [1, 2])
-    def test_leaving_a_loop_leaves_no_descriptor(self, lib, epochs, in_process):
-        with lib.dynamic():
-            loader = lib.fluid.io.DataLoader.from_generator(capacity=50, use_multiprocess=in_process)
-            loader.set_batch_generator(numbered(100, (8, 784)), places=lib.cpu)
-            counts = []
-            for _ in range(epochs):
-                for number, (batch,) in enumerate(loader()):
-                    assert array(batch).shape == (8, 784)
-                    if number == 30:
-                        break
-                counts.append(len(os.listdir("/proc/self/fd")))
-            assert lib.name == "paddle" or max(counts) <= counts[0]

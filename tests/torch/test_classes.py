@@ -30,7 +30,7 @@ SAMPLERS = {
     "RandomSampler": lambda: drop_in.RandomSampler(range(4)),
     "WeightedRandomSampler": lambda: drop_in.WeightedRandomSampler([1.0, 1.0], 4),
     "SubsetRandomSampler": lambda: drop_in.SubsetRandomSampler([0, 1, 2]),
-    "BatchSampler": lambda: drop_in.BatchSampler(range(4), batch_size=2),
+    "BatchSampler": lambda: drop_in.BatchSampler(range(4), 2, False),
     "Backwards": lambda: Backwards(),
 }
 

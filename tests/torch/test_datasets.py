@@ -243,28 +243,6 @@ class TestSamplersWithAGenerator:
         assert [batch.tolist() for batch in again] == rest
 
 
-def test_more_samples_than_there_are_repeat_permutations():
-    """As PyTorch's: each run of as many samples as there are holds all of them."""
-    for kind in (ours, theirs):
-        drawn = list(kind.RandomSampler(range(3), num_samples=8, generator=seeded()))
-        assert [sorted(drawn[start : start + 3]) for start in (0, 3)] == [[0, 1, 2]] * 2
-        assert len(drawn) == len(kind.RandomSampler(range(3), num_samples=8)) == 8
-
-
-def test_an_empty_subset():
-    for kind in (ours, theirs):
-        assert list(kind.SubsetRandomSampler([])) == []
-        assert len(kind.SubsetRandomSampler([])) == 0
-
-
-def test_subscripts():
-    for kind in (ours, theirs):
-        assert kind.Dataset[int].__origin__ is kind.Dataset
-        assert kind.Sampler[int].__origin__ is kind.Sampler
-        assert kind.DataLoader[int].__origin__ is kind.DataLoader
-        assert issubclass(kind.BatchSampler, kind.Sampler)
-
-
 class Yields(theirs.Sampler):
     def __init__(self, entries):
         self.entries = entries

@@ -114,7 +114,7 @@ class TestChannelsLast:
             load(Normalize("0", to="channels_last"), output=output)
 
     def test_another_word(self):
-        with pytest.raises(ValueError, match="to must be 'HWC' or 'CHW'"):
+        with pytest.raises(ValueError, match="to must be one of 'HWC', 'CHW'"):
             Normalize("0", to="last")
 
     def test_a_batch_of_pytorchs_loader_keeps_it(self):

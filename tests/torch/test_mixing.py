@@ -7,8 +7,10 @@ torch = pytest.importorskip("torch")
 
 from torch.utils import data as torch_data  # noqa: E402
 
+import gpuloader  # noqa: E402
 from gpuloader import BucketSampler, MixDataset, SampleError, WeightedRandomSampler  # noqa: E402
 from gpuloader.torch import BatchSampler, ConcatDataset, DataLoader, TensorDataset  # noqa: E402
+from tests.alike import same  # noqa: E402
 
 
 def mix():
@@ -75,14 +77,16 @@ def test_pytorchs_tensor_datasets_are_compared():
     message = r"dataset 0 \(TensorDataset\) has torch.bfloat16, but dataset 1 \(TensorDataset\) has float32"
     for kind in (ConcatDataset, torch_data.ConcatDataset):
         with pytest.raises(SampleError, match=message):
-            DataLoader(kind(parts), 4)
+            gpuloader.DataLoader(kind(parts), batch_size=4)
+        batches = [list(one(kind(parts), 4)) for one in (DataLoader, torch_data.DataLoader)]
+        assert same(*batches)  # PyTorch's way: in the wider dtype
 
 
 KINDS, DTYPES = (TensorDataset, torch_data.TensorDataset), (torch.bfloat16, torch.float32)
 
 
 def test_late_errors_name_the_datasets_of_pytorchs_concat():
-    dataset = torch_data.Subset(torch_data.ConcatDataset([[1, 2], [np.float32(0.5)]]), [0, 2])
+    dataset = torch_data.Subset(torch_data.ConcatDataset([[1, 2], [np.zeros(3)]]), [0, 2])
     with pytest.raises(SampleError, match=r"the sample is from dataset 1 \(list\), the batch's first from"):
         list(DataLoader(dataset, 2))
 

@@ -14,6 +14,7 @@ import gpuloader.torch as drop_in
 
 PACKAGE = Path(gpuloader.__file__).parent
 BASES = ["Dataset", "IterableDataset", "Sampler"]
+SAMPLERS = ["BatchSampler", "RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler"]
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 
 
@@ -44,10 +45,9 @@ def test_its_classes_are_those_of_the_package():
         ours, its = getattr(gpuloader, name), getattr(drop_in, name)
         if name == "get_worker_info":
             assert its is ours
-        elif name not in BASES:
+        elif name not in BASES + SAMPLERS:
             assert issubclass(its, ours), name
             assert its is not ours, name
-    assert issubclass(drop_in.SequentialSampler, gpuloader.SequenceSampler)
 
 
 def test_an_unknown_name_is_an_attribute_error():
@@ -69,7 +69,7 @@ def test_every_name_of_torch_can_be_imported_from_here():
 def test_base_classes_are_pytorchs_own():
     import torch.utils.data as theirs
 
-    for name in BASES:
+    for name in [*BASES, *SAMPLERS, "SequentialSampler"]:
         assert getattr(drop_in, name) is getattr(theirs, name)
 
 
@@ -89,16 +89,15 @@ class TestInThePackagesFolder:
     """Python then looks for modules there first, and finds torch.py."""
 
     @needs_torch
-    def test_import_torch_finds_pytorch(self):
-        done = run(
-            "import torch; from gpuloader.torch import DataLoader; print(torch.ones(2) * 2)", cwd=PACKAGE
-        )
-        assert done.stdout == "tensor([2., 2.])\n", done.stderr
-
-    @needs_torch
-    def test_a_submodule_of_pytorch_is_found_too(self):
-        done = run("from torch.utils.data import DataLoader; print(DataLoader.__module__)", cwd=PACKAGE)
-        assert done.stdout == "torch.utils.data.dataloader\n", done.stderr
+    def test_pytorch_and_its_submodules_are_found(self):
+        code = """
+            import torch
+            from gpuloader.torch import DataLoader
+            from torch.utils.data import DataLoader as Theirs
+            print(torch.ones(2) * 2, Theirs.__module__)
+        """
+        done = run(textwrap.dedent(code), cwd=PACKAGE)
+        assert done.stdout == "tensor([2., 2.]) torch.utils.data.dataloader\n", done.stderr
 
     def test_without_pytorch_it_is_missing_as_anywhere_else(self):
         code = """

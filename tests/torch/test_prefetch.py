@@ -213,35 +213,6 @@ class TestPinned:
         assert sources[::2] == [one.data_ptr() for one in tensors]
 
 
-class TestAttributes:
-    def test_they_are_the_loaders(self):
-        inner = DataLoader(digits(), 3, shuffle=True)
-        loader = gpuloader.prefetch(inner, places="cpu")
-        assert loader.dataset is inner.dataset
-        assert loader.sampler is inner.sampler
-        assert loader.batch_sampler is inner.batch_sampler
-        assert (len(loader), loader.batch_size, loader.num_workers) == (7, 3, 0)
-        with pytest.raises(ValueError, match="batch_size attribute should not be set"):
-            loader.batch_size = 5
-
-    def test_a_distributed_sampler(self):
-        sampler = torch.utils.data.DistributedSampler(digits(), num_replicas=2, rank=1, seed=3)
-        loader = gpuloader.prefetch(DataLoader(digits(), 5, sampler=sampler), places="cpu")
-        epochs = []
-        for epoch in range(2):
-            loader.sampler.set_epoch(epoch)
-            epochs.append([labels.tolist() for _, labels in loader])
-        assert epochs[0] != epochs[1]
-
-    def test_a_count_resumes_a_loader_without_a_state(self):
-        loader = gpuloader.prefetch(DataLoader(digits(), 3), places="cpu")
-        first = [labels.tolist() for _, (_, labels) in zip(range(2), loader, strict=False)]
-        later = gpuloader.prefetch(DataLoader(digits(), 3), places="cpu")
-        later.load_state_dict(loader.state_dict())
-        rest = [labels.tolist() for _, labels in later]
-        assert first + rest == [labels.tolist() for _, labels in DataLoader(digits(), 3)]
-
-
 class TestGraphs:
     def test_a_batch_of_pytorch_geometric(self, place):
         data = pytest.importorskip("torch_geometric.data")

@@ -8,18 +8,19 @@ from types import SimpleNamespace
 import pytest
 
 from gpuloader.accelerate import prepare
-from gpuloader.api import epochs
+from gpuloader.api import rank_warning
+from tests.sample_sets import values
 
 torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader as Theirs  # noqa: E402
 
 import gpuloader  # noqa: E402
-from gpuloader.torch import DataLoader, DistributedSampler, RandomSampler  # noqa: E402
+from gpuloader.torch import DataLoader, DistributedSampler  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
-    monkeypatch.setattr(epochs, "_has_warned", False)
+    monkeypatch.setattr(rank_warning, "_has_warned", False)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
 
@@ -43,10 +44,6 @@ def joined(batches):
     return list(itertools.chain(*batches))
 
 
-def lists(loader):
-    return [batch.tolist() for batch in loader]
-
-
 def load(count, **options):
     return DataLoader(torch.arange(count), **{"batch_size": 4, **options})
 
@@ -57,10 +54,10 @@ def load(count, **options):
 def test_every_step_has_the_samples_that_a_distributed_sampler_gives_it(
     on_ranks, count, world_size, drop_last
 ):
-    ours = on_ranks(world_size, lambda: lists(load(count, drop_last=drop_last)))
+    ours = on_ranks(world_size, lambda: values(load(count, drop_last=drop_last)))
     data = torch.arange(count)
     theirs = [
-        lists(
+        values(
             Theirs(
                 data,
                 4,
@@ -74,12 +71,36 @@ def test_every_step_has_the_samples_that_a_distributed_sampler_gives_it(
     assert together[0] == together[1]
 
 
+def test_ranks_shuffle_as_a_distributed_sampler_does(on_ranks):
+    ours = on_ranks(2, lambda: [values(loader) for loader in [load(21, shuffle=True)] for _ in range(2)])
+    data = torch.arange(21)
+    for epoch in range(2):
+        samplers = [DistributedSampler(data, 2, rank) for rank in range(2)]
+        for sampler in samplers:
+            sampler.set_epoch(epoch)
+        theirs = [values(Theirs(data, 4, sampler=sampler)) for sampler in samplers]
+        steps = [zip(*ranks, strict=True) for ranks in ([rank[epoch] for rank in ours], theirs)]
+        assert [[sorted(joined(step)) for step in one] for one in steps] == 2 * [
+            [sorted(joined(step)) for step in zip(*theirs, strict=True)]
+        ]
+
+
+def test_the_epoch_is_the_one_of_the_first_step(become):
+    become(0, 2)
+    loader = load(16, shuffle=True, num_workers=2)
+    epoch = iter(loader)
+    loader.set_epoch(3)
+    late = load(16, shuffle=True)
+    late.set_epoch(3)
+    assert values(epoch) == values(late)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_ranks_shuffle_alike_without_a_seed_and_anew_in_every_epoch(on_ranks, workers):
     def epochs():
         torch.manual_seed(on_rank_seed.pop())
         loader = load(12, shuffle=True, num_workers=workers)
-        return [lists(loader) for _ in range(2)]
+        return [values(loader) for _ in range(2)]
 
     on_rank_seed = [5, 6]  # as of programs that seed each rank differently
     first, second = on_ranks(2, epochs)
@@ -90,19 +111,20 @@ def test_ranks_shuffle_alike_without_a_seed_and_anew_in_every_epoch(on_ranks, wo
 
 def test_a_seed_or_generator_determines_the_order(become):
     become(1, 2)
-    default = lists(load(12, shuffle=True))
-    assert lists(load(12, shuffle=True, seed=0)) == default
-    seeded = [lists(load(12, shuffle=True, generator=torch.Generator().manual_seed(seed))) for seed in (1, 2)]
+    assert values(load(12, shuffle=True, seed=1)) != values(load(12, shuffle=True, seed=2))
+    seeded = [
+        values(load(12, shuffle=True, generator=torch.Generator().manual_seed(seed))) for seed in (1, 2)
+    ]
     assert seeded[0] != seeded[1]
 
 
 def test_one_rank_reads_as_ever(become):
     torch.manual_seed(0)
-    alone = lists(load(10, shuffle=True))
+    alone = values(load(10, shuffle=True))
     torch.manual_seed(0)
     become(0, 1)
-    assert lists(load(10, shuffle=True)) == alone
-    assert lists(load(10, shuffle=True, shard=None)) != alone  # the global generator has moved on
+    assert values(load(10, shuffle=True)) == alone
+    assert values(load(10, shuffle=True, shard=None)) != alone  # the global generator has moved on
 
 
 def test_a_seed_that_was_drawn_before_there_were_ranks_does_not_count(become):
@@ -113,19 +135,19 @@ def test_a_seed_that_was_drawn_before_there_were_ranks_does_not_count(become):
     become(0, 2)
     late = load(12, shuffle=True)
     late.set_epoch(1)
-    assert lists(loader) == lists(late)
+    assert values(loader) == values(late)
 
 
 def test_a_resumed_seed_stays(become):
     become(0, 2)
     loader = load(16, shuffle=True, seed=9)
-    epochs = [lists(loader) for _ in range(2)]
+    epochs = [values(loader) for _ in range(2)]
     loader.set_epoch(0)
     next(iter(loader))
     state = loader.state_dict()
     again = load(16, shuffle=True)
     again.load_state_dict(state)
-    assert [lists(again), lists(again)] == [epochs[0][1:], epochs[1]]
+    assert [values(again), values(again)] == [epochs[0][1:], epochs[1]]
 
 
 def test_a_state_resumes_on_another_number_of_ranks(on_ranks):
@@ -142,7 +164,7 @@ def test_a_state_resumes_on_another_number_of_ranks(on_ranks):
     def resume():
         loader = load(24, shuffle=True)
         loader.load_state_dict(state)
-        return joined(lists(loader))
+        return joined(values(loader))
 
     after = on_ranks(3, resume)
     assert sorted(joined(before + after)) == list(range(24))
@@ -159,7 +181,7 @@ def test_a_distributed_sampler_divides_once(become, kind):
     theirs = Theirs(torch.arange(10), **options)
     for epoch in range(2):
         sampler.set_epoch(epoch)
-        assert lists(loader) == lists(theirs)
+        assert values(loader) == values(theirs)
 
 
 class Hidden:
@@ -174,7 +196,7 @@ class Hidden:
 
 def test_a_sampler_with_private_ranks_divides_once(become):
     become(1, 2)
-    assert lists(load(10, sampler=Hidden())) == [[1, 3, 5, 7], [9]]
+    assert values(load(10, sampler=Hidden())) == [[1, 3, 5, 7], [9]]
 
 
 class Turned:
@@ -209,7 +231,7 @@ class TestSamplersThatMayDiffer:
         loader = DataLoader(torch.arange(10), **size, **options)
         become(0, 2)
         with pytest.warns(UserWarning, match="rank 0 of 2, and the loader reads all samples on every rank"):
-            assert len(joined(lists(loader))) == count
+            assert len(joined(values(loader))) == count
 
     @pytest.mark.parametrize("uneven", ["repeat", "drop"])
     def test_are_divided_epoch_by_epoch_if_the_rank_is_passed(self, uneven):
@@ -217,8 +239,8 @@ class TestSamplersThatMayDiffer:
             DataLoader(torch.arange(10), 2, sampler=Turned(), shard=(rank, 2), uneven=uneven)
             for rank in range(2)
         ]
-        assert [lists(loader) for loader in ranks] == [[[0, 1], [4, 5], [8]], [[2, 3], [6, 7], [9]]]
-        assert [lists(loader) for loader in ranks] == [[[1, 2], [5, 6], [9]], [[3, 4], [7, 8], [0]]]
+        assert [values(loader) for loader in ranks] == [[[0, 1], [4, 5], [8]], [[2, 3], [6, 7], [9]]]
+        assert [values(loader) for loader in ranks] == [[[1, 2], [5, 6], [9]], [[3, 4], [7, 8], [0]]]
         assert [len(loader) for loader in ranks] == [3, 3]
 
     def test_a_sampler_that_cannot_tell_is_refused_if_the_rank_is_passed(self):
@@ -226,7 +248,7 @@ class TestSamplersThatMayDiffer:
             load(8, sampler=torch.utils.data.WeightedRandomSampler([1.0] * 8, 8), shard=(0, 2))
 
     def test_a_sampler_of_gpuloader_is_divided(self, on_ranks):
-        first, second = on_ranks(2, lambda: lists(load(8, sampler=RandomSampler(range(8)))))
+        first, second = on_ranks(2, lambda: values(load(8, sampler=gpuloader.RandomSampler(range(8)))))
         assert sorted(joined(first + second)) == list(range(8))
 
     def test_accelerate_refuses_them(self):
@@ -238,10 +260,10 @@ class TestSamplersThatMayDiffer:
 def test_a_list_of_indices_is_read_anew_in_every_epoch_on_one_rank_and_divided_on_two(on_ranks):
     indices = [3, 1, 2]
     loader = load(10, sampler=indices, batch_size=2)
-    assert lists(loader) == [[3, 1], [2]]
+    assert values(loader) == [[3, 1], [2]]
     indices.reverse()
-    assert lists(loader) == [[2, 1], [3]]
-    divided = on_ranks(2, lambda: lists(load(10, sampler=[5, 6, 7, 8], batch_size=2)))
+    assert values(loader) == [[2, 1], [3]]
+    divided = on_ranks(2, lambda: values(load(10, sampler=[5, 6, 7, 8], batch_size=2)))
     assert divided == [[[5, 6]], [[7, 8]]]
 
 
@@ -260,16 +282,16 @@ class Lines(torch.utils.data.IterableDataset):
 
 class TestIterableDatasets:
     def test_that_divide_themselves_are_left_alone(self, on_ranks):
-        found = on_ranks(2, lambda: joined(lists(DataLoader(Lines(True), 2, num_workers=2))))
+        found = on_ranks(2, lambda: joined(values(DataLoader(Lines(True), 2, num_workers=2))))
         assert [sorted(items) for items in found] == [[0, 1, 4, 5], [2, 3, 6, 7]]
 
     def test_that_do_not_are_warned_of(self, become):
         become(1, 2)
         with pytest.warns(UserWarning, match="make the iterable dataset divide its items"):
-            assert lists(DataLoader(Lines(), 8)) == [[*range(8)]]
+            assert values(DataLoader(Lines(), 8)) == [[*range(8)]]
 
     def test_are_divided_if_the_rank_is_passed(self):
-        assert lists(DataLoader(Lines(), 2, shard=(1, 2))) == [[1, 3], [5, 7]]
+        assert values(DataLoader(Lines(), 2, shard=(1, 2))) == [[1, 3], [5, 7]]
 
 
 def test_no_batch_ever_has_a_mask(on_ranks):
@@ -279,7 +301,7 @@ def test_no_batch_ever_has_a_mask(on_ranks):
 
 
 def test_single_samples_are_divided(on_ranks):
-    assert on_ranks(2, lambda: lists(load(5, batch_size=None))) == [[0, 2, 4], [1, 3, 0]]
+    assert on_ranks(2, lambda: values(load(5, batch_size=None))) == [[0, 2, 4], [1, 3, 0]]
 
 
 def test_variables_that_a_single_process_may_inherit_do_not_count(monkeypatch):
@@ -288,10 +310,10 @@ def test_variables_that_a_single_process_may_inherit_do_not_count(monkeypatch):
     monkeypatch.setenv("SLURM_NTASKS", "4")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert lists(load(8)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        assert values(load(8)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
         assert len(list(load(8, sampler=torch.utils.data.RandomSampler(range(8))))) == 2
     monkeypatch.setenv("WORLD_SIZE", "2")  # without RANK
-    assert lists(load(8)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert values(load(8)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_a_process_group_counts(monkeypatch):
@@ -299,5 +321,5 @@ def test_a_process_group_counts(monkeypatch):
         is_available=lambda: True, is_initialized=lambda: True, get_rank=lambda: 1, get_world_size=lambda: 2
     )
     monkeypatch.setitem(sys.modules, "torch.distributed", group)
-    assert lists(load(8)) == [[4, 5, 6, 7]]
+    assert values(load(8)) == [[4, 5, 6, 7]]
     assert "rank 1 of 2" in repr(load(8))

@@ -1,7 +1,5 @@
 """Datasets of the cases; module-level, so that every start method can pickle them."""
 
-import collections
-import ctypes
 import os
 import time
 
@@ -110,13 +108,6 @@ class Broken(data.IterableDataset):
         raise RuntimeError("the stream is broken")
 
 
-class Crashing(Numbers):
-    """Reads from address 0."""
-
-    def __getitem__(self, index):
-        return ctypes.string_at(0)
-
-
 class Slow(Numbers):
     """Sleeps before the first sample."""
 
@@ -146,53 +137,11 @@ class Asking(Numbers):
         return torch.tensor(self.found)
 
 
-class Bulk(Numbers):
-    """Loads a whole batch of indices at once."""
-
-    def __getitem__(self, indices):
-        assert isinstance(indices, list | tuple)
-        return torch.as_tensor(indices)
-
-
-class Letters(data.Dataset):
-    """Text beside a number."""
-
-    text = "12345"
-
-    def __len__(self):
-        return len(self.text)
-
-    def __getitem__(self, index):
-        return self.text[index], index
-
-
 class Nested(Numbers):
     """A dict in a dict."""
 
     def __getitem__(self, index):
         return {"picture": torch.full((4, 2), float(index)), "about": {"number": index}}
-
-
-Pair = collections.namedtuple("Pair", ["positive", "negative"])
-Record = collections.namedtuple("Record", ["pair", "label", "noise"])
-
-
-class Records(Numbers):
-    """Named tuples in a named tuple."""
-
-    def __getitem__(self, index):
-        return Record(Pair(index, -index), str(index), torch.full((3,), index / 2))
-
-
-class Zeros(Numbers):
-    """A NumPy number of a dtype."""
-
-    def __init__(self, dtype):
-        super().__init__(4)
-        self.dtype = dtype
-
-    def __getitem__(self, index):
-        return self.dtype()
 
 
 class Remembering(Numbers):
@@ -202,18 +151,6 @@ class Remembering(Numbers):
 
     def __getitem__(self, index):
         return self.setting
-
-
-class Convolved(Numbers):
-    """Computes in the parent when it is made, and in the worker when it is read."""
-
-    def __init__(self):
-        super().__init__(1)
-        self.signal = torch.ones(1, 1, 24000)
-        self[0]
-
-    def __getitem__(self, index):
-        return torch.nn.functional.conv1d(self.signal, torch.ones(1, 1, 2))
 
 
 class Multiplied(Numbers):

@@ -30,10 +30,6 @@ def pack_batch_first(samples):
     return pack(samples, batch_first=True)
 
 
-def clone(samples):
-    return [sample.clone() for sample in samples]
-
-
 def rows(lib):
     values = torch.arange(50, dtype=torch.float32).view(10, 5)
     return lib.TensorDataset(values, values)
@@ -65,27 +61,6 @@ def test_packed_sequences(lib, workers, function):
         assert data[:, 0].tolist() == [10.0 * number, 10.0 * number + 5]
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-@pytest.mark.parametrize("context", [None, "fork"])
-def test_nested_tensors(lib, context):
-    samples = [torch.nested.nested_tensor([torch.arange(5.0) + index]) for index in range(10)]
-    options = {"num_workers": 2, "multiprocessing_context": context}
-    for index, batch in enumerate(lib.DataLoader(samples, 1, collate_fn=clone, **options)):
-        assert type(batch) is list
-        assert batch[0].is_nested
-        assert torch.equal(batch[0].to_padded_tensor(0), samples[index].to_padded_tensor(0))
-    with pytest.raises(RuntimeError):
-        next(iter(lib.DataLoader(samples, 1, **options)))
-
-
-@WORKERS
-def test_sparse_tensors(lib, workers):
-    samples = [torch.eye(3)[index].to_sparse() for index in range(3)]
-    batches = list(lib.DataLoader(samples, 1, collate_fn=clone, num_workers=workers))
-    assert all(batch[0].is_sparse for batch in batches)
-    assert torch.equal(torch.stack([batch[0].to_dense() for batch in batches]), torch.eye(3))
-
-
 def test_page_locked_memory_without_a_gpu(lib):
     """The option is for batches that go to a GPU; without one, it has no effect."""
     loader = lib.DataLoader(Nested(4), batch_size=2, pin_memory=True)
@@ -107,4 +82,4 @@ def test_gradients(lib):
 def test_arrays(lib, workers):
     [batch] = lib.DataLoader([1, 2], 2, collate_fn=np.array, num_workers=workers)
     assert batch.tolist() == [1, 2]
-    assert type(batch) is (torch.Tensor if lib.differs("arrays-become-tensors") else np.ndarray)
+    assert type(batch) is np.ndarray

@@ -1,138 +1,164 @@
-"""TensorDataset, StackDataset and ConcatDataset."""
-
-import itertools
+"""Datasets made of others: StackDataset, ConcatDataset, random_split and Subset."""
 
 import pytest
 import torch
 
+import gpuloader.torch
+from tests.alike import same
 from tests.torch_suite.datasets import stream
 
 
-class TestTensors:
-    @pytest.mark.parametrize(
-        "shapes",
-        [
-            [(15, 10, 2, 3, 4, 5), (15, 10)],
-            [(15,), (15,)],
-            [(5, 10)],
-            [(5, 10, 2, 3, 4, 5), (5, 10), (5, 10, 2, 5), (5, 10, 3, 7)],
-        ],
-        ids=["two", "no dimensions", "one", "four"],
-    )
-    def test_a_sample_is_a_row_of_each(self, lib, shapes):
-        tensors = [torch.randn(shape) for shape in shapes]
-        dataset = lib.TensorDataset(*tensors)
-        assert len(dataset) == shapes[0][0]
-        for index in range(len(dataset)):
-            sample = dataset[index]
-            assert isinstance(sample, tuple)
-            assert len(sample) == len(tensors)
-            assert all(torch.equal(one, tensor[index]) for one, tensor in zip(sample, tensors, strict=True))
-
-    def test_the_length_is_the_first_dimension(self, lib):
-        assert len(lib.TensorDataset(torch.randn(15, 10), torch.randperm(15))) == 15
-
-    def test_lengths_must_agree(self, lib):
-        with pytest.raises((AssertionError, ValueError)):
-            lib.TensorDataset(torch.zeros(3), torch.zeros(4))
-
-
 class Rows(torch.utils.data.Dataset):
-    """A dataset that can be read at once, and may return too few rows."""
+    """A dataset that can be read at once."""
 
-    def __init__(self, missing=0):
-        self.values, self.missing = torch.randn(4), missing
-
-    def __getitem__(self, index):
-        return self.values[index]
+    values = torch.arange(4.0)
 
     def __getitems__(self, indices):
-        return self.values[indices][: len(indices) - self.missing]
+        return self.values[indices]
 
     def __len__(self):
         return 4
 
 
-class TestStacks:
-    def test_wrong_arguments_are_refused(self, lib):
-        long, short = lib.TensorDataset(torch.randn(15, 10)), lib.TensorDataset(torch.randn(10, 15))
-        with pytest.raises(ValueError, match="At least one"):
-            lib.StackDataset()
-        with pytest.raises(ValueError, match="Supported either"):
-            lib.StackDataset(long, a=short)
-        with pytest.raises(ValueError, match="Size mismatch"):
-            lib.StackDataset(long, short)
-        with pytest.raises(ValueError, match="Size mismatch"):
-            lib.StackDataset(a=long, b=short)
-
-    def test_the_length_is_its_datasets(self, lib):
-        first, second = lib.TensorDataset(torch.randn(15, 10)), lib.TensorDataset(torch.randn(15))
-        for stack in (
-            lib.StackDataset(first),
-            lib.StackDataset(first, second),
-            lib.StackDataset(a=first),
-            lib.StackDataset(a=first, b=second),
-        ):
-            assert len(stack) == 15
-
-    def test_a_sample_is_a_tuple_or_a_dict(self, lib):
-        first, second = lib.TensorDataset(torch.randn(15, 10)), lib.TensorDataset(torch.randn(15, 5, 4))
-        pairs, named = lib.StackDataset(first, second), lib.StackDataset(a=first, b=second)
-        for index in range(15):
-            assert torch.equal(pairs[index][0][0], first[index][0])
-            assert torch.equal(pairs[index][1][0], second[index][0])
-            assert torch.equal(named[index]["a"][0], first[index][0])
-            assert torch.equal(named[index]["b"][0], second[index][0])
-
-    def test_samples_are_read_at_once(self, lib):
-        rows, numbers = Rows(), [1, 2, 3, 4]
-        pairs = lib.StackDataset(rows, numbers).__getitems__([0, 1, 2, 3])
-        named = lib.StackDataset(rows=rows, numbers=numbers).__getitems__([0, 1, 2, 3])
-        assert pairs == [(rows[index], numbers[index]) for index in range(4)]
-        assert named == [{"rows": rows[index], "numbers": numbers[index]} for index in range(4)]
-
-    def test_errors_while_reading_at_once(self, lib):
-        with pytest.raises(IndexError):
-            lib.StackDataset(Rows(), [1, 2, 3, 4]).__getitems__([0, 4])
-        with pytest.raises(ValueError, match="Expected 4, got 3"):
-            lib.StackDataset(Rows(missing=1), [1, 2, 3, 4]).__getitems__([0, 1, 2, 3])
-
-    @pytest.mark.parametrize("workers", [0, 2])
-    def test_a_loader_reads_it(self, lib, workers):
-        rows = Rows()
-        loader = lib.DataLoader(lib.StackDataset(rows=rows, n=[1, 2, 3, 4]), 2, num_workers=workers)
-        batches = list(loader)
-        assert [batch["n"].tolist() for batch in batches] == [[1, 2], [3, 4]]
-        assert torch.equal(torch.cat([batch["rows"] for batch in batches]), rows.values)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_reads_a_stack(lib, workers):
+    loader = lib.DataLoader(lib.StackDataset(rows=Rows(), n=[1, 2, 3, 4]), 2, num_workers=workers)
+    batches = list(loader)
+    assert [batch["n"].tolist() for batch in batches] == [[1, 2], [3, 4]]
+    assert torch.equal(torch.cat([batch["rows"] for batch in batches]), Rows.values)
 
 
-class TestConcatenations:
-    @pytest.mark.parametrize(
-        "parts",
-        [[[0], [1]], [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]], [[0, 1, 2, 3, 4], [], [5, 6, 7, 8, 9]]],
-        ids=["single samples", "several samples", "an empty part"],
-    )
-    def test_parts_follow_each_other(self, lib, parts):
-        dataset = lib.ConcatDataset(parts)
-        expected = [*itertools.chain.from_iterable(parts)]
-        assert len(dataset) == len(expected)
-        assert [dataset[index] for index in range(len(dataset))] == expected
-        assert dataset[-1] == expected[-1]
+@pytest.mark.parametrize("order", ["map-style first", "alone", "iterable first"])
+def test_an_iterable_dataset_cannot_be_concatenated(lib, order):
+    rows, lines = lib.TensorDataset(torch.rand(7)), stream(lib, 5)
+    parts = {"map-style first": [rows, lines], "alone": [lines], "iterable first": [lines, rows]}[order]
+    with pytest.raises((AssertionError, TypeError)):
+        lib.ConcatDataset(parts)
 
-    def test_an_index_out_of_range(self, lib):
-        with pytest.raises(IndexError):
-            lib.ConcatDataset([[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]])[11]
 
-    def test_datasets_are_added(self, lib):
-        parts = [lib.TensorDataset(torch.rand(7, 3, 4, 4), torch.rand(7)) for _ in range(3)]
-        total = parts[0] + parts[1] + parts[2]
-        assert len(total) == 21
-        for index, part in enumerate(parts):
-            assert torch.equal(total[7 * index][0], part[0][0])
+INDICES = [
+    None,
+    True,
+    ...,
+    (1,),
+    -1,
+    [0, 2],
+    slice(None, None, 2),
+    torch.tensor([0, 2]),
+    torch.tensor([[0, 1], [1, 2]]),
+    torch.tensor([1, 0, 1], dtype=torch.uint8),
+    torch.tensor([True, False, True]),
+    torch.tensor(1),
+]
 
-    @pytest.mark.parametrize("order", ["map-style first", "alone", "iterable first"])
-    def test_an_iterable_dataset_is_refused(self, lib, order):
-        rows, lines = lib.TensorDataset(torch.rand(7)), stream(lib, 5)
-        parts = {"map-style first": [rows, lines], "alone": [lines], "iterable first": [lines, rows]}[order]
-        with pytest.raises((AssertionError, TypeError)):
-            lib.ConcatDataset(parts)
+
+@pytest.mark.parametrize("index", INDICES, ids=str)
+@pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8:UserWarning")
+def test_what_an_index_stands_for(index):
+    tensors = torch.arange(6).view(3, 2), torch.tensor([1.0, 2.0, 3.0])
+    ours = gpuloader.torch.TensorDataset(*tensors)[index]
+    theirs = torch.utils.data.TensorDataset(*tensors)[index]
+    assert same(ours, theirs)
+
+
+def test_a_subset_reads_several(lib):
+    class Squares(torch.utils.data.Dataset):
+        def __getitem__(self, index):
+            return index**2
+
+        def __len__(self):
+            return 5
+
+    assert lib.Subset(Squares(), [4, 1, 3]).__getitems__([0, 2]) == [16, 9]
+
+
+def test_an_error_in_a_subset_names_the_sample():
+    class Failing(torch.utils.data.Dataset):
+        def __getitem__(self, index):
+            raise KeyError(index)
+
+        def __len__(self):
+            return 5
+
+    for lib in (gpuloader.torch, torch.utils.data):
+        with pytest.raises(gpuloader.SampleError, match="dataset index 0"):
+            list(gpuloader.torch.DataLoader(lib.Subset(Failing(), [3, 1])))
+
+
+def test_when_a_chain_checks_its_datasets(lib):
+    assert list(lib.ChainDataset([])) == []
+    assert len(lib.ChainDataset([])) == 0
+    items = iter(lib.ChainDataset([stream(lib, 2), Rows()]))
+    assert [next(items), next(items)] == [0, 1]
+    with pytest.raises(AssertionError):
+        next(items)
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("lengths", [[1, 2], [0.1], [1.1], [3, 2]])
+def test_lengths_add_up_to_the_dataset(lib, lengths):
+    with pytest.raises(ValueError):  # noqa: PT011
+        lib.random_split([1, 2, 3, 4], lengths)
+
+
+@pytest.mark.parametrize(
+    ("count", "lengths", "sizes"),
+    [
+        (6, [2, 4], [2, 4]),
+        (6, [0.5, 0.5], [3, 3]),
+        (3, [0.5, 0.5], [2, 1]),
+        (106, [0.1, 0.2, 0.3, 0.4], [11, 22, 31, 42]),
+    ],
+)
+def test_parts_have_the_sizes(lib, count, lengths, sizes):
+    """What rounding leaves goes to the parts in turn."""
+    parts = lib.random_split(range(count), lengths, generator=seeded(1))
+    assert [len(part) for part in parts] == sizes
+
+
+@pytest.mark.parametrize("lengths", [[5], [1.0]])
+def test_the_dataset_is_asked_for_plain_integers(lib, lengths):
+    class Typed:
+        def __getitem__(self, index):
+            assert type(index) is int
+            return index
+
+        def __len__(self):
+            return 5
+
+    [part] = lib.random_split(Typed(), lengths)
+    assert sorted(int(batch) for batch in lib.DataLoader(part)) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("lengths", [[60, 40], [0.5, 0.5], [0.33, 0.33, 0.34]])
+def test_the_same_generator_makes_the_parts_of_pytorch(lib, lengths):
+    first = lib.random_split(range(100), lengths, generator=seeded(42))
+    second = torch.utils.data.random_split(range(100), lengths, generator=seeded(42))
+    assert [list(part) for part in first] == [list(part) for part in second]
+
+
+def test_the_global_generator_is_used_only_without_one(lib):
+    state = torch.get_rng_state()
+    expected = torch.rand(10)
+    torch.set_rng_state(state)
+    lib.random_split(range(10), [5, 5], generator=seeded(42))
+    assert torch.equal(torch.rand(10), expected)
+    torch.set_rng_state(state)
+    lib.random_split(range(10), [5, 5])
+    assert not torch.equal(torch.rand(10), expected)
+
+
+SLICES = [slice(None), slice(1, 2), slice(0, 2), slice(0, -1, 2)]
+
+
+@pytest.mark.parametrize("where", SLICES, ids=str)
+def test_a_part_is_sliced_by_its_indices(lib, where):
+    dataset = lib.TensorDataset(torch.tensor([1, 2, 3, 4, 5]))
+    part, _ = lib.random_split(dataset, [4, 1])
+    assert torch.equal(part[where][0], dataset[part.indices[where]][0])
+    inner, _ = lib.random_split(part, [3, 1])
+    chosen = [part.indices[index] for index in inner.indices]
+    assert torch.equal(inner[where][0], dataset[chosen[where]][0])

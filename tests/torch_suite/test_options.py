@@ -3,7 +3,6 @@
 import warnings
 
 import pytest
-import torch
 
 from tests.torch_suite.datasets import Numbers, pictures, stream
 
@@ -94,21 +93,6 @@ def test_options_cannot_be_assigned(lib, name):
     loader = lib.DataLoader(Numbers(4), 2)
     with pytest.raises(ValueError, match=name):
         setattr(loader, name, {})
-
-
-def test_classes_take_a_type(lib):
-    class Pictures(lib.Dataset[list[torch.Tensor]]):
-        pass
-
-    class Lines(lib.IterableDataset[str]):
-        pass
-
-    def load() -> lib.DataLoader[list[torch.Tensor]]:
-        return lib.DataLoader([1])
-
-    assert issubclass(Pictures, lib.Dataset)
-    assert issubclass(Lines, lib.IterableDataset)
-    assert len(load()) == 1
 
 
 def test_more_workers_than_processors(lib):

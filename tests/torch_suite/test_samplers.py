@@ -1,11 +1,11 @@
 """Samplers, by themselves and in loaders."""
 
 import collections
-import math
 
 import pytest
 import torch
 
+from tests.sample_sets import values
 from tests.torch_suite.datasets import PICTURES, pictures
 
 
@@ -13,40 +13,6 @@ def count(sampler):
     """Return how many indices repeat, the smallest, the largest, and how many there are."""
     counts = collections.Counter(map(int, sampler))
     return sum(times > 1 for times in counts.values()), min(counts), max(counts), sum(counts.values())
-
-
-class TestRandomSampler:
-    def test_with_replacement(self, lib):
-        repeated, first, last, total = count(lib.RandomSampler(range(100), replacement=True, num_samples=101))
-        assert repeated > 0
-        assert 0 <= first <= last < 100
-        assert total == 101
-
-    @pytest.mark.parametrize(
-        ("drawn", "repeated"),
-        [(None, 0), (200, 100), (99, 0), (101, 1)],
-        ids=["all", "twice", "less", "more"],
-    )
-    def test_without_replacement_every_sample_comes_before_one_repeats(self, lib, drawn, repeated):
-        sampler = lib.RandomSampler(range(100), num_samples=drawn)
-        again, first, last, total = count(sampler)
-        assert again == repeated
-        assert total == len(sampler) == (drawn or 100)
-        assert 0 <= first <= last < 100
-        if drawn != 99:
-            assert (first, last) == (0, 99)
-
-    def test_replacement_is_a_bool(self, lib):
-        with pytest.raises(TypeError, match="replacement"):
-            lib.RandomSampler(range(100), replacement=0)
-
-    @pytest.mark.parametrize("replacement", [True, False])
-    def test_the_length_is_the_number_of_samples(self, lib, replacement):
-        dataset = pictures(lib)
-        sampler = lib.RandomSampler(dataset, replacement=replacement, num_samples=105)
-        assert len(sampler) == sum(1 for _ in sampler) == 105
-        for size in (1, 6):
-            assert len(lib.DataLoader(dataset, batch_size=size, sampler=sampler)) == math.ceil(105 / size)
 
 
 def make_samplers(lib, **options):
@@ -107,24 +73,8 @@ def test_the_global_seed_between_epochs_of_a_loader(lib, workers):
     orders = []
     for _ in range(2):
         torch.manual_seed(0)
-        orders.append([batch.tolist() for batch in loader])
-    assert (orders[0] == orders[1]) is not lib.differs("seeds-are-drawn-once")
-
-
-class TestDistributedSampler:
-    @pytest.mark.parametrize("rank", [3, -1])
-    def test_the_rank_is_checked(self, lib, rank):
-        with pytest.raises(ValueError, match="rank"):
-            lib.DistributedSampler(range(10), 3, rank)
-
-    def test_no_sample_comes_twice_if_an_incomplete_batch_is_dropped(self, lib):
-        dataset = torch.arange(9, dtype=torch.int32)
-        seen = []
-        for rank in range(4):
-            sampler = lib.DistributedSampler(dataset, 4, rank)
-            for batch in lib.DataLoader(dataset, batch_size=2, drop_last=True, sampler=sampler):
-                seen += batch.tolist()
-        assert len(seen) == len(set(seen)) == 8
+        orders.append(values(loader))
+    assert orders[0] == orders[1]
 
 
 by_workers = pytest.mark.parametrize("workers", [{}, {"num_workers": 4}], ids=["inline", "4 workers"])

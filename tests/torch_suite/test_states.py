@@ -1,0 +1,152 @@
+"""States, in the semantics of torchdata: what is left of an epoch, and the epochs that follow it."""
+
+import json
+
+import pytest
+import torch
+from torch.utils import data
+
+from gpuloader.torch import DataLoader
+from tests.torch_suite.datasets import Numbers
+
+COUNT = 20
+
+
+def share():
+    """Return the numbers of this worker."""
+    info = data.get_worker_info()
+    return range(COUNT) if info is None else range(info.id, COUNT, info.num_workers)
+
+
+class Stateless(data.IterableDataset):
+    """Items that have to be read again from the start."""
+
+    def __iter__(self):
+        return iter(share())
+
+
+class Generator(data.IterableDataset):
+    """Keeps its position on the dataset, and yields."""
+
+    position, resumed = 0, False
+
+    def __iter__(self):
+        self.position = self.position if self.resumed else 0
+        self.resumed = False
+        numbers = share()
+        while self.position < len(numbers):
+            self.position += 1
+            yield numbers[self.position - 1]
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.position, self.resumed = state["position"], True
+
+
+class Itself(Generator):
+    """An `__iter__` that returns the dataset."""
+
+    def __iter__(self):
+        self.position = self.position if self.resumed else 0
+        self.resumed = False
+        self.numbers = share()
+        return self
+
+    def __next__(self):
+        if self.position >= len(self.numbers):
+            raise StopIteration
+        self.position += 1
+        return self.numbers[self.position - 1]
+
+
+class Steps(data.Sampler):
+    """A sampler of indices, or of batches, with a state that a loader need not ask for."""
+
+    def __init__(self, size=None):
+        self.size = size
+
+    def __len__(self):
+        return COUNT if self.size is None else -(-COUNT // self.size)
+
+    def __iter__(self):
+        for number in range(len(self)):
+            first = number * (self.size or 7)
+            yield first % COUNT if self.size is None else list(range(first, min(first + self.size, COUNT)))
+
+    def state_dict(self):
+        return {"other": 1}
+
+    def load_state_dict(self, state):
+        raise AssertionError("the loader keeps the position")
+
+
+NUMBERS = Numbers(COUNT)
+
+
+def seeded():
+    return torch.Generator().manual_seed(3)
+
+
+MAKERS = {
+    "in order": lambda **options: DataLoader(NUMBERS, 3, **options),
+    "shuffled": lambda **options: DataLoader(NUMBERS, 3, True, **options),
+    "generator": lambda **options: DataLoader(NUMBERS, 3, True, generator=seeded(), **options),
+    "replaced": lambda **options: DataLoader(
+        NUMBERS, 3, sampler=data.RandomSampler(NUMBERS, True, 40, generator=seeded()), **options
+    ),
+    "weighted": lambda **options: DataLoader(
+        NUMBERS, 3, sampler=data.WeightedRandomSampler([1.0] * COUNT, 14), **options
+    ),
+    "batch sampler": lambda **options: DataLoader(
+        NUMBERS, batch_sampler=data.BatchSampler(data.RandomSampler(NUMBERS), 3, True), **options
+    ),
+    "a sampler with a state": lambda **options: DataLoader(NUMBERS, 3, sampler=Steps(), **options),
+    "a batch sampler with a state": lambda **options: DataLoader(NUMBERS, batch_sampler=Steps(3), **options),
+    "stateless items": lambda **options: DataLoader(Stateless(), 3, **options),
+    "a generator": lambda **options: DataLoader(Generator(), 3, **options),
+    "itself": lambda **options: DataLoader(Itself(), 3, **options),
+    "single items": lambda **options: DataLoader(Itself(), None, **options),
+    "items without the last": lambda **options: DataLoader(Generator(), 3, drop_last=True, **options),
+}
+
+
+def plain(batches):
+    return [batch.tolist() if isinstance(batch, torch.Tensor) else batch for batch in batches]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("taken", [0, 2, "all", "ended"])
+@pytest.mark.parametrize("name", MAKERS)
+def test_what_is_left(name, taken, workers):
+    """Before the first batch, in the middle, after the last, and at the end; loaded once and twice."""
+    make = MAKERS[name]
+    torch.manual_seed(5)
+    loader = make(num_workers=workers)
+    length = len(list(make(num_workers=workers)))
+    list(loader)  # the state is of the second epoch
+    before = torch.get_rng_state()
+    epoch = iter(loader)
+    for _ in range(taken if isinstance(taken, int) else length):
+        next(epoch)
+    if taken == "ended":
+        assert next(epoch, None) is None
+    state, generator = json.loads(json.dumps(loader.state_dict())), torch.get_rng_state()
+    if taken == 0:  # an epoch begins with its first batch, and draws again what its iterator drew
+        generator = before
+    rest = [] if taken == "ended" else plain(epoch)
+    expected = [rest, plain(loader)] if taken != "ended" else [plain(loader)]
+
+    for times in range(3):
+        torch.set_rng_state(generator)
+        again = make(num_workers=workers)
+        for _ in range(times):
+            again.load_state_dict(state)
+            next(iter(again), None)
+        torch.set_rng_state(generator)
+        if name in ("generator", "replaced") and taken in (0, "ended"):
+            # As in PyTorch, a generator of the program's own is the program's to restore between epochs.
+            continue
+        again.load_state_dict(state)
+        assert [plain(again) for _ in expected] == expected

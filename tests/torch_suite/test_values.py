@@ -1,0 +1,242 @@
+"""What the dataset and collate_fn return arrives as it was: classes, attributes, memory formats, arrays."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.parameter import Parameter
+
+from tests.alike import same
+
+WORKERS = pytest.mark.parametrize("workers", [0, 1])
+
+
+class Boxes(torch.Tensor):
+    """A tensor of the user's class, which every operation keeps."""
+
+
+class Keyed(dict):
+    """A dict with an attribute."""
+
+    size = 0
+
+
+def boxes():
+    made = torch.arange(8.0).reshape(2, 4).as_subclass(Boxes)
+    made.canvas = (5, 6)
+    return made
+
+
+def tagged():
+    made = torch.arange(3.0)
+    made.tag = "a"
+    return made
+
+
+def twice():
+    one = torch.arange(4.0)
+    return {"input": one, "target": one, "length": 3}
+
+
+def keyed():
+    made = Keyed(a=torch.zeros(2))
+    made.size = 3
+    return made
+
+
+def pictures():
+    return torch.arange(24.0).reshape(1, 2, 3, 4).to(memory_format=torch.channels_last)
+
+
+def describe(value):
+    """Return what a value is, as far as a program may ask."""
+    if isinstance(value, dict):
+        return type(value), vars(value) if hasattr(value, "__dict__") else {}, describe(list(value.items()))
+    if isinstance(value, list | tuple):
+        return type(value), [describe(one) for one in value]
+    if isinstance(value, torch.Tensor):
+        numbers = None if value.is_meta else torch.Tensor.tolist(value)
+        return type(value), vars(value), value.dtype, value.shape, value.stride(), numbers
+    if isinstance(value, np.ndarray):
+        return type(value), value.dtype, value.shape, value.tolist()
+    return type(value), value
+
+
+def swapped():
+    return np.zeros(2, ">i4")
+
+
+LOST = tagged, swapped
+RESULTS = [
+    boxes,
+    tagged,
+    keyed,
+    pictures,
+    lambda: (torch.zeros(2, 3).T, [np.arange(3), np.float32(2), "a", None]),
+    lambda: torch.ones(1, 3).expand(2, 3),
+    lambda: np.ma.masked_array([1, 2], [True, False]),
+    swapped,
+    lambda: np.zeros(2, [("x", "f4"), ("y", "i2")]),
+    lambda: Parameter(torch.ones(2)).detach(),
+    lambda: torch.empty(2, 3, device="meta"),
+    lambda: {1: torch.zeros(1), "a": 2},
+    list,
+    lambda: {"image": torch.arange(3, dtype=torch.bfloat16), "count": 3},
+]
+
+
+@WORKERS
+@pytest.mark.parametrize("make", RESULTS, ids=range(len(RESULTS)))
+def test_results_of_a_collate_fn_arrive_as_they_were(lib, make, workers):
+    if workers and lib.name == "torch" and make in LOST:
+        pytest.skip("PyTorch loses this on the way from a worker")
+    for batch in lib.DataLoader(range(4), 2, collate_fn=lambda _: make(), num_workers=workers):
+        assert describe(batch) == describe(make())
+
+
+@WORKERS
+def test_two_fields_that_are_one_tensor(lib, workers):
+    for batch in lib.DataLoader(range(4), 2, collate_fn=lambda _: twice(), num_workers=workers):
+        batch["input"] += 1
+        assert batch["target"].tolist() == [1, 2, 3, 4]
+
+
+def test_the_very_object(lib):
+    """Without workers, what the function returned is what the program gets."""
+    made = []
+
+    def collate(samples):
+        made.append((np.array(samples), torch.tensor(samples), {"n": len(samples)}))
+        return made[-1]
+
+    batches = list(lib.DataLoader(range(4), 2, collate_fn=collate))
+    assert all(ours is theirs for ours, theirs in zip(batches, made, strict=True))
+
+
+def test_single_samples_are_those_of_the_dataset(lib):
+    tensors = [torch.zeros(2), boxes(), Parameter(torch.ones(1))]
+    assert all(
+        ours is theirs for ours, theirs in zip(lib.DataLoader(tensors, batch_size=None), tensors, strict=True)
+    )
+    arrays = [np.zeros(2)]
+    for tensor in lib.DataLoader(arrays, batch_size=None):
+        tensor += 1
+    assert arrays[0].tolist() == [1, 1]
+
+
+@WORKERS
+def test_single_samples(lib, workers):
+    samples = [boxes(), (pictures(), "a", 3), {"x": np.float32(1), "y": range(2)}, keyed()]
+    expected = list(torch.utils.data.DataLoader(samples, batch_size=None, num_workers=workers))
+    found = list(lib.DataLoader(samples, batch_size=None, num_workers=workers))
+    assert describe(found) == describe(expected)
+
+
+@WORKERS
+def test_samples_that_are_tensors_of_a_subclass(lib, workers):
+    samples = [(boxes(), number) for number in range(4)]
+    for batch in lib.DataLoader(samples, 2, num_workers=workers):
+        assert [type(one) for one in batch] == [Boxes, torch.Tensor]
+        assert batch[0].shape == (2, 2, 4)
+        assert same(batch[0][0].as_subclass(torch.Tensor), boxes().as_subclass(torch.Tensor))
+
+
+MIXED = {
+    "integers, then a float": [1, 2, 2.5, 3],
+    "a bool, then numbers": [True, 2, 3, 4],
+    "float32, then float64": [np.float32(1), np.float64(2.5), np.float32(1), 1.0],
+    "tensors of two dtypes": [torch.zeros(2), torch.full((2,), 0.1, dtype=torch.float64), torch.zeros(2)],
+    "bfloat16 and float32, tensors of two dtypes": [
+        torch.zeros(2, dtype=torch.bfloat16),
+        torch.full((2,), 0.1),
+        torch.zeros(2),
+    ],
+    "integers and a float beside a picture": [
+        (np.full((200, 200), number, np.float32), 2.5 if number == 3 else number, "abcd"[number], {"x": [1]})
+        for number in range(4)
+    ],
+    "more keys later": [{"x": 1}, {"x": 2, "y": 3}, {"z": "a", "x": 4}],
+    "empty": [{}, {}, {}],
+    "empty lists": [[], []],
+    "masked arrays": [np.ma.masked_array([1, 2], [True, False]), np.ma.masked_array([3, 4], [False, False])],
+    "meta tensors": [torch.empty(2, device="meta"), torch.empty(2, device="meta")],
+    "large integers": [np.uint8(3), 1000],
+    "arrays of two dtypes": [np.zeros(2, "f4"), np.ones(2), np.zeros(2, "f4")],
+}
+
+
+class Items(torch.utils.data.IterableDataset):
+    """The samples of a list, as items."""
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __iter__(self):
+        return iter(self.samples)
+
+
+@WORKERS
+@pytest.mark.parametrize("kind", [list, Items])
+@pytest.mark.parametrize("name", MIXED)
+def test_mixed_samples(lib, name, kind, workers):
+    samples = MIXED[name]
+    if kind is Items and lib.name == "gpuloader" and name.endswith("picture"):
+        pytest.skip("large items are written as they arrive")
+    # In PyTorch's workers, tensors of two dtypes become those of the first.
+    [expected] = torch.utils.data.DataLoader(list(samples), len(samples), num_workers=workers)
+    [batch] = lib.DataLoader(kind(samples), len(samples), num_workers=workers)
+    assert describe(batch) == describe(expected)
+
+
+class Label:
+    """Something that PyTorch cannot collate."""
+
+    def __init__(self, number):
+        self.number = number
+
+
+@WORKERS
+def test_types_that_the_user_has_registered(lib, monkeypatch, workers):
+    functions = torch.utils.data._utils.collate.default_collate_fn_map
+
+    def collate_labels(batch, *, collate_fn_map=None):
+        return torch.tensor([label.number for label in batch])
+
+    monkeypatch.setitem(functions, Label, collate_labels)
+    for batch in lib.DataLoader(
+        [{"x": (Label(number), number)} for number in range(4)], 2, num_workers=workers
+    ):
+        assert same(batch["x"][0], batch["x"][1])
+
+
+def test_changes_between_epochs_are_seen(lib):
+    dataset = lib.TensorDataset(torch.arange(4))
+    part = lib.Subset(dataset, [0, 1])
+    whole, half = lib.DataLoader(dataset, 4), lib.DataLoader(part, 2)
+    assert [batch.tolist() for (batch,) in whole] == [[0, 1, 2, 3]]
+    assert [batch.tolist() for (batch,) in half] == [[0, 1]]
+    dataset.tensors, part.indices = (torch.arange(4) * 10,), [2, 3]
+    assert [batch.tolist() for (batch,) in whole] == [[0, 10, 20, 30]]
+    assert [batch.tolist() for (batch,) in half] == [[20, 30]]
+
+
+def test_indices_of_a_split_are_lists(lib):
+    first, second = lib.random_split(range(5), [3, 2])
+    assert sorted(first.indices + second.indices) == [0, 1, 2, 3, 4]
+    assert json.loads(json.dumps(first.indices)) == first.indices
+
+
+@pytest.mark.parametrize("options", [{"collate_fn": list, "batch_size": 2}, {"batch_size": None}], ids=str)
+def test_rows_of_hugging_face(lib, options):
+    """A collate_fn gets what the dataset returns; a null that nobody reads is no error."""
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"ids": [[1, 2], [3], [4, 5]], "n": [1, None, 3]})
+    for dataset in (rows, rows.with_format("torch", columns=["ids"]), rows.shuffle(seed=0)):
+        expected = list(torch.utils.data.DataLoader(dataset, **options))
+        assert describe(list(lib.DataLoader(dataset, **options))) == describe(expected)
+
+
+@pytest.mark.parametrize("name", ["TensorDataset", "ConcatDataset", "Subset", "ChainDataset"])
+def test_datasets_are_instances_of_pytorchs(lib, name):
+    assert issubclass(getattr(lib, name), getattr(torch.utils.data, name))
