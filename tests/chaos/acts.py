@@ -11,11 +11,13 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import islice
+from random import Random
 from typing import Any
 
 from gpuloader import EOFException, LoaderError
 from tests.chaos.case import Case
-from tests.chaos.oracle import Follower, Wrong, check_batch
+from tests.chaos.oracle import Follower, Wrong, check_batch, read_ids
 from tests.chaos.sources import Source
 from tests.chaos.threads import run_threads
 
@@ -227,6 +229,28 @@ class Acts:
             self._keep(rest.take(step))
             del step
         rest.finish()
+
+    def _flip(self, place: int) -> None:
+        """Load a state with a flipped bit: it is refused, or batches of this dataset follow."""
+        for _follower in self._follow(self.loader, iter(self.loader)):
+            break
+        text = bytearray(json.dumps(self.loader.state_dict()).encode())
+        rng = Random(f"{self.case.seed} {place}")
+        text[rng.randrange(len(text))] ^= 1 << rng.randrange(7)
+        try:
+            state = json.loads(text.decode())
+        except ValueError:  # no state at all
+            return
+        try:
+            self.loader.load_state_dict(state)
+            for step in islice(self.loader, place):
+                for part in [step] if self.case.places == 1 and not self.case.declared else step:
+                    if not self.case.has_extra:
+                        check_batch(self.case, part, read_ids(self.case, part))
+        except (LoaderError, ValueError, TypeError):  # which the documentation names
+            pass
+        finally:
+            self.renew()
 
     def _recover(self, _: int) -> None:
         """Loop; after an error resume with another loader from the state before it, and raise the error."""

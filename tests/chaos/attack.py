@@ -21,6 +21,7 @@ from typing import Any
 
 from tests.chaos.becoming import ROOT, become, environment
 from tests.chaos.case import GROUP, OUTSIDE, Case, Fault
+from tests.chaos.failing import CALLS, build
 from tests.chaos.judging import SIGNALS, judge_end, judge_errors
 from tests.chaos.server import serve
 from tests.processes import (
@@ -44,23 +45,11 @@ _MARK = "GPULOADER_CHAOS"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a case.
-
-    Attributes
-    ----------
-    case : Case
-        The case.
-    findings : tuple of str
-        What should not have happened; empty if all is well.
-    details : str
-        What the program wrote.
-    seconds : float
-        How long it ran.
-    """
+    """What became of a case."""
 
     case: Case
-    findings: tuple[str, ...]
-    details: str = ""
+    findings: tuple[str, ...]  # what should not have happened; empty if all is well
+    details: str = ""  # what the program wrote
     seconds: float = 0.0
 
 
@@ -121,7 +110,9 @@ class _Run:
         self.program = subprocess.Popen(
             [*become(self.user), *command],
             cwd=ROOT,
-            env=environment() | {name: value, "TMPDIR": str(self.temporary), "HOME": str(self.files)},
+            env=environment()
+            | {name: value, "TMPDIR": str(self.temporary), "HOME": str(self.files)}
+            | (build(folder) if any(fault.kind in CALLS for fault in case.faults) else {}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
@@ -179,6 +170,8 @@ class _Run:
                 self.told.append({"garbled": line.decode(errors="replace")})
                 continue
             self.told.append(facts)
+            if "line" in facts:
+                self.sent.append(self.case.faults[facts["line"]])
             self._strike(facts)
         try:
             self.program.wait(max(deadline - time.monotonic(), 1))

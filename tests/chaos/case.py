@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, fields, replace
 
-MAP_STYLE = ("samples", "arrays", "table", "packed", "concat", "mix", "hdf5", "pictures")
+MAP_STYLE = ("samples", "arrays", "table", "packed", "concat", "mix", "hdf5", "zarr", "pictures")
 ITERABLE = ("items", "tar", "parquet")
 READERS = ("reader of samples", "reader of lists", "reader of batches")
 SOURCES = MAP_STYLE + ITERABLE + READERS
@@ -15,7 +15,7 @@ TROUBLED = ("samples", "packed", "items", *READERS)
 """Sources that read their samples with Python code of ours, in which a fault can strike."""
 
 METHODS = ("thread", "fork", "forkserver", "spawn")
-SERVED = ("tar", "parquet")
+SERVED = ("tar", "parquet", "hdf5", "zarr")
 """Sources that a server may hold."""
 
 WRAPS = ("", "buffered", "xmap", "multiprocess")
@@ -27,6 +27,8 @@ ENDS = ("exit", "exit at once", "unhandled", "daemon")
 OUTSIDE = ("interrupt", "terminate", "kill", "stop")
 """Faults that are signals from another process; SIGCONT follows SIGSTOP."""
 LIMITS = ("memory", "descriptors", "processes", "file size")
+LINE = "line"
+"""The fault that is a Ctrl-C at a certain line of the package."""
 TROUBLES = ("raise", "raise unpicklable", "leave", "exit", "crash", "sleep", "stall")
 """Faults that strike while a certain sample is read."""
 
@@ -39,63 +41,32 @@ PROGRAM, GROUP = -1, -2
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault.
+    """One fault."""
 
-    Attributes
-    ----------
-    kind : str
-        One of `OUTSIDE`, `LIMITS`, `TROUBLES` or `SERVER`.
-    act : int
-        The number of the act during which it strikes.
-    at : int
-        The step after which a signal is sent, the index of the sample, or what a limit leaves: megabytes,
-        descriptors, threads and processes, or bytes in a file, or how many requests a server spoils.
-    who : int
-        Whom a signal hits.
-    delay : float
-        Seconds from that step to the signal, or that a sample takes.
-    """
-
-    kind: str
-    act: int = 1
+    kind: str  # one of `OUTSIDE`, `LIMITS`, `TROUBLES` or `SERVER`, `LINE`, or one of `failing.CALLS`
+    act: int = 1  # the number of the act during which it strikes
+    # The step after which a signal is sent, the index of the sample, or what a limit leaves: megabytes,
+    # descriptors, threads and processes, or bytes in a file, how many requests a server spoils, the number of
+    # the line, or how many calls succeed.
     at: int = 0
-    who: int = PROGRAM
-    delay: float = 0.0
+    who: int = PROGRAM  # whom a signal hits
+    delay: float = 0.0  # seconds from that step to the signal, or that a sample takes
+
+    @property
+    def interrupts(self) -> bool:
+        """Whether it is a Ctrl-C for the program."""
+        return self.kind == LINE or (self.kind == "interrupt" and self.who < 0)
 
     @property
     def ends_program(self) -> bool:
-        return self.who < 0 and self.kind in ("interrupt", "terminate", "kill")
+        return self.interrupts or (self.who < 0 and self.kind in ("terminate", "kill"))
 
 
 @dataclass(frozen=True)
 class Case:
     """One program. The defaults are the plainest one, to which a finding is reduced.
 
-    Attributes
-    ----------
-    acts : tuple of str
-        What the program does with the loader, as ``name`` or ``name:number``, where the number counts steps
-        or threads.
-    held : int
-        How many batches the program keeps.
-    catches : bool
-        Whether the program catches Ctrl-C and goes on with its next act.
-    pause : float
-        Seconds that each sample takes.
-    defect : str
-        An error to put into the package first; see `defects`.
-    program : str
-        What is done to the batches where they land: "cast" converts field x, "pad" pads field tail.
-    remainder : str
-        How a batch that is cut into a part for each place treats what is left over; empty if none is cut.
-    rank, ranks, uneven : int, int, str
-        The part of each step that the loader reads, and what becomes of an incomplete one.
-    prefetched : bool
-        Whether `gpuloader.prefetch` is around the loader, and brings the batches to the places.
-    served : bool
-        Whether the files are read from a server.
-
-    The other attributes are options of the loader and of its source.
+    What has no comment is an option of the loader or of its source.
     """
 
     seed: int = 0
@@ -122,24 +93,32 @@ class Case:
     persistent: bool = False
     respawn: bool = False
     cache: str = ""
-    held: int = 0
-    pause: float = 0.0
+    held: int = 0  # how many batches the program keeps
+    pause: float = 0.0  # seconds that each sample takes
+    # What the program does with the loader, as ``name`` or ``name:number``: steps or threads.
     acts: tuple[str, ...] = ("loop",)
     faults: tuple[Fault, ...] = ()
-    catches: bool = False
-    defect: str = ""
-    program: str = ""
-    remainder: str = ""
+    catches: bool = False  # whether the program catches Ctrl-C and goes on with its next act
+    defect: str = ""  # an error to put into the package first; see `defects`
+    program: str = ""  # what is done to the batches where they land: "cast" field x, or "pad" field tail
+    remainder: str = ""  # what becomes of the rest of a batch that is cut for places; empty if none is cut
     rank: int = 0
     ranks: int = 1
-    uneven: str = "drop"
-    prefetched: bool = False
+    uneven: str = "drop"  # what becomes of an incomplete step
+    prefetched: bool = False  # whether `gpuloader.prefetch` is around the loader, and brings the batches
     static: bool = False
-    served: bool = False
+    declared: bool = False  # whether a reader's fields are declared
+    face: str = ""  # "torch": the loader is that of `gpuloader.torch`
+    served: bool = False  # whether the files are read from a server
 
     @property
     def is_reader(self) -> bool:
         return self.source in READERS
+
+    @property
+    def has_extra(self) -> bool:
+        """Whether batches may hold more than the samples asked for."""
+        return bool(self.remainder or self.ranks > 1)
 
     @property
     def is_iterable(self) -> bool:

@@ -106,12 +106,22 @@ def make_dataset(case: Case, troubles: Troubles, folder: str) -> Any:
 
 
 def _write_and_open(case: Case, folder: str, numbers: np.ndarray) -> Any:
+    options = {"attempts": ATTEMPTS, "timeout": TIMEOUT} if case.served else {}
+    place = Path(folder, "server").read_text() if case.served else folder
     if case.source == "hdf5":
         import h5py
 
         with h5py.File(f"{folder}/a.h5", "w") as file:
             file["x"], file["id"] = stack(case, list(numbers))["x"], numbers
-        return gpuloader.HDF5Dataset(f"{folder}/a.h5")
+        return gpuloader.HDF5Dataset(f"{place}/a.h5", **options)
+    if case.source == "zarr":
+        import zarr
+
+        group = zarr.open_group(f"{folder}/a.zarr", mode="w", zarr_format=2)  # which may be consolidated
+        for name, array in (("x", stack(case, list(numbers))["x"]), ("id", numbers)):
+            group.create_array(name, data=array, chunks=(5, *array.shape[1:]))
+        zarr.consolidate_metadata(group.store)
+        return gpuloader.ZarrDataset(f"{place}/a.zarr", **options)
     files = []
     for share, part in enumerate(np.array_split(numbers, 4)):
         files.append(f"{folder}/{share}.{case.source}")
@@ -130,11 +140,7 @@ def _write_and_open(case: Case, folder: str, numbers: np.ndarray) -> Any:
                 member = tarfile.TarInfo(f"{number:04d}.number")
                 member.size = len(text)
                 shard.addfile(member, io.BytesIO(text))
-    options: dict[str, Any] = {}
-    if case.served:
-        server = Path(folder, "server").read_text()
-        files = [f"{server}/{Path(file).name}" for file in files]
-        options = {"attempts": ATTEMPTS, "timeout": TIMEOUT}
+    files = [f"{place}/{Path(file).name}" for file in files]
     if case.source == "parquet":
         return gpuloader.ParquetDataset(files, **options)
     return gpuloader.TarDataset(files, Decode(case), **options)

@@ -12,6 +12,7 @@ from tests.chaos.case import (
     ITERABLE,
     LEAVING,
     LIMITS,
+    LINE,
     METHODS,
     OUTSIDE,
     PROGRAM,
@@ -25,6 +26,7 @@ from tests.chaos.case import (
     Case,
     Fault,
 )
+from tests.chaos.failing import CALLS, OF_PYTHON
 
 
 def draw_case(seed: int, number: int) -> Case:
@@ -41,7 +43,7 @@ def draw_case(seed: int, number: int) -> Case:
 
 
 def _draw_loader(rng: Random) -> Case:
-    source = rng.choices(SOURCES, (8, 3, 2, 2, 2, 2, 1, 2, 6, 2, 2, 2, 2, 2))[0]
+    source = rng.choices(SOURCES, (8, 3, 2, 2, 2, 2, 1, 1, 2, 6, 2, 2, 2, 2, 2))[0]
     reads, iterable = source in READERS, source in ITERABLE
     workers = 0 if reads else rng.choice((0, 0, 1, 2, 2, 3))
     place = rng.choice(("cpu", "cpu", "simulated"))
@@ -85,6 +87,10 @@ def _draw_extras(rng: Random, case: Case) -> Case:
     """Return a case with at most one of the features that exclude each other and fit the case."""
     plain = not case.is_reader and case.source != "pictures"
     fitting = ["", "", "program"] if plain else [""]
+    if case.is_reader:
+        fitting += ["declared", "static"]
+    if case.source in ("samples", "packed", "concat") and case.form != "ragged" and case.order != "shuffle":
+        fitting += ["torch"] * (case.place == "cpu" and not case.cache)
     if plain and (case.form != "ragged" or case.pad):
         fitting += ["prefetched"]
     if plain and not (case.is_iterable or case.source == "mix" or case.order == "batches" or case.cache):
@@ -108,6 +114,12 @@ def _draw_extras(rng: Random, case: Case) -> Case:
             return replace(case, static=True, drop_last=True)
         case "prefetched":
             return replace(case, prefetched=True, output="")
+        case "declared":
+            return replace(case, declared=True)
+        case "torch":
+            workers = 0 if case.method == "thread" else case.workers
+            plain = {"places": 1, "output": "", "in_order": True, "respawn": False, "face": "torch"}
+            return replace(case, workers=workers, **plain)
         case "served":
             return replace(case, served=True)
     return case
@@ -120,7 +132,7 @@ FORMS = ("array", "tuple", "dict", "ragged")
 def _draw_form(rng: Random, source: str) -> str:
     if source in READERS:
         return "tuple"
-    if source in ("table", "parquet", "hdf5"):
+    if source in ("table", "parquet", "hdf5", "zarr"):
         return "columns"
     if source == "pictures":
         return "picture"
@@ -135,8 +147,11 @@ def _draw_acts(rng: Random, case: Case) -> tuple[str, ...]:
         names += ["started"] * (case.places == 1)
     if can_resume(case):
         names += ["resume", "resume", "recover", "recover"]
+    names += ["flip"] * (not case.face)
     if case.static:
         names = [name for name in names if name not in ("two", "threads", "shared", "fork")]
+    if case.source == "zarr" and case.served:
+        names.remove("fork")  # Zarr leaves sessions open, about which aiohttp complains in forks
     acts = ["loop"]  # imports everything, before anything is limited
     count = rng.randrange(1, 3 if case.method == "spawn" and case.workers else 5)
     acts += [f"{rng.choice(names)}:{rng.choice((1, 1, 2, 3, 5))}" for _ in range(count)]
@@ -147,21 +162,26 @@ def _draw_acts(rng: Random, case: Case) -> tuple[str, ...]:
 
 
 def can_resume(case: Case) -> bool:
-    return case.source not in ANY_ORDER or case.workers == 0
+    return (case.source not in ANY_ORDER or case.workers == 0) and not case.face
 
 
 def _draw_faults(rng: Random, case: Case) -> tuple[Fault, ...]:
     """Return up to two faults, which can strike this case and whose effects the attack can tell."""
-    kinds = [*OUTSIDE, *LIMITS]
+    kinds = [*OUTSIDE, *LIMITS, "call", "call", LINE, LINE, LINE]
     if case.source in TROUBLED and not case.cache:
         kinds += TROUBLES
     if case.served:
         kinds = [*OUTSIDE, *SERVER, *SERVER]
-    elif case.source == "pictures" or case.output == "torch":  # whose imports a limit would strike
-        kinds = [kind for kind in kinds if kind not in LIMITS]
+    elif case.face:
+        kinds = [*OUTSIDE, LINE]
+    # Packages whose imports or threads a limit would strike.
+    elif case.source in ("pictures", "zarr") or case.output == "torch":
+        kinds = [kind for kind in kinds if kind not in LIMITS and kind != "call"]
+    calls = [kind for kind in CALLS if kind not in OF_PYTHON or case.method in ("thread", "fork")]
     found: list[Fault] = []
     for _ in range(rng.choice((0, 1, 1, 1, 1, 2))):
         kind = rng.choice(kinds)
+        kind = rng.choice(calls) if kind == "call" else kind
         act = rng.randrange(1, max(len(case.acts) - case.ends, 2))
         at, who, delay = rng.choice((0, 0, 1, 2, 5)), PROGRAM, rng.choice((0.0, 0.0, 0.002, 0.01, 0.1))
         if kind in OUTSIDE:
@@ -169,6 +189,10 @@ def _draw_faults(rng: Random, case: Case) -> tuple[Fault, ...]:
                 who = GROUP if kind == "interrupt" and rng.random() < 0.7 else rng.randrange(6)
             elif kind == "interrupt":
                 who = GROUP
+        elif kind == LINE:
+            at = int(10 ** rng.uniform(0, 3.5))
+        elif kind in CALLS:
+            at = rng.choice((0, 0, 1, 2, 3, 5, 8, 13, 30))
         elif kind in SERVER:
             at = rng.choice((1, 2, 1000))
         elif kind in LIMITS:
@@ -191,17 +215,17 @@ def fits(case: Case, faults: list[Fault]) -> bool:
     if any(fault.ends_program for fault in faults) and len(faults) > 1:
         return False
     # An error in the last act would end the program otherwise than the act does.
-    if case.ends and any(fault.kind in ("interrupt", "terminate", "kill") for fault in faults):
+    if case.ends and any(fault.kind in (LINE, "interrupt", "terminate", "kill") for fault in faults):
         return False
     # A signal to a descendant could hit the fork of an act, which would not be the package's concern.
     if any(fault.who >= 0 for fault in faults) and "fork" in names:
         return False
-    if any(fault.kind in LIMITS for fault in faults):
+    if any(fault.kind in LIMITS or fault.kind in CALLS for fault in faults):
         # A fork of an act inherits the limit. A failed thread of an act is not the package's concern.
-        struck = {names[fault.act] for fault in faults if fault.kind in LIMITS}
+        struck = {names[fault.act] for fault in faults if fault.kind in LIMITS or fault.kind in CALLS}
         if struck & {"fork", "threads", "shared", *ENDS} or len(faults) > 1:
             return False
     if len([fault for fault in faults if fault.kind in SERVER]) > 1:
         return False
-    interrupts = [fault for fault in faults if fault.kind == "interrupt" and fault.who < 0]
+    interrupts = [fault for fault in faults if fault.interrupts]
     return not (interrupts and set(names) & {"fork", "threads", "shared"})

@@ -6,13 +6,15 @@ import signal
 from typing import Any
 
 from tests.chaos.acts import EXIT_CODE
-from tests.chaos.case import LIMITS, SERVER, Case, Fault
+from tests.chaos.case import LIMITS, LINE, MAP_STYLE, SERVER, Case, Fault
+from tests.chaos.failing import CALLS, HARMLESS
 from tests.chaos.server import ATTEMPTS
 
 MEMORY = 256 << 20
 """Bytes that a program may grow by. Its samples are less than 1 MB."""
 
 SIGNALS = {
+    LINE: signal.SIGINT,
     "interrupt": signal.SIGINT,
     "terminate": signal.SIGTERM,
     "kill": signal.SIGKILL,
@@ -44,14 +46,16 @@ def expected_errors(case: Case, act: int) -> set[str]:
     for fault in case.faults:
         if fault.act > act:
             continue
-        if fault.kind == "interrupt" and fault.who < 0:
+        if fault.interrupts:
             names |= {"KeyboardInterrupt"}
         elif fault.kind in ("kill", "terminate") and fault.who >= 0:
             names |= {"LoaderError"}
         elif fault.kind in LIMITS and fault.act == act:
             names |= {"LoaderError", *(["MemoryError"] if fault.kind == "memory" else [])}
+        elif fault.kind in CALLS and fault.kind not in HARMLESS and fault.act == act:
+            names |= {"LoaderError"}
         elif fault.kind in SERVER and (fault.kind == "whole" or fault.at >= ATTEMPTS):
-            names |= {"SourceError"}
+            names |= {"SourceError", *(["SampleError"] if case.source in MAP_STYLE else [])}
         elif fault.kind in ("raise", "raise unpicklable", "leave", "exit", "crash"):
             names |= {"LoaderError"}
             if case.is_reader or case.workers == 0:  # a reader's own errors reach the program as they are
@@ -65,7 +69,7 @@ def judge_end(case: Case, code: int, text: str, told: list[dict[str, Any]], sent
     tracebacks = text.count("Traceback (most recent call last)")
     last = text.rstrip().rpartition("\n")[2]
     expected = EXIT_CODE if case.ends else 0
-    if fatal is not None and not (fatal.kind == "interrupt" and case.catches):
+    if fatal is not None and not (fatal.interrupts and case.catches):
         expected = -SIGNALS[fatal.kind]
     is_loud = expected == -signal.SIGINT or case.acts[-1].startswith("unhandled")
     if case.acts[-1].startswith("unhandled") and expected == EXIT_CODE:

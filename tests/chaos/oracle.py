@@ -159,7 +159,8 @@ class Follower:
     def take(self, step: Any) -> list[tuple[Any, list[int]]]:
         """Check one step; return its batches with the numbers of their samples."""
         case = self.case
-        parts = [step] if case.places == 1 else list(step)
+        # With declared fields, a step is a list of one batch for each place, also for a single one.
+        parts = [step] if case.places == 1 and not case.declared else list(step)
         if is_ordered(case):
             if self.taken >= len(self._steps):
                 raise Wrong(f"epoch {self.epoch} goes on after its {self.taken} steps")

@@ -85,7 +85,7 @@ class Source:
     def _open_reader(self, iterable: bool) -> Any:
         case = self.case
         loader = DataLoader.from_generator(
-            feed_list=None if iterable else feeds(case),
+            feed_list=feeds(case) if case.declared or not iterable else None,
             capacity=case.capacity,
             use_double_buffer=case.read_ahead,
             iterable=iterable,
@@ -93,6 +93,7 @@ class Source:
             use_multiprocess=case.multiprocess,
             drop_last=case.drop_last,
             output=output_of(case),
+            static=case.static and iterable,
         )
         places = self._places()
         match case.source:
@@ -121,6 +122,13 @@ class Source:
             options |= {"shard": (case.rank, case.ranks), "uneven": case.uneven}
         if case.source == "pictures":
             options["on_bad"] = "skip"
+        if case.face and find_spec("torch") is not None:
+            from gpuloader.torch import DataLoader as TorchLoader
+
+            if case.in_processes:
+                options |= {"multiprocessing_context": case.method, "persistent_workers": case.persistent}
+                options["prefetch_factor"] = case.prefetch_factor
+            return TorchLoader(self._source, num_workers=case.workers, timeout=case.timeout, **options)
         if case.in_processes:
             options["start_method"] = case.method
         loader = DataLoader(
@@ -141,7 +149,7 @@ class Source:
             **options,
         )
         return (
-            gpuloader.prefetch(loader, self._places(), drop_last=case.drop_last)
+            gpuloader.prefetch(loader, self._places(), case.capacity, drop_last=case.drop_last)
             if case.prefetched
             else loader
         )

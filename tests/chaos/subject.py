@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import logging
 import os
 import resource
 import signal
@@ -18,12 +19,15 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from tests.chaos import defects
 from tests.chaos.acts import Acts, Ending
-from tests.chaos.case import ENDS, LIMITS, OUTSIDE, SERVER, TROUBLES, Case, Fault
+from tests.chaos.case import ENDS, LIMITS, LINE, OUTSIDE, SERVER, TROUBLES, Case, Fault
+from tests.chaos.failing import CALLS, failing
+from tests.chaos.lines import interrupted_at
 from tests.chaos.server import spoil
 from tests.chaos.sources import output_of
 from tests.processes import descendants, is_tracker
@@ -64,7 +68,7 @@ class Program:
                 self.report(error)
         tell(waiting=True)
         sys.stdin.readline()
-        if any(fault.kind == "interrupt" and fault.who < 0 for fault in self.case.faults):
+        if any(fault.interrupts for fault in self.case.faults):
             time.sleep(_AGAIN)
 
     def report(self, error: BaseException) -> None:
@@ -92,27 +96,26 @@ class Program:
             finally:
                 spoil(server, "", 0)
             return
-        limits = [fault for _, fault in faults if fault.kind in LIMITS]
+        for number, fault in faults:
+            if fault.kind == LINE:
+                with interrupted_at(fault.at, lambda number=number: tell(line=number)):
+                    self.acts.perform(self.case.acts[act])
+                return
+        limits = [fault for _, fault in faults if fault.kind in LIMITS or fault.kind in CALLS]
         if not limits:
             self.acts.perform(self.case.acts[act])
             return
         try:
-            with limited(limits[0]):
+            with failing(limits[0]) if limits[0].kind in CALLS else limited(limits[0]):
                 self.acts.perform(self.case.acts[act])
         finally:
-            stop_servers()  # they and the loader's workers keep the limit that they were started under
+            # The loader's workers keep the limit that they were started under.
             self.acts.renew()
 
     def _stepped(self, steps: int) -> None:
         if steps in self._told:
             self._told.discard(steps)
             tell(act=self._act, step=steps)
-
-
-def stop_servers() -> None:
-    from gpuloader.fetch.processes import fork_server
-
-    fork_server.stop_servers()
 
 
 @contextmanager
@@ -167,7 +170,11 @@ def residue(descriptors: dict[int, str], threads: set[threading.Thread]) -> dict
     """Return what is left of the loaders, by kind."""
     gc.collect()
     left: dict[str, Any] = {}
-    if found := [one.name for one in threading.enumerate() if one not in threads]:
+    if found := [
+        one.name
+        for one in threading.enumerate()
+        if one not in threads and not one.name.startswith(("zarr", "asyncio"))  # Zarr's own, which stay
+    ]:
         left["threads"] = found
     if found := [pid for pid in descendants(os.getpid()) if not is_tracker(pid)]:
         left["processes"] = found
@@ -184,7 +191,6 @@ def wait_for_residue(
     descriptors: dict[int, str], threads: set[threading.Thread], patience: float
 ) -> dict[str, Any]:
     """Return what is left of the loaders after `patience` seconds at most, by kind."""
-    stop_servers()
     deadline = time.monotonic() + patience
     while (left := residue(descriptors, threads)) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -193,6 +199,7 @@ def wait_for_residue(
 
 def main(case: Case, folder: str, patience: float) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell makes background jobs ignore it
+    logging.getLogger("gpuloader").setLevel(logging.ERROR)  # pictures that are left out are expected
     # No case needs so much: a defect must not take the memory of the machine.
     resource.setrlimit(resource.RLIMIT_FSIZE, (_MOST_FILE, resource.RLIM_INFINITY))
     defects.install(case.defect)
@@ -204,11 +211,15 @@ def main(case: Case, folder: str, patience: float) -> None:
         from fsspec.asyn import get_loop
 
         get_loop()  # it stays, with a thread and descriptors
-    if output_of(case) == "torch":
+    if case.source == "zarr":
+        import zarr
+
+        zarr.zeros(1)[0]  # its event loop stays, with descriptors
+    if output_of(case) == "torch" or (case.face and find_spec("torch")):
         importlib.import_module("torch")
     threads, descriptors = set(threading.enumerate()), open_descriptors()
     program = Program(case, folder)
-    if any(fault.kind in LIMITS for fault in case.faults):
+    if any(fault.kind in LIMITS or fault.kind in CALLS for fault in case.faults):
         for name in _LATE:
             importlib.import_module(name)
     memory = read_status("VmRSS")
@@ -218,6 +229,7 @@ def main(case: Case, folder: str, patience: float) -> None:
             if caught is not None:
                 error, caught = caught, None
                 program.report(error)
+                del error  # its traceback holds all that it passed through
             program.run()
             break
         except KeyboardInterrupt as error:

@@ -2,6 +2,7 @@
 
 import io
 import re
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 from dataclasses import replace
@@ -12,6 +13,7 @@ from tests.chaos import campaign
 from tests.chaos.attack import Verdict, attack
 from tests.chaos.case import GROUP, PROGRAM, Case, Fault
 from tests.chaos.drawing import draw_case
+from tests.chaos.failing import CALLS
 from tests.chaos.judging import judge_end, judge_errors
 
 CTRL_C = Fault("interrupt", act=1, at=2, who=GROUP)
@@ -69,6 +71,24 @@ def test_a_hang_shows_where_it_is(verdicts):
     assert "in next_step" in verdicts["hang"].details
 
 
+STRUCK = [
+    Fault("call sendmsg", act=1),
+    Fault("call poll", act=1, at=1),
+    Fault("call close", act=1, at=1),
+    Fault("line", act=1, at=700),
+]
+
+
+@pytest.mark.parametrize("fault", STRUCK, ids=lambda fault: fault.kind)
+def test_faults_that_strike_within_the_program(fault):
+    if fault.kind in CALLS and shutil.which("cc") is None:
+        pytest.skip("no compiler for the library that makes calls fail")
+    verdict = attack(Case(acts=("loop", "loop"), count=60, workers=2, method="fork", faults=(fault,)))
+    assert not verdict.findings, verdict.details
+    struck = {"call sendmsg": "No space|Cannot allocate", "line": "KeyboardInterrupt"}
+    assert re.search(struck.get(fault.kind, ""), verdict.details)
+
+
 @pytest.mark.parametrize("number", range(2))
 def test_sound_programs_have_no_findings(number):
     """The same programs as in the first cases of a campaign, without their faults."""
@@ -91,20 +111,20 @@ def test_all_kinds_of_everything_are_drawn():
         "place": {(case.place, case.places) for case in cases},
         "act": {act.partition(":")[0] for case in cases for act in case.acts},
         "extra": {
-            (case.program, case.remainder, case.uneven, case.prefetched, case.static, case.served)
+            (case.program, case.remainder, case.uneven, case.prefetched, case.static, case.served, case.face)
             for case in cases
         },
         "output": {case.output for case in cases},
         "fault": {(fault.kind, fault.who >= 0) for case in cases for fault in case.faults},
     }
     assert {name: len(found) for name, found in drawn.items()} == {
-        "source": 14,
+        "source": 15,
         "method": 4,
         "place": 6,
-        "act": 17,
-        "extra": 9,
+        "act": 18,
+        "extra": 10,
         "output": 3,
-        "fault": 24,
+        "fault": 41,
     }
 
 
