@@ -27,11 +27,17 @@ def same(ours, theirs):
 
 
 def _numbers(tensor):
-    """Return a tensor that can be compared: bits in place of numbers, so that NaN equals itself."""
+    """Return a tensor that can be compared: bits in place of numbers, so that NaN is NaN, and 0 is not -0."""
     torch = importlib.import_module("torch")
     if tensor.is_quantized:
         return tensor.int_repr()
     if tensor.layout is not torch.strided:
         return tensor.to_dense()
     tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    if tensor.is_floating_point():
+        # Which bits a NaN has depends on the dtypes that it passed on its way from float16 to float32.
+        tensor = tensor.to(torch.float64)
+        tensor = torch.where(tensor.isnan(), torch.nan, tensor)
     return tensor.reshape(-1).view(torch.uint8) if tensor.dtype is not torch.bool else tensor

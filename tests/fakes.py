@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import threading
 import time
+import tracemalloc
 from contextlib import contextmanager, suppress
 
 from gpuloader.staging.arena import Arena
@@ -105,3 +106,36 @@ def no_other_collection():
     finally:
         gc.callbacks[:] = callbacks
         gc.enable()
+
+
+def run_threads(function, count=4):
+    """Run the function in several threads at once, and raise what one of them raised."""
+    wrong, begin = [], threading.Barrier(count)
+
+    def run():
+        begin.wait(30)
+        try:
+            function()
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(count)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(60)
+        assert not one.is_alive()
+    if wrong:
+        raise wrong[0]
+
+
+@contextmanager
+def memory_below(nbytes):
+    """Fail if the block allocates as much as that at any time."""
+    tracemalloc.start()
+    try:
+        yield
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < nbytes

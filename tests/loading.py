@@ -1,5 +1,7 @@
 """Loaders as most tests make them."""
 
+import json
+
 from gpuloader import DataLoader
 
 
@@ -12,3 +14,14 @@ def read_batches(batches, places="cpu", *, capacity=2, **options):
     """Return a loader over a reader of whole batches, without feeds."""
     loader = DataLoader.from_generator(capacity=capacity, return_list=True, **options)
     return loader.set_batch_generator(batches, places=places)
+
+
+def resume(make, count):
+    """Leave a loader from `make()` after some batches; return these, and a loader that goes on there."""
+    left, again = make(), make()
+    epoch = iter(left)
+    before = [next(epoch) for _ in range(count)]
+    state = json.loads(json.dumps(left.state_dict()))
+    epoch.close()
+    again.load_state_dict(state)
+    return before, again

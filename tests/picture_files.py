@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from gpuloader.sources.images import resampling
+from gpuloader.sources.images.image import Geometry
 from gpuloader.sources.images.resampling import LateResizer
 
 pillow = pytest.importorskip("PIL.Image")
@@ -50,3 +51,11 @@ def write_folder(root, classes=("cat", "dog"), count=4, form="JPEG", size=(40, 5
             path.write_bytes(encode(pixels, form))
             paths.append(str(path))
     return paths
+
+
+def plan_image(size, transforms, rng):
+    """Return the plan for a picture of this height and width, as a loader makes it."""
+    plan = [Geometry.of(*size)]
+    for transform in transforms:
+        transform.extend(plan, rng)
+    return plan

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -86,3 +88,21 @@ def ask_for_stacks(pids: list[int]) -> None:
     for pid in pids:
         if catches(pid, signal.SIGUSR1):
             send(pid, signal.SIGUSR1)
+
+
+def run_in_fork(work: Callable[[], object]) -> None:
+    """Run a function in a forked child; fail with the child's traceback if it raises."""
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        problem = ""
+        try:
+            work()
+        except BaseException:
+            problem = traceback.format_exc()
+        os.write(writer, problem.encode()[-4000:])
+        os._exit(0)
+    os.close(writer)
+    with open(reader) as file:
+        problem = file.read()
+    os.waitpid(child, 0)
+    assert not problem, problem

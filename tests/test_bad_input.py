@@ -10,8 +10,20 @@ import traceback
 import numpy as np
 import pytest
 
-from gpuloader import CPUPlace, DataLoader, LoaderError, ReaderError, SampleError, StagingMemoryError, data
+from gpuloader import (
+    CPUPlace,
+    DataLoader,
+    Dataset,
+    ImageFolder,
+    LoaderError,
+    ReaderError,
+    SampleError,
+    StagingMemoryError,
+    data,
+)
+from gpuloader.errors import BadTypeOrValue, describe_error
 from gpuloader.testing import StepReader, simulated_places
+from gpuloader.transforms import Normalize, Resize
 from tests.fakes import loader_threads, nothing_left_behind, wait_until
 from tests.loading import read_batches
 
@@ -285,3 +297,48 @@ def test_lists_of_different_lengths_say_how_to_make_them_one_field(samples, opti
 def test_an_array_of_another_length_names_its_field_as_it_is_to_be_written():
     with pytest.raises(SampleError, match=r"field '0': .* name the field in ragged, or in pad"):
         list(DataLoader([np.arange(2), np.arange(3)], places="cpu", batch_size=2))
+
+
+def load(dataset, **options):
+    return list(DataLoader(dataset, places="cpu", batch_size=2, **options))
+
+
+class TestAdvice:
+    """What a newcomer meets first: each message says what to do, in words that users know."""
+
+    def test_whole_numbers_before_fractions(self):
+        message = "field 'x': expected int64 .* got float64; make it one dtype in every sample, such as float"
+        with pytest.raises(SampleError, match=message):
+            load([{"x": 1}, {"x": 2.5}])
+
+    def test_images_with_their_channels_first(self):
+        samples = [(np.zeros((3, 8, 8), np.uint8), 1)] * 2
+        with pytest.raises(SampleError, match=r"\(3, 8, 8\); move the channels last: array\.transpose"):
+            load(samples, transforms=[Resize("0", 4)])
+        with pytest.raises(SampleError, match=r"each of 8 channels, .*does `layout` say"):
+            load(samples, transforms=[Normalize("0", [0.5] * 3, [0.5] * 3)])
+
+    def test_a_folder_that_does_not_exist(self, tmp_path):
+        with pytest.raises(FileNotFoundError, match="nope does not exist; expected a folder of folders"):
+            ImageFolder(tmp_path / "nope")
+
+    @pytest.mark.parametrize("index", [5, -6])
+    @pytest.mark.parametrize("options", [{}, {"num_workers": 1, "worker_type": "thread"}], ids=str)
+    def test_an_index_that_the_dataset_does_not_have_blames_the_sampler(self, index, options):
+        with pytest.raises(SampleError, match=f"sampler's index {index} is out of range for 5 samples"):
+            load("abcde", sampler=[0, 1, index], **options)
+
+    def test_an_index_error_of_the_dataset_itself_stays(self):
+        class Broken(Dataset):
+            def __len__(self):
+                return 5
+
+            def __getitem__(self, index):
+                return [][index]
+
+        with pytest.raises(SampleError, match="the dataset raised IndexError: list index out of range"):
+            load(Broken())
+
+    def test_messages_name_builtin_exceptions_instead_of_ours(self):
+        assert describe_error(BadTypeOrValue("no")) == "TypeError: no"
+        assert describe_error(type("BadLuck", (Exception,), {})("no")) == "BadLuck: no"

@@ -7,7 +7,8 @@ whitespace. Two comments, which readers do not see, change this::
     <!-- needs: torch -->      before a block: it needs a package outside the `dev` extra, `gpu` or `network`
     <!-- output varies -->     between a block and its output: what it prints is not compared
 
-A block whose need is missing is compiled but not run. `network` is always missing.
+A block whose need is missing is compiled but not run. `network` is always missing. `-m frameworks`
+selects the pages whose blocks need a package outside the `dev` extra, and what else asks such a package.
 """
 
 import builtins
@@ -135,12 +136,18 @@ def run_session(block, name, namespace):
         assert not told, "".join(told)
 
 
+def marked(path):
+    """Return a page as a parameter, which is marked if its blocks need a framework."""
+    needed = {what for block in read_blocks(path) for what in block.needs} - {"gpu", "network"}
+    return pytest.param(path, marks=[pytest.mark.frameworks] if needed else [])
+
+
 RUNNERS = {"python": run_python, "pycon": run_session}
 
 
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # from JAX, if another page has imported it
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of variables of Keras
-@pytest.mark.parametrize("path", DOCUMENTS, ids=by_name)
+@pytest.mark.parametrize("path", [marked(path) for path in DOCUMENTS], ids=by_name)
 def test_python_runs(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "__main__"}
@@ -300,12 +307,14 @@ def first_column(path, heading):
     return [word for row in rows for word in re.findall(r"`(\w+)`", row)]
 
 
+@pytest.mark.frameworks
 def test_every_argument_of_torch_is_answered():
     utils = pytest.importorskip("torch.utils.data")
     theirs = set(inspect.signature(utils.DataLoader.__init__).parameters) - {"self"}
     assert theirs <= set(first_column(ROOT / "docs/coming-from-torch.md", "DataLoader, argument by argument"))
 
 
+@pytest.mark.frameworks
 def test_every_argument_of_paddle_is_answered():
     paddle = pytest.importorskip("paddle")
     theirs = set(inspect.signature(paddle.io.DataLoader.__init__).parameters) - {"self"}

@@ -89,9 +89,7 @@ DATASETS = {
         "pyarrow",
         lambda: gpuloader.ParquetDataset(["0.parquet", "1.parquet"], shuffle=True, shuffle_buffer=8, seed=5),
     ),
-    "TarDataset": needing(
-        "webdataset", lambda: gpuloader.TarDataset(["0.tar", "1.tar"], shuffle=True, seed=5)
-    ),
+    "TarDataset": lambda: gpuloader.TarDataset(["0.tar", "1.tar"], shuffle=True, seed=5),
     "ZarrDataset": needing("zarr", lambda: gpuloader.ZarrDataset("arrays.zarr")),
     "HDF5Dataset": needing("h5py", lambda: gpuloader.HDF5Dataset("arrays.h5")),
     "torch.TensorDataset": lambda: with_torch("TensorDataset", tensor(ARRAYS[0]), tensor(ARRAYS[1]))(),
@@ -120,13 +118,6 @@ SAMPLERS = {
     "DistributedBatchSampler": lambda: gpuloader.DistributedBatchSampler(
         range(7), 2, 2, 1, shuffle=True, seed=5
     ),
-    "torch.SequentialSampler": with_torch("SequentialSampler", range(7)),
-    "torch.RandomSampler": with_torch("RandomSampler", range(7)),
-    "torch.WeightedRandomSampler": with_torch("WeightedRandomSampler", [1, 2, 3, 4], 9),
-    "torch.SubsetRandomSampler": with_torch("SubsetRandomSampler", [3, 1, 5, 6]),
-    "torch.BatchSampler": lambda: with_torch(
-        "BatchSampler", sampler=with_torch("RandomSampler", range(7))()
-    )(),
 }
 
 LOADERS = {

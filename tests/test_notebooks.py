@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.ahead import Ahead
-
 FOLDER = Path(__file__).parents[1] / "notebooks"
 TEXTS = sorted(FOLDER.glob("[0-9]*.py"))
 LARGEST = 200_000
@@ -66,11 +64,12 @@ def test_the_notebook_is_small_and_names_no_machine(text):
     assert not [cell["metadata"] for cell in notebook["cells"] if cell["metadata"]]
 
 
-def run_text(text, folder):
-    """Run a text in an empty folder; return its outcome and what it has left there."""
+@each_text
+def test_the_text_runs_as_a_script_from_any_folder_and_leaves_nothing(text, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     done = subprocess.run(
         [sys.executable, "-W", "error", str(text)],
-        cwd=folder,
+        cwd=tmp_path,
         env={key: value for key, value in os.environ.items() if key != "GPULOADER_MNIST"}
         | {"MPLBACKEND": "Agg"},
         capture_output=True,
@@ -78,22 +77,6 @@ def run_text(text, folder):
         timeout=100,
         check=False,
     )
-    return done, list(folder.iterdir())
-
-
-@pytest.fixture(scope="module")
-def run_ahead(tmp_path_factory):
-    """Return `run_text` with a folder for each text; further cores run several at a time."""
-    folders = {text: tmp_path_factory.mktemp(text.stem) for text in TEXTS}
-    ahead = Ahead(lambda text: run_text(text, folders[text]), [(text,) for text in TEXTS[::-1]])
-    yield ahead
-    ahead.close()
-
-
-@each_text
-def test_the_text_runs_as_a_script_from_any_folder_and_leaves_nothing(text, run_ahead):
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    done, left = run_ahead(text)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    assert left == []
+    assert list(tmp_path.iterdir()) == []

@@ -21,6 +21,7 @@ BESIDE = [
     "notebooks",
     "tests",
     "CHANGELOG.md",
+    "CITATION.cff",
     "CONTRIBUTING.md",
     "SECURITY.md",
     "Makefile",
@@ -189,32 +190,31 @@ def test_an_editable_install_finds_the_kernels_where_they_are_edited():
     assert Path(shown.strip()).resolve() == ROOT / "kernels" / "spin.py"
 
 
-FAKE_DRIVER = """#!/bin/sh
-echo "| NVIDIA-SMI 580.1   Driver Version: 580.1   CUDA Version: {version} |"
-"""
+FAKE_DRIVER = "int cuDriverGetVersion(int *version) {{ *version = {version}; return 0; }}"
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 @pytest.mark.parametrize(
     ("version", "demo", "dev"),
     [
-        ("", "demo", "dev,demo,kernels"),
-        ("11.8", "demo", "dev,demo,kernels"),
-        ("12.4", "demo,cuda12", "dev,demo,cuda12,nvimgcodec-cu12"),
-        ("13.0", "demo,cuda13", "dev,demo,cuda13,nvimgcodec-cu13"),
+        (0, "demo", "dev,demo,kernels"),  # hides a real driver
+        (11080, "demo", "dev,demo,kernels"),
+        (12040, "demo,cuda12", "dev,demo,cuda12,nvimgcodec-cu12"),
+        (13030, "demo,cuda13", "dev,demo,cuda13,nvimgcodec-cu13"),
     ],
-    ids=lambda value: value or "none",
 )
 def test_make_installs_the_extras_that_the_driver_needs(tmp_path, version, demo, dev):
-    if version:
-        (tmp_path / "nvidia-smi").write_text(FAKE_DRIVER.format(version=version))
-        (tmp_path / "nvidia-smi").chmod(0o755)
-    else:  # an empty name hides a real driver
-        (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
-        (tmp_path / "nvidia-smi").chmod(0o755)
+    (tmp_path / "driver.c").write_text(FAKE_DRIVER.format(version=version))
+    run("cc", "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1", tmp_path / "driver.c", cwd=tmp_path)
     command = ["make", "-n", "-W", "pyproject.toml", f"PYTHON={sys.executable}", "demo", "test"]
-    shown = run(*command, cwd=ROOT, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    shown = run(*command, cwd=ROOT, LD_LIBRARY_PATH=str(tmp_path))
     assert [line.split("'")[1] for line in shown.splitlines() if "pip install" in line] == [
         f".[{demo}]",
         f".[{dev}]",
     ]
+    shown = run(
+        "make", "-n", f"PYTHON={sys.executable}", "gpu-proof", cwd=ROOT, LD_LIBRARY_PATH=str(tmp_path)
+    )
+    assert f"'.[{dev}]'" in shown
+    assert ("pip-version-check torch" in shown) == ("cuda" in dev)  # gigabytes, for nothing without a GPU

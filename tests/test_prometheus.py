@@ -9,7 +9,8 @@ import pytest
 
 from gpuloader import DataLoader
 from gpuloader.errors import MissingPackage
-from gpuloader.prometheus import PARTS, export
+from gpuloader.prometheus import export
+from gpuloader.watch.stats import TIMES
 from tests.loading import read_batches
 
 client = pytest.importorskip("prometheus_client")
@@ -32,10 +33,10 @@ def test_a_scrape_tells_what_the_loader_has_done_so_far(registry):
         pass
     told = {
         part: registry.get_sample_value("gpuloader_seconds_total", {"loader": "train", "part": part})
-        for part in PARTS
+        for part in TIMES
     }
     stats = train.stats()
-    assert told == {part: getattr(stats, part) for part in PARTS}
+    assert told == {part: getattr(stats, part) for part in TIMES}
     assert registry.get_sample_value("gpuloader_steps_total", {"loader": "train"}) == 4
     assert registry.get_sample_value("gpuloader_bytes_total", {"loader": "train"}) == 40 * 8
     assert registry.get_sample_value("gpuloader_slots", {"loader": "train"}) == stats.slots > 0

@@ -46,7 +46,7 @@ def assert_whole_again(loader: GeneratorLoader, held: int = 0):
     assert buffers.ring.leased == 0
     assert buffers.ring.free in (0, buffers.ring.count)  # 0 if no batch was ever staged
     for lane in buffers.lanes:
-        lane.drain()
+        lane.drain(lane.device)
         assert not lane._slots.freed
         assert not lane._copying
         # The loop's variables hold one batch more.

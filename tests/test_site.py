@@ -101,6 +101,14 @@ def test_drawings_are_put_into_the_page():
     assert "<style>" not in html  # drawings use the page's own colors
 
 
+def test_cells_carry_their_headings_for_small_screens():
+    html = pages.on_page_content(
+        "<table>\n<thead>\n<tr>\n<th>name</th>\n<th>what <code>x</code></th>\n</tr>\n</thead>\n<tbody>\n"
+        "<tr>\n<td>a</td>\n<td>b</td>\n</tr>\n</tbody>\n</table>"
+    )
+    assert re.findall(r"<td.*", html) == ['<td data-label="name">a</td>', '<td data-label="what x">b</td>']
+
+
 def test_every_drawing_follows_the_readers_colours():
     for path in (DOCS / "images").glob("*.svg"):
         if path.name != "logo.svg":

@@ -11,21 +11,22 @@ MORE: dict[str, str] = {
     "api/loading.py": "api/options api/pictures api/torch_options",
     "api/options.py": "api/torch_options",
     "api/prefetch.py": "api/prefetching",
-    "batches/assembly.py": "sources/describing api/forms api/pictures api/options",
-    "batches/columns.py": "api/forms api/generator_loader api/pictures transforms/image_staging "
+    "api/rank_warning.py": "api/epochs torch/ranks",
+    "batches/assembly.py": "sources/describing api/changing_schemas api/pictures api/options",
+    "batches/columns.py": "api/changing_schemas api/generator_loader api/pictures transforms/image_staging "
     "sources/tables/table",
     "batches/gathering.py": "epoch/cache transforms/batch_transforms",
     "batches/image_samples.py": "api/pictures transforms/image_staging epoch/image_decoding",
     "batches/items.py": "batches/columns api/endings api/pictures batches/assembly "
     "api/dataset_loader api/rank_streams api/rank_batches api/uneven",
-    "batches/kept.py": "api/forms api/prefetching torch/prefetch torch/formats",
+    "batches/kept.py": "api/changing_schemas api/prefetching torch/prefetch torch/formats",
     "batches/readers.py": "api/generator_loader api/endings bad_input",
     "batches/rows.py": "batches/readers batches/items api/exact_values batches/columns "
     "api/generator_loader api/options_and_memory bad_input",
     "batches/schema.py": "batches/assembly batches/items transforms/batch_transforms api/prefetching "
-    "api/forms",
+    "api/changing_schemas",
     "batches/staged.py": "batches/readers api/pictures epoch/image_decoding transforms/batch_transforms",
-    "batches/tree.py": "api/forms batches/schema",
+    "batches/tree.py": "api/changing_schemas batches/schema",
     "devices/base.py": "devices/cuda devices/conformance",
     "devices/cuda.py": "devices/places doctor/trials",
     "devices/cuda_device.py": "devices/cuda devices/cuda_programs devices/cuda_prefetch devices/interop",
@@ -69,14 +70,15 @@ MORE: dict[str, str] = {
     "kernels/shuffle.py": "kernels/conformance",
     "order/batching.py": "order/samplers order/dividing api/ranks order/plan "
     "api/options api/dealt_batches api/order api/elastic api/late_ranks "
-    "order/bucket_sampler epoch/device_slots torch/ranks sources/mix torch/mixing",
+    "order/bucket_sampler epoch/device_slots torch/ranks sources/mix torch/mixing order/golden_orders",
     "order/order.py": "order/permutation order/samplers",
     "order/permutation.py": "order/order",
-    "order/dividing.py": "order/order api/uneven api/ranks",
-    "order/plan.py": "order/dividing api/uneven api/ranks api/dealt_batches",
+    "order/dividing.py": "order/order api/uneven api/ranks order/golden_orders",
+    "order/plan.py": "order/dividing api/uneven api/ranks api/dealt_batches order/golden_orders",
     "order/randomness.py": "order/samplers order/bucket_sampler",
     "order/samplers.py": "order/bucket_sampler order/plan api/endings",
     "order/worker_info.py": "api/rank_streams sources/files/shards",
+    "sources/dataset.py": "sources/array_rows",
     "sources/files/remote_files.py": "sources/files/opening",
     "sources/files/stored_arrays.py": "sources/files/arrays",
     "sources/images/decoding.py": "sources/images/turbojpeg api/pictures",
@@ -88,16 +90,17 @@ MORE: dict[str, str] = {
     "sources/readers/reader_processes.py": "sources/readers/processes",
     "sources/readers/reader_threads.py": "sources/readers/threads",
     "system/cores.py": "system/control_group system/numa",
+    "system/driver.py": "packaging doctor/trials devices/cuda",
     "system/finalizers.py": "system/living",
-    "staging/arena.py": "staging/layout",
     "system/threads.py": "system/interrupts fetch/exits",
     "transforms/batch_transforms.py": "transforms/mixing",
+    "transforms/values.py": "transforms/batch_transforms",
     "transforms/program.py": "kernels/on_streams devices/cuda_programs transforms/batch_transforms",
     "transforms/programmer.py": "transforms/program transforms/batch_transforms transforms/mixing",
 }
 """Further tests of modules: those that no test file mirrors, or that other tests are about, too.
 
-The names are paths in gpuloader/ and in tests/: ``api/forms`` stands for tests/api/test_forms.py.
+The names are paths in gpuloader/ and in tests/: ``api/options`` stands for tests/api/test_options.py.
 """
 
 
