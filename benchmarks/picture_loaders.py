@@ -45,12 +45,12 @@ def open_plain_road(root: str, side: str) -> Here:
 
 def do_without_extra() -> None:
     """Have this process resize by Pillow, and decode whole pictures."""
-    from gpuloader.sources.images import image, resampling
+    from gpuloader.sources.images import resampling, turbojpeg
 
     # No mock of a function, which would take long for each picture.
     never = resampling.LateResizer(load_after=sys.maxsize)
     mock.patch.object(resampling, "LATE_RESIZER", never).start()
-    mock.patch.object(image, "load_turbojpeg", _find_nothing).start()
+    mock.patch.object(turbojpeg, "load_turbojpeg", _find_nothing).start()
 
 
 def _find_nothing() -> None:

@@ -65,7 +65,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     report: dict[str, Any] = {"machine": describe_machine(), "repeats": options.repeats, "cases": []}
     for name in options.case:
         print(f"measuring {name} …", file=sys.stderr, flush=True)
-        report["cases"].append(CASES[name](options.repeats).to_json())
+        measured = CASES[name](options.repeats)
+        results = measured if isinstance(measured, list) else [measured]
+        report["cases"] += [result.to_json() for result in results]
     return report
 
 

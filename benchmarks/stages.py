@@ -95,7 +95,7 @@ def write_rows(samples: list[Sample]) -> int:
     """Write samples as the loader does, with all checks, into a slot that nobody takes."""
     rows = SampleRows(None)
     rows.begin(samples[0])
-    layout = rows.arrange(SIZE)
+    layout = rows.arrange(SIZE).layout
     views = Ring(1, 1).acquire(layout.nbytes).views(layout)
     batches = 0
     items = _generate(samples)

@@ -154,7 +154,7 @@ def measure(name: str, workers: int, repeats: int) -> dict[str, Any]:
             parcel.close()
         begin = time.perf_counter()
         try:
-            parcel = pack(dataset, limit=None)
+            parcel = pack(dataset)
         except Unshippable as error:
             refusal = str(error)
         packing.append((time.perf_counter() - begin) * 1e3)

@@ -1,7 +1,7 @@
 """Measure what workers cost a PyTorch user: how fast they start, and what a long list of strings takes.
 
-Each measurement runs in a fresh interpreter that has imported the library and the dataset. Workers do not
-persist, so every epoch starts new ones, and both libraries use the start method that they choose themselves.
+Each measurement runs in a fresh interpreter that has imported the library and made the dataset. Workers do
+not persist, so every epoch starts new ones, and both libraries use the start method that they choose.
 """
 
 from __future__ import annotations
@@ -12,36 +12,50 @@ import sys
 from pathlib import Path
 
 from benchmarks.measure import Result, Spread, spread
+from benchmarks.start_datasets import DATASETS
 
-_STARTS = """
-import json, sys
-from time import perf_counter
-library, module, name, workers = sys.argv[1:]
-dataset = getattr(__import__(f"benchmarks.{module}", fromlist=[name]), name)
-dataset = dataset() if module == "torch_numbers" else dataset(64)
-options = {"batch_size": 8, "num_workers": int(workers)}
-if library == "gpuloader":
-    from gpuloader import DataLoader
-    options["places"] = "cpu"
-else:
-    import warnings
-    warnings.simplefilter("ignore")  # about more workers than cores
-    from torch.utils.data import DataLoader
-seconds = []
-for number in range(2):
-    start = perf_counter()
-    loader = DataLoader(dataset, **options)
-    for epoch in range(2):
-        batches = iter(loader)
-        next(batches)
-        seconds.append(perf_counter() - start)
-        list(batches)
-        start = perf_counter()
-print(json.dumps([seconds[0], seconds[1], seconds[2]]))
+_SHARED = """
+import json, os, sys
+
+def tree(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        below = [int(word) for word in file.read().split()]
+    return below + [one for child in below for one in tree(child)]
+
+def proportional(pid):
+    with open(f"/proc/{pid}/smaps_rollup") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("Pss:")) / 1000
 """
 
-_MEMORY = """
-import json, os, sys
+_STARTS = (
+    _SHARED
+    + """
+import torch, warnings
+from time import perf_counter
+from benchmarks.start_datasets import make
+library, name, workers = sys.argv[1:]
+dataset, options = make(name)
+warnings.simplefilter("ignore")  # about more workers than cores
+if library == "gpuloader":
+    from gpuloader.torch import DataLoader
+else:
+    from torch.utils.data import DataLoader
+firsts, epochs, memory, cpu, start = [], 3, 0, sum(os.times()[:4]), perf_counter()
+loader = DataLoader(dataset, batch_size=8, num_workers=int(workers), **options)
+for epoch in range(epochs):
+    for number, batch in enumerate(loader):
+        if number == 0:
+            firsts.append(1000 * (perf_counter() - start))
+        if number == 20 and epoch == 1:
+            memory = sum(map(proportional, [os.getpid(), *tree(os.getpid())]))
+    start = perf_counter()
+print(json.dumps([firsts[0], min(firsts[1:]), 1000 * (sum(os.times()[:4]) - cpu), memory]))
+"""
+)
+
+_MEMORY = (
+    _SHARED
+    + """
 library, = sys.argv[1:]
 files = [f"train/n{number % 1000:04d}/image_{number:08d}.jpg" for number in range(3_000_000)]
 options = {"batch_size": 1000, "num_workers": 4, "shuffle": True}
@@ -54,15 +68,6 @@ class Lengths:
     def __getitem__(self, index):
         return len(self.files[index])
 
-def children(pid):
-    with open(f"/proc/{pid}/task/{pid}/children") as file:
-        below = [int(word) for word in file.read().split()]
-    return below + [one for child in below for one in children(child)]
-
-def proportional(pid):
-    with open(f"/proc/{pid}/smaps_rollup") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("Pss:")) / 1000
-
 if library == "torch":
     from torch.utils.data import DataLoader
     loader = DataLoader(Lengths(files), **options)
@@ -74,30 +79,33 @@ else:
         del files, dataset
 for number, batch in enumerate(loader):
     if number == 2900:
-        print(json.dumps([sum(map(proportional, children(os.getpid()))), proportional(os.getpid())]))
+        print(json.dumps([sum(map(proportional, tree(os.getpid()))), proportional(os.getpid())]))
         break
 """
+)
 
-_DATASETS = {"NumPy dataset": ("dataset_samples", "Whose"), "PyTorch dataset": ("torch_numbers", "Numbers")}
-_MOMENTS = ("first epoch", "later epoch", "later loader")
+_FIGURES = {
+    "the first batch of a program's first epoch": ("ms", "torch + 30"),
+    "the first batch of a later epoch": ("ms", "torch + 30"),
+    "CPU time of three epochs, workers included": ("ms", "1.1 times torch"),
+    "memory in the middle of an epoch, workers included": ("MB, shared pages divided", "1.1 times torch"),
+}
 
 
-def starts(repeats: int) -> Result:
-    """Time the first batch of a program's first epoch, of a later epoch, and of a later loader."""
-    cases = [
-        (f"{dataset}, {workers} workers, {library}", (library, *where, workers))
-        for dataset, where in _DATASETS.items()
+def starts(repeats: int) -> list[Result]:
+    """Measure what workers cost that do not persist: until the first batch, in CPU time, and in memory."""
+    cases = {
+        f"{name}, {workers} workers, {library}": (library, name, workers)
+        for name in DATASETS
         for workers in ("2", "8")
         for library in ("gpuloader", "torch")
-    ]
-    seen = _take_turns(_STARTS, dict(cases), repeats)
-    rows = {
-        f"{name}: {moment}": spread([1000 * turn[column] for turn in turns])
-        for name, turns in seen.items()
-        for column, moment in enumerate(_MOMENTS)
     }
-    goal = "first epoch: torch + 300 (NumPy) or + 1,500 (PyTorch); later: 100; 8 workers: twice 2 workers"
-    return Result("the first batch from workers that do not persist", "ms", None, goal, rows)
+    seen = _take_turns(_STARTS, cases, repeats)
+    results = []
+    for column, (title, (unit, goal)) in enumerate(_FIGURES.items()):
+        rows = {name: spread([turn[column] for turn in turns]) for name, turns in seen.items()}
+        results.append(Result(title, unit, None, goal, rows))
+    return results
 
 
 def list_memory(repeats: int) -> Result:

@@ -121,7 +121,7 @@ def counted_cuda() -> Iterator[CountedRuntime]:
         mock.patch.object(cuda, "cupy", fake),
         mock.patch.dict(sys.modules, {"cupy": fake, **_fake_torch(default)}),
         mock.patch.object(launching, "load_kernel", return_value=kernel),
-        mock.patch.object(shuffle, "shuffle", kernel),
+        mock.patch.object(shuffle, "sort", kernel),
     ):
         yield runtime
     places._opened.clear()

@@ -76,6 +76,7 @@ CASES: dict[str, Callable[[int], Epochs]] = {
     "prefetch": _prefetch,
     "prefetch_torch": lambda batches: _prefetch(batches, "torch"),
     "dataset": _dataset,
+    "augmented": lambda batches: _dataset(batches, None, STEPS),
     "cached": lambda batches: _dataset(batches, "device"),
     "cached_augmented": lambda batches: _dataset(batches, "device", STEPS),
 }

@@ -4,7 +4,8 @@ python benchmarks/gpu/instructions.py [--architecture N] [--output FILE.json] [-
 
 It needs the packages nvidia-cuda-nvrtc and nvidia-cuda-nvdisasm. A count is that of the shortest way through
 the code on which a thread loads and stores at least so many bytes, by instructions of at least that width,
-and ends. So the first item includes what a thread does once; `more` is what a second item adds. A predicated
+passes so many instructions by which a branch can be told, and ends. So the first item includes what a thread
+does once; `more` is what a second item adds, and `doubles` how many of those compute in double. A predicated
 instruction counts even where its predicate is false. `--beside` adds the counts of another commit, from what
 `--output` has written there.
 """
@@ -42,6 +43,8 @@ class Way:
         The bytes that it loads, and the fewest that one of its loads takes.
     stored, store : int
         The same of its stores.
+    through : tuple of (str, int)
+        How many instructions whose name matches so it passes; they tell which branch it takes.
     """
 
     entry: str
@@ -49,6 +52,7 @@ class Way:
     load: int
     stored: int
     store: int
+    through: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ class Case:
 
 
 _OLD_CROP = Way("crop<unsigned char>", 4, 1, 4, 4)
+_HUE = ("MUFU.RCP", 8)  # quotients of four pixels
 _PIXELS = "normalize<unsigned char, float>"
 
 CASES = (
@@ -89,6 +94,32 @@ CASES = (
         "normalize",
         (Way(_PIXELS, 8, 4, 16, 16), Way(_PIXELS, 4, 1, 16, 16)),
     ),
+    Case(
+        "normalize, 4 pixels of 3 bytes to planes of float16",
+        "normalize",
+        (Way("normalize<unsigned char, Half>", 12, 4, 24, 8),),
+    ),
+    Case(
+        "normalize, 4 values to pixels of bfloat16",
+        "normalize",
+        (Way("normalize<unsigned char, Bfloat16>", 4, 4, 8, 8),),
+    ),
+    Case(
+        "recolor, 4 pixels of 3 bytes to planes, by brightness, contrast, saturation and hue",
+        "recolor",
+        (
+            Way("recolor<3, float>", 12, 4, 48, 16, (("FADD.FTZ.RZ", 36), ("FFMA.FTZ.RZ", 12), _HUE)),
+            Way("recolor<3, float>", 12, 1, 48, 4, (("F2I.FTZ", 36), ("DMUL", 4))),
+        ),
+    ),
+    Case(
+        "measure, 4 pixels of 3 bytes, after brightness and hue",
+        "recolor",
+        (
+            Way("measure<3>", 12, 4, 0, 4, (("FADD.FTZ.RZ", 12), ("FFMA.FTZ.RZ", 12), _HUE)),
+            Way("measure<3>", 12, 1, 0, 4, (("F2I.FTZ", 12), ("DMUL", 4))),
+        ),
+    ),
     Case("gather, 4 words of 16 bytes", "gather", (Way("gather<uint4>", 64, 8, 64, 16),), 8),
 )
 
@@ -103,12 +134,15 @@ class Count:
         All instructions, and among them the loads from and the stores to global memory.
     nbytes : int
         The bytes that they store.
+    doubles : int
+        The instructions that compute in double, or convert to or from it.
     """
 
     instructions: int
     loads: int
     stores: int
     nbytes: int
+    doubles: int
 
 
 @dataclass
@@ -123,6 +157,8 @@ class Block:
         The bytes that they load and store.
     load, store : int
         The fewest bytes that one of them takes.
+    names : list of str
+        The names of all instructions.
     following : list of str
         The labels of the blocks that may come next; empty at the end of the thread.
     ends : bool
@@ -136,6 +172,7 @@ class Block:
     stored: int = 0
     load: int = 16
     store: int = 16
+    names: list[str] = field(default_factory=list)
     following: list[str] = field(default_factory=list)
     ends: bool = False
 
@@ -178,6 +215,7 @@ def parse(text: str) -> dict[str, Block]:
             condition, name, operands = found.groups()
             block = blocks[label]
             block.count += 1
+            block.names.append(name)
             operation, *details = name.split(".")
             width = next((_WIDTHS[one] for one in details if one in _WIDTHS), 4)
             is_load, is_store = operation == "LDG", operation == "STG"
@@ -203,24 +241,34 @@ def parse(text: str) -> dict[str, Block]:
 
 def count(blocks: dict[str, Block], way: Way, items: int, once: int) -> Count | None:
     """Return the fewest instructions with which a thread does some items, or None if it cannot."""
-    loaded, stored = once + items * way.loaded, items * way.stored
-    waiting, seen = [(0, "", 0, 0, 0, 0)], set()
+    goal = once + items * way.loaded, items * way.stored, *(items * number for _, number in way.through)
+    counted = *(re.compile(pattern) for pattern, _ in way.through), _DOUBLE
+    found = {
+        label: (
+            block.loaded,
+            block.stored,
+            *(sum(bool(pattern.match(name)) for name in block.names) for pattern in counted),
+        )
+        for label, block in blocks.items()
+    }
+    waiting, seen = [(0, "", (0,) * len(goal), 0, 0, 0)], set()
     while waiting:
-        instructions, label, has_loaded, has_stored, loads, stores = heapq.heappop(waiting)
+        instructions, label, done, loads, stores, doubles = heapq.heappop(waiting)
         block = blocks.get(label)
-        if block is None or (label, has_loaded, has_stored) in seen:
+        if block is None or (label, done) in seen:
             continue
-        seen.add((label, has_loaded, has_stored))
+        seen.add((label, done))
         if block.load < way.load or block.store < way.store:
             continue
         instructions += block.count
         loads, stores = loads + block.loads, stores + block.stores
-        has_loaded = min(has_loaded + block.loaded, loaded)
-        has_stored = min(has_stored + block.stored, stored)
-        if block.ends and has_loaded >= loaded and has_stored >= stored:
-            return Count(instructions, loads, stores, stored)
+        new = found[label]
+        doubles += new[-1]
+        done = tuple(min(sum(one), most) for *one, most in zip(done, new[:-1], goal, strict=True))
+        if block.ends and done == goal:
+            return Count(instructions, loads, stores, goal[1], doubles)
         for following in block.following:
-            heapq.heappush(waiting, (instructions, following, has_loaded, has_stored, loads, stores))
+            heapq.heappush(waiting, (instructions, following, done, loads, stores, doubles))
     return None
 
 
@@ -235,11 +283,13 @@ def measure(architecture: int) -> dict[str, dict[str, int]]:
             )
             one, two = (count(blocks, way, items, case.once) for items in (1, 2))
             if one is not None and two is not None:
-                found[case.title] = {**asdict(one), "more": two.instructions - one.instructions}
+                more = two.instructions - one.instructions
+                found[case.title] = {**asdict(one), "doubles": two.doubles - one.doubles, "more": more}
                 break
     return found
 
 
+_DOUBLE = re.compile(r"D[A-Z]+\b|\w+\.(?:\w+\.)*F64")
 _TYPES = {"h": "unsigned char", "t": "unsigned short", "j": "unsigned int", "y": "unsigned long long"}
 _TYPES |= {"5uint4": "uint4", "f": "float", "4Half": "Half", "8Bfloat16": "Bfloat16"}
 
@@ -247,14 +297,14 @@ _TYPES |= {"5uint4": "uint4", "f": "float", "4Half": "Half", "8Bfloat16": "Bfloa
 def demangle(name: str) -> str:
     """Return the entry of a mangled name, for templates of the types that kernels use.
 
-    >>> demangle("_Z9normalizeIhfEvPKT_PKiPT0_6Images8Channels"), demangle("spin")
-    ('normalize<unsigned char, float>', 'spin')
+    >>> demangle("_Z9normalizeIhfEvPKT_PKiPT0_6Images8Channels"), demangle("_Z7recolorILi3EhEvPKh")
+    ('normalize<unsigned char, float>', 'recolor<3, unsigned char>')
     """
-    found = re.match(r"_Z\d+(\w+?)I((?:[htjyf]|\d[A-Za-z]+\d*?)+?)Ev", name)
+    found = re.match(r"_Z\d+(\w+?)I((?:[htjyf]|Li\dE|\d[A-Za-z]+\d*?)+?)Ev", name)
     if not found:
         return name
-    types = re.findall("|".join(sorted(_TYPES, key=len, reverse=True)), found[2])
-    return f"{found[1]}<{', '.join(_TYPES[one] for one in types)}>"
+    types = re.findall("|".join([*sorted(_TYPES, key=len, reverse=True), r"Li\dE"]), found[2])
+    return f"{found[1]}<{', '.join(_TYPES.get(one, one[2:-1]) for one in types)}>"
 
 
 def main() -> None:
@@ -276,7 +326,7 @@ def main() -> None:
     if options.beside is not None:
         reports.insert(0, json.loads(options.beside.read_text())["counts"])
     print(f"| sm_{options.architecture} | {' | '.join(next(iter(found.values())))} |")
-    print("|---|" + "---:|" * 5)
+    print("|---|" + "---:|" * 6)
     for title in found:
         cells = [" → ".join(str(one[title][kind]) for one in reports) for kind in found[title]]
         print(f"| {title} | {' | '.join(cells)} |")

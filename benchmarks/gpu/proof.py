@@ -1,6 +1,6 @@
 """Check and measure gpuloader on this machine's GPU, and write one page to send with an issue.
 
-python benchmarks/gpu/proof.py [--parts NAME ...] [--minutes 9] [--output FOLDER]
+python benchmarks/gpu/proof.py [--parts NAME ...] [--minutes 8] [--output FOLDER]
 
 Parts: the doctor, the tests in tests/gpu, the kernels' compilation, the host's time per batch,
 compute-sanitizer if it is installed, the benchmarks, and the other tests. Each has its own time limit. What
@@ -80,7 +80,7 @@ def _parse(arguments: Sequence[str] | None, parts: Sequence[Part]) -> argparse.N
     parser.add_argument(
         "--parts", nargs="*", choices=names, help="the parts to run (default: all that are left)"
     )
-    parser.add_argument("--minutes", type=float, default=8.8, help="minutes for all parts (default: 8.8)")
+    parser.add_argument("--minutes", type=float, default=7.8, help="minutes for all parts (default: 7.8)")
     parser.add_argument(
         "--output", type=Path, default=ROOT / "build" / "gpu-proof", help="folder (default: build/gpu-proof)"
     )

@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.gpu.limited import run_limited
 from benchmarks.gpu.one import CASES
+from benchmarks.gpu.predictions import render_predictions
 from benchmarks.gpu.turns import verdict
 from benchmarks.measure import make_parser, write_report
 from benchmarks.run import render
@@ -56,7 +57,7 @@ def main() -> int:
             print(f"\n**{name}** failed: {failure}", flush=True)
         print(render(report | {"cases": cases}).partition("\n")[2], flush=True)
         write_report(report, output)
-    print(render_verdicts(report), flush=True)
+    print(render_verdicts(report) + "\n" + render_predictions(report), flush=True)
     return 1 if report["failed"] else 0
 
 
