@@ -135,14 +135,9 @@ if HAVE["jax"]:
     assert np.allclose(losses["jax"], losses["numpy"], rtol=1e-3)
 
 # %%
-figure, panel = plt.subplots(figsize=(7, 2.8), dpi=90, layout="constrained")
-styles = {"numpy": ("#f58518", 6, 0.4), "torch": ("#4c78a8", 2.5, 1), "jax": ("#111111", 0.8, 1)}
-for name, curve in losses.items():
-    colour, width, alpha = styles[name]
-    panel.plot(curve, color=colour, linewidth=width, alpha=alpha, label=name)
-panel.set(xlabel="step", ylabel="squared error", xlim=(0, 39), ylim=(0, None))
-panel.legend(frameon=False)
-panel.spines[["top", "right"]].set_visible(False)
+print("step", *(f"{name:>10}" for name in losses))
+for step in range(0, 40, 6):
+    print(f"{step:4}", *(f"{curve[step]:10.5f}" for curve in losses.values()))
 
 # %% [markdown]
 # ## A tensor holds its slot

@@ -20,8 +20,10 @@ _LINK = re.compile(r"\]\((?!https?:|#)([^)]+)\)")
 _TO_ROOT = re.compile(
     rf"\]\(((?:\.\./)+)({'|'.join(map(re.escape, WHOLE.values()))})(?=[#)])"
 )
+_OPTION = re.compile(r"^\| (?:`\w+`(?:, )?)+(?= \|)", re.MULTILINE)
 _DRAWING = re.compile(r'<img alt="([^"]*)" src="([^"]*?)(images/[\w-]+\.svg)"[^>]*>')
 _CELL = re.compile(r"(?<=<code>)[\w./:]+(?=</code>[^\n]*</td>)")
+_TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 _LOADED = re.compile(
     r'<(?:script|img|iframe)[^>]*\ssrc="(?:https?:)?//|<link[^>]*rel="(?:stylesheet|preconnect)"[^>]*href="(?:https?:)?//'
 )
@@ -29,10 +31,16 @@ _LOADED = re.compile(
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Return a page's Markdown, with links to and from documents of the root adjusted."""
+    if page.file.src_uri == "reference/loaders.md":
+        markdown = _OPTION.sub(_link_options, markdown)
     source = WHOLE.get(page.file.src_uri)
     if source is None:
         return _TO_ROOT.sub(_lead_to_page, markdown)
     return _LINK.sub(_relink, (ROOT / source).read_text())
+
+
+def _link_options(cell: re.Match[str]) -> str:
+    return re.sub(r"`(\w+)`", r"[`\1`][gpuloader.DataLoader(\1)]", cell[0])
 
 
 def _relink(found: re.Match[str]) -> str:
@@ -49,8 +57,26 @@ def _lead_to_page(found: re.Match[str]) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Inline drawings, which then use the page's colors; let paths in tables wrap."""
-    return _CELL.sub(_let_wrap, _DRAWING.sub(_draw, html))
+    """Inline drawings, which take the page's colors; let tables fold and paths wrap."""
+    return _TABLE.sub(_label, _CELL.sub(_let_wrap, _DRAWING.sub(_draw, html)))
+
+
+def _label(table: re.Match[str]) -> str:
+    """Give each cell its column's heading, for small screens, where a row is a list."""
+    head, *rows = re.split(r"(?=<tr>)", table[0])[1:]
+    headings = [
+        re.sub(r"<.*?>", "", one)
+        for one in re.findall(r"<th[^>]*>(.*?)</th>", head, re.DOTALL)
+    ]
+    labeled = [table[0].partition("<tr>")[0], head]
+    for row in rows:
+        names = iter(headings)
+        labeled.append(
+            re.sub(
+                r"<td", lambda _, names=names: f'<td data-label="{next(names, "")}"', row
+            )
+        )
+    return "".join(labeled)
 
 
 def _let_wrap(found: re.Match[str]) -> str:
