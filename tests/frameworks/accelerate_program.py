@@ -14,6 +14,7 @@ from accelerate.utils import DataLoaderConfiguration
 import gpuloader
 import gpuloader.torch
 from gpuloader.accelerate import prepare, skip_first_batches
+from tests.launching import leave
 
 
 class Steps(torch.optim.SGD):
@@ -112,7 +113,7 @@ def main():
     with open(f"{options.output}.{accelerator.process_index}", "w") as file:
         json.dump(found, file)
     accelerator.wait_for_everyone()
-    accelerator.end_training()
+    leave()
 
 
 if __name__ == "__main__":
