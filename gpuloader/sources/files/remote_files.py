@@ -80,6 +80,11 @@ class Tries:
             raise TypeError(f"storage_options must be a dict or None, got {type(options).__name__}")
         return cls(check_count("attempts", attempts), seconds, dict(options or {}))
 
+    @property
+    def first_answer(self) -> float:
+        """Seconds until a server must have answered for the first time; none if a user chose the tries."""
+        return FIRST_ANSWER if self == Tries() else math.inf
+
 
 PLAIN = Tries(1, 0)
 """For local files: an error is final, and the system answers."""
@@ -142,11 +147,10 @@ def find_files(urls: Sequence[str], pattern: str, tries: Tries) -> list[str]:
         if is_remote(url):
             is_pattern = "*" in url or url.endswith("/")
             asked = f"{url}**/{pattern}" if url.endswith("/") else url
-            within = FIRST_ANSWER if tries == Tries() else math.inf
             named = [url]
             if is_pattern:
                 fsspec = import_package("fsspec.core", f"reading {url}", "remote", "fsspec")
-                named = persist(partial(_list_remote, fsspec, asked, tries), url, tries, within)
+                named = persist(partial(_list_remote, fsspec, asked, tries), url, tries, tries.first_answer)
         else:
             is_folder = Path(url).is_dir()
             is_pattern = is_folder or (glob.has_magic(url) and not Path(url).exists())
@@ -231,8 +235,7 @@ class RemoteFile(io.RawIOBase):
         self._tries = tries
         options = getattr(tries, "options", {})  # pickles of earlier releases have none
         self._system, self._path = persist(lambda: fsspec.url_to_fs(url, **options), url, PLAIN)
-        within = FIRST_ANSWER if tries == Tries() else math.inf
-        self._size, self._end = known or (persist(self._find_size, url, tries, within), b"")
+        self._size, self._end = known or (persist(self._find_size, url, tries, tries.first_answer), b"")
         self._position = 0
 
     def keep_end(self, count: int) -> tuple[int, bytes]:

@@ -28,7 +28,6 @@ from gpuloader.sources.dataset import Dataset
 from gpuloader.sources.files.remote_files import (
     ATTEMPTS,
     BUFFER,
-    FIRST_ANSWER,
     PLAIN,
     TIMEOUT,
     Tries,
@@ -394,9 +393,9 @@ class ZarrDataset(StoredArrays):
 
     def _open(self) -> Any:
         zarr = import_package("zarr", "reading Zarr arrays", "zarr")
-        within = FIRST_ANSWER if self._tries == Tries() else math.inf
         options = getattr(self._tries, "options", None) or None
-        return self._ask(lambda: zarr.open(self._url, mode="r", storage_options=options), within=within)
+        action = partial(zarr.open, self._url, mode="r", storage_options=options)
+        return self._ask(action, within=self._tries.first_answer)
 
     def _list(self, store: Any) -> list[str]:
         with warnings.catch_warnings(record=True) as heard:

@@ -8,7 +8,6 @@ import pytest
 
 from gpuloader import DataLoader, HDF5Dataset, ParquetDataset, SourceError, TarDataset, ZarrDataset
 from gpuloader.sources.files import remote_files as opening
-from gpuloader.sources.files import stored_arrays
 from gpuloader.sources.files.remote_files import Tries, persist
 from tests.fakes import wait_until
 
@@ -56,7 +55,6 @@ def test_by_default_a_server_must_answer_once_in_time(kind, package, name, monke
         pytest.importorskip(needed)
     assert opening.FIRST_ANSWER == 10
     monkeypatch.setattr(opening, "FIRST_ANSWER", 0.3)
-    monkeypatch.setattr(stored_arrays, "FIRST_ANSWER", 0.3)
     with silence() as server, pytest.raises(SourceError, match=r"no answer within the timeout of 0\.[0-3]"):
         list(DataLoader(kind(f"{server}/{name}"), places="cpu"))
     wait_until(lambda: not [one for one in threading.enumerate() if one.name == "gpuloader-request"])
