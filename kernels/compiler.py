@@ -10,12 +10,8 @@ A file holds either one kernel of its own name or several entries, which its Pyt
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 import sys
-import tempfile
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import import_module, resources
 from itertools import product
@@ -111,6 +107,8 @@ def compile_kernel(name: str, architecture: int, entries: tuple[str, ...] | None
     Uses NVRTC if it is installed, otherwise nvcc. Any thread may call this. Raises `CompileError` if the
     compiler reports an error or a warning, or if there is none.
     """
+    import shutil  # here and below: every program imports this file, and only our own checks compile ahead
+
     nvrtc, entries = find_nvrtc(), kernel_entries(name) if entries is None else entries
     if nvrtc is not None:
         return _compile_by_nvrtc(nvrtc, name, architecture, entries)
@@ -157,6 +155,9 @@ def _compile_by_nvrtc(nvrtc: Any, name: str, architecture: int, entries: tuple[s
 
 
 def _compile_by_nvcc(name: str, architecture: int, entries: tuple[str, ...]) -> bytes:
+    import subprocess
+    import tempfile
+
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, f"{name}.cu"), Path(folder, f"{name}.cubin")
         # A template is compiled only where it is used; taking its address counts as a use.
@@ -173,6 +174,7 @@ def _compile_by_nvcc(name: str, architecture: int, entries: tuple[str, ...]) -> 
 
 def main() -> int:
     """Compile every kernel for every architecture and print one line each; return 0 if all compiled."""
+    from concurrent.futures import ThreadPoolExecutor
 
     def attempt(wanted: tuple[str, int]) -> bytes | CompileError:
         try:

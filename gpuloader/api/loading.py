@@ -32,6 +32,12 @@ if TYPE_CHECKING:
     from gpuloader.batches.image_samples import ImageStage
 
 
+def _draw_seed() -> int:
+    # 31 bits, as many as NumPy's legacy generator draws alike on all systems. A function, because naming the
+    # generator would import numpy.random for every program.
+    return np.random.randint(2**31)
+
+
 @dataclass(frozen=True, slots=True)
 class Framework:
     """What a framework's own loader does by default, so that a loader with its parameters does the same."""
@@ -39,9 +45,8 @@ class Framework:
     # Makes the sampler of a loader that was passed none, from the dataset, `shuffle` and the generator. None
     # makes one of this package's, whose seed the loader draws from the generator.
     make_sampler: Callable[..., Iterable[int]] | None = None
-    # Returns the seed of a loader that was passed none, from the framework's global random state. 31 bits, as
-    # many as NumPy's legacy generator draws alike on all systems.
-    draw_seed: Callable[[], int] = partial(np.random.randint, 2**31)  # noqa: RUF009
+    # Returns the seed of a loader that was passed none, from the framework's global random state.
+    draw_seed: Callable[[], int] = _draw_seed
     # Whether shard='auto' leaves alone what cannot be divided among ranks. A program that only changed its
     # import did not ask for sharding, so it must run as before.
     divides_if_possible: bool = False

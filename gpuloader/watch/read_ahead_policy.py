@@ -23,7 +23,8 @@ import threading
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
-from statistics import median
+
+from numpy import median  # the standard library's imports decimals and fractions into every program
 
 PAYS = 40_000
 """Nanoseconds of work to hide in each step from which a thread can pay for the hand-over of batches.
@@ -160,7 +161,7 @@ class ReadAheadPolicy:
 
     def _hides(self, shorter: float) -> bool:
         """Return whether a step with the thread takes clearly less than one without."""
-        return median(self._alone) - self._both >= shorter * _LEAST_HIDDEN
+        return bool(median(self._alone) - self._both >= shorter * _LEAST_HIDDEN)
 
     def _judge(self, cycle: float, count: int) -> None:
         """Decide from times in which both ran, so that each may contain waits for the other."""
@@ -189,7 +190,7 @@ class ReadAheadPolicy:
         others, count = sum(self._cycles) - max(self._cycles), len(self._cycles)
         least = others / (_WINDOWS - 1)
         self._both = others / max(count - 1, 1)
-        return count == _WINDOWS or median(self._alone) - least < shorter * _LEAST_HIDDEN
+        return bool(count == _WINDOWS or median(self._alone) - least < shorter * _LEAST_HIDDEN)
 
     def _try(self) -> None:
         """Measure a few steps without the thread, to learn what it hides."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from time import perf_counter_ns
@@ -158,6 +157,8 @@ class Meter:
         self.skipped += len(reasons)
         for reason in reasons[: _NAMED - len(self.skipped_samples)]:
             self.skipped_samples += (reason,)
+            import logging  # the import takes longer than a batch, and most programs leave nothing out
+
             logging.getLogger("gpuloader").warning("a sample is left out: %s", reason)
 
     def snapshot(self) -> LoaderStats:
