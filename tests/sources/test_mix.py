@@ -13,7 +13,6 @@ from gpuloader import (
     BatchSampler,
     ComposeDataset,
     ConcatDataset,
-    Dataset,
     DistributedBatchSampler,
     IterableDataset,
     MixDataset,
@@ -26,16 +25,15 @@ from gpuloader import (
 from gpuloader.order.order import AT_END, Mixed
 from tests import loading
 from tests.rank_loaders import loaders_of, numbers
-from tests.sample_sets import INLINE, PROCESSES, WORKERS, name_workers
+from tests.sample_sets import INLINE, PROCESSES, WORKERS, MadeAtOnce, name_workers
 
 terms = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9)), min_size=1, max_size=4)
 
 
 def mix(at_end="stop", sizes=(20, 60, 200), weights=(1, 2, 3)):
     """Return a mix of ranges that do not overlap: 0 …, 1000 …, 2000 …."""
-    return MixDataset(
-        [range(1000 * at, 1000 * at + size) for at, size in enumerate(sizes)], weights, at_end=at_end
-    )
+    parts = [range(1000 * at, 1000 * at + size) for at, size in enumerate(sizes)]
+    return MixDataset(parts, weights, at_end=at_end)
 
 
 load = partial(loading.load, batch_size=7, seed=4, shuffle=True)
@@ -57,20 +55,17 @@ def order_of(sizes, weights, at_end, shuffle=True, seed=4, epoch=1):
 class TestWhenOneEnds:
     def test_stop_ends_the_epoch(self):
         found = samples(load(mix("stop")))
-        assert counts(found) == [20, 40, 60]
-        assert len(set(found)) == 120
+        assert (counts(found), len(set(found))) == ([20, 40, 60], 120)
 
-    def test_repeat_reads_it_again_until_all_were_read(self):
+    def test_repeat_reads_all_of_it_again_until_all_were_read(self):
         found = samples(load(mix("repeat")))
         assert counts(found) == [67, 133, 200]
         times = np.bincount(found, minlength=2200)
         assert times[2000:].tolist() == [1] * 200
         assert set(times[:20]) == {3, 4}
         assert set(times[1000:1060]) == {2, 3}
-
-    def test_repeat_reads_all_before_it_reads_one_again(self):
-        found = [one for one in samples(load(mix("repeat"))) if one < 1000]
-        passes = [found[at : at + 20] for at in range(0, 60, 20)]
+        first = [one for one in found if one < 1000]
+        passes = [first[at : at + 20] for at in range(0, 60, 20)]
         assert [sorted(one) for one in passes] == [list(range(20))] * 3
         assert passes[0] != passes[1] != list(range(20))
 
@@ -105,10 +100,6 @@ def test_an_order_can_be_entered_anywhere(terms, at_end, shuffle, cut):
     assert pickle.loads(pickle.dumps(order)).slice(0, len(order)).tolist() == found
 
 
-def test_the_order_does_not_change_between_releases():
-    assert order_of((2, 5), (1, 1), "repeat")[1] == [0, 2, 4, 1, 3, 6, 5, 1, 0, 0]
-
-
 class TestOrder:
     def test_every_block_has_each_in_proportion(self):
         found = np.array(order_of((10**5, 10**6, 10**7), (1, 2, 3), "stop")[1])
@@ -137,19 +128,16 @@ class TestOrder:
     def test_billions_of_samples_are_entered_at_once(self):
         order = Mixed((10**12, 3 * 10**12), (1.0, 9.0), "repeat", True, 1, 0)
         assert len(order) > 3.3 * 10**12
-        part = order.slice(2 * 10**12, 2 * 10**12 + 100)
-        assert len(set(part.tolist())) == 100
-
-    def test_an_epoch_may_have_almost_2_to_the_52_samples(self):
+        assert len(set(order.slice(2 * 10**12, 2 * 10**12 + 100).tolist())) == 100
         order, count = Mixed((2**51 - 1, 2**51), (1.0, 1.0), "stop", False, 1, 0), 2**52 - 2
-        assert len(order) == count
+        assert len(order) == count  # almost the most samples that an epoch may have
         assert order.slice(count - 4, count).tolist() == [2**51 - 3, 2**52 - 4, 2**51 - 2, 2**52 - 3]
 
     def test_tiny_sets_may_be_repeated_often(self):
-        found = samples(load(mix("repeat", (1, 3, 3000), (1, 1, 2))))
-        times = np.bincount(found)
+        times = np.bincount(samples(load(mix("repeat", (1, 3, 3000), (1, 1, 2)))))
         assert times[[0, 1000, 1001, 1002]].tolist() == [1500, 500, 500, 500]
         assert set(times[2000:]) == {1}
+        assert order_of((2, 5), (1, 1), "repeat")[1] == [0, 2, 4, 1, 3, 6, 5, 1, 0, 0]  # in every release
 
 
 class TestLoaders:
@@ -165,43 +153,28 @@ class TestLoaders:
         ranks = loaders_of(mix(at_end), 3, batch_size=4, shuffle=shuffle)
         steps = zip(*ranks, strict=True)
         found = [one for step in steps for batch in step for one in numbers(batch)]
-        wanted = samples(load(mix(at_end), seed=5, shuffle=shuffle))
-        assert found == wanted
+        assert found == samples(load(mix(at_end), seed=5, shuffle=shuffle))
 
     def test_without_shuffling_ranks_need_no_seed(self):
         load(mix(), seed=None, shuffle=False, shard=(0, 2))
         with pytest.raises(ValueError, match="pass the same seed to all of them"):
             load(mix(), seed=None, shard=(0, 2))
 
-    def test_the_length_of_the_loader_is_that_of_an_epoch(self):
-        assert len(load(mix())) == 18  # 120 samples
-        assert len(mix()) == 280
-
     @pytest.mark.parametrize("cache", ["host", "device"])
     def test_a_cache_holds_every_sample_once_and_keeps_the_order(self, cache):
-        cached = load(mix("repeat"), cache=cache)
-        plain = load(mix("repeat"))
+        cached, plain = load(mix("repeat"), cache=cache), load(mix("repeat"))
         for _ in range(2):
             assert samples(cached) == samples(plain)
 
     def test_samples_are_read_together_if_a_dataset_can(self):
-        class Many(Dataset):
-            def __len__(self):
-                return 10
+        many = MadeAtOnce(lambda index: index + 1000, 10)
+        assert counts(samples(load(MixDataset([range(10), many], [1, 1])))) == [10, 10, 0]
 
-            def __getitems__(self, indices):
-                return [index + 1000 for index in indices]
-
-        assert counts(samples(load(MixDataset([range(10), Many()], [1, 1])))) == [10, 10, 0]
-
-    def test_a_mix_may_hold_arrays(self):
+    def test_a_mix_may_hold_arrays_and_numbers_of_any_library_are_weights(self):
         parts = [TensorDataset(np.arange(3)), TensorDataset(np.arange(1000, 1006))]
-        loader = load(MixDataset(parts, [1, 2]))
-        assert counts([one for (batch,) in loader for one in batch.tolist()]) == [3, 6, 0]
-
-    def test_numbers_of_any_library_are_weights(self):
-        weights = mix(weights=np.array([1, 2, 3], np.float32)).weights
-        assert (weights.dtype, weights.tolist()) == (np.float64, [1, 2, 3])
+        arrays = MixDataset(parts, np.array([1, 2], np.float32))
+        assert (arrays.weights.dtype, arrays.weights.tolist()) == (np.float64, [1, 2])
+        assert counts([one for (batch,) in load(arrays) for one in batch.tolist()]) == [3, 6, 0]
 
 
 class TestWeightsAreNotLost:
@@ -214,10 +187,7 @@ class TestWeightsAreNotLost:
                 r"then mix those; to do without the weights, pass ConcatDataset\(mix.datasets\)",
             ),
             (lambda mix: random_split(mix, [0.5, 0.5]), "random_split would .* split its datasets first"),
-            (
-                lambda mix: ConcatDataset(["a", mix]),
-                "a ConcatDataset would .* concatenate its datasets first",
-            ),
+            (lambda mix: ConcatDataset(["a", mix]), "a ConcatDataset would .* concatenate its datasets"),
             (lambda mix: mix + mix, "a ConcatDataset would .* concatenate its datasets first"),
             (lambda mix: ComposeDataset([mix, range(280)]), "a ComposeDataset would .* compose its datasets"),
             (lambda mix: MixDataset([mix, "ab"], [1, 1]), "a MixDataset would .* mix all datasets at once"),
@@ -228,35 +198,34 @@ class TestWeightsAreNotLost:
             make(mix())
 
     @pytest.mark.parametrize(
-        "options",
+        ("name", "sampler"),
         [
-            {"sampler": [20, 0, 81]},
-            {"sampler": iter([3])},
-            {"sampler": SequenceSampler(mix())},
-            {"sampler": RandomSampler(mix())},
-            {"sampler": mix(weights=(3, 2, 1)).default_sampler(shuffle=True)},
-            {"batch_size": 1, "batch_sampler": [[1, 2]]},
-            {"batch_size": 1, "batch_sampler": BatchSampler(mix(), shuffle=True, batch_size=4)},
-            {"batch_size": 1, "batch_sampler": DistributedBatchSampler(mix(), 4, 2, 0)},
+            ("sampler", [20, 0, 81]),
+            ("sampler", iter([3])),
+            ("sampler", SequenceSampler(mix())),
+            ("sampler", RandomSampler(mix())),
+            ("sampler", mix(weights=(3, 2, 1)).default_sampler(shuffle=True)),
+            ("batch_sampler", [[1, 2]]),
+            ("batch_sampler", BatchSampler(mix(), shuffle=True, batch_size=4)),
+            ("batch_sampler", DistributedBatchSampler(mix(), 4, 2, 0)),
         ],
     )
-    def test_by_another_sampler(self, options):
-        ((name, sampler),) = [(name, value) for name, value in options.items() if name != "batch_size"]
+    def test_by_another_sampler(self, name, sampler):
         message = (
             f"the {name}, of type {type(sampler).__name__}, would read the MixDataset without its weights: "
             rf"leave it out, .*; for an order of your own, read ConcatDataset\(mix.datasets\)"
         )
         with pytest.raises(TypeError, match=message):
-            load(mix(), shuffle=False, **options)
+            load(mix(), shuffle=False, batch_size=1, **{name: sampler})
 
-    def test_its_own_sampler_may_be_passed(self):
+    def test_its_own_sampler_may_be_passed_and_a_copy_of_a_loader_mixes_too(self):
         wanted = samples(load(mix()))
+        assert samples(pickle.loads(pickle.dumps(load(mix())))) == wanted
         made = mix().default_sampler(shuffle=True)
         assert samples(load(mix(), shuffle=False, sampler=made)) == wanted
         grouped = BatchSampler(sampler=made, batch_size=5)
-        assert samples(load(mix(), shuffle=False, batch_size=1, batch_sampler=grouped)) == wanted
-        of_a_loader = load(mix()).batch_sampler
-        assert samples(load(mix(), shuffle=False, batch_size=1, batch_sampler=of_a_loader)) == wanted
+        for whole in (grouped, load(mix()).batch_sampler):
+            assert samples(load(mix(), shuffle=False, batch_size=1, batch_sampler=whole)) == wanted
 
         class Wrapping:
             batch_sampler = grouped
@@ -271,36 +240,27 @@ class TestWeightsAreNotLost:
         loader = load(ConcatDataset(mix().datasets), shuffle=False, sampler=[20, 0, 81])
         assert samples(loader) == [1000, 0, 2001]
 
-    def test_a_copy_of_a_loader_mixes_too(self):
-        again = pickle.loads(pickle.dumps(load(mix())))
-        assert samples(again) == samples(load(mix()))
-
-
-class Stream(IterableDataset):
-    pass
-
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("datasets", "weights", "at_end", "message"),
     [
-        (([], []), "datasets must hold at least one dataset"),
-        ((["a", ""], [1, 1]), "dataset 1 is empty; leave it out of the mix"),
-        ((["a", "b"], [1]), "weights must be one number per dataset: 2, got 1"),
-        ((["a", "b"], []), "weights must be one number per dataset: 2, got 0"),
-        ((["a", "b"], [1, 0]), "weights must be finite and above 0, got 0.0 at index 1"),
-        ((["a", "b"], [1, -1]), "weights must be finite and above 0, got -1.0 at index 1"),
-        ((["a", "b"], [1, np.nan]), "weights must be finite and above 0, got nan at index 1"),
-        ((["a", "b"], "no"), "weights must be a list of numbers"),
-        ((["a", "b"], None), "weights must be a list of numbers, got NoneType of shape"),
-        ((["a", "b"], [1, 1], "end"), "at_end must be one of 'stop', 'repeat', 'drop', got 'end'"),
-        ((["a", "b"], [1, 1e-300], "repeat"), "an epoch would have .* the weights are too far from"),
-        (([range(2**51)] * 2, [1, 1]), "an epoch would have 4.5e\\+15 samples"),
+        ([], [], "stop", "datasets must hold at least one dataset"),
+        (["a", ""], [1, 1], "stop", "dataset 1 is empty; leave it out of the mix"),
+        (["a", "b"], [1], "stop", "weights must be one number per dataset: 2, got 1"),
+        (["a", "b"], [], "stop", "weights must be one number per dataset: 2, got 0"),
+        (["a", "b"], [1, 0], "stop", "weights must be finite and above 0, got 0.0 at index 1"),
+        (["a", "b"], [1, -1], "stop", "weights must be finite and above 0, got -1.0 at index 1"),
+        (["a", "b"], [1, np.nan], "stop", "weights must be finite and above 0, got nan at index 1"),
+        (["a", "b"], "no", "stop", "weights must be a list of numbers"),
+        (["a", "b"], None, "stop", "weights must be a list of numbers, got NoneType of shape"),
+        (["a", "b"], [1, 1], "end", "at_end must be one of 'stop', 'repeat', 'drop', got 'end'"),
+        (["a", "b"], [1, 1e-300], "repeat", "an epoch would have .* the weights are too far from"),
+        ([range(2**51)] * 2, [1, 1], "stop", "an epoch would have 4.5e\\+15 samples"),
     ],
 )
-def test_bad_values(arguments, message):
-    datasets, weights, *at_end = arguments
+def test_bad_values(datasets, weights, at_end, message):
     with pytest.raises(ValueError, match=message):
-        MixDataset(datasets, weights, **({"at_end": at_end[0]} if at_end else {}))
+        MixDataset(datasets, weights, at_end=at_end)
 
 
 @pytest.mark.parametrize("compose", [ConcatDataset, ComposeDataset, lambda parts: MixDataset(parts, [1, 1])])
@@ -308,12 +268,10 @@ def test_bad_values(arguments, message):
     ("parts", "message"),
     [
         ({"a": range(3), "b": range(3)}, "datasets must be a list of datasets, got a dict; pass its values"),
-        (
-            TensorDataset(np.zeros(2)),
-            "datasets must be a list of datasets, got the dataset TensorDataset",
-        ),
+        (TensorDataset(np.zeros(2)), "datasets must be a list of datasets, got the dataset TensorDataset"),
         ("ab", "datasets must be a list of datasets, got the text 'ab'"),
         ([{"x": [1, 2]}, {"x": [3, 4]}], r"dataset 0 .* got a dict whose .* pass TableDataset\(columns\)"),
+        (["a", IterableDataset()], "dataset 1 must be map-style, got the IterableDataset IterableDataset"),
     ],
 )
 def test_what_is_no_list_of_datasets(compose, parts, message):
@@ -321,17 +279,13 @@ def test_what_is_no_list_of_datasets(compose, parts, message):
         compose(parts)
 
 
-def test_iterable_datasets_have_no_order_to_mix():
-    with pytest.raises(TypeError, match="dataset 1 must be map-style, got the IterableDataset Stream"):
-        MixDataset(["a", Stream()], [1, 1])
-
-
 def test_the_description_tells_what_it_holds():
+    assert len(mix()) == 280
+    assert len(load(mix())) == 18  # batches of the 120 samples of an epoch
     assert repr(mix("repeat", weights=(1, 2.5, 3))) == (
         "<MixDataset: 280 samples of 3 datasets with the weights 1, 2.5, 3; 434 per epoch, at_end='repeat'>"
     )
-    many = MixDataset(["a"] * 20, np.ones(20))
-    assert repr(many) == (
+    assert repr(MixDataset(["a"] * 20, np.ones(20))) == (
         "<MixDataset: 20 samples of 20 datasets with the weights 1, 1, 1, 1, 1, 1, 1, 1, …; 20 per epoch, "
         "at_end='stop'>"
     )

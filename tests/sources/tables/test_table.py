@@ -72,9 +72,10 @@ class TestEveryLibrary:
         assert column(loader, "even") == [row % 2 == 0 for row in range(ROWS)]
         assert len(loader) == 5
 
-    def test_missing_text_is_none(self, library):
-        table = make_table(library, {"name": ["a", None, "c"]})
-        assert column(load(table), "name") == ["a", None, "c"]
+    def test_missing_text_is_none_and_dates_stay_objects(self, library):
+        days = [dt.datetime(2024, 1, day) for day in (1, 2, 3)]
+        loader = load(make_table(library, {"name": ["a", None, "c"], "day": days}))
+        assert (column(loader, "name"), column(loader, "day")) == (["a", None, "c"], days)
 
     @pytest.mark.parametrize("workers", [*WORKERS, PROCESSES], ids=name_workers)
     @pytest.mark.parametrize("columns", [numbers, mixed])
@@ -95,37 +96,27 @@ class TestEveryLibrary:
         found = column(before, "label") + column(again, "label")
         assert found == column(load(table, shuffle=True, seed=1), "label")
 
-    def test_lists_of_different_length_are_ragged_or_padded(self, library):
-        words = [[1.0, 2.0], [3.0], [], [4.0, 5.0, 6.0]]
-        table = make_table(library, {"words": words, "name": list("abcd")})
+    def test_lists_are_ragged_or_padded_or_if_of_one_length_rows_of_an_array(self, library):
+        words, boxes = [[1.0, 2.0], [3.0], [], [4.0, 5.0, 6.0]], [[row, row + 1] for row in range(4)]
+        table = make_table(library, {"words": words, "box": boxes, "name": list("abcd")})
         batch = next(iter(load(table, ragged=["words"])))
         assert batch["words"].values.tolist() == [1, 2, 3, 4, 5, 6]
         assert batch["words"].recursive_sequence_lengths() == [[2, 1, 0, 3]]
+        assert batch["box"].tolist() == boxes
         batch = next(iter(load(table, pad={"words": -1}, sampler=[3, 0])))
         assert batch["words"].tolist() == [[4, 5, 6], [1, 2, -1]]
         with pytest.raises(SampleError, match=r"field 'words': .* name the field in ragged, or in pad"):
             list(load(table))
 
-    def test_lists_of_one_length_are_rows_of_an_array(self, library):
-        boxes = [[row, row + 1] for row in range(ROWS)]
-        loader = load(make_table(library, {"box": boxes, "name": [str(row) for row in range(ROWS)]}))
-        batch = next(iter(loader))
-        assert batch["box"].tolist() == boxes[:5]
-        assert [row.tolist() for row in column(loader, "box")] == boxes
-
-    def test_dates_stay_objects(self, library):
-        days = [dt.datetime(2024, 1, day) for day in (1, 2, 3)]
-        assert column(load(make_table(library, {"day": days})), "day") == days
-
-    @pytest.mark.parametrize("kind", ["Int64", "Float64", "boolean"])
-    def test_a_null_among_numbers_is_an_error(self, library, kind):
-        values = {"Int64": [1, None, 0], "Float64": [1.0, None, 0.0], "boolean": [True, None, False]}[kind]
+    @pytest.mark.parametrize(
+        ("kind", "values"),
+        [("Int64", [1, None, 0]), ("Float64", [1.0, None, 0.0]), ("boolean", [True, None, False])],
+    )
+    def test_a_null_among_numbers_is_an_error(self, library, kind, values):
         if library == "pandas":
             values = pytest.importorskip("pandas").array(values, dtype=kind)
         table = make_table(library, {"age": values})
-        with pytest.raises(
-            DataFileError, match=r"column 'age': 1 of 3 values is null, which no number can rep"
-        ):
+        with pytest.raises(DataFileError, match="column 'age': 1 of 3 values is null, which no number can"):
             load(table)
 
     def test_a_sampler_of_indices_reads_rows(self, library):
@@ -156,30 +147,22 @@ class TestEveryLibrary:
     def test_ranks_divide_it(self, library):
         table = make_table(library, mixed())
         ranks = [make(table, rank, 2, shuffle=True, seed=2) for rank in range(2)]
-        found = [
-            label
-            for step in zip(*ranks, strict=True)
-            for batch in step
-            for label in batch["label"][batch["mask"]].tolist()
-        ]
+        steps = zip(*ranks, strict=True)
+        found = [one for step in steps for batch in step for one in batch["label"][batch["mask"]].tolist()]
         assert found == column(load(table, shuffle=True, seed=2), "label")
 
     def test_columns_differ_in_name(self, library):
-        if library == "pandas":
-            frame = make_table(library, {"a": [1], "b": [2]})
-            frame.columns = ["a", "a"]
+        table = make_table(library, {"1": [1], "b": [2]})
+        if library == "polars":
+            return  # which itself refuses others
+        if library == "dict":
+            table[1] = [2]
         elif library == "pyarrow":
-            pa = pytest.importorskip("pyarrow")
-            frame = pa.table([[1], [2]], names=["a", "a"])
-        elif library == "polars":
-            return
+            table = table.rename_columns(["1", "1"])
         else:
-            frame = {"1": [1], 1: [2]}
-            with pytest.raises(ValueError, match="several columns of the table have the name '1'"):
-                TableDataset(frame)
-            return
-        with pytest.raises(ValueError, match="several columns of the table have the name 'a'"):
-            load(frame)
+            table.columns = ["1", "1"]
+        with pytest.raises(ValueError, match="several columns of the table have the name '1'"):
+            TableDataset(table)
 
     def test_a_table_pickles(self, library):
         table = TableDataset(make_table(library, mixed()))
@@ -217,15 +200,10 @@ class TestPandas:
         assert column(load(frame), "arrow") == [1, 2]
 
     def test_categories_become_their_values(self, pd):
-        frame = pd.DataFrame(
-            {
-                "pet": pd.Categorical(["cat", "dog", None, "cat"]),
-                "size": pd.Categorical([30, 10, 20, 30]),
-            }
-        )
+        sizes, pets = pd.Categorical([30, 10, 20, 30]), ["cat", "dog", None, "cat"]
+        frame = pd.DataFrame({"pet": pd.Categorical(pets), "size": sizes})
         (batch,) = load(frame)
-        assert batch["pet"] == ["cat", "dog", None, "cat"]
-        assert batch["size"].tolist() == [30, 10, 20, 30]
+        assert (batch["pet"], batch["size"].tolist()) == (pets, [30, 10, 20, 30])
         frame["size"] = pd.Categorical([30, None, 20, 30])
         with pytest.raises(DataFileError, match="column 'size': 1 of 4 values is null"):
             load(frame)
@@ -261,10 +239,6 @@ class TestPolars:
         assert (batch["point"]["x"].tolist(), batch["point"]["name"]) == ([1, 2], ["a", "b"])
         assert batch["object"] == [{1}, {2}]
 
-    def test_a_lazy_frame_has_to_be_collected(self, pl):
-        with pytest.raises(TypeError, match=r"has not been read yet: pass frame.collect\(\)"):
-            load(pl.DataFrame({"x": [1]}).lazy())
-
     def test_several_chunks(self, pl):
         frame = pl.concat([pl.DataFrame({"x": [1, 2], "t": ["a", "b"]})] * 3, rechunk=False)
         assert column(load(frame), "x") == [1, 2] * 3
@@ -277,21 +251,17 @@ class TestArrow:
         return pytest.importorskip("pyarrow")
 
     def make(self, pa, chunks, rows=1000):
-        parts = np.array_split(np.arange(rows), chunks)
-        return pa.concat_tables(
-            [
-                pa.table(
-                    {
-                        "label": part,
-                        "box": pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(part, 3) * 1.0), 3),
-                        "name": [f"row {row}" for row in part],
-                        "words": [[int(row)] * (row % 3) for row in part],
-                        "even": [bool(row % 2 == 0) for row in part],
-                    }
-                )
-                for part in parts
-            ]
-        )
+        def piece(part):
+            columns = {
+                "label": part,
+                "box": pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(part, 3) * 1.0), 3),
+                "name": [f"row {row}" for row in part],
+                "words": [[int(row)] * (row % 3) for row in part],
+                "even": [bool(row % 2 == 0) for row in part],
+            }
+            return pa.table(columns)
+
+        return pa.concat_tables(map(piece, np.array_split(np.arange(rows), chunks)))
 
     @pytest.mark.parametrize("joined", [0, 1 << 20])
     @pytest.mark.parametrize("options", [{}, {"shuffle": True, "seed": 1}, {"shuffle": True, **THREADS}])
@@ -320,30 +290,14 @@ class TestArrow:
             [1, 2], [3, 4], [5, 6], [7, 8], [9, 10],
         ]  # fmt: skip
 
-    def test_record_batches_and_empty_chunks(self, pa):
+    def test_record_batches_and_empty_chunks_and_tables_without_rows(self, pa):
         (batch,) = load(pa.record_batch({"x": [1, 2]}))
         assert batch["x"].tolist() == [1, 2]
         column_ = pa.chunked_array([[], [1], [], [2, 3], []], type=pa.int64())
         assert column(load(pa.table({"x": column_, "t": ["a", "b", "c"]})), "x") == [1, 2, 3]
-
-    def test_a_table_without_rows(self, pa):
         table = pa.table({"x": pa.array([], pa.int64()), "t": pa.array([], pa.string())})
         assert list(load(table)) == []
         assert list(load(pa.schema([("t", pa.string())]).empty_table())) == []
-
-    def test_dictionaries_become_their_values(self, pa):
-        table = pa.table(
-            {
-                "pet": pa.array(["cat", "dog", None]).dictionary_encode(),
-                "size": pa.array([3, 1, 3]).dictionary_encode(),
-            }
-        )
-        (batch,) = load(table)
-        assert (batch["pet"], batch["size"].tolist()) == (["cat", "dog", None], [3, 1, 3])
-
-    def test_nulls_within_lists_are_found(self, pa):
-        with pytest.raises(DataFileError, match="column 'words': 1 of 2 values is null"):
-            load(pa.table({"words": [[1, None], [2]]}))
 
     def test_text_alone_is_loaded_in_threads_even_if_processes_were_asked_for(self, pa):
         loader = load(self.make(pa, 3).select(["name"]), batch_size=100, **PROCESSES)
@@ -352,18 +306,15 @@ class TestArrow:
 
 
 class TestDicts:
-    def test_arrays_are_not_copied(self):
-        array = np.zeros((4, 3))
-        assert find_arrays(TableDataset({"x": array})).arrays[0] is array
-
-    def test_any_number_of_dimensions_and_byte_order(self):
-        (batch,) = load({"image": np.arange(12, dtype=">i2").reshape(2, 3, 2), "f": np.arange(4.0)[::2]})
-        assert batch["image"].tolist() == np.arange(12).reshape(2, 3, 2).tolist()
-        assert batch["f"].tolist() == [0, 2]
-
-    def test_a_ragged_column(self):
-        words = Ragged.from_samples([[1, 2], [3]], "int64")
-        (batch,) = load({"words": words, "n": [1, 2]}, ragged=["words"])
+    def test_arrays_of_any_shape_and_byte_order_and_ragged_ones_are_columns(self):
+        array, words = np.zeros((4, 3)), Ragged.from_samples([[1, 2], [3]], "int64")
+        assert find_arrays(TableDataset({"x": array})).arrays[0] is array  # which is not copied
+        image = np.arange(12, dtype=">i2").reshape(2, 3, 2)
+        table = {"image": image, "f": np.arange(4.0)[::2], "words": words}
+        loader = load(table, ragged=["words"])
+        assert loader.dataset is table
+        (batch,) = loader
+        assert (batch["image"].tolist(), batch["f"].tolist()) == (image.tolist(), [0, 2])
         assert batch["words"].recursive_sequence_lengths() == [[2, 1]]
 
     def test_lists_of_whatever_there_is(self):
@@ -387,14 +338,6 @@ class TestDicts:
         assert batch["scalars"].dtype == np.float32
         assert batch["objects"] == [{1}, None]
 
-    def test_numbers_beyond_64_bits(self):
-        with pytest.raises(SampleError, match="field 'huge': expected an array of numbers, got dtype object"):
-            next(iter(load({"huge": [2**70, 1]})))
-
-    def test_lists_with_a_missing_one(self):
-        with pytest.raises(DataFileError, match="column 'boxes': 1 of 2 values is null"):
-            load({"boxes": [[1, 2], None]})
-
     @pytest.mark.parametrize(
         ("make", "table", "kind", "problem"),
         [
@@ -403,18 +346,15 @@ class TestDicts:
                 (load, {"x": value}, DataFileError, f"column 'x': expected one value per row, got {what}")
                 for value, what in ((3, "int"), ("abc", "str"), (np.float32(2), "the single"))
             ),
+            (load, {"boxes": [[1, 2], None]}, DataFileError, "column 'boxes': 1 of 2 values is null"),
+            (load, {"huge": [2**70, 1]}, SampleError, "field 'huge': expected an array of numbers, got dt"),
             (TableDataset, {}, ValueError, "the table has no columns"),
-            (
-                TableDataset,
-                [1, 2],
-                TypeError,
-                "a table must be a data frame .*, or a dict of columns, got list",
-            ),
+            (TableDataset, [1, 2], TypeError, "must be a data frame .*, or a dict of columns, got list"),
         ],
     )
     def test_what_is_no_table(self, make, table, kind, problem):
         with pytest.raises(kind, match=problem):
-            make(table)
+            list(make(table))
 
     def test_a_dict_of_samples_is_still_a_map(self):
         samples = {"a.jpg": np.zeros(2), "b.jpg": np.ones(2)}
@@ -424,10 +364,6 @@ class TestDicts:
         assert [batch.tolist() for batch in batches] == [[[1, 1]], [[0, 0]]]
         by_number = {number: np.full(2, number) for number in range(3)}
         assert next(iter(load(by_number))).tolist() == [[0, 0], [1, 1], [2, 2]]
-
-    def test_the_loader_keeps_what_it_was_given(self):
-        table = mixed()
-        assert load(table).dataset is table
 
 
 class TestWithTheRest:
@@ -483,19 +419,31 @@ class TestWithTheRest:
 @settings(deadline=None)
 def test_rows_of_chunks_are_the_rows(lengths, cuts, data):
     pa = pytest.importorskip("pyarrow")
-    values = [list(range(length)) for length in lengths]
+    values, words = [list(range(length)) for length in lengths], [f"{length} long" for length in lengths]
     bounds = sorted({0, len(values), *(cut for cut in cuts if cut <= len(values))})
-    chunks = [pa.array(values[a:b], pa.list_(pa.int64())) for a, b in itertools.pairwise(bounds)]
-    chunked = Chunked([len(chunk) for chunk in chunks], lambda number: _column(chunks[number], "x"))
+    pairs = list(itertools.pairwise(bounds))
+    columns = {
+        "x": [_column(pa.array(values[a:b], pa.list_(pa.int64())), "x") for a, b in pairs],
+        "word": [_column(pa.array(words[a:b]), "word") for a, b in pairs],
+        "number": [np.array(lengths[a:b]) for a, b in pairs],
+    }
+    sizes = [b - a for a, b in pairs]
+    chunked = {name: Chunked(sizes, pieces.__getitem__) for name, pieces in columns.items()}
     indices = data.draw(
-        st.lists(st.integers(0, len(values) - 1), min_size=1, max_size=9)
+        st.lists(st.integers(0, len(values) - 1), max_size=9)
         | st.integers(0, len(values) - 1).map(lambda start: list(range(start, len(values))))
     )
-    block = Block([Part({"x": chunked}, as_rows(values, indices, len(values)))])
-    assert [sample["x"].tolist() for sample in block] == [values[index] for index in indices]
-    found = [part.tolist() for piece, rows, _ in block.pieces("x") for part in take_each(piece, rows)]
-    assert found == [values[index] for index in indices]
-    assert block.columns()["x"].values.tolist() == [number for index in indices for number in values[index]]
+    block = Block([Part(chunked, as_rows(values, indices, len(values)))])
+    wanted = [values[index] for index in indices]
+    assert [sample["x"].tolist() for sample in block] == wanted
+    taken = [part.tolist() for piece, rows, _ in block.pieces("x") for part in take_each(piece, rows)]
+    assert taken == wanted
+    found = block.columns()
+    assert found["x"].values.tolist() == list(itertools.chain(*wanted))
+    assert (found["word"], found["number"].tolist()) == (
+        [words[index] for index in indices],
+        [lengths[index] for index in indices],
+    )
 
 
 @pytest.mark.parametrize("library", LIBRARIES[:3])
@@ -511,20 +459,6 @@ def test_rows_of_chunks_are_the_rows(lengths, cuts, data):
 def test_a_table_is_no_dataset_to_combine(library, combine):
     with pytest.raises(TypeError, match=r"must be map-style, got the table \w+; pass TableDataset\(table\)"):
         combine(make_table(library, numbers()))
-
-
-def test_columns_in_chunks_are_joined():
-    pa = pytest.importorskip("pyarrow")
-    numbers, words = np.arange(6), list("abcdef")
-    columns = {
-        "x": Chunked([2, 4], [numbers[:2], numbers[2:]].__getitem__),
-        "word": Chunked(
-            [2, 4], [_column(pa.array(part), "word") for part in (words[:2], words[2:])].__getitem__
-        ),
-    }
-    for indices in ([1, 2, 3], [5, 0], []):
-        found = Block([Part(columns, as_rows(words, indices, 6))]).columns()
-        assert (found["x"].tolist(), found["word"]) == (indices, [words[index] for index in indices])
 
 
 class TestSeries:
@@ -552,35 +486,26 @@ class TestSeries:
 
     def test_as_the_dataset(self, series):
         expected = list(series)
-        joined = (
-            series,
-            Subset(series, [0, 1, 2]),
-            ConcatDataset([series[:1], series[1:]]),
-            Subset(ConcatDataset([series]), range(3)),
-        )
-        for dataset in joined:
+        parts = series[:1], series[1:]
+        whole = Subset(ConcatDataset([series]), range(3))
+        for dataset in (series, Subset(series, [0, 1, 2]), ConcatDataset(parts), whole):
             loader = load(dataset, batch_size=None, collate_fn=lambda sample: [sample])
             assert [sample for (sample,) in loader] == expected
-        parts = random_split(series, [2, 1], seed=0)
-        assert [series.iloc[index] for part in parts for index in part.indices] == [
-            one for part in parts for one in part
-        ]
+        for part in random_split(series, [2, 1], seed=0):
+            assert [series.iloc[index] for index in part.indices] == list(part)
 
-    def test_as_indices(self):
+    def test_as_indices_and_labels_as_keys(self):
         pandas = pytest.importorskip("pandas")
         indices = pandas.Series([9, 4, 2])[[False, True, True]]
         assert list(Subset(range(5), indices)) == [4, 2]
         assert next(iter(load(range(5), sampler=indices))).tolist() == [4, 2]
         assert column(load({"x": np.arange(5)}, sampler=indices), "x") == [4, 2]
-
-    def test_labels_are_keys(self):
-        pandas = pytest.importorskip("pandas")
-        series = pandas.Series([1, 2], index=["a", "b"])
-        assert list(Subset(series, ["b"])) == [2]
+        assert list(Subset(pandas.Series([1, 2], index=["a", "b"]), ["b"])) == [2]
 
 
 def test_the_description_tells_what_it_holds():
     table = TableDataset({"x": [0.5], "box": [[1, 2]], "name": ["a"]})
+    assert table.columns == table.names == ("x", "box", "name")
     assert repr(table) == (
         "<TableDataset: 1 row of x (float64), box (int64 of shape (2,)), name (Python objects)>"
     )
@@ -588,11 +513,6 @@ def test_the_description_tells_what_it_holds():
     assert repr(ragged) == "<TableDataset: 2 rows of tokens (int64 of varying shape)>"
     wide = TableDataset({f"c{number}": [1] for number in range(10)})
     assert repr(wide).endswith("c6 (int64), c7 (int64) and 2 more>")
-
-
-def test_the_columns_are_those_of_the_table_in_its_order():
-    table = TableDataset({"x": [0.5], "box": [[1, 2]], "name": ["a"]})
-    assert table.columns == table.names == ("x", "box", "name")
 
 
 # Tables in pieces, and tables that are not in memory yet.
@@ -612,12 +532,11 @@ def test_a_list_of_arrow_tables_is_one_table(split):
     assert [batch["x"].tolist() for batch in batches] == [[0.5, 1.5], [2.5]]
 
 
-def test_arrow_tables_of_other_columns_are_refused():
-    pa = pytest.importorskip("pyarrow")
+@pytest.mark.parametrize("other", [lambda pa: pa.table({"y": [1]}), lambda pa: 3])
+def test_a_list_of_other_arrow_tables_is_refused(other):
+    tables = [arrow_table(), other(pytest.importorskip("pyarrow"))]
     with pytest.raises(ValueError, match="a list of Arrow tables must hold tables of one schema"):
-        DataLoader([arrow_table(), pa.table({"y": [1]})], places="cpu")
-    with pytest.raises(ValueError, match="a list of Arrow tables must hold tables of one schema"):
-        TableDataset([arrow_table(), 3])
+        TableDataset(tables)
 
 
 def test_a_table_is_not_one_sample_and_not_a_column():
@@ -646,10 +565,8 @@ def unread(kind, path):
     pq.write_table(table, path)
     if kind.startswith("Parquet"):
         return getattr(pq, kind)(path)
-    dataset = pyarrow.dataset.dataset(path)
-    return {"Scanner": dataset.scanner(), "UnionDataset": pyarrow.dataset.dataset([dataset])}.get(
-        kind, dataset
-    )
+    found = pyarrow.dataset.dataset(path)
+    return {"Scanner": found.scanner(), "UnionDataset": pyarrow.dataset.dataset([found])}.get(kind, found)
 
 
 @pytest.mark.parametrize(
