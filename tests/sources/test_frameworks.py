@@ -21,6 +21,9 @@ def framework(request):
     return pytest.importorskip(MODULES[request.param])
 
 
+THREADS = {"num_workers": 2, "worker_type": "thread"}
+
+
 def make_lines(framework):
     class Lines(framework.IterableDataset):
         def __iter__(self):
@@ -29,31 +32,6 @@ def make_lines(framework):
             return itertools.islice(range(12), first, None, step)
 
     return Lines()
-
-
-THREADS = {"num_workers": 2, "worker_type": "thread"}
-
-
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 1}, THREADS], ids=str)
-def test_an_iterable_data_set_of_a_framework_is_read_once(framework, options):
-    loader = DataLoader(make_lines(framework), places="cpu", batch_size=3, **options)
-    for _ in range(2):
-        assert sorted(np.concatenate(list(loader)).tolist()) == list(range(12))
-
-
-def test_a_framework_asked_about_the_worker_answers_in_its_process(framework):
-    class Asking(Dataset):
-        def __len__(self):
-            return 8
-
-        def __getitem__(self, index):
-            info = framework.get_worker_info()
-            return np.array([info.id, info.num_workers, type(info.dataset) is Asking])
-
-    told = np.concatenate(list(DataLoader(Asking(), places="cpu", batch_size=2, num_workers=2)))
-    assert sorted(set(told[:, 0])) == [0, 1]
-    assert (told[:, 1:] == [2, 1]).all()
-    assert framework.get_worker_info() is None  # in this process
 
 
 class Asking(Dataset):
@@ -73,18 +51,38 @@ class Asking(Dataset):
         return np.array([info.id, info.num_workers, info.seed % 2**32, info.dataset is self])
 
 
+def in_threads(ask):
+    return DataLoader(Asking(ask), places="cpu", batch_size=20, **THREADS)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 1}, THREADS], ids=str)
+def test_an_iterable_data_set_of_a_framework_is_read_once(framework, options):
+    loader = DataLoader(make_lines(framework), places="cpu", batch_size=3, **options)
+    for _ in range(2):
+        assert sorted(np.concatenate(list(loader)).tolist()) == list(range(12))
+
+
+def test_a_framework_asked_about_the_worker_answers_in_its_process(framework):
+    def told(samples):
+        info = framework.get_worker_info()
+        return [info.id, info.num_workers, list(info.dataset)]
+
+    found = list(DataLoader(range(8), places="cpu", batch_size=2, num_workers=2, collate_fn=told))
+    assert {number for number, _, _ in found} == {0, 1}
+    assert [rest for _, *rest in found] == [[2, [*range(8)]]] * 4
+    assert framework.get_worker_info() is None  # in this process
+
+
 class TestThreads:
     def test_are_told_each_for_itself(self, framework):
-        loader = DataLoader(Asking(framework.get_worker_info), places="cpu", batch_size=20, **THREADS)
-        told = np.concatenate(list(loader))
+        told = np.concatenate(list(in_threads(framework.get_worker_info)))
         assert (told[:, 1] == 2).all()
         assert told[:, 3].all()
         assert len({tuple(row) for row in told.tolist()}) == len({row[0] for row in told.tolist()}) == 2
 
     def test_leave_the_answer_to_others_as_it_is(self, framework):
         code = framework.get_worker_info.__code__
-        loader = DataLoader(Asking(framework.get_worker_info), places="cpu", batch_size=20, **THREADS)
-        epoch = iter(loader)
+        epoch = iter(in_threads(framework.get_worker_info))
         next(epoch)
         assert framework.get_worker_info() is None
         inline = DataLoader(make_lines(framework), places="cpu", batch_size=12)
@@ -103,14 +101,10 @@ class TestThreads:
 
     def test_of_several_ranks_read_everything(self, framework):
         """Under shard every worker reads all items, so the dataset must not divide them."""
-        found = [
-            DataLoader(make_lines(framework), places="cpu", shard=(rank, 2), uneven="drop", **THREADS)
-            for rank in range(2)
-        ]
-        assert [np.concatenate(list(loader)).tolist() for loader in found] == [
-            [*range(0, 12, 2)],
-            [*range(1, 12, 2)],
-        ]
+        for rank in range(2):
+            options = {"shard": (rank, 2), "uneven": "drop", **THREADS}
+            loader = DataLoader(make_lines(framework), places="cpu", **options)
+            assert np.concatenate(list(loader)).tolist() == [*range(rank, 12, 2)]
 
     def test_collate_without_shared_memory(self, framework):
         if framework.__name__ != "torch.utils.data":
@@ -134,14 +128,8 @@ class TestThreads:
 
         moved = SimpleNamespace(get_worker_info=get_worker_info, WorkerInfo=dict)
         monkeypatch.setitem(sys.modules, "torch.utils.data._utils.worker", moved)
-        seen = DataLoader(
-            range(2),
-            places="cpu",
-            collate_fn=lambda samples: get_worker_info(),
-            num_workers=1,
-            worker_type="thread",
-        )
-        assert list(seen) == ["elsewhere"] * 2
+        options = {"collate_fn": lambda samples: get_worker_info(), **THREADS}
+        assert list(DataLoader(range(2), places="cpu", **options)) == ["elsewhere"] * 2
 
     def test_are_answered_over_a_module_like_the_frameworks(self, monkeypatch):
         """So this is tested where neither is installed."""
@@ -150,9 +138,7 @@ class TestThreads:
         worker.WorkerInfo = SimpleNamespace
         monkeypatch.setitem(sys.modules, "torch.utils.data._utils.worker", worker)
         code = worker.get_worker_info.__code__
-        told = np.concatenate(
-            list(DataLoader(Asking(worker.get_worker_info), places="cpu", batch_size=20, **THREADS))
-        )
+        told = np.concatenate(list(in_threads(worker.get_worker_info)))
         assert {row[1] for row in told.tolist()} == {2}
         assert worker.get_worker_info() is None
         assert worker.get_worker_info.__code__ is code

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from gpuloader import ComposeDataset, DataLoader, PackedList, StagingMemoryError
 from gpuloader.sources.packed import pack_list
 from gpuloader.system import platforms
 from tests.fakes import nothing_left_behind
+from tests.sample_sets import Made
 
 ITEMS = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
@@ -32,31 +34,24 @@ def test_what_comes_out_is_what_went_in(items, part):
             packed[beyond]
 
 
-def test_more_items_than_are_pickled_at_a_time():
+def test_pickles_of_it_hold_more_items_than_are_pickled_at_a_time():
     items = [f"{number}" for number in range(200_000)]
     packed = PackedList(items)
     assert packed[::1000] == items[::1000]
-    assert packed[-1] == "199999"
+    again = pickle.loads(pickle.dumps(packed))
+    assert isinstance(again, PackedList)
+    assert (len(again), again[-1]) == (200_000, "199999")
 
 
-def test_pickles_of_it_hold_the_items():
-    packed = pickle.loads(pickle.dumps(PackedList(["a", ("b", 2)])))
-    assert isinstance(packed, PackedList)
-    assert list(packed) == ["a", ("b", 2)]
+def test_it_leaves_nothing_behind_not_even_in_a_full_memory(monkeypatch):
+    def refuse(descriptor, nbytes):
+        raise OSError(28, "No space left on device")
 
-
-def test_it_leaves_nothing_behind():
     with nothing_left_behind():
         packed = PackedList(range(1000))
         part = packed[3:5]
         del packed
     assert part == [3, 4]
-
-
-def test_a_full_memory_is_an_error(monkeypatch):
-    def refuse(descriptor, nbytes):
-        raise OSError(28, "No space left on device")
-
     monkeypatch.setattr("gpuloader.sources.packed.reserve", refuse)
     with nothing_left_behind(), pytest.raises(StagingMemoryError, match="No space left"):
         PackedList(range(1000))
@@ -67,29 +62,20 @@ def test_without_memory_files_it_lies_in_an_unlinked_one(monkeypatch):
     assert list(PackedList("abc")) == ["a", "b", "c"]
 
 
-class Names:
-    """A dataset over packed names, which tells whether its worker shares their memory."""
-
-    def __init__(self, names):
-        self.names = names
-
-    def __len__(self):
-        return len(self.names)
-
-    def __getitem__(self, index):
-        with open("/proc/self/maps") as maps:
-            mapped = sum("gpuloader-list" in line for line in maps)
-        return self.names[index], mapped, os.getpid()
+def read_name(names, index):
+    """Return a packed name, and how often its worker maps the memory of such lists."""
+    with open("/proc/self/maps") as maps:
+        mapped = sum("gpuloader-list" in line for line in maps)
+    return names[index], mapped, os.getpid()
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
 def test_workers_map_the_programs_memory(method):
     names = [f"picture {number}" for number in range(12)]
-    dataset = Names(PackedList(names))
+    dataset = Made(partial(read_name, PackedList(names)), 12)
     loader = DataLoader(dataset, places="cpu", batch_size=4, num_workers=2, start_method=method)
     for _ in range(2):
-        read = [list(zip(*batch, strict=True)) for batch in loader]
-        rows = [row for batch in read for row in batch]
+        rows = [row for batch in loader for row in zip(*batch, strict=True)]
         assert [name for name, _, _ in rows] == names
         assert {mapped for _, mapped, _ in rows} == {1}
         assert os.getpid() not in {pid for _, _, pid in rows}
@@ -104,15 +90,11 @@ def test_two_lists_are_not_mixed_up():
 class TestListsAsDatasets:
     """`pack_list`, which the loader applies before it sends a list to workers."""
 
-    def test_large_ones_are_packed_once(self):
+    def test_large_ones_are_packed_once_and_a_change_is_noticed(self):
         items = [f"{number}" for number in range(5000)]
         packed = pack_list(items, 20_000)
         assert list(packed) == items
         assert pack_list(items, 20_000) is packed
-
-    def test_a_change_is_noticed(self):
-        items = [f"{number}" for number in range(5000)]
-        packed = pack_list(items, 20_000)
         items.reverse()
         again = pack_list(items, 20_000)
         assert again is not packed
