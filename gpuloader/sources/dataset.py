@@ -46,11 +46,9 @@ from gpuloader.sources.array_rows import (
 from gpuloader.sources.block import Block, each_row, join_samples
 from gpuloader.system.iterators import refuse_read
 
-# Datasets that are read in an order of their own, such as a `MixDataset`, must not lose it inside others.
-
 
 def refuse_mix(dataset: object, reader: str, instead: str) -> None:
-    """Raise `TypeError` if a dataset has an order of its own, in which `reader` would not read it."""
+    """Raise `TypeError` if a dataset, such as a `MixDataset`, has an order that `reader` would lose."""
     # Refused where it happens: read as a ConcatDataset, the mix would train on other proportions in silence.
     if callable(getattr(dataset, "default_sampler", None)):
         raise BadType(
@@ -153,18 +151,18 @@ class _Combined(Dataset[S]):
     """Map-style datasets read as one, which asks each of them for many samples at once where it can."""
 
     _instead_of_a_mix: ClassVar[str] = "concatenate its datasets first, then mix those"
+    _read_one: Callable[[int], S]
+    _read: Many
 
     def __init__(self, datasets: Iterable[MapStyle[Any]]) -> None:
-        # Iterating over these yields keys, letters or samples instead of datasets.
-        expected = "datasets must be a list of datasets"
+        # Iterating over these yields keys, letters or samples.
+        expected, kind = "datasets must be a list of datasets, got", type(datasets).__name__
         if isinstance(datasets, Mapping):
-            raise BadType(f"{expected}, got a {type(datasets).__name__}; pass its values")
+            raise BadType(f"{expected} a {kind}; pass its values")
         if isinstance(datasets, str | bytes):
-            raise BadType(f"{expected}, got the text {datasets!r}")
+            raise BadType(f"{expected} the text {datasets!r}")
         if isinstance(datasets, (Dataset, *find_classes("Dataset"))):
-            raise BadType(
-                f"{expected}, got the dataset {type(datasets).__name__}; pass a list of it and others"
-            )
+            raise BadType(f"{expected} the dataset {kind}; pass a list of it and others")
         self.datasets: list[MapStyle[Any]] = [
             check_map_style(f"dataset {position}", one) for position, one in enumerate(datasets)
         ]
@@ -183,12 +181,6 @@ class _Combined(Dataset[S]):
     def __getitems__(self) -> Many:
         """Reads several samples at once; exists only if one of the datasets has it."""
         return pass_on(self, _Combined, self._read, self.datasets)
-
-    def _read_one(self, position: int) -> S:
-        raise NotImplementedError
-
-    def _read(self, indices: Sequence[int]) -> list[Any]:
-        raise NotImplementedError
 
 
 class ConcatDataset(_Combined[S]):
@@ -573,9 +565,8 @@ def _shuffle(count: int, generator: object) -> NDArray[np.int64]:
         lib: Any = sys.modules["torch"]
         drawn = lib.randperm(count, generator=generator, device=generator.device)
         return cast("NDArray[np.int64]", drawn.cpu().numpy())
-    raise TypeError(
-        "generator must be a seed, a NumPy generator or a torch.Generator, got " + type(generator).__name__
-    )
+    kind = type(generator).__name__
+    raise TypeError(f"generator must be a seed, a NumPy generator or a torch.Generator, got {kind}")
 
 
 def _check_equal(kind: str, unit: str, given: Sequence[Sized]) -> None:
@@ -672,19 +663,15 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
 
     def __getstate__(self) -> dict[str, Any]:
         # As arrays, because worker processes share the memory of arrays, but would copy that of tensors.
-        own = map(has_own_class, self.tensors)
-        shared = tuple(one if keeps else as_array(one) for one, keeps in zip(self.tensors, own, strict=True))
-        were_tensors = [
-            is_tensor(one) and not is_tensor(now) for one, now in zip(self.tensors, shared, strict=True)
-        ]
+        were_tensors = [is_tensor(one) and not has_own_class(one) for one in self.tensors]
+        pairs = zip(self.tensors, were_tensors, strict=True)
+        shared = tuple([as_array(one) if was_tensor else one for one, was_tensor in pairs])
         return {**vars(self), "tensors": shared, "were_tensors": were_tensors}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        were_tensors = state.pop("were_tensors")
         vars(self).update(state)
-        if any(were_tensors):
-            pairs = zip(self.tensors, were_tensors, strict=True)
-            self.tensors = tuple(tensor_over(array) if was_tensor else array for array, was_tensor in pairs)
+        pairs = zip(self.tensors, vars(self).pop("were_tensors"), strict=True)
+        self.tensors = tuple([tensor_over(one) if was_tensor else one for one, was_tensor in pairs])
 
 
 # Datasets side by side, and mixed by weight.
@@ -730,9 +717,6 @@ class ComposeDataset(_Combined[tuple[Any, ...]]):
 def _flatten(samples: Iterable[Any]) -> tuple[Any, ...]:
     fields = (sample if isinstance(sample, tuple | list) else (sample,) for sample in samples)
     return tuple(itertools.chain.from_iterable(fields))
-
-
-_SHOWN = 8  # weights in a description
 
 
 class MixDataset(ConcatDataset[S]):
@@ -790,15 +774,13 @@ class MixDataset(ConcatDataset[S]):
             )
         sizes = np.diff(self.cumulative_sizes, prepend=0)
         if not sizes.all():
-            raise ValueError(
-                f"dataset {int(np.flatnonzero(sizes == 0)[0])} is empty; leave it out of the mix"
-            )
+            raise ValueError(f"dataset {sizes.argmin()} is empty; leave it out of the mix")
         # Asked for here, because it raises if the epoch would be too long.
         self.default_sampler(shuffle=False)
 
     def __repr__(self) -> str:
-        weights = ", ".join(f"{weight:g}" for weight in self.weights[:_SHOWN])
-        more = ", …" if len(self.weights) > _SHOWN else ""
+        weights = ", ".join(f"{weight:g}" for weight in self.weights[:8])
+        more = ", …" if len(self.weights) > 8 else ""
         epoch = len(self.default_sampler(shuffle=False))
         return (
             f"<{type(self).__name__}: {len(self):,} samples of {len(self.datasets)} datasets with the "

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import glob
 import io
-import itertools
 import math
 import os
 import time
@@ -331,8 +330,8 @@ def persist(action: Callable[[], T], url: str, tries: Tries, within: float = mat
         The last attempt failed, or the error will not pass. Its cause is the last exception.
     """
     until = time.monotonic() + within
-    for attempt in itertools.count(1):
-        pause = min(FIRST_WAIT * 2 ** (attempt - 1), LONGEST_WAIT)
+    attempt, pause = 1, FIRST_WAIT
+    while True:
         try:
             timeout = min(tries.timeout, max(until - time.monotonic(), FIRST_WAIT))
             return _within(timeout, action) if timeout else action()
@@ -342,7 +341,7 @@ def persist(action: Callable[[], T], url: str, tries: Tries, within: float = mat
                 raise SourceError(problem, url=url, attempts=attempt) from error
         time.sleep(pause)
         end_if_exiting()
-    raise AssertionError("not reached")
+        attempt, pause = attempt + 1, min(2 * pause, LONGEST_WAIT)
 
 
 def _within(seconds: float, action: Callable[[], T]) -> T:

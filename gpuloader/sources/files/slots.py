@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,8 @@ import numpy as np
 from gpuloader.errors import DataFileError
 from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.system.platforms import kill_session
+
+_EXIT_S = 10.0  # a command must exit within this time after it has closed its output, or was killed
 
 
 def read_slots(
@@ -90,11 +92,17 @@ def _lines(path: Path, command: str) -> Generator[bytes, None, None]:
         assert process.stdout is not None
         try:
             yield from process.stdout
-            code = process.wait()
+            code = process.wait(_EXIT_S)
+        except subprocess.TimeoutExpired:
+            problem = f"the pipe command {command!r} closed its output, but did not exit within {_EXIT_S:g} s"
+            raise DataFileError(f"{path}: {problem}; make it exit when it has written all lines") from None
         finally:
             if process.returncode is None:  # reading ended early
                 kill_session(process.pid)
             process.stdout.close()
-            process.wait()
+            with suppress(
+                subprocess.TimeoutExpired
+            ):  # killed, but held by the system, such as by a dead disk
+                process.wait(_EXIT_S)
     if code:
         raise DataFileError(f"{path}: the pipe command {command!r} exited with code {code}")

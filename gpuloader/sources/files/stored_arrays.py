@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.errors import DataFileError, LoaderError, SourceError, describe_error, import_package
-from gpuloader.sources.array_rows import as_rows, check_index, locate
+from gpuloader.sources.array_rows import check_index, check_rows, locate
 from gpuloader.sources.block import Block, Part, SampleFields, each_row, of_arrays
 from gpuloader.sources.dataset import Dataset
 from gpuloader.sources.files.remote_files import (
@@ -135,8 +135,7 @@ class StoredArrays(Dataset[dict[str, Any]]):
         return self._take_block
 
     def _take_block(self, indices: Sequence[int]) -> Block:
-        rows = as_rows(self, indices, len(self))
-        rows = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+        rows = check_rows(self, np.asarray(indices, np.int64), len(self))
         return Block([Part(self._read_columns(rows), slice(0, len(rows)))])
 
     def _read_columns(self, rows: NDArray[np.int64]) -> dict[str, Any]:
@@ -357,13 +356,8 @@ class ZarrDataset(StoredArrays):
     arrays : list of str or None
         The arrays of the group to read. None reads all at its top level, if the store can list them; HTTP
         cannot.
-    attempts : int
-        How many times to try a read over connections that drop. The waits in between grow to 5 s at most.
-    timeout : float
-        Seconds after which one attempt to read from a server has failed; 0 means no limit. By default, a
-        server must also have answered once within 10 s.
-    storage_options : dict or None
-        What to give to fsspec with URLs, such as credentials. Workers get it, and nothing shows it.
+    attempts, timeout, storage_options : int, float, dict or None
+        As for `HDF5Dataset`.
 
     Raises
     ------

@@ -226,12 +226,10 @@ def _count(text: str) -> list[str]:
     if found is None:
         return []
     first, last, step = found[1], found[2], abs(int(found[3] or 1)) or 1
-    if not first[-1].isdigit():
-        start, stop = ord(first), ord(last)
-    else:
-        start, stop = int(first), int(last)
+    is_letter = not first[-1].isdigit()
+    start, stop = (ord(first), ord(last)) if is_letter else (int(first), int(last))
     numbers = range(start, stop + 1, step) if start <= stop else range(start, stop - 1, -step)
-    if not first[-1].isdigit():
+    if is_letter:
         return [chr(number) for number in numbers]
     is_padded = any(re.match("-?0[0-9]", one) for one in (first, last))
     width = max(len(first), len(last)) if is_padded else 0

@@ -193,10 +193,9 @@ class ImageFolder(_Files):
         try:
             with os.scandir(directory) as entries:
                 classes = sorted(map(attrgetter("name"), filter(os.DirEntry.is_dir, entries)))
-        except FileNotFoundError:
-            raise FileNotFoundError(f"{directory} does not exist; expected a folder of folders") from None
-        except NotADirectoryError:
-            raise FileNotFoundError(f"{directory} is a file; expected a folder of folders") from None
+        except (FileNotFoundError, NotADirectoryError) as error:
+            problem = "does not exist" if isinstance(error, FileNotFoundError) else "is a file"
+            raise FileNotFoundError(f"{directory} {problem}; expected a folder of folders") from None
         if not classes:
             raise FileNotFoundError(f"{directory} has no folders; expected one for each class")
         return classes, dict(zip(classes, range(len(classes)), strict=True))

@@ -165,11 +165,10 @@ def _cut(file: BinaryIO) -> Iterator[bytes]:
             if len(rest) > _MAXIMUM_LIST_BYTES or file.tell() > MAXIMUM_TEXT_BYTES:
                 most = f"{_MAXIMUM_LIST_BYTES:,} bytes of text in a list, {MAXIMUM_TEXT_BYTES:,} in all"
                 raise ValueError(f"expected at most {most}, got more")
-    except EOFError:
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         read = f"{file.tell():,} bytes of text"
-        raise ValueError(f"expected a whole gzip file, but it is cut off after {read}") from None
-    except (gzip.BadGzipFile, zlib.error) as error:
-        read = f"{file.tell():,} bytes of text"
+        if isinstance(error, EOFError):
+            raise ValueError(f"expected a whole gzip file, but it is cut off after {read}") from None
         raise ValueError(f"expected a valid gzip file, but after {read}: {error}") from None
     if rest.strip(_WHITESPACE):
         last = _quote(rest[-20:])

@@ -153,13 +153,13 @@ class _ReaderProcess:
         except (EOFError, OSError):
             raise self.death() from None
         try:
-            kind, payload, trace = pickle.loads(message)
+            found: tuple[int, Any, str] = pickle.loads(message)
+            return found
         except Exception as error:
             raise LoaderError(
                 f"an item from reader process {self.child.pid} cannot be unpickled "
                 f"({type(error).__name__}: {error}); yield arrays, numbers, strings or lists of them"
             ) from error
-        return kind, payload, trace
 
     def failure(self) -> BaseException:
         """Return the exception that the reader raised, behind the items that it sent, or else the death."""

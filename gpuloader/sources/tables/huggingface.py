@@ -136,9 +136,8 @@ def choose_dtypes(form: str | None, sample: Mapping[str, Any]) -> dict[str, np.d
     """Return the dtypes to which a format converts the fields of a sample, as Hugging Face does."""
     if form not in TENSORS:
         return {}
-    whole: np.dtype[Any] = np.dtype(np.int64)
-    if form == "jax" and not sys.modules["jax"].config.jax_enable_x64:
-        whole = np.dtype(np.int32)
+    is_short = form == "jax" and not sys.modules["jax"].config.jax_enable_x64
+    whole: np.dtype[Any] = np.dtype(np.int32 if is_short else np.int64)
     by_kind: dict[str, np.dtype[Any]] = {"i": whole, "u": whole, "f": np.dtype(np.float32)}
     kinds = {name: getattr(getattr(value, "dtype", None), "kind", "") for name, value in sample.items()}
     return {name: by_kind[kind] for name, kind in kinds.items() if kind in by_kind}

@@ -9,3 +9,10 @@ def files(tmp_path):
     from tests.sources.files.parquet_files import write_files
 
     return write_files(tmp_path)
+
+
+@pytest.fixture
+def remote():
+    """Skip the test without what reads remote files."""
+    pytest.importorskip("aiohttp")
+    pytest.importorskip("fsspec")

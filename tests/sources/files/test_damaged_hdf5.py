@@ -11,11 +11,9 @@ from gpuloader import DataFileError, HDF5Dataset
 
 h5py = pytest.importorskip("h5py")
 
-SIGNATURES = [b"SNOD", b"TREE", b"HEAP"]  # of a group's symbol table, the tree over it, and its names
-
 
 @pytest.mark.parametrize("arrays", [None, ["x"]])
-@pytest.mark.parametrize("signature", SIGNATURES)
+@pytest.mark.parametrize("signature", [b"SNOD", b"TREE", b"HEAP"])  # of its table, a tree over it, its names
 def test_a_damaged_group_is_an_error_that_names_the_file(tmp_path, signature, arrays):
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:

@@ -31,8 +31,7 @@ def store(tmp_path, version):
 
 
 def read(store, *arguments):
-    dataset = ZarrDataset(store, *arguments)
-    return list(DataLoader(dataset, places="cpu", batch_size=8))
+    return list(DataLoader(ZarrDataset(store, *arguments), places="cpu", batch_size=8))
 
 
 def change(store, version, **changes):
@@ -82,14 +81,11 @@ def test_broken_metadata(store, version, broken, arrays):
         read(store, *arrays)
 
 
-def test_missing_metadata(store, version):
+def test_missing_metadata_and_a_missing_array_that_was_named(store, version):
     (store / "x" / METADATA[version]).unlink()
     with pytest.raises(DataFileError, match=r"a.zarr, column 'x': its metadata are missing"):
         read(store)
     assert read(store, ["y"])[0]["y"].tolist() == X.tolist()
-
-
-def test_a_missing_array_that_was_named(store):
     shutil.rmtree(store / "x")
     with pytest.raises(DataFileError, match=r"a.zarr, column 'x': there is no array of this name"):
         read(store, ["x", "y"])

@@ -16,11 +16,18 @@ from gpuloader import DataLoader, ParquetDataset, SourceError
 from gpuloader.errors import MissingPackage
 from gpuloader.sources.block import Block
 from gpuloader.sources.files import parquet
-from tests.fakes import wait_until
+from tests.fakes import leave_early, nothing_left_behind, wait_until
 from tests.loading import resume
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, name_workers
 from tests.sources.files.parquet_files import COLUMNS, SHUFFLED, pa, pq
 from tests.sources.files.serving import serve
+
+BOTH_ORDERS = pytest.mark.parametrize("options", [{}, SHUFFLED], ids=["in order", "shuffled"])
+
+
+def load(urls, *arguments, batch_size=7, workers=INLINE, **options):
+    dataset = ParquetDataset(urls, *arguments, **options)
+    return DataLoader(dataset, places="cpu", batch_size=batch_size, **workers)
 
 
 def check(batch):
@@ -35,36 +42,32 @@ def check(batch):
 
 
 @pytest.mark.parametrize("workers", [INLINE, ONE_THREAD, THREADS, PROCESSES], ids=name_workers)
-@pytest.mark.parametrize("options", [{}, SHUFFLED], ids=["in order", "shuffled"])
+@BOTH_ORDERS
 def test_every_row_arrives_once(files, workers, options):
-    dataset = ParquetDataset(files, COLUMNS, **options)
-    assert (dataset.rows, dataset.shards) == (100, 14)
-    loader = DataLoader(dataset, places="cpu", batch_size=7, **workers)
-    epochs = [[label for batch in loader for label in check(batch)] for _ in range(2)]
+    with nothing_left_behind():
+        loader = load(files, COLUMNS, workers=workers, **options)
+        assert (loader.dataset.rows, loader.dataset.shards) == (100, 14)
+        epochs = [[label for batch in loader for label in check(batch)] for _ in range(2)]
+        leave_early(loader, "closed")
+        del loader
     assert [sorted(epoch) for epoch in epochs] == [list(range(100))] * 2
     assert (epochs[0] == epochs[1]) is not bool(options)
 
 
 @pytest.mark.parametrize("workers", [INLINE, ONE_THREAD, PROCESSES], ids=name_workers)
 def test_a_loader_resumes_where_another_was(files, workers):
-    def load():
-        return DataLoader(ParquetDataset(files, COLUMNS, **SHUFFLED), places="cpu", batch_size=7, **workers)
-
-    whole = [check(batch) for batch in load()]
-    _, again = resume(load, 5)
+    whole = [check(batch) for batch in load(files, COLUMNS, workers=workers, **SHUFFLED)]
+    _, again = resume(lambda: load(files, COLUMNS, workers=workers, **SHUFFLED), 5)
     assert [check(batch) for batch in again] == whole[5:]
 
 
-@pytest.mark.parametrize("options", [{}, SHUFFLED], ids=["in order", "shuffled"])
+@BOTH_ORDERS
 def test_row_groups_may_come_in_pieces(files, options, monkeypatch):
-    def load():
-        return DataLoader(ParquetDataset(files, COLUMNS, **options), places="cpu", batch_size=7)
-
-    whole = [check(batch) for batch in load()]
+    whole = [check(batch) for batch in load(files, COLUMNS, **options)]
     monkeypatch.setattr(parquet, "PIECE_NBYTES", 150)
-    assert [check(batch) for batch in load()] == whole
+    assert [check(batch) for batch in load(files, COLUMNS, **options)] == whole
     for received in (1, 4, 9):
-        _, again = resume(load, received)
+        _, again = resume(lambda: load(files, COLUMNS, **options), received)
         assert [check(batch) for batch in again] == whole[received:]
 
 
@@ -72,14 +75,11 @@ def test_rows_do_not_become_objects(files, monkeypatch):
     made = []
     iterate = Block.__iter__
     monkeypatch.setattr(Block, "__iter__", lambda block: (made.append(s) or s for s in iterate(block)))
-    loader = DataLoader(ParquetDataset(files, COLUMNS, **SHUFFLED), places="cpu", batch_size=7)
-    assert sum(len(check(batch)) for batch in loader) == 100
+    assert sum(len(check(batch)) for batch in load(files, COLUMNS, **SHUFFLED)) == 100
     assert len(made) == 1  # the first one, which determines the form of all
 
 
-def test_columns_that_are_not_selected_are_not_read(tmp_path):
-    pytest.importorskip("aiohttp")
-    pytest.importorskip("fsspec")
+def test_columns_that_are_not_selected_are_not_read(tmp_path, remote):
     noise = np.random.default_rng(0).random(200_000)
     pq.write_table(pa.table({"noise": noise, "label": np.arange(200_000)}), tmp_path / "a.parquet")
     with serve(tmp_path) as served:
@@ -96,19 +96,15 @@ FORKED = {"num_workers": 2, "start_method": "fork"}  # which have read the foote
 
 @pytest.mark.parametrize("options", [{}, {"shard": (0, 2)}, FORKED], ids=str)
 @pytest.mark.parametrize("rows", [100, 2_000, 14_000])
-def test_a_remote_file_is_read_once_in_few_requests(tmp_path, rows, options):
-    pytest.importorskip("aiohttp")
-    pytest.importorskip("fsspec")
-    path = tmp_path / "a.parquet"
+def test_a_remote_file_is_read_once_in_few_requests(tmp_path, remote, rows, options):
     generator = np.random.default_rng(0)
     columns = {f"x{number}": generator.random(rows) for number in range(20)}
-    pq.write_table(pa.table({"id": np.arange(rows), **columns}), path, row_group_size=100)
+    pq.write_table(pa.table({"id": np.arange(rows), **columns}), tmp_path / "a.parquet", row_group_size=100)
     with serve(tmp_path) as served:
-        dataset = ParquetDataset(f"{served.url}/a.parquet")
-        loader = DataLoader(dataset, places="cpu", batch_size=64, uneven="drop", **options)
+        loader = load(f"{served.url}/a.parquet", batch_size=64, workers={"uneven": "drop", **options})
         found = [one for batch in loader for one in batch["id"].tolist()]
         assert sorted(found) == list(range(0, rows, 2 if "shard" in options else 1))
-    size = path.stat().st_size
+    size = (tmp_path / "a.parquet").stat().st_size
     assert sum(count for _, count in served.ranges) <= 1.1 * size
     if not options.get("num_workers"):  # of which each reads every second row group
         assert served.heads + served.requests <= 2 * size / 2**20 + 4
@@ -116,21 +112,14 @@ def test_a_remote_file_is_read_once_in_few_requests(tmp_path, rows, options):
 
 @pytest.mark.parametrize("options", [{}, {"shuffle": True}], ids=str)
 @pytest.mark.parametrize("workers", [INLINE, THREADS, PROCESSES], ids=name_workers)
-def test_remote_files_are_read_ahead(files, tmp_path, monkeypatch, options, workers):
-    pytest.importorskip("aiohttp")
-    pytest.importorskip("fsspec")
+def test_remote_files_are_read_ahead(files, tmp_path, remote, monkeypatch, options, workers):
     monkeypatch.setattr(parquet, "TOGETHER_NBYTES", 600)  # fewer than two row groups
     monkeypatch.setattr(parquet, "_SMALL", 0)  # request row groups, although the end of the file holds some
     with serve(tmp_path) as served:
         urls = [f"{served.url}/{file.name}" for file in files]
-
-        def load(urls):
-            dataset = ParquetDataset(urls, COLUMNS, **options)
-            return DataLoader(dataset, places="cpu", batch_size=7, **workers)
-
-        whole = [check(batch) for batch in load(files)]
-        assert [check(batch) for batch in load(urls)] == whole
-        _, again = resume(lambda: load(urls), 5)
+        whole = [check(batch) for batch in load(files, COLUMNS, workers=workers, **options)]
+        assert [check(batch) for batch in load(urls, COLUMNS, workers=workers, **options)] == whole
+        _, again = resume(lambda: load(urls, COLUMNS, workers=workers, **options), 5)
         assert [check(batch) for batch in again] == whole[5:]
         dataset = ParquetDataset(urls, COLUMNS, **options)
         asked = served.requests
@@ -148,17 +137,7 @@ def test_footers_beyond_the_bound_are_read_again(files, monkeypatch):
     assert len(dataset._footers) == 1
 
 
-def test_lists_of_varying_length_are_ragged_or_padded(files):
-    dataset = ParquetDataset(files, ["label", "words"], **SHUFFLED)
-    (batch,) = DataLoader(dataset, places="cpu", batch_size=100, ragged=["words"])
-    lengths = (batch["label"] % 3).tolist()
-    assert batch["words"].recursive_sequence_lengths() == [lengths]
-    assert batch["words"].values.tolist() == np.repeat(batch["label"], lengths).tolist()
-    (batch,) = DataLoader(dataset, places="cpu", batch_size=100, pad={"words": -1})
-    assert ((batch["words"] >= 0).sum(1) == batch["label"] % 3).all()
-
-
-@pytest.mark.parametrize("options", [{}, SHUFFLED], ids=["in order", "shuffled"])
+@BOTH_ORDERS
 @pytest.mark.parametrize("longest", [3, 2_000])
 def test_lists_are_padded_and_joined_as_a_loop_would(tmp_path, longest, options):
     lengths = np.random.default_rng(0).integers(0, longest + 1, 50)
@@ -171,28 +150,26 @@ def test_lists_are_padded_and_joined_as_a_loop_would(tmp_path, longest, options)
         own = [rows[row] for row in one["row"]]
         width = max(map(len, own))
         assert one["x"].tolist() == [row + [-1] * (width - len(row)) for row in own]
-        (splits,) = other["x"].row_splits
-        assert [part.tolist() for part in np.split(other["x"].values, splits[1:-1])] == own
+        assert other["x"].recursive_sequence_lengths() == [[len(row) for row in own]]
+        assert other["x"].values.tolist() == list(itertools.chain(*own))
 
 
 def test_other_arrow_types(tmp_path):
-    numbers = np.arange(6, dtype=np.uint8)
+    numbers, kinds = np.arange(6, dtype=np.uint8), ["a", "b", None] * 2
     table = pa.table(
         {
             "tensor": pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(24.0).reshape(6, 2, 2)),
             "class": pa.array([0, 1, 0, 1, 0, 1], pa.int8()).dictionary_encode(),
-            "kind": pa.array(["a", "b"] * 3).dictionary_encode(),
+            "kind": pa.array(kinds).dictionary_encode(),
             "box": [{"x": number, "tag": str(number)} for number in numbers.tolist()],
             "raw": [bytes([number]) for number in numbers],
         }
     )
     pq.write_table(table, tmp_path / "a.parquet")
-    (batch,) = DataLoader(ParquetDataset(tmp_path / "a.parquet"), places="cpu", batch_size=6)
+    (batch,) = load(tmp_path / "a.parquet")
     assert batch["tensor"].tolist() == np.arange(24.0).reshape(6, 2, 2).tolist()
-    assert batch["class"].tolist() == [0, 1] * 3
-    assert batch["kind"] == ["a", "b"] * 3
-    assert batch["box"]["x"].tolist() == numbers.tolist()
-    assert batch["box"]["tag"] == ["0", "1", "2", "3", "4", "5"]
+    assert (batch["class"].tolist(), batch["kind"]) == ([0, 1] * 3, kinds)
+    assert (batch["box"]["x"].tolist(), batch["box"]["tag"]) == (numbers.tolist(), list("012345"))
     assert batch["raw"] == [bytes([number]) for number in numbers]
 
 
@@ -209,28 +186,21 @@ def test_other_arrow_types(tmp_path):
     ],
     ids=lambda one: str(one) if isinstance(one, pa.DataType) else "",
 )
-def test_lists_of_non_numbers_stay_whole(tmp_path, kind, rows, workers):
-    pq.write_table(pa.table({"x": pa.array(rows, kind)}), tmp_path / "a.parquet")
-    (batch,) = DataLoader(ParquetDataset(tmp_path / "a.parquet"), places="cpu", batch_size=9, **workers)
-    assert batch["x"] == rows
+def test_lists_of_non_numbers_stay_whole_also_in_a_struct(tmp_path, kind, rows, workers):
+    inside = pa.StructArray.from_arrays([pa.array(rows, kind), pa.array(range(len(rows)))], ["x", "n"])
+    pq.write_table(pa.table({"x": pa.array(rows, kind), "box": inside}), tmp_path / "a.parquet")
+    (batch,) = load(tmp_path / "a.parquet", workers=workers)
+    assert batch["x"] == batch["box"]["x"] == rows
+    assert batch["box"]["n"].tolist() == list(range(len(rows)))
 
 
-def test_lists_in_a_struct_stay_whole_as_well(tmp_path):
-    rows = [{"tags": ["a"], "x": 1}, {"tags": [], "x": 2}]
-    pq.write_table(pa.table({"box": rows}), tmp_path / "a.parquet")
-    (batch,) = DataLoader(ParquetDataset(tmp_path / "a.parquet"), places="cpu", batch_size=2)
-    assert batch["box"]["tags"] == [["a"], []]
-    assert batch["box"]["x"].tolist() == [1, 2]
-
-
-@pytest.mark.parametrize("options", [{}, SHUFFLED], ids=["in order", "shuffled"])
+@BOTH_ORDERS
 def test_files_may_disagree_on_whether_a_column_is_nullable(tmp_path, options):
     for number, nullable in enumerate((False, True)):
         schema = pa.schema([pa.field("label", pa.int64(), nullable)])
         table = pa.table({"label": [2 * number, 2 * number + 1]}, schema=schema)
         pq.write_table(table, tmp_path / f"{number}.parquet")
-    dataset = ParquetDataset([tmp_path / "0.parquet", tmp_path / "1.parquet"], **options)
-    (batch,) = DataLoader(dataset, places="cpu", batch_size=4)
+    (batch,) = load(tmp_path, **options)
     assert sorted(batch["label"].tolist()) == [0, 1, 2, 3]
 
 
@@ -244,20 +214,13 @@ READ_A_HALF = """
 """
 
 
-def test_two_processes_read_halves_from_a_server_that_drops_connections(files):
-    pytest.importorskip("aiohttp")
-    pytest.importorskip("fsspec")
+def test_two_processes_read_halves_from_a_server_that_drops_connections(files, remote):
     with serve(files[0].parent, drops=lambda tries: tries < 3) as served:
-        urls = [f"{served.url}/{file.name}" for file in files]
-        started = [
-            subprocess.Popen(
-                [sys.executable, "-c", textwrap.dedent(READ_A_HALF), *urls],
-                env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2"},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-            )
-            for rank in range(2)
-        ]
+        program = [sys.executable, "-c", textwrap.dedent(READ_A_HALF)]
+        program += [f"{served.url}/{file.name}" for file in files]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        environments = [{**os.environ, "RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
+        started = [subprocess.Popen(program, env=one, **pipes) for one in environments]
         outputs = [process.communicate(timeout=60) for process in started]
         assert [error.decode() for _, error in outputs] == ["", ""]
         assert served.dropped == 4  # both tries of both files
@@ -267,17 +230,15 @@ def test_two_processes_read_halves_from_a_server_that_drops_connections(files):
 
 
 @pytest.mark.parametrize("workers", [INLINE, ONE_THREAD, PROCESSES], ids=name_workers)
-def test_a_server_that_never_recovers(files, workers, monkeypatch):
-    pytest.importorskip("aiohttp")
-    pytest.importorskip("fsspec")
+def test_a_server_that_never_recovers(files, remote, workers, monkeypatch):
     monkeypatch.setattr(parquet, "_SMALL", 0)  # keep nothing but the footer
     broken = []
     with serve(files[0].parent, drops=lambda tries: bool(broken)) as served:
         url = f"{served.url}/{files[0].name}"
-        dataset = ParquetDataset(url, ["label"], attempts=2)
+        loader = load(url, ["label"], attempts=2, workers=workers)
         broken.append(True)
         with pytest.raises(SourceError) as caught:
-            list(DataLoader(dataset, places="cpu", batch_size=7, **workers))
+            list(loader)
     assert (caught.value.url, caught.value.attempts) == (url, 2)
 
 

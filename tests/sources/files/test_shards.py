@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gpuloader import DataLoader
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.order.worker_info import WorkerInfo, exchange_worker
+from gpuloader.sources.block import each_row
 from gpuloader.sources.files.shards import ShardDataset
 from tests.fakes import wait_until
 
@@ -33,7 +34,7 @@ class Numbers(ShardDataset):
 
     def __iter__(self):
         for [(numbers, rows)] in self._takes(1):
-            yield numbers[rows][0] if isinstance(rows, slice) else numbers[rows[0]]
+            yield from [numbers[row] for row in each_row(rows)]
 
     def _together(self, order, first):
         return min(self.together, len(order) - first)
@@ -101,35 +102,21 @@ def test_the_order_is_a_function_of_seed_and_epoch():
 
     assert order(1) == order(1)
     assert len({tuple(order(*key)) for key in [(0,), (1,), (0, 1), (1, 1)]}) == 4
-
-
-def test_the_epoch_is_the_loaders_and_the_seed_is_not():
-    """So ranks whose loaders have no seed still read disjoint parts."""
-
-    def epochs(seed):
+    # The epoch is the loader's, and the seed is not, so that ranks without a seed read disjoint parts.
+    for seed in (1, 2):
         loader = DataLoader(Numbers(SIZES, **SHUFFLED), places="cpu", batch_size=100, seed=seed)
-        return [next(iter(loader)).tolist() for _ in range(2)]
-
-    first, second = epochs(1)
-    assert first != second
-    assert epochs(2) == [first, second]
+        assert [next(iter(loader)).tolist() for _ in range(2)] == [order(0), order(1)]
 
 
-def test_without_a_buffer_shards_stay_whole():
-    with reading():
-        found = list(Numbers(SIZES, shuffle=True))
-    starts = [sum(SIZES[:shard]) for shard in range(len(SIZES)) if SIZES[shard]]
-    runs = [at for at in range(TOTAL) if not at or found[at] != found[at - 1] + 1]
-    assert {found[at] for at in runs} <= set(starts)
-    assert found != list(range(TOTAL))
-
-
-def test_no_more_than_the_buffer_is_held_and_samples_move_within_it_alone():
+def test_without_a_buffer_shards_stay_whole_and_with_one_samples_move_within_it_alone():
     dataset = Numbers(SIZES, shuffle=True, shuffle_buffer=8)
     with reading():
-        found = list(dataset)
-        plain = list(Numbers(SIZES, shuffle=True))
-    assert dataset.most == 8
+        found, plain = list(dataset), list(Numbers(SIZES, shuffle=True))
+    starts = [sum(SIZES[:shard]) for shard in range(len(SIZES)) if SIZES[shard]]
+    runs = [at for at in range(TOTAL) if not at or plain[at] != plain[at - 1] + 1]
+    assert {plain[at] for at in runs} <= set(starts)
+    assert plain != list(range(TOTAL))
+    assert dataset.most == 8  # held at once
     for start in range(0, TOTAL, 8):
         assert sorted(found[start : start + 8]) == sorted(plain[start : start + 8])
     assert found != plain
@@ -149,11 +136,7 @@ def test_a_pass_resumes_wherever_it_was_left(sizes, buffer, size, together, remo
 
     def take(dataset):
         for held in dataset._takes(size):
-            yield [
-                number
-                for numbers, rows in held
-                for number in (numbers[rows] if isinstance(rows, slice) else [numbers[row] for row in rows])
-            ]
+            yield [numbers[row] for numbers, rows in held for row in each_row(rows)]
 
     with reading(epoch=3):
         whole = list(take(Numbers(sizes, **{**options, "remote": False})))
@@ -230,18 +213,13 @@ def test_the_end_of_a_pass_ends_the_threads_that_read_ahead(end):
         del caught
 
 
-def test_local_shards_are_read_by_the_consumer():
-    with reading():
-        dataset = Numbers([9] * 30)
-        next(iter(dataset))
-        assert (dataset.read, names_of_readers()) == ([0], [])
-
-
-def test_what_was_read_before_is_not_read_again():
+def test_local_shards_are_read_by_the_consumer_and_not_again_after_resuming():
     with reading():
         first = Numbers([6] * 10)
         samples = iter(first)
-        for _ in range(31):
+        next(samples)
+        assert (first.read, names_of_readers()) == ([0], [])
+        for _ in range(30):
             next(samples)
         second = Numbers([6] * 10)
         second.load_state_dict(first.state_dict())

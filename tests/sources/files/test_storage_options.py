@@ -1,7 +1,6 @@
 """Options for remote stores, such as credentials: they reach every worker, and show nowhere."""
 
 import pickle
-import tarfile
 import traceback
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 from gpuloader import DataLoader, HDF5Dataset, ParquetDataset, SourceError, TarDataset, ZarrDataset
 from tests.sample_sets import INLINE, PROCESSES, THREADS
 from tests.sources.files.serving import serve
+from tests.sources.files.tar_files import write_tar
 
 TOKEN = "Bearer s3cret"
 OPTIONS = {"headers": {"Authorization": TOKEN}}
@@ -22,10 +22,8 @@ def write_parquet(folder):
     return ParquetDataset, "a.parquet"
 
 
-def write_tar(folder):
-    (folder / "1.cls").write_text("1")
-    with tarfile.open(folder / "a.tar", "w") as file:
-        file.add(folder / "1.cls", "1.cls")
+def write_shard(folder):
+    write_tar(folder / "a.tar", [("1.cls", b"1")])
     return TarDataset, "a.tar"
 
 
@@ -40,10 +38,8 @@ def write_zarr(folder):
     return ZarrDataset, "x.zarr"
 
 
-@pytest.fixture(params=[write_parquet, write_tar, write_hdf5, write_zarr])
-def written(request, tmp_path):
-    for needed in ("fsspec", "aiohttp"):
-        pytest.importorskip(needed)
+@pytest.fixture(params=[write_parquet, write_shard, write_hdf5, write_zarr])
+def written(request, tmp_path, remote):
     return request.param(tmp_path)
 
 
@@ -63,15 +59,11 @@ def test_options_show_nowhere(written, tmp_path):
         dataset = kind(f"{served.url}/{name}", storage_options=OPTIONS)
         loader = DataLoader(dataset, places="cpu", batch_size=3)
         for _ in loader:
-            shown = repr([dataset, loader, loader.state_dict(), dataset._tries])
-            assert "s3cret" not in shown
+            assert "s3cret" not in repr([dataset, loader, loader.state_dict(), dataset._tries])
         options = {"headers": {"Authorization": "Bearer s3cret, but wrong"}}
         with pytest.raises(SourceError, match="401") as caught:
             list(DataLoader(kind(f"{served.url}/{name}", storage_options=options), places="cpu"))
     assert caught.value.attempts == 1
     assert "s3cret" not in "".join(traceback.format_exception(caught.value))
-
-
-def test_options_are_a_dict(tmp_path):
     with pytest.raises(TypeError, match="storage_options must be a dict or None, got str"):
-        TarDataset("a.tar", storage_options="s3cret")
+        kind(name, storage_options="s3cret")

@@ -26,16 +26,16 @@ def by_pillow(pixels, box, size, kind):
 
 @st.composite
 def cases(draw):
+    """Draw pixels, a geometry that resizes a part of them and cuts a window, and that without the window."""
     height, width = draw(st.integers(1, 70)), draw(st.integers(1, 70))
     tall, wide = draw(st.integers(1, height)), draw(st.integers(1, width))
     top, left = draw(st.integers(0, height - tall)), draw(st.integers(0, width - wide))
     size = draw(st.integers(1, 50)), draw(st.integers(1, 50))
-    window = (
-        draw(st.integers(-3, size[0])),
-        draw(st.integers(-3, size[1])),
-        *draw(st.tuples(*[st.integers(1, 50)] * 2)),
-    )
-    return (height, width), (top, left, tall, wide), size, window, draw(st.sampled_from(sorted(FILTERS)))
+    window = draw(st.integers(-3, size[0])), draw(st.integers(-3, size[1]))
+    window += draw(st.tuples(*[st.integers(1, 50)] * 2))
+    part = Geometry.of(height, width).cut(top, left, tall, wide)
+    resized = part.resized(size, draw(st.sampled_from(sorted(FILTERS))), scaled=draw(st.booleans()))
+    return make_pixels(height, width, draw(st.sampled_from([1, 3]))), resized.cut(*window), resized
 
 
 # The fixture does not depend on the example.
@@ -43,19 +43,18 @@ SAME_WAY = [HealthCheck.function_scoped_fixture]
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=SAME_WAY)
-@given(cases(), st.sampled_from([1, 3]), st.booleans(), st.booleans())
-def test_a_window_of_a_resized_part_equals_pillows(way, case, channels, flip, flop):
-    (height, width), cut, size, (top, left, tall, wide), kind = case
-    pixels = make_pixels(height, width, channels)
-    geometry = Geometry.of(height, width).cut(*cut).resized(size, kind).cut(top, left, tall, wide)
-    whole = by_pillow(pixels, geometry.box, size, kind)
+@given(cases(), st.booleans(), st.booleans())
+def test_a_window_of_a_resized_part_equals_pillows(way, case, flip, flop):
+    pixels, geometry, _ = case
+    size, (top, left, tall, wide) = geometry.size, geometry.window
+    whole = by_pillow(pixels, geometry.box, size, geometry.filter)
     expected = np.zeros((tall, wide, pixels.shape[2]), np.uint8)  # what lies outside is black
     for y in range(max(top, 0), min(top + tall, size[0])):
         for x in range(max(left, 0), min(left + wide, size[1])):
             expected[y - top, x - left] = whole[y, x]
     expected = expected[:, ::-1] if flip else expected
     expected = expected[::-1] if flop else expected
-    for image in (pixels, pillow.fromarray(pixels.squeeze(2) if channels == 1 else pixels)):
+    for image in (pixels, pillow.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels)):
         got = as_pixels(apply_geometry(image, geometry.mirrored(flip=flip, flop=flop)))
         np.testing.assert_array_equal(got, expected)
 
@@ -63,9 +62,7 @@ def test_a_window_of_a_resized_part_equals_pillows(way, case, channels, flip, fl
 @settings(max_examples=50, deadline=None)
 @given(cases(), st.integers(1, 3000))
 def test_large_images_are_resampled_in_strips(case, strip):
-    (height, width), cut, size, (top, left, tall, wide), kind = case
-    pixels = make_pixels(height, width)
-    geometry = Geometry.of(height, width).cut(*cut).resized(size, kind).cut(top, left, tall, wide)
+    pixels, geometry, _ = case
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resampling, "_STRIP", strip)
         got = as_pixels(apply_geometry(pixels, geometry))
@@ -75,9 +72,7 @@ def test_large_images_are_resampled_in_strips(case, strip):
 @settings(max_examples=50, deadline=None, suppress_health_check=SAME_WAY)
 @given(cases())
 def test_the_region_is_all_that_the_result_depends_on(way, case):
-    (height, width), cut, size, (top, left, tall, wide), kind = case
-    pixels = make_pixels(height, width)
-    geometry = Geometry.of(height, width).cut(*cut).resized(size, kind).cut(top, left, tall, wide)
+    pixels, geometry, _ = case
     first, near, last, far = geometry.find_region()
     changed = 255 - pixels
     changed[first:last, near:far] = pixels[first:last, near:far]
@@ -85,32 +80,32 @@ def test_the_region_is_all_that_the_result_depends_on(way, case):
     np.testing.assert_array_equal(as_pixels(got), as_pixels(expected))
 
 
-def test_without_resizing_pixels_are_copied():
-    pixels = make_pixels(9, 11)
-    geometry = Geometry.of(9, 11).cut(2, 3, 4, 5).mirrored(flip=True).cut(1, 0, 2, 2)
-    assert geometry.window == (3, 6, 2, 2)
-    np.testing.assert_array_equal(as_pixels(apply_geometry(pixels, geometry)), pixels[3:5, 6:8][:, ::-1])
-
-
-def test_mirroring_comes_last():
-    geometry = Geometry.of(9, 11).mirrored(flip=True, flop=True)
-    pixels = make_pixels(9, 11)
-    np.testing.assert_array_equal(as_pixels(apply_geometry(pixels, geometry)), pixels[::-1, ::-1])
-    cut = geometry.cut(0, 0, 3, 3)
-    np.testing.assert_array_equal(as_pixels(apply_geometry(pixels, cut)), pixels[::-1, ::-1][:3, :3])
-    assert geometry.mirrored(flip=True, flop=True) == Geometry.of(9, 11)
+def test_without_resizing_pixels_are_copied_and_mirroring_comes_last():
+    pixels, whole = make_pixels(9, 11), Geometry.of(9, 11)
+    part, turned = (
+        whole.cut(2, 3, 4, 5).mirrored(flip=True).cut(1, 0, 2, 2),
+        whole.mirrored(flip=True, flop=True),
+    )
+    assert part.window == (3, 6, 2, 2)
+    for geometry, expected in (
+        (part, pixels[3:5, 6:8][:, ::-1]),
+        (turned, pixels[::-1, ::-1]),
+        (turned.cut(0, 0, 3, 3), pixels[::-1, ::-1][:3, :3]),
+    ):
+        np.testing.assert_array_equal(as_pixels(apply_geometry(pixels, geometry)), expected)
+    assert turned.mirrored(flip=True, flop=True) == whole
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=SAME_WAY)
-@given(cases(), st.sampled_from([None, 0.5, 1.5]), st.booleans())
-def test_what_is_decoded_in_part_is_resampled_like_the_whole(way, case, edge, scaled):
-    (height, width), (top, left, tall, wide), size, window, kind = case
-    image = Image(encode(make_pixels(height, width), quality=90, subsampling=2))
-    geometry = Geometry.of(height, width).cut(top, left, tall, wide).resized(size, kind, scaled=scaled)
-    if edge is not None:  # a box between pixels, as that of a image that the decoder has shrunk
-        box = (left + edge / 3, top + edge / 3, left + wide, top + tall)
-        geometry = replace(geometry, box=box) if edge / 3 < min(tall, wide) else geometry
-    geometry = geometry.cut(*window).mirrored(flip=True)
+@given(cases(), st.sampled_from([None, 0.5, 1.5]))
+def test_what_is_decoded_in_part_is_resampled_like_the_whole(way, case, edge):
+    pixels, cut, geometry = case
+    image = Image(encode(np.broadcast_to(pixels, (*pixels.shape[:2], 3)), quality=90, subsampling=2))
+    left, top, right, bottom = geometry.box
+    if edge is not None and edge / 3 < min(right - left, bottom - top):
+        # A box between pixels, as that of an image that the decoder has shrunk.
+        geometry = replace(geometry, box=(left + edge / 3, top + edge / 3, right, bottom))
+    geometry = geometry.cut(*cut.window).mirrored(flip=True)
     shrink, shrunk = image.plan_decoding(geometry)
     expected = resampling.apply_by_pillow(np.array(image.decode_at(shrink)), shrunk)
     np.testing.assert_array_equal(as_pixels(apply_geometry(image, geometry)), as_pixels(expected))

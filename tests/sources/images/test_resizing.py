@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import threading
-import time
 import types
 
 import numpy as np
@@ -13,70 +12,59 @@ from gpuloader import LoaderError
 from gpuloader.sources.images import resampling as compiling
 from gpuloader.sources.images import resizing
 from gpuloader.sources.images.resampling import LateResizer, compile_resizer, is_cached
+from tests.fakes import wait_until
 from tests.processes import run_in_fork
 
 
 @pytest.fixture
-def cached(monkeypatch):
-    """Let resizing be in the cache, or not; and compile nothing. Returns the threads that compile."""
+def compiling_by(monkeypatch):
+    """Compile by a function, from the cache or not; return the names of the threads that did so."""
     calls = []
 
-    def choose(is_cached, resizer=resizing.resize):
+    def choose(compile_resizer=lambda: resizing.resize, *, is_cached=True):
+        def compile_once():
+            calls.append(threading.current_thread().name)
+            return compile_resizer()
+
         monkeypatch.setattr(compiling, "is_cached", lambda: is_cached)
-        monkeypatch.setattr(
-            compiling, "compile_resizer", lambda: calls.append(threading.current_thread().name) or resizer
-        )
+        monkeypatch.setattr(compiling, "compile_resizer", compile_once)
         return calls
 
     return choose
 
 
 @pytest.fixture
-def slow(monkeypatch):
+def slow(compiling_by):
     """Let what is cached be compiled until the second event is set; the first says that it has begun."""
     begun, may_end = threading.Event(), threading.Event()
 
     def compile_slowly():
-        assert not begun.is_set()  # it is compiled once
         begun.set()
         may_end.wait(10)
         return resizing.resize
 
-    monkeypatch.setattr(compiling, "is_cached", lambda: True)
-    monkeypatch.setattr(compiling, "compile_resizer", compile_slowly)
-    return begun, may_end
+    calls = compiling_by(compile_slowly)
+    yield begun, may_end
+    assert len(calls) == 1
 
 
-def wait_for(condition):
-    for _ in range(1000):
-        if condition():
-            return True
-        time.sleep(0.01)
-    return False
-
-
-def find_after(late, count):
-    """Return whether Pillow resizes so many images, and then compiled code does."""
-    return [late.find() for _ in range(count)] == [None] * count and wait_for(late.find)
-
-
-def test_code_in_the_cache_is_loaded_after_few_images(cached):
-    calls = cached(True)
+def test_code_in_the_cache_is_loaded_after_few_images(compiling_by):
+    calls = compiling_by()
     late = LateResizer(load_after=3, compile_after=10**9)
-    assert find_after(late, 3)
+    assert [late.find() for _ in range(3)] == [None] * 3
+    wait_until(late.find)
     assert late.find() is resizing.resize
     assert calls == ["gpuloader-compiler"]
 
 
-def test_other_code_is_compiled_after_many(cached):
-    calls = cached(False)
+def test_other_code_is_compiled_after_many(compiling_by):
+    calls = compiling_by(is_cached=False)
     late = LateResizer(load_after=3, compile_after=40)
-    for _ in range(4):
-        assert late.find() is None
-    assert wait_for(lambda: not late._turn.locked())  # it has looked
+    assert [late.find() for _ in range(4)] == [None] * 4
+    wait_until(lambda: not late._turn.locked())  # it has looked
     assert [late.find() for _ in range(36)] == [None] * 36
     assert not calls
-    assert wait_for(late.find)
+    wait_until(late.find)
     assert calls == ["gpuloader-compiler"]
 
 
@@ -87,23 +75,23 @@ def test_pillow_resizes_until_it_is_done(slow):
     assert begun.wait(10)
     assert [late.find() for _ in range(5)] == [None] * 5
     may_end.set()
-    assert wait_for(late.find)
+    wait_until(late.find)
 
 
-def test_what_cannot_be_compiled_is_not_tried_again(cached):
-    calls = cached(True, resizer=None)
+def test_what_cannot_be_compiled_is_not_tried_again(compiling_by):
+    calls = compiling_by(lambda: None)
     late = LateResizer(load_after=0)
     late.find()
-    assert wait_for(lambda: calls)
+    wait_until(lambda: calls)
     assert [late.find() for _ in range(9)] == [None] * 9
     assert len(calls) == 1
 
 
-def test_without_another_thread_pillow_resizes(cached, monkeypatch):
+def test_without_another_thread_pillow_resizes(compiling_by, monkeypatch):
     def fail(*_):
         raise LoaderError("the system starts no more threads")
 
-    cached(True)
+    compiling_by()
     monkeypatch.setattr(compiling, "start_thread", fail)
     late = LateResizer(load_after=0)
     assert [late.find() for _ in range(3)] == [None] * 3
@@ -114,26 +102,23 @@ def test_forking_waits_so_that_the_child_can_use_numba(slow):
     LateResizer(load_after=0).find()
     assert begun.wait(10)
     threading.Timer(0.2, may_end.set).start()
-
-    def child():
-        assert compiling._using_numba.acquire(blocking=False)
-
-    run_in_fork(child)
+    run_in_fork(lambda: compiling._using_numba.acquire(blocking=False) or pytest.fail("it is held"))
     assert may_end.is_set()
 
 
-def test_the_end_of_the_program_waits():
+def test_the_end_of_the_program_waits_and_the_package_does_not_import_numba():
     code = """
-import time
+import sys, time
+import gpuloader
 from gpuloader.sources.images import resampling as compiling
+print('numba' in sys.modules)
 compiling.is_cached = lambda: True
 compiling.compile_resizer = lambda: time.sleep(0.3) or print("compiled")
 compiling.LateResizer(load_after=0).find()
 print("ends")
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout == "ends\ncompiled\n"
-    assert ran.stderr == ""
+    assert (ran.stdout, ran.stderr) == ("False\nends\ncompiled\n", "")
 
 
 @pytest.mark.parametrize(
@@ -146,12 +131,6 @@ def test_with_a_broken_numba_pillow_resizes(monkeypatch, error):
     monkeypatch.setattr(compiling, "import_module", fail)
     assert compile_resizer() is None
     assert is_cached()  # so that nobody tries again
-
-
-def test_with_numbas_compiler_switched_off_pillow_resizes(monkeypatch):
-    numba = pytest.importorskip("numba")
-    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
-    assert compile_resizer() is None
 
 
 @pytest.mark.parametrize(
@@ -178,12 +157,8 @@ def test_what_was_compiled_is_in_the_cache(monkeypatch, tmp_path):
     assert is_cached()
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     assert not is_cached()
-
-
-def test_importing_the_package_does_not_import_numba():
-    code = "import sys, gpuloader, gpuloader.sources.images.resampling; print('numba' in sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout == "False\n"
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    assert compile_resizer() is None
 
 
 def test_arguments_of_other_types_are_converted():

@@ -40,22 +40,21 @@ def test_nan_is_black_without_a_warning():
     assert not nothing.any()
 
 
-def test_too_few_labels_are_an_error():
-    with pytest.raises(ValueError, match="expected one label per image, got 4 images and 3 labels"):
-        show((FOUR, range(3)))
-    with pytest.raises(ValueError, match="got 4 images and a single label"):
-        show((FOUR, 3))
-
-
-@pytest.mark.parametrize("columns", [0, -1, "a", 1.5, True])
-def test_columns_are_a_positive_number(columns):
-    with pytest.raises(ValueError, match="columns must be an integer of 1 or more, got"):
-        show(FOUR, columns=columns)
-
-
-def test_a_label_without_a_class_is_an_error():
-    with pytest.raises(ValueError, match=r"label 2 has no name: classes has 2 names"):
-        show((FOUR, range(4)), classes=["cat", "dog"])
+@pytest.mark.parametrize(
+    ("labels", "options", "problem"),
+    [
+        (range(3), {}, "expected one label per image, got 4 images and 3 labels"),
+        (3, {}, "got 4 images and a single label"),
+        (range(4), {"classes": ["cat", "dog"]}, "label 2 has no name: classes has 2 names"),
+        *(
+            (range(4), {"columns": columns}, "columns must be an integer of 1 or more, got")
+            for columns in (0, -1, "a", 1.5, True)
+        ),
+    ],
+)
+def test_what_does_not_fit_is_an_error(labels, options, problem):
+    with pytest.raises(ValueError, match=problem):
+        show((FOUR, labels), **options)
 
 
 @pytest.mark.parametrize("batch", [None, DataLoader(FOUR, places="cpu"), 3, "batch"], ids=str)

@@ -1,8 +1,5 @@
 """Encoded images in tar shards, Parquet columns and datasets of Hugging Face."""
 
-import io
-import tarfile
-
 import numpy as np
 import pytest
 
@@ -10,6 +7,7 @@ from gpuloader import DataLoader, Image, ParquetDataset, SampleError, TarDataset
 from gpuloader.transforms import RandomResizedCrop, Resize
 from tests.loading import resume
 from tests.picture_files import decoded_by_pillow, encode, make_pixels
+from tests.sources.files.tar_files import write_tar
 
 COUNT = 6
 DATA = [encode(make_pixels(20 + number, 30, seed=number)) for number in range(COUNT)]
@@ -17,28 +15,23 @@ PIXELS = [decoded_by_pillow(data) for data in DATA]
 WORKERS = pytest.mark.parametrize("workers", [{}, {"num_workers": 2}], ids=str)
 
 
-def check(batches, pixels=None, name="image"):
+def check(batches):
     """Check that every image comes once, resized to 8 x 9, with its label."""
-    expected = [
-        np.asarray(one) for one in DataLoader(PIXELS, places="cpu", transforms=[Resize(None, (8, 9))])
-    ]
+    expected = list(DataLoader(PIXELS, places="cpu", transforms=[Resize(None, (8, 9))]))
     seen = []
     for batch in batches:
-        for image, label in zip(batch[name], batch["label"].tolist(), strict=True):
+        for image, label in zip(batch["image"], batch["label"].tolist(), strict=True):
             np.testing.assert_array_equal(image, expected[label][0])
             seen.append(label)
     assert sorted(seen) == list(range(COUNT))
 
 
 def write_shards(folder, members):
-    for shard in range(2):
-        with tarfile.open(folder / f"{shard}.tar", "w") as file:
-            for number in range(shard * 3, shard * 3 + 3):
-                for extension, data in members(number).items():
-                    member = tarfile.TarInfo(f"{number:03d}.{extension}")
-                    member.size = len(data)
-                    file.addfile(member, io.BytesIO(data))
-    return [folder / "0.tar", folder / "1.tar"]
+    """Write two tar files of three samples each, whose members a function makes of their numbers."""
+    paths = [folder / "0.tar", folder / "1.tar"]
+    for path, numbers in zip(paths, (range(3), range(3, 6)), strict=True):
+        write_tar(path, [(f"{at:03d}.{end}", data) for at in numbers for end, data in members(at).items()])
+    return paths
 
 
 @WORKERS
@@ -109,16 +102,13 @@ def test_hugging_face_columns(streamed, options, workers):
 def test_windows_of_streams_resume(tmp_path):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     pq.write_table(pa.table({"image": DATA, "label": np.arange(COUNT)}), tmp_path / "a.parquet")
+    options = {"places": "cpu", "batch_size": 2, "seed": 4, "transforms": [RandomResizedCrop("image", 8)]}
 
     def make():
-        dataset = ParquetDataset(tmp_path / "a.parquet")
-        return DataLoader(
-            dataset, places="cpu", batch_size=2, seed=4, transforms=[RandomResizedCrop("image", 8)]
-        )
+        return DataLoader(ParquetDataset(tmp_path / "a.parquet"), **options)
 
-    whole = list(make())
     _, again = resume(make, 1)
-    rest = list(again)
+    rest, wanted = list(again), list(make())[1:]
     assert len(rest) == 2
-    for batch, other in zip(rest, whole[1:], strict=True):
+    for batch, other in zip(rest, wanted, strict=True):
         np.testing.assert_array_equal(batch["image"], other["image"])

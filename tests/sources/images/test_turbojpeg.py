@@ -40,8 +40,8 @@ SUBSAMPLINGS = ["4:4:4", "4:2:2", "4:2:0", "4:1:1"]
 
 
 def encode_by_turbo(pixels, subsampling):
-    turbo = pytest.importorskip("simplejpeg")
-    return turbo.encode_jpeg(np.ascontiguousarray(pixels), colorsubsampling=subsampling)
+    space = {"colorspace": "GRAY"} if subsampling == "Gray" else {"colorsubsampling": subsampling}
+    return pytest.importorskip("simplejpeg").encode_jpeg(np.ascontiguousarray(pixels), **space)
 
 
 def decode_by_library(image, part, shrink=8):
@@ -55,10 +55,7 @@ def decode_by_library(image, part, shrink=8):
 @pytest.mark.parametrize("subsampling", ["444", "422", "420", "440", "411", "Gray"])
 @pytest.mark.parametrize("width", [1, 7, 8, 9, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 33, 39, 40, 65])
 def test_narrow_parts_at_the_right_edge(subsampling, width):
-    pixels = make_pixels(20, width, 1 if subsampling == "Gray" else 3)
-    turbo = pytest.importorskip("simplejpeg")
-    space = {"colorspace": "GRAY"} if subsampling == "Gray" else {"colorsubsampling": subsampling}
-    image = Image(turbo.encode_jpeg(pixels, **space))
+    image = Image(encode_by_turbo(make_pixels(20, width, 1 if subsampling == "Gray" else 3), subsampling))
     whole = image.decode()
     for left in range(max(width - 9, 0), width):
         part = (5, left, 12, width)
@@ -70,12 +67,10 @@ def test_narrow_parts_at_the_right_edge(subsampling, width):
 @pytest.mark.parametrize("shrink", [2, 4, 8])
 def test_large_parts_have_the_pixels_of_the_whole(subsampling, shrink):
     image = Image(encode_by_turbo(make_pixels(301, 403), subsampling))
-    whole = np.array(image.decode_at(shrink))
-    for number in range(12):
-        rng = np.random.default_rng(number)
+    whole, rng = np.array(image.decode_at(shrink)), np.random.default_rng(0)
+    for _ in range(12):
         top, left = (int(rng.integers(length)) for length in whole.shape[:2])
-        bottom = int(rng.integers(top, whole.shape[0])) + 1
-        right = int(rng.integers(left, whole.shape[1])) + 1
+        bottom, right = int(rng.integers(top, len(whole))) + 1, int(rng.integers(left, whole.shape[1])) + 1
         part = decode_by_library(image, (top, left, bottom, right), shrink)
         np.testing.assert_array_equal(part, whole[top:bottom, left:right])
 
@@ -110,26 +105,24 @@ def test_only_what_is_needed_is_decoded_and_where_it_is_wanted():
     np.testing.assert_array_equal(out[:, 8:-1], image.decode()[20:30, 40:64])
 
 
-def without_its_last_scans():
-    data = encode(make_pixels(20, 30), progressive=True)
-    scans = [at for at in range(len(data) - 1) if data[at : at + 2] == b"\xff\xda"]
-    return data[: scans[2]] + b"\xff\xd9"
+PROGRESSIVE = encode(make_pixels(20, 30), progressive=True)
+SCANS = [at for at in range(len(PROGRESSIVE) - 1) if PROGRESSIVE[at : at + 2] == b"\xff\xda"]
 
 
 UNFIT = {
-    "progressive": lambda: encode(make_pixels(20, 30), progressive=True),
-    "progressive, without its last scans": without_its_last_scans,
-    "PNG": lambda: encode(make_pixels(20, 30), "PNG"),
-    "CMYK": lambda: encode(pillow.fromarray(make_pixels(20, 30)).convert("CMYK")),
-    "more behind its end": lambda: encode(make_pixels(20, 30)) + b"more",
-    "cut off": lambda: encode(make_pixels(20, 30))[:-60] + b"\xff\xd9",
+    "progressive": PROGRESSIVE,
+    "progressive, without its last scans": PROGRESSIVE[: SCANS[2]] + b"\xff\xd9",
+    "PNG": encode(make_pixels(20, 30), "PNG"),
+    "CMYK": encode(pillow.fromarray(make_pixels(20, 30)).convert("CMYK")),
+    "more behind its end": encode(make_pixels(20, 30)) + b"more",
+    "cut off": encode(make_pixels(20, 30))[:-60] + b"\xff\xd9",
 }
 
 
 @pytest.mark.parametrize("into", [False, True])
 @pytest.mark.parametrize("kind", UNFIT)
 def test_what_is_not_decoded_in_part_is_decoded_as_a_whole(kind, into):
-    image = Image(UNFIT[kind]())
+    image = Image(UNFIT[kind])
     part = (12, 3, 20, 9)
     out = np.empty((8, 6, 3), np.uint8) if into else None
     pixels = image.decode_part(8, part, out)
@@ -210,11 +203,9 @@ def test_many_threads_decode_at_once():
 def test_a_header_that_promises_another_size_is_no_reason_to_read_beyond(size):
     data = bytearray(encode(make_pixels(20, 30)))
     at = data.index(b"\xff\xc0") + 5
-    found = struct.unpack(">HH", data[at : at + 4])
-    assert found == (20, 30)
+    assert data[at : at + 4] == struct.pack(">HH", 20, 30)
     data[at : at + 4] = struct.pack(">HH", *size)
-    out = np.empty((15, 30, 3), np.uint8)
-    assert not LIBRARY.decode_part(bytes(data), (5, 0, 20, 30), 8, out)
+    assert not LIBRARY.decode_part(bytes(data), (5, 0, 20, 30), 8, np.empty((15, 30, 3), np.uint8))
 
 
 @pytest.mark.parametrize("missing", [OSError("no such library"), AttributeError("tj3Init")])
@@ -230,24 +221,7 @@ def test_without_turbojpeg_3_images_are_decoded_as_a_whole(monkeypatch, missing)
     np.testing.assert_array_equal(image.decode_part(8, (12, 3, 20, 9)), image.decode()[12:20, 3:9])
 
 
-def test_the_library_of_the_system_is_taken_where_no_package_has_one(monkeypatch):
-    asked = []
-
-    def load(library):
-        asked.append(library)
-        raise OSError(library)
-
-    monkeypatch.setattr(turbojpeg, "distribution", raise_missing)
-    monkeypatch.setattr(turbojpeg.ctypes, "CDLL", load)
-    load_turbojpeg.__wrapped__()
-    assert asked == [turbojpeg._SYSTEM]
-
-
-def raise_missing(name):
-    raise turbojpeg.PackageNotFoundError(name)
-
-
-def test_a_library_that_does_not_load_is_no_reason_to_stop_looking(monkeypatch, tmp_path):
+def test_the_library_of_the_system_is_taken_where_no_package_has_one_that_loads(monkeypatch, tmp_path):
     broken = tmp_path / "turbojpeg.libs" / "libturbojpeg-1.so"
     broken.parent.mkdir()
     broken.write_bytes(b"no library")
@@ -255,11 +229,16 @@ def test_a_library_that_does_not_load_is_no_reason_to_stop_looking(monkeypatch, 
     class Files:
         files = (broken, tmp_path / "turbojpeg.so", tmp_path / "turbojpeg.libs" / "libother.so")
 
+    def missing(name):
+        raise turbojpeg.PackageNotFoundError(name)
+
     for path in Files.files:
         monkeypatch.setattr(type(path), "locate", lambda path: path, raising=False)
     monkeypatch.setattr(turbojpeg, "_SYSTEM", LIBRARY.library)
-    monkeypatch.setattr(turbojpeg, "distribution", lambda name: Files)
     asked, real = [], turbojpeg.ctypes.CDLL
     monkeypatch.setattr(turbojpeg.ctypes, "CDLL", lambda path: asked.append(path) or real(path))
-    assert load_turbojpeg.__wrapped__() is not None
-    assert asked == [str(broken), LIBRARY.library]
+    for find, found in ((missing, []), (lambda name: Files, [str(broken)])):
+        monkeypatch.setattr(turbojpeg, "distribution", find)
+        asked.clear()
+        assert load_turbojpeg.__wrapped__() is not None
+        assert asked == [*found, LIBRARY.library]

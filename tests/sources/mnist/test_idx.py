@@ -16,19 +16,13 @@ def idx_bytes(array: NDArray[np.uint8]) -> bytes:
     return header + array.tobytes()
 
 
-def write_folder(
-    folder: Path, *, train: int = 12, test: int = 4, packed: bool = False, mark: str = "-"
-) -> None:
+def write_folder(folder: Path, *, packed: bool = False, mark: str = "-") -> None:
     chance = np.random.default_rng(0)
-    for name, count in (("train", train), ("t10k", test)):
+    for name, count in (("train", 12), ("t10k", 4)):
         images = chance.integers(0, 256, (count, 28, 28), dtype=np.uint8)
-        labels = (np.arange(count) % 10).astype(np.uint8)
-        for stem, array in (
-            (f"{name}-images{mark}idx3-ubyte", images),
-            (f"{name}-labels{mark}idx1-ubyte", labels),
-        ):
+        for kind, array in (("images", images), ("labels", np.arange(count, dtype=np.uint8) % 10)):
             content = idx_bytes(array)
-            path = folder / (stem + (".gz" if packed else ""))
+            path = folder / f"{name}-{kind}{mark}idx{array.ndim}-ubyte{'.gz' if packed else ''}"
             path.write_bytes(gzip.compress(content) if packed else content)
 
 
@@ -90,32 +84,23 @@ def test_a_folder_becomes_three_sets(tmp_path: Path, packed: bool, mark: str) ->
     assert levels.max() > 200
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_files_that_are_missing_or_do_not_fit_together_are_refused(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    with pytest.raises(DataFileError, match="more than 10,000 training digits"):
+        load_idx(tmp_path)
+    with pytest.raises(ValueError, match="valid_count"):
+        load_idx(tmp_path, valid_count=0)
+    for name, array, problem in (
+        ("train-labels-idx1-ubyte", np.zeros(11), r"expected 12 labels, got shape \(11,\)"),
+        ("train-labels-idx1-ubyte", np.array([0] * 11 + [10]), "from 0 to 9, got 10 at row 11"),
+        ("train-images-idx3-ubyte", np.zeros((12, 28, 27)), "images of 28 x 28"),
+    ):
+        (tmp_path / name).write_bytes(idx_bytes(array.astype(np.uint8)))
+        with pytest.raises(DataFileError, match=problem):
+            load_idx(tmp_path, valid_count=3)
     write_folder(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte").unlink()
     with pytest.raises(FileNotFoundError, match="t10k-labels-idx1-ubyte"):
         load_idx(tmp_path, valid_count=3)
     with pytest.raises(FileNotFoundError):
         read_idx(tmp_path / "absent")
-
-
-def test_files_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
-    write_folder(tmp_path)
-    labels = tmp_path / "train-labels-idx1-ubyte"
-    labels.write_bytes(idx_bytes(np.zeros(11, np.uint8)))
-    with pytest.raises(DataFileError, match=r"expected 12 labels, got shape \(11,\)"):
-        load_idx(tmp_path, valid_count=3)
-    labels.write_bytes(idx_bytes(np.array([0] * 11 + [10], np.uint8)))
-    with pytest.raises(DataFileError, match="from 0 to 9, got 10 at row 11"):
-        load_idx(tmp_path, valid_count=3)
-    (tmp_path / "train-images-idx3-ubyte").write_bytes(idx_bytes(np.zeros((12, 28, 27), np.uint8)))
-    with pytest.raises(DataFileError, match="images of 28 x 28"):
-        load_idx(tmp_path, valid_count=3)
-
-
-def test_too_few_digits_for_the_valid_set_are_refused(tmp_path: Path) -> None:
-    write_folder(tmp_path)
-    with pytest.raises(DataFileError, match="more than 10,000 training digits"):
-        load_idx(tmp_path)
-    with pytest.raises(ValueError, match="valid_count"):
-        load_idx(tmp_path, valid_count=0)

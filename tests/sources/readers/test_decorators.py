@@ -2,6 +2,7 @@
 
 import io
 import random
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -13,6 +14,23 @@ from gpuloader.reader import batch, cache, chain, compose, firstn, map_readers, 
 from tests.fakes import leave_early
 
 items = st.lists(st.one_of(st.integers(), st.none(), st.tuples(st.integers(), st.text(max_size=3))))
+
+
+DECORATORS = {
+    "batch": lambda reader: batch(reader, 2),
+    "shuffle": lambda reader: shuffle(reader, 2),
+    "cache": cache,
+    "chain": lambda reader: chain(reader, reader),
+    "compose": lambda reader: compose(reader, reader),
+    "compose to the shortest": lambda reader: compose(reader, reader, check_alignment=False),
+    "firstn": lambda reader: firstn(reader, 2),
+    "map_readers": lambda reader: map_readers(lambda a, b: (a, b), reader, reader),
+}
+
+
+@pytest.fixture(params=DECORATORS)
+def decorate(request):
+    return DECORATORS[request.param]
 
 
 def reader_of(values):
@@ -38,83 +56,65 @@ def test_shuffle_permutes_within_windows_and_repeats_by_the_seed(values, size, s
         assert sorted(first[start : start + size]) == sorted(values[start : start + size])
 
 
-def test_cache_reads_once():
+def test_cache_reads_once_and_keeps_nothing_of_a_read_that_failed():
     starts = []
 
     def reader():
         starts.append(1)
         yield from "abc"
-
-    cached = cache(reader)
-    assert starts == []
-    assert [list(cached()) for _ in range(3)] == [list("abc")] * 3
-    assert len(starts) == 1
-
-
-def test_cache_keeps_nothing_of_a_read_that_failed():
-    attempts = []
-
-    def reader():
-        attempts.append(1)
-        yield 1
-        if len(attempts) == 1:
+        if len(starts) == 1:
             raise OSError("once")
 
     cached = cache(reader)
+    assert starts == []
     with pytest.raises(OSError, match="once"):
         list(cached())
-    assert list(cached()) == [1]
+    assert [list(cached()) for _ in range(3)] == [list("abc")] * 3
+    assert len(starts) == 2
 
 
-def test_chain_firstn_and_map():
+def failing():
+    yield 1
+    raise OSError("gone")
+
+
+def test_chain_firstn_map_and_compose():
     assert list(chain(reader_of([1, 2]), reader_of([]), reader_of([3]))()) == [1, 2, 3]
-    assert list(firstn(reader_of(range(10)), 3)()) == [0, 1, 2]
-    assert list(firstn(reader_of([1]), 3)()) == [1]
-    assert list(firstn(reader_of([1]), 0)()) == []
-    assert list(firstn(reader_of(range(5)), -1)()) == [0, 1, 2, 3, 4]
-    assert list(firstn(reader_of(range(3)), np.int64(2))()) == [0, 1]
+    for values, count, first in (
+        (range(10), 3, [0, 1, 2]),
+        ([1], 3, [1]),
+        ([1], 0, []),
+        (range(5), -1, [0, 1, 2, 3, 4]),
+        (range(3), np.int64(2), [0, 1]),
+    ):
+        assert list(firstn(reader_of(values), count)()) == first
+    assert list(firstn(failing, 1)()) == [1]  # and reads no further
     assert list(batch(reader_of(range(3)), 2.0)()) == [[0, 1], [2]]
     assert list(map_readers(lambda a, b: a * b, reader_of([1, 2, 3]), reader_of([4, 5]))()) == [4, 10]
-
-
-def test_firstn_reads_no_further():
-    def reader():
-        yield 1
-        raise AssertionError("read too far")
-
-    assert list(firstn(reader, 1)()) == [1]
-
-
-def test_compose_flattens_tuples_and_keeps_other_items():
     composed = compose(reader_of([(1, 2), 3]), reader_of([[4], None]))
     assert list(composed()) == [(1, 2, [4]), (3, None)]
 
 
 @given(lengths=st.lists(st.integers(0, 5), min_size=2, max_size=4))
 def test_compose_yields_the_aligned_items_then_names_who_ended(lengths):
-    readers = [reader_of(range(length)) for length in lengths]
-    seen = []
-    if len(set(lengths)) == 1:
-        seen = list(compose(*readers)())
-    else:
-        with pytest.raises(ComposeNotAligned, match=f"after {min(lengths)} items"):
-            for row in compose(*readers)():
-                seen.append(row)
+    readers, seen = [reader_of(range(length)) for length in lengths], []
+    is_uneven = len(set(lengths)) > 1
+    problem = pytest.raises(ComposeNotAligned, match=f"after {min(lengths)} items")
+    with problem if is_uneven else nullcontext():
+        for row in compose(*readers)():
+            seen.append(row)
     assert seen == [(n,) * len(lengths) for n in range(min(lengths))]
     assert list(compose(*readers, check_alignment=False)()) == seen
 
 
-@pytest.mark.parametrize("size", [1.5, None, True, "2"])
-@pytest.mark.parametrize("decorate", [batch, shuffle, firstn])
-def test_sizes_are_checked_when_decorating(decorate, size):
-    with pytest.raises(ValueError, match="must be an integer, got"):
-        decorate(reader_of([]), size)
-
-
-@pytest.mark.parametrize("size", [0, -1])
-def test_a_batch_has_at_least_one_item(size):
-    with pytest.raises(ValueError, match="batch_size must be an integer of 1 or more"):
-        batch(reader_of([]), size)
+@pytest.mark.parametrize(
+    ("size", "decorators"),
+    [*((size, [batch, shuffle, firstn]) for size in (1.5, None, True, "2")), (0, [batch]), (-1, [batch])],
+)
+def test_sizes_are_checked_when_decorating(decorators, size):
+    for decorate in decorators:
+        with pytest.raises(ValueError, match=r"must be an integer( of 1 or more)?, got"):
+            decorate(reader_of([]), size)
 
 
 @pytest.mark.parametrize("size", [1, 0, -1])
@@ -122,45 +122,16 @@ def test_windows_of_one_item_or_none_leave_the_order(size):
     assert list(shuffle(reader_of(range(50)), size)()) == list(range(50))
 
 
-@pytest.mark.parametrize(
-    "decorate",
-    [
-        lambda reader: batch(reader, 1),
-        lambda reader: shuffle(reader, 1),
-        lambda reader: firstn(reader, 1),
-        lambda reader: map_readers(str, reader),
-        cache,
-        chain,
-        compose,
-    ],
-)
 @pytest.mark.parametrize("reader", [(n for n in range(3)), [1], 3])
 def test_a_generator_object_is_refused_at_once(decorate, reader):
     with pytest.raises(ReaderError, match="not a generator object"):
         decorate(reader)
 
 
-@pytest.mark.parametrize("decorate", [lambda reader: batch(reader, 1), chain, cache, compose])
 def test_a_reader_that_gives_no_iterable_is_an_error_at_first_use(decorate):
     decorated = decorate(lambda: 7)
     with pytest.raises(ReaderError, match="must return an iterable, got int"):
         list(decorated())
-
-
-DECORATORS = {
-    "batch": lambda reader: batch(reader, 2),
-    "shuffle": lambda reader: shuffle(reader, 2),
-    "chain": lambda reader: chain(reader, reader),
-    "compose": lambda reader: compose(reader, reader),
-    "compose to the shortest": lambda reader: compose(reader, reader, check_alignment=False),
-    "firstn": lambda reader: firstn(reader, 2),
-    "map_readers": lambda reader: map_readers(lambda a, b: (a, b), reader, reader),
-}
-
-
-@pytest.fixture(params=DECORATORS)
-def decorate(request):
-    return DECORATORS[request.param]
 
 
 class Counted:
@@ -186,18 +157,14 @@ class Counted:
 
 @pytest.mark.parametrize("ending", ["closed", "break"])
 def test_leaving_early_closes_the_generators_under_it(decorate, ending):
-    reader = Counted()
-    leave_early(decorate(reader)(), ending)
-    assert reader.kept
-    assert reader.open == 0
+    if decorate is not cache:  # which reads them to their end first
+        reader = Counted()
+        leave_early(decorate(reader)(), ending)
+        assert (bool(reader.kept), reader.open) == (True, 0)
 
 
 @pytest.mark.parametrize("decorate", [compose, lambda *readers: map_readers(max, *readers)])
 def test_an_exception_closes_the_other_generators(decorate):
-    def failing():
-        yield 1
-        raise OSError("gone")
-
     reader = Counted()
     with pytest.raises(OSError, match="gone"):
         list(decorate(reader, failing)())
@@ -217,14 +184,9 @@ def test_a_file_rewound_for_every_epoch_stays_open(decorate):
 
 
 def test_several_epochs_at_once_do_not_disturb_each_other(decorate):
-    def reader():
-        yield from range(4)
-
-    random.seed(0)
-    alone = list(decorate(reader)())
-    together = list(zip(decorate(reader)(), decorate(reader)(), strict=True))
-    assert len(together) == len(alone)
-    assert sorted(a for a, _ in together) == sorted(b for _, b in together) == sorted(alone)
+    decorated = decorate(lambda: range(4))
+    together = list(zip(decorated(), decorated(), strict=True))
+    assert sorted(a for a, _ in together) == sorted(b for _, b in together) == sorted(decorated())
 
 
 def test_arrays_and_none_pass(decorate):
@@ -237,11 +199,8 @@ def test_arrays_and_none_pass(decorate):
 
 
 def test_a_stop_iteration_out_of_the_function_cuts_nothing_short_in_silence():
-    def first_of(numbers):
-        return next(iter(numbers))
-
     with pytest.raises(RuntimeError, match="StopIteration"):
-        list(map_readers(first_of, reader_of([[1], [], [3]]))())
+        list(map_readers(lambda numbers: next(iter(numbers)), reader_of([[1], [], [3]]))())
 
 
 def test_the_exception_is_the_users_own_object_behind_the_items_before_it(decorate):

@@ -34,37 +34,19 @@ def test_a_process_without_memory_for_another_thread_keeps_nobody_waiting(monkey
 
 
 @pytest.mark.parametrize("use_pipe", [True, False])
-def test_all_items_of_all_readers_arrive(use_pipe):
-    reader = multiprocess_reader([lambda: range(5), lambda: range(10, 13)], use_pipe, queue_size=2)
-    for _ in range(2):
-        seen = list(reader())
-        assert sorted(seen) == [0, 1, 2, 3, 4, 10, 11, 12]
-        assert [n for n in seen if n < 10] == list(range(5))  # each reader's own order is kept
-
-
-def test_the_readers_take_turns_in_a_fixed_order():
+def test_the_readers_take_turns_in_a_fixed_order(use_pipe):
     def slow():
         for number in (1, 2, 3):
             time.sleep(0.02)
             yield number
 
-    reader = multiprocess_reader([slow, lambda: [4], lambda: [7, 8]])
+    reader = multiprocess_reader([slow, lambda: [4], lambda: [7, 8]], use_pipe, queue_size=2)
     assert [list(reader()) for _ in range(2)] == [[1, 4, 7, 2, 8, 3]] * 2
-
-
-def test_a_reader_in_a_process_may_start_processes():
-    def reader_of(*items):
-        return lambda: items
-
-    inner = multiprocess_reader([reader_of(1, 2, 3), reader_of(4)])
-    assert list(multiprocess_reader([inner, reader_of(7, 8)])()) == [1, 7, 4, 8, 2, 3]
+    inner = multiprocess_reader([lambda: [1, 2, 3], lambda: [4]])
+    assert list(multiprocess_reader([inner, lambda: [7, 8]])()) == [1, 7, 4, 8, 2, 3]
 
 
 def test_processes_of_a_process_end_with_it():
-    def endless():
-        while True:
-            yield os.getpid()
-
     iterator = multiprocess_reader([multiprocess_reader([endless, endless])])()
     pids = {next(iterator), next(iterator)}
     assert len(pids) == 2
@@ -74,14 +56,9 @@ def test_processes_of_a_process_end_with_it():
 
 def test_any_item_that_pickles_passes():
     array = np.arange(100_000)
-    none, got, text = list(multiprocess_reader([lambda: [None, array, "text"]])())
-    assert none is None
-    assert text == "text"
+    none, got, text = list(multiprocess_reader([lambda: [None, array, "text"]], queue_size=2**40)())
+    assert (none, text) == (None, "text")
     np.testing.assert_array_equal(got, array)
-
-
-class OwnError(Exception):
-    pass
 
 
 class Unportable(Exception):
@@ -97,11 +74,22 @@ def raising(error):
     return reader
 
 
+def endless():
+    while True:
+        yield os.getpid()
+
+
+def blocked():
+    yield 0
+    time.sleep(1000)
+
+
 def test_the_readers_exception_reaches_the_consumer_with_its_traceback():
-    iterator = multiprocess_reader([raising(OwnError("gone"))])()
-    assert next(iterator) == 1
-    with pytest.raises(OwnError, match="gone") as caught:
-        next(iterator)
+    seen = []
+    with pytest.raises(ZeroDivisionError, match="gone") as caught:
+        for item in multiprocess_reader([blocked, raising(ZeroDivisionError("gone"))])():
+            seen.append(item)
+    assert seen == [0, 1]  # and does not wait for the turn of another
     assert "in reader" in caught.value.__notes__[0]
 
 
@@ -122,15 +110,7 @@ def test_a_killed_process_is_named_with_its_signal_behind_what_it_sent(number):
 
 
 def test_leaving_early_ends_the_processes():
-    def endless():
-        while True:
-            yield os.getpid()
-
-    def blocked():
-        time.sleep(1000)
-        yield 1
-
-    iterator = multiprocess_reader([endless, blocked], queue_size=3)()
+    iterator = multiprocess_reader([endless, lambda: time.sleep(1000)], queue_size=3)()
     pid = next(iterator)
     iterator.close()
     with pytest.raises(ProcessLookupError):
@@ -153,13 +133,17 @@ def test_a_process_is_at_most_queue_size_items_ahead(tmp_path):
     iterator.close()
 
 
-def test_arguments_are_checked_when_decorating():
-    with pytest.raises(ReaderError, match="at least one reader"):
-        multiprocess_reader([])
-    with pytest.raises(ReaderError, match="function without arguments"):
-        multiprocess_reader([range(3)])
-    with pytest.raises(ValueError, match="queue_size"):
-        multiprocess_reader([list], queue_size=0)
+@pytest.mark.parametrize(
+    ("readers", "size", "kind", "problem"),
+    [
+        ([], 9, ReaderError, "at least one reader"),
+        ([range(3)], 9, ReaderError, "function without arguments"),
+        ([list], 0, ValueError, "queue_size"),
+    ],
+)
+def test_arguments_are_checked_when_decorating(readers, size, kind, problem):
+    with pytest.raises(kind, match=problem):
+        multiprocess_reader(readers, queue_size=size)
 
 
 def test_a_forked_child_that_exits_does_not_end_the_processes_of_its_parent():
@@ -204,29 +188,9 @@ def test_the_death_of_one_process_ends_the_others():
         yield os.getpid()
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def blocked():
-        time.sleep(1000)
-        yield 1
-
     with pytest.raises(WorkerError) as caught:
-        list(multiprocess_reader([blocked, dying, blocked])())
+        list(multiprocess_reader([lambda: time.sleep(1000), dying, blocked])())
     assert caught.value.signal == signal.SIGKILL
-
-
-def test_the_exception_of_one_reader_does_not_wait_for_the_turn_of_another():
-    def failing():
-        yield 1
-        raise OwnError("gone")
-
-    def blocked():
-        yield 0
-        time.sleep(1000)
-
-    seen = []
-    with pytest.raises(OwnError, match="gone"):
-        for item in multiprocess_reader([blocked, failing])():
-            seen.append(item)
-    assert seen == [0, 1]
 
 
 class Unopenable:
@@ -286,14 +250,9 @@ def test_a_killed_process_is_noticed_though_a_child_of_its_own_lives_on():
 
 
 def test_readers_started_by_several_threads_at_once_all_arrive():
-    reader = multiprocess_reader([lambda: range(5)] * 2)
-    seen = []
+    reader, seen = multiprocess_reader([lambda: range(5)] * 2), []
     run_threads(lambda: seen.append(sorted(reader())))
     assert seen == [sorted([*range(5)] * 2)] * 4
-
-
-def test_a_queue_size_beyond_what_a_semaphore_counts():
-    assert list(multiprocess_reader([lambda: [1]], queue_size=2**40)()) == [1]
 
 
 @needs_pidfd
