@@ -19,7 +19,16 @@ from gpuloader import (
 from tests import loading
 from tests.sample_sets import INLINE, PROCESSES, THREADS, Made, name_workers
 
-FLOATS = TensorDataset(np.zeros((3, 2), np.float32), np.arange(3))
+
+def floats(*shape):
+    return TensorDataset(np.zeros(shape, np.float32), np.arange(shape[0]))
+
+
+def table(**columns):
+    return TableDataset(columns)
+
+
+FLOATS = floats(3, 2)
 WIDER = TensorDataset(np.zeros((5, 2)), np.arange(5))
 
 
@@ -34,36 +43,15 @@ load = partial(loading.load, batch_size=4)
             r"field '0': dataset 0 \(TensorDataset\) has float32, but dataset 1 \(TensorDataset\) has float64"
             ", and a batch may mix them: convert one of them, declare the field in feed_list",
         ),
-        (
-            [FLOATS, Subset(FLOATS, [1]), Subset(WIDER, [0])],
-            r"field '0': dataset 0 \(TensorDataset\) has float32, but dataset 2 \(Subset\) has float64",
-        ),
+        ([FLOATS, Subset(FLOATS, [1]), Subset(WIDER, [0])], r"float32, but dataset 2 \(Subset\) has float64"),
         ([FLOATS, ConcatDataset([FLOATS, WIDER])], r"float32, but dataset 1.1 \(TensorDataset\) has float64"),
-        (
-            [FLOATS, TensorDataset(np.zeros((3, 4), np.float32), np.arange(3))],
-            r"field '0': dataset 0 \(TensorDataset\) has the shape \(2,\), but dataset 1 .* has \(4,\)",
-        ),
-        (
-            [FLOATS, TensorDataset(np.zeros((3, 2), np.float32))],
-            r"dataset 0 \(TensorDataset\) has samples that are tuples of 2, but dataset 1 .* has tuples of 1",
-        ),
-        (
-            [TableDataset({"x": [1], "name": ["a"]}), TableDataset({"x": [1], "title": ["a"]})],
-            r"that are dicts with the keys \['x', 'name'\], but dataset 1 .* with the keys \['x', 'title'\]",
-        ),
-        (
-            [TableDataset({"x": [1], "name": ["a"]}), TableDataset({"name": ["b"], "x": [1.5]})],
-            "field 'x': dataset 0 .* has int64, but dataset 1 .* has float64",
-        ),
-        ([TableDataset({"x": ["a"]}), TableDataset({"x": [1]})], "'x': .* has Python objects, but .* int64"),
-        (
-            [TensorDataset(np.ones(2, bool)), TensorDataset(np.ones(2, "u1"))],
-            "'0': .* bool, but .* uint8",
-        ),
-        (
-            [TokenWindows(np.arange(8), 4), TokenWindows(np.arange(8), 3)],
-            r"field '0': dataset 0 \(TokenWindows\) has the shape \(4,\), but dataset 1 .* has \(3,\)",
-        ),
+        ([FLOATS, floats(3, 4)], r"field '0': .* has the shape \(2,\), but dataset 1 .* has \(4,\)"),
+        ([FLOATS, TensorDataset(FLOATS.arrays[0])], "samples that are tuples of 2, but .* has tuples of 1"),
+        ([table(x=[1], y=[1]), table(x=[1], z=[1])], r"with the keys \['x', 'y'\], but .* \['x', 'z'\]"),
+        ([table(x=[1], y=[1]), table(y=[1], x=[0.5])], "field 'x': .* has int64, but .* has float64"),
+        ([table(x=["a"]), table(x=[1])], "field 'x': .* has Python objects, but dataset 1 .* has int64"),
+        ([table(x=[True]), table(x=np.ones(1, "u1"))], "field 'x': .* has bool, but dataset 1 .* has uint8"),
+        ([TokenWindows(range(8), 4), TokenWindows(range(8), 3)], r"has the shape \(4,\), but .* has \(3,\)"),
         ([np.zeros(3), FLOATS], r"dataset 0 \(ndarray\) has samples that are single values, but dataset 1"),
     ],
 )
