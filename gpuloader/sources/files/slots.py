@@ -31,7 +31,8 @@ def read_slots(
     Raises
     ------
     DataFileError
-        A line is not what the feeds declare, or the command fails. The message names the file and the line.
+        A line is not what the feeds declare, or the command fails, or has not exited 10 s after it closed its
+        output. The message names the file and the line.
     FileNotFoundError
         A file does not exist.
 
