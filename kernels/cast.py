@@ -70,9 +70,9 @@ def cast(
     range saturate, and NaN becomes 0. Numbers are converted to bfloat16 by way of float32. With `scale`, they
     are converted to float32 (float64 if either dtype is float64), multiplied there, and then cast.
 
-    >>> cast_on_host(np.array([1.9, -3, 300, np.nan]), "uint8").tolist()
+    >>> cast.on_host(np.array([1.9, -3, 300, np.nan]), "uint8").tolist()
     [1, 0, 255, 0]
-    >>> cast_on_host(np.array([0, 64, 255], np.uint8), "float32", scale=1 / 256).tolist()
+    >>> cast.on_host(np.array([0, 64, 255], np.uint8), "float32", scale=1 / 256).tolist()
     [0.0, 0.25, 0.99609375]
     """
     check_scale(scale)
@@ -97,9 +97,6 @@ def cast(
         yield entry, spread(-(-values.size // 4)), (values, result, np.uint64(values.size), factor, scaled)
 
     return Work(values.shape, held, on_host, on_device)
-
-
-cast_on_host = cast.on_host
 
 
 def check_scale(scale: object) -> None:

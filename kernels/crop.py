@@ -47,7 +47,7 @@ def crop(
     first, then mirrored. A window that reaches over the edge is moved inside.
 
     >>> images = np.arange(6, dtype=np.uint8).reshape(1, 2, 3, 1)
-    >>> crop_on_host(images, (1, 2), np.array([[1, 1, 1]], np.int32)).ravel().tolist()
+    >>> crop.on_host(images, (1, 2), np.array([[1, 1, 1]], np.int32)).ravel().tolist()
     [5, 4]
     """
     channels, height, width = check_images(images, layout)
@@ -87,7 +87,7 @@ def erase(
     of up to 64.
 
     >>> images = np.zeros((1, 1, 2, 3), np.uint8)
-    >>> erase_on_host(images, np.array([[0, 1, 1, 9]], np.int32), color=7).tolist()
+    >>> erase.on_host(images, np.array([[0, 1, 1, 9]], np.int32), color=7).tolist()
     [[[[0, 7, 7], [0, 0, 0]]]]
     """
     channels, height, width = check_images(images, layout)
@@ -118,10 +118,6 @@ def erase(
         yield f"erase<{WORDS[images.itemsize]}>", grid, arguments
 
     return Work(images.shape, images.dtype, on_host, on_device, into=images)
-
-
-crop_on_host = crop.on_host
-erase_on_host = erase.on_host
 
 
 def split_shape(shape: Sequence[int], layout: str) -> tuple[int, int, int]:

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloader.kernels import launching
 from gpuloader.kernels.cast import WORDS, find_word
-from gpuloader.kernels.launching import Launch, Work, count_lanes, declare, find_kernel, spread_rows, takes
+from gpuloader.kernels.launching import KernelLaunch, Work, count_lanes, declare, spread_rows, takes
 
 _SIZES = {f"gather<{word}>": size for size, word in WORDS.items()}
 
@@ -34,10 +35,10 @@ def gather(source: Any, indices: Any, *, span: Any = None, out: Any = None, stre
     `indices` to copy, not checked either; as many rows are copied as `out` has, and the last of the span is
     repeated if it is shorter. Without indices, its positions are row numbers.
 
-    >>> gather_on_host(np.array([[1, 2], [3, 4]]), np.array([1, 1, 0])).tolist()
+    >>> gather.on_host(np.array([[1, 2], [3, 4]]), np.array([1, 1, 0])).tolist()
     [[3, 4], [3, 4], [1, 2]]
     >>> order, span = np.array([4, 2, 0, 3, 1]), np.array([1, 2])
-    >>> gather_on_host(np.arange(0, 50, 10), order, span=span, out=np.zeros(3, int)).tolist()
+    >>> gather.on_host(np.arange(0, 50, 10), order, span=span, out=np.zeros(3, int)).tolist()
     [20, 0, 0]
     """
     if indices is None and span is None:
@@ -71,8 +72,6 @@ def gather(source: Any, indices: Any, *, span: Any = None, out: Any = None, stre
     return Work((count, *source.shape[1:]), source.dtype, on_host, on_device)
 
 
-gather_on_host = gather.on_host
-
 # A batch from a cache on the device gathers every field by the same rows. Its host time is mostly launches,
 # so one launch takes all fields.
 
@@ -86,13 +85,13 @@ _FIELD = np.dtype(
 _FIELDS = np.dtype([("fields", _FIELD, (_MOST_FIELDS,))])
 
 
-def fuse_gathers(launches: Sequence[Launch]) -> list[Launch]:
+def fuse_gathers(launches: Sequence[KernelLaunch]) -> list[KernelLaunch]:
     """Return launches that compute the same, with neighboring gathers by the same indices in one launch.
 
     The arrays must live as long as the launches are repeated.
     """
-    fused: list[Launch] = []
-    gathers: list[Launch] = []
+    fused: list[KernelLaunch] = []
+    gathers: list[KernelLaunch] = []
     # Only neighbors: a launch in between may write what a later gather reads.
     for launch in launches:
         gathered = launch.entry in _SIZES
@@ -103,13 +102,13 @@ def fuse_gathers(launches: Sequence[Launch]) -> list[Launch]:
     return [*fused, _fuse(gathers)] if gathers else fused
 
 
-def _are_alike(one: Launch, other: Launch) -> bool:
+def _are_alike(one: KernelLaunch, other: KernelLaunch) -> bool:
     """Return whether two gathers take the same rows."""
     (_, indices, span, _, rows, _), (_, *same, _, count, _) = one.arguments, other.arguments
     return indices is same[0] and span is same[1] and bool(rows == count)
 
 
-def _fuse(gathers: list[Launch]) -> Launch:
+def _fuse(gathers: list[KernelLaunch]) -> KernelLaunch:
     if len(gathers) == 1:
         return gathers[0]
     fields = np.zeros((), _FIELDS)
@@ -123,5 +122,5 @@ def _fuse(gathers: list[Launch]) -> Launch:
     sizes = zip(*(gathered.grid for gathered in gathers), strict=True)
     grid = *map(max, sizes), len(gathers)
     _, indices, span, _, rows, _ = gathers[0].arguments
-    kernel = find_kernel("gather", "gather_fields")
-    return Launch("gather_fields", kernel, grid, (_THREADS,), (indices, span, rows, fields))
+    kernel = launching.load_kernel("gather", "gather_fields")
+    return KernelLaunch("gather_fields", kernel, grid, (_THREADS,), (indices, span, rows, fields))

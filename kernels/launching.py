@@ -32,7 +32,7 @@ from typing import Any, Generic, Literal, NamedTuple, ParamSpec
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from gpuloader.kernels.compiler import load_kernel
+from gpuloader.kernels.compiler import load_kernel as load_kernel
 
 # ---------------------------------------------------------------------------------------------------------
 # The declaration
@@ -148,13 +148,13 @@ class Kernel(Generic[Parameters]):
         """Return the arrays that were given, after checking them as declared."""
         given: dict[str, Any] = {}
         sizes: dict[Any, int] = {}
-        for name, (dtypes, shape, optional, written) in self.arrays.items():
+        for name, parameter in self.arrays.items():
             position = self._positions.index(name)
             if name not in kwargs and position >= len(args):
                 continue  # a default, or missing: of that, Python tells when it calls the function
             array = kwargs[name] if name in kwargs else args[position]
-            if array is not None or not optional:
-                check_array(name, array, library, dtypes, shape, written, sizes)
+            if array is not None or not parameter.optional:
+                check_array(name, array, library, parameter, sizes)
                 given[name] = array
         return given
 
@@ -164,24 +164,18 @@ class Kernel(Generic[Parameters]):
 
 
 def check_array(
-    name: str,
-    array: Any,
-    library: Library,
-    dtypes: Sequence[DTypeLike],
-    shape: Shape | None,
-    written: bool,
-    sizes: dict[str, int],
+    name: str, array: Any, library: Library, parameter: ArrayParameter, sizes: dict[str, int]
 ) -> None:
     """Raise `TypeError` or `ValueError` unless `array` can be passed to a kernel as it is."""
     module = sys.modules.get(library)
     if module is None or not isinstance(array, module.ndarray):
         found = f"{type(array).__module__}.{type(array).__name__}"
         raise TypeError(f"{name} must be a {library}.ndarray, got {found}")
-    check_dtype(name, array, dtypes)
+    check_dtype(name, array, parameter.dtypes)
     if array.dtype.hasobject:
         raise TypeError(f"{name} must hold plain numbers, got {array.dtype}")
-    if shape is not None:
-        check_shape(name, array, shape, sizes)
+    if parameter.shape is not None:
+        check_shape(name, array, parameter.shape, sizes)
     # A kernel gets an address, and nothing of strides; and it loads whole elements, which a GPU can only do
     # at multiples of their size.
     if not array.flags.c_contiguous:
@@ -192,7 +186,7 @@ def check_array(
     address = array.ctypes.data if library == "numpy" else array.data.ptr
     if array.size and address % array.dtype.alignment:
         raise ValueError(f"{name} must be aligned to its dtype {array.dtype}, got address {address}")
-    if written and not getattr(array.flags, "writeable", True):  # CuPy has no such flag
+    if parameter.written and not getattr(array.flags, "writeable", True):  # CuPy has no such flag
         raise ValueError(f"{name} must be writable")
 
 
@@ -224,10 +218,8 @@ def check_shape(name: str, array: Any, shape: Shape, sizes: dict[str, int] | Non
         return
     if shape[-1] is ...:
         raise ValueError(f"{name} must have at least one dimension, got shape {found}")
-    shown = [
-        str(known.get(one, "any") if isinstance(one, str) else "any" if one is None else one) for one in shape
-    ]
-    raise ValueError(f"{name} must have shape ({', '.join(shown)}{',' * (len(shown) == 1)}), got {found}")
+    shown = str(tuple(known.get(one) if isinstance(one, str) else one for one in shape))
+    raise ValueError(f"{name} must have shape {shown.replace('None', 'any')}, got {found}")
 
 
 def check_size(name: str, value: object, least: int, limit: int = 2**63) -> int:
@@ -252,7 +244,7 @@ def obtain(
     if out is None:
         with on_device(device):
             return sys.modules[library].empty(shape, dtype)
-    check_array(name, out, library, (dtype,), shape, written=True, sizes={})
+    check_array(name, out, library, ArrayParameter((np.dtype(dtype),), shape, False, True), {})
     if device is not None and out.device.id != device.id:
         raise ValueError(f"{name} must be on gpu:{device.id}, got gpu:{out.device.id}")
     return out
@@ -298,7 +290,7 @@ def on_stream(stream: Any) -> contextlib.AbstractContextManager[Any]:
 # The launch
 
 
-class Launch(NamedTuple):
+class KernelLaunch(NamedTuple):
     """A launch of a kernel, with all that is needed to repeat it."""
 
     entry: str
@@ -326,15 +318,10 @@ def launch(
     passed = tuple(_NULL if argument is None else argument for argument in arguments)
     # A kernel belongs to the device that it was loaded for, so that one has to be current.
     with on_device(device):
-        kernel = find_kernel(name, entry)
+        kernel = load_kernel(name, entry)
         kernel(grid, block, passed, stream=stream)
     if _recording.launches is not None:
-        _recording.launches.append(Launch(entry or name, kernel, grid, block, passed))
-
-
-def find_kernel(name: str, entry: str | None) -> Any:
-    """Return a kernel ready to launch on the current device; see `load_kernel`."""
-    return load_kernel(name, entry)
+        _recording.launches.append(KernelLaunch(entry or name, kernel, grid, block, passed))
 
 
 def by_value(numbers: ArrayLike, dtype: DTypeLike = np.uint32) -> NDArray[Any]:
@@ -357,7 +344,7 @@ KernelName = tuple[str, str | None]
 
 # Of a thread: while one thread notes what to compile ahead, others launch.
 class _Recording(threading.local):
-    launches: list[Launch] | None = None
+    launches: list[KernelLaunch] | None = None
     kernels: list[KernelName] | None = None
 
 

@@ -35,6 +35,7 @@ from gpuloader.kernels.launching import (
     spread,
     takes,
 )
+from gpuloader.kernels.one_hot import one_hot
 
 ENTRIES = {
     "blend<{}>": (tuple(map(cpp_type, FLOATS)),),
@@ -61,7 +62,7 @@ def blend(
 
     >>> mix = np.zeros((2, 5), np.int32)
     >>> mix[0, 4] = np.float32(0.75).view(np.int32)
-    >>> blend_on_host(np.array([[[[0.0]]], [[[4.0]]]]), mix).ravel().tolist()
+    >>> blend.on_host(np.array([[[[0.0]]], [[[4.0]]]]), mix).ravel().tolist()
     [1.0, 3.0]
     """
     if dtype is None:
@@ -97,7 +98,7 @@ def paste(images: Any, mix: Any, *, layout: Layout = "CHW", out: Any = None, str
     Images are those of `crop`. What reaches over the edge of the images is cut off.
 
     >>> images = np.array([[[[1, 1, 1]]], [[[2, 2, 2]]]])
-    >>> paste_on_host(images, np.array([[0, 1, 1, 9, 0]] * 2, np.int32)).reshape(2, 3).tolist()
+    >>> paste.on_host(images, np.array([[0, 1, 1, 9, 0]] * 2, np.int32)).reshape(2, 3).tolist()
     [[1, 2, 2], [2, 1, 1]]
     """
     channels, height, width = check_images(images, layout)
@@ -130,7 +131,7 @@ def mix_labels(labels: Any, mix: Any, *, classes: int, out: Any = None, stream: 
 
     >>> mix = np.zeros((2, 5), np.int32)
     >>> mix[0, 4] = np.float32(0.75).view(np.int32)
-    >>> mix_labels_on_host(np.array([2, 0]), mix, classes=3).tolist()
+    >>> mix_labels.on_host(np.array([2, 0]), mix, classes=3).tolist()
     [[0.25, 0.0, 0.75], [0.75, 0.0, 0.25]]
     """
     classes = check_size("classes", classes, 0)
@@ -141,11 +142,7 @@ def mix_labels(labels: Any, mix: Any, *, classes: int, out: Any = None, stream: 
         check_shape("labels", labels, (None, classes))
 
     def on_host(result: NDArray[Any]) -> None:
-        rows = labels
-        if labels.ndim == 1:
-            rows = np.zeros(result.shape, np.float32)
-            known = np.flatnonzero((labels >= 0) & (labels < classes))
-            rows[known, labels[known].astype(np.intp)] = 1
+        rows = one_hot.on_host(labels, classes) if labels.ndim == 1 else labels
         if len(rows):
             result[...] = _mix_two(np.roll(rows, 1, 0), rows, mix)
 
@@ -154,11 +151,6 @@ def mix_labels(labels: Any, mix: Any, *, classes: int, out: Any = None, stream: 
         yield f"mix_labels<{cpp_type(labels.dtype.name)}>", spread(result.size), arguments
 
     return Work((len(labels), classes), np.float32, on_host, on_device)
-
-
-blend_on_host = blend.on_host
-paste_on_host = paste.on_host
-mix_labels_on_host = mix_labels.on_host
 
 
 def _mix_two(before: NDArray[Any], own: NDArray[Any], mix: NDArray[np.int32]) -> NDArray[Any]:

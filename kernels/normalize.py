@@ -64,7 +64,7 @@ def normalize(
         As for any `Kernel`.
 
     >>> images = np.array([[[[0, 128], [255, 64]]]], np.uint8)  # one image of 1 x 2 pixels and two channels
-    >>> normalize_on_host(images, mean=[0, 128], std=[255, 64]).tolist()
+    >>> normalize.on_host(images, mean=[0, 128], std=[255, 64]).tolist()
     [[[[0.0, 1.0]], [[0.0, -1.0]]]]
     """
     channels, height, width = measure(images, layout, _MOST_CHANNELS)
@@ -90,9 +90,6 @@ def normalize(
 
     shape = (len(images), *join_shape(channels, out_height, out_width, out_layout))
     return Work(shape, held, on_host, on_device)
-
-
-normalize_on_host = normalize.on_host
 
 
 def _write(
@@ -155,8 +152,9 @@ def find_constants(
         part = as_constant(name, given)
         if part.shape not in ((), (1,), (channels,)):
             advice = "" if channels <= 4 else "; does `layout` say where the images have them?"
-            problem = f"{name} must be one number for each of {channels} channels, got {given!r}{advice}"
-            raise ValueError(problem)
+            raise ValueError(
+                f"{name} must be one number for each of {channels} channels, got {given!r}{advice}"
+            )
         parts[name] = np.broadcast_to(part, channels)
     # Divided in double: the quotient of two rounded floats would be rounded twice.
     with np.errstate(all="ignore"):
@@ -194,6 +192,8 @@ def plan_finish(
     >>> out.tolist()
     [[[[2.0, 6.0]]]]
     """
+    if channels not in CHANNELS:
+        raise ValueError(f"images must have 1 or 3 channels, got {channels}")
     name, held = resolve_target(dtype, TARGETS)
     factor, offset = find_constants(mean, std, scale, channels)
     if name == "uint8" and not ((factor == 1).all() and (offset == 0).all()):

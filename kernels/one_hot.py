@@ -24,7 +24,7 @@ def one_hot(
     ``classes - 1`` gets a row of zeros. The result may be bool, any integer or float; "bfloat16" is bits in
     uint16.
 
-    >>> one_hot_on_host(np.array([2, 0, 7]), 3, "uint8").tolist()
+    >>> one_hot.on_host(np.array([2, 0, 7]), 3, "uint8").tolist()
     [[0, 0, 1], [1, 0, 0], [0, 0, 0]]
     """
     name, held = resolve_target(dtype, ("bool", *INTEGERS, *FLOATS))
@@ -47,6 +47,3 @@ def one_hot(
         yield entry, spread_rows(labels.size, classes), arguments
 
     return Work((*labels.shape, classes), held, on_host, on_device)
-
-
-one_hot_on_host = one_hot.on_host

@@ -39,7 +39,7 @@ def pad(
     `longest` are cut. `fill` must fit the values' dtype. `mask`, bool of shape (n, longest), is set to True
     for steps that come from `values` and to False for the others.
 
-    >>> pad_on_host(np.array([1, 2, 3, 4]), np.array([0, 3, 4]), longest=3, fill=-1).tolist()
+    >>> pad.on_host(np.array([1, 2, 3, 4]), np.array([0, 3, 4]), longest=3, fill=-1).tolist()
     [[1, 2, 3], [4, -1, -1]]
     """
     if not row_splits.size:
@@ -73,9 +73,6 @@ def pad(
         yield f"pad<{WORDS[size]}>", spread_rows(rows, longest * max(step // size, 1)), arguments
 
     return Work((rows, longest, *values.shape[1:]), values.dtype, on_host, on_device)
-
-
-pad_on_host = pad.on_host
 
 
 def _check_fill(fill: object, dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -70,12 +70,10 @@ def recolor(
 
     >>> red = np.array([[[[200, 0, 0]]]], np.uint8)
     >>> darker_gray = np.array([[1, 0.5, 3, 0]], np.float32)
-    >>> recolor_on_host(red, darker_gray, dtype="uint8", out_layout="HWC").ravel().tolist()
+    >>> recolor.on_host(red, darker_gray, dtype="uint8", out_layout="HWC").ravel().tolist()
     [30, 30, 30]
     """
     channels, height, width = measure(images, "HWC")
-    if channels not in CHANNELS:
-        raise ValueError(f"images must have 1 or 3 channels, got shape {images.shape}")
     samples, row = numbers.shape
     first = check_size("first", first, 0)
     if row < first or (row - first) % 2:
@@ -107,9 +105,6 @@ def recolor(
         yield f"recolor<{channels}, {cpp_type(target)}>", grid, arguments
 
     return Work((samples, *join_shape(channels, height, width, out_layout)), held, on_host, on_device)
-
-
-recolor_on_host = recolor.on_host
 
 
 def recolor_image(

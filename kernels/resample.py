@@ -84,36 +84,19 @@ def resample(
     >>> image = np.arange(0, 240, 10, dtype=np.uint8).reshape(4, 6, 1)
     >>> pixels, splits = image.reshape(-1, 1), np.array([0, 24])
     >>> whole = np.array([[4, 6, 0, 0, 0, 0, 6, 4, 2, 3, 0, 0, 0]], np.float32)
-    >>> resample_on_host(pixels, splits, whole, (2, 3), dtype="uint8").tolist()
+    >>> resample.on_host(pixels, splits, whole, (2, 3), dtype="uint8").tolist()
     [[[[50, 68, 86], [144, 162, 180]]]]
     """
     if geometry.shape[1] < len(GEOMETRY):
         raise ValueError(f"geometry must have {len(GEOMETRY)} columns or more, got shape {geometry.shape}")
     samples, channels = len(geometry), values.shape[1]
     check_shape("row_splits", row_splits, (samples + 1,))
-    if channels not in CHANNELS:
-        raise ValueError(f"values must have 1 or 3 channels, got shape {values.shape}")
     check_word("interpolation", interpolation, ("bilinear", "bicubic"))
     height, width = check_window(size, _MOST_SIZE, _MOST_SIZE)
     target, held, constants, write = plan_finish(channels, mean, std, scale, out_layout, dtype)
 
     def on_host(result: NDArray[Any]) -> None:
-        pixels = np.zeros((samples, height, width, channels), np.uint8)
-        known = geometry[:, : len(GEOMETRY)]
-        is_possible = ((known >= _LEAST) & (known <= _MOST)).all(1) & (known[:, 4:6] < known[:, 6:8]).all(1)
-        for number, numbers in enumerate(known.tolist()):
-            begin, end = row_splits[number : number + 2].tolist()
-            # Black and not refused, like on the device, where a check would wait for the copy of the
-            # geometry.
-            if not (is_possible[number] and 0 <= begin <= end <= len(values)):
-                continue
-            tall, wide, *corner = map(int, numbers[:4])
-            *window, turn = map(int, numbers[8:])
-            if tall * wide <= end - begin:
-                region = values[begin : begin + tall * wide].reshape(tall, wide, -1)
-                resized = resize_on_host(region, numbers[4:8], (height, width), interpolation, window, corner)
-                pixels[number] = resized[:: -1 if turn & 2 else 1, :: -1 if turn & 1 else 1]
-        write(pixels, result)
+        write(_make_images(values, row_splits, geometry, (height, width), interpolation), result)
 
     def on_device(result: Any) -> Iterator[Any]:
         numbers = out_layout == "CHW", interpolation == "bicubic", geometry.shape[1]
@@ -129,7 +112,25 @@ def resample(
     return Work((samples, *join_shape(channels, height, width, out_layout)), held, on_host, on_device)
 
 
-resample_on_host = resample.on_host
+def _make_images(
+    values: Any, row_splits: Any, geometry: Any, size: tuple[int, int], interpolation: Interpolation
+) -> NDArray[np.uint8]:
+    """Return all images as bytes, in the layout HWC."""
+    pixels = np.zeros((len(geometry), *size, values.shape[1]), np.uint8)
+    known = geometry[:, : len(GEOMETRY)]
+    is_possible = ((known >= _LEAST) & (known <= _MOST)).all(1) & (known[:, 4:6] < known[:, 6:8]).all(1)
+    for number, numbers in enumerate(known.tolist()):
+        begin, end = row_splits[number : number + 2].tolist()
+        # Black and not refused, like on the device, where a check would wait for the copy of the geometry.
+        if not (is_possible[number] and 0 <= begin <= end <= len(values)):
+            continue
+        tall, wide, *corner = map(int, numbers[:4])
+        *window, turn = map(int, numbers[8:])
+        if tall * wide <= end - begin:
+            region = values[begin : begin + tall * wide].reshape(tall, wide, -1)
+            resized = resize_on_host(region, numbers[4:8], size, interpolation, window, corner)
+            pixels[number] = resized[:: -1 if turn & 2 else 1, :: -1 if turn & 1 else 1]
+    return pixels
 
 
 def resize_on_host(

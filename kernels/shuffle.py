@@ -44,7 +44,7 @@ def shuffle(
     sorting takes temporary memory from CuPy's pool, and a part takes as much as the whole. With more, only
     that part is computed, and nothing else is held in memory. A new array is on the current device.
 
-    >>> shuffle_on_host(5, seed=0, epoch=0).tolist()
+    >>> shuffle.on_host(5, seed=0, epoch=0).tolist()
     [1, 0, 4, 2, 3]
     """
     count = check_size("count", count, 0, 2**62 + 1)
@@ -85,9 +85,6 @@ def shuffle(
         yield "permute_positions", spread(amount), (result, *numbers, by_value(keys, np.uint64))
 
     return Work((amount,), np.int64, on_host, sorting if is_sorted else permuting)
-
-
-shuffle_on_host = shuffle.on_host
 
 
 def sort(array: Any, device: Any, stream: Any) -> None:

@@ -20,7 +20,7 @@ from gpuloader.kernels.gather import gather
 from gpuloader.kernels.normalize import normalize
 from gpuloader.kernels.one_hot import one_hot
 from gpuloader.kernels.pad import pad
-from gpuloader.kernels.shuffle import shuffle, shuffle_on_host
+from gpuloader.kernels.shuffle import shuffle
 from gpuloader.order.permutation import SORTED_AT_MOST
 
 LAUNCHES = 20
@@ -122,7 +122,7 @@ def _shuffle(repeats: int) -> Judged:
         out = cupy.empty(count, cupy.int64)
         way = "sorted" if count <= SORTED_AT_MOST else "computed"
         turns[f"{count:,} samples, {way}"] = _whole(partial(shuffle, count, 0, 0, out=out))
-        turns[f"{count:,} samples, on the host"] = _whole(partial(shuffle_on_host, count, 0, 0))
+        turns[f"{count:,} samples, on the host"] = _whole(partial(shuffle.on_host, count, 0, 0))
     return measure(Judged("an epoch's permutation", "µs", None, "none", {}), turns, repeats)
 
 

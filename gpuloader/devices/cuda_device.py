@@ -19,14 +19,14 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial, wraps
 from types import TracebackType
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 from gpuloader.devices import cuda
 from gpuloader.devices.base import DeviceCalls, HostMemory, tell_capture
 from gpuloader.devices.codec import JpegCodec, open_codec
 from gpuloader.errors import LoaderError, StagingMemoryError, install_command
 from gpuloader.foreign import ForeignStream, TorchStreams, as_stream, describe_unused, find_address
-from gpuloader.kernels.launching import find_kernel
+from gpuloader.kernels import launching
 from gpuloader.staging.arena import Layout, PageLocker
 from gpuloader.staging.ring import Lease
 from gpuloader.system import driver
@@ -44,9 +44,6 @@ _CAPTURED = range(900, 909)  # of calls that are not allowed while a stream is b
 _LEGACY, _PER_THREAD = 1, 2  # the handles of the default streams
 _NORMAL, _HIGH = 0, -1  # priorities of streams; these are PyTorch's, too
 _MOST_BOUND = 8
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 
 
 class _ThreadsStream:
@@ -276,16 +273,15 @@ class CudaCalls:
         """Launch a program's kernels on `stream`; they compute within `memory`."""
         # What a launch needs apart from the stream is made once for each slot, because a RawKernel called
         # with arrays costs some 5 µs, and with arguments made beforehand a tenth of that.
-        bound = memory.bound.get(id(program))
-        if bound is None:
-            if len(memory.bound) >= _MOST_BOUND:
-                memory.bound.clear()  # for batches that keep changing size
-            arrays = self._arrays(memory, program.whole, None)  # they do not keep the memory that keeps them
-            bound = memory.bound[id(program)] = BoundProgram(program, arrays)
-            with _Relaxed():  # the first launch of a kernel loads it
-                bound.launch(stream)
+        if (bound := memory.bound.get(id(program))) is not None:
+            bound.launch(stream)
             return
-        bound.launch(stream)
+        if len(memory.bound) >= _MOST_BOUND:
+            memory.bound.clear()  # for batches that keep changing size
+        arrays = self._arrays(memory, program.whole, None)  # they do not keep the memory that keeps them
+        bound = memory.bound[id(program)] = BoundProgram(program, arrays)
+        with _Relaxed():  # the first launch of a kernel loads it
+            bound.launch(stream)
 
     def compile(self, program: BatchProgram, stop: Callable[[], bool]) -> None:
         """Compile and load a program's kernels, one by one until `stop` returns True."""
@@ -296,7 +292,7 @@ class CudaCalls:
             if stop():
                 return
             with _Relaxed():
-                find_kernel(*kernel)
+                launching.load_kernel(*kernel)
 
 
 class Context:
@@ -432,21 +428,6 @@ def _translate(index: int, error: BaseException) -> LoaderError | None:
     return None
 
 
-def _entering(
-    method: Callable[Concatenate[CudaCalls, _P], _R],
-) -> Callable[Concatenate[CudaDevice, _P], _R]:
-    """Return a method that makes its device's GPU current, and then this one of the calls."""
-    name = method.__name__
-
-    @wraps(method)
-    def call(device: CudaDevice, /, *arguments: _P.args, **options: _P.kwargs) -> _R:
-        with device.current() as calls:
-            result: _R = getattr(calls, name)(*arguments, **options)
-            return result
-
-    return call
-
-
 class CudaDevice(CudaCalls):
     """One GPU, which `require_cuda` must have accepted; its calls work whichever device is current."""
 
@@ -498,21 +479,6 @@ class CudaDevice(CudaCalls):
                 self._codec = open_codec(self.index, self._runtime)
         return self._codec
 
-    stream = _entering(CudaCalls.stream)
-    event = _entering(CudaCalls.event)
-    copy_async = _entering(CudaCalls.copy_async)
-    copy_between = _entering(CudaCalls.copy_between)
-    record = _entering(CudaCalls.record)
-    wait = _entering(CudaCalls.wait)
-    captures = _entering(CudaCalls.captures)
-    is_capturing = _entering(CudaCalls.is_capturing)
-    is_page_locked = _entering(CudaCalls.is_page_locked)
-    query = _entering(CudaCalls.query)
-    synchronize = _entering(CudaCalls.synchronize)
-    elapsed = _entering(CudaCalls.elapsed)
-    run = _entering(CudaCalls.run)
-    compile = _entering(CudaCalls.compile)
-
     def alloc(self, nbytes: int) -> CudaMemory:
         """Return new memory from `cudaMalloc`; raise `StagingMemoryError` if there is too little."""
         self._reclaim()
@@ -563,3 +529,22 @@ class CudaDevice(CudaCalls):
                 while True:
                     call, address, _ = self._discarded.popleft()
                     call(address)
+
+
+def _entering(name: str) -> Callable[..., Any]:
+    """Return a method that makes its device's GPU current, and then this one of the calls."""
+
+    @wraps(getattr(CudaCalls, name))
+    def call(device: CudaDevice, /, *arguments: Any, **options: Any) -> Any:
+        with device.current() as calls:
+            return getattr(calls, name)(*arguments, **options)
+
+    return call
+
+
+# All calls that CUDA makes on the current device; the others only read what CuPy or Python knows.
+for _name in (
+    *("stream", "event", "copy_async", "copy_between", "record", "wait", "captures", "is_capturing"),
+    *("is_page_locked", "query", "synchronize", "elapsed", "run", "compile"),
+):
+    setattr(CudaDevice, _name, _entering(_name))

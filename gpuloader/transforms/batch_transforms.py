@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -24,7 +24,7 @@ from gpuloader.kernels.crop import LAYOUTS, crop, erase, split_shape
 from gpuloader.kernels.normalize import as_constant, normalize
 from gpuloader.order.permutation import hash_positions
 from gpuloader.transforms.image_transforms import check_probability, check_range
-from gpuloader.transforms.program import KernelCall, Plain, Spec, Transform, no_rows
+from gpuloader.transforms.program import KeepsLayout, KernelCall, Spec, Transform
 
 # ---------------------------------------------------------------------------------------------------------
 # Crops and normalization
@@ -34,13 +34,14 @@ CHANNELS_LAST = "channels_last"
 
 _TARGETS = ("float16", "bfloat16", "float32")
 _CROP = 3  # the numbers of a window to crop: top, left, flip
+_WINDOWS: Spec = (0, _CROP), np.dtype(np.int32)
 _CHANNELS_FIRST = 0, 3, 1, 2  # the dimensions of a batch in HWC, in the order of CHW
 _CHANNELS = 1, 3, 4  # of gray, color, and color with transparency
 _LAST_BIT = np.uint64(63)
 
 
 @dataclass(frozen=True)
-class RandomCropFlip(Plain):
+class RandomCropFlip(KeepsLayout):
     """Crops a random window of each image, and mirrors images at random.
 
     A `Normalize` of the same field directly after it is computed in the same pass.
@@ -61,16 +62,12 @@ class RandomCropFlip(Plain):
     flip: bool = True
     layout: str | None = None
 
-    _keeps_layout: ClassVar[bool] = True  # for `settle_layouts`
+    draws = _CROP
+    """Number of random draws per sample: top, left and flip of its window."""
 
     def __post_init__(self) -> None:
         check_window(self.size)
         check_word("layout", self.layout, LAYOUTS, optional=True)
-
-    @property
-    def draws(self) -> int:
-        """Number of random draws per sample: top, left and flip of its window."""
-        return _CROP
 
     def draw(self, words: Array, inputs: Sequence[Spec]) -> Array:
         """Return top, left and flip of each sample."""
@@ -93,13 +90,12 @@ class RandomCropFlip(Plain):
         """Return the computation for a batch, when no `Normalize` includes it."""
         layout = self.layout or "HWC"
         find_sizes(inputs, layout, self.size)
-        empty = {"images": no_rows(inputs[0]), "windows": np.zeros((0, _CROP), np.int32)}
-        samples = inputs[0][0][0]
-        return KernelCall.settle(empty, samples, crop, moves=True, size=tuple(self.size), layout=layout)
+        given = {"images": inputs[0], "windows": _WINDOWS}
+        return KernelCall.settle(given, crop, moves=True, size=tuple(self.size), layout=layout)
 
 
 @dataclass(frozen=True)
-class Normalize(Plain):
+class Normalize(KeepsLayout):
     """Converts images to floats, ``(x * scale - mean) / std`` per channel, and can change the layout.
 
     Attributes
@@ -132,8 +128,6 @@ class Normalize(Plain):
     crop: tuple[int, int] | None = None
     flip: bool = False
 
-    _keeps_layout: ClassVar[bool] = True  # for `settle_layouts`
-
     def __post_init__(self) -> None:
         check_word("layout", self.layout, LAYOUTS)
         check_word("to", self.to, (*LAYOUTS, CHANNELS_LAST))
@@ -161,11 +155,9 @@ class Normalize(Plain):
     def bind(self, inputs: Sequence[Spec]) -> KernelCall:
         """Return the computation for a batch."""
         _, *size = find_sizes(inputs, self.layout, self.crop, (np.uint8, np.float32))
-        empty = {"images": no_rows(inputs[0])}
-        if self.draws:
-            empty["windows"] = np.zeros((0, _CROP), np.int32)
+        given = {"images": inputs[0], "windows": _WINDOWS} if self.draws else {"images": inputs[0]}
         options = {"layout": self.layout, "size": tuple(self.crop or size), **finish_options(self)}
-        return KernelCall.settle(empty, inputs[0][0][0], normalize, **options)
+        return KernelCall.settle(given, normalize, **options)
 
 
 def finish_options(last: Normalize) -> dict[str, Any]:
@@ -268,7 +260,7 @@ _RECTANGLE = 4  # the numbers of a rectangle: top, left, height and width
 
 
 @dataclass(frozen=True)
-class RandomErasing(Plain):
+class RandomErasing(KeepsLayout):
     """Fills a rectangle of random area and place in some images of a batch.
 
     The parameters are torchvision's.
@@ -307,7 +299,8 @@ class RandomErasing(Plain):
     value: float | Sequence[float] = 0.0
     layout: str | None = None
 
-    _keeps_layout: ClassVar[bool] = True  # for `settle_layouts`
+    draws = _RECTANGLE
+    """Number of random draws per sample: top, left, height and width of its rectangle."""
 
     def __post_init__(self) -> None:
         check_probability(self.p)
@@ -316,11 +309,6 @@ class RandomErasing(Plain):
         check_word("layout", self.layout, LAYOUTS, optional=True)
         if np.ndim(self.value) > 1 or np.asarray(self.value).dtype.kind not in "iuf":
             raise ValueError(f"value must be a number, or one for each channel, got {self.value!r}")
-
-    @property
-    def draws(self) -> int:
-        """Number of random draws per sample: top, left, height and width of its rectangle."""
-        return _RECTANGLE
 
     def draw(self, words: Array, inputs: Sequence[Spec]) -> Array:
         """Return top, left, height and width of each sample's rectangle; height 0 for none."""
@@ -357,8 +345,8 @@ class RandomErasing(Plain):
                 f"value must have one number for each of {channels} channels, got {self.value} for images "
                 f"of shape {inputs[0][0][1:]} in layout {layout}"
             )
-        empty = {"images": no_rows(inputs[0]), "windows": np.zeros((0, _RECTANGLE), np.int32)}
-        return KernelCall.settle(empty, inputs[0][0][0], erase, color=self.value, layout=layout)
+        given = {"images": inputs[0], "windows": ((0, _RECTANGLE), np.dtype(np.int32))}
+        return KernelCall.settle(given, erase, color=self.value, layout=layout)
 
 
 def _uniform(words: Array, key: int) -> Array:
@@ -405,7 +393,7 @@ def settle_layouts(transforms: Sequence[Transform], made: Iterable[str | None] =
         name, field = type(transform).__name__, transform.field
         layout, maker = known.get(field, (None, ""))
         ours: Any = transform
-        if not getattr(ours, "_keeps_layout", False):
+        if not isinstance(transform, KeepsLayout):
             known.pop(field, None)  # it may make anything
         elif hasattr(ours, "layout") and layout not in (None, CHANNELS_LAST):
             if ours.layout is None:

@@ -42,7 +42,7 @@ from gpuloader.transforms.image_transforms import (
     find_shift,
     finish_plan,
 )
-from gpuloader.transforms.program import Chain, KernelCall, Plain, Spec, no_rows
+from gpuloader.transforms.program import Chain, KernelCall, Plain, Spec
 
 Floats = NDArray[np.float32]
 
@@ -90,24 +90,22 @@ class Resample(Plain):
         key = samples, (inputs[0][0][1:], inputs[0][1])
         if key in self._settled:
             return self._settled[key]
-        geometry = no_rows(inputs[2])
-        empty = {"values": no_rows(inputs[0]), "row_splits": no_rows(inputs[1], 1), "geometry": geometry}
-        resize: dict[str, Any] = {"size": self.size, "interpolation": self.interpolation}
-        finish: dict[str, Any] = {"out_layout": "HWC", "dtype": "uint8"}
-        if self.normalize is not None:
-            finish = finish_options(self.normalize)
-        if not self.changes:
-            only = self._settled[key] = KernelCall.settle(empty, samples, resample, **resize, **finish)
-            return only
+        given: dict[str, Spec] = dict(zip(("values", "row_splits", "geometry"), inputs, strict=True))
+        resize: dict[str, Any] = {"size": self.size, "interpolation": self.interpolation, "samples": samples}
         # The first kernel makes bytes, as Pillow does between resizing and coloring.
-        first = KernelCall.settle(empty, samples, resample, **resize, out_layout="HWC", dtype="uint8")
-        [pixels] = first.outputs
-        sums = (samples, self.contrasts, PARTS), np.dtype(np.uint64)
-        given = {"images": no_rows(pixels), "numbers": geometry, "sums": no_rows(sums)}
-        second = KernelCall.settle(given, samples, recolor, first=NUMBERS, contrasts=self.contrasts, **finish)
-        calls = (first, (0, 1, 2), 4), (second, (4, 2, 5), 3)
-        chain = self._settled[key] = Chain(calls, second.outputs, (pixels, sums))
-        return chain
+        plain: dict[str, Any] = {"out_layout": "HWC", "dtype": "uint8"}
+        finish = plain if self.normalize is None else finish_options(self.normalize)
+        first = KernelCall.settle(given, resample, **resize, **(plain if self.changes else finish))
+        made: KernelCall | Chain = first
+        if self.changes:
+            [pixels] = first.outputs
+            sums = (samples, self.contrasts, PARTS), np.dtype(np.uint64)
+            given = {"images": pixels, "numbers": inputs[2], "sums": sums}
+            second = KernelCall.settle(given, recolor, first=NUMBERS, contrasts=self.contrasts, **finish)
+            calls = (first, (0, 1, 2), 4), (second, (4, 2, 5), 3)
+            made = Chain(calls, second.outputs, (pixels, sums))
+        self._settled[key] = made
+        return made
 
 
 def plan_resampling(field: str | None, transforms: Sequence[ImageTransform]) -> Resample | None:

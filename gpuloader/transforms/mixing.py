@@ -16,19 +16,20 @@ from gpuloader.kernels.crop import LAYOUTS
 from gpuloader.kernels.launching import Kernel
 from gpuloader.kernels.mix import blend, mix_labels, paste
 from gpuloader.transforms.batch_transforms import assume_layout, find_layout, find_sizes
-from gpuloader.transforms.program import Chain, KernelCall, Spec, no_rows
+from gpuloader.transforms.program import Chain, KeepsLayout, KernelCall, Spec
 
 _LAMBDA = 4  # the column of draws with the share of a sample's own image, as the bits of a float32
 
 
-class _Mixing:
+class _Mixing(KeepsLayout):
     """The part that `MixUp` and `CutMix` share."""
 
     labels: str
     classes: int
     alpha: float
 
-    _keeps_layout: ClassVar[bool] = True  # for `settle_layouts`
+    draws = _LAMBDA + 1
+    """Number of random draws per sample: a window, and the share of the sample's own image."""
 
     def __post_init__(self) -> None:
         check_count("classes", self.classes)
@@ -41,15 +42,8 @@ class _Mixing:
         """The fields to transform in addition to `field`."""
         return (self.labels,)
 
-    @property
-    def draws(self) -> int:
-        """Number of random draws per sample: a window, and the share of the sample's own image."""
-        return _LAMBDA + 1
-
-    @property
-    def checked(self) -> tuple[str, ...]:
-        """The fields whose values `check` takes."""
-        return (self.labels,)
+    checked = others
+    """The fields whose values `check` takes."""
 
     def check(self, inputs: Sequence[Array]) -> None:
         """Refuse labels that are not classes, whose part of a row would be missing."""
@@ -73,20 +67,17 @@ class _Mixing:
 
     def _bind(self, inputs: Sequence[Spec], kernel: Kernel[...], **options: Any) -> Chain:
         """Return the computation for a batch, whose images a kernel mixes, and whose labels another."""
-        images, labels = (no_rows(spec) for spec in inputs)
-        mix, samples = np.zeros((0, self.draws), np.int32), inputs[0][0][0]
-        mixing = KernelCall.settle({"images": images, "mix": mix}, samples, kernel, **options)
-        given = {"labels": labels, "mix": mix}
-        labeling = KernelCall.settle(given, samples, mix_labels, classes=self.classes)
+        [images, labels], mix = inputs, ((0, self.draws), np.dtype(np.int32))
+        mixing = KernelCall.settle({"images": images, "mix": mix}, kernel, **options)
+        labeling = KernelCall.settle({"labels": labels, "mix": mix}, mix_labels, classes=self.classes)
         return Chain(((mixing, (0, 2), 3), (labeling, (1, 2), 4)), mixing.outputs + labeling.outputs)
 
     def _check_labels(self, inputs: Sequence[Spec]) -> None:
-        (shape, dtype) = inputs[-1]
+        shape, dtype = inputs[-1]
         if len(inputs) != 2:
             raise SampleError("expected a dense field of images, and one of labels")
-        if (len(shape) != 1 or dtype.kind not in "iu") and (
-            shape[1:] != (self.classes,) or dtype.kind != "f"
-        ):
+        are_classes, are_shares = len(shape) == 1 and dtype.kind in "iu", shape[1:] == (self.classes,)
+        if not are_classes and not (are_shares and dtype.kind == "f"):
             raise SampleError(
                 f"expected labels as one integer per sample, or as {self.classes} floats, got {dtype} of "
                 f"shape {shape[1:]}"

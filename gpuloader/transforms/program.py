@@ -21,7 +21,7 @@ import numpy as np
 from gpuloader.errors import LoaderError, SampleError, describe_error
 from gpuloader.fields.spec import Array
 from gpuloader.kernels import gather
-from gpuloader.kernels.launching import Kernel, KernelName, Launch, collect
+from gpuloader.kernels.launching import Kernel, KernelLaunch, KernelName, collect
 from gpuloader.sources.images.regions import Encoded
 from gpuloader.staging.arena import Layout, align
 
@@ -81,19 +81,25 @@ class KernelCall:
     @classmethod
     def settle(
         cls,
-        empty: Mapping[str, Array],
-        samples: int,
+        inputs: Mapping[str, Spec],
         kernel: Kernel[...],
+        *,
+        samples: int | None = None,
         axes: tuple[int, ...] | None = None,
         moves: bool = False,
         **options: Any,
     ) -> KernelCall:
-        """Return the call for so many samples; `empty` has inputs without samples, by parameter.
+        """Return the call for so many samples, or as many as the first input has; inputs are by parameter.
 
         Raises `SampleError` if the kernel does not accept such arrays, or the options do not fit them.
         """
         # The twin is tried without samples. Its result has the shape and dtype of a sample's, and the trial
         # finds whatever the kernel would refuse before the first batch, so nothing is checked here twice.
+        empty: dict[str, Array] = {}
+        for name, (shape, kind) in inputs.items():
+            samples = shape[0] if samples is None else samples
+            # Where there is no row, there is one split.
+            empty[name] = np.zeros((int(name == "row_splits"), *shape[1:]), kind)
         try:
             made = kernel.on_host(**empty, **options)
         except (TypeError, ValueError) as error:
@@ -101,7 +107,7 @@ class KernelCall:
         dtype = options.get("dtype")
         bits = dtype if isinstance(dtype, str) and dtype == "bfloat16" else None
         in_place = id(made) in map(id, empty.values())
-        output = (samples, *made.shape[1:]), made.dtype
+        output = (samples or 0, *made.shape[1:]), made.dtype
         return cls(tuple(empty), (output,), kernel, options, bits, axes, in_place, moves)
 
     def name(self, inputs: list[Any], outputs: list[Any]) -> dict[str, Any]:
@@ -130,16 +136,6 @@ class Chain:
     scratch: tuple[Spec, ...] = ()  # of further arrays, which only the calls write and read
 
 
-def no_rows(spec: Spec, rows: int = 0) -> Array:
-    """Return an array of a spec's dtype and row shape, with no rows, or as many as given.
-
-    >>> no_rows(((32, 3), np.dtype("int16"))).shape
-    (0, 3)
-    """
-    shape, dtype = spec
-    return np.zeros((rows, *shape[1:]), dtype)
-
-
 class Plain:
     """Base class of transforms that draw no random numbers and accept any values."""
 
@@ -154,6 +150,10 @@ class Plain:
 
     def check(self, inputs: Sequence[Array]) -> None:
         """Accept any values."""
+
+
+class KeepsLayout(Plain):
+    """Base class of transforms after which images have the layout that they had, or one that is stated."""
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -349,7 +349,7 @@ def find_kernels(program: BatchProgram, arrays: list[Any]) -> list[KernelName]:
     return list(dict.fromkeys(kernels))
 
 
-def _prepare(launch: Launch) -> _Prepared:
+def _prepare(launch: KernelLaunch) -> _Prepared:
     """Return a launch's parts, with the function for this device."""
     # A CuPy kernel looks its function up by device at every call, which takes longer than the launch.
     _, kernel, grid, block, arguments = launch

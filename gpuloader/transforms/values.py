@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -15,13 +14,13 @@ from gpuloader.fields.spec import Array
 from gpuloader.kernels.cast import FLOATS, INTEGERS, cast, check_scale, resolve_target
 from gpuloader.kernels.one_hot import one_hot
 from gpuloader.kernels.pad import pad
-from gpuloader.transforms.program import KernelCall, Plain, Spec, no_rows
+from gpuloader.transforms.program import KeepsLayout, KernelCall, Plain, Spec
 
 _NUMBERS = (*INTEGERS, *FLOATS)
 
 
 @dataclass(frozen=True)
-class Cast(Plain):
+class Cast(KeepsLayout):
     """Converts to another dtype, optionally multiplied by a factor.
 
     Attributes
@@ -38,19 +37,15 @@ class Cast(Plain):
     dtype: DTypeLike
     scale: float = 1.0
 
-    _keeps_layout: ClassVar[bool] = True  # for `settle_layouts`
-
     def __post_init__(self) -> None:
         resolve_target(self.dtype, _NUMBERS)
         check_scale(self.scale)
 
     def bind(self, inputs: Sequence[Spec]) -> KernelCall:
         """Return the computation for a batch."""
-        shape, _ = _dense(inputs)
         # A factor would make the kernel convert to floats, which cannot hold every integer.
         scale = None if self.scale == 1 else self.scale
-        empty = {"values": no_rows(inputs[0])}
-        return KernelCall.settle(empty, shape[0], cast, dtype=self.dtype, scale=scale)
+        return KernelCall.settle({"values": _dense(inputs)}, cast, dtype=self.dtype, scale=scale)
 
 
 @dataclass(frozen=True)
@@ -75,11 +70,10 @@ class OneHot(Plain):
 
     def bind(self, inputs: Sequence[Spec]) -> KernelCall:
         """Return the computation for a batch."""
-        shape, dtype = _dense(inputs)
-        if dtype.kind not in "iu":
-            raise SampleError(f"expected integers as labels, got {dtype}")
-        empty = {"labels": no_rows(inputs[0])}
-        return KernelCall.settle(empty, shape[0], one_hot, classes=self.classes, dtype=self.dtype)
+        labels = _dense(inputs)
+        if labels[1].kind not in "iu":
+            raise SampleError(f"expected integers as labels, got {labels[1]}")
+        return KernelCall.settle({"labels": labels}, one_hot, classes=self.classes, dtype=self.dtype)
 
 
 @dataclass(frozen=True)
@@ -105,8 +99,8 @@ class Pad(Plain):
         """Return the computation for a batch."""
         if len(inputs) != 2:
             raise SampleError("expected a ragged field of level 1 to pad; name it in the loader's ragged")
-        empty = {"values": no_rows(inputs[0]), "row_splits": no_rows(inputs[1], 1)}
-        return KernelCall.settle(empty, inputs[1][0][0] - 1, pad, longest=self.length, fill=self.fill)
+        given, rows = {"values": inputs[0], "row_splits": inputs[1]}, inputs[1][0][0] - 1
+        return KernelCall.settle(given, pad, samples=rows, longest=self.length, fill=self.fill)
 
     def check(self, inputs: Sequence[Array]) -> None:
         """Refuse rows that are too long, which the kernel would cut."""

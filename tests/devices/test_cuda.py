@@ -30,6 +30,7 @@ from gpuloader.devices import cuda, cuda_device
 from gpuloader.devices.places import cuda_places, default_place, open_device
 from gpuloader.epoch import epoch as pipeline_epoch
 from gpuloader.errors import Misuse, StagingMemoryError
+from gpuloader.kernels import launching
 from gpuloader.transforms import Cast
 from tests.devices.conformance import LAYOUT
 from tests.fakes import loader_threads, wait_until
@@ -924,7 +925,7 @@ class TestAStreamBeingCaptured:
         monkeypatch.setattr(
             cuda_device, "find_kernels", lambda program, arrays: [("one", "two")] * 2
         )  # that compile
-        monkeypatch.setattr(cuda_device, "find_kernel", lambda *name: runtime.check("loadModule"))
+        monkeypatch.setattr(launching, "load_kernel", lambda *name: runtime.check("loadModule"))
         runtime.devices = 2
         sizes = random.Random(seed).choices(range(1, 40), k=30)
         halves = Cast("0", "float16")

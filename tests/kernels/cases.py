@@ -571,7 +571,7 @@ RECOLOR = Case(
     [
         ({"images": np.zeros((2, 4, 5), np.uint8)}, ValueError, "images must have shape"),
         ({"images": np.zeros((2, 4, 5, 3))}, TypeError, "images must have dtype uint8, got float64"),
-        ({"images": np.zeros((2, 4, 5, 2), np.uint8)}, ValueError, "images must have 1 or 3 channels"),
+        ({"images": np.zeros((2, 4, 5, 2), np.uint8)}, ValueError, "images must have 1 or 3 channels, got 2"),
         ({"numbers": np.zeros((3, 4), np.float32)}, ValueError, r"numbers must have shape \(2, any\)"),
         ({"numbers": np.zeros((2, 4))}, TypeError, "numbers must have dtype float32, got float64"),
         ({"first": 1}, ValueError, "numbers must have pairs from column 1 on"),
@@ -662,7 +662,7 @@ RESAMPLE = Case(
     [
         ({"values": np.zeros(20, np.uint8)}, ValueError, r"values must have shape \(any, any\)"),
         ({"values": np.zeros((20, 3), np.int8)}, TypeError, "values must have dtype uint8, got int8"),
-        ({"values": np.zeros((20, 2), np.uint8)}, ValueError, "values must have 1 or 3 channels"),
+        ({"values": np.zeros((20, 2), np.uint8)}, ValueError, "images must have 1 or 3 channels, got 2"),
         ({"row_splits": np.array([0])}, ValueError, r"row_splits must have shape \(2,\)"),
         ({"geometry": np.zeros((1, 13))}, TypeError, "geometry must have dtype float32, got float64"),
         (

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from gpuloader.kernels.crop import crop, crop_on_host, erase, erase_on_host
+from gpuloader.kernels.crop import crop, erase
 from tests.kernels.cases import BITS
 from tests.kernels.shim import Placed, cut, place, read
 
@@ -15,7 +15,7 @@ def test_the_twin_is_what_numpy_cuts(layout, dtype):
     windows = np.array([[0, 0, 0], [1, 2, 1], [3, 4, 7]], np.int32)
     expected = cut(images, windows, 5, 6)
     turn = (lambda array: array) if layout == "HWC" else (lambda array: array.transpose(0, 3, 1, 2).copy())
-    result = crop_on_host(turn(images), (5, 6), windows, layout=layout)
+    result = crop.on_host(turn(images), (5, 6), windows, layout=layout)
     assert result.dtype == dtype
     np.testing.assert_array_equal(result, turn(expected))
 
@@ -26,7 +26,7 @@ def test_more_samples_than_a_grid_has_rows(device):
     windows = np.zeros((70_000, 3), np.int32)
     windows[:, 2] = np.arange(70_000) % 2
     result = crop(place(images), (1, 2), place(windows))
-    np.testing.assert_array_equal(read(result), crop_on_host(images, (1, 2), windows))
+    np.testing.assert_array_equal(read(result), crop.on_host(images, (1, 2), windows))
     entry, grid, block, _ = device.launches[-1]
     assert (entry, grid, block) == ("crop<unsigned long long>", (1, 65535, 1), (1, 1))
 
@@ -65,7 +65,7 @@ def test_they_agree_at_any_offset(device, layout, dtype, channels):
     for width in (1, 5, 16, 17):
         for left in range(0, 20 - width, 3):
             windows = np.array([[1, left, 0], [0, left, 1], [9, 99, left % 2]], np.int32)
-            expected = crop_on_host(images, (3, width), windows, layout=layout)
+            expected = crop.on_host(images, (3, width), windows, layout=layout)
             start, out_start = left * images.itemsize, (left + width) * images.itemsize
             out = Placed(np.zeros_like(expected), out_start)
             crop(place(images, start), (3, width), place(windows), layout=layout, out=out.array)
@@ -81,7 +81,7 @@ def test_the_twin_erases_what_numpy_assigns(layout):
     expected[0, 1:4, 2:4] = 0.5, 1.5, 2.5
     turn = (0, 3, 1, 2) if layout == "CHW" else (0, 1, 2, 3)
     given = np.ascontiguousarray(images.transpose(turn))
-    erase_on_host(given, windows, color=[0.5, 1.5, 2.5], layout=layout)
+    erase.on_host(given, windows, color=[0.5, 1.5, 2.5], layout=layout)
     np.testing.assert_array_equal(given, expected.transpose(turn))
 
 

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuloader.kernels.gather import fuse_gathers, gather, gather_on_host
-from gpuloader.kernels.launching import Launch, collect
+from gpuloader.kernels.gather import fuse_gathers, gather
+from gpuloader.kernels.launching import KernelLaunch, collect
 from tests.fakes_cuda import as_host
 from tests.kernels.cases import gathers
 from tests.kernels.shim import Placed, examples, launch_shapes, place, read
@@ -34,7 +34,7 @@ def test_with_a_span_they_agree(device, problem, ends, count, has_order, shape):
     on_host = np.zeros_like(expected)
     given = None if order is None else place(order)
     assert gather(place(source), given, span=place(span), out=out.array) is out.array
-    assert gather_on_host(source, order, span=span, out=on_host) is on_host
+    assert gather.on_host(source, order, span=span, out=on_host) is on_host
     assert read(out.array).tobytes() == expected.tobytes() == on_host.tobytes()
     out.check()
 
@@ -46,7 +46,7 @@ def test_they_agree_at_any_offset(device, dtype, width):
     source = np.zeros((3, width), dtype)
     source.reshape(-1).view(np.uint8)[:] = np.arange(source.nbytes) % 251
     indices = np.array([2, 0])
-    expected = gather_on_host(source, indices)
+    expected = gather.on_host(source, indices)
     for start in range(0, 17, source.dtype.alignment):
         for out_start in range(0, 17, source.dtype.alignment):
             out = Placed(np.zeros_like(expected), out_start)
@@ -84,13 +84,13 @@ def test_the_twin_is_what_numpy_takes():
     source = np.arange(60).reshape(5, 4, 3)
     indices = np.array([4, 0, 0, 2])
     out = np.empty((4, 4, 3), np.int64)
-    assert gather_on_host(source, indices, out=out) is out
+    assert gather.on_host(source, indices, out=out) is out
     np.testing.assert_array_equal(out, source[indices])
 
 
 def test_the_twin_checks_what_the_device_cannot():
     with pytest.raises(IndexError, match="indices must be from 0 to 2, got -1 at 1"):
-        gather_on_host(np.zeros(3), np.array([0, -1]))
+        gather.on_host(np.zeros(3), np.array([0, -1]))
 
 
 @given(
@@ -131,7 +131,7 @@ def test_only_neighboring_gathers_by_the_same_rows_are_one_launch(device):
     with collect("launches") as launches:
         for indices in (first, first, second, first):
             gather(source, indices)
-        launches.append(Launch("cast", print, (1,), (1,), ()))
+        launches.append(KernelLaunch("cast", print, (1,), (1,), ()))
         gather(source, first)
     assert [launch.entry for launch in fuse_gathers(launches)] == [
         "gather_fields",

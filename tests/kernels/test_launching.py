@@ -7,23 +7,23 @@ from hypothesis import strategies as st
 
 from gpuloader.kernels import launching
 from gpuloader.kernels.cast import cast
-from gpuloader.kernels.gather import gather_on_host
+from gpuloader.kernels.gather import gather
 from gpuloader.kernels.launching import find_device, spread, spread_rows
-from gpuloader.kernels.one_hot import one_hot, one_hot_on_host
+from gpuloader.kernels.one_hot import one_hot
 from tests.kernels.shim import Placed, check_shape, pack, place
 
 
 def test_arrays_off_their_boundary_are_refused_alike(device):
     labels = np.zeros(13, np.uint8)[1:].view(np.int32)
     with pytest.raises(ValueError, match="labels must be aligned to its dtype int32"):
-        one_hot_on_host(labels, 2)
+        one_hot.on_host(labels, 2)
     with pytest.raises(ValueError, match="labels must be aligned to its dtype int32"):
         one_hot(place(labels, 1), 2)
 
 
 def test_objects_are_refused():
     with pytest.raises(TypeError, match="source must hold plain numbers, got object"):
-        gather_on_host(np.array([object()]), np.array([0]))
+        gather.on_host(np.array([object()]), np.array([0]))
 
 
 def test_arrays_on_two_devices_are_refused():

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpuloader.kernels.normalize import _multiply_add, normalize, normalize_on_host
+from gpuloader.kernels.normalize import _multiply_add, normalize
 from tests.kernels.shim import Placed, cut, examples, place, read
 
 LAYOUTS = ["HWC", "CHW"]
@@ -19,7 +19,7 @@ def test_they_agree_at_any_offset(device, dtype, out_layout):
     images = np.arange(2 * 3 * 8 * 3, dtype=np.uint8).reshape(2, 3, 8, 3)
     for width in (8, 7):
         options = {"dtype": dtype, "out_layout": out_layout, "size": (3, width)}
-        expected = normalize_on_host(images, 3, 7, **options)
+        expected = normalize.on_host(images, 3, 7, **options)
         for out_start in range(9):
             out = Placed(np.zeros_like(expected), out_start * expected.itemsize)
             normalize(place(images, out_start), 3, 7, out=out.array, **options)
@@ -66,7 +66,7 @@ def test_the_twin_is_what_numpy_gives(dtype, layout, out_layout):
     expected = (cut(images, windows, 5, 6) / 255 - mean) / std
     given = images if layout == "HWC" else np.ascontiguousarray(images.transpose(0, 3, 1, 2))
     options = {"layout": layout, "out_layout": out_layout, "size": (5, 6), "windows": windows}
-    result = normalize_on_host(given, mean, std, scale=1 / 255, **options)
+    result = normalize.on_host(given, mean, std, scale=1 / 255, **options)
     assert result.dtype == np.float32
     result = result if out_layout == "HWC" else result.transpose(0, 2, 3, 1)
     np.testing.assert_allclose(result, expected, atol=1e-6)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader.fields.ragged import Ragged
-from gpuloader.kernels.pad import pad, pad_on_host
+from gpuloader.kernels.pad import pad
 from tests.kernels.shim import Placed, place, read
 
 
@@ -16,7 +16,7 @@ def test_they_agree_at_any_offset(device, dtype, width):
     values.reshape(-1).view(np.uint8)[:] = np.arange(values.nbytes) % 251
     splits = np.array([0, 3, 3, 5])
     fill = values.reshape(-1)[-1]  # all its bytes differ
-    expected = pad_on_host(values, splits, 4, fill)
+    expected = pad.on_host(values, splits, 4, fill)
     for start in range(0, 17, values.dtype.alignment):
         for out_start in range(0, 17, values.dtype.alignment):
             out = Placed(np.zeros_like(expected), out_start)
@@ -31,10 +31,10 @@ def test_the_twin_is_what_ragged_batches_give(lengths, width):
     batch = Ragged.from_samples(samples, "int64", (width,))
     [splits] = batch.row_splits
     mask = np.zeros((len(lengths), max(lengths)), bool)
-    padded = pad_on_host(batch.values, splits, max(lengths), -1, mask=mask)
+    padded = pad.on_host(batch.values, splits, max(lengths), -1, mask=mask)
     np.testing.assert_array_equal(padded, batch.to_padded(-1))
     np.testing.assert_array_equal(mask.sum(axis=1), lengths)
 
 
 def test_rows_longer_than_the_result_are_cut():
-    assert pad_on_host(np.arange(5), np.array([0, 4, 5]), 2).tolist() == [[0, 1], [4, 0]]
+    assert pad.on_host(np.arange(5), np.array([0, 4, 5]), 2).tolist() == [[0, 1], [4, 0]]

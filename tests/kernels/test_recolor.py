@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpuloader.kernels.normalize import normalize_on_host
-from gpuloader.kernels.recolor import recolor, recolor_image, recolor_on_host
+from gpuloader.kernels.normalize import normalize
+from gpuloader.kernels.recolor import recolor, recolor_image
 from gpuloader.transforms.image_transforms import Coloring
 from gpuloader.transforms.image_transforms import apply_coloring as recolor_by_pillow
 from tests.kernels.cases import changes, count_contrasts, make_colors, make_numbers
@@ -76,8 +76,8 @@ def test_pictures_are_normalized_as_by_normalize(device):
     numbers = make_numbers([[("brightness", 0.5)], [("contrast", 1.2), ("hue", 0.1)]])
     norm = {"mean": [0.1, 0.2, 0.3], "std": [1, 2, 3], "scale": 1 / 255}
     found = recolor(place(pictures), place(numbers), contrasts=1, **norm)
-    plain = recolor_on_host(pictures, numbers, contrasts=1, dtype="uint8", out_layout="HWC")
-    assert read(found).tobytes() == normalize_on_host(plain, **norm).tobytes()
+    plain = recolor.on_host(pictures, numbers, contrasts=1, dtype="uint8", out_layout="HWC")
+    assert read(found).tobytes() == normalize.on_host(plain, **norm).tobytes()
     assert [launch[:3] for launch in device.launches[-2:]] == [
         ("measure<3>", (32, 2), (256,)),
         ("recolor<3, float>", (1, 2), (160,)),

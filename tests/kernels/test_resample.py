@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpuloader.kernels.normalize import normalize_on_host
-from gpuloader.kernels.resample import GEOMETRY, resample, resample_on_host, resize_on_host
+from gpuloader.kernels.normalize import normalize
+from gpuloader.kernels.resample import GEOMETRY, resample, resize_on_host
 from tests.kernels.cases import boxes, make_batch, make_picture
 from tests.kernels.shim import Placed, check_result, examples, launch_shapes, place, read
 
@@ -68,7 +68,7 @@ def test_the_kernel_is_pillow(device, case, channels, interpolation, seed, shape
 
 
 def check_agreement(device, arguments, offset=(0, 0), **options):
-    expected = resample_on_host(**arguments, **options)
+    expected = resample.on_host(**arguments, **options)
     out = Placed(np.zeros_like(expected), offset[1] * expected.itemsize)
     placed = {
         name: place(value) if isinstance(value, np.ndarray) else value for name, value in arguments.items()
@@ -107,7 +107,7 @@ def test_only_the_region_that_the_result_needs_has_to_be_there(device, case, int
     device.shape = (1, 1), (32,)
     picture = make_picture(height, width, 3, 7)
     whole = make_batch([picture], [(*box, *(window or (*size, 0, 0)), 0)], size)
-    expected = resample_on_host(**whole, interpolation=interpolation)
+    expected = resample.on_host(**whole, interpolation=interpolation)
     tall, wide, y, x = window or (*size, 0, 0)
     reach = 2 if interpolation == "bicubic" else 1
     top, bottom = find_extent(box[1], box[3], tall, range(max(y, 0), min(y + size[0], tall)), reach, height)
@@ -137,9 +137,9 @@ def test_pictures_are_normalized_as_by_normalize(device):
     mirrored = make_batch(pictures, [(*places[0], 1), (*places[1], 2)], (12, 10))
     numbers = {"mean": [0.1, 0.2, 0.3], "std": [1, 2, 3], "scale": 1 / 255}
     found = check_agreement(device, mirrored, **numbers)
-    plain = resample_on_host(**arguments, dtype="uint8", out_layout="HWC")
+    plain = resample.on_host(**arguments, dtype="uint8", out_layout="HWC")
     turned = np.stack([plain[0, :, ::-1], plain[1, ::-1]])
-    assert found.tobytes() == normalize_on_host(turned, **numbers).tobytes()
+    assert found.tobytes() == normalize.on_host(turned, **numbers).tobytes()
     assert device.launches[-1][:3] == ("resample<3, float>", (1, 2), (256,))
 
 
@@ -148,7 +148,7 @@ def test_further_columns_of_geometry_are_not_read(device):
     places = [(0, 0, 5, 4, 3, 3, 0, 0, 0), (1, 0, 4, 3, 3, 3, 0, 0, 1)]
     batch = make_batch([make_picture(4, 5, 3, seed) for seed in range(2)], places, (3, 3))
     wide = batch | {"geometry": np.pad(batch["geometry"], ((0, 0), (0, 4)), constant_values=9)}
-    expected = resample_on_host(**batch, dtype="uint8")
+    expected = resample.on_host(**batch, dtype="uint8")
     assert check_agreement(device, wide, dtype="uint8").tobytes() == expected.tobytes()
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from gpuloader.kernels.shuffle import shuffle, shuffle_on_host
+from gpuloader.kernels.shuffle import shuffle
 from gpuloader.order.order import Shuffled
 from tests.kernels.cases import permutations
 from tests.kernels.shim import Placed, examples, read
@@ -13,7 +13,7 @@ from tests.kernels.shim import Placed, examples, read
 def test_the_twin_is_the_order(part):
     count, seed, epoch, start, stop = part.values()
     expected = Shuffled(count, seed, epoch).slice(start, stop)
-    np.testing.assert_array_equal(shuffle_on_host(**part), expected)
+    np.testing.assert_array_equal(shuffle.on_host(**part), expected)
 
 
 @pytest.mark.parametrize("count", [2**18 - 1, 2**18, 2**18 + 1])
