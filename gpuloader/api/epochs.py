@@ -612,7 +612,7 @@ class DatasetEpochs(Epochs):
             self._promised = there
 
     @property
-    def _transforms(self) -> tuple[Transform, ...]:
+    def _transforms(self) -> Sequence[Transform]:
         return () if self._programmer is None else self._programmer.transforms
 
     def cache_as(self, source: ArraySource, *, resident: bool) -> None:

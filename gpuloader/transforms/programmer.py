@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from gpuloader.transforms.program import (
     Chain,
     Decoding,
     KernelCall,
+    Operation,
     Plain,
     RowSource,
     Spec,
@@ -53,10 +54,8 @@ class Purpose:
         >>> [words.shape for words in Purpose(0, 0, (3, 1)).draw(range(4))]
         [(4, 3), (4, 1)]
         """
-        if isinstance(keys, np.ndarray):
-            samples: Words = keys.astype(np.uint64)
-        else:
-            samples = np.array([as_number(key) for key in keys], np.uint64)
+        numbers = keys if isinstance(keys, np.ndarray) else [as_number(key) for key in keys]
+        samples: Words = np.array(numbers, np.uint64)
         words = hash_for_keys(samples, _derive_keys(self))
         ends = np.cumsum(self.widths).tolist()
         return [words[:, end - width : end] for end, width in zip(ends, self.widths, strict=True)]
@@ -116,6 +115,7 @@ def draw_ahead(purpose: Purpose, stretch: Stretch, before: DrawnAhead | None) ->
 # Planning
 
 
+@dataclass(eq=False, repr=False)
 class Programmer:
     """Plans a loader's programs; each process has its own.
 
@@ -126,22 +126,14 @@ class Programmer:
     with every new program, by the thread that asks for it first.
     """
 
-    def __init__(
-        self,
-        transforms: Sequence[Transform],
-        sources: Sequence[RowSource] | None = None,
-        order: Any = None,
-        *,
-        native: bool = False,
-    ) -> None:
-        self.native = native
-        self.transforms = tuple(transforms)
-        self.sources = None if sources is None else tuple(sources)
-        self.order = order
-        self._made: dict[Any, BatchProgram] = {}
-        self._last: tuple[Layout | None, BatchProgram | None] = None, None
-        self._drawn: DrawnAhead | None = None
-        self.planned: Callable[[BatchProgram], None] | None = None
+    transforms: Sequence[Transform]
+    sources: Sequence[RowSource] | None = None
+    order: Any = None
+    native: bool = field(default=False, kw_only=True)
+    planned: Callable[[BatchProgram], None] | None = field(default=None, init=False)
+    _made: dict[Any, BatchProgram] = field(default_factory=dict, init=False)
+    _last: tuple[Layout | None, BatchProgram | None] = field(default=(None, None), init=False)
+    _drawn: DrawnAhead | None = field(default=None, init=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Programmer, native=self.native), (self.transforms, self.sources, self.order)
@@ -162,7 +154,9 @@ class Programmer:
         if program is None:
             if len(self._made) > 32:  # every batch may have another size or shape
                 self._made.clear()
-            program = self._made[key] = _Planner(self, names, levels, staged).plan(drawn=drawn)
+            program = self._made[key] = _Planner(self, names, list(staged.fields), staged.nbytes).plan(
+                levels, drawn=drawn
+            )
             # Who copies the batch to a device asks for it with its draws: the same program.
             self._made[program.copied, True, *key[2:]] = program
             if self.planned is not None:
@@ -184,165 +178,168 @@ class Programmer:
             drawn = ahead.take(keys)
         else:
             drawn = purpose.draw(keys)
-        for (position, transform, field, specs), words in zip(program.drawn, drawn, strict=True):
+        for (position, transform, name, specs), words in zip(program.drawn, drawn, strict=True):
             try:
                 target = arrays[position]
                 target[...] = transform.draw(words[: len(target)], specs)
             except Exception as error:
-                raise_named(error, type(transform).__name__, field)
+                raise_named(error, type(transform).__name__, name)
 
 
+@dataclass(eq=False, repr=False)
 class _Planner:
     """Plans one program. Arrays are numbered: staged fields, draws, and then what is computed."""
 
-    def __init__(
-        self, programmer: Programmer, names: Sequence[str], levels: Sequence[int], staged: Layout
-    ) -> None:
-        self._programmer = programmer
-        self._names, self._levels = list(names), levels
-        self._fields: list[FieldLayout] = list(staged.fields)
-        self._end = staged.nbytes
-        self._made: dict[int, KernelCall] = {}  # what makes each array that a kernel makes
-        self._present: dict[str, tuple[int, ...]] = {}  # the arrays that are each field's now
-        first = 0
-        for name, level in zip(names, levels, strict=True):
-            self._present[name] = tuple(range(first, first + 1 + level))
-            first += 1 + level
+    programmer: Programmer
+    names: Sequence[str]
+    fields: list[FieldLayout]
+    end: int  # of the last of them
+    present: dict[str, tuple[int, ...]] = field(default_factory=dict)  # the arrays that are each field's now
+    made: dict[int, KernelCall] = field(default_factory=dict)  # what makes each array that a kernel makes
+    # These are as in `BatchProgram`.
+    steps: list[Step] = field(default_factory=list)
+    drawn: list[tuple[int, Transform, str, tuple[Spec, ...]]] = field(default_factory=list)
+    checked: list[tuple[Transform, str, tuple[int, ...]]] = field(default_factory=list)
+    decodings: list[Decoding] = field(default_factory=list)
 
-    def plan(self, *, drawn: bool) -> BatchProgram:
+    def plan(self, levels: Sequence[int], *, drawn: bool) -> BatchProgram:
         """Return the program; `drawn` says whether the staged layout ends with the draws."""
-        transforms, sources = self._programmer.transforms, self._programmer.sources
-        drawing = [one for one in transforms if one.draws]
+        first = 0
+        for name, level in zip(self.names, levels, strict=True):
+            self.present[name] = tuple(range(first, first + 1 + level))
+            first += 1 + level
+        drawing = [one for one in self.programmer.transforms if one.draws]
         if drawn:
-            draws = iter(range(len(self._fields) - len(drawing), len(self._fields)))
+            draws = iter(range(len(self.fields) - len(drawing), len(self.fields)))
         else:
             draws = iter([self._add(((self._count_samples(one), one.draws), _DRAWN)) for one in drawing])
-        copied = Layout(tuple(self._fields), self._end)
-        steps: list[Step] = []
-        checked: list[tuple[Transform, str, tuple[int, ...]]] = []
-        filled: list[tuple[int, Transform, str, tuple[Spec, ...]]] = []
-        decodings: list[Decoding] = []
-        if sources is not None:
-            count, *rest = self._fields[0].shape
-            for name, (shape, dtype, source) in zip(self._names, sources, strict=True):
-                spec = (count, *shape), dtype
-                output = self._add(spec)
-                self._present[name] = (output,)
-                # Row numbers have one dimension; a span has two, see `span_specs`.
-                if rest:
-                    given = {"source": source, "indices": self._programmer.order}
-                    call = KernelCall(("span",), (spec,), gather, given)
-                else:
-                    call = KernelCall(("indices",), (spec,), gather, {"source": source})
-                steps.append(Step(call, (1 if rest else 0,), (output,), name, "gather"))
-        for transform in transforms:
-            title = type(transform).__name__
-            field, find = transform.field, getattr(transform, "find", None)
-            if field is None and find is not None:
-                field = find(self._names, self._levels)
-            names, inputs = self._find(field, *getattr(transform, "others", ()))
-            name, before, adapt = names[0], self._made.get(inputs[0]), getattr(transform, "adapt", None)
-            if before is not None and adapt is not None:
-                transform = adapt(before)
-            # Plain.check accepts all values, so it is not called for every batch.
-            if getattr(type(transform), "check", None) is not Plain.check:
-                watched, values = self._find(*getattr(transform, "checked", names))
-                # Only staged values can be checked: those that a program computes may be on a device.
-                if max(values) < len(copied.fields):
-                    checked.append((transform, watched[0], values))
-            specs = tuple((self._fields[one].shape, self._fields[one].dtype) for one in inputs)
-            try:
-                operation = transform.bind(specs)
-                in_place = getattr(operation, "in_place", False)
-                outputs = inputs if in_place else tuple(map(self._add, operation.outputs))
-                scratch = tuple(map(self._add, getattr(operation, "scratch", ())))
-            except Exception as error:
-                raise_named(error, title, name)
-            if transform.draws:
-                position = next(draws)
-                inputs = (*inputs, position)
-                filled.append((position, transform, name, specs))
-            if isinstance(operation, Decoding):
-                decodings.append(replace(operation, codes=inputs[0], pixels=outputs[0], field=name))
-                self._present[name] = (*outputs, *inputs[1:-1])
-                continue
-            if any(self._fields[one].dtype.hasobject for one in outputs):
-                # A slot would hold their addresses, which outlive the objects and mean nothing elsewhere.
-                raise SampleError(f"{title} has an output of dtype object; a batch holds numbers", field=name)
-            if len(names) == 1:
-                self._present[name] = outputs
-            else:
-                self._present.update((name, (one,)) for name, one in zip(names, outputs, strict=True))
-            if isinstance(operation, Chain):
-                arrays = *inputs, *outputs, *scratch
-                for call, numbers, number in operation.calls:
-                    taken = tuple(arrays[one] for one in numbers)
-                    steps.append(Step(call, taken, (arrays[number],), name, title))
-                    self._note(call, taken[0], arrays[number])
-                continue
-            steps.append(Step(operation, inputs, (*outputs, *scratch), name, title))
-            if isinstance(operation, KernelCall):
-                self._note(operation, inputs[0], outputs[0])
+        copied = Layout(tuple(self.fields), self.end)
+        if self.programmer.sources is not None:
+            self._gather(self.programmer.sources)
+        for transform in self.programmer.transforms:
+            self._apply(transform, draws, len(copied.fields), levels)
         delivered: list[FieldLayout] = []
         turned: list[tuple[int, tuple[int, ...]]] = []
-        for number in self._find(*self._names)[1]:
-            array, maker = self._fields[number], self._made.get(number)
+        for number in self._find(*self.names)[1]:
+            array, maker = self.fields[number], self.made.get(number)
             if maker is not None and maker.axes is not None:
                 turned.append((len(delivered), maker.axes))
-            if self._programmer.native and maker is not None and maker.bits is not None:
+            if self.programmer.native and maker is not None and maker.bits is not None:
                 array = replace(array, dtype=bits_dtype(maker.bits, array.dtype.itemsize))
             delivered.append(array)
+        left = [len(self.present[name]) - 1 for name in self.names]
         return BatchProgram(
             copied,
-            Layout(tuple(self._fields), self._end),
-            tuple(filled),
-            tuple(checked),
-            tuple(steps),
-            Layout(tuple(delivered), self._end, tuple(turned)),
-            tuple(len(self._present[name]) - 1 for name in self._names),
-            tuple(decodings),
+            Layout(tuple(self.fields), self.end),
+            tuple(self.drawn),
+            tuple(self.checked),
+            tuple(self.steps),
+            Layout(tuple(delivered), self.end, tuple(turned)),
+            tuple(left),
+            tuple(self.decodings),
         )
+
+    def _gather(self, sources: Sequence[RowSource]) -> None:
+        """Begin with the fields, gathered by what is staged: row numbers, or a span of positions."""
+        count, *rest = self.fields[0].shape
+        for name, (shape, dtype, source) in zip(self.names, sources, strict=True):
+            spec = (count, *shape), dtype
+            self.present[name] = (self._add(spec),)
+            # Row numbers have one dimension; a span has two, see `span_specs`.
+            given = {"source": source, "indices": self.programmer.order} if rest else {"source": source}
+            call = KernelCall(("span" if rest else "indices",), (spec,), gather, given)
+            self.steps.append(Step(call, (1 if rest else 0,), self.present[name], name, "gather"))
+
+    def _apply(self, transform: Transform, draws: Iterator[int], staged: int, levels: Sequence[int]) -> None:
+        """Add what a transform does; of the arrays, so many are staged."""
+        title = type(transform).__name__
+        given, find = transform.field, getattr(transform, "find", None)
+        if given is None and find is not None:
+            given = find(self.names, levels)
+        names, inputs = self._find(given, *getattr(transform, "others", ()))
+        name, before, adapt = names[0], self.made.get(inputs[0]), getattr(transform, "adapt", None)
+        if before is not None and adapt is not None:
+            transform = adapt(before)
+        # Plain.check accepts all values, so it is not called for every batch.
+        if getattr(type(transform), "check", None) is not Plain.check:
+            watched, values = self._find(*getattr(transform, "checked", names))
+            # Only staged values can be checked: those that a program computes may be on a device.
+            if max(values) < staged:
+                self.checked.append((transform, watched[0], values))
+        specs = [(self.fields[one].shape, self.fields[one].dtype) for one in inputs]
+        try:
+            operation = transform.bind(specs)
+            in_place = getattr(operation, "in_place", False)
+            outputs = inputs if in_place else tuple(map(self._add, operation.outputs))
+            scratch = tuple(map(self._add, getattr(operation, "scratch", ())))
+        except Exception as error:
+            raise_named(error, title, name)
+        if transform.draws:
+            position = next(draws)
+            inputs = (*inputs, position)
+            self.drawn.append((position, transform, name, tuple(specs)))
+        if isinstance(operation, Decoding):
+            self.decodings.append(replace(operation, codes=inputs[0], pixels=outputs[0], field=name))
+            self.present[name] = (*outputs, *inputs[1:-1])
+            return
+        for one in outputs:
+            if self.fields[one].dtype.hasobject:
+                # A slot would hold their addresses, which outlive the objects and mean nothing elsewhere.
+                raise SampleError(f"{title} has an output of dtype object; a batch holds numbers", field=name)
+        if len(names) == 1:
+            self.present[name] = outputs
+        else:
+            self.present.update((name, (one,)) for name, one in zip(names, outputs, strict=True))
+        if isinstance(operation, Chain):
+            arrays = *inputs, *outputs, *scratch
+            for call, numbers, number in operation.calls:
+                self._add_step(call, tuple(map(arrays.__getitem__, numbers)), (arrays[number],), name, title)
+        else:
+            self._add_step(operation, inputs, (*outputs, *scratch), name, title)
 
     def _count_samples(self, transform: Transform) -> int:
         """Return the number of samples of a transform's field; a ragged one's first array has the steps."""
-        if self._programmer.sources is not None:
-            return self._fields[0].shape[0]
+        if self.programmer.sources is not None:
+            return self.fields[0].shape[0]
         _, (first, *splits) = self._find(transform.field)
         if splits:
-            return self._fields[splits[0]].shape[0] - 1
-        shape = self._fields[first].shape
+            return self.fields[splits[0]].shape[0] - 1
+        shape = self.fields[first].shape
         return shape[0] if shape else 0
 
     def _add(self, spec: Spec) -> int:
         """Lay an array out behind the others, and return its number."""
         shape, dtype = spec
-        start = align(self._end)
-        self._fields.append(FieldLayout(start, shape, dtype))
-        self._end = start + math.prod(shape) * dtype.itemsize
-        return len(self._fields) - 1
+        start = align(self.end)
+        self.fields.append(FieldLayout(start, shape, dtype))
+        self.end = start + math.prod(shape) * dtype.itemsize
+        return len(self.fields) - 1
 
     def _find(self, *fields: str | None) -> tuple[list[str], tuple[int, ...]]:
         """Return the names of a transform's fields, and the numbers of their arrays."""
         names: list[str] = []
         numbers: tuple[int, ...] = ()
-        for field in fields:
-            name = self._names[0] if field is None and self._names else field
-            if name is None or name not in self._present:
-                problem = f"no such array field to transform; the sample has {self._names}"
+        for given in fields:
+            name = self.names[0] if given is None and self.names else given
+            if name is None or name not in self.present:
+                problem = f"no such array field to transform; the sample has {self.names}"
                 raise SampleError(problem, field=name)
             names.append(name)
-            numbers += self._present[name]
+            numbers += self.present[name]
         return names, numbers
 
-    def _note(self, call: KernelCall, first: int, made: int) -> None:
-        """Note how an array that a kernel makes is delivered; `first` is its first input."""
-        if call.in_place:
+    def _add_step(
+        self, call: Operation, inputs: tuple[int, ...], outputs: tuple[int, ...], name: str, title: str
+    ) -> None:
+        """Add a step; if a kernel makes its output, note how that is delivered."""
+        self.steps.append(Step(call, inputs, outputs, name, title))
+        if not isinstance(call, KernelCall) or call.in_place:
             return
         # A result is turned like its input if it has the input's values or shape. So what follows a Normalize
         # to channels_last stays in that memory format.
-        before = self._made.get(first)
+        before = self.made.get(inputs[0])
         if before is not None and (call.moves or before.outputs[0][0] == call.outputs[0][0]):
             call = replace(call, axes=call.axes or before.axes)
         if before is not None and call.moves:
             call = replace(call, bits=before.bits)
-        self._made[made] = call
+        self.made[outputs[0]] = call
