@@ -6,7 +6,7 @@ What `resample` and `recolor` do with each channel at the end is here, too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -73,7 +73,7 @@ def normalize(
     factor, offset = find_constants(mean, std, scale, channels)
 
     def on_host(result: NDArray[Any]) -> None:
-        _write(as_hwc(images, layout), windows, as_hwc(result, out_layout), factor, offset, name)
+        _write(name, factor, offset, out_layout, as_hwc(images, layout), result, windows)
 
     def on_device(result: Any) -> Iterator[Any]:
         planar = layout == "CHW", out_layout == "CHW"
@@ -93,14 +93,19 @@ def normalize(
 
 
 def _write(
-    pixels: NDArray[Any],
-    windows: NDArray[np.int32] | None,
-    target: NDArray[Any],
+    name: str,
     factor: NDArray[np.float32],
     offset: NDArray[np.float32],
-    name: str,
+    out_layout: Layout,
+    pixels: NDArray[Any],
+    result: NDArray[Any],
+    windows: NDArray[np.int32] | None = None,
 ) -> None:
-    """Write windows of images, normalized; images and target are (n, height, width, channels)."""
+    """Write windows of images, normalized unless the result is uint8; images are in the layout HWC."""
+    target = as_hwc(result, out_layout)
+    if name == "uint8":
+        target[...] = pixels
+        return
     # A dtype of ml_dtypes holds the same bits, but NumPy would convert to it.
     if name == "bfloat16":
         target = target.view(np.uint16)
@@ -198,17 +203,9 @@ def plan_finish(
     factor, offset = find_constants(mean, std, scale, channels)
     if name == "uint8" and not ((factor == 1).all() and (offset == 0).all()):
         raise ValueError("a result of dtype uint8 is not normalized: leave mean, std and scale out")
-
-    def write(pixels: NDArray[np.uint8], out: NDArray[Any]) -> None:
-        target = as_hwc(out, out_layout)
-        if name == "uint8":
-            target[...] = pixels
-        else:
-            _write(pixels, None, target, factor, offset, name)
-
     constants = np.zeros((2, _MOST_FINISHED), np.float32)
     constants[:, :channels] = factor, offset
-    return name, held, by_value(constants, np.float32), write
+    return name, held, by_value(constants, np.float32), partial(_write, name, factor, offset, out_layout)
 
 
 # ---------------------------------------------------------------------------------------------------------

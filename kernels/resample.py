@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -95,9 +95,6 @@ def resample(
     height, width = check_window(size, _MOST_SIZE, _MOST_SIZE)
     target, held, constants, write = plan_finish(channels, mean, std, scale, out_layout, dtype)
 
-    def on_host(result: NDArray[Any]) -> None:
-        write(_make_images(values, row_splits, geometry, (height, width), interpolation), result)
-
     def on_device(result: Any) -> Iterator[Any]:
         numbers = out_layout == "CHW", interpolation == "bicubic", geometry.shape[1]
         images = np.array((samples, len(values), height, width, *numbers), _IMAGES)
@@ -109,13 +106,20 @@ def resample(
         arguments = values, row_splits, geometry, result, images, constants
         yield entry, spread(tiles * _THREADS, samples), arguments
 
+    on_host = partial(_make_images, values, row_splits, geometry, (height, width), interpolation, write)
     return Work((samples, *join_shape(channels, height, width, out_layout)), held, on_host, on_device)
 
 
 def _make_images(
-    values: Any, row_splits: Any, geometry: Any, size: tuple[int, int], interpolation: Interpolation
-) -> NDArray[np.uint8]:
-    """Return all images as bytes, in the layout HWC."""
+    values: Any,
+    row_splits: Any,
+    geometry: Any,
+    size: tuple[int, int],
+    interpolation: Interpolation,
+    write: Callable[[NDArray[np.uint8], NDArray[Any]], None],
+    result: NDArray[Any],
+) -> None:
+    """Make all images as bytes, in the layout HWC, and write them as a result."""
     pixels = np.zeros((len(geometry), *size, values.shape[1]), np.uint8)
     known = geometry[:, : len(GEOMETRY)]
     is_possible = ((known >= _LEAST) & (known <= _MOST)).all(1) & (known[:, 4:6] < known[:, 6:8]).all(1)
@@ -130,7 +134,7 @@ def _make_images(
             region = values[begin : begin + tall * wide].reshape(tall, wide, -1)
             resized = resize_on_host(region, numbers[4:8], size, interpolation, window, corner)
             pixels[number] = resized[:: -1 if turn & 2 else 1, :: -1 if turn & 1 else 1]
-    return pixels
+    write(pixels, result)
 
 
 def resize_on_host(

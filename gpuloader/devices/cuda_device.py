@@ -18,7 +18,6 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial, wraps
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from gpuloader.devices import cuda
@@ -323,23 +322,17 @@ class Context:
 
     def _find(self) -> int:
         """Return the primary context, which the runtime may create now."""
-        # A thread of its own sets the device and ends: the device of the calling thread must stay, and
-        # setting it back would create the context of that one.
-        failures: list[Exception] = []
+        from concurrent.futures import ThreadPoolExecutor  # here, because few programs need it
 
         def find() -> None:
-            try:
-                with _Relaxed():
-                    self._runtime.setDevice(self._index)
-                self._handle = self._driver.ctxGetCurrent()
-            except Exception as error:
-                failures.append(error)
+            with _Relaxed():
+                self._runtime.setDevice(self._index)
+            self._handle = self._driver.ctxGetCurrent()
 
-        thread = threading.Thread(target=find, name=f"gpuloader: context of gpu:{self._index}")
-        thread.start()
-        thread.join()
-        if failures:
-            raise failures[0]
+        # A thread of its own sets the device and ends: the device of the calling thread must stay, and
+        # setting it back would create the context of that one.
+        with ThreadPoolExecutor(1, f"gpuloader: context of gpu:{self._index}") as pool:
+            pool.submit(find).result()
         return self._handle
 
 
@@ -354,9 +347,7 @@ class _Here:
     def __enter__(self) -> CudaCalls:
         return self._calls
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             failure = _translate(self._calls.index, error)
             if failure is not None:
@@ -384,9 +375,7 @@ class _Away(_Here):
         calls._home = self._home if self._before else None
         return calls
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             super().__exit__(kind, error, trace)  # while the GPU is current: the error may say what it holds
         finally:

@@ -38,31 +38,24 @@ class RaceError(LoaderError):
     """Two uses of the same memory are not ordered, and at least one of them writes."""
 
 
-@dataclass(eq=False)
-class SimulatedMark:
-    """One recording of an event: whether and when it was reached, and the clock of all work before it."""
+@dataclass(eq=False, slots=True)
+class SimulatedWork:
+    """One entry of a stream: wait for `after`, then do the work; whoever waits for an event waits for one."""
 
-    clock: Counter[int] = field(default_factory=Counter)
+    issued: float = 0.0  # the virtual time at which the host enqueued it
+    duration: float = 0.0
+    after: SimulatedWork | None = None
+    work: Callable[[], object] | None = None
+    clock: Counter[int] = field(default_factory=Counter)  # of this entry, and of all that comes before it
     reached: bool = False
-    time: float = 0.0
+    time: float = 0.0  # the virtual time at which it was done
 
 
 @dataclass(eq=False)
 class SimulatedEvent:
-    """An event; holds its last mark."""
+    """An event; holds the entry of a stream that its last recording marked."""
 
-    mark: SimulatedMark | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SimulatedWork:
-    """One entry of a stream: wait for `after`, then do the work, then reach `mark`."""
-
-    issued: float = 0.0  # the virtual time at which the host enqueued it
-    duration: float = 0.0
-    after: SimulatedMark | None = None
-    work: Callable[[], object] | None = None
-    mark: SimulatedMark | None = None
+    mark: SimulatedWork | None = None
 
 
 @dataclass(eq=False)
@@ -120,16 +113,19 @@ class SimulatedArray:
     def __len__(self) -> int:
         return len(self._data)
 
+    def _view(self, data: Any) -> SimulatedArray:
+        return SimulatedArray(self._device, self._memory, data, self._lease)
+
     def __getitem__(self, key: Any) -> SimulatedArray:
-        return SimulatedArray(self._device, self._memory, self._data[key], self._lease)
+        return self._view(self._data[key])
 
     def reshape(self, *shape: Any) -> SimulatedArray:
         """Return a view of another shape."""
-        return SimulatedArray(self._device, self._memory, self._data.reshape(*shape), self._lease)
+        return self._view(self._data.reshape(*shape))
 
     def transpose(self, axes: tuple[int, ...]) -> SimulatedArray:
         """Return a view with its dimensions in another order."""
-        return SimulatedArray(self._device, self._memory, self._data.transpose(axes), self._lease)
+        return self._view(self._data.transpose(axes))
 
     def launch_read(self, stream: SimulatedStream | None = None, duration: float = 0.0) -> list[Any]:
         """Launch a kernel that reads this array; it appends the values it saw to the returned list."""
@@ -237,8 +233,7 @@ class SimulatedDevice(Contextless):
         reads: Iterable[SimulatedMemory] = (),
         writes: SimulatedMemory | None = None,
         duration: float = 0.0,
-        mark: SimulatedMark | None = None,
-    ) -> None:
+    ) -> SimulatedWork:
         """Put work on a stream; raise `RaceError` now if its uses of memory are not ordered behind others."""
         with self._lock:
             # Whatever the host has waited for, it has waited for before it enqueues this.
@@ -248,9 +243,8 @@ class SimulatedDevice(Contextless):
                 memory.use(stream, writes=False)
             if writes is not None:
                 writes.use(stream, writes=True)
-            if mark is not None:
-                mark.clock = clock.copy()
-            stream.work.append(SimulatedWork(self.now, duration, None, work, mark))
+            stream.work.append(SimulatedWork(self.now, duration, None, work, clock.copy()))
+            return stream.work[-1]
 
     def copy_async(
         self,
@@ -315,8 +309,7 @@ class SimulatedDevice(Contextless):
 
     def record(self, event: SimulatedEvent, stream: SimulatedStream) -> None:
         """Mark the current end of `stream`."""
-        event.mark = SimulatedMark()
-        self._enqueue(stream, None, mark=event.mark)
+        event.mark = self._enqueue(stream, None)
 
     def wait(self, stream: SimulatedStream, event: SimulatedEvent) -> None:
         """Make later work on `stream` wait for the event's current mark."""
@@ -380,10 +373,7 @@ class SimulatedDevice(Contextless):
 
     def views(self, memory: SimulatedMemory, layout: Layout, lease: Lease) -> list[SimulatedArray]:
         """Return one simulated array per field."""
-        return [
-            SimulatedArray(self, memory, np.ndarray(one.shape, one.dtype, memory.bytes, one.offset), lease)
-            for one in layout.fields
-        ]
+        return [SimulatedArray(self, memory, data, lease) for data in self.arrays(memory, layout)]
 
     def _step(self) -> bool:
         """Run the first entry of a random stream that need not wait; return False if there is none."""
@@ -399,8 +389,7 @@ class SimulatedDevice(Contextless):
             one.work()
         begun = max(stream.time, one.issued, 0.0 if one.after is None else one.after.time)
         stream.time = begun + one.duration
-        if one.mark is not None:
-            one.mark.reached, one.mark.time = True, stream.time
+        one.reached, one.time = True, stream.time
         return True
 
 

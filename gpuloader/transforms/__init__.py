@@ -25,40 +25,28 @@ from typing import TYPE_CHECKING
 from gpuloader.system.lazy_imports import import_on_demand
 
 if TYPE_CHECKING:
-    from gpuloader.transforms.batch_transforms import Normalize, RandomCropFlip, RandomErasing
-    from gpuloader.transforms.image_transforms import (
-        CenterCrop,
-        ColorJitter,
-        RandomFlip,
-        RandomResizedCrop,
-        Resize,
-    )
-    from gpuloader.transforms.mixing import CutMix, MixUp
-    from gpuloader.transforms.values import Cast, OneHot, Pad
+    from gpuloader.transforms.batch_transforms import Normalize as Normalize
+    from gpuloader.transforms.batch_transforms import RandomCropFlip as RandomCropFlip
+    from gpuloader.transforms.batch_transforms import RandomErasing as RandomErasing
+    from gpuloader.transforms.image_transforms import CenterCrop as CenterCrop
+    from gpuloader.transforms.image_transforms import ColorJitter as ColorJitter
+    from gpuloader.transforms.image_transforms import RandomFlip as RandomFlip
+    from gpuloader.transforms.image_transforms import RandomResizedCrop as RandomResizedCrop
+    from gpuloader.transforms.image_transforms import Resize as Resize
+    from gpuloader.transforms.mixing import CutMix as CutMix
+    from gpuloader.transforms.mixing import MixUp as MixUp
+    from gpuloader.transforms.values import Cast as Cast
+    from gpuloader.transforms.values import OneHot as OneHot
+    from gpuloader.transforms.values import Pad as Pad
 
-__all__ = [
-    "Cast",
-    "CenterCrop",
-    "ColorJitter",
-    "CutMix",
-    "MixUp",
-    "Normalize",
-    "OneHot",
-    "Pad",
-    "RandomCropFlip",
-    "RandomErasing",
-    "RandomFlip",
-    "RandomResizedCrop",
-    "Resize",
-]
+_HOMES = {
+    "gpuloader.transforms.batch_transforms": "Normalize RandomCropFlip RandomErasing",
+    "gpuloader.transforms.image_transforms": "CenterCrop ColorJitter RandomFlip RandomResizedCrop Resize",
+    "gpuloader.transforms.mixing": "CutMix MixUp",
+    "gpuloader.transforms.values": "Cast OneHot Pad",
+}
+
+__all__ = sorted(" ".join(_HOMES.values()).split())
 
 # On demand, because the kernels of batches take a while to import.
-__getattr__ = import_on_demand(
-    __name__,
-    {
-        "gpuloader.transforms.batch_transforms": "Normalize RandomCropFlip RandomErasing",
-        "gpuloader.transforms.image_transforms": "CenterCrop ColorJitter RandomFlip RandomResizedCrop Resize",
-        "gpuloader.transforms.mixing": "CutMix MixUp",
-        "gpuloader.transforms.values": "Cast OneHot Pad",
-    },
-)
+__getattr__ = import_on_demand(__name__, _HOMES)
