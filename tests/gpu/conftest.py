@@ -74,6 +74,17 @@ def jax():
 
 
 @pytest.fixture
+def gpus():
+    """Return the number of GPUs; skip the test if there is only one."""
+    import cupy
+
+    count = cupy.cuda.runtime.getDeviceCount()
+    if count < 2:
+        pytest.skip("there is only one GPU")
+    return count
+
+
+@pytest.fixture
 def say(capsys, request):
     """Return a function that prints a line despite output capture, for figures measured on hardware."""
 

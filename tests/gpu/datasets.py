@@ -1,10 +1,10 @@
-"""Datasets for tests with workers, which worker processes can import; this module must not import CuPy."""
+"""Datasets that worker processes can import, and their batches; this module must not import CuPy."""
 
 import sys
 
 import numpy as np
 
-from gpuloader import Dataset
+from gpuloader import DataLoader, Dataset
 
 
 class Pictures(Dataset):
@@ -45,3 +45,24 @@ class Words(Dataset):
 
     def __getitem__(self, index):
         return np.arange(index % 7, dtype=np.int32) + index, np.int64(index)
+
+
+def collect(dataset, places="gpu:0", *, epochs=2, **options):
+    """Return the batches of some shuffled epochs, as lists of NumPy arrays."""
+    loader = DataLoader(dataset, places=places, **{"batch_size": 7, "shuffle": True, "seed": 3, **options})
+    batches = [
+        [one.get() if hasattr(one, "get") else np.array(one) for one in batch]
+        for _ in range(epochs)
+        for batch in loader
+    ]
+    loader.close()
+    return batches
+
+
+def check_equal(got, expected):
+    """Raise unless batches are the same, bit for bit."""
+    assert len(got) == len(expected) > 0
+    for one, other in zip(got, expected, strict=True):
+        for array, wanted in zip(one, other, strict=True):
+            assert (array.shape, array.dtype) == (wanted.shape, wanted.dtype)
+            assert array.tobytes() == wanted.tobytes()

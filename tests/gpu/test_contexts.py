@@ -1,10 +1,8 @@
 """A loader creates a context on the GPUs of its places, and on no other one."""
 
-import subprocess
-import sys
-import textwrap
-
 import pytest
+
+from tests.gpu.processes import run_python
 
 ASK = """
     import ctypes
@@ -32,36 +30,23 @@ ASK = """
 """
 
 
-def run(code):
-    """Run code behind `ASK` in a separate process and return its output."""
-    program = textwrap.dedent(ASK) + textwrap.dedent(code)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split("\n")[:-1]
-
-
 def test_none_is_created_before_it_is_needed():
-    assert run("""
+    assert run_python(
+        ASK,
+        """
         loader = DataLoader(TensorDataset(np.zeros((8, 4))), batch_size=2)
         [device] = loader._epochs.delivery.devices
         print([device.name], active(), cupy.cuda.runtime.getDevice(), active())
-    """) == ["['gpu:0'] [] 0 []"]
+    """,
+    ) == ["['gpu:0'] [] 0 []"]
 
 
 @pytest.mark.parametrize("cache", [None, "device"])
-def test_the_last_gpu_alone_has_one(cache):
-    import cupy
-
-    last = cupy.cuda.runtime.getDeviceCount() - 1
-    if not last:
-        pytest.skip("there is only one GPU")
-    assert run(f"""
+def test_the_last_gpu_alone_has_one(cache, gpus):
+    last = gpus - 1
+    assert run_python(
+        ASK,
+        f"""
         def work():
             rows = TensorDataset(np.zeros((64, 8), np.uint8))
             options = {{"places": "gpu:{last}", "batch_size": 4, "shuffle": True, "cache": {cache!r}}}
@@ -73,16 +58,15 @@ def test_the_last_gpu_alone_has_one(cache):
 
         in_a_fresh_thread(work)
         print(active())
-    """) == ["0", f"[{last}]"]
+    """,
+    ) == ["0", f"[{last}]"]
 
 
-def test_the_runtime_follows_the_current_context():
+def test_the_runtime_follows_the_current_context(gpus):
     """The device of a context that is made current through the driver is the current device."""
-    import cupy
-
-    if cupy.cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("there is only one GPU")
-    assert run("""
+    assert run_python(
+        ASK,
+        """
         from gpuloader.devices.cuda_device import Context
 
         def work():
@@ -93,4 +77,5 @@ def test_the_runtime_follows_the_current_context():
             print(cupy.cuda.runtime.getDevice(), active())
 
         in_a_fresh_thread(work)
-    """) == ["0 1 1", "0 [1]"]
+    """,
+    ) == ["0 1 1", "0 [1]"]

@@ -1,15 +1,13 @@
 """Failures on hardware raise the package's errors, and the device still works afterwards if CUDA permits."""
 
 import contextlib
-import subprocess
-import sys
-import textwrap
 
 import numpy as np
 import pytest
 
 from gpuloader import DataLoader, StagingMemoryError, TensorDataset
 from gpuloader.errors import LoaderError
+from tests.gpu.processes import run_python
 
 ROWS = TensorDataset(np.arange(64 * 1024, dtype=np.float32).reshape(64, 1024))
 
@@ -133,7 +131,8 @@ def test_batches_kept_beyond_the_devices_memory():
     assert len(list(load())) == 16
 
 
-def test_a_device_lost_in_a_kernel_is_told_and_nothing_hangs():
+@pytest.mark.parametrize("cache", [None, "device"])
+def test_a_device_lost_in_a_kernel_is_told_and_nothing_hangs(cache):
     """Runs in a separate process, because the whole process loses such a device."""
     code = """
         import cupy
@@ -159,12 +158,24 @@ def test_a_device_lost_in_a_kernel_is_told_and_nothing_hangs():
         import os
         os._exit(0)
     """
-    for cache in ("None", "'device'"):
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code).replace("CACHE", cache)],
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
-        assert done.stdout.startswith("told: gpu:0 failed"), done.stdout + done.stderr
+    assert run_python(code.replace("CACHE", repr(cache)))[0].startswith("told: gpu:0 failed")
+
+
+@pytest.mark.parametrize("state", ["running", "kept", "kernels running"])
+def test_the_interpreter_exits_in_silence(state):
+    code = """
+        import numpy as np
+        from gpuloader import DataLoader
+        from gpuloader.kernels.spin import spin
+
+        loader = DataLoader.from_generator(capacity=3, return_list=True)
+        reader = lambda: ([np.zeros((64, 1024), np.float32)] for _ in range(1000))
+        epoch = iter(loader.set_batch_generator(reader, places="gpu:0"))
+        kept = [next(epoch) for _ in range(9)]
+        if STATE == "running":
+            del kept
+        if STATE == "kernels running":
+            spin(300_000_000)
+        print("done")
+    """
+    assert run_python(code.replace("STATE", repr(state))) == ["done"]

@@ -47,14 +47,14 @@ def check(kept, numbers=None):
         np.testing.assert_array_equal(to_numpy(tensor).reshape(SHAPE), picture(number))
 
 
-def sum_behind_kernels(stream, *, named=None):
+def sum_behind_kernels(stream, *, named=None, **options):
     """Compute each batch's checksum behind a long kernel on a CuPy stream; return them and the correct ones.
 
     The stream is current for the whole loop, unless the loader gets it by name as `named`.
     """
     sums = []
     with contextlib.nullcontext() if named else stream:
-        for images, _ in load(output="cupy", stream=named):
+        for images, _ in load(output="cupy", stream=named, **options):
             with stream:
                 spin(SPIN, stream=stream)
                 sums.append(checksum(images))
@@ -90,6 +90,7 @@ class TestWithoutACopy:
             assert images.device.index == 0
             assert (images.dtype, labels.dtype) == (torch.float32, torch.int64)
             assert [images.data_ptr(), labels.data_ptr()] == landed[-1]
+        assert len({addresses[0] for addresses in landed}) <= 5  # the slots go round
 
     def test_jax_has_copies(self, jax, landed):
         for images, _ in load(output="jax"):
@@ -97,19 +98,21 @@ class TestWithoutACopy:
             assert images.devices() == {jax.devices("gpu")[0]}
             assert images.unsafe_buffer_pointer() != landed[-1][0]
 
-    def test_the_slots_go_round(self, torch, landed):
-        for _ in load(output="torch"):
-            pass
-        assert len({addresses[0] for addresses in landed}) <= 5
-
 
 class TestUnderLoad:
     """Each consumer queues a long kernel on its stream, uses the batch behind it, and drops it at once."""
 
-    def test_cupy(self):
+    @pytest.mark.parametrize("ahead", [True, False])
+    @pytest.mark.parametrize("own", [True, False])
+    def test_cupy(self, own, ahead):
         import cupy
 
-        sums, expected = sum_behind_kernels(cupy.cuda.Stream(non_blocking=True))
+        stream = cupy.cuda.Stream(non_blocking=True) if own else cupy.cuda.Stream.null
+        sums, expected = sum_behind_kernels(stream, use_buffer_reader=ahead)
+        assert sums == expected
+
+    def test_cupy_on_a_stream_of_torch(self, torch):
+        sums, expected = sum_behind_kernels(as_cupy(torch.cuda.Stream()))
         assert sums == expected
 
     @pytest.mark.parametrize("prefetch", [1, 3])
@@ -122,19 +125,13 @@ class TestUnderLoad:
         with torch.cuda.stream(stream):
             check_behind_kernels(torch, stream, load(output="torch"))
 
-    @pytest.mark.parametrize("as_function", [False, True])
-    def test_torch_on_a_stream_that_is_named(self, torch, as_function):
+    @pytest.mark.parametrize("form", ["named", "function", "torch's own"])
+    def test_torch_on_a_stream_that_is_named(self, torch, form):
         """It need not be the current stream when the consumer requests the batch."""
         stream = torch.cuda.Stream()
         named = Named(stream.cuda_stream)
-        loader = load(output="torch", stream=(lambda: named) if as_function else named)
-        check_behind_kernels(torch, stream, loader)
-
-    def test_torchs_own_stream_object_names_itself(self, torch):
-        stream = torch.cuda.Stream()
-        if not hasattr(stream, "__cuda_stream__"):
-            pytest.skip("this torch's streams have no __cuda_stream__")
-        check_behind_kernels(torch, stream, load(output="torch", stream=stream))
+        given = {"named": named, "function": lambda: named, "torch's own": stream}[form]
+        check_behind_kernels(torch, stream, load(output="torch", stream=given))
 
     def clone_on_a_side_stream(self, torch, note):
         """Clone each batch on a stream that is far behind the one it is delivered to; `note` tells of it."""

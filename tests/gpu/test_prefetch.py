@@ -1,13 +1,9 @@
 """`prefetch` on hardware: values behind late kernels, page-locked tensors, streams, contexts and captures."""
 
-import gc
-import weakref
-
 import numpy as np
 import pytest
 
 import gpuloader
-from gpuloader import LoaderError
 from gpuloader.devices.places import CUDAPlace, open_device
 from gpuloader.kernels.spin import spin
 from gpuloader.transforms import Normalize
@@ -95,26 +91,6 @@ def test_pinned_tensors_are_copied_from_where_they_lie(torch, monkeypatch):
     assert sources[::2] == [tensor.data_ptr() for tensor in tensors]
 
 
-def test_pinned_tensors_are_let_go(torch):
-    """PyTorch may give their memory to the next batch as soon as the copy has run, and not before."""
-    gone = []
-
-    def numbered():
-        for number in range(COUNT):
-            tensor = torch.full(SHAPE, number, dtype=torch.float32).pin_memory()
-            weakref.finalize(tensor, gone.append, number)
-            yield [tensor]
-            del tensor
-
-    sums = []
-    for [tensor] in gpuloader.prefetch(numbered(), places="cuda:0"):
-        sums.append(tensor.sum())
-        del tensor
-    assert [int(one.item()) // (SHAPE[0] * SHAPE[1]) for one in sums] == list(range(COUNT))
-    gc.collect()
-    assert sorted(gone) == list(range(COUNT))
-
-
 def test_memory_that_is_page_locked(torch):
     device = open_device(CUDAPlace(0))
     pinned, pageable = torch.zeros(1 << 20).pin_memory(), torch.zeros(1 << 20)
@@ -161,20 +137,6 @@ def test_memory_format_stays(torch):
         [found] = gpuloader.prefetch([one], places="cuda:0")
         assert found.is_contiguous(memory_format=torch.channels_last)
         torch.testing.assert_close(found.cpu(), tensor)
-
-
-def test_a_capture_is_refused_and_survives(torch):
-    epoch = iter(gpuloader.prefetch(Passes(torch, pinned=True), places="cuda:0"))
-    next(epoch)
-    graph, total = torch.cuda.CUDAGraph(), torch.zeros((), device="cuda")
-    with torch.cuda.graph(graph):
-        total += 1
-        with pytest.raises(LoaderError, match="captured"):
-            next(epoch)
-    graph.replay()
-    torch.cuda.synchronize()
-    assert total.item() == 1
-    assert len(list(epoch)) == COUNT - 1
 
 
 def test_jax(jax):
