@@ -36,16 +36,8 @@ CONTEXT = 1000  # the handle of the first device's primary context
 
 
 UNSAFE = {
-    *(
-        "malloc",
-        "free",
-        "eventQuery",
-        "eventSynchronize",
-        "eventElapsedTime",
-        "hostRegister",
-        "hostUnregister",
-    ),
-    *("setDevice", "loadModule"),
+    *("malloc", "free", "hostRegister", "hostUnregister", "setDevice", "loadModule"),
+    *("eventQuery", "eventSynchronize", "eventElapsedTime"),
 }
 """The calls that are refused while a stream is captured in a mode other than 'relaxed'."""
 
@@ -70,15 +62,11 @@ class CudaError(RuntimeError):
 class DriverError(RuntimeError):
     """Stands in for CUDADriverError, which kernel launches raise."""
 
-    def __init__(self, status, text="CUDA_ERROR"):
-        super().__init__(f"{text}: status {status}")
-        self.status = status
+    __init__ = CudaError.__init__
 
 
 class Mark:
-    def __init__(self):
-        self.reached = False
-        self.time = 0.0
+    reached, time = False, 0.0
 
     def reach(self):
         self.reached, self.time = True, perf_counter()
@@ -87,12 +75,11 @@ class Mark:
 class Thread(threading.local):
     """CUDA's and CuPy's state for each thread: its device, its current context, and a stream per device."""
 
+    device = context = 0
+    capture_mode = 0  # in which the thread meets captures: 0 is 'global', 2 'relaxed'
+
     def __init__(self):
-        self.device = 0
-        self.context = 0
-        self.capture_mode = 0  # in which the thread meets captures: 0 is 'global', 2 'relaxed'
-        self.streams = {}
-        self.default_streams = {}
+        self.streams, self.default_streams = {}, {}
 
 
 class FakeRuntime:
@@ -119,24 +106,15 @@ class FakeRuntime:
     CUDARuntimeError = CudaError
 
     def __init__(self, devices=1, driver=13000, built=13020):
-        self.calls = Counter()
+        self.calls, self.thread, self.process = Counter(), Thread(), os.getpid()
         self.devices, self.driver, self.built = devices, driver, built
-        self.contexts = set()
-        self.registered = {}
-        self.pinned = {}
-        self.refuse_registering = False
-        self.failed = 0
-        self.memory_left = 1 << 40
-        self.captures = {}
-        self.memory, self.freed = {}, []
-        self.thread = Thread()
-        self.process = os.getpid()
+        self.refuse_registering, self.failed, self.memory_left = False, 0, 1 << 40
+        self.contexts, self.timed = set(), set()
+        self.registered, self.pinned, self.captures, self.memory, self.freed = {}, {}, {}, {}, []
         self.numbers = itertools.count(PER_THREAD + 1)
         self.of_threads = {}  # the per-thread default streams of each device
-        self.work = {}
-        self.marks = {}
+        self.work, self.marks = {}, {}
         self.device_of = {}  # maps streams and events to their device
-        self.timed = set()
 
     def check(self, name):
         self.calls[name] += 1
@@ -231,9 +209,7 @@ class FakeRuntime:
         the capturing thread by one in mode 'thread_local', and to nobody in mode 'relaxed'.
         """
         status = 0
-        if self.thread.capture_mode == RELAXED:
-            return status
-        for capture in self.captures.values():
+        for capture in self.captures.values() if self.thread.capture_mode != RELAXED else ():
             here = capture.thread == threading.get_ident()
             if capture.mode == "global" or (capture.mode == "thread_local" and here):
                 capture.broken, status = True, CAPTURE_UNSUPPORTED
@@ -278,7 +254,7 @@ class FakeRuntime:
     def memcpyAsync(self, target, source, nbytes, kind, stream):
         assert kind in (1, 3)
         self.check("memcpyAsync" if kind == 1 else "memcpyWithin")
-        self.queue(stream).append((None, lambda: ctypes.memmove(target, source, nbytes)))
+        self.launch(lambda: ctypes.memmove(target, source, nbytes), stream)
 
     def memcpy2DAsync(self, target, target_pitch, source, source_pitch, width, height, kind, stream):
         assert kind == 4  # wherever the pointers point
@@ -288,14 +264,14 @@ class FakeRuntime:
             for row in range(height):
                 ctypes.memmove(target + row * target_pitch, source + row * source_pitch, width)
 
-        self.queue(stream).append((None, copy))
+        self.launch(copy, stream)
 
     def eventRecord(self, event, stream):
         self.check("eventRecord")
         if self.device_of[event] != self.device_of_stream(stream):
             raise CudaError(INVALID_HANDLE, "cudaErrorInvalidResourceHandle")
         mark = self.marks[event] = Mark()
-        self.queue(stream).append((None, mark.reach))
+        self.launch(mark.reach, stream)
 
     def streamWaitEvent(self, stream, event):
         self.check("streamWaitEvent")
@@ -382,13 +358,9 @@ class FakeRuntime:
         """Launch a kernel that reads an array; it appends the values it saw to the returned list."""
         assert array.flags.c_contiguous
         address, nbytes, dtype, shape = array.data.ptr, array.nbytes, array.dtype, array.shape
-        seen = []
-        self.queue(stream).append(
-            (
-                None,
-                lambda: seen.append(np.frombuffer(ctypes.string_at(address, nbytes), dtype).reshape(shape)),
-            )
-        )
+        look = lambda: np.frombuffer(ctypes.string_at(address, nbytes), dtype).reshape(shape)  # noqa: E731
+        seen = []  # not the array: a kernel does not keep it
+        self.launch(lambda: seen.append(look()), stream)
         return seen
 
 
@@ -441,27 +413,15 @@ def make_cupy(real, runtime):
     def get_current_stream(device_id=-1):
         return runtime.thread.streams.get(runtime.getDevice() if device_id < 0 else device_id, default)
 
-    return SimpleNamespace(
-        __version__=real.__version__,
-        ndarray=real.ndarray,
-        cuda=SimpleNamespace(
-            Device=Device,
-            Stream=Stream,
-            Event=Event,
-            UnownedMemory=real.cuda.UnownedMemory,
-            MemoryPointer=real.cuda.MemoryPointer,
-            memory=real.cuda.memory,
-            compiler=real.cuda.compiler,
-            driver=SimpleNamespace(
-                CUDADriverError=DriverError,
-                ctxGetCurrent=runtime.ctxGetCurrent,
-                ctxSetCurrent=runtime.ctxSetCurrent,
-            ),
-            runtime=runtime,
-            is_available=lambda: runtime.devices > 0 and runtime.driver > 0,
-            get_current_stream=get_current_stream,
-        ),
-    )
+    contexts = {"ctxGetCurrent": runtime.ctxGetCurrent, "ctxSetCurrent": runtime.ctxSetCurrent}
+    same = {
+        name: getattr(real.cuda, name) for name in ("UnownedMemory", "MemoryPointer", "memory", "compiler")
+    }
+    library = SimpleNamespace(Device=Device, Stream=Stream, Event=Event, runtime=runtime, **same)
+    library.driver = SimpleNamespace(CUDADriverError=DriverError, **contexts)
+    library.is_available = lambda: runtime.devices > 0 and runtime.driver > 0
+    library.get_current_stream = get_current_stream
+    return SimpleNamespace(__version__=real.__version__, ndarray=real.ndarray, cuda=library)
 
 
 @contextlib.contextmanager
@@ -478,9 +438,7 @@ def use_cupy(monkeypatch, module):
 
 def read(array):
     """Return a copy of a device array as a NumPy array; the work that fills it must have run."""
-    assert array.flags.c_contiguous
-    data = ctypes.string_at(array.data.ptr, array.nbytes)
-    return np.frombuffer(data, array.dtype).reshape(array.shape)
+    return as_host(array).copy()
 
 
 def as_host(array):

@@ -28,12 +28,9 @@ STEPS = [RandomResizedCrop("image", 24), RandomFlip("image"), Normalize("image",
 
 def make_files(count=12):
     forms = [("JPEG", {}), ("JPEG", {"progressive": True}), ("PNG", {}), ("JPEG", {"subsampling": 0})]
-    files = []
-    for number in range(count):
-        form, options = forms[number % len(forms)]
-        data = encode(make_pixels(50 + 3 * number, 80 - 2 * number, seed=number), form, **options)
-        files.append({"image": data, "label": number})
-    return files
+    pixels = [make_pixels(50 + 3 * number, 80 - 2 * number, seed=number) for number in range(count)]
+    encoded = [encode(one, form, **how) for one, (form, how) in zip(pixels, forms * count, strict=False)]
+    return [{"image": data, "label": number} for number, data in enumerate(encoded)]
 
 
 @pytest.fixture
@@ -193,15 +190,11 @@ def make_codec(module, backends=()):
 
 def take(codec, codes):
     """Return the pixels that a codec decodes, None for each that it does not."""
-    found = []
-    stream = SimpleNamespace(ptr=0)
+    stream, found = SimpleNamespace(ptr=0), []
     for code, picture in zip(codes, codec.decode(codes, stream), strict=True):
-        if picture is None:
-            found.append(None)
-            continue
-        pixels = np.zeros(code.shape, np.uint8)
-        target = SimpleNamespace(address=pixels.ctypes.data - 8)
-        codec.copy(target, picture, stream, 8)
+        pixels = None if picture is None else np.zeros(code.shape, np.uint8)
+        if picture is not None:
+            codec.copy(SimpleNamespace(address=pixels.ctypes.data - 8), picture, stream, 8)
         found.append(pixels)
     return found
 
@@ -221,15 +214,14 @@ def codec(request):
     return make_codec(nvimgcodec.make_module()) if request.param == "stand-in" else make_codec(*import_real())
 
 
-@pytest.mark.parametrize("prefetch", [1, 3])
-def test_a_whole_loop_with_the_real_package(runtime, monkeypatch, prefetch):
+def test_a_whole_loop_with_the_real_package(runtime, monkeypatch):
     """Its CPU decoders take the place of the GPU's; all else is as on a GPU."""
     module, backends = import_real()
     monkeypatch.setattr(
-        cuda_device, "open_codec", lambda index, calls: JpegCodec(module, -99999, backends, calls)
+        cuda_device, "open_codec", lambda _, calls: JpegCodec(module, -99999, backends, calls)
     )
     samples = make_files(40)
-    assert collect(runtime, load("gpu:0", samples, prefetch=prefetch)) == expect(samples)
+    assert collect(runtime, load("gpu:0", samples, prefetch=3)) == expect(samples)
 
 
 PARTS = [(0, 0, 50, 70), (1, 1, 50, 70), (0, 0, 9, 9), (13, 7, 41, 60), (49, 69, 50, 70), (16, 16, 32, 32)]

@@ -9,7 +9,7 @@ import random
 import re
 import sys
 import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -33,8 +33,9 @@ from gpuloader.errors import Misuse, StagingMemoryError
 from gpuloader.kernels import launching
 from gpuloader.transforms import Cast
 from tests.devices.conformance import LAYOUT
-from tests.fakes import loader_threads, wait_until
+from tests.fakes import loader_threads, run_threads, wait_until
 from tests.fakes_cuda import CudaError, DriverError, read, run_twins
+from tests.gpu.streams import Named
 from tests.loading import read_batches
 from tests.processes import run_in_fork
 
@@ -134,12 +135,6 @@ def test_refused_page_locking_is_one_warning_and_goes_on(runtime):
     assert len(warned) == 1
 
 
-def test_too_little_device_memory_is_an_error_with_numbers(runtime):
-    runtime.memory_left = 100
-    with pytest.raises(StagingMemoryError, match=r"cannot allocate .* on gpu:0 .* 100 of 1,099,511,627,776"):
-        list(load(3))
-
-
 @pytest.mark.parametrize("status", [700, 3])
 def test_a_failed_device_is_an_error_and_not_a_hang(runtime, status):
     """Closing the epoch then fails as well, and must not replace our error by CuPy's."""
@@ -192,16 +187,6 @@ def test_a_batch_dropped_at_once_is_read_before_it_is_overwritten(runtime, monke
             del images, _
     runtime.finish()
     assert ([float(values[0, 0]) for [values] in seen] == list(range(40))) is waits
-
-
-class Named:
-    """A stream of another library."""
-
-    def __init__(self, handle):
-        self.handle = handle
-
-    def __cuda_stream__(self):
-        return 0, self.handle
 
 
 class TestSeveralStreams:
@@ -299,9 +284,8 @@ class TestSeveralStreams:
             runtime.finish()
         [lane] = loader._epochs._idle[0].lanes
         assert all(slot.streams == [] for slot in lane._slots.free)
-        assert (
-            runtime.calls["eventRecord"] <= 30 + 30 + 2 * 5 + 10
-        )  # of copies, releases, both streams, and timing
+        # Of copies, releases, both streams, and timing.
+        assert runtime.calls["eventRecord"] <= 30 + 30 + 2 * 5 + 10
 
     def test_what_is_not_a_batch(self, runtime):
         side = cuda.cupy.cuda.Stream(non_blocking=True)
@@ -309,9 +293,7 @@ class TestSeveralStreams:
         batch = kept[0]
         record_stream([np.zeros(3), 5, "text", None, {}], side)  # nothing that a GPU reads
         [other] = cuda_device.CudaDevice(0).arrays(open_device(CUDAPlace(0)).alloc(LAYOUT.nbytes), LAYOUT)[:1]
-        with pytest.raises(
-            ValueError, match=r"an array of cupy with shape \(3, 5\) does not lie in the memory"
-        ):
+        with pytest.raises(ValueError, match=r"an array of cupy with shape \(3, 5\) does not lie in the"):
             record_stream([batch, other], side)
         with pytest.raises(ValueError, match=r"with shape \(1, 5\) does not lie"):
             record_stream(other[:1], side)
@@ -326,6 +308,8 @@ class TestSeveralDevices:
         runtime.devices = 2
 
     def test_each_step_has_a_batch_on_each(self, runtime):
+        assert default_place() == CUDAPlace(0)
+        assert cuda_places() == [CUDAPlace(0), CUDAPlace(1)]
         loader = read_batches(batches(8), cuda_places())
         numbers = []
         for step in loader:
@@ -370,11 +354,8 @@ class TestSeveralDevices:
             left.set()
 
         monkeypatch.setattr(runtime, "memGetInfo", meet)
-        threads = [threading.Thread(target=visit, args=(current,)) for current in (0, 1)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        numbers = iter((0, 1))
+        run_threads(lambda: visit(next(numbers)), 2)
         assert after == {0: 0, 1: 1}
 
 
@@ -382,22 +363,15 @@ class TestContexts:
     """A context takes some 500 MiB of its GPU, so none may come to exist on a GPU that nobody asked for."""
 
     @pytest.fixture(autouse=True)
-    def four_devices(self, runtime):
+    def four_devices(self, runtime, monkeypatch):
+        """PyTorch's streams on the first device, that of a fresh thread, may create its context."""
         runtime.devices = 4
+        monkeypatch.setitem(sys.modules, "torch", fake_torch(lambda index: runtime.enter(index) or 0))
 
     def in_a_fresh_thread(self, work):
         """Run `work` in a new thread, whose current device is the first one; return that device after it."""
-        found = []
-
-        def run():
-            work()
-            found.append(cuda.cupy.cuda.runtime.getDevice())
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
-        [device] = found
-        return device
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(lambda: (work(), cuda.cupy.cuda.runtime.getDevice())[1]).result()
 
     @pytest.mark.parametrize("places", ["gpu:3", ["gpu:3", "gpu:1"], None])
     def test_only_the_places_have_one(self, runtime, places):
@@ -432,17 +406,10 @@ class TestContexts:
         assert self.in_a_fresh_thread(held.clear) == 0
         assert runtime.contexts == {3}
 
-    @pytest.mark.parametrize("method", ["query", "synchronize"])
-    def test_nor_by_an_event_that_is_asked(self, runtime, method):
+    def test_nor_by_an_event_that_is_asked(self, runtime):
         device = open_device(CUDAPlace(3))
         event = device.event()
-        assert self.in_a_fresh_thread(lambda: getattr(device, method)(event)) == 0
-        assert runtime.contexts == {3}
-
-    def test_nor_by_asking_torch_about_a_capture(self, runtime, monkeypatch):
-        """PyTorch's streams on the first device, that of a fresh thread, may create its context."""
-        monkeypatch.setitem(sys.modules, "torch", fake_torch(lambda index: runtime.enter(index) or 0))
-        assert self.in_a_fresh_thread(lambda: list(load(5, places="gpu:3"))) == 0
+        assert self.in_a_fresh_thread(lambda: (device.query(event), device.synchronize(event))) == 0
         assert runtime.contexts == {3}
 
     def test_page_locked_host_memory_needs_one_on_the_current_device(self, runtime):
@@ -487,11 +454,7 @@ def test_a_forked_child_ends_what_it_inherited_without_a_call_and_has_no_cuda(ru
 
 @pytest.mark.parametrize(
     ("options", "priority"),
-    [
-        ({}, 0),
-        ({"transforms": [Cast("0", "float32")]}, -1),
-        ({"cache": "device"}, -1),
-    ],
+    [({}, 0), ({"transforms": [Cast("0", "float32")]}, -1), ({"cache": "device"}, -1)],
     ids=str,
 )
 def test_the_copy_stream_has_a_high_priority_where_kernels_run_on_it(runtime, monkeypatch, options, priority):
@@ -512,12 +475,8 @@ class Graph:
 
     def replay(self, stream):
         """Launch it on a stream."""
-        self.runtime.launch(
-            lambda: self.seen.append(
-                np.frombuffer(ctypes.string_at(self.address, self.nbytes), "float32")[0]
-            ),
-            stream,
-        )
+        look = lambda: np.frombuffer(ctypes.string_at(self.address, self.nbytes), "float32")[0]  # noqa: E731
+        self.runtime.launch(lambda: self.seen.append(look()), stream)
 
 
 class TestFixedAddresses:
@@ -560,14 +519,11 @@ class TestFixedAddresses:
         grown = {name: count - before.get(name, 0) for name, count in runtime.calls.items()}
         found = [grown.get(call, 0) for call in ("memcpyAsync", "memcpyWithin", "malloc", "free")]
         assert found == [20, 20, 0, 0]
-
-    def test_the_memory_lives_as_long_as_a_batch(self, runtime):
-        loader = load(3, static=True)
         images, _ = next(iter(loader))
         runtime.finish()
-        del loader
+        del loader, _
         gc.collect()
-        assert read(images)[0, 0] == 0
+        assert read(images)[0, 0] == 0  # the memory lives as long as a batch
 
     def test_a_stream_of_the_last_batch_that_is_captured_is_left_alone(self, runtime, capture):
         """Waiting for its use would put an event into the graph."""
@@ -620,7 +576,8 @@ class TestMemoryRunsOut:
         epoch = iter(loader)
         kept = [next(epoch) for _ in range(6)]
         runtime.memory_left = 100
-        with pytest.raises(StagingMemoryError, match=r"cannot allocate .* keep fewer batches"):
+        message = r"cannot allocate .* on gpu:0 .* 100 of 1,099,511,627,776 .* keep fewer batches"
+        with pytest.raises(StagingMemoryError, match=message):
             kept.extend(epoch)
         assert list(epoch) == []
         [buffers] = loader._epochs._idle
@@ -667,18 +624,6 @@ class TestMemoryRunsOut:
         sys.modules["paddle"].device.cuda = SimpleNamespace(**counts)
         with pytest.raises(StagingMemoryError, match=r"or keep fewer batches$"):
             open_device(CUDAPlace(1)).alloc(512)
-
-    def test_in_cupys_own_pool(self, runtime):
-        device = open_device(CUDAPlace(0))
-
-        class Sorting:
-            whole, steps = LAYOUT, ()
-
-            def run_on_device(self, arrays, stream):
-                raise cupy.cuda.memory.OutOfMemoryError(512, 1024)
-
-        with pytest.raises(StagingMemoryError, match="CuPy's memory pool on gpu:0 is too small for a kernel"):
-            device.run(Sorting(), device.alloc(LAYOUT.nbytes), device.stream())
 
 
 def ragged(sizes):
@@ -777,13 +722,18 @@ class TestKernelsFail:
                 "cannot compile a kernel for gpu:0",
             ),
             (RuntimeError('Failure finding "libnvrtc.so.13"'), r"compiler is missing: .*\[cuda13\]"),
+            (
+                cupy.cuda.memory.OutOfMemoryError(512, 1024),
+                "CuPy's memory pool on gpu:0 is too small for a kernel",
+            ),
         ],
-        ids=["driver", "source", "compiler"],
+        ids=["driver", "source", "compiler", "memory"],
     )
     def test_with_the_packages_type(self, runtime, error, message):
         with pytest.raises(LoaderError, match=message) as caught:
             self.run(error)
         assert caught.value.__cause__ is error
+        assert isinstance(caught.value, StagingMemoryError) == isinstance(error, MemoryError)
 
     @pytest.mark.parametrize(
         "error",
@@ -922,9 +872,8 @@ class TestAStreamBeingCaptured:
     def test_no_call_of_another_thread_ends_it(self, runtime, capture, monkeypatch, seed):
         """A thread of ours, or one of the user's that loops over a loader, drops batches or ends one."""
         run_twins(monkeypatch, runtime)
-        monkeypatch.setattr(
-            cuda_device, "find_kernels", lambda program, arrays: [("one", "two")] * 2
-        )  # that compile
+        compiled = [("one", "two")] * 2
+        monkeypatch.setattr(cuda_device, "find_kernels", lambda program, arrays: compiled)
         monkeypatch.setattr(launching, "load_kernel", lambda *name: runtime.check("loadModule"))
         runtime.devices = 2
         sizes = random.Random(seed).choices(range(1, 40), k=30)
@@ -948,23 +897,15 @@ class TestAStreamBeingCaptured:
             "pin": lambda draw: list(load(2, CUDAPinnedPlace())),
         }
 
-        failures = []
-
         def run():
             draw = random.Random(seed)
-            try:
-                for act in draw.choices(list(acts), k=40):
-                    with contextlib.suppress(Misuse):  # two loops over one memory
-                        acts[act](draw)
-                gc.collect()
-            except Exception as error:
-                failures.append(error)
+            for act in draw.choices(list(acts), k=40):
+                with contextlib.suppress(Misuse):  # two loops over one memory
+                    acts[act](draw)
+            gc.collect()
 
         with capture():
-            thread = threading.Thread(target=run)
-            thread.start()
-            thread.join()
-        assert not failures
+            run_threads(run, 1)
         runtime.finish()
         assert runtime.thread.capture_mode == 0
         for epoch in begun:
@@ -991,10 +932,7 @@ class TestAStreamBeingCaptured:
         locked = runtime.calls["hostRegister"]
         with capture():
             go.set()
-            deadline = time.monotonic() + 20
-            while runtime.calls["hostRegister"] == locked and time.monotonic() < deadline:
-                time.sleep(0.001)
-        assert runtime.calls["hostRegister"] > locked
+            wait_until(lambda: runtime.calls["hostRegister"] > locked, 20)
         assert numbers + numbers_of(runtime, epoch) == list(range(8))
 
     def test_that_a_call_has_ended_is_refused_like_one_that_goes_on(self, runtime):
@@ -1089,12 +1027,6 @@ def test_a_gpu_and_a_cpu_share_a_reader(runtime):
         runtime.finish()
         numbers += [int(read(first)[0, 0]), int(second[0, 0])]
     assert numbers == list(range(8))
-
-
-def test_the_default_places_are_those_that_are_there(runtime):
-    runtime.devices = 3
-    assert cuda_places() == [CUDAPlace(0), CUDAPlace(1), CUDAPlace(2)]
-    assert default_place() == CUDAPlace(0)
 
 
 def test_every_name_the_device_uses_is_in_the_real_cupy():

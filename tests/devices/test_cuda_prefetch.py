@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import gpuloader
-from gpuloader import LoaderError
 from gpuloader.devices import cuda
 from gpuloader.devices.places import CUDAPlace, open_device
 from gpuloader.transforms import Normalize, OneHot
@@ -179,17 +178,6 @@ class TestGpus:
             runtime.finish()
             assert [one["x"].device.id for one in step] == [0, 1][: len(step)]
             assert [seen(one["x"]) for one in step] == [2 * number, 2 * number + 1][: len(step)]
-
-    def test_a_capture_is_refused_and_survives(self, runtime):
-        epoch = iter(gpuloader.prefetch([[big(n)] for n in range(6)], places="gpu:0"))
-        next(epoch)
-        stream = cuda.cupy.cuda.Stream(non_blocking=True)
-        with stream:
-            runtime.begin_capture(stream.ptr)
-            with pytest.raises(LoaderError, match="captured"):
-                next(epoch)
-            runtime.end_capture(stream.ptr)
-        assert len(list(epoch)) == 5
 
     def test_nothing_is_left_behind(self, runtime):
         batches = [{"x": pin(runtime, big(n)), "n": np.arange(4)} for n in range(6)]

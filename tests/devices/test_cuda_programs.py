@@ -5,17 +5,18 @@ import gc
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, Dataset, StagingMemoryError, TensorDataset, cuda_places
+from gpuloader import DataLoader, StagingMemoryError, TensorDataset, cuda_places
 from gpuloader.devices import cuda
 from gpuloader.devices.places import CUDAPlace, open_device
 from gpuloader.epoch import sending
 from gpuloader.errors import LoaderError
 from gpuloader.kernels.shuffle import shuffle
 from gpuloader.transforms import Cast, Normalize, OneHot, RandomCropFlip
-from gpuloader.transforms.program import KernelCall
+from gpuloader.transforms.program import KernelCall, Plain
 from tests.devices.conformance import DeviceTests
 from tests.fakes import nothing_left_behind
 from tests.fakes_cuda import read
+from tests.sample_sets import Made, assert_same
 
 cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 
@@ -36,14 +37,6 @@ class TestCudaDevice(DeviceTests):
         return read(array)
 
 
-class Samples(Dataset):
-    def __getitem__(self, index):
-        return PICTURES[index], LABELS[index]
-
-    def __len__(self):
-        return COUNT
-
-
 def load(places="gpu:0", dataset=None, **options):
     dataset = TensorDataset(PICTURES, LABELS) if dataset is None else dataset
     options = {"batch_size": 4, "shuffle": True, "seed": 3, "transforms": STEPS, **options}
@@ -54,16 +47,8 @@ def wanted(**options):
     return [[field.copy() for field in batch] for batch in load("cpu", **options)]
 
 
-def assert_same(found, expected):
-    assert len(found) == len(expected)
-    for batch, other in zip(found, expected, strict=True):
-        for one, two in zip(batch, other, strict=True):
-            assert one.dtype == two.dtype
-            np.testing.assert_array_equal(one, two)
-
-
 @pytest.mark.parametrize("cache", [None, "host", "device"])
-@pytest.mark.parametrize("dataset", [None, Samples()])
+@pytest.mark.parametrize("dataset", [None, Made(lambda index: (PICTURES[index], LABELS[index]), COUNT)])
 def test_batches_are_those_of_a_host(runtime, cache, dataset):
     found = []
     for batch in load(dataset=dataset, cache=cache):
@@ -71,19 +56,6 @@ def test_batches_are_those_of_a_host(runtime, cache, dataset):
         runtime.finish()
         found.append([read(field) for field in batch])
     assert_same(found, wanted())
-
-
-@pytest.mark.parametrize("cache", [None, "device"])
-@pytest.mark.parametrize("layout", ["HWC", "CHW"])
-def test_windows_alone_are_those_of_a_host(runtime, cache, layout):
-    pictures = PICTURES if layout == "HWC" else np.ascontiguousarray(PICTURES.transpose(0, 3, 1, 2))
-    options = {"dataset": TensorDataset(pictures), "transforms": [RandomCropFlip("0", (5, 4), layout=layout)]}
-    found = []
-    for [images] in load(cache=cache, **options):
-        runtime.finish()
-        found.append([read(images)])
-    assert found[0][0].dtype == np.uint8
-    assert_same(found, wanted(**options))
 
 
 @pytest.mark.parametrize("cache", [None, "device"])
@@ -114,15 +86,15 @@ def test_a_batch_dropped_at_once_is_read_before_the_next_is_computed_there(runti
     assert_same([[values for [values] in batch] for batch in seen], wanted(batch_size=2))
 
 
-def test_bytes_are_what_crosses_the_bus(runtime, monkeypatch):
-    sizes = []
-    copy = runtime.memcpyAsync
+@pytest.fixture
+def sizes(runtime, monkeypatch):
+    """Return a list of the bytes of each copy to a device."""
+    found, copy = [], runtime.memcpyAsync
+    monkeypatch.setattr(runtime, "memcpyAsync", lambda *given: (found.append(given[2]), copy(*given)))
+    return found
 
-    def memcpyAsync(target, source, nbytes, kind, stream):  # noqa: N802
-        sizes.append(nbytes)
-        copy(target, source, nbytes, kind, stream)
 
-    monkeypatch.setattr(runtime, "memcpyAsync", memcpyAsync)
+def test_bytes_are_what_crosses_the_bus(runtime, sizes):
     list(load(drop_last=True))
     assert sizes == [512 + 256 + 4 * 3 * 4] * (COUNT // 4)  # 4 pictures of 126 bytes, 4 labels, 4 draws
     sizes.clear()
@@ -167,12 +139,8 @@ def test_kernels_have_their_device_whatever_a_transform_of_the_user_does(runtime
     assert seen == {(0, 0), (1, 1)}
 
 
-def test_an_order_is_computed_once_an_epoch_and_batches_bring_their_ends(runtime, monkeypatch):
-    orders, sizes, copy, compute = [], [], runtime.memcpyAsync, KernelCall.on_device
-
-    def memcpyAsync(target, source, nbytes, kind, stream):  # noqa: N802
-        sizes.append(nbytes)
-        copy(target, source, nbytes, kind, stream)
+def test_an_order_is_computed_once_an_epoch_and_batches_bring_their_ends(runtime, monkeypatch, sizes):
+    orders, compute = [], KernelCall.on_device
 
     def permuting(call, inputs, outputs, stream):
         if call.kernel is shuffle:
@@ -180,7 +148,6 @@ def test_an_order_is_computed_once_an_epoch_and_batches_bring_their_ends(runtime
             orders.append((*numbers, runtime.device_of[stream.ptr], outputs[0].data.ptr))
         compute(call, inputs, outputs, stream)
 
-    monkeypatch.setattr(runtime, "memcpyAsync", memcpyAsync)
     monkeypatch.setattr(KernelCall, "on_device", permuting)
     runtime.devices = 2
     loader = load(cuda_places(), cache="device", transforms=[])
@@ -231,9 +198,8 @@ def test_whole_arrays_go_up_in_chunks(runtime, monkeypatch, chunk):
 
 def test_an_array_too_large_for_the_device_is_an_error_with_numbers(runtime):
     runtime.memory_left = 1000
-    with pytest.raises(
-        StagingMemoryError, match=r"a cache of 2,948 bytes does not fit on gpu:0; use cache='host'"
-    ):
+    message = "a cache of 2,948 bytes does not fit on gpu:0; use cache='host'"
+    with pytest.raises(StagingMemoryError, match=message):
         list(load(cache="device"))
 
 
@@ -259,23 +225,14 @@ def test_device_memory_does_not_grow(runtime, cache):
     assert runtime.calls["malloc"] <= before + 1
 
 
-class Failing:
+class Failing(Plain):
     """A transform whose kernel cannot be launched."""
 
-    field, draws = "0", 0
+    field = "0"
 
     def bind(self, inputs):
         self.outputs = tuple(inputs)
         return self
-
-    def draw(self, words, inputs):
-        raise AssertionError
-
-    def check(self, inputs):
-        pass
-
-    def on_host(self, inputs, outputs):
-        raise AssertionError
 
     def on_device(self, inputs, outputs, stream):
         raise RuntimeError("no such kernel")

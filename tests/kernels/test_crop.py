@@ -53,27 +53,6 @@ def test_words_are_as_large_as_the_rows_allow(device, width, channels, out_offse
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", ["uint8", "int16", "float32", "float64"])
-@pytest.mark.parametrize("channels", [1, 2, 3, 4, 16])
-def test_they_agree_at_any_offset(device, layout, dtype, channels):
-    """Windows that begin at any byte, up to the last one of the images, mirrored or not."""
-    device.shape = None
-    images = np.zeros((3, 4, 19, channels), dtype)
-    images.reshape(-1).view(np.uint8)[:] = np.arange(images.nbytes) % 251
-    if layout == "CHW":
-        images = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
-    for width in (1, 5, 16, 17):
-        for left in range(0, 20 - width, 3):
-            windows = np.array([[1, left, 0], [0, left, 1], [9, 99, left % 2]], np.int32)
-            expected = crop.on_host(images, (3, width), windows, layout=layout)
-            start, out_start = left * images.itemsize, (left + width) * images.itemsize
-            out = Placed(np.zeros_like(expected), out_start)
-            crop(place(images, start), (3, width), place(windows), layout=layout, out=out.array)
-            assert read(out.array).tobytes() == expected.tobytes()
-            out.check()
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_twin_erases_what_numpy_assigns(layout):
     images = np.zeros((2, 6, 5, 3), np.float32)
     windows = np.array([[1, 2, 3, 2], [0, 0, 0, 9]], np.int32)

@@ -39,22 +39,6 @@ def test_with_a_span_they_agree(device, problem, ends, count, has_order, shape):
     out.check()
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int16", "float32", "complex64", "complex128"])
-@pytest.mark.parametrize("width", [1, 3, 4, 16, 300])
-def test_they_agree_at_any_offset(device, dtype, width):
-    device.shape = None
-    source = np.zeros((3, width), dtype)
-    source.reshape(-1).view(np.uint8)[:] = np.arange(source.nbytes) % 251
-    indices = np.array([2, 0])
-    expected = gather.on_host(source, indices)
-    for start in range(0, 17, source.dtype.alignment):
-        for out_start in range(0, 17, source.dtype.alignment):
-            out = Placed(np.zeros_like(expected), out_start)
-            gather(place(source, start), place(indices), out=out.array)
-            assert read(out.array).tobytes() == expected.tobytes()
-            out.check()
-
-
 @pytest.mark.parametrize(
     ("width", "source_offset", "out_offset", "word"),
     [

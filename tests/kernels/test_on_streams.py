@@ -6,30 +6,20 @@ comes. That tests their arguments, their order on the copy stream, and their res
 
 import contextlib
 import threading
+from collections import Counter
 
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, Dataset, LoaderError, TensorDataset, cuda_places, prefetch
+import gpuloader.transforms as t
+from gpuloader import DataLoader, LoaderError, TensorDataset, cuda_places, prefetch
 from gpuloader.kernels import launching, shuffle
 from gpuloader.order.permutation import SORTED_AT_MOST
-from gpuloader.transforms import (
-    Cast,
-    ColorJitter,
-    CutMix,
-    MixUp,
-    Normalize,
-    OneHot,
-    Pad,
-    RandomCropFlip,
-    RandomErasing,
-    RandomFlip,
-    RandomResizedCrop,
-)
 from gpuloader.transforms.program import Plain
 from tests.fakes import nothing_left_behind
 from tests.fakes_cuda import FakeRuntime, make_cupy, use_cupy
 from tests.kernels import shim
+from tests.sample_sets import Made
 
 cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 pytestmark = pytest.mark.skipif(shim.SANITIZED, reason="the kernels alone are sanitized")
@@ -64,78 +54,69 @@ def runtime(kernels, monkeypatch):
         yield fake
 
 
-class Words(Dataset):
-    def __getitem__(self, index):
-        return np.arange(index % 4, dtype=np.int16) + index, PICTURES[index].transpose(2, 0, 1) / np.float32(
-            7
-        )
-
-    def __len__(self):
-        return COUNT
+def make_words(index):
+    return np.arange(index % 4, dtype=np.int16) + index, PICTURES[index].transpose(2, 0, 1) / np.float32(7)
 
 
+ROWS = TensorDataset(PICTURES, LABELS)
 CASES = {
     "everything": (
-        TensorDataset(PICTURES, LABELS),
+        ROWS,
         [
-            RandomCropFlip("0", (6, 5)),
-            Normalize("0", (0.4, 0.5, 0.6), 0.25, scale=1 / 255, dtype="float16"),
-            OneHot("1", 5),
+            t.RandomCropFlip("0", (6, 5)),
+            t.Normalize("0", (0.4, 0.5, 0.6), 0.25, scale=1 / 255, dtype="float16"),
+            t.OneHot("1", 5),
         ],
-        {},
     ),
     "windows alone": (
-        TensorDataset(PICTURES, LABELS),
-        [RandomCropFlip("0", (6, 5)), Cast("0", "float32", 1 / 255), OneHot("1", 4, "uint8")],
-        {},
+        ROWS,
+        [t.RandomCropFlip("0", (6, 5)), t.Cast("0", "float32", 1 / 255), t.OneHot("1", 4, "uint8")],
     ),
     "mixed": (
-        TensorDataset(PICTURES, LABELS),
+        ROWS,
         [
-            RandomErasing("0", value=[9, 8, 7], layout="HWC"),
-            CutMix("0", "1", 5, layout="HWC"),
-            Normalize("0", 0.5, 0.25, scale=1 / 255, dtype="float16"),
-            MixUp("0", "1", 5),
+            t.RandomErasing("0", value=[9, 8, 7], layout="HWC"),
+            t.CutMix("0", "1", 5, layout="HWC"),
+            t.Normalize("0", 0.5, 0.25, scale=1 / 255, dtype="float16"),
+            t.MixUp("0", "1", 5),
         ],
-        {},
     ),
     "colors": (
         list(zip(PICTURES, LABELS, strict=True)),
         [
-            RandomResizedCrop("0", (6, 5)),
-            ColorJitter("0", 0.3, 0.3, 0.3, 0.1),
-            RandomFlip("0"),
-            ColorJitter("0", contrast=0.5),
-            Normalize("0", 0.5, 0.25, scale=1 / 255, dtype="float16"),
+            t.RandomResizedCrop("0", (6, 5)),
+            t.ColorJitter("0", 0.3, 0.3, 0.3, 0.1),
+            t.RandomFlip("0"),
+            t.ColorJitter("0", contrast=0.5),
+            t.Normalize("0", 0.5, 0.25, scale=1 / 255, dtype="float16"),
         ],
-        {},
     ),
-    "nothing": (TensorDataset(PICTURES, LABELS), [], {}),
+    "nothing": (ROWS, []),
     "words": (
-        Words(),
+        Made(make_words, COUNT),
         [
-            Pad("0", 4, -1),
-            RandomCropFlip("1", (4, 8), layout="CHW"),
-            Normalize("1", 1, 2, layout="CHW", to="HWC"),
+            t.Pad("0", 4, -1),
+            t.RandomCropFlip("1", (4, 8), layout="CHW"),
+            t.Normalize("1", 1, 2, layout="CHW", to="HWC"),
         ],
-        {"ragged": ["0"]},
     ),
 }
 
 
-def epochs(dataset, places, runtime=None, **options):
-    """Return the batches of three epochs; the shards of a step follow one another."""
-    loader = DataLoader(dataset, places=places, batch_size=6, shuffle=True, seed=5, **options)
+def collect(loader, runtime=None, epochs=1):
+    """Return the batches of some epochs; the shards of a step follow one another."""
     found = []
-    for _ in range(3):
+    for _ in range(epochs):
         for step in loader:
             if runtime is not None:
                 runtime.finish()
-            parts = step if isinstance(step[0], list) else [step]
-            found += [
-                [np.array(field if runtime is None else shim.read(field)) for field in part] for part in parts
-            ]
+            for part in step if isinstance(step[0], list) else [step]:
+                found.append([np.array(one if runtime is None else shim.read(one)) for one in part])
     return found
+
+
+def load(dataset, places="gpu:0", **options):
+    return DataLoader(dataset, places=places, **{"batch_size": 6, "shuffle": True, "seed": 5, **options})
 
 
 def assert_same(found, wanted):
@@ -158,10 +139,11 @@ def test_batches_are_those_of_a_host(runtime, kernels, case, cache):
     if case == "colors":
         pytest.importorskip("PIL", reason="Pillow is not installed")
         kernels.shape = (1, 1), (8,)  # threads that wait at barriers take long here
-    dataset, steps, options = CASES[case]
-    wanted = epochs(dataset, "cpu", transforms=steps, **options)
+    dataset, steps = CASES[case]
+    options = {"transforms": steps, "ragged": ["0"] if case == "words" else []}
+    wanted = collect(load(dataset, "cpu", **options), None, 3)
     for places in ("gpu:0", cuda_places()):
-        assert_same(epochs(dataset, places, runtime, transforms=steps, cache=cache, **options), wanted)
+        assert_same(collect(load(dataset, places, cache=cache, **options), runtime, 3), wanted)
 
 
 class Doubled(Plain):
@@ -188,15 +170,12 @@ class Doubled(Plain):
 class TestLaunchesAreRepeated:
     def test_a_slot_makes_its_arguments_once(self, runtime, monkeypatch, cache):
         """After every slot has had a batch, nothing is checked or made: kernels are launched."""
-        dataset, steps, _ = CASES["everything"]
-        options = {"batch_size": 6, "shuffle": True, "transforms": steps, "cache": cache, "drop_last": True}
-        loader = DataLoader(dataset, places="gpu:0", **options)
+        dataset, steps = CASES["everything"]
+        loader = load(dataset, transforms=steps, cache=cache, drop_last=True)
         for _ in range(2):
             list(loader)
-        made, load = [], launching.load_kernel
-        monkeypatch.setattr(
-            launching, "load_kernel", lambda name, entry=None: (made.append(name), load(name, entry))[1]
-        )
+        made, find = [], launching.load_kernel
+        monkeypatch.setattr(launching, "load_kernel", lambda *name: (made.append(name[0]), find(*name))[1])
         before = runtime.calls["launch"]
         for _ in loader:
             pass
@@ -206,8 +185,8 @@ class TestLaunchesAreRepeated:
         assert runtime.calls["launch"] - before == launches * (COUNT // 6) + len(order)
 
     def test_so_are_those_of_mixed_pictures(self, runtime, monkeypatch, cache):
-        dataset, steps, _ = CASES["mixed"]
-        loader = DataLoader(dataset, places="gpu:0", batch_size=13, transforms=steps, cache=cache)
+        dataset, steps = CASES["mixed"]
+        loader = load(dataset, batch_size=13, shuffle=False, transforms=steps, cache=cache)
         for _ in range(2):
             list(loader)
         made = []
@@ -218,47 +197,24 @@ class TestLaunchesAreRepeated:
         assert runtime.calls["launch"] - before == 2 * (6 + bool(cache))
 
     def test_those_of_a_users_transform_are_not(self, runtime, cache):
-        dataset, *_ = CASES["nothing"]
-        found = epochs(dataset, "gpu:0", runtime, transforms=[Doubled(runtime)], cache=cache)
-        assert_same(found, epochs(dataset, "cpu", transforms=[Doubled(None)]))
+        found = collect(load(ROWS, transforms=[Doubled(runtime)], cache=cache), runtime, 3)
+        assert_same(found, collect(load(ROWS, "cpu", transforms=[Doubled(None)]), None, 3))
 
     def test_one_that_fails_is_made_again(self, runtime, monkeypatch, cache):
-        dataset, steps, _ = CASES["everything"]
-        options = {"batch_size": 6, "shuffle": True, "seed": 5, "transforms": steps, "cache": cache}
-        loader, load = DataLoader(dataset, places="gpu:0", **options), launching.load_kernel
+        dataset, steps = CASES["everything"]
+        loader, find = load(dataset, transforms=steps, cache=cache), launching.load_kernel
 
         def fail(name, entry=None):
             if name == "one_hot":
                 raise RuntimeError("no such kernel")
-            return load(name, entry)
+            return find(name, entry)
 
         with monkeypatch.context() as patch:
             patch.setattr(launching, "load_kernel", fail)
             with pytest.raises(RuntimeError, match="no such kernel"):
                 list(loader)
         loader.set_epoch(0)
-        found = []
-        for batch in loader:
-            runtime.finish()
-            found.append([np.array(shim.read(field)) for field in batch])
-        wanted = [
-            [np.array(field) for field in batch] for batch in DataLoader(dataset, places="cpu", **options)
-        ]
-        assert_same(found, wanted)
-
-
-class Slow(Dataset):
-    """Calls a function before it returns a sample."""
-
-    def __init__(self, before):
-        self.before = before
-
-    def __getitem__(self, index):
-        self.before(index)
-        return PICTURES[index], LABELS[index]
-
-    def __len__(self):
-        return COUNT
+        assert_same(collect(loader, runtime), collect(load(dataset, "cpu", transforms=steps)))
 
 
 class Compiler:
@@ -270,7 +226,7 @@ class Compiler:
     def __init__(self, monkeypatch, kernels=2):
         self.begun, self.go_on, self.asked = (threading.Event() for _ in range(3))
         self.wanted = []
-        load = launching.load_kernel
+        find = launching.load_kernel
 
         def wait_and_load(name, entry=None):
             self.wanted.append((threading.current_thread().name, name))
@@ -281,7 +237,7 @@ class Compiler:
                     self.asked.set()
             else:
                 assert self.asked.wait(10)
-            return load(name, entry)
+            return find(name, entry)
 
         monkeypatch.setattr(launching, "load_kernel", wait_and_load)
 
@@ -293,9 +249,11 @@ class Compiler:
 class TestCompilingAhead:
     steps = CASES["everything"][1]
 
-    def load(self, before, workers, **options):
-        options = {"batch_size": 6, "num_workers": workers, "worker_type": "thread", **options}
-        return DataLoader(Slow(before), places="gpu:0", transforms=self.steps, seed=3, **options)
+    def load(self, before, workers):
+        """Return a loader that calls a function before it reads a sample."""
+        dataset = Made(lambda index: (before(index), ROWS[index])[1], COUNT)
+        options = {"num_workers": workers, "worker_type": "thread", "shuffle": False}
+        return load(dataset, transforms=self.steps, **options)
 
     def test_begins_with_the_first_sample_and_holds_up_none(self, runtime, monkeypatch, workers):
         """The first batch waits for the compiler to begin, and the compiler for the first batch's samples."""
@@ -308,15 +266,9 @@ class TestCompilingAhead:
             if len(read) == 6:
                 compiler.go_on.set()
 
-        found = []
-        for batch in self.load(before, workers):
-            runtime.finish()
-            found.append([np.array(shim.read(field)) for field in batch])
+        found = collect(self.load(before, workers), runtime)
         assert compiler.names(ahead=True) == compiler.names(ahead=False) == {"normalize", "one_hot"}
-        wanted = DataLoader(
-            TensorDataset(PICTURES, LABELS), places="cpu", batch_size=6, transforms=self.steps, seed=3
-        )
-        assert_same(found, [list(map(np.array, batch)) for batch in wanted])
+        assert_same(found, collect(load(ROWS, "cpu", shuffle=False, transforms=self.steps)))
 
     def test_ends_with_the_first_step_and_does_not_begin_again(self, runtime, monkeypatch, workers):
         compiler = Compiler(monkeypatch)
@@ -343,11 +295,11 @@ class TestCompilingAhead:
             assert len(compiler.wanted) == 1  # nothing else was compiled
 
     def test_an_error_is_raised_where_the_kernel_is_launched(self, runtime, monkeypatch, workers):
-        compiler, load = Compiler(monkeypatch, kernels=1), launching.load_kernel
+        compiler, find = Compiler(monkeypatch, kernels=1), launching.load_kernel
         compiler.go_on.set()
 
         def fail(name, entry=None):
-            load(name, entry)
+            find(name, entry)
             raise cupy.cuda.compiler.CompileException("no such type", "source", name, (), "nvrtc")
 
         monkeypatch.setattr(launching, "load_kernel", fail)
@@ -360,15 +312,11 @@ def test_compiling_ahead_around_another_loader(runtime, monkeypatch):
     compiler = Compiler(monkeypatch)
     compiler.go_on.set()
     batches = [(PICTURES[start : start + 6], LABELS[start : start + 6]) for start in (0, 6, 12)]
-    steps = [Normalize("0", 0.5, 0.25), OneHot("1", 5)]
-    wanted = list(prefetch(batches, places="cpu", transforms=steps))
-    found = []
+    steps = [t.Normalize("0", 0.5, 0.25), t.OneHot("1", 5)]
     with nothing_left_behind():
-        for batch in prefetch(batches, places="gpu:0", transforms=steps):
-            runtime.finish()
-            assert "gpuloader-compiler" not in [one.name for one in threading.enumerate()]
-            found.append([np.array(shim.read(field)) for field in batch])
-    assert_same(found, wanted)
+        found = collect(map(list, prefetch(batches, places="gpu:0", transforms=steps)), runtime)
+        assert "gpuloader-compiler" not in [one.name for one in threading.enumerate()]
+    assert_same(found, list(prefetch(batches, places="cpu", transforms=steps)))
     assert compiler.names(ahead=True)
 
 
@@ -387,11 +335,7 @@ def test_a_devices_permutation_is_the_hosts(runtime, kernels, count, split):
         for part, other in zip(step, wanted, strict=True):
             for field, expected in zip(part, other, strict=True):
                 np.testing.assert_array_equal(shim.read(field), expected)
-    names = [entry for entry, *_ in kernels.launches]
+    counts = Counter(entry.partition("<")[0] for entry, *_ in kernels.launches)
     once = ["permute_positions"] if count > SORTED_AT_MOST else ["hash_numbers", "take_numbers"]
-    assert [names.count(name) for name in ("hash_numbers", "take_numbers", "permute_positions")] == [
-        2 * (name in once) for name in ("hash_numbers", "take_numbers", "permute_positions")
-    ]
-    gathers = [name for name in names if name.startswith("gather")]
-    assert len(gathers) + 2 * len(once) == len(names)
-    assert len(gathers) == (2 * len(plain) if split == "shards" else -(-count // 10_001))
+    gathers = 2 * len(plain) if split == "shards" else -(-count // 10_001)
+    assert counts == {**dict.fromkeys(once, 2), "gather": gathers}

@@ -1,7 +1,6 @@
 """`recolor`: its twin is Pillow, bit for bit, and the kernel is its twin."""
 
 import itertools
-import os
 
 import numpy as np
 import pytest
@@ -12,13 +11,10 @@ from gpuloader.kernels.normalize import normalize
 from gpuloader.kernels.recolor import recolor, recolor_image
 from gpuloader.transforms.image_transforms import Coloring
 from gpuloader.transforms.image_transforms import apply_coloring as recolor_by_pillow
-from tests.kernels.cases import changes, count_contrasts, make_colors, make_numbers
-from tests.kernels.shim import examples, launch_shapes, place, read
+from tests.kernels.cases import changes, make_colors, make_numbers
+from tests.kernels.shim import examples, place, read
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
-
-CASES = int(os.environ.get("GPULOADER_CASES", "30"))
-"""How many cases compare the kernel with Pillow."""
 
 
 def make_by_pillow(picture, steps):
@@ -51,23 +47,6 @@ def test_all_hues_are_pillows(turns):
         turned = np.ascontiguousarray(picture[..., list(order)])
         found = recolor_image(turned, [(4, int(turns * 255))])
         np.testing.assert_array_equal(found, make_by_pillow(turned, (("hue", turns),)))
-
-
-@given(
-    steps=changes(),
-    height=st.integers(1, 40),
-    width=st.integers(1, 40),
-    channels=st.sampled_from([1, 3]),
-    seed=st.integers(0, 99),
-    shape=launch_shapes(1),
-)
-@examples(CASES)
-def test_the_kernel_is_pillow(device, steps, height, width, channels, seed, shape):
-    device.shape = shape
-    picture = make_colors(height, width, channels, seed)
-    arrays = place(picture[None]), place(make_numbers([steps]))
-    found = recolor(*arrays, contrasts=count_contrasts([steps]), dtype="uint8", out_layout="HWC")
-    np.testing.assert_array_equal(read(found)[0], make_by_pillow(picture, steps))
 
 
 def test_pictures_are_normalized_as_by_normalize(device):

@@ -1,7 +1,5 @@
 """`resample`: its twin is Pillow, bit for bit, and the kernel is its twin."""
 
-import os
-
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -10,7 +8,7 @@ from hypothesis import strategies as st
 from gpuloader.kernels.normalize import normalize
 from gpuloader.kernels.resample import GEOMETRY, resample, resize_on_host
 from tests.kernels.cases import boxes, make_batch, make_picture
-from tests.kernels.shim import Placed, check_result, examples, launch_shapes, place, read
+from tests.kernels.shim import Placed, examples, place, read
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 
@@ -26,10 +24,6 @@ def resize_by_pillow(picture, box, size, interpolation, window=None):
     both = across.resize((wide, tall), FILTERS[interpolation], (0, top, wide, bottom))
     both = both.crop((x, y, x + size[1], y + size[0]))  # black outside
     return np.asarray(both).reshape(*size, picture.shape[2])
-
-
-CASES = int(os.environ.get("GPULOADER_CASES", "60"))
-"""How many cases compare the kernel with Pillow."""
 
 
 @given(
@@ -48,25 +42,6 @@ def test_the_twin_is_pillow(case, channels, interpolation, seed):
     np.testing.assert_array_equal(found, resize_by_pillow(picture, box, size, interpolation, window))
 
 
-@given(
-    case=boxes(200, 120),
-    channels=st.sampled_from([1, 3]),
-    interpolation=st.sampled_from(list(FILTERS)),
-    seed=st.integers(0, 9),
-    shape=launch_shapes(1),
-)
-@examples(CASES)
-def test_the_kernel_is_pillow(device, case, channels, interpolation, seed, shape):
-    device.shape = shape or ((1, 1), (32,))
-    (height, width), box, size, window = case
-    picture = make_picture(height, width, channels, seed)
-    batch = make_batch([picture], [(*box, *(window or (*size, 0, 0)), 0)], size)
-    arrays = [place(batch[name]) for name in ("values", "row_splits", "geometry")]
-    found = resample(*arrays, size, interpolation=interpolation, dtype="uint8", out_layout="HWC")
-    expected = resize_by_pillow(picture, box, size, interpolation, window)
-    np.testing.assert_array_equal(read(found)[0], expected)
-
-
 def check_agreement(device, arguments, offset=(0, 0), **options):
     expected = resample.on_host(**arguments, **options)
     out = Placed(np.zeros_like(expected), offset[1] * expected.itemsize)
@@ -74,7 +49,9 @@ def check_agreement(device, arguments, offset=(0, 0), **options):
         name: place(value) if isinstance(value, np.ndarray) else value for name, value in arguments.items()
     }
     placed["values"] = place(arguments["values"], offset[0])
-    check_result(resample(**placed, **options, out=out.array), expected, out, given_out=True)
+    assert resample(**placed, **options, out=out.array) is out.array
+    assert read(out.array).tobytes() == expected.tobytes()
+    out.check()
     return expected
 
 

@@ -12,17 +12,16 @@ from hypothesis import strategies as st
 from gpuloader import (
     CPUPlace,
     DataLoader,
-    Dataset,
     IterableDataset,
     Ragged,
     Subset,
     TensorDataset,
-    transforms,
 )
 from gpuloader.errors import LoaderError, SampleError
 from gpuloader.testing import CustomPlace, RaceError, SimulatedDevice, simulated_places
 from gpuloader.transforms import Cast, Normalize, OneHot, Pad, RandomCropFlip
 from tests.fakes import nothing_left_behind
+from tests.sample_sets import Made
 
 COUNT = 23
 PICTURES = np.random.default_rng(0).integers(0, 256, (COUNT, 9, 8, 3), np.uint8)
@@ -35,23 +34,23 @@ STEPS = [
 ]
 
 
-class Samples(Dataset):
-    """Pictures and labels behind Python code, so that the loader cannot gather them from arrays."""
+def sample(index):
+    return PICTURES[index], LABELS[index]
 
-    def __init__(self, count=COUNT):
-        self.count = count
 
-    def __getitem__(self, index):
-        return PICTURES[index], LABELS[index]
-
-    def __len__(self):
-        return self.count
+SAMPLES = Made(sample, COUNT)
+"""Pictures and labels behind Python code, so that the loader cannot gather them from arrays."""
 
 
 def load(dataset=None, places="cpu", steps=STEPS, **options):
     options = {"batch_size": 4, "shuffle": True, "seed": 11, **options}
     dataset = TensorDataset(PICTURES, LABELS) if dataset is None else dataset
     return DataLoader(dataset, places=places, transforms=steps, **options)
+
+
+@pytest.fixture(params=["cpu", "simulated"])
+def where(request):
+    return simulated_places(1) if request.param == "simulated" else request.param
 
 
 def rows_of(loader):
@@ -81,20 +80,22 @@ def assert_same(found, wanted):
 WAYS = {
     "two places": {"places": [CPUPlace()] * 2},
     "three places": {"places": [CPUPlace()] * 3},
-    "threads": {"dataset": Samples(), "num_workers": 3, "worker_type": "thread"},
-    "a dataset's code": {"dataset": Samples()},
+    "threads": {"dataset": SAMPLES, "num_workers": 3, "worker_type": "thread"},
+    "processes": {"dataset": SAMPLES, "num_workers": 2},
+    "a dataset's code": {"dataset": SAMPLES},
     "arrays in threads": {"num_workers": 2},
-    "a cache on the host": {"dataset": Samples(), "cache": "host"},
+    "a cache on the host": {"dataset": SAMPLES, "cache": "host"},
     "a cache of arrays": {"cache": "host"},
     "a cache, as if on a device": {"cache": "device"},
     "ready made": {"dataset": Subset(TensorDataset(PICTURES, LABELS), range(COUNT))},
 }
 DEVICE_WAYS = {
     "plain": {},
-    "a dataset's code": {"dataset": Samples()},
-    "threads": {"dataset": Samples(), "num_workers": 2, "worker_type": "thread"},
-    "a cache on the host": {"dataset": Samples(), "cache": "host"},
-    "a cache on the device": {"dataset": Samples(), "cache": "device"},
+    "a dataset's code": {"dataset": SAMPLES},
+    "threads": {"dataset": SAMPLES, "num_workers": 2, "worker_type": "thread"},
+    "processes": {"dataset": SAMPLES, "num_workers": 2},
+    "a cache on the host": {"dataset": SAMPLES, "cache": "host"},
+    "a cache on the device": {"dataset": SAMPLES, "cache": "device"},
     "arrays on the device": {"cache": "device"},
     "no reading ahead": {"use_buffer_reader": False},
     "far ahead": {"prefetch": 3},
@@ -112,11 +113,6 @@ class TestTheSamePictures:
         found = by_label_row(load(places=simulated_places(places), **DEVICE_WAYS[way]))
         assert_same(found, expected())
 
-    @pytest.mark.parametrize("places", [None, 1])
-    def test_in_worker_processes(self, places):
-        where = "cpu" if places is None else simulated_places(places)
-        assert_same(by_label_row(load(Samples(), where, num_workers=2)), expected())
-
     @pytest.mark.parametrize("cache", [None, "host", "device"])
     def test_in_shards(self, cache):
         options = {"batch_size": 6, "split": "shards", "uneven": "pad", "cache": cache}
@@ -129,14 +125,6 @@ class TestTheSamePictures:
                 for field, whole in enumerate((images, labels)):
                     parts = [np.asarray(one[field])[mask] for one, mask in zip(step, masks, strict=True)]
                     np.testing.assert_array_equal(np.concatenate(parts), whole)
-
-    def test_in_every_epoch_anew(self):
-        loader, on_device = load(), load(places=simulated_places(1))
-        first = by_label_row(loader)
-        assert_same(by_label_row(on_device), first)
-        second = by_label_row(loader)
-        assert_same(by_label_row(on_device), second)
-        assert not np.array_equal(first[0], second[0])
 
     def test_resumed_in_the_middle(self):
         whole = rows_of(load())
@@ -193,7 +181,7 @@ class TestWindowsAlone:
         wanted = expected(steps=steps)
         assert wanted[0].shape == (COUNT, 3, 4, 4)
         assert_same(by_label_row(load(places=simulated_places(2), steps=steps)), wanted)
-        assert_same(by_label_row(load(Samples(), steps=steps, num_workers=2)), wanted)
+        assert_same(by_label_row(load(SAMPLES, steps=steps, num_workers=2)), wanted)
 
     def test_in_front_of_what_does_not_crop(self):
         steps = [RandomCropFlip("0", (6, 5)), OneHot("1", 5), Normalize("0")]
@@ -201,15 +189,6 @@ class TestWindowsAlone:
         assert_same(apart, expected(steps=[steps[0], steps[2], steps[1]]))
         steps = [RandomCropFlip("0", (6, 5), flip=False), Cast("0", "float16", 0.5)]
         assert expected(steps=steps)[0].dtype == np.float16
-
-    def test_of_all_of_a_picture_only_mirror(self):
-        images, _ = expected(steps=[RandomCropFlip("0", (9, 8))], shuffle=False)
-        mirrored = 0
-        for image, picture in zip(images, PICTURES, strict=True):
-            flipped = not np.array_equal(image, picture)
-            mirrored += flipped
-            np.testing.assert_array_equal(image, picture[:, ::-1] if flipped else picture)
-        assert 3 < mirrored < COUNT - 3
 
 
 class TestDraws:
@@ -287,39 +266,15 @@ class TestDraws:
             def __iter__(self):
                 yield from zip(PICTURES, LABELS, strict=True)
 
-        first, again = (by_label_row(load(Stream(), shuffle=False)) for _ in range(2))
-        assert_same(first, again)
-        on_device = by_label_row(load(Stream(), simulated_places(1), shuffle=False))
-        assert_same(first, on_device)
-        for workers in ({"worker_type": "thread"}, {"start_method": "fork"}):
-            assert_same(first, by_label_row(load(Stream(), shuffle=False, num_workers=1, **workers)))
-
-
-class TestWhatIsCopied:
-    def count(self, monkeypatch, **options):
-        """Return the bytes of every copy to a device."""
-        device = SimulatedDevice()
-        copies = []
-        copy = device.copy_async
-
-        def copy_async(target, source, nbytes, stream, offset=0):
-            copies.append(nbytes)
-            copy(target, source, nbytes, stream, offset)
-
-        monkeypatch.setattr(device, "copy_async", copy_async)
-        for images, _ in load(places=CustomPlace(device), batch_size=8, drop_last=True, **options):
-            assert images.dtype == np.float32
-        return copies
-
-    def test_is_bytes_as_they_are_and_what_is_drawn(self, monkeypatch):
-        pictures = 8 * 9 * 8 * 3
-        room = -(-pictures // 256) * 256 + 256 + 8 * 3 * 4  # pictures, labels, draws
-        assert self.count(monkeypatch) == [room] * (COUNT // 8)
-
-    def test_is_row_numbers_where_a_cache_lies_on_the_device(self, monkeypatch):
-        whole, *batches = self.count(monkeypatch, cache="device")
-        assert whole + batches[0] == PICTURES.nbytes + LABELS.nbytes
-        assert batches[1:] == [256 + 8 * 3 * 4] * (COUNT // 8)
+        first = by_label_row(load(Stream(), shuffle=False))
+        ways = (
+            {},
+            {"places": simulated_places(1)},
+            {"num_workers": 1, "worker_type": "thread"},
+            {"num_workers": 1},
+        )
+        for options in ways:
+            assert_same(first, by_label_row(load(Stream(), shuffle=False, **options)))
 
 
 @dataclass(frozen=True)
@@ -350,10 +305,6 @@ class Sorted:
 
 class TestAnOwnTransform:
     ROWS = TensorDataset(np.random.default_rng(2).random((10, 7), np.float32))
-
-    def test_runs_on_the_host(self):
-        [[found]] = load(self.ROWS, steps=[Sort()], batch_size=10, shuffle=False)
-        np.testing.assert_array_equal(found, np.sort(self.ROWS.arrays[0], axis=1))
 
     def test_follows_and_is_followed(self):
         [[found]] = load(
@@ -392,7 +343,7 @@ class TestAnOwnTransform:
             def check(self, inputs):
                 pass
 
-        for dataset in (self.ROWS, Samples()):
+        for dataset in (self.ROWS, SAMPLES):
             with pytest.raises(
                 SampleError, match=r"batch 0, field '0'.*: Raising raised ZeroDivisionError"
             ) as caught:
@@ -417,56 +368,37 @@ class Broken(Sorted):
         raise ZeroDivisionError
 
 
-class Nested(Dataset):
-    def __getitem__(self, index):
-        return {"meta": {"image": PICTURES[index], "name": f"p{index}"}, "label": LABELS[index], "text": "t"}
-
-    def __len__(self):
-        return COUNT
+def nested(index):
+    return {"meta": {"image": PICTURES[index], "name": f"p{index}"}, "label": LABELS[index], "text": "t"}
 
 
-class Words(Dataset):
-    """The first field varies in length; sample i has i % 4 + 1 words."""
-
-    def __getitem__(self, index):
-        return np.arange(index % 4 + 1), PICTURES[index]
-
-    def __len__(self):
-        return COUNT
+WORDS = Made(lambda index: (np.arange(index % 4 + 1), PICTURES[index]), COUNT)
+"""The first field varies in length; sample i has i % 4 + 1 words."""
 
 
 class TestFields:
-    @pytest.mark.parametrize("places", ["cpu", "simulated"])
-    def test_nested_ones_beside_objects(self, places):
-        where = simulated_places(1) if places == "simulated" else places
+    def test_nested_ones_beside_objects(self, where):
         steps = [RandomCropFlip("meta.image", (6, 5)), Normalize("meta.image"), OneHot("label", 5)]
         wanted = expected(steps=[RandomCropFlip("0", (6, 5)), Normalize("0"), OneHot("1", 5)], shuffle=False)
-        batches = list(load(Nested(), where, steps=steps, shuffle=False))
+        batches = list(load(Made(nested, COUNT), where, steps=steps, shuffle=False))
         assert_same([np.concatenate([np.asarray(one["meta"]["image"]) for one in batches])], wanted[:1])
         assert_same([np.concatenate([np.asarray(one["label"]) for one in batches])], wanted[1:])
         assert [name for one in batches for name in one["meta"]["name"]] == [f"p{i}" for i in range(COUNT)]
 
-    @pytest.mark.parametrize("places", ["cpu", "simulated"])
     @pytest.mark.parametrize("workers", [0, 2])
-    def test_a_ragged_one_is_padded(self, places, workers):
+    def test_a_ragged_one_is_padded(self, where, workers):
         """It precedes a field with random draws, which are one set per sample, not per word."""
-        where = simulated_places(1) if places == "simulated" else places
         steps = [RandomCropFlip("1", (6, 5)), Normalize("1"), Pad("0", 5, fill=-1)]
         options = {"num_workers": workers, "worker_type": "thread"}
-        batches = list(load(Words(), where, steps=steps, ragged=["0"], shuffle=False, **options))
+        batches = list(load(WORDS, where, steps=steps, ragged=["0"], shuffle=False, **options))
         words = np.concatenate([np.asarray(one) for one, _ in batches])
         wanted = [list(range(i % 4 + 1)) + [-1] * (4 - i % 4) for i in range(COUNT)]
         assert words.tolist() == wanted
-        steps = [RandomCropFlip("0", (6, 5)), Normalize("0"), OneHot("1", 5)]
-        assert_same(
-            [np.concatenate([np.asarray(two) for _, two in batches])],
-            expected(steps=steps, shuffle=False)[:1],
-        )
+        wanted = expected(steps=[RandomCropFlip("0", (6, 5)), Normalize("0")], shuffle=False)
+        assert_same([np.concatenate([np.asarray(two) for _, two in batches])], wanted[:1])
 
-    @pytest.mark.parametrize("places", ["cpu", "simulated"])
-    def test_a_ragged_one_may_stay(self, places):
-        where = simulated_places(1) if places == "simulated" else places
-        first, _ = next(iter(load(Words(), where, steps=[Normalize("1")], ragged=["0"], shuffle=False)))
+    def test_a_ragged_one_may_stay(self, where):
+        first, _ = next(iter(load(WORDS, where, steps=[Normalize("1")], ragged=["0"], shuffle=False)))
         assert type(first) is Ragged
         assert np.asarray(first.values).tolist() == [0, 0, 1, 0, 1, 2, 0, 1, 2, 3]
 
@@ -502,11 +434,9 @@ class TestBatchesOfOtherSizes:
     BATCHES = ([0], [1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11, 12], [13, 13], list(range(14, 23)))
 
     @pytest.mark.parametrize("cache", [None, "device"])
-    @pytest.mark.parametrize("places", ["cpu", "simulated"])
-    def test_have_each_their_program(self, places, cache):
-        where = simulated_places(1) if places == "simulated" else places
+    def test_have_each_their_program(self, where, cache):
         options = {"shuffle": False, "batch_size": 1, "batch_sampler": list(self.BATCHES), "cache": cache}
-        found = rows_of(load(Samples(), where, **options))
+        found = rows_of(load(SAMPLES, where, **options))
         reference = expected(shuffle=False)
         for batch, keys in zip(found, self.BATCHES, strict=True):
             assert_same(batch, [field[keys] for field in reference])
@@ -584,15 +514,12 @@ class TestRaces:
 
 class TestErrors:
     @pytest.mark.parametrize("cache", [None, "host", "device"])
-    @pytest.mark.parametrize("dataset", [TensorDataset(PICTURES, LABELS), Samples()])
+    @pytest.mark.parametrize("dataset", [TensorDataset(PICTURES, LABELS), SAMPLES])
     @pytest.mark.parametrize(
         ("steps", "message"),
         [
             ([Normalize("image")], r"field 'image': no such array field.*\['0', '1'\]"),
-            (
-                [Normalize("1")],
-                r"field '1'.*: expected uint8 or float32 images in layout HWC, got int64",
-            ),
+            ([Normalize("1")], r"field '1'.*: expected uint8 or float32 images in layout HWC, got int64"),
             ([OneHot("0", 3), Normalize("0")], r"field '0'.*: expected uint8 or float32 images"),
             ([RandomCropFlip("0", (10, 3)), Normalize("0")], r"at least 10 x 3, got 9 x 8 in layout HWC"),
             ([RandomCropFlip("0", (3, 10))], r"field '0'.*of at least 3 x 10, got 9 x 8"),
@@ -611,56 +538,39 @@ class TestErrors:
 
     def test_cross_worker_processes(self):
         with pytest.raises(SampleError, match=r"field 'image'.*no such array field"):
-            list(load(Samples(), steps=[Normalize("image")], num_workers=1))
+            list(load(SAMPLES, steps=[Normalize("image")], num_workers=1))
 
     def test_of_a_ragged_field(self):
         with pytest.raises(
             SampleError, match=r"sample 3, dataset index 3, field '0'.*at most 3 steps, got 4"
         ):
-            list(load(Words(), steps=[Pad("0", 3)], ragged=["0"], shuffle=False))
+            list(load(WORDS, steps=[Pad("0", 3)], ragged=["0"], shuffle=False))
         with pytest.raises(SampleError, match="expected a dense field, got a ragged one; pad it first"):
-            list(load(Words(), steps=[Cast("0", "int32")], ragged=["0"]))
+            list(load(WORDS, steps=[Cast("0", "int32")], ragged=["0"]))
         for fill in (float("nan"), 0.5):
             with pytest.raises(SampleError, match=r"field '0'.*fill must fit into int64"):
-                list(load(Words(), steps=[Pad("0", 4, fill=fill)], ragged=["0"]))
+                list(load(WORDS, steps=[Pad("0", 4, fill=fill)], ragged=["0"]))
 
     def test_of_numbers_no_kernel_takes(self):
         with pytest.raises(SampleError, match=r"field '0'.*must have dtype .* got complex128"):
             list(load(TensorDataset(np.zeros(4, complex)), steps=[Cast("0", "float32")]))
 
     @pytest.mark.parametrize(
-        ("steps", "error", "message"),
+        ("make", "error", "message"),
         [
             (
-                [RandomCropFlip("0", (4, 4), layout="CHW"), Normalize("0")],
+                lambda: load(steps=[RandomCropFlip("0", (4, 4), layout="CHW"), Normalize("0")]),
                 ValueError,
                 "RandomCropFlip has layout CHW, but the Normalize after it has HWC",
             ),
-            ([np.sqrt], TypeError, "expected a transform, got ufunc"),
-            (["normalize"], TypeError, "expected a transform, got str"),
-            ([Normalize], TypeError, "expected a transform, got the class Normalize; pass an instance"),
-        ],
-    )
-    def test_of_what_is_asked(self, steps, error, message):
-        with pytest.raises(error, match=message):
-            load(steps=steps)
-
-    @pytest.mark.parametrize(
-        ("make", "error", "message"),
-        [
+            (lambda: load(steps=[np.sqrt]), TypeError, "expected a transform, got ufunc"),
+            (lambda: load(steps=["normalize"]), TypeError, "expected a transform, got str"),
+            (lambda: load(steps=[Normalize]), TypeError, "got the class Normalize; pass an instance"),
             (lambda: RandomCropFlip("0", 4), ValueError, "window size must be .height, width., got 4"),
-            (
-                lambda: RandomCropFlip("0", (4, 4), layout="WHC"),
-                ValueError,
-                "layout must be one of 'HWC', 'CHW'",
-            ),
+            (lambda: RandomCropFlip("0", (4, 4), layout="WHC"), ValueError, "layout must be one of 'HWC'"),
             (lambda: RandomCropFlip("0", (4, 0)), ValueError, "width must be an integer of 1 or more, got 0"),
             (lambda: Normalize("0", crop=(4,)), ValueError, "window size must be"),
-            (
-                lambda: Normalize("0", layout="WHC"),
-                ValueError,
-                "layout must be one of 'HWC', 'CHW', got 'WHC'",
-            ),
+            (lambda: Normalize("0", layout="WHC"), ValueError, "layout must be one of .* got 'WHC'"),
             (lambda: Normalize("0", to="C"), ValueError, "to must be"),
             (lambda: Normalize("0", dtype="int8"), TypeError, "dtype must be one of float16"),
             (lambda: Normalize("0", std=(0.5, 0, 0.5)), ValueError, "std must be finite and not 0"),
@@ -675,7 +585,7 @@ class TestErrors:
             (lambda: Pad("0", -1), ValueError, "length must be an integer of 1 or more, got -1"),
         ],
     )
-    def test_of_how_a_transform_is_made(self, make, error, message):
+    def test_of_how_a_transform_is_made_and_passed(self, make, error, message):
         with pytest.raises(error, match=message):
             make()
 
@@ -698,15 +608,9 @@ def test_nothing_is_left_behind():
         for options in (
             {},
             {"cache": "device"},
-            {"num_workers": 2, "worker_type": "thread", "dataset": Samples()},
+            {"num_workers": 2, "worker_type": "thread", "dataset": SAMPLES},
         ):
             epoch = iter(load(places=simulated_places(1), **options))
             next(epoch)
             del epoch
         gc.collect()
-
-
-def test_what_is_public():
-    of_batches = {"Cast", "CutMix", "MixUp", "Normalize", "OneHot", "Pad", "RandomCropFlip", "RandomErasing"}
-    of_pictures = {"CenterCrop", "ColorJitter", "RandomFlip", "RandomResizedCrop", "Resize"}
-    assert of_batches | of_pictures == set(transforms.__all__)

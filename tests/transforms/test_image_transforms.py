@@ -49,11 +49,7 @@ def test_resize_gives_torchvisions_sizes(size, wanted, expected):
 def test_resize_and_center_crop_are_those_of_the_whole_picture(size):
     pixels = make_pixels(*size)
     shorter = 40
-    height, width = (
-        (int(shorter * size[0] / size[1]), shorter)
-        if size[1] <= size[0]
-        else (shorter, int(shorter * size[1] / size[0]))
-    )
+    height, width = (max(int(shorter * side / min(size)), shorter) for side in size)
     whole = resized(pixels, height, width)
     top, left = round((height - 32) / 2), round((width - 32) / 2)
     expected = whole[top : top + 32, left : left + 32]
@@ -87,32 +83,23 @@ def test_a_window_is_resized_with_what_lies_around_it():
     np.testing.assert_array_equal(made(pixels, crop, seed=3), np.asarray(expected))
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.integers(1, 600), st.integers(1, 600), st.integers(0, 2**32))
-def test_windows_lie_within_the_picture_and_their_ranges(height, width, seed):
-    scale, ratio = (0.08, 1.0), (3 / 4, 4 / 3)
-    _, _, tall, wide = drawn_within(height, width, scale, ratio, seed)
-    if height * width > 10_000 and 0.5 < height / width < 2:
-        assert 0.07 <= tall * wide / (height * width) <= 1
-        assert 0.7 < wide / tall < 1.4
+SIDES = st.one_of(st.integers(1, 4), st.integers(1, 600))
+PAIRS = [st.lists(st.floats(low, high), min_size=2, max_size=2) for low, high in ((1e-9, 1), (1e-3, 1e3))]
 
 
-def drawn_within(height, width, scale, ratio, seed):
-    top, left, tall, wide = draw_window(height, width, scale, ratio, rng(seed))
+@settings(max_examples=400, deadline=None)
+@given(
+    SIDES, SIDES, PAIRS[0] | st.just([0.08, 1.0]), PAIRS[1] | st.just([3 / 4, 4 / 3]), st.integers(0, 2**32)
+)
+def test_windows_lie_within_the_picture_and_have_pixels(height, width, scale, ratio, seed):
+    top, left, tall, wide = draw_window(height, width, sorted(scale), sorted(ratio), rng(seed))
     assert 0 <= top <= height - tall
     assert 0 <= left <= width - wide
     assert min(tall, wide) >= 1
-    return top, left, tall, wide
-
-
-SIDES = st.one_of(st.integers(1, 4), st.integers(1, 600))
-PAIRS = (st.lists(st.floats(low, high), min_size=2, max_size=2) for low, high in ((1e-9, 1), (1e-3, 1e3)))
-
-
-@settings(max_examples=200, deadline=None)
-@given(SIDES, SIDES, *PAIRS, st.integers(0, 2**32))
-def test_windows_of_any_ranges_have_pixels(height, width, scale, ratio, seed):
-    drawn_within(height, width, sorted(scale), sorted(ratio), seed)
+    usual = (scale, ratio) == ([0.08, 1.0], [3 / 4, 4 / 3])
+    if usual and height * width > 10_000 and 0.5 < height / width < 2:
+        assert 0.07 <= tall * wide / (height * width) <= 1
+        assert 0.7 < wide / tall < 1.4
 
 
 def test_windows_are_spread_over_areas_and_shapes():
@@ -151,17 +138,8 @@ def test_flips():
     np.testing.assert_array_equal(made(pixels, RandomFlip(None, p=0)), pixels)
     flipped = [bool((made(pixels, RandomFlip(None), seed=seed) != pixels).any()) for seed in range(200)]
     assert 70 < sum(flipped) < 130
-
-
-def test_a_flip_may_come_before_a_crop():
-    pixels = make_pixels(6, 9)
-    got = made(pixels, RandomFlip(None, p=1), CenterCrop(None, (6, 4)))
+    got = made(pixels, RandomFlip(None, p=1), CenterCrop(None, (5, 4)))
     np.testing.assert_array_equal(got, pixels[:, ::-1][:, 2:6])
-
-
-def jittered(name, amount):
-    transforms = pytest.importorskip("torchvision.transforms.functional")
-    return getattr(transforms, f"adjust_{name}")(pillow.fromarray(make_pixels(16, 16)), amount)
 
 
 AMOUNTS = [(name, amount) for name in ("brightness", "contrast", "saturation") for amount in (0.3, 0.5, 1.7)]
@@ -169,15 +147,18 @@ AMOUNTS = [(name, amount) for name in ("brightness", "contrast", "saturation") f
 
 @pytest.mark.parametrize(("name", "amount"), [*AMOUNTS, ("hue", -0.5), ("hue", -0.1), ("hue", 0.3)])
 def test_colors_change_as_in_torchvision(name, amount):
+    transforms = pytest.importorskip("torchvision.transforms.functional")
+    expected = getattr(transforms, f"adjust_{name}")(pillow.fromarray(make_pixels(16, 16)), amount)
     got = made(make_pixels(16, 16), ColorJitter(None, **{name: (amount, amount)}))
-    np.testing.assert_array_equal(got, np.asarray(jittered(name, amount)))
+    np.testing.assert_array_equal(got, np.asarray(expected))
 
 
-@pytest.mark.parametrize("name", ["brightness", "contrast", "saturation"])
-def test_colors_change_as_pillow_changes_them(name):
+@pytest.mark.parametrize(
+    ("name", "kind"), [("brightness", "Brightness"), ("contrast", "Contrast"), ("saturation", "Color")]
+)
+def test_colors_change_as_pillow_changes_them(name, kind):
     from PIL import ImageEnhance
 
-    kind = {"brightness": "Brightness", "contrast": "Contrast", "saturation": "Color"}[name]
     pixels = make_pixels(16, 16)
     got = made(pixels, ColorJitter(None, **{name: (1.4, 1.4)}))
     expected = getattr(ImageEnhance, kind)(pillow.fromarray(pixels)).enhance(1.4)
@@ -211,10 +192,7 @@ def test_a_crop_after_colors_is_a_step_of_its_own():
     [
         (lambda: Resize(None, 0), "size must be"),
         (lambda: Resize(None, (1, 2, 3)), r"size must be a number or \(height, width\)"),
-        (
-            lambda: Resize(None, 8, filter="nearest"),
-            "filter must be one of 'bilinear', 'bicubic', got 'nearest'",
-        ),
+        (lambda: Resize(None, 8, filter="nearest"), "filter must be one of 'bilinear', 'bicubic', got"),
         (lambda: RandomResizedCrop(None, 8, scale=(0.5, 0.1)), "scale must be .* at most 1"),
         (lambda: RandomResizedCrop(None, 8, scale=0.5), "scale must be a pair of numbers"),
         (lambda: RandomResizedCrop(None, 8, ratio=(0, 1)), "ratio must be .* above 0"),

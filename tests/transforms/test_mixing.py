@@ -3,20 +3,12 @@
 import numpy as np
 import pytest
 
+import gpuloader.transforms as t
 from gpuloader import DataLoader, SampleError, TensorDataset
 from gpuloader.kernels.cast import round_to
 from gpuloader.testing import simulated_places
-from gpuloader.transforms import (
-    Cast,
-    CutMix,
-    MixUp,
-    Normalize,
-    OneHot,
-    RandomCropFlip,
-    RandomErasing,
-    RandomFlip,
-)
 from gpuloader.transforms.program import Plain
+from tests.sample_sets import assert_same
 
 SIDE = 16
 
@@ -37,7 +29,9 @@ def read(*transforms, source=None, **options):
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8, np.float16])
 def test_erased_rectangles_have_the_chosen_area_and_color(layout, dtype):
     source = dataset(400, dtype, layout)
-    erase = RandomErasing("0", p=0.5, scale=(0.1, 0.3), ratio=(0.5, 2), value=[200, 201, 202], layout=layout)
+    erase = t.RandomErasing(
+        "0", p=0.5, scale=(0.1, 0.3), ratio=(0.5, 2), value=[200, 201, 202], layout=layout
+    )
     [(images, _)] = read(erase, source=source, batch_size=400)
     assert images.dtype == dtype
     pixels = images if layout == "HWC" else images.transpose(0, 2, 3, 1)
@@ -57,12 +51,12 @@ def test_erased_rectangles_have_the_chosen_area_and_color(layout, dtype):
 
 
 def test_erasing_is_the_same_with_any_workers_and_new_in_each_epoch():
-    erase = RandomErasing("0")
-    first = read(erase)
+    erase = t.RandomErasing("0")
     for workers in ({"num_workers": 2, "worker_type": "thread"}, {"num_workers": 2}):
-        for (images, _), (again, _) in zip(first, read(erase, **workers), strict=True):
-            np.testing.assert_array_equal(images, again)
-    loader = DataLoader(dataset(), places="cpu", batch_size=12, seed=3, transforms=[RandomErasing("0", p=1)])
+        assert_same(read(erase, **workers), read(erase))
+    loader = DataLoader(
+        dataset(), places="cpu", batch_size=12, seed=3, transforms=[t.RandomErasing("0", p=1)]
+    )
     [(one, _)], [(other, _)] = list(loader), list(loader)
     assert (one != other).any()
 
@@ -70,7 +64,7 @@ def test_erasing_is_the_same_with_any_workers_and_new_in_each_epoch():
 def test_the_dataset_itself_is_not_erased():
     source = dataset()
     before = source.tensors[0].copy()
-    read(RandomErasing("0", p=1), source=source)
+    read(t.RandomErasing("0", p=1), source=source)
     np.testing.assert_array_equal(source.tensors[0], before)
 
 
@@ -82,7 +76,7 @@ def shares(labels):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_mixup_blends_each_picture_with_the_one_before(dtype):
-    for images, labels in read(MixUp("0", "1", 4), source=dataset(dtype=dtype)):
+    for images, labels in read(t.MixUp("0", "1", 4), source=dataset(dtype=dtype)):
         own = shares(labels)[1, 1]
         assert 0 <= own <= 1
         numbers = np.arange(4)
@@ -97,7 +91,7 @@ def test_mixup_blends_each_picture_with_the_one_before(dtype):
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])
 def test_cutmix_pastes_a_window_of_the_one_before(layout, dtype):
     windows = set()
-    for images, labels in read(CutMix("0", "1", 4, layout=layout), source=dataset(40, dtype, layout)):
+    for images, labels in read(t.CutMix("0", "1", 4, layout=layout), source=dataset(40, dtype, layout)):
         pixels = images if layout == "HWC" else images.transpose(0, 2, 3, 1)
         own = shares(labels)[1, 1]
         values = [np.unique(picture) for picture in pixels]
@@ -113,7 +107,7 @@ def test_cutmix_pastes_a_window_of_the_one_before(layout, dtype):
 
 def test_proportions_follow_the_beta_distribution():
     def own(alpha):
-        batches = read(MixUp("0", "1", 4, alpha=alpha), source=dataset(2000), batch_size=4)
+        batches = read(t.MixUp("0", "1", 4, alpha=alpha), source=dataset(2000), batch_size=4)
         return np.array([labels[1, 1] for _, labels in batches])
 
     even, extreme = own(1.0), own(0.1)
@@ -123,31 +117,20 @@ def test_proportions_follow_the_beta_distribution():
 
 
 def test_labels_may_be_rows_of_floats_already():
-    plain = read(MixUp("0", "1", 4))
-    rows = read(OneHot("1", 4), MixUp("0", "1", 4))
-    for (_, labels), (_, others) in zip(plain, rows, strict=True):
-        np.testing.assert_array_equal(labels, others)
+    assert_same(read(t.OneHot("1", 4), t.MixUp("0", "1", 4)), read(t.MixUp("0", "1", 4)))
 
 
 def test_mixing_follows_normalizing_and_reaches_a_last_short_batch():
     source = dataset(5, np.uint8, "HWC")
-    scale = Normalize("0", scale=1 / 255)
-    batches = read(scale, RandomErasing("0"), CutMix("0", "1", 4), MixUp("0", "1", 4), source=source)
+    scale = t.Normalize("0", scale=1 / 255)
+    batches = read(scale, t.RandomErasing("0"), t.CutMix("0", "1", 4), t.MixUp("0", "1", 4), source=source)
     assert [(images.shape, labels.shape) for images, labels in batches] == [
         ((4, 3, SIDE, SIDE), (4, 4)),
         ((1, 3, SIDE, SIDE), (1, 4)),
     ]
 
 
-STEPS = RandomErasing("0"), CutMix("0", "1", 4), MixUp("0", "1", 4)
-
-
-def assert_same(found, expected):
-    assert len(found) == len(expected) > 0
-    for batch, other in zip(found, expected, strict=True):
-        for one, two in zip(batch, other, strict=True):
-            assert (one.dtype, one.shape) == (two.dtype, two.shape)
-            assert one.tobytes() == two.tobytes()
+STEPS = t.RandomErasing("0"), t.CutMix("0", "1", 4), t.MixUp("0", "1", 4)
 
 
 @pytest.mark.parametrize(
@@ -178,70 +161,50 @@ def test_several_gpus_make_what_several_cpus_make(split):
     assert_same(run(simulated_places(2)), run(["cpu"] * 2))
 
 
-def test_a_gpu_resumes_what_a_cpu_began():
-    def make(places):
-        return DataLoader(
-            dataset(), places=places, batch_size=4, shuffle=True, seed=3, transforms=list(STEPS)
-        )
-
-    whole, begun, resumed = make("cpu"), make("cpu"), make(simulated_places(1))
-    expected = [tuple(np.array(one) for one in batch) for batch in whole]
-    batches = iter(begun)
-    next(batches)
-    resumed.load_state_dict(begun.state_dict())
-    batches.close()
-    assert_same([tuple(np.array(one) for one in batch) for batch in resumed], expected[1:])
-
-
-@pytest.mark.parametrize("layout", ["CHW", "HWC"])
-@pytest.mark.parametrize("make", [RandomErasing, lambda field, **layout: CutMix(field, "1", 4, **layout)])
-def test_pictures_keep_their_memory_format(make, layout):
-    """After `Normalize(to="channels_last")`, the channels of a pixel still lie side by side."""
-    options = {"source": dataset(dtype=np.uint8, layout="HWC")}
-    expected = read(Normalize("0"), make("0"), **options)
-    steps = [Normalize("0", to="channels_last"), make("0", layout=layout)]
-    assert_same(read(*steps, **options), expected)
-    for images, _ in DataLoader(options["source"], places="cpu", batch_size=4, transforms=steps):
-        assert images.shape == (4, 3, SIDE, SIDE)
-        assert images.transpose(0, 2, 3, 1).flags.c_contiguous
-
-
-@pytest.mark.parametrize("layout", [None, "CHW", "HWC"])
 @pytest.mark.parametrize("places", ["cpu", "simulated"])
-def test_windows_of_pictures_keep_their_memory_format(layout, places):
-    options = {"source": dataset(dtype=np.uint8, layout="HWC")}
-    expected = read(Normalize("0"), RandomCropFlip("0", (5, 4)), **options)
-    steps = [Normalize("0", to="channels_last"), RandomCropFlip("0", (5, 4), layout=layout)]
+@pytest.mark.parametrize("layout", [None, "CHW", "HWC"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        t.RandomErasing,
+        lambda field, **layout: t.CutMix(field, "1", 4, **layout),
+        lambda field, **layout: t.RandomCropFlip(field, (5, 4), **layout),
+    ],
+)
+def test_pictures_keep_their_memory_format(make, layout, places):
+    """After `Normalize(to="channels_last")`, the channels of a pixel still lie side by side."""
+    source = dataset(dtype=np.uint8, layout="HWC")
+    expected = read(t.Normalize("0"), make("0"), source=source)
+    assert expected[0][0].shape[1] == 3
+    steps = [t.Normalize("0", to="channels_last"), make("0", layout=layout)]
     places = simulated_places(1) if places == "simulated" else places
-    found = read(*steps, places=places, **options)
-    assert_same(found, expected)
-    assert found[0][0].shape == (4, 3, 5, 4)
+    assert_same(read(*steps, source=source, places=places), expected)
+    for images, _ in DataLoader(source, places="cpu", batch_size=4, transforms=steps):
+        assert images.transpose(0, 2, 3, 1).flags.c_contiguous
 
 
 def test_pictures_of_bfloat16_are_blended_as_floats():
     source = dataset(dtype=np.uint8, layout="HWC")
-    floats = read(Normalize("0"), MixUp("0", "1", 4), source=source)
-    steps = Normalize("0", dtype="bfloat16", to="channels_last"), MixUp("0", "1", 4)
+    floats = read(t.Normalize("0"), t.MixUp("0", "1", 4), source=source)
+    steps = t.Normalize("0", dtype="bfloat16", to="channels_last"), t.MixUp("0", "1", 4)
     bits = read(*steps, source=source)
-    for (images, labels), (blended, shares) in zip(bits, floats, strict=True):
-        np.testing.assert_array_equal(images, round_to(blended, "bfloat16"))
-        np.testing.assert_array_equal(labels, shares)
+    assert_same(bits, [(round_to(blended, "bfloat16"), shares) for blended, shares in floats])
     assert_same(read(*steps, source=source, places=simulated_places(1)), bits)
 
 
 @pytest.mark.parametrize("value", [1.5, [1.5, 2, 3]])
 def test_a_color_is_put_among_bits_as_bits(value):
     source = dataset(dtype=np.uint8, layout="HWC")
-    erase = RandomErasing("0", p=1, value=value)
-    [(floats, _)] = read(Normalize("0"), erase, source=source, batch_size=12)
-    [(bits, _)] = read(Normalize("0", dtype="bfloat16"), erase, source=source, batch_size=12)
+    erase = t.RandomErasing("0", p=1, value=value)
+    [(floats, _)] = read(t.Normalize("0"), erase, source=source, batch_size=12)
+    [(bits, _)] = read(t.Normalize("0", dtype="bfloat16"), erase, source=source, batch_size=12)
     np.testing.assert_array_equal((bits.astype(np.uint32) << 16).view(np.float32), floats)
     assert (floats == 1.5).any()
 
 
 MIXING = [
-    lambda **layout: RandomErasing("0", p=1, value=[7, 8, 9], **layout),
-    lambda **layout: CutMix("0", "1", 4, **layout),
+    lambda **layout: t.RandomErasing("0", p=1, value=[7, 8, 9], **layout),
+    lambda **layout: t.CutMix("0", "1", 4, **layout),
 ]
 PLACES = {"cpu": lambda: "cpu", "gpu": lambda: simulated_places(1)}
 
@@ -258,18 +221,18 @@ def made_singly():
     ("before", "layout"),
     [
         ([], "HWC"),
-        ([Cast("0", "float32")], "HWC"),
-        ([RandomCropFlip("0", (9, 12))], "HWC"),
-        ([Normalize("0", to="HWC")], "HWC"),
-        ([Normalize("0")], "CHW"),
-        ([Normalize("0"), RandomErasing("0"), Cast("0", "float16")], "CHW"),
-        ([Normalize("0"), RandomCropFlip("0", (9, 12))], "CHW"),
+        ([t.Cast("0", "float32")], "HWC"),
+        ([t.RandomCropFlip("0", (9, 12))], "HWC"),
+        ([t.Normalize("0", to="HWC")], "HWC"),
+        ([t.Normalize("0")], "CHW"),
+        ([t.Normalize("0"), t.RandomErasing("0"), t.Cast("0", "float16")], "CHW"),
+        ([t.Normalize("0"), t.RandomCropFlip("0", (9, 12))], "CHW"),
     ],
     ids=repr,
 )
 def test_the_layout_is_what_the_transforms_before_make(before, layout, make, places):
     pytest.importorskip("PIL")
-    chain, source = [RandomFlip("0"), *before], made_singly()
+    chain, source = [t.RandomFlip("0"), *before], made_singly()
     stated = read(*chain, make(layout=layout), source=source)
     assert_same(read(*chain, make(), source=source, places=places()), stated)
     with pytest.raises(
@@ -287,23 +250,23 @@ def test_pictures_of_unknown_layout_that_look_like_hwc_are_an_error(make, places
     assert read(make(layout="HWC"), source=source, places=places())
     images = np.zeros((4, 8, 4, 4), np.float32)  # small pictures of many channels, if the user says so
     assert read(
-        CutMix("0", "1", 4, layout="CHW"), source=TensorDataset(images, np.arange(4)), places=places()
+        t.CutMix("0", "1", 4, layout="CHW"), source=TensorDataset(images, np.arange(4)), places=places()
     )
 
 
 def test_the_shape_of_pictures_of_another_layout_is_named():
     source = TensorDataset(np.zeros((4, 3, 32, 24), np.uint8), np.arange(4))
     with pytest.raises(SampleError, match=r"got 24 in images of shape \(3, 32, 24\) in layout HWC"):
-        read(Normalize("0"), source=source)
+        read(t.Normalize("0"), source=source)
 
 
 def test_a_second_normalize_is_named():
     with pytest.raises(
         ValueError, match=r"layout HWC, but the Normalize before it makes .* leave one of them"
     ):
-        read(Normalize("0"), Normalize("0", 0.5), source=dataset(dtype=np.uint8, layout="HWC"))
-    twice = [Normalize("0", scale=0.5), Normalize("0", layout="CHW", mean=1)]
-    once = Normalize("0", scale=0.5, mean=1)
+        read(t.Normalize("0"), t.Normalize("0", 0.5), source=dataset(dtype=np.uint8, layout="HWC"))
+    twice = [t.Normalize("0", scale=0.5), t.Normalize("0", layout="CHW", mean=1)]
+    once = t.Normalize("0", scale=0.5, mean=1)
     source = dataset(dtype=np.uint8, layout="HWC")
     assert_same(read(*twice, source=source), read(once, source=source))
 
@@ -321,15 +284,15 @@ def test_a_transform_of_the_users_may_make_another_layout():
             outputs[0][...] = inputs[0].transpose(0, 2, 3, 1)
 
     source = dataset(dtype=np.uint8, layout="HWC")
-    [images, _], *_ = read(Normalize("0"), Turn(), CutMix("0", "1", 4, layout="HWC"), source=source)
+    [images, _], *_ = read(t.Normalize("0"), Turn(), t.CutMix("0", "1", 4, layout="HWC"), source=source)
     assert images.shape == (4, SIDE, SIDE, 3)
 
 
 @pytest.mark.parametrize("cache", [None, "device"])
 @pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
 @pytest.mark.parametrize("wrong", [-1, 4])
-@pytest.mark.parametrize("mix", [MixUp("0", "1", 4), CutMix("0", "1", 4)], ids=repr)
-@pytest.mark.parametrize("before", [[], [Normalize("0", layout="CHW")]], ids=repr)
+@pytest.mark.parametrize("mix", [t.MixUp("0", "1", 4), t.CutMix("0", "1", 4)], ids=repr)
+@pytest.mark.parametrize("before", [[], [t.Normalize("0", layout="CHW")]], ids=repr)
 def test_a_label_that_is_no_class_is_an_error(before, mix, wrong, places, cache):
     source = dataset()
     source.tensors[1][6] = wrong
@@ -341,14 +304,17 @@ def test_a_label_that_is_no_class_is_an_error(before, mix, wrong, places, cache)
 @pytest.mark.parametrize(
     ("transforms", "problem"),
     [
-        ([Cast("0", "uint8"), MixUp("0", "1", 4)], "expected images of floats, got uint8; put MixUp after"),
         (
-            [OneHot("1", 3), MixUp("0", "1", 4)],
-            r"field '0': expected labels .* 4 floats, got float32 of shape \(3,\)",
+            [t.Cast("0", "uint8"), t.MixUp("0", "1", 4)],
+            "images of floats, got uint8; put MixUp after",
         ),
-        ([MixUp("0", "2", 4)], "field '2': no such array field to transform"),
-        ([RandomErasing("0", value=[1, 2])], "each of 3 channels, got .* of shape .3, 16, 16. in layout CHW"),
-        ([RandomErasing("1")], "expected images in layout CHW"),
+        ([t.OneHot("1", 3), t.MixUp("0", "1", 4)], r"field '0': expected labels .* 4 floats, .* \(3,\)"),
+        ([t.MixUp("0", "2", 4)], "field '2': no such array field to transform"),
+        (
+            [t.RandomErasing("0", value=[1, 2])],
+            "of 3 channels, got .* of shape .3, 16, 16. in layout CHW",
+        ),
+        ([t.RandomErasing("1")], "expected images in layout CHW"),
     ],
 )
 def test_what_does_not_fit_is_an_error(transforms, problem):
@@ -359,11 +325,11 @@ def test_what_does_not_fit_is_an_error(transforms, problem):
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
-        (lambda: RandomErasing("0", value="random"), "value must be a number"),
-        (lambda: RandomErasing("0", scale=(0.5, 2)), "scale must be .* at most 1"),
-        (lambda: MixUp("0", "1", 0), "classes"),
-        (lambda: CutMix("0", "1", 4, alpha=0), "alpha must be a number above 0, got 0"),
-        (lambda: CutMix("0", "1", 4, layout="NCHW"), "layout must be one of 'HWC', 'CHW'"),
+        (lambda: t.RandomErasing("0", value="random"), "value must be a number"),
+        (lambda: t.RandomErasing("0", scale=(0.5, 2)), "scale must be .* at most 1"),
+        (lambda: t.MixUp("0", "1", 0), "classes"),
+        (lambda: t.CutMix("0", "1", 4, alpha=0), "alpha must be a number above 0, got 0"),
+        (lambda: t.CutMix("0", "1", 4, layout="NCHW"), "layout must be one of 'HWC', 'CHW'"),
     ],
 )
 def test_parameters_out_of_range_are_errors(make, problem):

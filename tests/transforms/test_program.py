@@ -2,7 +2,6 @@
 
 import math
 import pickle
-import threading
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +15,7 @@ from gpuloader.staging.arena import ALIGNMENT, arrange
 from gpuloader.transforms import Cast, CutMix, MixUp, Normalize, OneHot, Pad, RandomErasing
 from gpuloader.transforms.program import RowSource
 from gpuloader.transforms.programmer import Programmer
+from tests.fakes import run_threads
 
 NAMES = ["image", "label", "words"]
 LEVELS = (0, 0, 1)
@@ -39,13 +39,6 @@ STEPS = [
     Cast("label", "uint8"),
     Cast(None, "float16"),
 ]
-
-
-@pytest.fixture
-def draws():
-    before = exchange_draw(Draw(7, 3))
-    yield
-    exchange_draw(before)
 
 
 def end(field):
@@ -109,21 +102,14 @@ def test_pictures_of_bfloat16_are_delivered_as_such_after_they_were_mixed(step):
 
 
 def test_threads_get_the_same_program():
-    programmer, found = Programmer(STEPS), []
-    layouts = [staged(samples) for samples in range(1, 20)]
+    programmer, layouts = Programmer(STEPS), [staged(samples) for samples in range(1, 20)]
 
     def work():
-        for _ in range(30):
-            for samples, layout in enumerate(layouts, 1):
-                program = programmer.program(NAMES, LEVELS, layout, drawn=False)
-                found.append(program.delivered.fields[0].shape[0] == samples)
+        for samples, layout in [*enumerate(layouts, 1)] * 30:
+            program = programmer.program(NAMES, LEVELS, layout, drawn=False)
+            assert program.delivered.fields[0].shape[0] == samples
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(found)
+    run_threads(work)
 
 
 class TestDraws:
@@ -219,7 +205,7 @@ class TestErrors:
         return program, arrays
 
     @pytest.mark.parametrize("where", ["bind", "outputs", "draw", "check", "on_host"])
-    def test_of_a_transform_name_it_and_its_field(self, where, draws):
+    def test_of_a_transform_name_it_and_its_field(self, where):
         with pytest.raises(SampleError) as caught:
             self.run(Raising(where))
         assert str(caught.value) == "field 'label': Raising raised ZeroDivisionError: by nought"
@@ -230,7 +216,7 @@ class TestErrors:
             self.run(Raising(where, error=LoaderError("of the package")))
         self.run(Raising("nowhere"))
 
-    def test_of_a_draw_of_another_shape(self, draws):
+    def test_of_a_draw_of_another_shape(self):
         class Wide(Raising):
             def draw(self, words, inputs):
                 return np.zeros((len(words) + 1, 3), np.int32)
@@ -238,7 +224,7 @@ class TestErrors:
         with pytest.raises(SampleError, match="field 'label': Wide raised ValueError: could not broadcast"):
             self.run(Wide(""))
 
-    def test_of_what_is_no_number(self, draws):
+    def test_of_what_is_no_number(self):
         """A slot would hold only the addresses of Python objects, which are soon invalid."""
 
         class Objects(Raising):
@@ -249,7 +235,7 @@ class TestErrors:
         with pytest.raises(SampleError, match="field 'label': Objects has an output of dtype object"):
             self.run(Objects(""))
 
-    def test_of_a_field_that_is_not_there(self, draws):
+    def test_of_a_field_that_is_not_there(self):
         for name in ("lable", "words.values", ""):
             with pytest.raises(
                 SampleError, match="no such array field to transform; the sample has"
@@ -257,7 +243,7 @@ class TestErrors:
                 self.run(Cast(name, "int8"))
             assert caught.value.field == name
 
-    def test_of_what_only_hosts_can_compute(self, draws):
+    def test_of_what_only_hosts_can_compute(self):
         program, arrays = self.run(Raising(""))
         with pytest.raises(
             LoaderError, match="Raising of field 'label' has no on_device: it can only run on a CPU"
