@@ -36,7 +36,7 @@ def kernel_names() -> list[str]:
     """Return the names of all kernels' files.
 
     >>> kernel_names()[:5]
-    ['cast', 'checksum', 'crop', 'gather', 'mix']
+    ['cast', 'crop', 'gather', 'mix', 'normalize']
     """
     files = resources.files("gpuloader.kernels").iterdir()
     return sorted(Path(file.name).stem for file in files if file.name.endswith(".cu"))

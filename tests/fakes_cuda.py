@@ -55,7 +55,7 @@ class CudaError(RuntimeError):
     """Stands in for CUDARuntimeError."""
 
     def __init__(self, status, text="cudaError"):
-        super().__init__(f"{text}: status {status}")
+        RuntimeError.__init__(self, f"{text}: status {status}")
         self.status = status
 
 

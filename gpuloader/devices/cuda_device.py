@@ -18,7 +18,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial, wraps
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 from gpuloader.devices import cuda
 from gpuloader.devices.base import DeviceCalls, HostMemory, tell_capture
@@ -92,12 +93,7 @@ class CudaMemory:
         self.bound: dict[int, BoundProgram] = {}  # the programs that run over the memory, by their id
 
 
-class _Span(NamedTuple):
-    address: int
-    nbytes: int
-
-
-_NOWHERE = _Span(1 << 40, 1 << 60)  # as aligned as real memory
+_NOWHERE = SimpleNamespace(address=1 << 40, nbytes=1 << 60)  # as aligned as real memory
 
 
 class CudaCalls:
@@ -259,7 +255,7 @@ class CudaCalls:
         """Return one CuPy array per field; they keep the memory alive."""
         return self._arrays(memory, layout, memory)
 
-    def _arrays(self, memory: CudaMemory | _Span, layout: Layout, owner: object) -> list[Any]:
+    def _arrays(self, memory: CudaMemory | SimpleNamespace, layout: Layout, owner: object) -> list[Any]:
         # The arrays' memory is "unowned": CuPy keeps `owner` for as long as any view, and frees nothing. A
         # finalizer on the first array would come too early, while slices of it live. With the index given,
         # CuPy does not ask the driver where the pointer lies.

@@ -76,11 +76,10 @@ def finish_plan(image: Any, plan: Plan) -> Pixels:
     from gpuloader.sources.images.resampling import apply_geometry, as_pillow, as_pixels
 
     for step in plan:
-        image = (
-            apply_geometry(image, step)
-            if isinstance(step, Geometry)
-            else apply_coloring(as_pillow(image), step)
-        )
+        if isinstance(step, Geometry):
+            image = apply_geometry(image, step)
+        else:
+            image = apply_coloring(as_pillow(image), step)
     return as_pixels(image)
 
 
@@ -96,14 +95,10 @@ def apply_coloring(image: Any, coloring: Coloring) -> Any:
     """
     from PIL import ImageEnhance
 
-    kinds = {
-        "brightness": ImageEnhance.Brightness,
-        "contrast": ImageEnhance.Contrast,
-        "saturation": ImageEnhance.Color,
-    }
+    kinds = {"brightness": "Brightness", "contrast": "Contrast", "saturation": "Color"}
     for name, amount in coloring.steps:
         if name != "hue":
-            image = kinds[name](image).enhance(amount)
+            image = getattr(ImageEnhance, kinds[name])(image).enhance(amount)
         elif image.mode == "RGB":  # gray images have no hue
             pillow = load_pillow()
             hue, saturation, value = image.convert("HSV").split()
@@ -164,14 +159,12 @@ class Resize:
 
     def extend(self, plan: Plan, rng: np.random.Generator) -> None:  # noqa: ARG002
         """Resize the result of the plan so far."""
-        geometry = find_geometry(plan)
-        size = self.size
+        geometry, size = find_geometry(plan), self.size
         if isinstance(size, int | np.integer):
             # Torchvision cuts the longer side off instead of rounding it.
             _, _, height, width = geometry.window
-            shorter = int(size)
-            longer = int(shorter * max(height, width) / min(height, width))
-            size = (longer, shorter) if width <= height else (shorter, longer)
+            longer = int(int(size) * max(height, width) / min(height, width))
+            size = (longer, int(size)) if width <= height else (int(size), longer)
         _resize(plan, geometry, size, self)
 
 
@@ -307,13 +300,10 @@ def _resize(
     """Let a plan end with a geometry and, if it has another size, with its resizing."""
     height, width = both(size)
     top, left, tall, wide = geometry.window
+    inside = 0 <= top <= geometry.size[0] - tall and 0 <= left <= geometry.size[1] - wide
     if (tall, wide) == (height, width):
         plan[-1] = geometry
-    elif (
-        geometry.filter is None
-        and 0 <= top <= geometry.size[0] - tall
-        and 0 <= left <= geometry.size[1] - wide
-    ):
+    elif geometry.filter is None and inside:
         plan[-1] = geometry.resized((height, width), how.filter, scaled=how.scaled)
     else:
         # What is resampled already, or has a black margin, takes a pass of its own. Its decoder can no longer
@@ -325,11 +315,7 @@ _TRIES = 10  # windows that are drawn before the middle is taken, as in torchvis
 
 
 def draw_window(
-    height: int,
-    width: int,
-    scale: tuple[float, float],
-    ratio: tuple[float, float],
-    rng: np.random.Generator,
+    height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float], rng: np.random.Generator
 ) -> tuple[int, int, int, int]:
     """Return top, left, height and width of a random window, as torchvision's ``get_params`` draws them.
 

@@ -20,6 +20,8 @@ from gpuloader.transforms.program import Chain, KeepsLayout, KernelCall, Spec
 
 _LAMBDA = 4  # the column of draws with the share of a sample's own image, as the bits of a float32
 
+_Drawn = tuple[tuple[int, int, int, int], float]
+
 
 class _Mixing(KeepsLayout):
     """The part that `MixUp` and `CutMix` share."""
@@ -58,12 +60,20 @@ class _Mixing(KeepsLayout):
                 index=row,
             )
 
-    def _draw_share(self, word: np.uint64) -> tuple[float, np.random.Generator]:
-        """Return the batch's share, which its first sample's random word decides."""
-        # All images of a batch have one share, as in torchvision. It must not depend on how a batch is
-        # divided among workers or resumed, so it is drawn from a word of the batch's first sample.
-        rng = np.random.Generator(np.random.Philox(key=int(word)))
-        return rng.beta(self.alpha, self.alpha), rng
+    def draw(self, words: Array, inputs: Sequence[Spec]) -> Array:
+        """Return the same for each sample: top, left, bottom and right of a window, and the share."""
+        drawn = np.zeros((len(words), self.draws), np.int32)
+        if len(words):
+            # All images of a batch have one share, as in torchvision. It must not depend on how a batch is
+            # divided among workers or resumed, so it is drawn from a word of the batch's first sample.
+            rng = np.random.Generator(np.random.Philox(key=int(words[0, 0])))
+            window, own = self._draw_window(rng.beta(self.alpha, self.alpha), rng, inputs)
+            drawn[:] = *window, np.float32(own).view(np.int32)
+        return drawn
+
+    def _draw_window(self, share: float, rng: np.random.Generator, inputs: Sequence[Spec]) -> _Drawn:  # noqa: ARG002
+        """Return a window, and the share of a sample's own image: none, and what was drawn."""
+        return (0, 0, 0, 0), share
 
     def _bind(self, inputs: Sequence[Spec], kernel: Kernel[...], **options: Any) -> Chain:
         """Return the computation for a batch, whose images a kernel mixes, and whose labels another."""
@@ -120,14 +130,6 @@ class MixUp(_Mixing):
 
     _bits: ClassVar[str | None] = None
 
-    def draw(self, words: Array, inputs: Sequence[Spec]) -> Array:  # noqa: ARG002
-        """Return the batch's share in the last column of each row."""
-        drawn = np.zeros((len(words), self.draws), np.int32)
-        if len(words):
-            share, _ = self._draw_share(words[0, 0])
-            drawn[:, _LAMBDA] = np.float32(share).view(np.int32)
-        return drawn
-
     def adapt(self, before: KernelCall) -> MixUp:
         """Return the transform for the dtype that a kernel has given the images."""
         made = replace(self)
@@ -182,19 +184,13 @@ class CutMix(_Mixing):
         super().__post_init__()
         check_word("layout", self.layout, LAYOUTS, optional=True)
 
-    def draw(self, words: Array, inputs: Sequence[Spec]) -> Array:
-        """Return top, left, bottom and right of the window, and the share of a sample's own image."""
+    def _draw_window(self, share: float, rng: np.random.Generator, inputs: Sequence[Spec]) -> _Drawn:
         _, height, width = find_sizes(inputs[:1], assume_layout(self.layout, inputs))
-        drawn = np.zeros((len(words), self.draws), np.int32)
-        if len(words):
-            share, rng = self._draw_share(words[0, 0])
-            across, down = int(rng.random() * width), int(rng.random() * height)
-            reach = 0.5 * math.sqrt(1 - share)
-            top, bottom = max(down - int(reach * height), 0), min(down + int(reach * height), height)
-            left, right = max(across - int(reach * width), 0), min(across + int(reach * width), width)
-            own = 1 - (bottom - top) * (right - left) / (height * width)
-            drawn[:] = top, left, bottom, right, np.float32(own).view(np.int32)
-        return drawn
+        across, down = int(rng.random() * width), int(rng.random() * height)
+        reach = 0.5 * math.sqrt(1 - share)
+        top, bottom = max(down - int(reach * height), 0), min(down + int(reach * height), height)
+        left, right = max(across - int(reach * width), 0), min(across + int(reach * width), width)
+        return (top, left, bottom, right), 1 - (bottom - top) * (right - left) / (height * width)
 
     def adapt(self, before: KernelCall) -> CutMix:
         """Return the transform for the layout that a kernel has given the images."""

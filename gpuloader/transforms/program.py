@@ -307,8 +307,6 @@ class BatchProgram:
 # ---------------------------------------------------------------------------------------------------------
 # A program bound to the memory of one device slot, so that later batches there cost only the launches
 
-_Prepared = tuple[Any, tuple[int, ...], tuple[int, ...], tuple[Any, ...]]
-
 
 class BoundProgram:
     """Launches a program over the same device arrays, batch after batch; the arrays of its `whole`.
@@ -321,17 +319,19 @@ class BoundProgram:
     def __init__(self, program: BatchProgram, arrays: list[Any]) -> None:
         self.program = program
         self._arrays = arrays
-        self._launches: list[_Prepared] | None = None
+        self._launches: list[KernelLaunch] | None = None
 
     def launch(self, stream: Any) -> None:
         """Launch the program on a stream of the device, which is the current one."""
         if self._launches is not None:
-            for kernel, grid, block, arguments in self._launches:
+            for _, kernel, grid, block, arguments in self._launches:
                 kernel(grid, block, arguments, stream=stream)
         elif all(isinstance(step.operation, KernelCall) for step in self.program.steps):
             with collect("launches") as launches:
                 self.program.run_on_device(self._arrays, stream)
-            self._launches = [_prepare(one) for one in gather.fuse_gathers(launches)]
+            # A CuPy kernel looks its function up by device at every call, which takes longer than the launch.
+            fused = gather.fuse_gathers(launches)
+            self._launches = [one._replace(kernel=getattr(one.kernel, "kernel", one.kernel)) for one in fused]
         else:
             self.program.run_on_device(self._arrays, stream)
 
@@ -347,10 +347,3 @@ def find_kernels(program: BatchProgram, arrays: list[Any]) -> list[KernelName]:
             if isinstance(step.operation, KernelCall):
                 step.operation.on_device(*step.take(arrays), None)
     return list(dict.fromkeys(kernels))
-
-
-def _prepare(launch: KernelLaunch) -> _Prepared:
-    """Return a launch's parts, with the function for this device."""
-    # A CuPy kernel looks its function up by device at every call, which takes longer than the launch.
-    _, kernel, grid, block, arguments = launch
-    return getattr(kernel, "kernel", kernel), grid, block, arguments

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import example, given, settings
 
 from gpuloader.kernels.cast import _SOURCES, _TARGETS, cast
-from gpuloader.kernels.checksum import checksum, checksum_on_host
 from gpuloader.kernels.compiler import kernel_entries, kernel_names, load_kernel
 from gpuloader.kernels.crop import crop, erase
 from gpuloader.kernels.gather import gather
@@ -275,12 +274,6 @@ def test_shuffle(count, start, stop):
         shuffle(count, seed, epoch, start, stop, out=out, stream=stream)
         stream.synchronize()
         check(out, expected)
-
-
-@pytest.mark.parametrize("size", [0, 1, 7, 8, 100_001])
-def test_checksum(size):
-    data = np.random.default_rng(0).integers(0, 256, size, np.uint8)
-    assert checksum(to_device(data, 3)).get() == checksum_on_host(data)
 
 
 def test_launches_wait_for_their_stream_and_for_nothing_else():
