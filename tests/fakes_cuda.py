@@ -254,7 +254,7 @@ class FakeRuntime:
     def memcpyAsync(self, target, source, nbytes, kind, stream):
         assert kind in (1, 3)
         self.check("memcpyAsync" if kind == 1 else "memcpyWithin")
-        self.launch(lambda: ctypes.memmove(target, source, nbytes), stream)
+        self.queue(stream).append((None, lambda: ctypes.memmove(target, source, nbytes)))
 
     def memcpy2DAsync(self, target, target_pitch, source, source_pitch, width, height, kind, stream):
         assert kind == 4  # wherever the pointers point
@@ -264,14 +264,14 @@ class FakeRuntime:
             for row in range(height):
                 ctypes.memmove(target + row * target_pitch, source + row * source_pitch, width)
 
-        self.launch(copy, stream)
+        self.queue(stream).append((None, copy))
 
     def eventRecord(self, event, stream):
         self.check("eventRecord")
         if self.device_of[event] != self.device_of_stream(stream):
             raise CudaError(INVALID_HANDLE, "cudaErrorInvalidResourceHandle")
         mark = self.marks[event] = Mark()
-        self.launch(mark.reach, stream)
+        self.queue(stream).append((None, mark.reach))
 
     def streamWaitEvent(self, stream, event):
         self.check("streamWaitEvent")
@@ -360,7 +360,7 @@ class FakeRuntime:
         address, nbytes, dtype, shape = array.data.ptr, array.nbytes, array.dtype, array.shape
         look = lambda: np.frombuffer(ctypes.string_at(address, nbytes), dtype).reshape(shape)  # noqa: E731
         seen = []  # not the array: a kernel does not keep it
-        self.launch(lambda: seen.append(look()), stream)
+        self.queue(stream).append((None, lambda: seen.append(look())))
         return seen
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -268,16 +269,13 @@ class TestOtherThreads:
                     wrong.append(number)
                 del pair, images
 
-        threads = [threading.Thread(target=drop) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for number, (images, _) in enumerate(load(output="cupy")):
-            batches.put((images, number))
-            del images, _
-        for _ in threads:
-            batches.put(None)
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(4) as pool:
+            dropping = [pool.submit(drop) for _ in range(4)]
+            for number, (images, _) in enumerate(load(output="cupy")):
+                batches.put((images, number))
+                del images, _
+            for _ in dropping:
+                batches.put(None)
         assert wrong == []
 
 

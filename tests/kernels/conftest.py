@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import threading
 from functools import cache
 
 import numpy as np
@@ -20,7 +21,13 @@ def kernels(tmp_path_factory):
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent  # shared by the processes of this run
-    return Kernels(cache(lambda name: build(name, folder)))
+    find, lock = cache(lambda name: build(name, folder)), threading.Lock()
+
+    def library(name):
+        with lock:  # threads that compile ahead and that launch may want the same one
+            return find(name)
+
+    return Kernels(library)
 
 
 @pytest.fixture(scope="module")

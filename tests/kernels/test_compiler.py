@@ -4,38 +4,29 @@ import threading
 import pytest
 
 from gpuloader.kernels import compiler
-from gpuloader.kernels.compiler import (
-    ARCHITECTURES,
-    CompileError,
-    compile_kernel,
-    find_nvrtc,
-    kernel_entries,
-    kernel_names,
-    read_source,
-)
 
-needs_nvrtc = pytest.mark.skipif(find_nvrtc() is None, reason="NVRTC is not installed")
+needs_nvrtc = pytest.mark.skipif(compiler.find_nvrtc() is None, reason="NVRTC is not installed")
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", compiler.ARCHITECTURES)
 def test_every_entry_compiles(architecture):
     """Of one kernel; `make kernels` compiles them all for every architecture."""
-    assert compile_kernel("one_hot", architecture)[:4] == b"\x7fELF"
+    assert compiler.compile_kernel("one_hot", architecture)[:4] == b"\x7fELF"
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("name", kernel_names())
+@pytest.mark.parametrize("name", compiler.kernel_names())
 def test_an_entry_compiles_alone_as_cupy_has_it(name):
     """Code that only other entries use must not cause a warning."""
-    for entry in {kernel_entries(name)[0], kernel_entries(name)[-1]}:
-        assert compile_kernel(name, 90, (entry,))
+    for entry in {compiler.kernel_entries(name)[0], compiler.kernel_entries(name)[-1]}:
+        assert compiler.compile_kernel(name, 90, (entry,))
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
-@pytest.mark.parametrize("name", [name for name in kernel_names() if name != "cast"])
+@pytest.mark.parametrize("name", [name for name in compiler.kernel_names() if name != "cast"])
 def test_nvcc_compiles_it_too(name):
-    assert compiler._compile_by_nvcc(name, 90, kernel_entries(name))[:4] == b"\x7fELF"
+    assert compiler._compile_by_nvcc(name, 90, compiler.kernel_entries(name))[:4] == b"\x7fELF"
 
 
 @needs_nvrtc
@@ -50,13 +41,13 @@ def test_nvcc_compiles_it_too(name):
 )
 def test_errors_and_warnings_fail(monkeypatch, source):
     monkeypatch.setattr(compiler, "read_source", lambda name: source)
-    with pytest.raises(CompileError, match="sm_90"):
-        compile_kernel("spin", 90)
+    with pytest.raises(compiler.CompileError, match="sm_90"):
+        compiler.compile_kernel("spin", 90)
 
 
 def test_what_is_included_is_part_of_the_source():
-    assert "#include" not in read_source("cast")
-    assert "struct Bfloat16" in read_source("cast")
+    assert "#include" not in compiler.read_source("cast")
+    assert "struct Bfloat16" in compiler.read_source("cast")
 
 
 def test_a_template_is_loaded_by_its_types(monkeypatch):
@@ -132,5 +123,5 @@ def test_a_kernel_that_several_threads_want_is_compiled_once(monkeypatch):
 def test_without_a_compiler_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setattr(compiler, "find_nvrtc", lambda: None)
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(CompileError, match=r"pip install '.*\[kernels\]'"):
-        compile_kernel("spin", 90)
+    with pytest.raises(compiler.CompileError, match=r"pip install '.*\[kernels\]'"):
+        compiler.compile_kernel("spin", 90)
