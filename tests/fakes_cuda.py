@@ -83,24 +83,12 @@ class Thread(threading.local):
 
 
 class FakeRuntime:
-    """Counts its calls, and fails when a test says so.
+    """Counts its calls, and fails when a test says so: with status `failed`, or beyond `memory_left` bytes.
 
-    Attributes
-    ----------
-    failed : int
-        If not 0, the status with which every call fails, as after a kernel's illegal memory access.
-    memory_left : int
-        The largest allocation that succeeds.
-    memory : dict of int to numpy.ndarray
-        The allocated memory, by address.
-    captures : dict of int to Capture
-        The streams that are being captured into a graph. Work put on them would become part of it.
-    contexts : set of int
-        The devices whose primary context exists, each of which takes some 500 MiB of its GPU.
-    registered : dict
-        Maps the address of memory that the loader has page-locked to its size.
-    pinned : dict
-        The same for memory that another library has page-locked.
+    `memory` has what is allocated, by address. `captures` has the streams that are being captured: work put
+    on them would become part of a graph. `contexts` has the devices whose primary context exists, each of
+    which takes some 500 MiB. `registered` maps the address of memory that the loader has page-locked to its
+    size, and `pinned` that of memory that another library has page-locked.
     """
 
     CUDARuntimeError = CudaError

@@ -50,18 +50,6 @@ def test_torch_gets_it_without_a_copy(torch, landed):
         np.testing.assert_array_equal(field, wanted)
 
 
-@pytest.mark.parametrize(("options", "nbytes"), [({"shuffle": True}, 16), ({"sampler": range(ROWS)}, 32 * 8)])
-def test_what_crosses_the_bus(options, nbytes):
-    """For our own orders, the batch's start and end; for other orders, the indices of its rows."""
-    loader = DataLoader(arrays(), places="gpu:0", batch_size=32, drop_last=True, cache="device", **options)
-    next(iter(loader))
-    before = loader.stats()
-    for _ in loader:
-        pass
-    after = loader.stats()
-    assert (after.nbytes - before.nbytes) / (after.batches - before.batches) == nbytes
-
-
 @pytest.mark.parametrize("count", [1, 1000, SORTED_AT_MOST, SORTED_AT_MOST + 1, 3_000_000])
 def test_the_devices_permutation_is_the_hosts(count):
     """Sorted up to 2**18 samples, computed beyond; over several epochs, and with two epochs at a time."""
@@ -99,19 +87,6 @@ def test_an_order_is_computed_behind_kernels_that_read_the_last_one():
     wanted = [numbers.copy() for _ in range(4) for [numbers] in plain]
     for found, expected in zip(kept, wanted, strict=True):
         np.testing.assert_array_equal(found.get(), expected)
-
-
-@pytest.mark.parametrize("transforms", [[], [RandomCropFlip("0", (12, 12))]])
-def test_resumed_in_the_middle(transforms):
-    options = {"batch_size": 7, "shuffle": True, "seed": 5, "transforms": transforms}
-    loader = DataLoader(Pictures(), places="gpu:0", cache="device", **options)
-    epoch = iter(loader)
-    for _ in range(3):
-        next(epoch)
-    again = DataLoader(Pictures(), places="gpu:0", cache="device", **options)
-    again.load_state_dict(loader.state_dict())
-    rest = [[field.get() for field in batch] for batch in again]
-    check_equal(rest, collect(Pictures(), "cpu", epochs=1, **options)[3:])
 
 
 def test_more_than_the_device_holds_is_an_error_with_numbers():

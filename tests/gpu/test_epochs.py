@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gpuloader import CPUPlace, CUDAPinnedPlace, CUDAPlace, DataFeeder, DataLoader, Ragged, cuda_places, data
+from gpuloader import CPUPlace, CUDAPinnedPlace, CUDAPlace, DataLoader
 from gpuloader.demo.training import train
 from gpuloader.sources import mnist
 from tests.fakes import nothing_left_behind
@@ -41,23 +41,6 @@ def test_a_gpu_gives_what_a_cpu_gives(double_buffer):
             np.testing.assert_array_equal(array, wanted)
 
 
-def test_feeds_samples_and_ragged_fields():
-    feeds = [data("words", [None, 1], "int64", lod_level=1), data("label", [None, 1], "int64")]
-    loader = DataLoader.from_generator(feeds, capacity=2)
-    [[batch]] = list(loader.set_sample_generator(lambda: [([1, 2, 3], 0), ([4], 1)], 2, places="gpu:0"))
-    assert isinstance(batch["words"], Ragged)
-    assert batch["words"].to_padded(-1).get().tolist() == [[[1], [2], [3]], [[4], [-1], [-1]]]
-    assert batch["label"].get().tolist() == [[0], [1]]
-
-
-def test_the_feeder():
-    feeder = DataFeeder([data("x", [None, 2])], CUDAPlace(0))
-    assert feeder.feed([([1, 2],), ([3, 4],)])["x"].get().tolist() == [[1, 2], [3, 4]]
-    assert feeder.feed([])["x"].shape == (0, 2)
-    [one] = feeder.feed_parallel([[([1, 2],)]], num_places=1)
-    assert one["x"].get().tolist() == [[1, 2]]
-
-
 def test_a_pinned_place_gives_page_locked_arrays():
     import cupy
 
@@ -77,13 +60,6 @@ def test_the_slots_of_a_gpu_are_page_locked():
     [buffers] = loader._epochs._idle
     for slot in list(buffers.ring._free):
         assert cupy.cuda.pinned_memory.is_memory_pinned(slot.address)
-
-
-def test_all_gpus_and_a_cpu_share_one_reader():
-    places = [*cuda_places(), CPUPlace()]
-    loader = read_batches(lambda: ([np.full((2, 2), n)] for n in range(5 * len(places))), places)
-    numbers = [int(entry[0][0, 0]) for step in loader for entry in step]
-    assert numbers == list(range(5 * len(places)))
 
 
 def test_nothing_is_left_behind():

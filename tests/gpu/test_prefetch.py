@@ -6,7 +6,6 @@ import pytest
 import gpuloader
 from gpuloader.devices.places import CUDAPlace, open_device
 from gpuloader.kernels.spin import spin
-from gpuloader.transforms import Normalize
 from tests.gpu.streams import as_cupy
 
 SHAPE = (64, 1024)
@@ -104,23 +103,6 @@ def test_pytorchs_loader_with_workers(torch):
         inner = torch.utils.data.DataLoader(dataset, 4, num_workers=2, pin_memory=pinned)
         found = [labels.tolist() for _, labels in gpuloader.prefetch(inner, places="cuda:0")]
         assert found == [[*range(n, n + 4)] for n in (0, 4, 8, 12)]
-
-
-def test_transforms(torch):
-    images = torch.randint(0, 256, (8, 60, 60, 3), dtype=torch.uint8)
-    steps = [Normalize("0", scale=1 / 255)]
-    for tensor in (images, images.pin_memory()):
-        [(found, names)] = gpuloader.prefetch([(tensor, ["a"])], places="cuda:0", transforms=steps)
-        torch.testing.assert_close(found.cpu(), images.permute(0, 3, 1, 2) / 255)
-        assert names == ["a"]
-
-
-def test_fields_that_stay(torch):
-    lengths = torch.tensor([0, 3, 9])
-    batch = {"ids": torch.arange(9), "cu_seqlens": lengths}
-    [found] = gpuloader.prefetch([batch], places="cuda:0", host=["cu_seqlens"])
-    assert found["cu_seqlens"] is lengths
-    assert found["ids"].is_cuda
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "bool", "complex64"])

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 
 from gpuloader import CUDAPlace, DataLoader, TensorDataset
-from gpuloader.transforms import Normalize
-from tests.gpu.datasets import Pictures
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -74,20 +72,3 @@ def test_masks_of_each_output_are_ordered_like_their_fields(places, output, requ
         )
         seen += labels[mask].tolist()
     assert seen == list(range(53))
-
-
-def test_transforms_run_on_each(places):
-    steps = [Normalize("0", MEAN, STD, scale=1 / 255)]
-    options = {"batch_size": 8, "transforms": steps}
-    whole = [batch[0].copy() for batch in DataLoader(Pictures(), places="cpu", **options)]
-    loader = DataLoader(Pictures(), places=places, split="shards", **options)
-    for step, wanted in zip(loader, whole, strict=True):
-        check_devices(step, places)
-        np.testing.assert_array_equal(np.concatenate([batch[0].get() for batch in step]), wanted)
-
-
-def test_held_shards_survive(places):
-    loader = DataLoader(numbers(400), places=places, batch_size=4, split="shards")
-    kept = [[batch[1] for batch in step] for step in loader]
-    seen = [number for step in kept for labels in step for number in labels.get().tolist()]
-    assert seen == list(range(400))

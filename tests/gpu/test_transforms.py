@@ -55,16 +55,6 @@ def test_pad():
     check_same(Words(), [t.Pad("0", 6, fill=-1)], ragged=["0"])
 
 
-def test_several_together():
-    steps = [
-        t.RandomCropFlip("0", (12, 12)),
-        t.Normalize("0", MEAN, STD, scale=1 / 255, dtype="float16"),
-        t.OneHot("1", 10),
-    ]
-    check_same(Pictures(), steps)
-    check_same(Pictures(), steps, drop_last=True, prefetch=3)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("to", ["CHW", "HWC"])
 @pytest.mark.parametrize("options", [{}, {"cache": "device"}, {"static": True, "drop_last": True}], ids=str)

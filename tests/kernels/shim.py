@@ -67,25 +67,12 @@ def build(name, folder):
 
 
 class Kernels:
-    """Loads kernels as `load_kernel` does, and records launches.
-
-    Parameters
-    ----------
-    library : callable
-        Returns the library of a kernel, by name, as `build` does; called for every launch.
-
-    Attributes
-    ----------
-    launches : list
-        Every launch, as (entry, grid, block, stream).
-    shape : tuple or None
-        Grid and block to use instead of the launcher's.
-    """
+    """Loads kernels as `load_kernel` does, and records launches; `library` returns a library by name."""
 
     def __init__(self, library):
         self.library = library
-        self.launches = []
-        self.shape = None
+        self.launches = []  # each as (entry, grid, block, stream)
+        self.shape = None  # grid and block to use instead of the launcher's
 
     def load(self, name, entry=None):
         entry = name if entry is None else entry
@@ -135,10 +122,8 @@ def pack(argument, parameter):
         return np.array([argument.data.ptr], np.uint64)
     if isinstance(argument, np.generic) and argument.dtype.kind != "V":
         is_null = parameter[0] == "*" and argument.dtype == np.uint64 and argument == 0
-        assert is_null or parameter == f"{argument.dtype.kind}{argument.dtype.itemsize}", (
-            parameter,
-            argument,
-        )
+        kind = f"{argument.dtype.kind}{argument.dtype.itemsize}"
+        assert is_null or parameter == kind, (parameter, argument)
         return np.array([argument])
     assert isinstance(argument, np.ndarray), f"{parameter} cannot be passed as {argument!r}"
     assert argument.size == 1, "CuPy passes arrays of one element by value, and no others"
@@ -157,13 +142,7 @@ def point_to(memory, offset, index=0):
 
 
 class Placed:
-    """An array in device memory, at an offset from a 64-byte boundary, between guard bytes.
-
-    Attributes
-    ----------
-    array : cupy.ndarray
-        The array.
-    """
+    """An `array` of CuPy in device memory, at an offset from a 64-byte boundary, between guard bytes."""
 
     def __init__(self, values, offset=0, index=0):
         import cupy
@@ -194,12 +173,8 @@ def place(values, offset=0):
 
 def read(array):
     """Return a NumPy array over the memory of a CuPy array in host memory."""
-    interface = {
-        "data": (array.data.ptr, False),
-        "shape": array.shape,
-        "typestr": array.dtype.str,
-        "version": 3,
-    }
+    data, shape, kind = (array.data.ptr, False), array.shape, array.dtype.str
+    interface = {"data": data, "shape": shape, "typestr": kind, "version": 3}
     return np.asarray(SimpleNamespace(__array_interface__=interface, owner=array)).view(array.dtype)
 
 
@@ -227,10 +202,9 @@ def check_refusal(launcher, twin, arguments, error, problem):
 
 def cut(images, windows, height, width):
     """Return windows of HWC images, cut with plain NumPy."""
-    found = [
-        image[top : top + height, left : left + width][:, :: -1 if flip else 1]
-        for image, (top, left, flip) in zip(images, windows.tolist(), strict=True)
-    ]
+    found = []
+    for image, (top, left, flip) in zip(images, windows.tolist(), strict=True):
+        found.append(image[top : top + height, left : left + width][:, :: -1 if flip else 1])
     return np.stack(found)
 
 
