@@ -56,19 +56,17 @@ def open_codec(index: int, runtime: Any) -> JpegCodec:
     backends = [
         nvimgcodec.Backend(kind) for kind in (kinds.HW_GPU_ONLY, kinds.GPU_ONLY, kinds.HYBRID_CPU_GPU)
     ]
-    codec = None
     try:
         codec = JpegCodec(nvimgcodec, index, backends, runtime)
-        [found] = codec.decode([Code(np.frombuffer(_TRIAL, np.uint8), (0, 0, 8, 8), _UPRIGHT)], None)
-        problem = "" if found is not None else "a trial failed"
+        if codec.decode([Code(np.frombuffer(_TRIAL, np.uint8), (0, 0, 8, 8), _UPRIGHT)], None) != [None]:
+            return codec
+        problem = "a trial failed"
     except (RuntimeError, LoaderError) as error:
         problem = describe_error(error)
-    if problem or codec is None:
-        raise LoaderError(
-            f"gpu:{index}: nvImageCodec {nvimgcodec.__version__} cannot decode JPEG files: {problem}; nvJPEG "
-            f"or a newer driver may be missing: {install_command(extra)}, or pass decode='image'"
-        )
-    return codec
+    raise LoaderError(
+        f"gpu:{index}: nvImageCodec {nvimgcodec.__version__} cannot decode JPEG files: {problem}; nvJPEG "
+        f"or a newer driver may be missing: {install_command(extra)}, or pass decode='image'"
+    )
 
 
 class JpegCodec:
@@ -96,13 +94,11 @@ class JpegCodec:
         # memory is not given back before the host knows that nothing reads it any more.
         found: list[DeviceImage | None] = [None] * len(codes)
         with self._lock:
+            opened = [(number, *self._open(code)) for number, code in enumerate(codes)]
             # Whether orientation is applied is a parameter of a call, so there is one call for each answer.
             for turns in (False, True):
-                chosen = [
-                    number for number, code in enumerate(codes) if (code.orientation > _UPRIGHT) == turns
-                ]
-                opened = [(number, *self._open(codes[number])) for number in chosen]
-                sources = [one for one in opened if one[1] is not None]
+                chosen = [one for one in opened if (codes[one[0]].orientation > _UPRIGHT) == turns]
+                sources = [one for one in chosen if one[1] is not None]
                 images = self._decode([source for _, source, _ in sources], turns=turns, stream=stream)
                 for (number, _, frame), image in zip(sources, images, strict=True):
                     if image is not None:
@@ -118,12 +114,8 @@ class JpegCodec:
             tall, wide = size[::-1] if code.orientation > 4 else size
             if bottom > tall or right > wide:
                 return None, code.part  # its size is not the one that the CPU's decoder found
-            frame = (
-                max(top - _MARGIN, 0),
-                max(left - _MARGIN, 0),
-                min(bottom + _MARGIN, tall),
-                min(right + _MARGIN, wide),
-            )
+            start, end = (max(top - _MARGIN, 0), max(left - _MARGIN, 0)), (bottom + _MARGIN, right + _MARGIN)
+            frame = *start, min(end[0], tall), min(end[1], wide)
             if frame != (0, 0, tall, wide):
                 source = source.get_sub_code_stream(region=self._module.Region(*frame))
         except RuntimeError:
@@ -154,14 +146,6 @@ class JpegCodec:
 
     def copy(self, target: Any, image: DeviceImage, stream: Any, offset: int) -> None:
         """Issue one `cudaMemcpy2DAsync`."""
-        width = image.width
-        self._runtime.memcpy2DAsync(
-            target.address + offset,
-            width,
-            image.address,
-            image.pitch,
-            width,
-            image.height,
-            _ANY_MEMORY,
-            stream.ptr,
-        )
+        there, width = target.address + offset, image.width
+        source = image.address, image.pitch
+        self._runtime.memcpy2DAsync(there, width, *source, width, image.height, _ANY_MEMORY, stream.ptr)

@@ -8,7 +8,6 @@ copy into the slot waits for the work on that stream. JAX on a GPU is the except
 from __future__ import annotations
 
 import importlib
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -84,7 +83,7 @@ class CopiedOutput:
         self._device = device
         self._wrap = wrap
         self._copy = copy
-        self._in_flight: deque[tuple[list[Any], list[Any], Any]] = deque()
+        self._in_flight: list[tuple[list[Any], list[Any], Any]] = []
         self._is_donated = False  # whether a step of the user's has consumed a batch, with `donate_argnums`
 
     def stream(self) -> Stream:
@@ -113,8 +112,7 @@ class CopiedOutput:
                 done = number
             else:
                 break
-        for _ in range(done):
-            self._in_flight.popleft()
+        del self._in_flight[:done]
 
 
 def open_output(name: str | None, device: Device, stream: object = None) -> Output:

@@ -97,17 +97,17 @@ def parse_place(place: object) -> Place:
     """
     if isinstance(place, CPUPlace | CUDAPlace | CUDAPinnedPlace | CustomPlace):
         return place
-    named = name_place(place)
-    if isinstance(named, str):
-        if named == "cpu":
-            return CPUPlace()
-        if named == "gpu_pinned":
-            return CUDAPinnedPlace()
-        # For PyTorch's users, 'cuda' is the device that they have made current; Paddle's 'gpu' is the first.
-        if named == "cuda":
-            return CUDAPlace(current_cuda_device())
-        if match := re.fullmatch(r"(?:gpu|cuda)(?::(\d+))?", named):
-            return CUDAPlace(int(match[1] or 0))
+    given = name_place(place)
+    named = given if isinstance(given, str) else ""
+    if named == "cpu":
+        return CPUPlace()
+    if named == "gpu_pinned":
+        return CUDAPinnedPlace()
+    # For PyTorch's users, 'cuda' is the device that they have made current; Paddle's 'gpu' is the first.
+    if named == "cuda":
+        return CUDAPlace(current_cuda_device())
+    if match := re.fullmatch(r"(?:gpu|cuda)(?::(\d+))?", named):
+        return CUDAPlace(int(match[1] or 0))
     raise PlaceError(
         f"not a place: {place!r}; pass CPUPlace(), CUDAPlace(index), CUDAPinnedPlace(), a torch.device of "
         "type 'cpu' or 'cuda', or one of the strings 'cpu', 'gpu:0', 'cuda:0', 'gpu_pinned'"
@@ -125,13 +125,10 @@ def parse_places(places: object) -> tuple[Place, ...]:
     >>> parse_places([CPUPlace(), "gpu:0"])
     (CPUPlace(), CUDAPlace(0))
     """
-    if isinstance(places, Iterable) and not isinstance(places, str):
-        parsed = tuple(map(parse_place, places))
-    else:
-        parsed = (parse_place(places),)
-    if not parsed:
-        raise PlaceError("got an empty list of places; pass at least one place")
-    return parsed
+    given = places if isinstance(places, Iterable) and not isinstance(places, str) else (places,)
+    if parsed := tuple(map(parse_place, given)):
+        return parsed
+    raise PlaceError("got an empty list of places; pass at least one place")
 
 
 def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
@@ -243,13 +240,11 @@ def default_place(local_rank: int = 0) -> Place:
     if (within := _within.get()) is not None:
         return within
     # Counting GPUs initializes the driver but creates no context, so asking costs no memory of any GPU.
-    from gpuloader.devices.cuda import require_cuda
+    from gpuloader.devices.cuda import require_cuda, warn_if_broken
 
     try:
         count = require_cuda(0)
     except PlaceError:
-        from gpuloader.devices.cuda import warn_if_broken
-
         warn_if_broken()
         return CPUPlace()
     # Some launchers show each process its own GPU only. Then there is nothing to choose, whatever the rank.

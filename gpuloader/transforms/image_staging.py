@@ -118,16 +118,16 @@ def plan_resampling(field: str | None, transforms: Sequence[ImageTransform]) -> 
     interpolation: Interpolation = "bilinear"
     changes: list[str] = []  # at most
     for transform in transforms:
-        if not isinstance(transform, CenterCrop | ColorJitter | RandomFlip | RandomResizedCrop | Resize):
-            return None  # the user's own may make any plan
         if isinstance(transform, Resize | RandomResizedCrop):
             interpolation = "bicubic" if transform.filter == "bicubic" else "bilinear"
-        if isinstance(transform, CenterCrop | RandomResizedCrop):
-            size = both(transform.size)
-        elif isinstance(transform, Resize):
-            size = both(transform.size) if isinstance(transform.size, tuple | list) else None
-        elif isinstance(transform, ColorJitter):
+        if isinstance(transform, ColorJitter):
             changes += transform._ranges()
+        elif isinstance(transform, Resize) and not isinstance(transform.size, tuple | list):
+            size = None
+        elif isinstance(transform, CenterCrop | RandomResizedCrop | Resize):
+            size = both(transform.size)
+        elif not isinstance(transform, RandomFlip):
+            return None  # the user's own may make any plan
     contrasts = changes.count("contrast")
     # The slot is laid out before an image is read, so the size must be known; and each contrast takes a sum.
     if size is None or contrasts > MOST_CONTRASTS:
@@ -171,18 +171,15 @@ def stage_encoded(image: Any, plan: Plan, made_by: Resample, index: object = Non
 
     `index` is the sample's index in the dataset, for errors.
     """
-    found = find_pass(plan, made_by)
-    file = image.file if isinstance(image, Image) else ""
+    found, file = find_pass(plan, made_by), image.file if isinstance(image, Image) else ""
     number = index if isinstance(index, int) else -1
     # An image that GPUs do not decode as CPUs do is decoded when it is written, and so is one that looks
     # damaged, because the CPU's decoder knows for sure.
     if found is None or not isinstance(image, Image) or not is_plain(image.data):
         return Encoded.of(stage_image(image, plan, made_by), file, number)
-    geometry, colors = found
-    part = geometry.find_part(*image.header.size)
-    data = np.frombuffer(image.data, np.uint8)
-    code = Code(data, part, image.header.orientation, 3, file, number)
-    return Encoded(code, number_part(part, geometry, colors))
+    part = found[0].find_part(*image.header.size)
+    code = Code(np.frombuffer(image.data, np.uint8), part, image.header.orientation, 3, file, number)
+    return Encoded(code, number_part(part, *found))
 
 
 def find_pass(plan: Plan, made_by: Resample) -> tuple[Geometry, Floats] | None:

@@ -52,16 +52,6 @@ def test_a_pinned_place_gives_page_locked_arrays():
                 assert cupy.cuda.pinned_memory.is_memory_pinned(array.ctypes.data)
 
 
-def test_the_slots_of_a_gpu_are_page_locked():
-    import cupy
-
-    loader = read_batches(batches((4,) * 6), "gpu:0")
-    list(loader)
-    [buffers] = loader._epochs._idle
-    for slot in list(buffers.ring._free):
-        assert cupy.cuda.pinned_memory.is_memory_pinned(slot.address)
-
-
 def test_nothing_is_left_behind():
     collect(CUDAPlace(0))  # the first use creates the context, its threads and its descriptors
     with nothing_left_behind():

@@ -53,12 +53,6 @@ class TestPageLocking:
         device.page_unlocker(arena.address, arena)()
         assert not cupy.cuda.pinned_memory.is_memory_pinned(arena.address)
 
-    def test_an_arena_page_locks_itself_and_copies_arrive(self, device):
-        arena = Arena(64 * MIB, device.locker)
-        assert arena.page_locked
-        arena.bytes[:] = np.random.default_rng(0).integers(0, 256, arena.nbytes, np.uint8)
-        np.testing.assert_array_equal(copy_to_device(device, arena).get(), arena.bytes)
-
     def test_a_copy_from_it_leaves_the_host_free(self, device, say):
         """The call returns at once with page-locked memory; with pageable memory it would stage the bytes."""
         arena = Arena(256 * MIB, device.locker)

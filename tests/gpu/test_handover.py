@@ -228,11 +228,6 @@ class TestKept:
         for number, part in enumerate(kept):
             np.testing.assert_array_equal(part.cpu().numpy(), picture(number)[5:7, ::3].T)
 
-    def test_every_third_is_kept(self, torch):
-        kept = [images for number, (images, _) in enumerate(load(output="torch")) if number % 3 == 0]
-        torch.cuda.synchronize()
-        check(kept, range(0, COUNT, 3))
-
     def test_cupy_views_of_tensors_keep_them(self, torch):
         """From torch back to CuPy: the batch lives as long as the last tensor or array."""
         import cupy

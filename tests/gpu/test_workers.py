@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from gpuloader import DataLoader
-from tests.fakes import nothing_left_behind
 from tests.gpu.datasets import Numbers
 
 BATCHES, SIZE = 200, 8
@@ -65,14 +64,3 @@ def test_the_parents_device_works_after_forks():
         for _ in load(start_method="fork"):
             break
     assert int(cupy.arange(10).sum()) == 45
-
-
-def test_nothing_is_left_behind():
-    for _ in load():  # the first use creates the fork server, the context and their descriptors
-        pass
-    with nothing_left_behind():
-        for _ in range(3):
-            loader = load()
-            for _ in loader:
-                break
-            del loader, _
