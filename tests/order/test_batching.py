@@ -2,7 +2,8 @@
 
 import pytest
 
-from gpuloader import BatchSampler, DataLoader, DistributedBatchSampler
+from gpuloader import BatchSampler, DistributedBatchSampler
+from tests.loading import load
 
 NUMBERS = list(range(10))
 
@@ -24,15 +25,6 @@ class Turned:
 
     def __len__(self):
         return 4
-
-
-class TurnedBatches(Turned):
-    def __iter__(self):
-        return iter([list(super().__iter__())])
-
-
-def load(**options):
-    return DataLoader(NUMBERS, places="cpu", **options)
 
 
 def epochs(loader, count):
@@ -57,46 +49,39 @@ def test_a_sampler_is_told_each_epoch(wrap):
             return super().__getitem__(index[0] if isinstance(index, list) else index)
 
     sampler = Turned()
-    loader = DataLoader(Lists(NUMBERS), places="cpu", **wrap(sampler))
-    assert epochs(loader, 3) == THREE
+    assert epochs(load(Lists(NUMBERS), **wrap(sampler)), 3) == THREE
     assert sampler.told == [0, 1, 2]
 
 
 def test_a_batch_sampler_is_told_too():
-    sampler = TurnedBatches()
-    assert epochs(load(batch_sampler=sampler), 3) == THREE
+    class TurnedBatches(Turned):
+        def __iter__(self):
+            return iter([list(super().__iter__())])
+
+    assert epochs(load(NUMBERS, batch_sampler=TurnedBatches()), 3) == THREE
 
 
 def test_the_number_is_the_loaders():
-    sampler = Turned()
-    loader = load(sampler=sampler)
+    loader = load(NUMBERS, sampler=Turned())
     loader.set_epoch(2)
     assert epochs(loader, 1) == THREE[2:]
-    interrupted = iter(loader)
-    next(interrupted)
-    state = loader.state_dict()
-    again = load(sampler=Turned())
-    again.load_state_dict(state)
+    next(iter(loader))
+    again = load(NUMBERS, sampler=Turned())
+    again.load_state_dict(loader.state_dict())
     assert epochs(again, 1) == [[0, 1, 2]]  # epoch 3, without its first sample
     assert again.sampler.told == [3]
 
 
-def test_who_sets_it_keeps_setting_it():
+@pytest.mark.parametrize("first", [0, 2])
+def test_who_sets_it_keeps_setting_it(first):
     """As programs written for PyTorch do, also when they resume in a later epoch."""
     sampler = Turned()
-    loader = load(sampler=sampler)
-    for epoch in (2, 3, 4):
+    loader = load(NUMBERS, sampler=sampler)
+    for epoch in range(first, first + 3):
         sampler.set_epoch(epoch)
-        assert epochs(loader, 1) == [THREE[epoch % 4] if epoch < 3 else [(epoch + n) % 4 for n in range(4)]]
-    assert sampler.told == [2, 3, 4]
-
-
-def test_who_sets_the_loaders_own_epoch_changes_nothing():
-    sampler = Turned()
-    loader = load(sampler=sampler)
-    for epoch in range(3):
-        sampler.set_epoch(epoch)
-        assert epochs(loader, 1) == [THREE[epoch]]
+        assert epochs(loader, 1) == [[(epoch + number) % 4 for number in range(4)]]
+    assert sampler.told[-3:] == [*range(first, first + 3)]
+    assert len(sampler.told) == 3 + (first == 0)  # which the loader sets, too
 
 
 def test_a_sampler_that_counts_by_itself_is_left_alone():
@@ -106,7 +91,7 @@ def test_a_sampler_that_counts_by_itself_is_left_alone():
             self.epoch += 1
 
     sampler = Counts()
-    assert epochs(load(sampler=sampler), 3) == THREE
+    assert epochs(load(NUMBERS, sampler=sampler), 3) == THREE
     assert sampler.told == [0]
 
 
@@ -118,13 +103,13 @@ def test_a_sampler_without_an_epoch_to_read_is_always_told():
         def __iter__(self):
             return iter([self._first])
 
-    assert epochs(load(sampler=Hidden()), 3) == [[0], [1], [2]]
+    assert epochs(load(NUMBERS, sampler=Hidden()), 3) == [[0], [1], [2]]
 
 
 def test_a_sampler_with_an_order_for_each_epoch_is_not_told():
     """It would take that for the user's call, after which the loader's epoch no longer counts."""
     sampler = DistributedBatchSampler(NUMBERS, 5, 1, 0, shuffle=True)
-    loader = load(batch_sampler=sampler)
+    loader = load(NUMBERS, batch_sampler=sampler)
     first = epochs(loader, 3)
     loader.set_epoch(1)
     assert epochs(loader, 1) == first[1:2]
@@ -137,4 +122,4 @@ def test_an_error_of_set_epoch_is_the_users_own():
             raise RuntimeError("no epochs here")
 
     with pytest.raises(RuntimeError, match="no epochs here"):
-        next(iter(load(sampler=Refusing())))
+        next(iter(load(NUMBERS, sampler=Refusing())))

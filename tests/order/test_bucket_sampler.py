@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from gpuloader import (
     WeightedRandomSampler,
 )
 from gpuloader.order.order import Shuffled
+from tests.loading import resume
 from tests.rank_loaders import make
 from tests.sample_sets import INLINE, PROCESSES, WORKERS, MadeAtOnce, name_workers, values
 
@@ -30,9 +32,9 @@ def flat(order):
     return np.asarray(order.slice(0, len(order))).tolist()
 
 
-def padding(sampler, epoch=0):
+def padding(sampler):
     """Return the share of padding in an epoch's batches."""
-    batches = [LENGTHS[one] for one in np.split(np.array(flat(sampler.order(1, epoch))), range(20, 2000, 20))]
+    batches = [LENGTHS[one] for one in np.split(np.array(flat(sampler.order(1, 0))), range(20, 2000, 20))]
     return 1 - LENGTHS.sum() / sum(batch.max() * len(batch) for batch in batches)
 
 
@@ -60,22 +62,15 @@ def test_batches_need_little_padding():
     assert padding(BucketSampler(LENGTHS, 20, pool=5)) > padding(BucketSampler(LENGTHS, 20, pool=20))
 
 
-def test_another_order_each_epoch_and_seed():
+def test_another_random_order_each_epoch_and_seed_but_none_between_releases():
     sampler = BucketSampler(LENGTHS, 20)
     orders = [flat(sampler.order(seed, epoch)) for seed in (1, 2) for epoch in (0, 1)]
     assert len({tuple(order) for order in orders}) == 4
     assert flat(sampler.order(1, 0)) == orders[0]
     groups = [{tuple(sorted(order[at : at + 20])) for at in range(0, 2000, 20)} for order in orders[:2]]
     assert len(groups[0] & groups[1]) < 5  # other samples share a batch
-
-
-def test_the_order_does_not_change_between_releases():
+    assert abs(np.corrcoef(np.arange(100), LENGTHS[orders[0]][::20])[0, 1]) < 0.3
     assert flat(BucketSampler([3, 1, 2, 1, 3, 2, 1], 2, pool=2).order(7, 1)) == [2, 0, 6, 3, 5, 4, 1]
-
-
-def test_batches_of_similar_length_come_in_random_order():
-    firsts = LENGTHS[flat(BucketSampler(LENGTHS, 20).order(1, 0))][::20]
-    assert abs(np.corrcoef(np.arange(100), firsts)[0, 1]) < 0.3
 
 
 def test_long_samples_are_not_those_that_are_dropped():
@@ -91,21 +86,19 @@ def test_without_shuffling_it_sorts():
     assert flat(sampler.order(5, 6)) == [1, 3, 2, 0]
     loader = DataLoader(range(4), places="cpu", batch_sampler=sampler, shard=(1, 2), uneven="drop")  # no seed
     assert values(loader) == [[2, 0]]
+    assert list(BucketSampler([2.5, 0.5, 1.25, 0.75], 2, shuffle=False)) == [[1, 3], [2, 0]]  # seconds
 
 
-def test_a_key_measures_the_samples():
+def test_lengths_are_kept_as_they_were_or_measured_by_a_key():
+    lengths = np.array([1, 2, 3])
+    sampler = BucketSampler(lengths, 2)
+    lengths[:] = 0
+    assert sampler.lengths.tolist() == [1, 2, 3]
     words = ["a", "abc", "ab", "abcd"]
     assert BucketSampler(words, 2, key=len).lengths.tolist() == [1, 3, 2, 4]
     many = MadeAtOnce(lambda index: words[index % 4], 3000)
     assert BucketSampler(many, 2, key=len).lengths[-2:].tolist() == [2, 4]
     assert many.calls == 3
-
-
-def test_the_lengths_are_kept_as_they_were():
-    lengths = np.array([1, 2, 3])
-    sampler = BucketSampler(lengths, 2)
-    lengths[:] = 0
-    assert sampler.lengths.tolist() == [1, 2, 3]
 
 
 def test_iterating_draws_from_numpys_global_state():
@@ -118,49 +111,30 @@ def test_iterating_draws_from_numpys_global_state():
     assert list(sampler) == batches
 
 
-class Stream(IterableDataset):
-    pass
-
-
 @pytest.mark.parametrize(
-    ("source", "options", "message"),
+    ("kind", "source", "options", "message"),
     [
-        ([1, np.nan], {}, "lengths must be finite and 0 or more, got nan at index 1"),
-        ([1.5, np.inf], {}, "lengths must be finite and 0 or more, got inf at index 1"),
-        ([1, -2], {}, "lengths must be finite and 0 or more, got -2 at index 1"),
-        ("ab", {"key": lambda letter: -0.5}, "lengths must be finite and 0 or more, got -0.5 at index 0"),
-        ([1, None], {}, "lengths must be a list of numbers, one per sample, got list of dtype object"),
-        ([True], {}, "lengths must be a list of numbers, one per sample, got list of dtype bool"),
-        ([1 + 2j], {}, "lengths must be a list of numbers, one per sample, got list of dtype complex128"),
-        ([[1, 2]], {}, r"list of dtype int64 and shape \(1, 2\); for a dataset, pass key=len"),
-        (["abc", "de"], {}, "got list of dtype <U3"),
-        ([[1], [1, 2]], {}, "lengths must be a list of numbers, one per sample: .*; for a dataset, pass key"),
-        ([1], {"pool": 0}, "pool must be"),
-        ([1], {"batch_size": 0}, "batch_size must be"),
+        (ValueError, [1, np.nan], {}, "lengths must be finite and 0 or more, got nan at index 1"),
+        (ValueError, [1.5, np.inf], {}, "lengths must be finite and 0 or more, got inf at index 1"),
+        (ValueError, [1, -2], {}, "lengths must be finite and 0 or more, got -2 at index 1"),
+        (ValueError, "ab", {"key": lambda letter: -0.5}, "finite and 0 or more, got -0.5 at index 0"),
+        (ValueError, [1, None], {}, "list of numbers, one per sample, got list of dtype object"),
+        (ValueError, [True], {}, "lengths must be a list of numbers, one per sample, got list of dtype bool"),
+        (ValueError, [1 + 2j], {}, "list of numbers, one per sample, got list of dtype complex128"),
+        (ValueError, [[1, 2]], {}, r"list of dtype int64 and shape \(1, 2\); for a dataset, pass key=len"),
+        (ValueError, ["abc", "de"], {}, "got list of dtype <U3"),
+        (ValueError, [[1], [1, 2]], {}, "list of numbers, one per sample: .*; for a dataset, pass key"),
+        (ValueError, [1], {"pool": 0}, "pool must be"),
+        (ValueError, [1], {"batch_size": 0}, "batch_size must be"),
+        (TypeError, [1], {"shuffle": 1}, "shuffle must be"),
+        (TypeError, [1], {"key": 3}, "key must be callable, got int"),
+        (TypeError, IterableDataset(), {"key": len}, "IterableDataset is an IterableDataset"),
+        (TypeError, iter([1]), {"key": len}, "a dataset whose samples are measured must have a length"),
     ],
 )
-def test_bad_values(source, options, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_arguments(kind, source, options, message):
+    with pytest.raises(kind, match=message):
         BucketSampler(source, **{"batch_size": 2, **options})
-
-
-@pytest.mark.parametrize(
-    ("source", "options", "message"),
-    [
-        ([1], {"shuffle": 1}, "shuffle must be"),
-        ([1], {"key": 3}, "key must be callable, got int"),
-        (Stream(), {"key": len}, "Stream is an IterableDataset"),
-        (iter([1]), {"key": len}, "a dataset whose samples are measured must have a length"),
-    ],
-)
-def test_bad_types(source, options, message):
-    with pytest.raises(TypeError, match=message):
-        BucketSampler(source, 2, **options)
-
-
-def test_seconds_are_lengths_too():
-    sampler = BucketSampler([2.5, 0.5, 1.25, 0.75], 2, shuffle=False)
-    assert list(sampler) == [[1, 3], [2, 0]]
 
 
 @pytest.mark.parametrize("count", [3, 5])
@@ -181,17 +155,15 @@ class TestTheWrongOption:
             DataLoader(range(4), places="cpu", sampler=BucketSampler(range(4), 2), batch_size=size)
 
     @pytest.mark.parametrize(
-        "sampler",
+        ("kind", "source"),
         [
-            SequenceSampler(range(4)),
-            RandomSampler(range(4)),
-            SubsetRandomSampler([0, 1]),
-            WeightedRandomSampler([1, 1], 2),
+            *[(kind, range(4)) for kind in (SequenceSampler, RandomSampler, SubsetRandomSampler)],
+            (partial(WeightedRandomSampler, num_samples=2), [1, 1]),
         ],
     )
-    def test_indices_as_batch_sampler(self, sampler):
-        name = type(sampler).__name__
-        message = f"a {name} yields single indices: pass it as sampler, with a batch_size"
+    def test_indices_as_batch_sampler(self, kind, source):
+        sampler = kind(source)
+        message = f"a {type(sampler).__name__} yields single indices: pass it as sampler, with a batch_size"
         with pytest.raises(TypeError, match=message):
             DataLoader(range(4), places="cpu", batch_sampler=sampler)
 
@@ -216,16 +188,8 @@ def load(size=4, **options):
 
 @pytest.mark.parametrize("workers", [*WORKERS, PROCESSES], ids=name_workers)
 def test_a_loader_resumes_in_the_middle(workers):
-    loader = load(**workers)
-    loader.set_epoch(2)
-    epoch = iter(loader)
-    before = [next(epoch).tolist() for _ in range(5)]
-    state = json.loads(json.dumps(loader.state_dict()))
-    again = load(seed=None, **workers)
-    again.load_state_dict(state)
-    whole = load(**INLINE)
-    whole.set_epoch(2)
-    assert before + values(again) == values(whole)
+    before, again = resume(lambda: load(**workers), 5)
+    assert [batch.tolist() for batch in before] + values(again) == values(load(**INLINE))
 
 
 @pytest.mark.parametrize("workers", [INLINE, PROCESSES], ids=name_workers)

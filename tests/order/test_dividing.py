@@ -41,9 +41,7 @@ class Sliced:
     kind=st.integers(0, 3),
 )
 @settings(max_examples=200, deadline=None)
-def test_a_step_of_all_ranks_is_the_order_cut_into_parts(
-    count, start, size, world_size, rule, drop_last, kind
-):
+def test_a_step_of_all_ranks_is_the_order_cut_up(count, start, size, world_size, rule, drop_last, kind):
     order = [InOrder(count), Shuffled(count, 1, 2), Mapped(InOrder(count), range(count)), Sliced(count)][kind]
     start = min(start, count)
     shares = [Share(order, start, size, one, drop_last) for one in ranks(world_size, rule)]
@@ -60,8 +58,7 @@ def test_a_step_of_all_ranks_is_the_order_cut_into_parts(
     for share, batches in zip(shares, wanted, strict=True):
         assert len(share) == sum(map(len, batches))
         assert whole(share, 0, len(share)) == [index for batch in batches for index in batch]
-        counted = share.division.count(count - start, size, drop_last=drop_last)
-        assert counted == len(batches)
+        assert len(batches) == share.division.count(count - start, size, drop_last=drop_last)
 
 
 @given(count=st.integers(0, 200), size=st.integers(1, 9), world_size=st.integers(1, 16), rule=uneven)
@@ -97,14 +94,8 @@ def test_of_an_empty_order_nobody_gets_anything():
         share = Share(InOrder(0), 0, 4, Division(2, 3, rule))
         assert len(share) == share.division.count(0, 4) == 0
         assert whole(share, 0, 0) == []
-
-
-def test_a_position_beyond_the_order_is_refused():
     with pytest.raises(ValueError, match="an order of 5 indices has no position 6"):
         Share(InOrder(5), 6, 1, ALONE)
-
-
-# Quantiles of the chi-squared distribution by degrees of freedom: one draw in 1,000 exceeds them.
 
 
 def test_parts_are_as_even_as_can_be():

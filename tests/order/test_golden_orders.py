@@ -5,6 +5,7 @@ version must continue where it stopped. So no change of the code may change what
 intended change, ``python -m tests.order.test_golden_orders`` writes the file again.
 """
 
+import builtins
 import gzip
 import itertools
 import json
@@ -25,7 +26,6 @@ FILE = Path(__file__).parents[1] / "golden" / "orders.json.gz"
 CASES = 300
 LONG = (10**7, 2**33)
 """Lengths of which only the first steps are compared."""
-
 
 SAMPLING = (
     *["sequential", "shuffle", "shuffle", "shuffle", "list", "random", "replacement", "weighted"],
@@ -70,16 +70,8 @@ def make_sampling(case, dataset):
         lengths = [(13 * index) % 10 for index in range(case["length"])]
         return {"batch_sampler": gpuloader.BucketSampler(lengths, size, pool=2, drop_last=case["drop_last"])}
     if kind == "distributed":
-        sampler = gpuloader.DistributedBatchSampler(
-            dataset,
-            size,
-            num_replicas=2,
-            rank=1,
-            shuffle=True,
-            drop_last=case["drop_last"],
-            seed=case["seed"],
-        )
-        return {"batch_sampler": sampler}
+        options = {"shuffle": True, "drop_last": case["drop_last"], "seed": case["seed"]}
+        return {"batch_sampler": gpuloader.DistributedBatchSampler(dataset, size, 2, 1, **options)}
     assert kind == "batch lists"
     places = range(0, case["length"], size)
     return {"batch_sampler": [list(range(place, min(place + size, case["length"]))) for place in places]}
@@ -92,21 +84,17 @@ def make_loader(case, rank, world_size):
         words["remainder"] = case["remainder"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of two words, which were two options once
-        return make_one(case, dataset, rank, world_size, words)
-
-
-def make_one(case, dataset, rank, world_size, words):
-    return DataLoader(
-        dataset,
-        places=[CPUPlace()] * case["places"],
-        split=case["split"],
-        seed=case["seed"],
-        shard=(rank, world_size) if world_size else None,
-        num_workers=case["workers"],
-        worker_type="thread" if case["workers"] else None,
-        **words,
-        **make_sampling(case, dataset),
-    )
+        return DataLoader(
+            dataset,
+            places=[CPUPlace()] * case["places"],
+            split=case["split"],
+            seed=case["seed"],
+            shard=(rank, world_size) if world_size else None,
+            num_workers=case["workers"],
+            worker_type="thread" if case["workers"] else None,
+            **words,
+            **make_sampling(case, dataset),
+        )
 
 
 def plain(batch):
@@ -128,10 +116,8 @@ def read_steps(case, loader, count=None):
 
 def public_name(error):
     """Return the name by which users know the type of an error."""
-    classes = type(error).__mro__
-    return next(
-        one.__name__ for one in classes if one.__module__ == "builtins" or one.__name__ in gpuloader.__all__
-    )
+    names = [one.__name__ for one in type(error).__mro__]
+    return next(name for name in names if hasattr(builtins, name) or name in gpuloader.__all__)
 
 
 def observe(case):

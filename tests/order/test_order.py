@@ -2,7 +2,7 @@
 
 import pickle
 import sys
-import threading
+from collections import Counter
 from fractions import Fraction
 
 import numpy as np
@@ -24,6 +24,7 @@ from gpuloader.order.order import (
     iterate,
 )
 from gpuloader.order.plan import OrderedPlan, ShardedPlan
+from tests.fakes import run_threads
 
 SORTED_AT_MOST = 2**18  # longer permutations are computed per slice
 
@@ -46,31 +47,28 @@ def orders(draw):
     count = draw(st.integers(1, 20) | st.integers(4000, 9000) | st.just(300_001))
     draws = draw(st.integers(0, 20) | st.integers(4000, 9000))
     seed, epoch = draw(seeds), draw(epochs)
-    base = draw(
-        st.sampled_from(
-            [
-                InOrder(count),
-                Shuffled(count, seed, epoch),
-                Shuffled(count, seed, epoch, draws=min(draws, count)),
-                Drawn(count, draws, seed, epoch),
-                Weighted(np.arange(1, count + 1), draws, True, seed, epoch),
-                Weighted(np.arange(1, count + 1), min(draws, count), False, seed, epoch),
-            ]
-        )
-    )
+    bases = [
+        InOrder(count),
+        Shuffled(count, seed, epoch),
+        Shuffled(count, seed, epoch, draws=min(draws, count)),
+        Drawn(count, draws, seed, epoch),
+        Weighted(np.arange(1, count + 1), draws, True, seed, epoch),
+        Weighted(np.arange(1, count + 1), min(draws, count), False, seed, epoch),
+    ]
+    base = draw(st.sampled_from(bases))
     if draw(st.booleans()):
         return Mapped(base, np.arange(count)[::-1])
     if isinstance(base, InOrder | Shuffled) and draw(st.booleans()):
         ranks = draw(st.integers(1, 9))
-        return shard(
-            base, draw(st.integers(1, 300)), ranks, draw(st.integers(0, ranks - 1)), draw(st.booleans())
-        )
+        rank, size = draw(st.integers(0, ranks - 1)), draw(st.integers(1, 300))
+        return shard(base, size, ranks, rank, draw(st.booleans()))
     return base
 
 
 @settings(max_examples=100, deadline=None)
 @given(order=orders(), data=st.data())
-def test_any_slice_is_that_part_of_the_whole(order, data):
+def test_any_slice_is_that_part_of_the_whole_and_pickles_are_the_fields(order, data):
+    small = len(pickle.dumps(order))
     expected = whole(order)
     assert len(order) == len(expected)
     for _ in range(3):
@@ -78,16 +76,8 @@ def test_any_slice_is_that_part_of_the_whole(order, data):
         stop = data.draw(st.integers(start, min(len(order), start + 5000)))
         assert np.asarray(order.slice(start, stop)).tolist() == expected[start:stop]
     assert list(iterate(order)) == expected
-
-
-@settings(deadline=None)
-@given(order=orders())
-def test_an_order_pickles_as_its_fields_whatever_it_has_computed(order):
-    small = len(pickle.dumps(order))
-    expected = whole(order)
-    order.slice(0, min(100, len(order)))
     shipped = pickle.dumps(order)
-    assert len(shipped) == small
+    assert len(shipped) == small  # without what it has computed
     assert whole(pickle.loads(shipped)) == expected
 
 
@@ -101,20 +91,11 @@ def test_a_shuffled_order_has_every_index_once(count, seed, epoch):
     assert sorted(whole(Shuffled(count, seed, epoch))) == list(range(count))
 
 
-@pytest.mark.parametrize(
-    "count",
-    [
-        SORTED_AT_MOST - 1,
-        SORTED_AT_MOST,
-        SORTED_AT_MOST + 1,
-        300_001,
-        512**2 + 512,
-        2**19,
-        724**2,
-        724**2 + 1,
-        1_000_003,
-    ],
-)
+LONG = [SORTED_AT_MOST - 1, SORTED_AT_MOST, SORTED_AT_MOST + 1, 300_001, 2**19, 1_000_003]
+GRIDS = [512**2 + 512, 724**2, 724**2 + 1]  # full, and with one row more
+
+
+@pytest.mark.parametrize("count", LONG + GRIDS)
 def test_a_long_shuffled_order_has_every_index_once(count):
     seen = np.bincount(Shuffled(count, seed=5, epoch=2).slice(0, count), minlength=count)
     assert seen.size == count
@@ -142,11 +123,10 @@ def check_uniform(counts: np.ndarray) -> None:
 
 @pytest.mark.parametrize("vary", ["seed", "epoch"])
 def test_every_permutation_of_a_few_is_as_likely(vary):
-    seen = {}
+    seen = Counter()
     for number in range(4800):
         seed, epoch = (number, 3) if vary == "seed" else (3, number)
-        key = tuple(whole(Shuffled(4, seed, epoch)))
-        seen[key] = seen.get(key, 0) + 1
+        seen[tuple(whole(Shuffled(4, seed, epoch)))] += 1
     assert len(seen) == 24
     check_uniform(np.array(list(seen.values())))
 
@@ -155,13 +135,10 @@ def test_every_permutation_of_a_few_is_as_likely(vary):
 @pytest.mark.parametrize("vary", ["seed", "epoch"])
 def test_the_first_index_is_any_as_likely_over_consecutive_seeds_and_epochs(count, vary):
     key = (lambda number: (number, 0)) if vary == "seed" else (lambda number: (0, number))
-    if count <= 1000:
-        firsts = [Shuffled(count, *key(number)).slice(0, 1)[0] for number in range(2000)]
-    else:  # computes a single position, not the chunk around it
-        firsts = [Shuffled(count, *key(number)).at(np.zeros(1, np.int64))[0] for number in range(2000)]
+    # Computes a single position, not the chunk around it.
+    firsts = [Shuffled(count, *key(number)).at(np.zeros(1, np.int64))[0] for number in range(2000)]
     check_uniform(np.bincount(np.array(firsts) * 20 // count, minlength=20))
-    cells = np.array(firsts[:-1]) * 8 // count * 8 + np.array(firsts[1:]) * 8 // count
-    check_uniform(np.bincount(cells, minlength=64))
+    check_uniform(cells_of(np.array(firsts[:-1]), np.array(firsts[1:]), count, 8))
 
 
 def cells_of(left: np.ndarray, right: np.ndarray, count: int, parts: int) -> np.ndarray:
@@ -212,10 +189,7 @@ def test_weights_are_met_with_replacement():
 
 def test_weights_are_met_without_replacement():
     weights = np.array([1.0, 2, 0, 5])
-    pairs = {}
-    for epoch in range(4000):
-        pair = tuple(whole(Weighted(weights, 2, False, seed=3, epoch=epoch)))
-        pairs[pair] = pairs.get(pair, 0) + 1
+    pairs = Counter(tuple(whole(Weighted(weights, 2, False, seed=3, epoch=epoch))) for epoch in range(4000))
     # As if drawn one after another: the first by weight, the second by weight among the rest.
     for (first, second), seen in pairs.items():
         chance = weights[first] / 8 * weights[second] / (8 - weights[first])
@@ -268,22 +242,16 @@ def test_numpy_integers_are_integers():
 
 
 def test_threads_that_slice_one_order_get_what_one_would():
-    order = Shuffled(300_001, 1, 1)
+    order, steps = Shuffled(300_001, 1, 1), iter([37, 100, 1000, 5000])
     expected = Shuffled(300_001, 1, 1).slice(0, 40_000).tolist()
-    wrong = []
 
-    def slice_all(step):
+    def slice_all():
+        step = next(steps)
         for start in range(0, 40_000, step):
             stop = min(start + step, 40_000)
-            if order.slice(start, stop).tolist() != expected[start:stop]:
-                wrong.append(start)
+            assert order.slice(start, stop).tolist() == expected[start:stop]
 
-    threads = [threading.Thread(target=slice_all, args=(step,)) for step in (37, 100, 1000, 5000)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    run_threads(slice_all)
 
 
 @settings(deadline=None)
@@ -294,34 +262,23 @@ def test_threads_that_slice_one_order_get_what_one_would():
     drop_last=st.booleans(),
     shuffle=st.booleans(),
 )
-def test_ranks_read_equally_many_and_together_every_sample(count, batch_size, ranks, drop_last, shuffle):
+def test_ranks_read_equally_many_and_their_steps_lie_in_the_base_order(
+    count, batch_size, ranks, drop_last, shuffle
+):
     base = Shuffled(count, 1, 2) if shuffle else InOrder(count)
     parts = [whole(shard(base, batch_size, ranks, rank, drop_last)) for rank in range(ranks)]
-    assert len({len(part) for part in parts}) == 1
-    read = np.bincount(np.array(parts, np.int64).ravel(), minlength=count)
-    if drop_last:
-        assert len(parts[0]) == -(-count // ranks) // batch_size * batch_size
-    else:
-        assert len(parts[0]) == -(-count // ranks)
-        assert read.min(initial=1) >= 1
-    if count:
-        assert read.max() - read.min() <= 1 or drop_last
-
-
-@given(count=st.integers(1, 200), batch_size=st.integers(1, 20), ranks=st.integers(1, 5))
-def test_global_batches_lie_in_the_base_order_rank_after_rank(count, batch_size, ranks):
-    parts = [whole(shard(InOrder(count), batch_size, ranks, rank)) for rank in range(ranks)]
-    flat = []
+    each = -(-count // ranks)
+    assert {len(part) for part in parts} == {each // batch_size * batch_size if drop_last else each}
+    read = []
     for start in range(0, len(parts[0]), batch_size):
         for part in parts:
-            flat += part[start : start + batch_size]
-    assert flat == [position % count for position in range(len(flat))]
+            read += part[start : start + batch_size]
+    assert read == [whole(base)[position % count] for position in range(len(read))]
 
 
 def test_what_a_slice_gave_cannot_be_written_to():
-    order = Shuffled(100, 0, 0)
     with pytest.raises(ValueError, match="read-only"):
-        order.slice(0, 10)[0] = 5
+        Shuffled(100, 0, 0).slice(0, 10)[0] = 5
 
 
 def test_weights_are_kept_as_they_were():
@@ -335,9 +292,6 @@ def test_mapped_gives_what_stands_at_the_positions():
     assert whole(Mapped(InOrder(3), np.array([7, 8, 9]))) == [7, 8, 9]
     assert sorted(whole(Mapped(Shuffled(3, 0, 0), np.array([7, 8, 9])))) == [7, 8, 9]
     assert whole(Mapped(InOrder(0), np.array([]))) == []
-
-
-def test_a_map_that_is_too_short_is_an_error():
     for base in (InOrder(5), Shuffled(5, 0, 0)):
         with pytest.raises(IndexError):
             Mapped(base, np.arange(3)).slice(0, 5)
@@ -456,11 +410,7 @@ def test_every_beginning_has_each_in_proportion(counts):
         share = Fraction(count, sum(counts))
         for position, had in enumerate(np.cumsum(owners == owner).tolist(), 1):
             assert abs(had - position * share) <= Fraction(len(counts) + 1, 2)
-
-
-def test_it_does_not_change_between_releases():
-    owners, _ = interleave([3, 1, 5], 0, 9)
-    assert owners.tolist() == [2, 0, 2, 0, 1, 2, 2, 0, 2]
+    assert interleave([3, 1, 5], 0, 9)[0].tolist() == [2, 0, 2, 0, 1, 2, 2, 0, 2]  # in every release
 
 
 def test_huge_counts_cost_what_is_asked_for():

@@ -15,15 +15,10 @@ from gpuloader.order.order import Drawn, InOrder, Mapped, Shuffled
 from gpuloader.order.plan import GroupedPlan, OrderedPlan, SampledPlan
 
 
-def choose(dataset, sampler=None, batch_sampler=None, **options):
-    given_options = {
-        "iterable": False,
-        "given": as_sampler(sampler, batch_sampler),
-        "batch_size": 1,
-        "shuffle": False,
-        "drop_last": False,
-    }
-    return Batching.choose(dataset, **{**given_options, **options})
+def choose(dataset, sampler=None, batch_sampler=None, batch_size=1, shuffle=False, drop_last=False):
+    given = as_sampler(sampler, batch_sampler)
+    options = {"batch_size": batch_size, "shuffle": shuffle, "drop_last": drop_last}
+    return Batching.choose(dataset, iterable=False, given=given, **options)
 
 
 def listed(plan, start=0):
@@ -83,22 +78,16 @@ def test_a_batch_samplers_batches_are_copied():
     assert next(iter(plan.batches(4))) == [9]
 
 
-SEQUENCES = "must yield sequences of indices, got"
-
-
 @pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (3, f"{SEQUENCES} 3; if it yields single indices, pass it as sampler"),
-        *[(given, f"{SEQUENCES} {given!r}") for given in ("ab", b"ab", None)],
-        *[(given, "must yield at least one index per batch, got none") for given in ([], (), range(0))],
-        *[(given, "must yield at least one index per batch") for given in (np.zeros(0, int), iter([]))],
-    ],
+    "given", [3, "ab", b"ab", None, [], (), range(0), np.zeros(0, int), iter([])], ids=repr
 )
-def test_what_a_batch_sampler_must_not_yield(given, message):
+def test_what_a_batch_sampler_must_not_yield(given):
     batches = SampledPlan([[1], given]).batches(0)
     assert next(batches) == [1]
-    with pytest.raises(LoaderError, match=message):
+    message = "at least one index per batch, got none"
+    if isinstance(given, int | str | bytes | None):
+        message = f"sequences of indices, got {given!r}; if it yields single indices, pass it as sampler"
+    with pytest.raises(LoaderError, match=f"a batch sampler must yield {message}"):
         next(batches)
 
 
@@ -142,30 +131,23 @@ class Backwards(Sampler):
     """A sampler of the user's, with a length and no order."""
 
     def __iter__(self):
-        return iter([4, 3, 2, 1, 0])
+        return iter(self.data_source)
 
 
 @pytest.mark.parametrize(
-    "make",
-    [
-        lambda: [4, 3, 2, 1, 0],
-        lambda: np.arange(5)[::-1],
-        lambda: range(4, -1, -1),
-        lambda: Backwards("abcde"),
-        lambda: dict.fromkeys([4, 3, 2, 1, 0]),
-    ],
+    "make", [list, np.array, tuple, lambda indices: Backwards(indices), dict.fromkeys], ids=str
 )
 @pytest.mark.parametrize(("drop_last", "wanted"), [(True, [[4, 3], [2, 1]]), (False, [[4, 3], [2, 1], [0]])])
 def test_drop_last_counts_with_any_iterable_as_sampler(make, drop_last, wanted):
-    batching = choose("abcde", sampler=make(), batch_size=2, drop_last=drop_last)
-    assert listed(batching.plan(0, 0)) == wanted
-    assert batching.count() == len(wanted)
+    sampler = make(range(4, -1, -1))
+    batching = choose("abcde", sampler=sampler, batch_size=2, drop_last=drop_last)
     assert listed(batching.plan(0, 0, base=1)) == [[3, 2], [1, 0]]
-    grouped = choose("abcde", batch_sampler=BatchSampler(sampler=make(), batch_size=2, drop_last=drop_last))
-    assert listed(grouped.plan(0, 0)) == wanted
-    assert grouped.count() == len(wanted)
-    divided = choose("abcde", sampler=make(), batch_size=1, drop_last=drop_last)
-    if not isinstance(make(), (Backwards, dict)):  # which may differ between ranks
+    grouped = choose("abcde", batch_sampler=BatchSampler(sampler=sampler, batch_size=2, drop_last=drop_last))
+    for one in (batching, grouped):
+        assert listed(one.plan(0, 0)) == wanted
+        assert one.count() == len(wanted)
+    if not isinstance(sampler, Backwards | dict):  # which may differ between ranks
+        divided = choose("abcde", sampler=sampler, batch_size=1, drop_last=drop_last)
         parts = [
             listed(divided.divide((rank, 2), "drop", dataset="abcde", in_order=True).settle().plan(0, 0))
             for rank in (0, 1)

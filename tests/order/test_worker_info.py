@@ -25,6 +25,18 @@ PAIRS = [
     ("SLURM_PROCID", "SLURM_NTASKS"),
     ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM"),
 ]
+LOCAL = [
+    "LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "SLURM_LOCALID",
+    "PADDLE_RANK_IN_NODE",
+]
+
+
+def set_all(monkeypatch, **variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
 
 
 @pytest.fixture(autouse=True)
@@ -33,59 +45,42 @@ def no_launcher(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_without_a_launcher_there_is_one_rank():
-    assert find_rank() == (0, 1)
-
-
 @pytest.mark.parametrize("pair", PAIRS)
-def test_every_launcher_is_understood(pair, monkeypatch):
-    monkeypatch.setenv(pair[0], "2")
-    monkeypatch.setenv(pair[1], "3")
+def test_every_launcher_is_understood_and_half_a_pair_is_an_error_that_names_both(pair, monkeypatch):
+    for name, missing in (pair, pair[::-1]):
+        monkeypatch.setenv(name, "1")
+        with pytest.raises(ValueError, match=f"sets {name}='1' but not {missing}"):
+            find_rank()
+        assert find_torch_rank() == (0, 1)
+        monkeypatch.delenv(name)
+    set_all(monkeypatch, **dict(zip(pair, (2, 3), strict=True)))
     assert find_rank() == (2, 3)
-
-
-@pytest.mark.parametrize("pair", PAIRS)
-def test_only_torchruns_variables_are_pytorchs(pair, monkeypatch):
-    """A single process inherits the others' variables in a batch script."""
-    monkeypatch.setenv(pair[0], "2")
-    assert find_torch_rank() == (0, 1)
-    monkeypatch.setenv(pair[1], "3")
+    # PyTorch knows only torchrun's: a single process inherits the others' variables in a batch script.
     assert find_torch_rank() == ((2, 3) if pair == PAIRS[0] else (0, 1))
 
 
 @pytest.mark.parametrize("first", range(len(PAIRS)))
 def test_the_first_launcher_that_is_set_decides(first, monkeypatch):
     for number, (rank, size) in enumerate(PAIRS[first:]):
-        monkeypatch.setenv(rank, str(number))
-        monkeypatch.setenv(size, str(number + 1))
-    assert find_rank() == (0, 1)
-    monkeypatch.setenv(PAIRS[first][1], "7")
+        set_all(monkeypatch, **{rank: number, size: number + 7})
     assert find_rank() == (0, 7)
 
 
-@pytest.mark.parametrize("pair", PAIRS)
-@pytest.mark.parametrize("which", [0, 1])
-def test_half_a_pair_is_an_error_that_names_both(pair, which, monkeypatch):
-    monkeypatch.setenv(pair[which], "1")
-    with pytest.raises(ValueError, match=f"sets {pair[which]}='1' but not {pair[1 - which]}"):
-        find_rank()
+OUTSIDE = [("2", "2"), ("5", "2"), ("-1", "2"), ("0", "0"), ("0", "-3")]
+NO_NUMBERS = ["", "one", "1.5", "0x1"]
 
 
-@pytest.mark.parametrize(("rank", "size"), [("2", "2"), ("5", "2"), ("-1", "2"), ("0", "0"), ("0", "-3")])
-def test_a_rank_outside_the_world_is_an_error_that_names_it(rank, size, monkeypatch):
-    monkeypatch.setenv("RANK", rank)
-    monkeypatch.setenv("WORLD_SIZE", size)
-    with pytest.raises(ValueError, match=f"RANK={rank} and WORLD_SIZE={size}"):
-        find_rank()
-
-
-@pytest.mark.parametrize("value", ["", "one", "1.5", "0x1"])
-@pytest.mark.parametrize("name", ["SLURM_PROCID", "SLURM_NTASKS"])
-def test_what_is_no_number_is_an_error_that_names_it(name, value, monkeypatch):
-    monkeypatch.setenv("SLURM_PROCID", "0")
-    monkeypatch.setenv("SLURM_NTASKS", "2")
-    monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match=f"{name}='{value}'"):
+@pytest.mark.parametrize(
+    ("rank", "size", "message"),
+    [
+        *[(rank, size, f"RANK={rank} and WORLD_SIZE={size}") for rank, size in OUTSIDE],
+        *[(value, "2", f"RANK='{value}'") for value in NO_NUMBERS],
+        *[("0", value, f"WORLD_SIZE='{value}'") for value in NO_NUMBERS],
+    ],
+)
+def test_a_rank_outside_the_world_or_no_number_is_an_error_that_names_it(rank, size, message, monkeypatch):
+    set_all(monkeypatch, RANK=rank, WORLD_SIZE=size)
+    with pytest.raises(ValueError, match=message):
         find_rank()
 
 
@@ -95,8 +90,7 @@ def test_a_process_group_of_torch_decides(monkeypatch):
         is_available=lambda: True, is_initialized=lambda: True, get_rank=lambda: 3, get_world_size=lambda: 8
     )
     monkeypatch.setitem(sys.modules, "torch.distributed", group)
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    set_all(monkeypatch, RANK=1, WORLD_SIZE=2)
     assert find_rank() == (3, 8)
     group.is_initialized = lambda: False
     assert find_rank() == (1, 2)
@@ -106,21 +100,11 @@ def test_a_process_group_of_torch_decides(monkeypatch):
 
 
 def test_what_mpirun_starts_in_an_allocation_is_not_what_slurm_started(monkeypatch):
-    for name, value in {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0"}.items():
-        monkeypatch.setenv(name, value)
-    for name, value in {"RANK": "5", "SIZE": "8", "LOCAL_RANK": "1"}.items():
-        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
+    set_all(monkeypatch, SLURM_PROCID=0, SLURM_NTASKS=1, SLURM_LOCALID=0)
+    mpirun = {"RANK": 5, "SIZE": 8, "LOCAL_RANK": 1}
+    set_all(monkeypatch, **{f"OMPI_COMM_WORLD_{name}": value for name, value in mpirun.items()})
     assert find_rank() == (5, 8)
     assert find_local_rank() == 1
-
-
-LOCAL = [
-    "LOCAL_RANK",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "MPI_LOCALRANKID",
-    "SLURM_LOCALID",
-    "PADDLE_RANK_IN_NODE",
-]
 
 
 @pytest.mark.parametrize("name", LOCAL)
@@ -132,11 +116,6 @@ def test_the_local_rank_is_found(name, monkeypatch):
         monkeypatch.setenv(name, wrong)
         with pytest.raises(ValueError, match=message):
             find_local_rank()
-
-
-def set_all(monkeypatch, **variables):
-    for name, value in variables.items():
-        monkeypatch.setenv(name, str(value))
 
 
 @pytest.mark.parametrize(
@@ -167,6 +146,7 @@ def test_processes_of_another_node_without_its_size_are_an_error(monkeypatch):
 
 def test_a_local_rank_without_a_world_is_no_launcher(monkeypatch):
     """Lightning leaves LOCAL_RANK behind when a trainer has finished."""
+    assert find_rank() == (0, 1)
     set_all(monkeypatch, LOCAL_RANK=0, NODE_RANK=0)
     assert find_rank() == (0, 1)
 
@@ -207,8 +187,7 @@ def test_threads_and_processes_are_told_the_same():
 def test_the_consumer_is_no_worker(workers):
     assert get_worker_info() is None
     loader = load(Made(lambda index: get_worker_info() is None), batch_size=7, **workers)
-    [[*alone]] = values(loader)
-    assert alone == [not workers] * 7
+    assert values(loader) == [[not workers] * 7]
     assert get_worker_info() is None
 
 
@@ -223,7 +202,7 @@ def test_init_functions_are_told_too():
     assert seen == {(0, 0, 3), (1, 1, 3), (2, 2, 3)}
 
 
-def test_questions_for_the_rank_are_counted_and_others_are_not():
+def test_questions_for_the_rank_are_counted_and_others_are_not(monkeypatch):
     exchange_worker(WorkerInfo(1, 2, 3, None, (4, 5)))
     try:
         before = count_rank_questions()
@@ -235,11 +214,6 @@ def test_questions_for_the_rank_are_counted_and_others_are_not():
     finally:
         exchange_worker(None)
     assert get_worker_info() is None
-
-
-def test_outside_a_worker_the_launcher_is_asked_for_the_rank(monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    before = count_rank_questions()
-    assert ask_ranks() == (1, 3)
-    assert count_rank_questions() == before + 1
+    set_all(monkeypatch, RANK=1, WORLD_SIZE=3)
+    assert ask_ranks() == (1, 3)  # outside a worker, the launcher is asked
+    assert count_rank_questions() == before + 4
