@@ -10,13 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuloader import DataLoader, IterableDataset, TensorDataset
+from gpuloader import TensorDataset, get_worker_info
 from gpuloader.epoch.epoch import apply_setting
 from gpuloader.testing import simulated_places
 from gpuloader.watch.autotuner import DEEPEST, FEWEST_STEPS, GAIN, Autotuner, Setting
 from gpuloader.watch.stats import Meter
 from tests.loading import load
+from tests.rank_loaders import Stream
 from tests.sample_sets import values
+from tests.watch.loops import Waiting
 
 SECOND = 10**9
 
@@ -35,6 +37,8 @@ def test_workers_double_as_long_as_the_loop_gains():
     tuner = search(lambda setting: min(setting.workers, 4) * 100.0)
     assert tuner.setting.workers == 4
     assert [setting.workers for setting, _ in tuner.tried] == [1, 2, 4, 8, 16]
+    few = search(lambda setting: float(setting.workers), most_workers=6)
+    assert few.setting.workers == max(setting.workers for setting, _ in few.tried) == 6
 
 
 def test_a_setting_that_gains_nothing_is_looked_past_once():
@@ -54,20 +58,12 @@ def test_a_loop_that_does_not_wait_is_left_alone():
     assert len(tuner.tried) == 1
 
 
-def test_there_are_never_more_workers_than_may_be():
-    tuner = search(lambda setting: float(setting.workers), most_workers=6)
-    assert tuner.setting.workers == 6
-    assert max(setting.workers for setting, _ in tuner.tried) == 6
-
-
-def test_depth_is_tried_where_more_workers_do_not_help():
+def test_depth_is_tried_where_more_workers_do_not_help_and_has_an_end():
     tuner = search(lambda setting: 100.0 * min(setting.depth, 4), deepens=True, most_workers=4)
     assert tuner.setting == Setting(1, 4, 2)
-
-
-def test_depth_has_an_end():
-    tuner = search(lambda setting: 100.0 * setting.depth, deepens=True, most_workers=1)
-    assert tuner.setting.depth == DEEPEST
+    assert (
+        search(lambda setting: 100.0 * setting.depth, deepens=True, most_workers=1).setting.depth == DEEPEST
+    )
 
 
 def test_it_says_what_it_chose_and_why():
@@ -117,27 +113,27 @@ class Loop:
         self.buffers.ring.count += count
 
     def step(self, seconds=0.1, waiting=0.5):
+        time = int(seconds * SECOND)
         self.meter.steps += 1
-        self.meter.wait += int(seconds * SECOND * waiting)
-        self.meter.compute += int(seconds * SECOND * (1 - waiting) / 2)
-        self.meter.transfer += int(seconds * SECOND * (1 - waiting) / 2)
+        self.meter.wait += int(time * waiting)
+        self.meter.compute += int(time * (1 - waiting) / 2)
+        self.meter.transfer += int(time * (1 - waiting) / 2)
         return self.tuner.after_step(self.apply)
 
     def flush(self):
-        """Take the steps that belong to the setting before, or wait for new workers."""
+        """Take the steps that belong to the setting before, or wait for new workers; return this loop."""
         for _ in range(self.tuner._flushing):
             assert self.step(5.0)
         assert self.tuner.tried == []
+        return self
 
 
 def test_a_rate_is_measured_over_enough_steps_and_time():
-    loop = Loop()
-    loop.flush()
+    loop = Loop().flush()
     assert [loop.step() for _ in range(FEWEST_STEPS)] == [True] * FEWEST_STEPS
     assert loop.tuner.tried == [(Setting(1, 2, 1), pytest.approx(10.0))]
     assert loop.tuner.setting.workers == 2
-    brief = Loop()
-    brief.flush()
+    brief = Loop().flush()
     assert all(brief.step(0.01) for _ in range(19))
     assert brief.tuner.tried == []
     brief.step(0.011)
@@ -173,16 +169,14 @@ def test_a_setting_beyond_the_memory_budget_changes_nothing():
     assert loop.tuner.settled_at.steps == loop.meter.steps
     assert loop.resized == [(1, 2)]
     assert not loop.step()
-    enough = Loop(budget=8000)
-    enough.flush()
+    enough = Loop(budget=8000).flush()
     for _ in range(FEWEST_STEPS):
         enough.step()
     assert (enough.tuner.setting.workers, enough.buffers.ring.count) == (2, 8)
 
 
 def test_a_loop_that_hardly_waits_keeps_its_setting():
-    loop = Loop()
-    loop.flush()
+    loop = Loop().flush()
     assert [loop.step(waiting=0.01) for _ in range(FEWEST_STEPS)] == [True] * (FEWEST_STEPS - 1) + [False]
     assert loop.tuner.setting == Setting(1, 2, 1)
     assert loop.resized == [(1, 2)]
@@ -195,45 +189,31 @@ def test_only_the_latest_epoch_of_a_loader_is_tuned():
     assert later.step()
 
 
-class Waiting:
-    """Samples that take time without computing, like reads from a disk."""
-
-    def __init__(self, count=800, wait=0.001):
-        self.count, self.wait = count, wait
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        time.sleep(self.wait)
-        return np.float32(index)
-
-
 def loader(dataset, **options):
     return load(dataset, **{"batch_size": 4, "shuffle": True, "seed": 5, **options})
 
 
+def auto(dataset, **options):
+    return loader(dataset, **{"num_workers": "auto", "worker_type": "thread", **options})
+
+
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 def test_auto_finds_more_workers_for_a_loop_that_waits_and_keeps_the_order(worker_type):
-    expected = values(loader(Waiting(wait=0.0)))
-    tuned = loader(Waiting(), num_workers="auto", worker_type=worker_type)
-    seen = values(tuned)
-    assert seen == expected
+    tuned, plain = auto(Waiting(), worker_type=worker_type), loader(Waiting(wait=0.0))
+    assert values(tuned) == values(plain)
     said = str(tuned.explain())
     assert "'auto'" in said
     assert int(said.split("'auto'")[1].split(": ")[1].split()[0]) > 1
-    second = loader(Waiting(wait=0.0))
-    list(second)
-    assert values(tuned) == values(second)
+    assert values(tuned) == values(plain)
 
 
 def test_the_search_begins_with_one_worker_and_two_batches_for_it():
-    begun = loader(Waiting(), num_workers="auto", worker_type="thread", prefetch_factor=None)
+    begun = auto(Waiting(), prefetch_factor=None)
     assert "now: 1 worker, prefetch_factor 2" in begun.explain().notes[-1]
 
 
 def test_what_was_found_holds_in_later_epochs():
-    tuned = loader(Waiting(count=600), num_workers="auto", worker_type="thread")
+    tuned = auto(Waiting(count=600))
     while not tuned.explain().notes[-1].startswith("Chosen"):
         list(tuned)
     chosen = tuned.explain().notes[-1]
@@ -249,7 +229,7 @@ def test_what_was_found_holds_in_later_epochs():
 
 def test_a_loop_that_is_slower_than_one_worker_gets_one():
     for _ in range(3):  # other programs that end while one rate is measured make the next look better
-        tuned = loader(Waiting(count=240, wait=0.0), num_workers="auto", worker_type="thread")
+        tuned = auto(Waiting(count=240, wait=0.0))
         for _ in tuned:
             time.sleep(0.012)  # long beside one batch even while other programs compute
         chosen = tuned.explain().notes[-1]
@@ -259,25 +239,17 @@ def test_a_loop_that_is_slower_than_one_worker_gets_one():
 
 
 def test_persistent_workers_stay_and_change_their_number():
-    tuned = loader(Waiting(count=400), num_workers="auto", persistent_workers=True)
-    first, second = values(tuned), values(tuned)
-    plain = loader(Waiting(count=400, wait=0.0))
-    assert first == values(plain)
-    assert second == values(plain)
+    tuned, plain = auto(Waiting(400), worker_type=None, persistent_workers=True), loader(Waiting(400, 0.0))
+    for _ in range(2):
+        assert values(tuned) == values(plain)
     tuned.close()
 
 
 def test_slots_stay_within_the_budget(monkeypatch):
-    class Large(Waiting):
-        def __getitem__(self, index):
-            time.sleep(self.wait)
-            return np.full(1 << 16, index % 251, np.uint8)
-
     slot = 1 << 16
-    options = {"num_workers": "auto", "worker_type": "thread", "batch_size": 1}
-    wide = loader(Large(), **options)
+    wide = auto(Waiting(make=lambda index: np.full(slot, index % 251, np.uint8)), batch_size=1)
     monkeypatch.setattr("gpuloader.api.loading.available_memory", lambda: 18 * slot)  # half is for slots
-    narrow = loader(Large(), **options)
+    narrow = auto(wide.dataset, batch_size=1)
     for one in (narrow, wide):
         for _ in one:
             pass
@@ -286,31 +258,18 @@ def test_slots_stay_within_the_budget(monkeypatch):
 
 
 def test_a_simulated_device_is_tuned_without_a_race():
-    tuned = DataLoader(
-        Waiting(count=400, wait=0.0005),
-        places=simulated_places(2, seed=3),
-        batch_size=2,
-        num_workers="auto",
-        worker_type="thread",
-        prefetch="auto",
-    )
+    where = {"places": simulated_places(2, seed=3), "batch_size": 2, "shuffle": False}
+    tuned = auto(Waiting(count=400, wait=0.0005), prefetch="auto", **where)
     seen = [np.asarray(batch).tolist() for step in tuned for batch in step]
     assert np.concatenate(seen).tolist() == list(range(400))
     assert "prefetch" in tuned.explain().notes[-1]
 
 
 def test_an_error_and_an_early_end_leave_nothing_behind():
-    class Faulty(Waiting):
-        def __getitem__(self, index):
-            if index == 400:
-                raise KeyError(index)
-            return super().__getitem__(index)
-
     before = threading.active_count()
-    tuned = loader(Faulty(), num_workers="auto", worker_type="thread", shuffle=False)
     with pytest.raises(ValueError, match="index 400"):
-        list(tuned)
-    epoch = iter(loader(Waiting(), num_workers="auto", worker_type="thread"))
+        list(auto(Waiting(make=lambda index: {}[index] if index == 400 else index), shuffle=False))
+    epoch = iter(auto(Waiting()))
     for _ in range(50):
         next(epoch)
     epoch.close()
@@ -325,33 +284,23 @@ def test_arrays_need_no_search():
 
 
 def test_the_number_of_workers_a_sample_is_told_covers_its_own():
-    from gpuloader import get_worker_info
+    def tell(index):
+        info = get_worker_info()
+        return np.array([info.id, info.num_workers])
 
-    class Told(Waiting):
-        def __getitem__(self, index):
-            info = get_worker_info()
-            time.sleep(self.wait)
-            return np.array([info.id, info.num_workers])
-
-    seen = np.concatenate(list(loader(Told(), num_workers="auto", worker_type="thread")))
+    seen = np.concatenate(list(auto(Waiting(make=tell))))
     assert (seen[:, 0] < seen[:, 1]).all()
     assert len(np.unique(seen[:, 1])) == 1
-
-
-class Items(IterableDataset):
-    def __iter__(self):
-        return iter(range(8))
 
 
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"dataset": Items(), "num_workers": "auto", "shuffle": False, "seed": None}, "a map-style dataset"),
+        ({"dataset": Stream(8), "shuffle": False, "seed": None}, "a map-style dataset"),
         ({"num_workers": "many"}, "'auto' or an integer"),
         ({"prefetch": "deep"}, "prefetch"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options, problem):
-    options = {"dataset": Waiting(8), **options}
     with pytest.raises(ValueError, match=problem):
-        loader(**options)
+        auto(**{"dataset": Waiting(8), **options})

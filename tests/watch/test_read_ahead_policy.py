@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from gpuloader.watch.read_ahead_policy import LONG, PAYS, SURE, ReadAheadPolicy
+from tests.fakes import run_threads
 
 SHORT = PAYS // 4
 MILLISECOND = 1_000_000
@@ -20,17 +21,14 @@ class Loop:
         """Return, for each step, whether a thread read beside it; `odd` steps take 5 ms longer to read."""
         chosen = []
         for number in range(steps):
-            beside = self.policy.beside
-            reading = read + 5 * MILLISECOND * (number in odd)
-            chosen.append(beside)
-            if beside:
+            chosen.append(self.policy.beside)
+            reading, stepping = read + 5 * MILLISECOND * (number in odd), step
+            if self.policy.beside:
                 cycle = reading + step - int(self.hides * min(reading, step))
                 if self.hides < 0:  # each waits for the other, and so seems to take longer
-                    reading, step_seen = cycle, cycle // 2
-                else:
-                    step_seen = step
+                    reading, stepping = cycle, cycle // 2
                 self.policy.note_read(reading, self.policy.changes)
-                self.policy.note_step(step_seen, cycle - step_seen, True)
+                self.policy.note_step(stepping, cycle - stepping, True)
             else:
                 self.policy.see_early(reading)
                 self.policy.note_step(step, reading, False)
@@ -53,11 +51,8 @@ def test_where_there_is_something_to_hide_a_thread_reads(read, step):
 
 def test_not_even_one_step_waits_for_a_long_read():
     assert Loop(ReadAheadPolicy()).run(3, LONG, LONG) == [False, True, True]
-
-
-@pytest.mark.parametrize("step", [SHORT, SURE])
-def test_a_first_read_that_only_opens_the_source_is_no_reason_to_read_beside_the_steps(step):
-    assert Loop(ReadAheadPolicy()).run(20, SHORT, step, odd=[0]) == [False, True, *[False] * 18]
+    for step in (SHORT, SURE):  # but a first read that only opens the source is no reason for a thread
+        assert Loop(ReadAheadPolicy()).run(20, SHORT, step, odd=[0]) == [False, True, *[False] * 18]
 
 
 def test_the_choice_follows_the_loop():
@@ -70,19 +65,16 @@ def test_the_choice_follows_the_loop():
 @pytest.mark.parametrize("time", [SURE, MILLISECOND, 8 * MILLISECOND])
 def test_a_thread_that_hides_nothing_is_given_up(time):
     """Python code on both sides takes as long with a thread as without, and the thread costs something."""
-    loop = Loop(ReadAheadPolicy(), hides=-0.1)
-    chosen = loop.run(4000, time, time)
-    assert share(chosen) < 0.1
+    assert share(Loop(ReadAheadPolicy(), hides=-0.1).run(4000, time, time)) < 0.1
 
 
 def test_threads_that_fight_for_the_lock_in_turns_are_seen_as_a_whole():
     """Most groups of steps are fast then, because the reader has read ahead; a few slow ones pay for them."""
     policy = ReadAheadPolicy()
     Loop(policy).run(9, SURE, SURE)
-    while not policy.trying:
-        Loop(policy).run(1, SURE, SURE)
-    while not policy.beside:
-        Loop(policy).run(1, SURE, SURE)
+    for is_reached in (lambda: policy.trying, lambda: policy.beside):
+        while not is_reached():
+            Loop(policy).run(1, SURE, SURE)
     for is_slow in (False, True, False, False, True, False):
         for _ in range(3 if is_slow else 8):
             policy.note_read(SURE, policy.changes)
@@ -131,13 +123,10 @@ def test_a_forced_thread_stays_and_is_measured():
     assert policy.threaded
 
 
-def test_a_thread_that_may_pay_is_tried_after_a_while():
+def test_a_thread_that_may_pay_is_tried_after_a_while_and_much_later_if_the_source_would_stay_in_it():
     loop = Loop(ReadAheadPolicy())
     assert not any(loop.run(100, PAYS, PAYS))
     assert share(loop.run(2000, PAYS, PAYS)[1000:]) > 0.95
-
-
-def test_a_source_that_would_stay_in_the_thread_is_tried_much_later():
     assert not any(Loop(ReadAheadPolicy(bound=True)).run(8000, PAYS, PAYS))
     assert all(Loop(ReadAheadPolicy(bound=True)).run(50, SURE, SURE)[8:])
 
@@ -161,18 +150,10 @@ def test_a_thread_notes_its_reads_while_the_loop_decides():
 
 
 def test_two_loops_may_decide_at_once():
-    policy, wrong = ReadAheadPolicy(), []
+    policy = ReadAheadPolicy()
 
     def loop():
-        try:
-            for _ in range(20_000):
-                policy.note_step(MILLISECOND, MILLISECOND, False)
-        except BaseException as error:
-            wrong.append(error)
+        for _ in range(20_000):
+            policy.note_step(MILLISECOND, MILLISECOND, False)
 
-    loops = [threading.Thread(target=loop) for _ in range(3)]
-    for one in loops:
-        one.start()
-    for one in loops:
-        one.join(60)
-    assert wrong == []
+    run_threads(loop, 3)

@@ -1,6 +1,5 @@
 """The counters of a loader: where the time went."""
 
-import threading
 import time
 
 import numpy as np
@@ -10,39 +9,26 @@ from gpuloader import DataLoader
 from gpuloader.devices.simulated import SimulatedDevice
 from gpuloader.epoch.lane import EVERY
 from gpuloader.testing import CustomPlace, simulated_places
+from tests.fakes import run_threads
 from tests.loading import load, read_batches
-from tests.sample_sets import Made
-from tests.watch.loops import read_zeros
+from tests.watch.loops import Waiting, read_slowly, read_zeros
 
 
 @pytest.mark.parametrize("double_buffer", [True, False])
 def test_batches_and_bytes_are_counted_over_epochs(double_buffer):
     loader = read_zeros(use_double_buffer=double_buffer)
+    before = loader.stats()
     for epochs in (1, 2):
         assert len(list(loader)) == 5
         stats = loader.stats()
         assert (stats.batches, stats.nbytes) == (5 * epochs, 5 * epochs * 256)
-    assert min(stats.fetch, stats.stage, stats.stall, stats.wait, stats.transfer) >= 0
-    assert stats.fetch > 0
-    assert stats.wait > 0
-
-
-def test_a_snapshot_does_not_change():
-    loader = read_zeros()
-    before = loader.stats()
-    list(loader)
+    assert min(stats.stage, stats.stall, stats.transfer) >= 0 < min(stats.fetch, stats.wait)
     assert before.batches == 0
     with pytest.raises(AttributeError):
         before.batches = 3
 
 
-def test_bytes_are_those_of_the_slots_with_their_alignment():
-    loader = read_batches(lambda: [[np.zeros((3, 5), np.float32), np.zeros((3,), np.int64)]] * 2)
-    list(loader)
-    assert loader.stats().nbytes == 2 * (256 + 24)
-
-
-def test_samples_and_sample_lists_are_counted_as_batches():
+def test_samples_and_sample_lists_are_counted_as_batches_of_the_slots_bytes():
     loader = DataLoader.from_generator(capacity=2, return_list=True)
     loader.set_sample_generator(lambda: ((np.zeros(8),) for _ in range(7)), 3, drop_last=False, places="cpu")
     list(loader)
@@ -50,29 +36,28 @@ def test_samples_and_sample_lists_are_counted_as_batches():
     loader.set_sample_list_generator(lambda: [[(np.zeros(8),)] * 2] * 4, places="cpu")
     list(loader)
     assert (loader.stats().batches, loader.stats().nbytes) == (7, 15 * 64)
+    aligned = read_batches(lambda: [[np.zeros((3, 5), np.float32), np.zeros((3,), np.int64)]] * 2)
+    list(aligned)
+    assert aligned.stats().nbytes == 2 * (256 + 24)
 
 
 def test_the_time_of_a_loop_is_the_sum_of_its_parts():
-    loader = read_zeros(6)
-    begun = time.perf_counter()
-    for _ in loader:
-        time.sleep(0.002)
-    seconds = time.perf_counter() - begun
-    stats = loader.stats()
-    assert stats.steps == 6
-    assert stats.compute >= 6 * 0.002
-    assert stats.seconds == pytest.approx(stats.startup + stats.wait + stats.transfer + stats.compute)
-    assert 0.5 * seconds < stats.seconds <= seconds
-    assert stats.steps_per_second == pytest.approx(6 / stats.seconds)
+    loader, uncounted = read_zeros(6), []
+    for _ in range(5):  # other programs may take the processor where nothing is counted
+        before, begun = loader.stats(), time.perf_counter()
+        for _ in loader:
+            time.sleep(0.002)
+        seconds, stats = time.perf_counter() - begun, loader.stats() - before
+        assert stats.steps == 6
+        assert stats.compute >= 6 * 0.002
+        assert stats.seconds == pytest.approx(stats.startup + stats.wait + stats.transfer + stats.compute)
+        assert stats.steps_per_second == pytest.approx(6 / stats.seconds)
+        uncounted.append((seconds - stats.seconds) / seconds)
+    assert 0 <= min(uncounted) < 0.5
 
 
 def test_a_slow_reader_shows_as_startup_and_then_as_wait():
-    def slow():
-        for _ in range(4):
-            time.sleep(0.01)
-            yield [np.zeros(4)]
-
-    loader = read_batches(slow)
+    loader = read_slowly(4, 0.01)
     list(loader)
     stats = loader.stats()
     assert stats.startup >= 0.009
@@ -108,17 +93,12 @@ def test_slots_are_counted_while_they_are_in_use():
 def test_two_consumers_of_one_epoch_are_both_counted():
     loader = read_zeros(30)
     epoch = iter(loader)
-    threads = [threading.Thread(target=lambda: list(epoch)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(lambda: list(epoch), 2)
     assert loader.stats().steps == 30
 
 
 def test_the_work_of_thread_workers_is_summed():
-    slow = Made(lambda index: time.sleep(0.01) or np.float32(index), 8)
-    loader = load(slow, batch_size=4, num_workers=4, worker_type="thread")
+    loader = load(Waiting(8, 0.01), batch_size=4, num_workers=4, worker_type="thread")
     list(loader)
     assert loader.stats().fetch >= 8 * 0.01
 

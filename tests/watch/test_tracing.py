@@ -1,5 +1,6 @@
 """Traces: what each thread did and when, as spans and in the Chrome trace event format."""
 
+import collections
 import itertools
 import json
 import sys
@@ -9,20 +10,29 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gpuloader import IterableDataset, trace
+from gpuloader import trace
 from gpuloader.errors import MissingPackage
 from gpuloader.testing import simulated_places
 from gpuloader.watch.tracing import Span, chrome_trace, span
 from tests.loading import load, read_batches
-from tests.watch.loops import read_zeros
+from tests.rank_loaders import Stream
+from tests.watch.loops import Waiting, read_zeros
+
+
+def events_in(path):
+    return json.loads(path.read_text())["traceEvents"]
+
+
+def rows_of(events):
+    """Return the number of each row by its name, in order."""
+    return {event["args"]["name"]: event["tid"] for event in events if event["name"] == "thread_name"}
 
 
 @pytest.mark.parametrize("places", ["cpu", simulated_places(2)], ids=["cpu", "simulated"])
 def test_a_trace_tells_who_did_what(tmp_path, places):
-    loader = read_zeros(4, places)
     path = tmp_path / "trace.json"
     with trace(path) as spans:
-        for _ in loader:
+        for _ in read_zeros(4, places):
             with span("compute"):
                 pass
     copies = set() if places == "cpu" else {"copy"}
@@ -32,12 +42,11 @@ def test_a_trace_tells_who_did_what(tmp_path, places):
     streams = {one.thread for one in spans if one.name == "copy"}
     assert streams == ({f"simulated:{n} copies" for n in range(2)} if copies else set())
     assert all(one.start <= one.end for one in spans)
-    events = json.loads(path.read_text())["traceEvents"]
-    named = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert set(named.values()) == {"MainThread", "gpuloader-reader"} | streams
-    complete = [event for event in events if event["ph"] == "X"]
+    named = rows_of(events_in(path))
+    assert set(named) == {"MainThread", "gpuloader-reader"} | streams
+    complete = [event for event in events_in(path) if event["ph"] == "X"]
     assert len(complete) == len(spans)
-    assert all(event["dur"] >= 0 and event["tid"] in named for event in complete)
+    assert all(event["dur"] >= 0 and event["tid"] in named.values() for event in complete)
 
 
 def test_there_is_one_trace_at_a_time_and_none_before_or_afterwards():
@@ -60,14 +69,10 @@ def test_a_trace_is_written_when_the_block_fails_and_may_be_followed_by_another(
     with trace(tmp_path / "second.json") as spans:
         list(read_zeros(1))
     assert {"fetch", "stage", "wait", "deliver"} <= {one.name for one in spans}
-    assert json.loads((tmp_path / "second.json").read_text())["traceEvents"]
-
-
-def test_an_empty_trace_is_valid(tmp_path):
+    assert len(events_in(tmp_path / "second.json")) > len(spans)
     with trace(str(tmp_path / "empty.json")):
         pass
-    events = json.loads((tmp_path / "empty.json").read_text())["traceEvents"]
-    assert [event["ph"] for event in events] == ["M"]
+    assert [event["ph"] for event in events_in(tmp_path / "empty.json")] == ["M"]
 
 
 def test_a_trace_that_cannot_be_written_says_so_and_ends(tmp_path):
@@ -95,43 +100,42 @@ def test_a_thread_may_add_a_span_while_the_trace_is_converted():
 def test_the_chrome_trace_has_microseconds_and_a_row_a_thread():
     spans = [Span("a", "one", 1_000, 3_500), Span("b", "two", 2_000, 2_000), Span("c", "one", 4_000, 5_000)]
     events = chrome_trace(spans)["traceEvents"]
-    rows = {event["args"]["name"]: event["tid"] for event in events if event["name"] == "thread_name"}
-    assert set(rows) == {"one", "two"}
-    assert len(set(rows.values())) == 2
-    assert [
-        (event["name"], event["tid"], event["ts"], event["dur"]) for event in events if event["ph"] == "X"
-    ] == [("a", rows["one"], 1.0, 2.5), ("b", rows["two"], 2.0, 0.0), ("c", rows["one"], 4.0, 1.0)]
+    assert rows_of(events) == {"one": 0, "two": 1}
+    complete = [event for event in events if event["ph"] == "X"]
+    found = [(event["name"], event["tid"], event["ts"], event["dur"]) for event in complete]
+    assert found == [("a", 0, 1.0, 2.5), ("b", 1, 2.0, 0.0), ("c", 0, 4.0, 1.0)]
 
 
 @pytest.mark.parametrize("double_buffer", [True, False])
-def test_every_batch_is_fetched_staged_and_delivered_once_in_a_trace(double_buffer):
+def test_every_batch_is_staged_and_delivered_once_and_a_step_is_the_time_between_two(double_buffer):
     with trace() as spans:
-        list(read_zeros(4, use_double_buffer=double_buffer))
+        for _ in read_zeros(4, use_double_buffer=double_buffer):
+            time.sleep(0.002)
+    steps = [one.end - one.start for one in spans if one.name == "step"]
     names = [one.name for one in spans]
-    assert names.count("stage") == names.count("deliver") == 4
+    assert names.count("stage") == names.count("deliver") == len(steps) == 4
+    assert min(steps) >= 2_000_000
 
 
 def test_rows_are_sorted_consumer_first_then_workers_by_number_then_copy_streams():
     rows = ["gpu:0 copies", "gpuloader-worker-10", "gpuloader-worker-9", "MainThread", "gpuloader-reader"]
     events = chrome_trace([Span("x", row, 5, 6) for row in rows])["traceEvents"]
-    assert [event["args"]["name"] for event in events if event["name"] == "thread_name"] == [
-        "MainThread", "gpuloader-reader", "gpuloader-worker-9", "gpuloader-worker-10", "gpu:0 copies",
-    ]  # fmt: skip
+    assert [*rows_of(events)] == [rows[number] for number in (3, 4, 2, 1, 0)]
     indices = [event["args"]["sort_index"] for event in events if event["name"] == "thread_sort_index"]
     assert indices == sorted(indices)
 
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 def test_loops_over_two_loaders_do_not_overlap_on_a_row(worker_type, tmp_path):
-    loaders = [load(Numbers(), batch_size=4, num_workers=2, worker_type=worker_type) for _ in range(2)]
+    loaders = [load(Waiting(24), batch_size=4, num_workers=2, worker_type=worker_type) for _ in range(2)]
     with trace(tmp_path / "trace.json") as spans:
         for _ in zip(*loaders, strict=True):
             time.sleep(0.001)
-    rows: dict[int, list[tuple[float, float]]] = {}
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    rows = collections.defaultdict(list)
+    events = events_in(tmp_path / "trace.json")
     for event in events:
         if event["ph"] == "X":
-            rows.setdefault(event["tid"], []).append((event["ts"], event["ts"] + event["dur"]))
+            rows[event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
     assert sum(map(len, rows.values())) == len(spans)
     rounding = 1e-3
     for row in rows.values():
@@ -139,8 +143,8 @@ def test_loops_over_two_loaders_do_not_overlap_on_a_row(worker_type, tmp_path):
             apart = one[1] <= other[0] + rounding
             within = other[1] <= one[1] + rounding or one[0] >= other[0] - rounding
             assert apart or within
-    names = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
-    assert len(names) == len(set(names)) == len(rows)
+    named = [event for event in events if event["name"] == "thread_name"]
+    assert len(named) == len(rows_of(events)) == len(rows)
 
 
 KNOWN_PHASES = {"M": {"name", "pid", "tid", "args"}, "X": {"name", "cat", "pid", "tid", "ts", "dur"}}
@@ -156,46 +160,26 @@ def test_every_event_has_what_the_format_asks_for(tmp_path):
         assert set(event) == KNOWN_PHASES[event["ph"]] | {"ph"}
         assert isinstance(event["pid"], int)
         assert isinstance(event["tid"], int)
-        if event["ph"] == "X":
-            assert event["ts"] >= 0
-            assert event["dur"] >= 0
+        assert event["ph"] == "M" or (event["ts"] >= 0 and event["dur"] >= 0)
     complete = [event["ts"] for event in document["traceEvents"] if event["ph"] == "X"]
     assert complete == sorted(complete)
 
 
-class Numbers:
-    def __len__(self):
-        return 24
-
-    def __getitem__(self, index):
-        time.sleep(0.001)
-        return np.full(4, index)
-
-
-class Stream(IterableDataset):
+class Waited(Stream):
     def __iter__(self):
-        return (Numbers()[index] for index in range(24))
+        return map(Waiting(self.count).__getitem__, super().__iter__())
 
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
-@pytest.mark.parametrize("kind", [Numbers, Stream])
+@pytest.mark.parametrize("kind", [Waiting, Waited])
 def test_each_worker_has_a_row_of_its_own(worker_type, kind):
     with trace() as spans:
-        list(load(kind(), batch_size=4, num_workers=2, worker_type=worker_type))
+        list(load(kind(24), batch_size=4, num_workers=2, worker_type=worker_type))
     rows = {one.thread for one in spans if one.name == "fetch"}
     assert rows == {"gpuloader-worker-0", "gpuloader-worker-1"}
     consumer = [one for one in spans if one.thread == "MainThread"]
     begun, ended = min(one.start for one in consumer), max(one.end for one in consumer)
     assert all(begun <= one.start <= one.end <= ended for one in spans)
-
-
-def test_a_step_is_the_time_between_two_batches():
-    with trace() as spans:
-        for _ in read_zeros(3):
-            time.sleep(0.002)
-    steps = [one for one in spans if one.name == "step"]
-    assert len(steps) == 3
-    assert all(one.end - one.start >= 2_000_000 for one in steps)
 
 
 def test_copies_do_not_overlap_on_their_stream():
