@@ -22,11 +22,13 @@ from gpuloader.epoch import device_slots
 from gpuloader.errors import Misuse
 from gpuloader.testing import CustomPlace, RaceError, SimulatedDevice, simulated_places
 from gpuloader.transforms import Cast, Pad
-from tests.fakes import nothing_left_behind
+from tests.fakes import no_other_collection, nothing_left_behind
 from tests.loading import read_batches
+from tests.sample_sets import assert_same
 
 HOP = 0.25  # the time in which work on one stream follows that on another
 STEPS = 40
+NUMBERS = np.arange(2 * STEPS)
 
 
 class Hopping(SimulatedDevice):
@@ -44,31 +46,33 @@ class Hopping(SimulatedDevice):
 
 
 def run(prefetch=1, **options):
-    """Run a loop whose steps take as long as its copies, and that drops each batch; return the time."""
+    """Run a loop whose steps take as long as its copies, and that drops each batch.
+
+    Return the time, and how many slots the device has then.
+    """
     device = Hopping(seed=prefetch, copy_time=lambda nbytes: 1.0)
-    loader = DataLoader(
-        np.arange(2 * STEPS), places=CustomPlace(device), batch_size=2, prefetch=prefetch, **options
-    )
+    loader = load_numbers(device, prefetch=prefetch, **options)
     for batch in loader:
         batch.launch_read(duration=1.0)
         del batch
     device.finish(device.consumer_stream())
-    return device.now, loader
+    [buffers] = loader._epochs._idle
+    return device.now, len(buffers.lanes[0]._slots.free)
+
+
+def load_numbers(device, numbers=NUMBERS, **options):
+    return DataLoader(numbers, places=CustomPlace(device), batch_size=2, **options)
 
 
 @pytest.mark.parametrize("prefetch", [1, 2, 4])
-def test_copies_and_steps_of_equal_length_overlap_but_for_one_hop(prefetch):
-    seconds, loader = run(prefetch)
-    assert seconds == STEPS + 1.0 + HOP
-    [buffers] = loader._epochs._idle
-    assert len(buffers.lanes[0]._slots.free) == prefetch + 2
-
-
-def test_with_one_slot_less_every_step_costs_a_hop(monkeypatch):
-    """The test above can fail."""
+def test_copies_and_steps_of_equal_length_overlap_but_for_one_hop(prefetch, monkeypatch):
+    assert run(prefetch) == (STEPS + 1.0 + HOP, prefetch + 2)
+    seconds, slots = run(prefetch, static=True)  # at fixed addresses, too
+    assert seconds <= STEPS + 1.0 + 2 * HOP
+    assert slots == prefetch + 1
+    # The test can fail: with one slot less every step costs a hop.
     monkeypatch.setattr(device_slots.DeviceSlots, "_add_early", lambda self, nbytes: None)
-    seconds, _ = run()
-    assert seconds >= STEPS * (1.0 + HOP)
+    assert run()[0] >= STEPS * (1.0 + HOP)
 
 
 class Computing(SimulatedDevice):
@@ -85,11 +89,8 @@ class Computing(SimulatedDevice):
 
 
 def augment(device, prefetch=1, **options):
-    place, transforms = CustomPlace(device), [Cast("0", "float32")]
-    numbers = TensorDataset(np.arange(2 * STEPS))
-    return DataLoader(
-        numbers, places=place, batch_size=2, prefetch=prefetch, transforms=transforms, **options
-    )
+    transforms = [Cast("0", "float32")]
+    return load_numbers(device, TensorDataset(NUMBERS), prefetch=prefetch, transforms=transforms, **options)
 
 
 @pytest.mark.parametrize("prefetch", [1, 2, 4])
@@ -121,23 +122,14 @@ def test_a_copy_waits_for_kernels_of_a_batch_that_nobody_got(seed):
         assert np.asarray(batch).tolist() == [2.0 * number, 2.0 * number + 1]
 
 
-def test_fixed_addresses_overlap_too():
-    seconds, loader = run(static=True)
-    assert seconds <= STEPS + 1.0 + 2 * HOP
-    [buffers] = loader._epochs._idle
-    assert len(buffers.lanes[0]._slots.free) == 2
-
-
 def test_a_device_without_room_for_the_additional_slot_goes_without():
-    device = SimulatedDevice(memory_limit=2 * 16)
-    loader = DataLoader(np.arange(2 * STEPS), places=CustomPlace(device), batch_size=2)
+    loader = load_numbers(SimulatedDevice(memory_limit=2 * 16))
     for batch in loader:
         batch.launch_read()
         del batch
     assert loader.stats().steps == STEPS
-    device = SimulatedDevice(memory_limit=16)
     with pytest.raises(StagingMemoryError):
-        list(DataLoader(np.arange(2 * STEPS), places=CustomPlace(device), batch_size=2))
+        list(load_numbers(SimulatedDevice(memory_limit=16)))
 
 
 # Batches at fixed addresses: same memory for all, ordered behind the last use, and what must not be done.
@@ -146,18 +138,15 @@ def test_a_device_without_room_for_the_additional_slot_goes_without():
 ROWS = np.arange(24).reshape(12, 2)
 
 
-def load(places="cpu", rows=ROWS, batch_size=3, **options):
-    return DataLoader(
-        TensorDataset(rows, rows[:, 0] * 10), places=places, batch_size=batch_size, static=True, **options
-    )
+def load(places="cpu", rows=ROWS, **options):
+    dataset = TensorDataset(rows, rows[:, 0] * 10)
+    return DataLoader(dataset, places=places, **{"batch_size": 3, "static": True, **options})
 
 
 def read(places="cpu", counts=(3, 3, 3), **options):
     """Return a loader over a reader whose batches have the given numbers of samples."""
-    loader = DataLoader.from_generator(capacity=2, return_list=True, static=True, **options)
-    return loader.set_batch_generator(
-        lambda: ([np.full((count, 2), number)] for number, count in enumerate(counts)), places=places
-    )
+    batches = [[np.full((count, 2), number)] for number, count in enumerate(counts)]
+    return read_batches(lambda: iter(batches), places, static=True, **options)
 
 
 def address(array):
@@ -167,6 +156,11 @@ def address(array):
 
 def addresses(loader):
     return {tuple(address(field) for field in batch) for batch in loader}
+
+
+def use_up(loader):
+    for _ in loader:
+        pass
 
 
 @pytest.fixture(params=["cpu", "simulated"])
@@ -180,13 +174,10 @@ class TestAddresses:
             assert len(addresses(loader) | addresses(loader)) == 1
 
     def test_hold_the_right_values(self, place):
-        seen = [(np.array(rows), np.array(labels)) for rows, labels in load(place, shuffle=True, seed=3)]
-        wanted = list(
-            DataLoader(TensorDataset(ROWS, ROWS[:, 0] * 10), places="cpu", batch_size=3, shuffle=True, seed=3)
-        )
-        for (rows, labels), (rows_wanted, labels_wanted) in zip(seen, wanted, strict=True):
-            np.testing.assert_array_equal(rows, rows_wanted)
-            np.testing.assert_array_equal(labels, labels_wanted)
+        options = {"shuffle": True, "seed": 3}
+        seen = [(np.array(rows), np.array(labels)) for rows, labels in load(place, **options)]
+        wanted = [tuple(batch) for batch in load(static=False, **options)]
+        assert_same(seen, wanted)
 
     def test_differ_from_place_to_place(self):
         for places in (simulated_places(2), cpu_places(2)):
@@ -205,26 +196,17 @@ class TestAddresses:
             assert found == [found[0]] * 2
             assert seen[1] == [[5, 6, 7], [True] * 3, [8, 9, 9], [True, True, False]]
 
-    def test_of_transformed_fields_whose_place_in_the_slot_varies(self):
+    def test_of_transformed_fields_whose_place_in_the_slot_varies(self, place):
         """Ragged rows take more or less room ahead of the padded ones."""
-        for places in (*simulated_places(1), "cpu"):
-            rows = [(np.arange(1 + number % 4), number) for number in range(12)]
-            loader = DataLoader(
-                rows,
-                places=places,
-                batch_size=3,
-                ragged=["0"],
-                transforms=[Pad("0", 4), Cast("1", "float32")],
-                static=True,
-            )
-            found = []
-            for number, (padded, labels) in enumerate(loader):
-                found.append((address(padded), address(labels)))
-                first = np.array(padded)[0].tolist()
-                length = 1 + 3 * number % 4
-                assert first == [*range(length), *[0] * (4 - length)]
-                assert np.array(labels).tolist() == [3.0 * number, 3.0 * number + 1, 3.0 * number + 2]
-            assert found == [found[0]] * 4
+        rows = [(np.arange(1 + number % 4), number) for number in range(12)]
+        options = {"ragged": ["0"], "transforms": [Pad("0", 4), Cast("1", "float32")], "static": True}
+        found = set()
+        for number, (padded, labels) in enumerate(DataLoader(rows, places=place, batch_size=3, **options)):
+            found.add((address(padded), address(labels)))
+            length = 1 + 3 * number % 4
+            assert np.array(padded)[0].tolist() == [*range(length), *[0] * (4 - length)]
+            assert np.array(labels).tolist() == [3.0 * number, 3.0 * number + 1, 3.0 * number + 2]
+        assert len(found) == 1
 
     def test_stay_when_the_source_is_set_again(self, place):
         loader = read(place)
@@ -248,16 +230,19 @@ class TestHolding:
     """The batch that a loop's variable refers to may be held while the next is requested, and no other."""
 
     def test_two_batches_is_an_error(self, place):
-        epoch = iter(load(place))
-        first = next(epoch)
-        second = next(epoch)
-        with pytest.raises(Misuse, match="batch 0 is still held, but its memory holds a later batch now"):
-            next(epoch)
-        del first
-        third = next(epoch)  # the epoch goes on
-        assert np.array(third[1]).tolist() == [120, 140, 160]
-        del second, third
-        assert len(list(itertools.islice(epoch, 1))) == 1
+        for loader, in_third in ((load(place), 120), (read(place, counts=(3, 3, 3, 3)), 2)):
+            epoch = iter(loader)
+            first = next(epoch)[-1][1:]  # a slice counts
+            second = next(epoch)
+            for _ in range(2):
+                with pytest.raises(Misuse, match="batch 0 is still held, but its memory holds a later batch"):
+                    next(epoch)
+                second = None  # one that was replaced is an error even without the latest
+            del first, second
+            third = next(epoch)  # the epoch goes on
+            assert np.array(third[-1]).ravel()[0] == in_third
+            del third
+            assert len(list(itertools.islice(epoch, 1))) == 1
 
     @pytest.mark.parametrize("count", [2, 5])
     def test_all_batches_is_an_error_at_the_latest_at_the_end(self, place, count):
@@ -265,25 +250,8 @@ class TestHolding:
         with pytest.raises(LoaderError, match="batch 0 is still held"):
             list(loader)
 
-    def test_one_that_was_replaced_is_an_error_even_without_the_latest(self, place):
-        epoch = iter(read(place))
-        first = next(epoch)
-        next(epoch)
-        with pytest.raises(Misuse, match="batch 0 is still held"):
-            next(epoch)
-        del first
-
-    def test_a_slice_counts(self, place):
-        epoch = iter(load(place))
-        corner = next(epoch)[0][1:]
-        next(epoch)
-        with pytest.raises(Misuse, match="batch 0"):
-            next(epoch)
-        del corner
-
     def test_over_the_end_of_an_epoch(self, place):
         loader = load(place)
-        last = None
         for last in loader:  # noqa: B007
             pass
         epoch = iter(loader)
@@ -293,18 +261,13 @@ class TestHolding:
         del last, first
         next(epoch)
 
-    def test_garbage_does_not_count(self, place):
-        gc.collect()
-        gc.disable()
-        try:
+    def test_garbage_and_copies_do_not_count(self, place):
+        kept = []
+        with no_other_collection():
             for batch in load(place):
                 cycle = [batch]
                 cycle.append(cycle)
-        finally:
-            gc.enable()
-
-    def test_copies_may_be_kept(self, place):
-        kept = [np.array(labels)[0] for _, labels in load(place)]
+                kept.append(np.array(batch[1])[0])
         assert kept == [0, 60, 120, 180]
 
 
@@ -326,9 +289,8 @@ class TestShapes:
         epoch = iter(read(place, counts=(3, 3, 2, 3), use_double_buffer=double_buffer))
         next(epoch)
         next(epoch)
-        with pytest.raises(
-            SampleError, match=r"batch 2, field '0': expected .*\(3, 2\).*got .*\(2, 2\).*drop_last=True"
-        ):
+        message = r"batch 2, field '0': expected .*\(3, 2\).*got .*\(2, 2\).*drop_last=True"
+        with pytest.raises(SampleError, match=message):
             next(epoch)
         assert list(epoch) == []
 
@@ -336,22 +298,17 @@ class TestShapes:
         for places in (simulated_places(3), cpu_places(3)):
             loader = read(places, counts=(3, 3, 3, 3, 2, 3))
             with pytest.raises(SampleError, match="batch 4"):
-                for _ in loader:
-                    pass
+                use_up(loader)
             [buffers] = loader._epochs._idle
             buffers.ring.drain()
             assert buffers.ring.free == buffers.ring.count
 
-    def test_another_dtype_or_number_of_fields(self, place):
-        batches = {
-            "another": [[np.zeros((2, 2))], [np.zeros((2, 2), "float32")]],
-            "2 arrays": [[np.zeros(2)], [np.zeros(2), np.zeros(2)]],
-        }
-        for readings in batches.values():
-            loader = read_batches(lambda readings=readings: iter(readings), place, static=True)
-            with pytest.raises(SampleError, match=r"expected .* as in the loader's first batch"):
-                for _ in loader:
-                    pass
+    @pytest.mark.parametrize(
+        "batches", [[[np.zeros(2)], [np.zeros(2, "float32")]], [[np.zeros(2)], [np.zeros(2), np.zeros(2)]]]
+    )
+    def test_another_dtype_or_number_of_fields(self, place, batches):
+        with pytest.raises(SampleError, match=r"expected .* as in the loader's first batch"):
+            use_up(read_batches(lambda: iter(batches), place, static=True))
 
 
 class TestSeveralLoops:
@@ -364,21 +321,15 @@ class TestSeveralLoops:
             first.close()
             assert len(addresses(loader)) == 1
 
-    def test_one_that_was_left_by_an_error_does_not_count(self, place):
+    def test_one_that_was_left_does_not_count(self, place):
         loader, held = load(place), []
-        gc.disable()
-        try:
+        with no_other_collection():
             with pytest.raises(Misuse):
                 for batch in loader:
                     held.append(batch)
             held.clear()
             batch = None
             assert len(addresses(loader)) == 1
-        finally:
-            gc.enable()
-
-    def test_one_that_was_left_does_not_count(self, place):
-        loader = load(place)
         for _ in loader:
             break
         del _
@@ -399,9 +350,7 @@ class TestSeveralLoops:
     seed=st.integers(0, 999),
     prefetch=st.integers(1, 3),
     ahead=st.booleans(),
-    uses=st.lists(
-        st.sampled_from(["replay", "side", "two streams", "other thread's stream"]), min_size=1, max_size=4
-    ),
+    uses=st.lists(st.sampled_from(["main", "side", "both"]), min_size=1, max_size=4),
     duration=st.sampled_from([0.0, 0.5, 3.0]),
 )
 @settings(max_examples=150, deadline=None)
@@ -411,9 +360,8 @@ def test_a_graph_replayed_at_the_addresses_sees_each_batch(
     """A graph is a kernel that knows addresses alone, and runs as late as the streams may."""
     where = simulated_places(places, seed)
     rows = np.arange(count * places * 2).reshape(-1, 2)
-    loader = DataLoader(
-        rows, places=where, batch_size=1, prefetch=prefetch, use_buffer_reader=ahead, static=True
-    )
+    options = {"prefetch": prefetch, "use_buffer_reader": ahead, "static": True}
+    loader = DataLoader(rows, places=where, batch_size=1, **options)
     graphs, seen = {}, []
     side = [place.device.stream() for place in where]
     for epoch in range(2):
@@ -428,13 +376,11 @@ def test_a_graph_replayed_at_the_addresses_sees_each_batch(
 
                 if use != "side":
                     replay(main)
-                if use != "replay":
-                    ready = device.event()
-                    device.record(ready, main)
-                    device.wait(side[index], ready)
+                if use != "main":
+                    follow(device, side[index])
                     replay(side[index])
                     record_stream(batch, side[index])
-                seen.append((values, rows[number * places + index], 1 + use.startswith(("two", "other"))))
+                seen.append((values, rows[number * places + index], 1 + (use == "both")))
             del batch, step
     for place, stream in zip(where, side, strict=True):
         place.device.finish(place.device.consumer_stream())
@@ -443,15 +389,20 @@ def test_a_graph_replayed_at_the_addresses_sees_each_batch(
         assert [value[0].tolist() for value in values] == [wanted.tolist()] * times
 
 
+def follow(device, stream):
+    """Make later work on the stream wait for what the consumer's stream does now."""
+    ready = device.event()
+    device.record(ready, device.consumer_stream())
+    device.wait(stream, ready)
+
+
 def test_a_stream_that_nobody_told_of_is_a_race():
     """The test above can fail."""
     [place] = simulated_places(1)
-    device, side = place.device, place.device.stream()
+    side = place.device.stream()
     with pytest.raises(RaceError):
         for batch in DataLoader(ROWS, places=place, batch_size=3, static=True):
-            ready = device.event()
-            device.record(ready, device.consumer_stream())
-            device.wait(side, ready)
+            follow(place.device, side)
             batch.launch_read(side, duration=5.0)
             del batch
 
