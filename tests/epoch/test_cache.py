@@ -34,7 +34,7 @@ from gpuloader.staging.ring import Slot
 from gpuloader.testing import CustomPlace, RaceError, SimulatedDevice, simulated_places
 from gpuloader.transforms import Cast, Normalize, RandomCropFlip
 from tests.fakes import nothing_left_behind
-from tests.loading import load, resume
+from tests.loading import load
 from tests.rank_loaders import Stream
 from tests.sample_sets import assert_same
 
@@ -92,14 +92,54 @@ def epochs(dataset, count=3, places="cpu", **options):
     return [as_numpy(list(loader)) for _ in range(count)]
 
 
-def make_places(kind, count=1):
-    return [CPUPlace()] * count if kind == "cpu" else simulated_places(count)
+def make_places(kind, count=1, seed=0):
+    return [CPUPlace()] * count if kind == "cpu" else simulated_places(count, seed)
 
 
 def check_same(kind, places, make=Counting, count=1, **options):
     """Fail unless a loader with a cache delivers what one without it does on a host."""
     found = epochs(make(), cache=kind, places=make_places(places, count), **options)
     assert_same(found, epochs(make(), places=[CPUPlace()] * count, **options))
+
+
+@given(
+    count=st.integers(0, 60),
+    size=st.integers(1, 20),
+    places=st.integers(1, 4),
+    remainder=st.sampled_from(["drop", "pad", None]),
+    shuffle=st.booleans(),
+    drop_last=st.booleans(),
+    start=st.integers(0, 8),
+    seed=st.integers(0, 2**64 - 1),
+    draws=st.booleans(),
+    kind=st.sampled_from(["device", "device", "host"]),
+    where=st.sampled_from(["simulated", "simulated", "cpu"]),
+)
+@settings(max_examples=80, deadline=None)
+def test_an_epoch_is_the_same_wherever_it_is_entered(
+    count, size, places, remainder, shuffle, drop_last, start, seed, draws, kind, where
+):
+    """In shards or in turn, padded or not, from the start or resumed, over two epochs."""
+    assume(remainder != "drop" or size >= places)
+    steps = [RandomCropFlip("0", (2, 2)), Cast("1", "float32")] if draws else []
+    pictures = np.arange(count * 12, dtype=np.uint16).reshape(count, 4, 3, 1)
+    dataset = TensorDataset(pictures, np.arange(count) * 3)
+    shuffle = shuffle and count > 0  # an empty dataset cannot be shuffled
+    options = {"batch_size": size, "shuffle": shuffle, "drop_last": drop_last, "transforms": steps}
+    if remainder is not None:
+        options |= {"split": "shards", "uneven": remainder}
+    wanted = epochs(dataset, 2, [CPUPlace()] * places, seed=seed, **options)
+    options |= {"cache": kind, "seed": seed}
+    loader = load(dataset, places=make_places(where, places, seed % 100), **options)
+    epoch = iter(loader)
+    begun = [as_numpy(step) for _, step in zip(range(start), epoch, strict=False)]
+    assert_same(begun, wanted[0][:start])
+    again = load(dataset, places=make_places(where, places), **options)
+    again.load_state_dict(loader.state_dict())
+    for rest in (as_numpy(list(epoch)), as_numpy(list(again))):
+        if len(begun) == start:  # otherwise the epoch ended, and the state starts the next one
+            assert_same(rest, wanted[0][start:])
+    assert_same(as_numpy(list(loader)), wanted[1])
 
 
 PLACES = ["cpu", "simulated"]
@@ -134,11 +174,6 @@ class TestTheSameBatches:
         steps = [RandomCropFlip("image", (2, 1)), Normalize("image", std=0.5), Cast("meta.0", "float16")]
         check_same(kind, places, Dicts, shuffle=True, transforms=steps)
 
-    @pytest.mark.parametrize("count", [2, 3])
-    def test_in_shards_and_in_turn(self, kind, places, count):
-        for options in ({"split": "shards", "uneven": "pad"}, {}):
-            check_same(kind, places, count=count, shuffle=True, **options)
-
     def test_of_a_subset(self, kind, places):
         for source in (TensorDataset(np.arange(COUNT), np.arange(COUNT) * 0.5), Counting()):
             part = Subset(source, [5, -1, 5, 60, 2, 0, 9])
@@ -152,12 +187,6 @@ class TestTheSameBatches:
         feeds = [data("image", [None, 3, 2]), data("number", [None], "float64")]
         steps = [Cast("number", "int32", 2), Cast("image", "uint8")]
         check_same(kind, places, feed_list=feeds, transforms=steps)
-
-    def test_resumed(self, kind, places):
-        [whole] = epochs(Counting(), 1, shuffle=True)
-        options = {"batch_size": 8, "shuffle": True, "cache": kind, "seed": 4}
-        before, again = resume(lambda: load(Counting(), places=make_places(places), **options), 3)
-        assert_same(as_numpy(before + list(again)), whole)
 
     def test_with_a_batch_sampler(self, kind, places):
         batches = [[3], [1, 2, 69, -1], list(range(40)), [0, 0]]
@@ -250,43 +279,6 @@ class TestTheOrderOnTheDevice:
         loader = on_devices(np.arange(count), simulated_places(2), **options)
         for _ in range(2):
             assert numbers_of(loader) == numbers_of(plain)
-
-    @given(
-        count=st.integers(0, 60),
-        size=st.integers(1, 20),
-        places=st.integers(1, 4),
-        remainder=st.sampled_from(["drop", "pad", None]),
-        shuffle=st.booleans(),
-        drop_last=st.booleans(),
-        start=st.integers(0, 8),
-        seed=st.integers(0, 2**64 - 1),
-        draws=st.booleans(),
-    )
-    @settings(max_examples=50, deadline=None)
-    def test_is_the_same_wherever_it_is_entered(
-        self, count, size, places, remainder, shuffle, drop_last, start, seed, draws
-    ):
-        """In shards or in turn, padded or not, from the start or resumed, over two epochs."""
-        assume(remainder != "drop" or size >= places)
-        steps = [RandomCropFlip("0", (2, 2)), Cast("1", "float32")] if draws else []
-        pictures = np.arange(count * 12, dtype=np.uint16).reshape(count, 4, 3, 1)
-        dataset = TensorDataset(pictures, np.arange(count) * 3)
-        shuffle = shuffle and count > 0  # an empty dataset cannot be shuffled
-        options = {"batch_size": size, "shuffle": shuffle, "drop_last": drop_last, "transforms": steps}
-        if remainder is not None:
-            options |= {"split": "shards", "uneven": remainder}
-        wanted = epochs(dataset, 2, [CPUPlace()] * places, seed=seed, **options)
-        options |= {"cache": "device", "seed": seed}
-        loader = load(dataset, places=simulated_places(places, seed % 100), **options)
-        epoch = iter(loader)
-        begun = [as_numpy(step) for _, step in zip(range(start), epoch, strict=False)]
-        assert_same(begun, wanted[0][:start])
-        again = load(dataset, places=simulated_places(places), **options)
-        again.load_state_dict(loader.state_dict())
-        for rest in (as_numpy(list(epoch)), as_numpy(list(again))):
-            if len(begun) == start:  # otherwise the epoch ended, and the state starts the next one
-                assert_same(rest, wanted[0][start:])
-        assert_same(as_numpy(list(loader)), wanted[1])
 
     def test_epochs_side_by_side_have_each_their_own(self):
         rows = np.arange(COUNT)

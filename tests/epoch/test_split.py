@@ -1,13 +1,14 @@
 """Shards: a step is one batch in equal parts, one per place, and masks mark which samples count."""
 
 import collections
+import itertools
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gpuloader import BatchSampler, CPUPlace, DataLoader, cpu_places, data
+from gpuloader import BatchSampler, DataLoader, cpu_places, data
 from gpuloader.epoch.delivery import Masks, add_mask
 from gpuloader.errors import LoaderError
 from gpuloader.order.dividing import Division
@@ -92,41 +93,30 @@ class TestShardsMakeUpBatches:
         shuffle=st.booleans(),
         drop_last=st.booleans(),
         workers=st.sampled_from([0, 0, 2]),
-        epochs=st.just(2),
+        seed=st.none() | st.integers(0, 9),
     )
-    @settings(max_examples=80, deadline=None)
-    def test_on_hosts(self, count, size, places, remainder, shuffle, drop_last, workers, epochs):
-        self.compare([CPUPlace()] * places, count, size, remainder, shuffle, drop_last, workers, epochs)
-
-    @given(**cuts, shuffle=st.booleans(), workers=st.sampled_from([0, 0, 2]), seed=st.integers(0, 9))
-    @settings(max_examples=40, deadline=None)
-    def test_on_devices(self, count, size, places, remainder, shuffle, workers, seed):
-        self.compare(simulated_places(places, seed), count, size, remainder, shuffle, False, workers, 2)
-
-    def compare(self, places, count, size, remainder, shuffle, drop_last, workers, epochs):
-        number = len(places)
-        assume(remainder == "pad" or size >= number)
-        assume(remainder != "error" or size % number == 0)
+    @settings(max_examples=120, deadline=None)
+    def test_on_hosts_and_devices(self, count, size, places, remainder, shuffle, drop_last, workers, seed):
+        assume(remainder == "pad" or size >= places)
+        assume(remainder != "error" or size % places == 0)
+        where = cpu_places(places) if seed is None else simulated_places(places, seed)
         shuffle = shuffle and count > 0  # an empty dataset cannot be shuffled
         options = {"batch_size": size, "shuffle": shuffle, "drop_last": drop_last}
         if workers:
             options |= {"num_workers": workers, "worker_type": "thread"}
-        if remainder == "error" and count % size % number and not drop_last:
-            with pytest.raises(ValueError, match=f"cannot be cut into {number} equal parts"):
-                in_shards(pairs(count), places, remainder, **options)
+        if remainder == "error" and count % size % places and not drop_last:
+            with pytest.raises(ValueError, match=f"cannot be cut into {places} equal parts"):
+                in_shards(pairs(count), where, remainder, **options)
             return
         whole, loader = (
             make(pairs(count), "cpu", **options),
-            in_shards(pairs(count), places, remainder, **options),
+            in_shards(pairs(count), where, remainder, **options),
         )
-        for _ in range(epochs):
-            wanted = wanted_of([labels.tolist() for _, labels in whole], number, remainder)
-            assert self.take(loader, number, remainder == "pad" and number > 1) == wanted
-            if remainder != "drop":
-                assert len(loader) == len(wanted)
-
-    def take(self, loader, number, masked=False):
-        return epoch_of(([step] for step in loader) if number == 1 else loader, masked)
+        for _ in range(2):
+            wanted = wanted_of([labels.tolist() for _, labels in whole], places, remainder)
+            steps = ([step] for step in loader) if places == 1 else loader
+            assert epoch_of(steps, masked=remainder == "pad" and places > 1) == wanted
+            assert remainder == "drop" or len(loader) == len(wanted)
 
     @pytest.mark.parametrize("places", [cpu_places(8), simulated_places(4)])
     @pytest.mark.parametrize("workers", [{}, {"num_workers": 2}])
@@ -160,31 +150,28 @@ class TestShardsMakeUpBatches:
         assert (numbers.tolist(), mask.tolist()) == ([0, 1], [True, True])
 
 
-class TestResuming:
-    @given(**cuts, after=st.integers(0, 6), sampled=st.booleans())
-    @settings(max_examples=60, deadline=None)
-    def test_resumes_where_it_stopped(self, count, size, places, remainder, after, sampled):
-        assume(places > 1)
-        assume(remainder != "error" or (size % places == 0 and (count % size) % places == 0))
-        assume(remainder == "pad" or size >= places)
-        options = {"batch_size": size, "shuffle": count > 0}  # an empty dataset cannot be shuffled
-        if sampled:
-            order = np.random.default_rng(0).permutation(count).tolist()
-            sizes = [1, size, 2, size] if remainder == "drop" else [size]
-            batches = []
-            while order:
-                batches.append(
-                    [order.pop() for _ in range(min(sizes[len(batches) % len(sizes)], len(order)))]
-                )
-            options = {"batch_sampler": batches}
-        masked = remainder == "pad"
-        whole = epoch_of(in_shards(pairs(count), cpu_places(places), remainder, **options), masked)
-        loader = in_shards(pairs(count), cpu_places(places), remainder, **options)
-        epoch = iter(loader)
-        for wanted in whole[:after]:
-            assert look(next(epoch), masked)[0] == wanted
-        again = in_shards(pairs(count), simulated_places(places), remainder, **options)
-        again.load_state_dict(loader.state_dict())
+@given(**cuts, after=st.integers(0, 6), sampled=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_an_epoch_resumes_where_it_stopped(count, size, places, remainder, after, sampled):
+    assume(places > 1)
+    assume(remainder != "error" or (size % places == 0 and (count % size) % places == 0))
+    assume(remainder == "pad" or size >= places)
+    options = {"batch_size": size, "shuffle": count > 0}  # an empty dataset cannot be shuffled
+    if sampled:
+        order = np.random.default_rng(0).permutation(count).tolist()
+        sizes = itertools.cycle([1, size, 2, size] if remainder == "drop" else [size])
+        batches = []
+        while order:
+            batches.append([order.pop() for _ in range(min(next(sizes), len(order)))])
+        options = {"batch_sampler": batches}
+    masked = remainder == "pad"
+    whole = epoch_of(in_shards(pairs(count), cpu_places(places), remainder, **options), masked)
+    loader = in_shards(pairs(count), cpu_places(places), remainder, **options)
+    epoch = iter(loader)
+    assert epoch_of(itertools.islice(epoch, after), masked) == whole[:after]
+    again = in_shards(pairs(count), simulated_places(places), remainder, **options)
+    again.load_state_dict(loader.state_dict())
+    if after <= len(whole):  # else the state starts the next epoch
         assert epoch_of(again, masked) == whole[after:]
 
 
@@ -196,20 +183,15 @@ class TestMasks:
             with pytest.raises(ValueError, match="read-only"):
                 mask[0] = False
 
-    def test_are_windows_of_one_memory(self):
+    def test_are_windows_of_one_memory_that_stay_valid_when_a_longer_one_is_made(self):
         masks = Masks()
+        short = masks.get(1, 2)
         for size in range(1, 300):
             for own in {0, 1, size // 2, size}:
                 mask = masks.get(own, size)
                 assert mask.array.tolist() == [True] * own + [False] * (size - own)
                 assert mask.address == mask.array.ctypes.data
-        assert masks.get(2, 3).memory is masks.get(0, 300).memory
-
-    def test_stay_valid_when_a_longer_one_is_made(self):
-        masks = Masks()
-        short = masks.get(1, 2)
-        long = masks.get(999, 1000)
-        assert short.memory is not long.memory
+        assert masks.get(2, 3).memory is masks.get(0, 300).memory is not short.memory
         assert short.array.tolist() == [True, False]
 
     def test_are_on_the_shards_own_device(self):
@@ -225,13 +207,11 @@ class TestMasks:
             list(in_shards(masked[0], cpu_places(2), "pad", batch_size=2))
         assert len(list(in_shards(masked[1], cpu_places(2), batch_size=2))) == 2
 
-    def test_stand_last(self):
+    def test_stand_last_or_in_a_dict_of_the_same_class(self):
         assert add_mask([1, 2], 3) == [1, 2, 3]
         assert add_mask((1, 2), 3) == (1, 2, 3)
         assert add_mask(Pair(1, 2), 3) == [Pair(1, 2), 3]  # its class has no room for a mask
         assert add_mask("text", 3) == ["text", 3]
-
-    def test_stand_in_a_dict_of_the_same_class(self):
         batch = add_mask(collections.defaultdict(list, a=1), 3)
         assert (type(batch), batch) == (collections.defaultdict, {"a": 1, "mask": 3})
 
@@ -242,59 +222,41 @@ class TestErrors:
         [
             ({"split": "halves"}, "split must be one of 'batches', 'shards', got 'halves'"),
             (
-                {"split": "shards", "uneven": "keep"},
+                {"uneven": "keep"},
                 "uneven must be one of 'pad', 'repeat', 'drop', 'error' or None, got 'keep'",
             ),
-            ({"split": "shards", "batch_size": 7}, "a batch of 7 samples cannot be cut into 2 equal parts"),
-            ({"split": "shards", "uneven": "drop"}, "a batch of 1 samples cut into 2 .* would leave nothing"),
-            ({"split": "shards", "batch_size": None}, "batch_size=None yields single samples"),
+            ({"batch_size": 7}, "a batch of 7 samples cannot be cut into 2 equal parts"),
+            ({"uneven": "drop"}, "a batch of 1 samples cut into 2 .* would leave nothing"),
+            ({"batch_size": None}, "batch_size=None yields single samples"),
+            ({"dataset": Pairs(9), "uneven": "pad", "batch_size": 4}, "uneven='drop' .* a last step"),
+            ({"dataset": Pairs(9), "uneven": "drop", "batch_size": 5}, "a batch of 5 samples cannot be cut"),
         ],
     )
     def test_of_what_is_asked(self, options, message):
         with pytest.raises(ValueError, match=message):
-            make(pairs(9), cpu_places(2), **options)
-
-    def test_of_an_iterable_data_set(self):
-        with pytest.raises(ValueError, match=r"uneven='drop' .* leaves out a last step"):
-            in_shards(Pairs(9), cpu_places(2), "pad", batch_size=4)
-        with pytest.raises(ValueError, match="a batch of 5 samples cannot be cut into 2"):
-            in_shards(Pairs(9), cpu_places(2), "drop", batch_size=5)
+            make(**{"dataset": pairs(9), "places": cpu_places(2), "split": "shards", **options})
 
     @pytest.mark.parametrize(
         "options",
-        [
-            {"batch_size": 4},
-            {"batch_size": 4, "shuffle": True},
-            {"batch_sampler": BatchSampler(pairs(9), batch_size=4)},
-        ],
+        [{}, {"shuffle": True}, {"batch_size": 1, "batch_sampler": BatchSampler(pairs(9), batch_size=4)}],
     )
     def test_of_a_last_batch_that_will_not_divide(self, options):
         """The error comes before the first step, not after the last."""
-        with pytest.raises(
-            ValueError, match="last batch, of 1 samples, cannot be cut into 4 equal parts; choose drop_last"
-        ):
-            in_shards(pairs(9), cpu_places(4), **options)
+        message = "last batch, of 1 samples, cannot be cut into 4 equal parts; choose drop_last"
+        with pytest.raises(ValueError, match=message):
+            in_shards(pairs(9), cpu_places(4), **{"batch_size": 4, **options})
 
     @pytest.mark.parametrize("workers", [0, 2])
     def test_of_a_last_batch_that_does_not_divide(self, workers):
         """The loader cannot know this earlier if only the sampler knows the number of samples."""
+        options = {"sampler": range(9), "batch_size": 4, "num_workers": workers, "worker_type": "thread"}
         with nothing_left_behind():
-            loader = in_shards(
-                pairs(9),
-                cpu_places(4),
-                sampler=range(9),
-                batch_size=4,
-                num_workers=workers,
-                worker_type="thread",
-            )
-            epoch = iter(loader)
+            epoch = iter(in_shards(pairs(9), cpu_places(4), **options))
             assert [look(next(epoch), False)[0] for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-            with pytest.raises(
-                LoaderError, match="a batch of 1 samples cannot be cut into 4 equal parts; choose"
-            ):
+            with pytest.raises(LoaderError, match="of 1 samples cannot be cut into 4 equal parts; choose"):
                 next(epoch)
             assert list(epoch) == []
-            del epoch, loader
+            del epoch
         assert not loader_threads()
 
 
@@ -303,46 +265,40 @@ class TestErrors:
 def test_all_devices_have_their_copies_before_the_user_has_the_first(monkeypatch, split, cache):
     """A step's copies, one per part, are issued on all streams before any part is delivered."""
     places, log = simulated_places(3), []
+
+    def watch(device, name, number):
+        real = getattr(device, name)
+
+        def call(*arguments, **named):
+            log.append((name, number))
+            return real(*arguments, **named)
+
+        monkeypatch.setattr(device, name, call)
+
     for number, place in enumerate(places):
-        device = place.device
-        copy, views = device.copy_async, device.views
-
-        def copy_async(*arguments, number=number, copy=copy, **named):
-            log.append(("copy", number))
-            copy(*arguments, **named)
-
-        def deliver(*arguments, number=number, views=views):
-            log.append(("deliver", number))
-            return views(*arguments)
-
-        monkeypatch.setattr(device, "copy_async", copy_async)
-        monkeypatch.setattr(device, "views", deliver)
+        watch(place.device, "copy_async", number)
+        watch(place.device, "views", number)
     loader = make(pairs(54), places, batch_size=6, split=split, cache=cache, use_buffer_reader=False)
     if cache:
         list(loader)
     log.clear()
     steps = len(list(loader))
-    one = [(what, number) for what in ("copy", "deliver") for number in range(3)]
     assert steps == (9 if split == "shards" else 3)
-    assert log == one * steps
+    assert log == [(name, number) for name in ("copy_async", "views") for number in range(3)] * steps
 
 
-class TestThePlan:
-    @given(
-        count=st.integers(1, 40),
-        size=st.integers(1, 9),
-        world_size=st.integers(1, 4),
-        shards=st.integers(2, 5),
-    )
-    @settings(max_examples=60, deadline=None)
-    def test_counts_every_sample_of_padded_ranks_once(self, count, size, world_size, shards):
-        """A rank's last batch may itself end in a repeated sample, wherever that comes to lie."""
-        counted = []
-        for rank in range(world_size):
-            ranks = OrderedPlan(InOrder(count), size, False, Division(rank, world_size, "pad"))
-            plan = ShardedPlan(ranks, shards, "pad")
-            for number, part in enumerate(plan.batches(0)):
-                own, length = plan.take_own(number)
-                assert 0 <= own <= length == len(part)
-                counted += list(part)[:own]
-        assert sorted(counted) == list(range(count))
+@given(
+    count=st.integers(1, 40), size=st.integers(1, 9), world_size=st.integers(1, 4), shards=st.integers(2, 5)
+)
+@settings(max_examples=60, deadline=None)
+def test_every_sample_of_padded_ranks_counts_once(count, size, world_size, shards):
+    """A rank's last batch may itself end in a repeated sample, wherever that comes to lie."""
+    counted = []
+    for rank in range(world_size):
+        ranks = OrderedPlan(InOrder(count), size, False, Division(rank, world_size, "pad"))
+        plan = ShardedPlan(ranks, shards, "pad")
+        for number, part in enumerate(plan.batches(0)):
+            own, length = plan.take_own(number)
+            assert 0 <= own <= length == len(part)
+            counted += list(part)[:own]
+    assert sorted(counted) == list(range(count))

@@ -16,7 +16,7 @@ from gpuloader.order.worker_info import (
     find_torch_rank,
 )
 from tests.loading import load
-from tests.sample_sets import ONE_THREAD, PROCESSES, THREADS, Made, name_workers, values
+from tests.sample_sets import ONE_THREAD, PROCESSES, THREADS, Made, values
 
 PAIRS = [
     ("RANK", "WORLD_SIZE"),
@@ -162,25 +162,20 @@ class Told(IterableDataset):
         yield {"id": info.id, "of": info.num_workers, "seed": info.seed, "own": info.dataset is self}
 
 
-@pytest.mark.parametrize("workers", [ONE_THREAD, THREADS, PROCESSES], ids=name_workers)
-def test_each_worker_is_told_who_it_is(workers):
-    count = workers["num_workers"]
-    loader = load(Told(), seed=3, **workers)
-    epochs = [list(loader) for _ in range(2)]
-    for batches in epochs:
-        assert [batch["id"].item() for batch in batches] == list(range(count))
-        assert all(batch["of"].item() == count for batch in batches)
-        assert all(batch["own"].item() for batch in batches)
-    seeds = [batch["seed"].item() for batches in epochs for batch in batches]
-    assert len(set(seeds)) == 2 * count
-
-
-def test_threads_and_processes_are_told_the_same():
-    def told(**options):
-        loader = load(Told(), seed=3, num_workers=2, **options)
-        return [{name: value.item() for name, value in batch.items()} for batch in loader]
-
-    assert told(worker_type="thread") == told(start_method="fork")
+def test_each_worker_is_told_who_it_is_alike_in_threads_and_processes():
+    told = []
+    for workers in (ONE_THREAD, THREADS, {**THREADS, "num_workers": 2}, PROCESSES):
+        count, loader = workers["num_workers"], load(Told(), seed=3, **workers)
+        epochs = [
+            [{name: field.item() for name, field in batch.items()} for batch in loader] for _ in range(2)
+        ]
+        for one in epochs:
+            assert [(each["id"], each["of"], each["own"]) for each in one] == [
+                (number, count, True) for number in range(count)
+            ]
+        assert len({each["seed"] for one in epochs for each in one}) == 2 * count
+        told.append(epochs)
+    assert told[-1] == told[-2]
 
 
 @pytest.mark.parametrize("workers", [{}, THREADS], ids=["inline", "threads"])

@@ -140,24 +140,20 @@ def test_a_rate_is_measured_over_enough_steps_and_time():
     assert brief.tuner.tried == [(Setting(1, 2, 1), pytest.approx(100.0, rel=0.01))]
 
 
-def test_a_setting_has_workers_slots_and_steps_ahead():
+def test_a_setting_has_workers_slots_and_steps_ahead_which_are_not_measured():
     loop = Loop(setting=Setting(2, 3, 2))
     assert loop.resized == [(2, 6)]
     assert loop.buffers.ring.count == 6 + 1 + 1 + 3  # waiting, being filled, being grouped, being copied
     assert (loop.buffers.prefetch, loop.buffers.lanes[0].prefetch) == (2, 2)
-    unhurried = Loop(setting=Setting(2, 3, 2), prefetch=0)
-    assert unhurried.buffers.ring.count == 6 + 1 + 1 + 1
-    assert (unhurried.buffers.prefetch, unhurried.buffers.lanes[0].prefetch) == (0, 0)
-
-
-def test_steps_of_the_last_setting_are_not_measured():
-    loop = Loop(setting=Setting(2, 3, 2))
     for _ in range(6 + 2 + 2):  # waiting, copied ahead, in progress
         loop.step(5.0)
     for _ in range(FEWEST_STEPS):
         assert loop.tuner.tried == []
         loop.step()
     assert loop.tuner.tried == [(Setting(2, 3, 2), pytest.approx(10.0))]
+    unhurried = Loop(setting=Setting(2, 3, 2), prefetch=0)
+    assert unhurried.buffers.ring.count == 6 + 1 + 1 + 1
+    assert (unhurried.buffers.prefetch, unhurried.buffers.lanes[0].prefetch) == (0, 0)
 
 
 def test_a_setting_beyond_the_memory_budget_changes_nothing():
@@ -207,13 +203,9 @@ def test_auto_finds_more_workers_for_a_loop_that_waits_and_keeps_the_order(worke
     assert values(tuned) == values(plain)
 
 
-def test_the_search_begins_with_one_worker_and_two_batches_for_it():
-    begun = auto(Waiting(), prefetch_factor=None)
-    assert "now: 1 worker, prefetch_factor 2" in begun.explain().notes[-1]
-
-
 def test_what_was_found_holds_in_later_epochs():
-    tuned = auto(Waiting(count=600))
+    tuned = auto(Waiting(600), prefetch_factor=None)
+    assert "now: 1 worker, prefetch_factor 2" in tuned.explain().notes[-1]
     while not tuned.explain().notes[-1].startswith("Chosen"):
         list(tuned)
     chosen = tuned.explain().notes[-1]

@@ -75,14 +75,18 @@ def test_a_trace_is_written_when_the_block_fails_and_may_be_followed_by_another(
     assert [event["ph"] for event in events_in(tmp_path / "empty.json")] == ["M"]
 
 
-def test_a_trace_that_cannot_be_written_says_so_and_ends(tmp_path):
+def test_a_trace_that_cannot_be_made_says_so_before_the_block_and_ends(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "nvtx", None)
     entered = []
-    with pytest.raises(FileNotFoundError), trace(tmp_path / "absent" / "trace.json"):
-        entered.append(1)
-    assert not entered  # fails before the block, not after the training
-    with trace() as spans:
-        pass
-    assert spans == []
+    for error, message, asked in (
+        (FileNotFoundError, "absent", {"path": tmp_path / "absent" / "trace.json"}),
+        (MissingPackage, r"pip install '.*\[nvtx\]'", {"nvtx": True}),
+    ):
+        with pytest.raises(error, match=message), trace(**asked):
+            entered.append(1)
+        with trace() as spans:
+            pass
+        assert entered == spans == []
 
 
 def test_a_thread_may_add_a_span_while_the_trace_is_converted():
@@ -195,18 +199,16 @@ def test_copies_do_not_overlap_on_their_stream():
     assert all(later[0] >= earlier[1] for earlier, later in itertools.pairwise(copies))
 
 
-@pytest.fixture
-def ranges(monkeypatch):
-    calls = []
-    fake = SimpleNamespace(
-        push_range=lambda name, domain: calls.append(("push", name, domain)),
-        pop_range=lambda domain: calls.append(("pop", domain)),
+def test_nvtx_ranges_surround_each_step_and_the_users_spans_also_where_the_reader_fails(monkeypatch):
+    ranges = []
+    monkeypatch.setitem(
+        sys.modules,
+        "nvtx",
+        SimpleNamespace(
+            push_range=lambda name, domain: ranges.append(("push", name, domain)),
+            pop_range=lambda domain: ranges.append(("pop", domain)),
+        ),
     )
-    monkeypatch.setitem(sys.modules, "nvtx", fake)
-    return calls
-
-
-def test_nvtx_ranges_surround_each_step_and_the_users_spans(ranges):
     with trace(nvtx=True):
         for _ in read_zeros(2):
             with span("train"):
@@ -218,22 +220,10 @@ def test_nvtx_ranges_surround_each_step_and_the_users_spans(ranges):
     list(read_zeros(2))
     assert len(ranges) == 10
 
-
-def test_nvtx_ranges_end_where_the_reader_fails(ranges):
     def failing():
         yield [np.zeros(2)]
         raise KeyError("label")
 
-    loader = read_batches(failing)
     with trace(nvtx=True), pytest.raises(KeyError):
-        list(loader)
-    assert [call[0] for call in ranges] == ["push", "pop"] * 2
-
-
-def test_nvtx_ranges_without_the_package_are_refused_and_no_trace_begins(monkeypatch):
-    monkeypatch.setitem(sys.modules, "nvtx", None)
-    with pytest.raises(MissingPackage, match=r"pip install '.*\[nvtx\]'"), trace(nvtx=True):
-        pass
-    with trace() as spans:
-        pass
-    assert spans == []
+        list(read_batches(failing))
+    assert [call[0] for call in ranges[10:]] == ["push", "pop"] * 2
