@@ -90,11 +90,6 @@ class GivenSampler:
             for _, one in self.inside
         )
 
-    @property
-    def torch_sampler(self) -> Any:
-        """It or its sampler, if that is a random one of PyTorch's; else None."""
-        return find_torch_sampler(self.given)
-
 
 def as_sampler(sampler: Any, batch_sampler: Any) -> GivenSampler | None:
     """Return what is known of the sampler that the user passed; None without one.
@@ -348,14 +343,13 @@ class Batching:
             found = getattr(batches, "batch_size", None)
             size = int(found) if isinstance(found, int | np.integer) and found >= 1 else None
             drop_last = isinstance(batches, BatchSampler) and batches.drop_last
-            return cls(
-                None, batches, size, None, drop_last, seed, given, order, torch_sampler=given.torch_sampler
-            )
+            random = find_torch_sampler(batches)
+            return cls(None, batches, size, None, drop_last, seed, given, order, torch_sampler=random)
         if given is not None and shuffle:
             raise BadValue("sampler determines the order: shuffle cannot be given as well")
         size = 1 if batch_size is None else check_count("batch_size", batch_size)
         sampler: Any = None if given is None else given.given
-        torch_sampler = None if given is None else given.torch_sampler
+        torch_sampler = None if given is None else find_torch_sampler(sampler)
         if given is None and not iterable:
             check_sized("a dataset without a sampler", dataset)
             sampler = make(dataset, shuffle) if own_order is None else own_order(shuffle)

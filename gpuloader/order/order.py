@@ -227,17 +227,19 @@ class Shuffled(Computed):
 
 
 @dataclass(frozen=True)
-class Repeated(Computed):
+class _Counted(Computed):
+    count: int
+    draws: int
+    seed: int
+    epoch: int
+
+
+class Repeated(_Counted):
     """The first `draws` entries of one random permutation of ``range(count)`` after another.
 
     >>> Repeated(3, draws=8, seed=0, epoch=0).slice(0, 8).tolist()
     [1, 0, 2, 0, 2, 1, 1, 2]
     """
-
-    count: int
-    draws: int
-    seed: int
-    epoch: int
 
     def at(self, positions: IndexArray) -> IndexArray:
         """Return the entries at `positions`."""
@@ -251,18 +253,12 @@ class Repeated(Computed):
         return found
 
 
-@dataclass(frozen=True)
-class Drawn(Computed):
+class Drawn(_Counted):
     """`draws` indices below `count`, drawn uniformly and independently (with replacement).
 
     >>> Drawn(3, draws=8, seed=0, epoch=0).slice(0, 8).tolist()
     [0, 1, 0, 2, 2, 2, 1, 2]
     """
-
-    count: int
-    draws: int
-    seed: int
-    epoch: int
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from gpuloader.checks import check_count, check_flags
 from gpuloader.errors import BadType, BadTypeOrValue, BadValue, LoaderError, QueueClosed, describe_error
 from gpuloader.foreign import is_torch_generator
-from gpuloader.order.dividing import Division, Share
+from gpuloader.order.dividing import ALONE, Division, Share
 from gpuloader.order.order import (
     Bucketed,
     Drawn,
@@ -376,8 +376,7 @@ class BatchSampler(Sampler[list[int]]):
         if (dataset is None) == (given is None):
             raise BadValue(f"pass either dataset or sampler, got {'neither' if dataset is None else 'both'}")
         if given is None:
-            source = check_sized("dataset", dataset)
-            self.sampler: Iterable[int] = RandomSampler(source) if shuffle else SequenceSampler(source)
+            self.sampler: Iterable[int] = make_sampler(check_sized("dataset", dataset), shuffle)
         elif shuffle:
             raise BadValue("shuffle must be False if a sampler is given: the sampler determines the order")
         elif not isinstance(given, Iterable):
@@ -392,7 +391,7 @@ class BatchSampler(Sampler[list[int]]):
         yield from group(open_sampler(self.sampler), self.batch_size, self.drop_last)
 
     def __len__(self) -> int:
-        return _count_batches(len(check_length(self.sampler)), self.batch_size, self.drop_last)
+        return ALONE.count(len(check_length(self.sampler)), self.batch_size, drop_last=self.drop_last)
 
     def order(self, seed: int, epoch: int) -> Order | None:
         """Return an epoch's indices, all batches concatenated, or None if only `__iter__` knows them."""
@@ -488,7 +487,7 @@ class DistributedBatchSampler(BatchSampler):
         return self.num_samples * self.nranks
 
     def __len__(self) -> int:
-        return _count_batches(len(self._share(0)), self.batch_size, self.drop_last)
+        return ALONE.count(len(self._share(0)), self.batch_size, drop_last=self.drop_last)
 
     def order(self, seed: int, epoch: int) -> Order | None:  # noqa: ARG002
         """Return this rank's indices of the epoch set with `set_epoch`, or else of `epoch`."""
@@ -513,10 +512,6 @@ def group(indices: Iterator[T], size: int, drop_last: bool) -> Iterator[list[T]]
     while batch := list(itertools.islice(indices, size)):
         if len(batch) == size or not drop_last:
             yield batch
-
-
-def _count_batches(count: int, size: int, drop_last: bool) -> int:
-    return count // size if drop_last else -(-count // size)
 
 
 _AT_ONCE = 1024  # samples to load with one call when lengths are measured

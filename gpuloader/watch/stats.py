@@ -13,6 +13,7 @@ from gpuloader.watch.tracing import is_tracing, mark
 
 _NANOSECONDS = 1e-9
 _NAMED = 10  # samples that were left out
+COUNTS = ("steps", "batches", "nbytes", "skipped", "skipped_samples")
 TIMES = ("fetch", "stage", "stall", "copy", "startup", "wait", "transfer", "compute")
 
 
@@ -165,14 +166,7 @@ class Meter:
         """Return the counters, times as seconds."""
         ring = None if self.ring is None else self.ring()
         slots = ring.count if ring is not None and ring.allocated else 0
+        in_use = slots - ring.free if ring is not None and slots else 0
+        counts = {name: getattr(self, name) for name in COUNTS}
         times = {name: getattr(self, name) * _NANOSECONDS for name in TIMES}
-        return LoaderStats(
-            self.steps,
-            self.batches,
-            self.nbytes,
-            **times,
-            slots=slots,
-            slots_in_use=slots - ring.free if ring is not None and slots else 0,
-            skipped=self.skipped,
-            skipped_samples=self.skipped_samples,
-        )
+        return LoaderStats(**counts, **times, slots=slots, slots_in_use=in_use)
