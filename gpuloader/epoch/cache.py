@@ -147,6 +147,14 @@ def _count_bytes(specs: Iterable[Spec]) -> int:
     return sum(math.prod(shape) * dtype.itemsize for shape, dtype in specs)
 
 
+def _allocate(device: Device, nbytes: int, what: str, beside: str = "") -> DeviceMemory:
+    try:
+        return device.alloc(nbytes)
+    except StagingMemoryError as error:
+        problem = f"{what} does not fit on {device.name}{beside}; use cache='host': {error}"
+        raise StagingMemoryError(problem) from error
+
+
 @dataclass(frozen=True, slots=True)
 class _Table:
     """The order of an epoch in device memory, and the programs with which one lane gathers batches by it."""
@@ -161,13 +169,8 @@ class _Table:
         layout = arrange((((count,), np.dtype(np.int64)),))
         if not count:
             return cls(0, None, layout, make(None))
-        try:
-            memory = device.alloc(layout.nbytes)
-        except StagingMemoryError as error:
-            raise StagingMemoryError(
-                f"an epoch's order of {layout.nbytes:,} bytes does not fit on {device.name} alongside the "
-                f"cached arrays; use cache='host': {error}"
-            ) from error
+        what = f"an epoch's order of {layout.nbytes:,} bytes"
+        memory = _allocate(device, layout.nbytes, what, beside=" alongside the cached arrays")
         [order] = device.arrays(memory, layout)
         return cls(count, memory, layout, make(order))
 
@@ -197,15 +200,9 @@ class Resident:
     def reserve(self, specs: Sequence[Spec]) -> None:
         """Allocate memory on every device for arrays of these shapes and dtypes."""
         for device in self._devices:
-            if id(device) in self._reserved:
-                continue
-            try:
-                self._reserved[id(device)] = device.alloc(arrange(tuple(specs)).nbytes)
-            except StagingMemoryError as error:
-                raise StagingMemoryError(
-                    f"a cache of {_count_bytes(specs):,} bytes does not fit on {device.name}; use "
-                    f"cache='host': {error}"
-                ) from error
+            if id(device) not in self._reserved:
+                nbytes, what = arrange(tuple(specs)).nbytes, f"a cache of {_count_bytes(specs):,} bytes"
+                self._reserved[id(device)] = _allocate(device, nbytes, what)
 
     def bring(self, source: ArraySource) -> None:
         """Copy arrays whose row i is sample i to every device; raises like `reserve`."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import filterfalse
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -130,18 +133,13 @@ class Delivery:
             )
         # Every device is opened before the first output: a missing GPU is the error to report first.
         devices = tuple(map(open_device, places))
-        outputs: list[Output] = []
-        copying: list[Device] = []
-        locker: PageLocker | None = None
-        for device in devices:
-            outputs.append(open_output(output, device, stream))
-            locker = locker or device.locker
-            if not device.direct:
-                copying.append(device)
+        outputs = tuple(map(partial(open_output, output, stream=stream), devices))
+        copying = [*filterfalse(attrgetter("direct"), devices)]
+        locker = next(filter(None, map(attrgetter("locker"), devices)), None)
         return cls(
             tuple(places),
             devices,
-            tuple(outputs),
+            outputs,
             tuple(map(StaticSlot, devices)) if static else (None,) * len(devices),
             prefetch if copying else 0,
             drop_last,

@@ -23,6 +23,7 @@ SPARE = 2
 """Batches that the user usually holds per place: the current one, and the next one while asking for it."""
 
 
+@dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
 class DeviceSlot:
     """A region of device memory that holds one batch after another.
 
@@ -32,26 +33,19 @@ class DeviceSlot:
     a batch may be dropped long before the kernels that read it have run.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_released",
-        "_waiting",
-        "device",
-        "is_computing",
-        "memory",
-        "ready",
-        "streams",
-    )
+    device: Device
+    memory: DeviceMemory
+    ready: Event = None  # recorded behind the program that runs over a batch in the slot
+    is_computing: bool = False  # whether that runs on another stream than copies, for no user yet
+    # Where the user computes with the batch: the stream it was delivered to, and those of `record_stream`.
+    # Empty while no user has the slot.
+    streams: list[Stream] = field(default_factory=list)
+    _released: list[Event] = field(default_factory=list)  # one per stream, and at least one
+    _waiting: int = 0  # events of the last user that the next copy has to wait for
 
-    def __init__(self, device: Device, memory: DeviceMemory) -> None:
-        self.device, self.memory = device, memory
-        self.ready = device.event()  # recorded behind the program that runs over a batch in the slot
-        self.is_computing = False  # whether that runs on another stream than copies, for no user yet
-        # Where the user computes with the batch: the stream it was delivered to, and those of
-        # `record_stream`. Empty while no user has the slot.
-        self.streams: list[Stream] = []
-        self._released: list[Event] = [device.event()]  # one per stream
-        self._waiting = 0  # events of the last user that the next copy has to wait for
+    def __post_init__(self) -> None:
+        self.ready = self.device.event()
+        self._released.append(self.device.event())
         with _adding:
             _all.add(self)
 

@@ -23,6 +23,8 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import filterfalse
+from operator import attrgetter
 from time import monotonic, perf_counter_ns
 from typing import Any
 
@@ -487,7 +489,6 @@ class Epoch:
                 lane.settle(batch)
         if self.kernels is not None:
             self.kernels.finish()
-            self.kernels = None
 
     def _fill(self, *, delivered: bool) -> None:
         """Issue the copies of the next steps; unless one is `delivered` already, wait if there is none."""
@@ -642,10 +643,8 @@ class KernelsAhead:
     # before the first step is delivered, so it takes no core from the user's code.
 
     def __init__(self, devices: Sequence[Device]) -> None:
-        self._devices: list[Device] = []
-        for device in devices:
-            if not (device.direct or device in self._devices):  # several places may share a device
-                self._devices.append(device)
+        # Several places may share a device.
+        self._devices = [*dict.fromkeys(filterfalse(attrgetter("direct"), devices))]
         self._process = os.getpid()
         self._beginning = threading.Lock()
         self._has_begun = False

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import attrgetter
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,16 +44,11 @@ def count_slots(capacity: int, devices: Sequence[Device], prefetch: int) -> tupl
     (9, 3)
     """
     places = len(devices)
-    has_host = is_copying = False
-    for device in devices:
-        if device.direct:
-            has_host = True
-        else:
-            is_copying = True
+    direct = [*map(attrgetter("direct"), devices)]
     # On hosts the user holds the slots themselves: two steps, and one slot more so that a slow garbage
     # collector costs no copies. On devices the user holds device slots.
-    spare = SPARE * places + 1 if has_host else 0
-    copying = places * (prefetch + 1) if is_copying else 0
+    spare = SPARE * places + 1 if any(direct) else 0
+    copying = 0 if all(direct) else places * (prefetch + 1)
     # `capacity` wait in the queue, one is being filled, and one step is being grouped. Whatever a batch can
     # wait for has a slot of its own, so keeping batches cannot deadlock.
     return capacity + 1 + places + copying + spare, spare
