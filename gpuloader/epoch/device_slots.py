@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuloader.batches.staged import StagedBatch
-from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, Event, Stream, tell_capture
+from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, Event, Stream
 from gpuloader.errors import LoaderError, Misuse, SampleError, StagingMemoryError
 from gpuloader.fields.convert import IF_IMAGES, describe_field
 from gpuloader.fields.spec import Array
@@ -267,14 +267,9 @@ class StaticSlot:
             self._held.pop(self._freed.popleft()[0], None)
         return next((self._held[serial] for serial in self._held if serial != self._latest), None)
 
-    def find_capture(self, device: DeviceCalls, known: Stream) -> LoaderError | None:
-        """Return the error if a stream on which the latest batch is used is being captured, or None.
-
-        `known` is a stream that is known not to be.
-        """
-        if self._slot is not None and self._slot.is_captured(device, known):
-            return tell_capture(self._device.name)
-        return None
+    def is_captured(self, device: DeviceCalls, known: Stream) -> bool:
+        """Return whether a stream other than `known`, on which the latest batch is used, is captured."""
+        return self._slot is not None and self._slot.is_captured(device, known)
 
     def fit(self, staged: StagedBatch, mask: Array | None = None) -> tuple[DeviceMemory, Layout]:
         """Return the memory, which the first batch allocates, and where a batch's fields and mask lie there.

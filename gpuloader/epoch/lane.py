@@ -262,11 +262,10 @@ class Lane:
             # Nothing else is called before this question: in CUDA's capture mode 'global', which is
             # PyTorch's, an allocation or a query by any thread ends the capture, and events recorded on a
             # stream that is being captured become part of the user's graph.
-            error = tell_capture(device.name) if device.is_capturing(stream) else None
-            if error is None and self.static is not None:
-                error = self.static.find_capture(device, stream)
-            if error is not None or not drains:
-                return error, None
+            if device.is_capturing(stream) or (self.static and self.static.is_captured(device, stream)):
+                return tell_capture(device.name), None
+            if not drains:
+                return None, None
             # Each question about a copy costs the host a CUDA call. There are as many slots as steps in
             # flight, and more if they are small, so some may as well come back a step later.
             self.drain(device, self.prefetch + self._ring.stretched // 2)
