@@ -53,8 +53,8 @@ class Verdict:
     seconds: float = 0.0
 
 
-def attack(case: Case, deadline: float = DEADLINE, patience: float = PATIENCE) -> Verdict:
-    """Run a case and judge it: it has `deadline` seconds, and what it leaves has `patience` seconds to go."""
+def attack(case: Case, patience: float = PATIENCE) -> Verdict:
+    """Run a case and judge it: what it leaves behind has `patience` seconds to go."""
     with tempfile.TemporaryDirectory(prefix="gpuloader-chaos-") as folder:
         os.chmod(folder, 0o755)
         files = Path(folder, "files")
@@ -64,7 +64,7 @@ def attack(case: Case, deadline: float = DEADLINE, patience: float = PATIENCE) -
                 Path(files, "server").write_text(server)
             run = _Run(case, Path(folder), patience)
             try:
-                return run.judge(deadline)
+                return run.judge()
             finally:
                 run.end()
 
@@ -128,15 +128,15 @@ class _Run:
             self.lines.put(line)
         self.lines.put(b"")
 
-    def judge(self, deadline: float) -> Verdict:
+    def judge(self) -> Verdict:
         """Follow the program to its end, striking where the case says, and return the verdict."""
-        hangs = not self._follow(self.begun + deadline)
+        hangs = not self._follow()
         seconds = time.monotonic() - self.begun
         findings: list[str] = []
         if hangs:
             ask_for_stacks([self.program.pid, *descendants(self.program.pid)])
             time.sleep(1.0)
-            findings.append(f"hang: no end after {deadline:.0f} s")
+            findings.append(f"hang: no end after {seconds:.0f} s")
             self._kill_all()
         else:
             findings += self._left_processes()
@@ -148,8 +148,9 @@ class _Run:
             findings += self._left_files()
         return Verdict(self.case, tuple(findings), self._describe(text), seconds)
 
-    def _follow(self, deadline: float) -> bool:
+    def _follow(self) -> bool:
         """Handle what the program tells; return False if it does not end in time."""
+        deadline = self.begun + DEADLINE
         while True:
             has_ended = self.program.poll() is not None  # asked first, because its last words come before
             try:
@@ -170,6 +171,8 @@ class _Run:
                 self.told.append({"garbled": line.decode(errors="replace")})
                 continue
             self.told.append(facts)
+            if "deadline" in facts:  # the defect that hangs, does from now on
+                deadline = time.monotonic() + facts["deadline"]
             if "line" in facts:
                 self.sent.append(self.case.faults[facts["line"]])
             self._strike(facts)

@@ -33,7 +33,6 @@ from tests.chaos.sources import output_of
 from tests.processes import descendants, is_tracker
 
 _MOST_FILE = 1 << 30  # bytes, of files and of memory files
-_AGAIN = 0.3  # seconds within which an interrupt that came while an object was freed is delivered again
 _LATE = ("numpy.random", "multiprocessing.synchronize", "multiprocessing.popen_fork", "threadpoolctl")
 """What workers import. Under a limit, an import fails in ways that are Python's and not the package's."""
 
@@ -45,12 +44,14 @@ def tell(**facts: Any) -> None:
 class Program:
     """The attacked program, which can be interrupted at any time and called again."""
 
-    def __init__(self, case: Case, folder: str) -> None:
+    def __init__(self, case: Case, folder: str, patience: float) -> None:
         self.case = case
         self.number = 0
         self.acts = Acts(case, folder, self._stepped)
+        self._patience = patience
         self._told: set[int] = set()
         self._act = 0
+        self._awaits_interrupt = any(fault.kind == "interrupt" and fault.who < 0 for fault in case.faults)
 
     def run(self) -> None:
         """Perform the acts that are left, and wait until the attack has sent its last signal."""
@@ -68,11 +69,13 @@ class Program:
                 self.report(error)
         tell(waiting=True)
         sys.stdin.readline()
-        if any(fault.interrupts for fault in self.case.faults):
-            time.sleep(_AGAIN)
+        if self._awaits_interrupt:  # one that came while an object was freed is delivered again, a bit later
+            time.sleep(self._patience)
 
     def report(self, error: BaseException) -> None:
         """Report an error that the program has caught, and forget it with all that it refers to."""
+        if isinstance(error, KeyboardInterrupt):
+            self._awaits_interrupt = False
         names = [one.__name__ for one in type(error).__mro__]
         tell(act=self._act, error=names, text=str(error)[:500], trace=traceback.format_exc()[-4000:])
         traceback.clear_frames(error.__traceback__)
@@ -98,7 +101,7 @@ class Program:
             return
         for number, fault in faults:
             if fault.kind == LINE:
-                with interrupted_at(fault.at, lambda number=number: tell(line=number)):
+                with interrupted_at(fault.at, lambda number=number: self._say_line(number)):
                     self.acts.perform(self.case.acts[act])
                 return
         limits = [fault for _, fault in faults if fault.kind in LIMITS or fault.kind in CALLS]
@@ -111,6 +114,10 @@ class Program:
         finally:
             # The loader's workers keep the limit that they were started under.
             self.acts.renew()
+
+    def _say_line(self, number: int) -> None:
+        self._awaits_interrupt = True
+        tell(line=number)
 
     def _stepped(self, steps: int) -> None:
         if steps in self._told:
@@ -218,7 +225,7 @@ def main(case: Case, folder: str, patience: float) -> None:
     if output_of(case) == "torch" or (case.face and find_spec("torch")):
         importlib.import_module("torch")
     threads, descriptors = set(threading.enumerate()), open_descriptors()
-    program = Program(case, folder)
+    program = Program(case, folder, patience)
     if any(fault.kind in LIMITS or fault.kind in CALLS for fault in case.faults):
         for name in _LATE:
             importlib.import_module(name)
