@@ -69,8 +69,9 @@ def run(options: argparse.Namespace) -> int:
     from gpuloader.devices.places import default_place, open_device
     from gpuloader.sources import mnist
 
-    default_wait = 2.0 if options.way is None else 0.0
-    wait = default_wait if options.wait is None else options.wait
+    wait = options.wait
+    if wait is None:
+        wait = 2.0 if options.way is None else 0.0
     try:
         place = options.place or default_place()
         device = open_device(place).name
@@ -130,7 +131,7 @@ def _render_times(groups: dict[str, dict[str, Run]], ratios: dict[str, str], wai
             stats = run.stats
             # The wait for the first batch counts too: a thread cannot hide it.
             waited = stats.startup + stats.wait
-            times = (stats.fetch, stats.stage, waited, stats.transfer, run.compute, run.seconds)
+            times = (stats.fetch, stats.stage, waited, stats.transfer, run.compute, sum(run.turns))
             numbers = [f"{time / len(run.losses) * 1e6:,.0f}" for time in times]
             rows.append([f"  {way}", *numbers, *ratio])
     return f"Where a step's time went, in microseconds\n{align(rows)}"
@@ -147,17 +148,16 @@ def _write(groups: dict[str, dict[str, Run]], save: Path | None, output: Path | 
         return
     last.model.save(output / "parameters.npz")
     losses = {way: run.losses for way, run in first.items()}
-    with (output / "losses.npz").open("wb") as file:
-        np.savez(file, allow_pickle=False, **losses)
+    np.savez(output / "losses.npz", allow_pickle=False, **losses)
     from gpuloader.demo import timeline
 
     # The runs with waits first: there, reading ahead matters.
     spans = {title: {way: run.spans for way, run in groups[title].items()} for title in reversed(groups)}
+    drawn = ", timeline.png"
     try:
         timeline.draw(spans, output / "timeline.png")
     except ImportError:
         # A drawing is no reason to fail after the training, nor Matplotlib to be a dependency.
-        print(f"Wrote parameters.npz, losses.npz to {output}/")
+        drawn = ""
         print(f"No timeline.png: it needs matplotlib. Install it: {install_command('demo')}")
-    else:
-        print(f"Wrote parameters.npz, losses.npz, timeline.png to {output}/")
+    print(f"Wrote parameters.npz, losses.npz{drawn} to {output}/")

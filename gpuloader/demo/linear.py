@@ -70,16 +70,11 @@ class LinearModel:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the weight, bias and learning rate in ``.npz`` format, to a file with any suffix."""
-        parameters = {
-            "weight": self.weight,
-            "bias": self.bias,
-            "learning_rate": np.float64(self.learning_rate),
-        }
         # CuPy's arrays refuse an implicit conversion.
-        on_host = {name: one.get() if hasattr(one, "get") else one for name, one in parameters.items()}
+        weight, bias = (one.get() if hasattr(one, "get") else one for one in (self.weight, self.bias))
         # An open file, because savez appends .npz to a path that has another suffix.
         with Path(path).open("wb") as file:
-            np.savez(file, allow_pickle=False, **on_host)
+            np.savez(file, allow_pickle=False, weight=weight, bias=bias, learning_rate=self.learning_rate)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> LinearModel:

@@ -16,6 +16,7 @@ from gpuloader.demo.linear import LinearModel
 from gpuloader.devices.places import Place
 from gpuloader.sources import mnist
 from gpuloader.sources.mnist.digits import DigitSet
+from gpuloader.sources.readers.decorators import map_readers
 from gpuloader.watch.stats import LoaderStats
 from gpuloader.watch.tracing import Span, span, trace
 
@@ -41,11 +42,6 @@ class Run:
     spans: list[Span]
     model: LinearModel
     note: str
-
-    @property
-    def seconds(self) -> float:
-        """How long the training took."""
-        return sum(self.turns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +87,15 @@ def train(digits: DigitSet, place: Place, *, epochs: int, asynchronous: bool, wa
 
 def _open_run(digits: DigitSet, place: Place, *, asynchronous: bool, wait: float) -> Iterator[Run]:
     """Train an epoch at a time, so that runs can take turns; yield the run so far."""
+
+    def delay(batch: Any) -> Any:
+        time.sleep(wait)
+        return batch
+
     # The same seed for all runs, so that they read in the same order.
-    read = _slow_down(mnist.reader(digits, batch_size=100, seed=7), wait)
+    read = mnist.reader(digits, batch_size=100, seed=7)
+    if wait:
+        read = map_readers(delay, read)
     # Everything but the double buffer is the same in both ways, so that the ratio shows that alone.
     loader = DataLoader.from_generator(capacity=32, return_list=True, use_double_buffer=asynchronous)
     loader.set_batch_generator(read, places=place)
@@ -117,18 +120,6 @@ def _open_run(digits: DigitSet, place: Place, *, asynchronous: bool, wait: float
         compute = sum(one.end - one.start for one in recorded if one.name == "compute") * 1e-9
         note = loader.explain().notes[-1] if asynchronous else ""
         yield Run(np.array(known, np.float32), turns, compute, loader.stats(), recorded, model, note)
-
-
-def _slow_down(reader: Callable[[], Iterator[Any]], wait: float) -> Callable[[], Iterator[Any]]:
-    if not wait:
-        return reader
-
-    def read() -> Iterator[Any]:
-        for batch in reader():
-            time.sleep(wait)
-            yield batch
-
-    return read
 
 
 def train_in_turn(

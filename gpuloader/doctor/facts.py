@@ -7,8 +7,8 @@ import multiprocessing
 import os
 import platform
 import re
-import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -36,11 +36,12 @@ class Machine:
 
     `distributions` maps lower-case names to versions; `driver` is the NVIDIA kernel module's version, or "".
     `cuda` is what CuPy says (`gpuloader.devices.cuda.CudaMachine` as plain data, and `nvrtc`).
-    `node_of_gpu` has the NUMA node of each GPU, `cores` those that this process may run on.
+    `node_of_gpu` has the NUMA node of each GPU, `cores` those that this process may run on. `memory` and
+    `shared` (``/dev/shm``) are totals and what is free of them.
     """
 
     distributions: Mapping[str, str] = field(default_factory=dict)
-    python: tuple[int, ...] = ()
+    python: str = ""
     system: str = ""
     architecture: str = ""
     numpy: str = ""
@@ -58,10 +59,8 @@ class Machine:
     file_limit: int | None = None
     files_open: int = 0
     group: ControlGroup = field(default_factory=ControlGroup)
-    memory: int | None = None
-    memory_available: int | None = None
-    shared: int | None = None
-    shared_free: int | None = None
+    memory: tuple[int, int] | None = None
+    shared: tuple[int, int] | None = None
     lockable: int | None = None
 
     @property
@@ -73,8 +72,7 @@ class Machine:
     @property
     def devices(self) -> list[list[Any]]:
         """Name, memory and compute capability of each GPU that CuPy can use."""
-        found: list[list[Any]] = self.cuda.answer.get("devices", [])
-        return found
+        return list(self.cuda.answer.get("devices", ()))
 
 
 def read_machine(root: Path, attempt: Attempt) -> Machine:
@@ -88,23 +86,16 @@ def read_machine(root: Path, attempt: Attempt) -> Machine:
     driver = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", said)
     lines = [line.split() for line in read_text(root / "proc/meminfo").splitlines()]
     sizes = {line[0].rstrip(":"): int(line[1]) * 1024 for line in lines if len(line) > 1}
-    try:
-        shared = os.statvfs(root / "dev/shm")
-    except (OSError, AttributeError):  # missing, or Windows
-        total = free = None
-    else:
-        total, free = shared.f_blocks * shared.f_frsize, shared.f_bavail * shared.f_frsize
-    try:
-        opened = sum(1 for _ in (root / "proc/self/fd").iterdir())
-    except OSError:
-        opened = 0
-    try:
+    has_sizes = "MemTotal" in sizes and "MemAvailable" in sizes
+    shared, kernels = None, ()
+    with suppress(OSError, AttributeError):  # missing, or Windows
+        found = os.statvfs(root / "dev/shm")
+        shared = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    with suppress(OSError):
         kernels = tuple(name for name in kernel_names() if read_source(name))
-    except OSError:
-        kernels = ()
-    found = Machine(
+    machine = Machine(
         distributions=installed_distributions(),
-        python=sys.version_info[:3],
+        python=platform.python_version(),
         system=platform.system(),
         architecture=platform.machine(),
         numpy=np.__version__,
@@ -119,20 +110,18 @@ def read_machine(root: Path, attempt: Attempt) -> Machine:
         start_methods=tuple(multiprocessing.get_all_start_methods()),
         threads=os.environ.get("OMP_NUM_THREADS", "").strip(),
         file_limit=read_limit("RLIMIT_NOFILE"),
-        files_open=opened,
+        files_open=len(list((root / "proc/self/fd").glob("*"))),
         group=read_control_group(root),
-        memory=sizes.get("MemTotal"),
-        memory_available=sizes.get("MemAvailable"),
-        shared=total,
-        shared_free=free,
+        memory=(sizes["MemTotal"], sizes["MemAvailable"]) if has_sizes else None,
+        shared=shared,
         lockable=read_limit("RLIMIT_MEMLOCK"),
     )
-    if not (found.cupy or found.driver):  # the trial could only say that both are missing
-        return found
+    if not (machine.cupy or machine.driver):  # the trial could only say that both are missing
+        return machine
     # In another process: a broken driver may hang or crash at the first call of CUDA.
     cuda = attempt("gpus", seconds=TRIAL_SECONDS)
     nodes = tuple(find_node(bus, root) for bus in cuda.answer.get("buses", ()))
-    return replace(found, cuda=cuda, node_of_gpu=nodes)
+    return replace(machine, cuda=cuda, node_of_gpu=nodes)
 
 
 def installed_distributions() -> dict[str, str]:

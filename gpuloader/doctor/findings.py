@@ -109,12 +109,9 @@ def software_findings(machine: Machine) -> Iterator[Finding]:
     installed = machine.distributions
     yield find("gpuloader", installed.get("gpuloader", "not installed, running from its folder"))
 
-    value = f"{'.'.join(map(str, machine.python))} on {machine.system} {machine.architecture}"
+    value = f"{machine.python} on {machine.system} {machine.architecture}"
     advice = "Worker processes need memory files and Unix sockets. Use worker_type='thread'."
-    if machine.python < (3, 11):
-        yield find("Python", value, "Use Python 3.11 or later.", "bad")
-    else:
-        yield find("Python", value, advice if machine.system == "Windows" else "")
+    yield find("Python", value, advice if machine.system == "Windows" else "")
 
     # Only the first two numbers: in a release candidate, the third is not a number.
     old = tuple(int(part) for part in machine.numpy.split(".")[:2] if part.isdecimal()) < (1, 26)
@@ -162,13 +159,15 @@ def gpu_findings(
     advice = "Batches stay on the CPU, which is fine without a GPU."
     if wanted:
         advice = "Install the NVIDIA driver, or give the container its GPUs, e.g. docker run --gpus all."
-    verdict: Verdict = "bad" if wanted else "note"
-    findings = [find("driver", value or "none found", "" if value else advice, verdict)]
     install = install_command("cuda12" if known // 1000 == 12 else "cuda13")
-    findings.append(_cupy_finding(machine, wanted, spoilt, install))
-    for index, (name, nbytes, capability) in enumerate(devices):
-        value = f"{name}, {show_bytes(nbytes)}, compute capability {capability}"
-        findings.append(find(f"gpu:{index}", value))
+    findings = [
+        find("driver", value or "none found", "" if value else advice, "bad" if wanted else "note"),
+        _cupy_finding(machine, wanted, spoilt, install),
+        *(
+            find(f"gpu:{index}", f"{name}, {show_bytes(nbytes)}, compute capability {capability}")
+            for index, (name, nbytes, capability) in enumerate(devices)
+        ),
+    ]
     if not devices:
         return tuple(findings), Outcome()
 
@@ -321,31 +320,28 @@ def processor_findings(machine: Machine, attempt: Attempt) -> Iterator[Finding]:
 
 def memory_findings(machine: Machine, *, pinning_refused: bool) -> Iterator[Finding]:
     """Yield what is to be said of the memory's size, its limits and its speed."""
-    group, left = machine.group, machine.memory_available
-    if left is None:
+    group = machine.group
+    if machine.memory is None:
         yield find("memory", "unknown on this system")
     else:
+        total, left = machine.memory
         # The kernel's figure is the machine's; in a container, the group's limit comes first.
         if group.memory_limit is not None:
             left = min(left, max(group.memory_limit - group.memory_used, 0))
-        value = f"{show_bytes(left)} available"
-        if machine.memory is not None:
-            value += f" of {show_bytes(machine.memory)}"
+        value = f"{show_bytes(left)} available of {show_bytes(total)}"
         advice = (
             "A loader reserves all its slots at once. Lower batch_size or prefetch_factor, or free memory."
         )
         verdict: Verdict = "bad" if left < TOO_LITTLE_MEMORY else "note"
         yield find("memory", value, advice if left < LITTLE_MEMORY else "", verdict)
 
-    if group.version is None:
-        yield find("control group", "none")
-    elif group.memory_limit is None:
-        yield find("control group", f"version {group.version}, no memory limit")
-    else:
+    value, advice = "none" if group.version is None else f"version {group.version}, no memory limit", ""
+    if group.memory_limit is not None:
         used = f"{show_bytes(group.memory_used)} of {show_bytes(group.memory_limit)}"
-        advice = "The kernel kills processes at the limit. Raise the container's, e.g. docker run -m."
-        is_full = group.memory_used > 0.9 * group.memory_limit
-        yield find("control group", f"version {group.version}, {used}", advice if is_full else "")
+        value = f"version {group.version}, {used}"
+        if group.memory_used > 0.9 * group.memory_limit:
+            advice = "The kernel kills processes at the limit. Raise the container's, e.g. docker run -m."
+    yield find("control group", value, advice)
 
     # Tried, not looked up: whether a sandbox allows memfd_create and its seals shows only at the call.
     try:
@@ -361,22 +357,22 @@ def memory_findings(machine: Machine, *, pinning_refused: bool) -> Iterator[Find
             how = ": reserved, sealed and mapped" if has_memory_files() else ", as an unnamed file"
             yield find("memory file", f"works{how}")
 
-    if machine.shared is None or machine.shared_free is None:
+    if machine.shared is None:
         yield find("/dev/shm", "missing; gpuloader does not need it")
     else:
-        value = f"{show_bytes(machine.shared_free)} free of {show_bytes(machine.shared)}"
+        total, free = machine.shared
+        value = f"{show_bytes(free)} free of {show_bytes(total)}"
         advice = (
             "gpuloader does not need it, but worker processes of torch and Paddle need more. In a container: "
             "docker run --shm-size=8g."
         )
-        yield find("/dev/shm", value, advice if machine.shared_free < SMALL_SHARED else "")
+        yield find("/dev/shm", value, advice if free < SMALL_SHARED else "")
 
-    if machine.lockable is None:
-        yield find("memlock limit", "none")
-    else:
-        # The driver pins outside this limit, so a low one means nothing unless pinning was refused.
-        advice = "Page-locking was refused. Try again without this limit: ulimit -l unlimited."
-        yield find("memlock limit", show_bytes(machine.lockable), advice if pinning_refused else "")
+    # The driver pins outside this limit, so a low one means nothing unless pinning was refused.
+    refused = pinning_refused and machine.lockable is not None
+    advice = "Page-locking was refused. Try again without this limit: ulimit -l unlimited."
+    value = "none" if machine.lockable is None else show_bytes(machine.lockable)
+    yield find("memlock limit", value, advice if refused else "")
 
     bandwidth = host_bandwidth()
     advice = "That is slow. Other programs may be using this machine; several workers may stage faster."

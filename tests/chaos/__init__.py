@@ -10,9 +10,9 @@
 | `server.py` | serves files, and spoils requests |
 | `steps.py`, `oracle.py` | compute which batches a plain loop would get, without the package, and compare |
 | `troubles.py` | faults that strike inside a dataset or a reader |
-| `acts.py`, `threads.py` | what a program does with its loader: loop, leave, resume, share, fork, exit |
+| `acts.py` | what a program does with its loader: loop, leave, resume, share, fork, exit |
 | `subject.py` | the program that is attacked |
-| `attack.py`, `becoming.py` | run one program as a user of its own, and strike it from outside |
+| `attack.py` | run one program as a user of its own, and strike it from outside |
 | `judging.py` | judges what a user would have seen |
 | `campaign.py` | runs many cases at once, and makes a finding smaller |
 | `soak.py` | loads for an hour in one process, and measures its growth |

@@ -19,7 +19,6 @@ from gpuloader import EOFException, LoaderError
 from tests.chaos.case import Case
 from tests.chaos.oracle import Follower, Wrong, check_batch, read_ids
 from tests.chaos.sources import Source
-from tests.chaos.threads import run_threads
 
 EXIT_CODE = 7
 _EPOCHS = 64  # a program has fewer epochs
@@ -29,18 +28,31 @@ class Ending(Exception):
     """The user's own error, which leaves a loop."""
 
 
-class Acts:
-    """Performs acts with one loader after another over one source.
+def exhaust(iterator: Iterator[Any]) -> None:
+    deque(iterator, 0)
 
-    Parameters
-    ----------
-    case : Case
-        The case.
-    folder : str
-        A folder for files.
-    stepped : callable
-        Called after each step with its number in the act.
-    """
+
+def run_threads(targets: list[Callable[[], object]]) -> None:
+    """Run functions in threads, and raise the first error of any."""
+    errors: list[BaseException] = []
+
+    def run(target: Callable[[], object]) -> None:
+        try:
+            target()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(target,)) for target in targets]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+class Acts:
+    """Acts with one loader after another over one source; `stepped` hears of each step by its number."""
 
     def __init__(self, case: Case, folder: str, stepped: Callable[[int], object]) -> None:
         self.case = case
@@ -88,25 +100,31 @@ class Acts:
         self.steps += 1
         self._stepped(self.steps)
 
-    def _follow(self, loader: Any, epoch: Iterator[Any]) -> Iterator[Follower]:
+    def _follow(self, epoch: Iterator[Any], follower: Follower | None = None) -> Iterator[Follower]:
         """Check one step after another, and at last that the epoch is complete."""
-        follower = None
         for step in epoch:
             if follower is None:
-                follower = Follower(self.case, loader.state_dict()["epoch"])
+                follower = Follower(self.case, self.loader.state_dict()["epoch"])
             self._keep(follower.take(step))
             del step
             yield follower
         (follower or Follower(self.case, 0)).finish()
 
+    def _follow_until(self, steps: int) -> Follower | None:
+        """Leave a new epoch after so many steps; return how far it got."""
+        follower = None
+        for follower in self._follow(iter(self.loader)):
+            if follower.taken >= steps:
+                break
+        return follower
+
     def _loop(self, _: int = 0) -> None:
-        for _follower in self._follow(self.loader, iter(self.loader)):
-            pass
+        exhaust(self._follow(iter(self.loader)))
 
     def _leave(self, how: str, steps: int) -> None:
         """Leave an epoch early, in one of the ways that Python offers."""
         epoch = iter(self.loader)
-        following = self._follow(self.loader, epoch)
+        following = self._follow(epoch)
         with suppress(Ending):
             for follower in following:
                 if follower.taken < steps:
@@ -127,30 +145,24 @@ class Acts:
 
     def _two(self, steps: int) -> None:
         """Loop over two epochs in turn."""
-        followings = [self._follow(self.loader, iter(self.loader)) for _ in range(2)]
+        followings = [self._follow(iter(self.loader)) for _ in range(2)]
         for _ in range(steps):
             for following in followings:
                 next(following, None)
         for following in followings:
-            for _follower in following:
-                pass
+            exhaust(following)
 
     def _threads(self, count: int) -> None:
         """Loop over the loader in several threads at once."""
         found: list[list[Any]] = [[] for _ in range(count)]
-
-        def loop(steps: list[Any]) -> None:
-            steps.extend(self.loader)
-
-        run_threads([lambda steps=steps: loop(steps) for steps in found])
+        run_threads([lambda steps=steps: steps.extend(self.loader) for steps in found])
         for steps in found:
             self._match(steps)
 
     def _match(self, steps: list[Any]) -> None:
         """Check the steps of an epoch whose number is unknown."""
-        epochs = range(_EPOCHS) if self.case.order == "shuffle" else (0,)
         wrong = Wrong("no epoch")
-        for epoch in epochs:
+        for epoch in range(_EPOCHS) if self.case.order == "shuffle" else (0,):
             follower = Follower(self.case, epoch)
             try:
                 for step in steps:
@@ -182,7 +194,7 @@ class Acts:
     def _fork(self, steps: int) -> None:
         """Fork in the middle of an epoch. The fork cannot go on with it, but has epochs of its own."""
         epoch = iter(self.loader)
-        following = self._follow(self.loader, epoch)
+        following = self._follow(epoch)
         taken = [next(following, None) for _ in range(steps)]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
@@ -190,8 +202,7 @@ class Acts:
         if not pid:
             self._be_fork(epoch, is_open=taken[-1] is not None, politely=bool(steps % 2))
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        for _follower in following:
-            pass
+        exhaust(following)
         if code:
             raise Wrong(f"the fork of the program exited with code {code}")
 
@@ -212,11 +223,8 @@ class Acts:
 
     def _resume(self, steps: int) -> None:
         """Leave an epoch, and resume it from its state with another loader, or with the same one."""
-        follower = None
-        for follower in self._follow(self.loader, iter(self.loader)):
-            if follower.taken >= steps:
-                break
-        if follower is None or not follower.taken:
+        follower = self._follow_until(steps)
+        if follower is None:
             return
         state = json.loads(json.dumps(self.loader.state_dict()))
         if state["epoch"] != follower.epoch:
@@ -224,16 +232,11 @@ class Acts:
         if steps % 2:
             self.renew()
         self.loader.load_state_dict(state)
-        rest = Follower(self.case, follower.epoch, follower.taken, follower.seen)
-        for step in self.loader:
-            self._keep(rest.take(step))
-            del step
-        rest.finish()
+        exhaust(self._follow(iter(self.loader), follower))
 
     def _flip(self, place: int) -> None:
         """Load a state with a flipped bit: it is refused, or batches of this dataset follow."""
-        for _follower in self._follow(self.loader, iter(self.loader)):
-            break
+        self._follow_until(1)
         text = bytearray(json.dumps(self.loader.state_dict()).encode())
         rng = Random(f"{self.case.seed} {place}")
         text[rng.randrange(len(text))] ^= 1 << rng.randrange(7)
@@ -256,18 +259,13 @@ class Acts:
         """Loop; after an error resume with another loader from the state before it, and raise the error."""
         follower = None
         try:
-            for follower in self._follow(self.loader, iter(self.loader)):  # noqa: B007 - where it ended
+            for follower in self._follow(iter(self.loader)):  # noqa: B007 - where it ended
                 pass
         except LoaderError:
             state = json.loads(json.dumps(self.loader.state_dict()))
             self.renew()
             self.loader.load_state_dict(state)
-            done, seen = (follower.taken, follower.seen) if follower is not None else (0, None)
-            rest = Follower(self.case, state["epoch"], done, seen)
-            for step in self.loader:
-                self._keep(rest.take(step))
-                del step
-            rest.finish()
+            exhaust(self._follow(iter(self.loader), follower or Follower(self.case, state["epoch"])))
             raise
 
     def _started(self, steps: int) -> None:
@@ -289,9 +287,7 @@ class Acts:
             check_batch(self.case, entry, numbers)
 
     def _exit(self, steps: int) -> None:
-        for number, _ in enumerate(self._follow(self.loader, iter(self.loader))):
-            if number >= steps:
-                break
+        self._follow_until(steps + 1)
         sys.exit(EXIT_CODE)
 
     def _exit_at_once(self, steps: int) -> None:
@@ -301,9 +297,7 @@ class Acts:
         os._exit(EXIT_CODE)
 
     def _unhandled(self, steps: int) -> None:
-        for number, _ in enumerate(self._follow(self.loader, iter(self.loader))):
-            if number >= steps:
-                break
+        self._follow_until(steps + 1)
         raise Ending
 
     def _daemon(self, steps: int) -> None:

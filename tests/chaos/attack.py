@@ -19,22 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.becoming import ROOT, become, environment
+from tests import processes
 from tests.chaos.case import GROUP, OUTSIDE, Case, Fault
 from tests.chaos.failing import CALLS, build
 from tests.chaos.judging import SIGNALS, judge_end, judge_errors
 from tests.chaos.server import serve
-from tests.processes import (
-    ask_for_stacks,
-    command,
-    descendants,
-    is_running,
-    is_stopped,
-    is_tracker,
-    marked,
-    send,
-)
 
+ROOT = Path(__file__).parents[2]
 DEADLINE = 180.0
 """Seconds that a program may take, on a busy machine too; none takes more than a few."""
 PATIENCE = 60.0
@@ -50,7 +41,6 @@ class Verdict:
     case: Case
     findings: tuple[str, ...]  # what should not have happened; empty if all is well
     details: str = ""  # what the program wrote
-    seconds: float = 0.0
 
 
 def attack(case: Case, patience: float = PATIENCE) -> Verdict:
@@ -69,27 +59,29 @@ def attack(case: Case, patience: float = PATIENCE) -> Verdict:
                 run.end()
 
 
-class _Run:
-    """One run of a program, with its files, its marked processes and, for root, a user of its own.
+def become(user: int | None) -> list[str]:
+    """Return the words before a command that run it as a user without rights, except to read any file."""
+    if user is None:
+        return []
+    rights = [f"--{kind}-caps=+dac_read_search" for kind in ("inh", "ambient")]
+    return ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *rights]
 
-    A user of its own makes the limit of processes exact, and shows who has left files in folders that all
-    users share.
-    """
+
+class _Run:
+    """One run of a program, with its files, its marked processes and, for root, a user of its own."""
 
     def __init__(self, case: Case, folder: Path, patience: float) -> None:
         self.case = case
         self.patience = patience
         self.mark = f"{_MARK}={uuid.uuid4()}"
+        # It makes the limit of processes exact, and shows who has left files in folders that all users share.
         self.user = next(_users) if os.geteuid() == 0 and shutil.which("setpriv") else None
         self.files, self.temporary = folder / "files", folder / "temporary"
         self.temporary.mkdir()
-        for one in (self.files, self.temporary):
-            if self.user is not None:
-                os.chown(one, self.user, self.user)
         self.fifo = self.files / "stalled"
         os.mkfifo(self.fifo, 0o644)
-        if self.user is not None:
-            os.chown(self.fifo, self.user, self.user)
+        for one in (self.files, self.temporary, self.fifo) if self.user is not None else ():
+            os.chown(one, self.user, self.user)
         self.errors = (folder / "errors").open("w+b")
         self.pending = [fault for fault in case.faults if fault.kind in OUTSIDE]
         self.stalls = [fault for fault in case.faults if fault.kind == "stall"]
@@ -99,20 +91,23 @@ class _Run:
         self.pipes: list[int] = []
         self.begun = time.monotonic()
         name, _, value = self.mark.partition("=")
-        command = [
-            sys.executable,
-            "-m",
-            "tests.chaos.subject",
-            case.to_json(),
-            str(self.files),
-            str(patience),
-        ]
+        environment = {
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",  # otherwise importing NumPy starts threads, which a limit refuses
+            "CUDA_VISIBLE_DEVICES": "",
+            "TMPDIR": str(self.temporary),
+            "HOME": str(self.files),
+            name: value,
+        }
+        if any(fault.kind in CALLS for fault in case.faults):
+            environment |= build(folder)
+        arguments = case.to_json(), str(self.files), str(patience)
         self.program = subprocess.Popen(
-            [*become(self.user), *command],
+            [*become(self.user), sys.executable, "-m", "tests.chaos.subject", *arguments],
             cwd=ROOT,
-            env=environment()
-            | {name: value, "TMPDIR": str(self.temporary), "HOME": str(self.files)}
-            | (build(folder) if any(fault.kind in CALLS for fault in case.faults) else {}),
+            env={**os.environ, **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
@@ -134,19 +129,22 @@ class _Run:
         seconds = time.monotonic() - self.begun
         findings: list[str] = []
         if hangs:
-            ask_for_stacks([self.program.pid, *descendants(self.program.pid)])
+            processes.ask_for_stacks([self.program.pid, *processes.descendants(self.program.pid)])
             time.sleep(1.0)
             findings.append(f"hang: no end after {seconds:.0f} s")
             self._kill_all()
         else:
             findings += self._left_processes()
         self.program.wait()
-        text = self._read_errors()
+        self.errors.seek(0)
+        text = self.errors.read().decode(errors="replace")
         if not hangs:
             findings += judge_errors(self.case, self.told)
             findings += judge_end(self.case, self.program.returncode, text, self.told, self.sent)
             findings += self._left_files()
-        return Verdict(self.case, tuple(findings), self._describe(text), seconds)
+        told = "\n".join(json.dumps(facts) for facts in self.told if "step" not in facts)
+        shown = f"exit code {self.program.returncode}\n{told}\n--- standard error ---\n{text[-20000:]}"
+        return Verdict(self.case, tuple(findings), shown)
 
     def _follow(self) -> bool:
         """Handle what the program tells; return False if it does not end in time."""
@@ -158,7 +156,7 @@ class _Run:
             except queue.Empty:
                 if has_ended:  # though a process that it has left may hold the pipe open
                     return True
-                if is_stopped(self.program.pid):
+                if processes.is_stopped(self.program.pid):
                     deadline += 0.5  # by somebody else: our own timer wakes it again
                 if time.monotonic() > deadline:
                     return False
@@ -232,21 +230,22 @@ class _Run:
             return
         pid = self.program.pid
         if fault.who >= 0:
-            below = [pid for pid in descendants(pid) if not is_tracker(pid) and is_running(pid)]
+            below = filter(processes.is_running, processes.descendants(pid))
+            below = [pid for pid in below if not processes.is_tracker(pid)]
             if not below:
                 return
             pid = below[fault.who % len(below)]
-        if send(pid, number) and fault.kind == "stop":
+        if processes.send(pid, number) and fault.kind == "stop":
             time.sleep(0.2)
-            send(pid, signal.SIGCONT)
+            processes.send(pid, signal.SIGCONT)
 
     def _left_processes(self) -> list[str]:
         deadline = time.monotonic() + self.patience
-        while left := marked(self.mark):
+        while left := processes.marked(self.mark):
             if time.monotonic() > deadline:
-                ask_for_stacks(left)
+                processes.ask_for_stacks(left)
                 time.sleep(1.0)
-                found = [f"process {pid} outlives the program: {command(pid)}" for pid in left]
+                found = [f"process {pid} outlives the program: {processes.command(pid)}" for pid in left]
                 self._kill_all()
                 return found
             time.sleep(0.02)
@@ -264,17 +263,11 @@ class _Run:
                         continue
         return [f"temporary files are left: {sorted(left)}"] if left else []
 
-    def _read_errors(self) -> str:
-        self.errors.seek(0)
-        return self.errors.read().decode(errors="replace")
-
-    def _describe(self, text: str) -> str:
-        told = "\n".join(json.dumps(facts) for facts in self.told if "step" not in facts)
-        return f"exit code {self.program.returncode}\n{told}\n--- standard error ---\n{text[-20000:]}"
-
     def _kill_all(self) -> None:
-        for pid in {*marked(self.mark), *([self.program.pid] if self.program.poll() is None else [])}:
-            send(pid, signal.SIGKILL)
+        if self.program.poll() is None:
+            self.program.kill()
+        for pid in processes.marked(self.mark):
+            processes.send(pid, signal.SIGKILL)
 
     def end(self) -> None:
         """Leave nothing behind."""

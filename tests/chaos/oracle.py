@@ -135,25 +135,13 @@ def is_ordered(case: Case) -> bool:
 
 
 class Follower:
-    """Compares an epoch's steps with the oracle's as they arrive.
+    """Compares an epoch's steps with the oracle's as they arrive, from one loader after another."""
 
-    Parameters
-    ----------
-    case : Case
-        The case.
-    epoch : int
-        The epoch's number.
-    done : int
-        How many steps an earlier part of the epoch has delivered.
-    seen : list of list of int or None
-        The batches that the earlier part has delivered, if their order is unknown.
-    """
-
-    def __init__(self, case: Case, epoch: int, done: int = 0, seen: list[list[int]] | None = None) -> None:
+    def __init__(self, case: Case, epoch: int) -> None:
         self.case = case
         self.epoch = epoch
-        self.taken = done
-        self.seen: list[list[int]] = list(seen or [])
+        self.taken = 0
+        self.seen: list[list[int]] = []
         self._steps = steps_of(case, epoch)
 
     def take(self, step: Any) -> list[tuple[Any, list[int]]]:

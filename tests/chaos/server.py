@@ -34,7 +34,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_HEAD(self) -> None:
         """Answer with the length of a file."""
-        self._begin()
+        send_head(self, self.server.folder / self.path.lstrip("/"))
 
     def do_GET(self) -> None:
         """Answer with a file or a range of it, or take an order of the program."""
@@ -51,41 +51,27 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error(500)
             return
         with suppress(OSError):  # the program may have gone
-            body = self._begin(ranges=kind != "whole") or b""
+            path = self.server.folder / self.path.lstrip("/")
+            body = send_head(self, path, ranges=kind != "whole") or b""
             self.wfile.write(body[: len(body) // 2] if kind in ("cut", "reset") else body)
             if kind == "reset":
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 self.connection.close()
-
-    def _begin(self, *, ranges: bool = True) -> bytes | None:
-        return send_head(self, self.server.folder / self.path.lstrip("/"), ranges=ranges)
 
     def log_message(self, *_: object) -> None:
         """Write nothing."""
 
 
 class Server(ThreadingHTTPServer):
-    """The server of one program's folder.
-
-    Attributes
-    ----------
-    folder : Path
-        The folder.
-    kind : str
-        What is done to requests for files.
-    left : int
-        To how many more.
-    over : threading.Event
-        Set at the end, for answers that are late.
-    """
+    """The server of one program's folder."""
 
     daemon_threads = False  # closing waits for the threads that answer
 
     def __init__(self, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.folder = folder
-        self.kind, self.left = "", 0
-        self.over = threading.Event()
+        self.kind, self.left = "", 0  # what is done to requests for files, and to how many more
+        self.over = threading.Event()  # set at the end, for answers that are late
         self._lock = threading.Lock()
 
     def take_kind(self) -> str:

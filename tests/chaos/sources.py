@@ -13,7 +13,7 @@ import gpuloader
 from gpuloader import DataLoader
 from gpuloader.testing import simulated_places
 from gpuloader.transforms import Cast, Pad
-from tests.chaos.case import TROUBLES, Case
+from tests.chaos.case import Case
 from tests.chaos.datasets import make_dataset
 from tests.chaos.oracle import MOST, sample_of
 from tests.chaos.steps import drawn_batches, drawn_order
@@ -56,14 +56,9 @@ class Source:
     """Makes the loaders of one case, all over the same source."""
 
     def __init__(self, case: Case, folder: str) -> None:
-        strikes = tuple(
-            (number, fault.kind, fault.at, fault.delay)
-            for number, fault in enumerate(case.faults)
-            if fault.kind in TROUBLES
-        )
         self.case = case
         self.server = Path(folder, "server").read_text() if case.served else ""
-        self.troubles = Troubles(folder, strikes, case.pause)
+        self.troubles = Troubles(folder, case.faults, case.pause)
         self._source = (
             make_reader(case, self.troubles) if case.is_reader else make_dataset(case, self.troubles, folder)
         )

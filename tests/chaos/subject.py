@@ -17,17 +17,17 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from tests.chaos import defects
 from tests.chaos.acts import Acts, Ending
 from tests.chaos.case import ENDS, LIMITS, LINE, OUTSIDE, SERVER, TROUBLES, Case, Fault
 from tests.chaos.failing import CALLS, failing
-from tests.chaos.lines import interrupted_at
 from tests.chaos.server import spoil
 from tests.chaos.sources import output_of
 from tests.processes import descendants, is_tracker
@@ -123,6 +123,34 @@ class Program:
         if steps in self._told:
             self._told.discard(steps)
             tell(act=self._act, step=steps)
+
+
+_TRACED = ("/fetch/", "/system/", "/staging/", "/sources/readers/", "/epoch/epoch.py", "/api/epochs.py")
+"""The modules that open and close what a loader needs."""
+
+
+@contextmanager
+def interrupted_at(line: int, say: Callable[[], object]) -> Iterator[None]:
+    """Interrupt this thread before the given line of those that it runs in `_TRACED` within the block."""
+    left = line
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if event == "call":
+            path = frame.f_code.co_filename
+            return trace if "/gpuloader/" in path and any(part in path for part in _TRACED) else None
+        if event == "line":
+            left -= 1
+            if not left:
+                say()
+                os.kill(os.getpid(), signal.SIGINT)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(None)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
+from tests.chaos.case import Fault
 from tests.chaos.failing import arm_as_told
 
 if "GPULOADER_CHAOS" in os.environ:  # the attack asks every process that hangs where it is
@@ -34,30 +35,17 @@ class Unpicklable(Exception):
 
 @dataclass(frozen=True)
 class Troubles:
-    """What strikes at which samples.
+    """What strikes at which samples."""
 
-    A folder of the case holds the facts that all processes share. Making a directory takes no descriptor, so
-    it works under every limit.
-
-    Attributes
-    ----------
-    folder : str
-        The folder.
-    strikes : tuple of tuple
-        For each fault its number in the case, its kind, the sample at which it strikes, and its seconds.
-    pause : float
-        Seconds that every sample takes.
-    muted : bool
-        Whether nothing strikes.
-    """
-
+    # Holds the facts that all processes share. Making a directory takes no descriptor, so it works under
+    # every limit.
     folder: str
-    strikes: tuple[tuple[int, str, int, float], ...] = ()
-    pause: float = 0.0
-    muted: bool = False
+    faults: tuple[Fault, ...] = ()
+    pause: float = 0.0  # seconds that every sample takes
+    muted: bool = False  # whether nothing strikes
 
     def mute(self) -> None:
-        """Make no fault strike in this process, which has been forked, and in those that it starts."""
+        """Make no fault strike in this process, which has been forked, nor in those that it starts."""
         object.__setattr__(self, "muted", True)
 
     def arm(self, fault: int) -> None:
@@ -66,21 +54,22 @@ class Troubles:
 
     def disarm(self) -> None:
         """Make no fault strike any more."""
-        for fault, *_ in self.strikes:
+        for number in range(len(self.faults)):
             with suppress(FileNotFoundError):
-                os.rmdir(f"{self.folder}/armed-{fault}")
+                os.rmdir(f"{self.folder}/armed-{number}")
 
     def visit(self, sample: int) -> None:
         """Call this whenever a sample is read."""
         if self.pause:
             time.sleep(self.pause)
-        for fault, kind, at, seconds in self.strikes:
-            if at == sample and not self.muted and os.path.isdir(f"{self.folder}/armed-{fault}"):
+        for number, fault in enumerate(self.faults):
+            is_due = fault.at == sample and not self.muted
+            if is_due and os.path.isdir(f"{self.folder}/armed-{number}"):
                 try:
-                    os.mkdir(f"{self.folder}/struck-{fault}")
+                    os.mkdir(f"{self.folder}/struck-{number}")
                 except FileExistsError:
                     continue
-                self._strike(kind, seconds)
+                self._strike(fault.kind, fault.delay)
 
     def _strike(self, kind: str, seconds: float) -> None:
         if kind == "sleep":

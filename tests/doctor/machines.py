@@ -10,7 +10,7 @@ GIB, MIB = 1 << 30, 1 << 20
 
 LINUX = Machine(
     distributions={"numpy": "2.4.6"},
-    python=(3, 12, 1),
+    python="3.12.1",
     system="Linux",
     architecture="x86_64",
     numpy="2.4.6",
@@ -20,10 +20,8 @@ LINUX = Machine(
     start_methods=("fork", "spawn", "forkserver"),
     file_limit=1024,
     files_open=10,
-    memory=64 * GIB,
-    memory_available=32 * GIB,
-    shared=32 * GIB,
-    shared_free=32 * GIB,
+    memory=(64 * GIB, 32 * GIB),
+    shared=(32 * GIB, 32 * GIB),
 )
 
 
@@ -31,16 +29,8 @@ def cuda(
     *, runtime=13020, driver=13000, devices=(GPU,), failure="", nvrtc=True, cupy="14.2.0", buses=(), cure=""
 ):
     """Return CuPy's description of a machine with CUDA."""
-    return {
-        "cupy": cupy,
-        "runtime": runtime,
-        "driver": driver,
-        "devices": list(devices),
-        "failure": failure,
-        "nvrtc": nvrtc,
-        "buses": list(buses),
-        "cure": cure,
-    }
+    found = {"cupy": cupy, "runtime": runtime, "driver": driver, "devices": list(devices)}
+    return {**found, "failure": failure, "nvrtc": nvrtc, "buses": list(buses), "cure": cure}
 
 
 class Trials:
