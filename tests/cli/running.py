@@ -1,26 +1,26 @@
-"""Running the command line in this process."""
+"""Running the command line, in this process or in another one."""
 
 import contextlib
 import io
-from dataclasses import dataclass
+import subprocess
+import sys
+from types import SimpleNamespace
 
 from gpuloader.cli import main
 
 
-@dataclass
-class Shown:
-    """What a command has printed, and its exit code."""
-
-    exit_code: int
-    stdout: str
-    stderr: str
-
-
 def invoke(*arguments):
-    """Run ``gpuloader`` with these arguments."""
+    """Run ``gpuloader`` with these arguments, and return its exit code and what it has printed."""
     output, errors = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
         try:
             main(arguments)
         except SystemExit as ended:
-            return Shown(ended.code or 0, output.getvalue(), errors.getvalue())
+            code = ended.code or 0
+    return SimpleNamespace(exit_code=code, stdout=output.getvalue(), stderr=errors.getvalue())
+
+
+def run(*arguments, **options):
+    """Run the command line in a separate process."""
+    captured = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "timeout": 110}
+    return subprocess.run([sys.executable, *arguments], check=False, **captured | options)
