@@ -10,15 +10,17 @@ from contextlib import suppress
 from pathlib import Path
 
 
+def parents() -> dict[int, int]:
+    """Return all processes and their parents, by their ids."""
+    pids = [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]
+    return {pid: int(stat[1]) for pid in pids if (stat := _stat(pid))}
+
+
 def descendants(pid: int) -> list[int]:
     """Return the processes below one, by their ids."""
-    parents = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdecimal() and (stat := _stat(int(entry))):
-            parents[int(entry)] = int(stat[1])
-    found, below = set(), {pid}
+    all_processes, found, below = parents(), set(), {pid}
     while below:
-        below = {child for child, parent in parents.items() if parent in below and child not in found}
+        below = {child for child, parent in all_processes.items() if parent in below and child not in found}
         found |= below
     return sorted(found)
 

@@ -20,6 +20,7 @@ import inspect
 import io
 import re
 import shlex
+import tomllib
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,13 +105,10 @@ def have(needs):
     return True
 
 
-def run_python(block, name, namespace):
-    code = compile("\n" * block.line + block.text, name, "exec")
-    if have(block.needs):
-        execute(code, block, f"{name}:{block.line}", namespace)
-
-
-def execute(code, block, where, namespace):
+def run_python(block, name, namespace, has=have):
+    code, where = compile("\n" * block.line + block.text, name, "exec"), f"{name}:{block.line}"
+    if not has(block.needs):
+        return
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(code, namespace)
     got = lines_of(printed.getvalue())
@@ -160,13 +158,9 @@ def test_python_runs(path, tmp_path, monkeypatch):
 
 
 def test_every_example_of_a_guide_shows_its_output():
-    blocks = [(path, block) for path in DOCS if path.parent.name == "guides" for block in read_blocks(path)]
-    silent = [
-        f"{by_name(path)}:{block.line}"
-        for path, block in blocks
-        if block.language == "python" and not block.needs and block.output is None
-    ]
-    assert silent == []
+    for path in (ROOT / "docs/guides").glob("*.md"):
+        shown = [block for block in read_blocks(path) if block.language == "python" and not block.needs]
+        assert [f"{by_name(path)}:{block.line}" for block in shown if block.output is None] == []
 
 
 def commands():
@@ -191,9 +185,7 @@ def check_make(words):
 
 
 def check_pip(words):
-    extras = re.findall(
-        r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text().split("optional-")[1], re.MULTILINE
-    )
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for wanted in re.findall(r"(?:gpuloader|\.)\[([\w,]+)\]", " ".join(words)):
         assert set(wanted.split(",")) <= set(extras), f"no extra {wanted}"
 
@@ -218,26 +210,22 @@ def check_python(words):
         assert module.split(".")[0] in ("pip", "pytest", "gpuloader", "tests", "torch", "benchmarks"), module
         if module == "pip":
             check_pip(words)
-    elif arguments and not arguments[0].startswith("train"):
-        assert (ROOT / arguments[0]).exists(), arguments[0]
+    elif arguments:
+        check_script(arguments)
 
 
-def check_torchrun(words):
-    script = next(word for word in words[1:] if word.endswith(".py"))
+def check_script(words):
+    script = next((word for word in words if word.endswith(".py")), words[0])
     assert script.startswith("train") or (ROOT / script).exists(), script
 
 
-def check_ci(words):
-    assert (ROOT / words[0]).exists()
-
-
 CHECKS = {
-    ".ci/run": check_ci,
+    ".ci/run": check_script,
     "gpuloader": check_gpuloader,
     "make": check_make,
     "pip": check_pip,
     "python": check_python,
-    "torchrun": check_torchrun,
+    "torchrun": check_script,
 }
 
 
@@ -252,12 +240,6 @@ def text_of(path):
     return re.sub(r"^ *```.*?^ *```$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=by_name)
-def test_links_lead_somewhere(path):
-    for target in re.findall(r"\]\(([^)#\s]+)", text_of(path)):
-        assert target.startswith("https://") or (path.parent / target).exists(), target
-
-
 def anchors(path):
     """Return the anchors of a page's headings, as GitHub and the site make them."""
     headings = re.findall(r"^#+ (.+)", text_of(path), re.MULTILINE)
@@ -265,8 +247,10 @@ def anchors(path):
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=by_name)
-def test_anchors_lead_to_a_heading_in_the_repository_too(path):
-    """Only the site has anchors of docstrings; there, links to documents of the root lead to its copies."""
+def test_links_lead_to_a_page_and_a_heading_in_the_repository_too(path):
+    for target in re.findall(r"\]\(([^)#\s]+)", text_of(path)):
+        assert target.startswith("https://") or (path.parent / target).exists(), target
+    # Only the site has anchors of docstrings; there, links to documents of the root lead to its copies.
     for file, anchor in re.findall(r"\]\((?!https:)([^)#\s]*)#([^)\s]+)\)", text_of(path)):
         if not anchor.startswith("gpuloader."):
             assert anchor in anchors(path.parent / file if file else path), f"{file}#{anchor}"
@@ -280,22 +264,13 @@ def test_the_tests_that_the_pages_name_exist():
                 assert re.search(rf"^ *(?:class|def) {name}\b", (ROOT / file).read_text(), re.MULTILINE), name
 
 
-OWN_ERRORS = {
-    name
-    for name, found in vars(errors).items()
-    if inspect.isclass(found) and issubclass(found, errors.LoaderError)
-}
-
-
-def test_the_guide_explains_every_error():
-    page = (ROOT / "docs/guides/errors.md").read_text()
-    assert set(re.findall(r"^### ([A-Z]\w+)", page, re.MULTILINE)) == OWN_ERRORS
-
-
-def test_the_tree_of_errors_is_complete():
-    page = (ROOT / "docs/reference/errors.md").read_text()
-    tree = dict(re.findall(r"── (\w+)(?: +also an? (\w+))?", page))
-    assert set(tree) == OWN_ERRORS - {"LoaderError"}
+def test_the_guide_explains_every_error_and_the_tree_of_errors_is_complete():
+    classes = filter(inspect.isclass, vars(errors).values())
+    own = {one.__name__ for one in classes if issubclass(one, errors.LoaderError)}
+    guide, reference = ((ROOT / f"docs/{page}/errors.md").read_text() for page in ("guides", "reference"))
+    assert set(re.findall(r"^### ([A-Z]\w+)", guide, re.MULTILINE)) == own
+    tree = dict(re.findall(r"── (\w+)(?: +also an? (\w+))?", reference))
+    assert set(tree) == own - {"LoaderError"}
     for name, builtin in tree.items():
         assert not builtin or issubclass(getattr(errors, name), getattr(builtins, builtin)), name
 
@@ -308,28 +283,24 @@ def first_column(path, heading):
 
 
 @pytest.mark.frameworks
-def test_every_argument_of_torch_is_answered():
-    utils = pytest.importorskip("torch.utils.data")
-    theirs = set(inspect.signature(utils.DataLoader.__init__).parameters) - {"self"}
-    assert theirs <= set(first_column(ROOT / "docs/coming-from-torch.md", "DataLoader, argument by argument"))
+@pytest.mark.parametrize(
+    ("module", "page", "heading"),
+    [
+        ("torch.utils.data", "coming-from-torch.md", "DataLoader, argument by argument"),
+        ("paddle.io", "coming-from-paddle.md", "`paddle.io.DataLoader`"),
+    ],
+)
+def test_every_argument_of_their_loaders_is_answered(module, page, heading):
+    loader = pytest.importorskip(module).DataLoader
+    theirs = set(inspect.signature(loader.__init__).parameters) - {"self"}
+    assert theirs <= set(first_column(ROOT / "docs" / page, heading))
 
 
-@pytest.mark.frameworks
-def test_every_argument_of_paddle_is_answered():
-    paddle = pytest.importorskip("paddle")
-    theirs = set(inspect.signature(paddle.io.DataLoader.__init__).parameters) - {"self"}
-    assert theirs <= set(first_column(ROOT / "docs/coming-from-paddle.md", "`paddle.io.DataLoader`"))
-
-
-def test_every_option_of_the_loader_is_in_a_guide():
+def test_every_option_of_the_loader_is_in_a_guide_and_in_one_group_of_the_reference():
     told = "".join(path.read_text() for path in DOCS if path.parent.name in ("guides", "docs"))
-    options = [*inspect.signature(gpuloader.DataLoader).parameters]
+    options = sorted(inspect.signature(gpuloader.DataLoader).parameters)
     assert [name for name in options if not re.search(rf"`{name}\b|\b{name}=", told)] == []
-
-
-def test_every_option_of_the_loader_is_in_one_group_of_the_reference():
-    grouped = first_column(ROOT / "docs/reference/loaders.md", "DataLoader by topic")
-    assert sorted(grouped) == sorted(inspect.signature(gpuloader.DataLoader).parameters)
+    assert sorted(first_column(ROOT / "docs/reference/loaders.md", "DataLoader by topic")) == options
 
 
 def test_blocks_for_a_gpu_run_over_the_stand_in(monkeypatch):
@@ -341,8 +312,7 @@ def test_blocks_for_a_gpu_run_over_the_stand_in(monkeypatch):
     blocks = [(path, block) for path in DOCS for block in read_blocks(path) if block.needs == ("gpu",)]
     assert blocks
     for path, block in blocks:
-        code = compile("\n" * block.line + block.text, by_name(path), "exec")
-        execute(code, block, f"{by_name(path)}:{block.line}", {"__name__": "__main__"})
+        run_python(block, by_name(path), {"__name__": "__main__"}, has=bool)
     gc.collect()
     places._opened.clear()
     assert not runtime.registered

@@ -21,6 +21,10 @@ def registry():
     return client.CollectorRegistry()
 
 
+def steps(registry, name):
+    return registry.get_sample_value("gpuloader_steps_total", {"loader": name})
+
+
 def loader(count=4):
     return DataLoader(np.arange(10 * count), places="cpu", batch_size=10)
 
@@ -28,28 +32,26 @@ def loader(count=4):
 def test_a_scrape_tells_what_the_loader_has_done_so_far(registry):
     train = loader()
     export(train, "train", registry)
-    assert registry.get_sample_value("gpuloader_steps_total", {"loader": "train"}) == 0
-    for _ in train:
-        pass
+    assert steps(registry, "train") == 0
+    list(train)
     told = {
         part: registry.get_sample_value("gpuloader_seconds_total", {"loader": "train", "part": part})
         for part in TIMES
     }
     stats = train.stats()
     assert told == {part: getattr(stats, part) for part in TIMES}
-    assert registry.get_sample_value("gpuloader_steps_total", {"loader": "train"}) == 4
+    assert steps(registry, "train") == 4
     assert registry.get_sample_value("gpuloader_bytes_total", {"loader": "train"}) == 40 * 8
     assert registry.get_sample_value("gpuloader_slots", {"loader": "train"}) == stats.slots > 0
 
 
-def test_several_loaders_share_the_metrics_of_a_registry(registry):
-    train, valid = loader(3), loader(2)
-    export(train, "train", registry)
-    export(valid, "valid", registry)
-    list(train)
-    list(valid)
-    assert registry.get_sample_value("gpuloader_steps_total", {"loader": "train"}) == 3
-    assert registry.get_sample_value("gpuloader_steps_total", {"loader": "valid"}) == 2
+def test_several_loaders_share_the_metrics_and_a_later_one_takes_the_name(registry):
+    reading = read_batches(lambda: ([np.zeros(4)] for _ in range(5)))
+    kept = [(loader(3), "train"), (loader(2), "valid"), (reading, "reader"), (loader(1), "train")]
+    for one, name in kept:
+        export(one, name, registry)
+        list(one)
+    assert [steps(registry, name) for name in ("train", "valid", "reader")] == [1, 2, 5]
 
 
 def test_the_text_is_what_prometheus_reads(registry):
@@ -70,15 +72,7 @@ def test_a_loader_that_is_gone_is_not_kept_and_not_told_of(registry):
     export(train, "train", registry)
     del train
     gc.collect()
-    assert registry.get_sample_value("gpuloader_steps_total", {"loader": "train"}) is None
-
-
-def test_a_later_loader_takes_the_name(registry):
-    first, second = loader(3), loader(2)
-    for one in (first, second):
-        export(one, "train", registry)
-        list(one)
-    assert registry.get_sample_value("gpuloader_steps_total", {"loader": "train"}) == 2
+    assert steps(registry, "train") is None
 
 
 def test_a_scrape_while_other_threads_export_and_drop_loaders(registry):
@@ -88,7 +82,7 @@ def test_a_scrape_while_other_threads_export_and_drop_loaders(registry):
     def scrape():
         try:
             while not stop.is_set():
-                assert registry.get_sample_value("gpuloader_steps_total", {"loader": "kept"}) == 0
+                assert steps(registry, "kept") == 0
         except BaseException as error:
             wrong.append(error)
 
@@ -103,21 +97,11 @@ def test_a_scrape_while_other_threads_export_and_drop_loaders(registry):
     assert wrong == []
 
 
-def test_readers_are_exported_too(registry):
-    reading = read_batches(lambda: ([np.zeros(4)] for _ in range(3)))
-    export(reading, "reader", registry)
-    list(reading)
-    assert registry.get_sample_value("gpuloader_steps_total", {"loader": "reader"}) == 3
-
-
-def test_what_is_no_loader_and_no_name_is_refused(registry):
+def test_what_is_no_loader_and_no_name_is_refused_and_a_missing_package_named(registry, monkeypatch):
     with pytest.raises(TypeError, match="got list"):
         export([], "train", registry)
     with pytest.raises(TypeError, match="got int"):
         export(loader(), 3, registry)
-
-
-def test_without_the_package_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(MissingPackage, match=r"pip install '.*\[prometheus\]'"):
         export(loader(), "train")

@@ -76,12 +76,6 @@ def test_the_description_notices_what_users_would():
     assert not any(" at 0x" in line for line in describe_api())
 
 
-def test_every_error_is_a_loader_error():
-    errors = [getattr(gpuloader, name) for name in gpuloader.__all__ if name.endswith(("Error", "Exception"))]
-    assert len(errors) == 11
-    assert all(issubclass(error, gpuloader.LoaderError) for error in errors)
-
-
 def test_importing_the_package_imports_no_gpu_library_and_nothing_for_tests():
     """On a machine without a GPU, GPU support must cost no time and cause no failure."""
     code = "import gpuloader, sys; print(*sorted(sys.modules))"
@@ -100,7 +94,10 @@ def test_no_module_hides_a_public_name():
     assert there & {f"gpuloader.{name}" for name in gpuloader.__all__} <= public_modules
 
 
-def test_an_error_is_also_the_builtin_one_a_caller_may_expect():
+def test_an_error_is_a_loader_error_and_the_builtin_one_a_caller_may_expect():
+    errors = [getattr(gpuloader, name) for name in gpuloader.__all__ if name.endswith(("Error", "Exception"))]
+    assert len(errors) == 11
+    assert all(issubclass(error, gpuloader.LoaderError) for error in errors)
     builtin = {
         "ComposeNotAligned": ValueError,
         "FeedError": ValueError,

@@ -21,24 +21,15 @@ def shown():
                 yield from ((getattr(found, public), code) for public in getattr(found, "__all__", ()))
 
 
-def public_objects():
-    for module in MODULES:
-        for name in find(module).__all__:
-            yield name, getattr(find(module), name)
-
-
-def test_no_public_name_is_missing():
-    there = {id(found) for found, _ in shown()}
-    assert [name for name, found in public_objects() if id(found) not in there] == []
-
-
-def test_every_public_name_has_an_example():
+def test_no_public_name_is_missing_and_each_has_an_example():
     code = {}
     for found, text in shown():
         code[id(found)] = code.get(id(found), "") + text
+    public = [(name, getattr(find(module), name)) for module in MODULES for name in find(module).__all__]
+    assert [name for name, found in public if id(found) not in code] == []
     without = [
         name
-        for name, found in public_objects()
+        for name, found in public
         if not inspect.ismodule(found)
         and not re.search(r">>> |::\n", found.__doc__ or "")
         and not re.search(rf"\b{name}\b", code.get(id(found), ""))

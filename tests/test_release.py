@@ -9,11 +9,8 @@ ROOT = Path(__file__).parents[1]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 
-def test_the_tag_is_the_version():
+def test_tag_changelog_citation_and_home_name_the_same_version_and_day():
     assert os.environ.get("RELEASE", VERSION) == VERSION
-
-
-def test_the_changelog_and_the_citation_name_the_same_version_and_day():
     released = re.findall(
         r"^## \[(\d.*?)\] - (\d{4}-\d\d-\d\d)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
     )
@@ -22,7 +19,4 @@ def test_the_changelog_and_the_citation_name_the_same_version_and_day():
     assert list(released[0]) == cited
     assert released[0][0] == VERSION
     assert [day for _, day in released] == sorted((day for _, day in released), reverse=True)
-
-
-def test_home_names_the_version():
     assert f"version {VERSION}\n" in (ROOT / "docs/index.md").read_text()

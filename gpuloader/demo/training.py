@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,7 +93,7 @@ def _open_run(digits: DigitSet, place: Place, *, asynchronous: bool, wait: float
         return batch
 
     # The same seed for all runs, so that they read in the same order.
-    read = mnist.reader(digits, batch_size=100, seed=7)
+    read: Callable[[], Iterable[Any]] = mnist.reader(digits, batch_size=100, seed=7)
     if wait:
         read = map_readers(delay, read)
     # Everything but the double buffer is the same in both ways, so that the ratio shows that alone.

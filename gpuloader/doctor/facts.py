@@ -87,7 +87,7 @@ def read_machine(root: Path, attempt: Attempt) -> Machine:
     lines = [line.split() for line in read_text(root / "proc/meminfo").splitlines()]
     sizes = {line[0].rstrip(":"): int(line[1]) * 1024 for line in lines if len(line) > 1}
     has_sizes = "MemTotal" in sizes and "MemAvailable" in sizes
-    shared, kernels = None, ()
+    shared, kernels = None, tuple[str, ...]()
     with suppress(OSError, AttributeError):  # missing, or Windows
         found = os.statvfs(root / "dev/shm")
         shared = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize

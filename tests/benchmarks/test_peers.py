@@ -58,13 +58,10 @@ def test_all_cases_give_the_same_batches(peer, floor):
                 assert firsts == pytest.approx(expected, rel=1e-6), (name, way)
 
 
-def test_versions_are_those_installed():
+def test_versions_are_those_installed_and_every_library_has_its_file():
     assert FLOOR.version() == __import__("numpy").__version__
     assert Peer("none", "no_such_module", ("no-such",)).version() is None
     assert Peer("built in", "json", ("no-such",)).version() == "unknown"
-
-
-def test_every_library_has_its_file_and_knows_its_cases():
     for peer in (FLOOR, OURS, *PEERS.values()):
         assert peer.cases <= set(CASES)
         loading = peer.load()

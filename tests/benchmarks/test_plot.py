@@ -10,6 +10,7 @@ from benchmarks.peers import plot
 from benchmarks.peers.report import Measured, Report
 from gpuloader.errors import MissingPackage
 
+pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 MACHINE = {"processor": "Processor", "cores": "2", "gpuloader": "0.1.0"}
 
 
@@ -30,7 +31,6 @@ def case(**medians):
     ids=["nothing", "one", "far from the floor", "odd", "without a floor"],
 )
 def test_it_is_drawn(cases, tmp_path):
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     plot.draw(Report(MACHINE, {"torch": "2.13.0", "spdl": None}, 5, cases), tmp_path / "plot.png")
     written = (tmp_path / "plot.png").read_bytes()
     assert written[:8] == b"\x89PNG\r\n\x1a\n"
@@ -38,7 +38,6 @@ def test_it_is_drawn(cases, tmp_path):
 
 
 def test_ours_alone_has_its_colour(monkeypatch, tmp_path):
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     from matplotlib.colors import to_hex
     from matplotlib.figure import Figure
 

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.gpu import proof, proof_parts
 from benchmarks.gpu.proof_page import render_page
 from benchmarks.gpu.proof_parts import PARTS, Part
+from tests.processes import is_running
 
 ROOT = Path(__file__).parents[2]
 MACHINE = {"gpu": "Card 9", "driver": "580.1", "cupy": "14.2", "commit": "abc123", "python": "3.12"}
@@ -100,21 +101,14 @@ def test_what_has_never_run_comes_before_what_has_failed(prove):
     assert order.read_text() == "bnb"
 
 
-def test_other_code_is_proved_anew(prove):
-    parts = [counting(prove.folder, "good")]
-    prove(parts)
-    prove(parts, code="other code")
-    assert count(prove.folder, "good") == 2
-
-
-def test_a_named_part_runs_in_any_case_and_no_other_does(prove):
+def test_a_named_part_runs_in_any_case_and_no_other_does_and_other_code_is_proved_anew(prove):
     parts = [counting(prove.folder, "one"), counting(prove.folder, "two")]
     prove(parts)
-    status, _ = prove(parts, "--parts", "two")
-    assert status == 0
+    assert prove(parts, "--parts", "two")[0] == 0
     assert [count(prove.folder, name) for name in ("one", "two")] == [1, 2]
-    status, _ = prove([*parts, counting(prove.folder, "three")], "--parts", "one")
-    assert status == 3
+    assert prove([*parts, counting(prove.folder, "three")], "--parts", "one")[0] == 3
+    prove(parts, code="other code")
+    assert [count(prove.folder, name) for name in ("one", "two")] == [3, 3]
 
 
 def test_the_suite_stands_for_all_tests(prove):
@@ -139,13 +133,6 @@ def test_a_part_that_takes_too_long_is_stopped_with_what_it_started(prove):
     assert not is_running(int(started.read_text()))
 
 
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def test_without_time_the_parts_are_left_for_another_call(prove):
     parts = [counting(prove.folder, "one")]
     slow = [part("slow", "", least=600.0, limit=900.0)]
@@ -153,8 +140,7 @@ def test_without_time_the_parts_are_left_for_another_call(prove):
     assert status == 3
     assert results(report) == {"one": "passed", "slow": "not run"}
     assert "run the proof again" in report["parts"]["slow"]["summary"]
-    status, _ = prove(parts, "--minutes", "0")
-    assert status == 0  # nothing is left
+    assert prove(parts, "--minutes", "0")[0] == 0  # nothing is left
     assert count(prove.folder, "one") == 1
 
 
@@ -166,8 +152,8 @@ def test_without_a_gpu_only_what_needs_none_runs(prove, capsys):
     assert not count(prove.folder, "bound")
     assert "no GPU can be used here" in capsys.readouterr().out
     assert (prove.folder / "proof.md").read_text().startswith("# gpuloader without a GPU")
-    status, _ = prove([part("free", "raise SystemExit(1)", needs_gpu=False)], gpu=False, code="broken")
-    assert status == 1
+    broken = part("free", "raise SystemExit(1)", needs_gpu=False)
+    assert prove([broken], gpu=False, code="broken")[0] == 1
 
 
 def test_a_part_whose_packages_are_missing_is_skipped(prove):
@@ -177,48 +163,35 @@ def test_a_part_whose_packages_are_missing_is_skipped(prove):
     assert results(report) == {"a": "skipped", "b": "skipped", "c": "passed"}
     assert "pip install no_such_package" in report["parts"]["a"]["summary"]
     assert "no-such-program on the PATH" in report["parts"]["b"]["summary"]
-    status, _ = prove(parts, code="without the part that can run")
-    assert status == 1
+    assert prove(parts, code="without the part that can run")[0] == 1
 
 
 def test_figures_are_kept_and_shown(prove):
-    code = (
-        "import sys, pathlib; pathlib.Path(sys.argv[1], 'figures.json').write_text('[1, 2]'); print('| a |')"
-    )
-    figures = part(
-        "a", code, figures=lambda output, folder: proof_parts._read_figures(folder), page_from="| a"
-    )
-    status, report = prove([figures])
+    code = "import sys; print('[1, 2]', file=open(f'{sys.argv[1]}/figures.json', 'w')); print('| a |')"
+    options = {"figures": lambda output, folder: proof_parts._read_figures(folder), "page_from": "| a"}
+    status, report = prove([part("a", code, **options)])
     assert (status, report["parts"]["a"]["figures"]) == (0, [1, 2])
     assert "| a |" in render_page(report, ["a"])
 
 
-def test_what_a_page_shows_of_a_part_that_has_passed():
+def test_what_a_page_shows_of_a_part_that_has_passed_and_how_goals_are_counted():
     output = 'progress\n{"a": {"us": 1}}\n'
     assert proof._from(output, "{") == '{"a": {"us": 1}}'
     assert proof._from("**Goals** of old\n**Goals**\nmet", "**Goals**") == "**Goals**\nmet"
     assert (proof._from(output, ""), proof._from(output, "?")) == (output, "")
 
-
-def test_goals_are_counted():
     goals = "| a | g | 1 | 2 | met |\n| b | g | 3 | 2 | **missed** |\n| c | | | | **not measured** |"
-    assert (
-        proof_parts._count_goals(f"**Goals** were\n**Goals**\n{goals}")
-        == "1 goals met, 1 missed, 1 not measured"
-    )
+    counted = proof_parts._count_goals(f"**Goals** were\n**Goals**\n{goals}")
+    assert counted == "1 goals met, 1 missed, 1 not measured"
 
 
-def test_the_fingerprint_follows_machine_and_code(tmp_path):
+def test_the_fingerprint_follows_machine_and_code_and_this_machine_is_described(tmp_path):
     (tmp_path / "gpuloader").mkdir()
-    found = [proof.find_fingerprint({"gpu": "a"}, tmp_path), proof.find_fingerprint({"gpu": "b"}, tmp_path)]
-    (tmp_path / "gpuloader" / "new.py").write_text("")
-    found.append(proof.find_fingerprint({"gpu": "a"}, tmp_path))
-    (tmp_path / "gpuloader" / "new.py").write_text("1")
-    found.append(proof.find_fingerprint({"gpu": "a"}, tmp_path))
-    assert len(set(found)) == 4
-
-
-def test_this_machine_is_described():
+    found = {proof.find_fingerprint({"gpu": gpu}, tmp_path) for gpu in "ab"}
+    for text in ("", "1"):
+        (tmp_path / "gpuloader" / "new.py").write_text(text)
+        found.add(proof.find_fingerprint({"gpu": "a"}, tmp_path))
+    assert len(found) == 4
     machine = proof.describe_machine("abc")
     assert machine["commit"] == "abc"
     assert machine["gpu"] or machine["failure"]
@@ -233,11 +206,8 @@ def test_it_starts_without_any_package():
 
 def test_every_part_runs_what_exists(tmp_path):
     for one in PARTS:
-        files = [
-            word
-            for word in one.command(60.0, tmp_path)
-            if "/" in word and word.startswith(("tests", "bench"))
-        ]
+        words = one.command(60.0, tmp_path)
+        files = [word for word in words if "/" in word and word.startswith(("tests", "bench"))]
         assert all((ROOT / file).exists() for file in files), one.name
         assert one.least <= one.limit < 9 * 60
 

@@ -27,38 +27,28 @@ def test_floor_ours_and_the_peer_take_turns_after_one_to_warm_up():
     assert labels[1].startswith("gpuloader, ")
     assert labels[-1] == "fake, fast"
     total = 3 * len(labels)
-    assert [turn for turn in turns if turn[2]] == [
-        (label, number, total) for number, label in enumerate(labels * 3)
-    ]
+    told = [(label, number, total) for number, label in enumerate(labels * 3)]
+    assert [turn for turn in turns if turn[2]] == told
     for row in measured.rows:
         assert row.runs == 2
         assert row.error is None
         assert 0 < row.spread.low <= row.spread.median <= row.spread.high
 
 
-def test_a_loader_that_fails_has_its_error_in_a_line_and_the_others_go_on():
-    fake = FakePeer("fake", {"bad": Failing(ValueError("first line\nsecond")), "good": BATCHES})
-    (measured,) = run(fake)
-    bad, good = measured.rows[-2:]
-    assert (bad.label, bad.error, bad.spread) == ("fake, bad", "ValueError: first line", None)
-    assert (good.label, good.error, good.runs) == ("fake, good", None, 2)
-
-
-def test_a_loader_that_fails_in_the_middle_has_no_figure():
-    (measured,) = run(FakePeer("fake", {"once": Failing(OSError("gone"), good=2)}))
-    row = measured.rows[-1]
-    assert (row.error, row.spread, row.runs) == ("OSError: gone", None, 1)
-
-
-def test_a_library_that_cannot_open_is_named_with_its_error():
-    (measured,) = run(FakePeer("fake", ImportError("libthing.so: no such file")))
-    row = measured.rows[-1]
-    assert (row.label, row.error) == ("fake", "ImportError: libthing.so: no such file")
-
-
-def test_a_loader_that_gives_nothing_has_failed():
-    (measured,) = run(FakePeer("fake", {"empty": []}))
-    assert measured.rows[-1].error == "ValueError: the loader yielded no batches"
+@pytest.mark.parametrize(
+    ("loaders", "label", "error", "runs"),
+    [
+        ({"good": BATCHES, "bad": Failing(ValueError("one\ntwo"))}, "fake, bad", "ValueError: one", 0),
+        ({"good": BATCHES, "bad": Failing(OSError("gone"), good=2)}, "fake, bad", "OSError: gone", 1),
+        ({"good": BATCHES, "bad": []}, "fake, bad", "ValueError: the loader yielded no batches", 0),
+        (ImportError("libthing.so: no such file"), "fake", "ImportError: libthing.so: no such file", 0),
+    ],
+)
+def test_who_fails_has_an_error_in_place_of_a_figure_and_the_others_go_on(loaders, label, error, runs):
+    (measured,) = run(FakePeer("fake", loaders))
+    *others, bad = measured.rows
+    assert (bad.label, bad.error, bad.spread, bad.runs) == (label, error, None, runs)
+    assert {(row.error, row.runs) for row in others} == {(None, 2)}
 
 
 def test_a_library_is_not_asked_for_cases_that_it_cannot_do():
@@ -77,16 +67,12 @@ def test_a_dataset_that_lacks_a_package_says_which():
 @pytest.mark.parametrize("good", [0, 3])
 def test_ctrl_c_leaves_what_was_measured_until_then(good):
     fake = FakePeer("fake", {"interrupted": Failing(KeyboardInterrupt(), good=good)})
-    seen = []
+    rows = []
     with pytest.raises(KeyboardInterrupt):
         for measured in run_cases((SMALL, SMALL), (fake,), 5, open_side=open_briefly):
-            seen.append(measured)
-    rows = [row for measured in seen for row in measured.rows]
+            rows += measured.rows
     assert all(row.spread is not None for row in rows)
-    if good:
-        assert [row.runs for row in rows] == [3] * (len(rows) - 1) + [2]
-    else:
-        assert rows == []
+    assert [row.runs for row in rows] == ([3] * (len(rows) - 1) + [2] if good else [])
 
 
 def test_epochs_of_an_endless_iterator_leave_out_what_was_made_ahead():

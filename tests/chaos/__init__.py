@@ -6,7 +6,7 @@
 |---|---|
 | `case.py` | describes one program: its loader, its acts and its faults |
 | `drawing.py` | draws it from a seed |
-| `datasets.py`, `sources.py` | make what the loader reads, and the loader |
+| `sources.py` | make what the loader reads, and the loader |
 | `server.py` | serves files, and spoils requests |
 | `steps.py`, `oracle.py` | compute which batches a plain loop would get, without the package, and compare |
 | `troubles.py` | faults that strike inside a dataset or a reader |

@@ -5,27 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from tests.chaos.case import (
-    ANY_ORDER,
-    ENDS,
-    GROUP,
-    ITERABLE,
-    LEAVING,
-    LIMITS,
-    LINE,
-    METHODS,
-    OUTSIDE,
-    PROGRAM,
-    READERS,
-    SERVED,
-    SERVER,
-    SOURCES,
-    TROUBLED,
-    TROUBLES,
-    WRAPS,
-    Case,
-    Fault,
-)
+from tests.chaos import case as kinds
+from tests.chaos.case import Case, Fault
 from tests.chaos.failing import CALLS, OF_PYTHON
 
 
@@ -43,27 +24,28 @@ def draw_case(seed: int, number: int) -> Case:
 
 
 def _draw_loader(rng: Random) -> Case:
-    source = rng.choices(SOURCES, (8, 3, 2, 2, 2, 2, 1, 1, 2, 6, 2, 2, 2, 2, 2))[0]
-    reads, iterable = source in READERS, source in ITERABLE
+    source = rng.choices(kinds.SOURCES, (8, 3, 2, 2, 2, 2, 1, 1, 2, 6, 2, 2, 2, 2, 2))[0]
+    reads, iterable = source in kinds.READERS, source in kinds.ITERABLE
     workers = 0 if reads else rng.choice((0, 0, 1, 2, 2, 3))
     place = rng.choice(("cpu", "cpu", "simulated"))
-    method = rng.choices(METHODS, (6, 6, 6, 1))[0]
+    method = rng.choices(kinds.METHODS, (6, 6, 6, 1))[0]
     if method == "spawn":
         workers = min(workers, 1)  # each takes a second to start
     in_order = iterable or source == "mix" or rng.random() < 0.85
+    fits_memory = not reads and not iterable and source not in ("mix", "pictures")
     return Case(
         seed=rng.randrange(1000),
         source=source,
-        wrap=rng.choice(WRAPS) if reads else "",
+        wrap=rng.choice(kinds.WRAPS) if reads else "",
         multiprocess=reads and rng.random() < 0.2,
-        form=_draw_form(rng, source),
+        form=FORM_OF.get(source) or rng.choice(FORMS),
         count=rng.choice((1, 7, 12, 24, 24, 60, 200)),
         width=rng.choice((1, 4, 1000)),
         pad=rng.random() < 0.5,
         order="in order" if reads or iterable or source in ("mix", "pictures") else rng.choice(ORDERS),
         # Who reads an iterable cannot know how few items there are, and must reserve a whole batch.
         batch_size=rng.choice((1, 2, 4, 4, 7, 7, 7 if reads or iterable else 10**9)),
-        drop_last=source not in ANY_ORDER and rng.random() < 0.3,
+        drop_last=source not in kinds.ANY_ORDER and rng.random() < 0.3,
         place=place,
         places=rng.choice((1, 1, 1, 2, 3)) if place == "simulated" or in_order else 1,
         output=rng.choice(("", "", "numpy", "torch")) if place == "cpu" else "",
@@ -76,9 +58,7 @@ def _draw_loader(rng: Random) -> Case:
         in_order=in_order,
         persistent=rng.random() < 0.4,
         respawn=rng.random() < 0.3,
-        cache="host"
-        if not reads and not iterable and source not in ("mix", "pictures") and rng.random() < 0.08
-        else "",
+        cache="host" if fits_memory and rng.random() < 0.08 else "",
         pause=rng.choice((0.0, 0.0, 0.001, 0.003)),
     )
 
@@ -96,7 +76,7 @@ def _draw_extras(rng: Random, case: Case) -> Case:
     if plain and not (case.is_iterable or case.source == "mix" or case.order == "batches" or case.cache):
         fitting += ["split", "ranks"]
         fitting += ["static"] * (case.form in ("array", "tuple", "columns"))
-    if case.source in SERVED:
+    if case.source in kinds.SERVED:
         fitting = ["", "served", "served"]
     match rng.choice(fitting):
         case "split":
@@ -127,22 +107,15 @@ def _draw_extras(rng: Random, case: Case) -> Case:
 
 ORDERS = ("in order", "shuffle", "sampler", "batches")
 FORMS = ("array", "tuple", "dict", "ragged")
-
-
-def _draw_form(rng: Random, source: str) -> str:
-    if source in READERS:
-        return "tuple"
-    if source in ("table", "parquet", "hdf5", "zarr"):
-        return "columns"
-    if source == "pictures":
-        return "picture"
-    if source == "arrays":
-        return "tuple"
-    return rng.choice(FORMS)
+FORM_OF = {
+    **dict.fromkeys(("table", "parquet", "hdf5", "zarr"), "columns"),
+    **dict.fromkeys((*kinds.READERS, "arrays"), "tuple"),
+    "pictures": "picture",
+}
 
 
 def _draw_acts(rng: Random, case: Case) -> tuple[str, ...]:
-    names = ["loop", "loop", *LEAVING, "two", "threads", "shared", "fork"]
+    names = ["loop", "loop", *kinds.LEAVING, "two", "threads", "shared", "fork"]
     if case.is_reader:
         names += ["started"] * (case.places == 1)
     if can_resume(case):
@@ -157,45 +130,45 @@ def _draw_acts(rng: Random, case: Case) -> tuple[str, ...]:
     acts += [f"{rng.choice(names)}:{rng.choice((1, 1, 2, 3, 5))}" for _ in range(count)]
     acts.append("loop")
     if rng.random() < 0.15:
-        acts.append(f"{rng.choice(ENDS)}:{rng.choice((0, 1, 3))}")
+        acts.append(f"{rng.choice(kinds.ENDS)}:{rng.choice((0, 1, 3))}")
     return tuple(acts)
 
 
 def can_resume(case: Case) -> bool:
-    return (case.source not in ANY_ORDER or case.workers == 0) and not case.face
+    return (case.source not in kinds.ANY_ORDER or case.workers == 0) and not case.face
 
 
 def _draw_faults(rng: Random, case: Case) -> tuple[Fault, ...]:
     """Return up to two faults, which can strike this case and whose effects the attack can tell."""
-    kinds = [*OUTSIDE, *LIMITS, "call", "call", LINE, LINE, LINE]
-    if case.source in TROUBLED and not case.cache:
-        kinds += TROUBLES
+    fitting = [*kinds.OUTSIDE, *kinds.LIMITS, "call", "call", kinds.LINE, kinds.LINE, kinds.LINE]
+    if case.source in kinds.TROUBLED and not case.cache:
+        fitting += kinds.TROUBLES
     if case.served:
-        kinds = [*OUTSIDE, *SERVER, *SERVER]
+        fitting = [*kinds.OUTSIDE, *kinds.SERVER, *kinds.SERVER]
     elif case.face:
-        kinds = [*OUTSIDE, LINE]
+        fitting = [*kinds.OUTSIDE, kinds.LINE]
     # Packages whose imports or threads a limit would strike.
     elif case.source in ("pictures", "zarr") or case.output == "torch":
-        kinds = [kind for kind in kinds if kind not in LIMITS and kind != "call"]
+        fitting = [kind for kind in fitting if kind not in kinds.LIMITS and kind != "call"]
     calls = [kind for kind in CALLS if kind not in OF_PYTHON or case.method in ("thread", "fork")]
     found: list[Fault] = []
     for _ in range(rng.choice((0, 1, 1, 1, 1, 2))):
-        kind = rng.choice(kinds)
+        kind = rng.choice(fitting)
         kind = rng.choice(calls) if kind == "call" else kind
         act = rng.randrange(1, max(len(case.acts) - case.ends, 2))
-        at, who, delay = rng.choice((0, 0, 1, 2, 5)), PROGRAM, rng.choice((0.0, 0.0, 0.002, 0.01, 0.1))
-        if kind in OUTSIDE:
+        at, who, delay = rng.choice((0, 0, 1, 2, 5)), kinds.PROGRAM, rng.choice((0.0, 0.0, 0.002, 0.01, 0.1))
+        if kind in kinds.OUTSIDE:
             if case.has_children and rng.random() < 0.6:
-                who = GROUP if kind == "interrupt" and rng.random() < 0.7 else rng.randrange(6)
+                who = kinds.GROUP if kind == "interrupt" and rng.random() < 0.7 else rng.randrange(6)
             elif kind == "interrupt":
-                who = GROUP
-        elif kind == LINE:
+                who = kinds.GROUP
+        elif kind == kinds.LINE:
             at = int(10 ** rng.uniform(0, 3.5))
         elif kind in CALLS:
             at = rng.choice((0, 0, 1, 2, 3, 5, 8, 13, 30))
-        elif kind in SERVER:
+        elif kind in kinds.SERVER:
             at = rng.choice((1, 2, 1000))
-        elif kind in LIMITS:
+        elif kind in kinds.LIMITS:
             sizes = {"memory": (1, 8, 64), "file size": (0, 4096, 1 << 20)}
             at = rng.choice(sizes.get(kind, (0, 1, 2, 4, 8)))
         else:
@@ -215,17 +188,17 @@ def fits(case: Case, faults: list[Fault]) -> bool:
     if any(fault.ends_program for fault in faults) and len(faults) > 1:
         return False
     # An error in the last act would end the program otherwise than the act does.
-    if case.ends and any(fault.kind in (LINE, "interrupt", "terminate", "kill") for fault in faults):
+    if case.ends and any(fault.kind in (kinds.LINE, "interrupt", "terminate", "kill") for fault in faults):
         return False
     # A signal to a descendant could hit the fork of an act, which would not be the package's concern.
     if any(fault.who >= 0 for fault in faults) and "fork" in names:
         return False
-    if any(fault.kind in LIMITS or fault.kind in CALLS for fault in faults):
+    if any(fault.kind in kinds.LIMITS or fault.kind in CALLS for fault in faults):
         # A fork of an act inherits the limit. A failed thread of an act is not the package's concern.
-        struck = {names[fault.act] for fault in faults if fault.kind in LIMITS or fault.kind in CALLS}
-        if struck & {"fork", "threads", "shared", *ENDS} or len(faults) > 1:
+        struck = {names[fault.act] for fault in faults if fault.kind in kinds.LIMITS or fault.kind in CALLS}
+        if struck & {"fork", "threads", "shared", *kinds.ENDS} or len(faults) > 1:
             return False
-    if len([fault for fault in faults if fault.kind in SERVER]) > 1:
+    if len([fault for fault in faults if fault.kind in kinds.SERVER]) > 1:
         return False
     interrupts = [fault for fault in faults if fault.interrupts]
     return not (interrupts and set(names) & {"fork", "threads", "shared"})

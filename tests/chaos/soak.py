@@ -17,6 +17,7 @@ from multiprocessing import resource_tracker
 from tests.chaos.acts import Acts
 from tests.chaos.case import TROUBLES, Case
 from tests.chaos.drawing import draw_case
+from tests.chaos.judging import judge_errors
 from tests.chaos.subject import open_descriptors, read_status, wait_for_residue
 
 # With seed 27 and Arrow's own allocator, an hour took a process from 160 to 186 MiB: 2,499 loaders, 105,220
@@ -34,17 +35,13 @@ _PATIENCE = 60.0
 
 def tamed(case: Case) -> Case:
     """Return a case without what would end this process, or would need another one to help."""
-    case = replace(case, served=False)
-    kept = tuple(
-        fault
-        for fault in case.faults
-        if fault.kind in TROUBLES and fault.kind != "stall" and (fault.kind != "leave" or case.workers)
-    )
     acts = case.acts[:-1] if case.ends else case.acts
     acts = tuple(act for act in acts if not act.startswith("fork"))
-    return replace(
-        case, acts=acts, faults=tuple(replace(fault, act=min(fault.act, len(acts) - 1)) for fault in kept)
-    )
+    harmless = {*TROUBLES} - ({"stall"} if case.workers else {"stall", "leave"})
+    kept = [
+        replace(fault, act=min(fault.act, len(acts) - 1)) for fault in case.faults if fault.kind in harmless
+    ]
+    return replace(case, served=False, acts=acts, faults=tuple(kept))
 
 
 def soak(seed: int, minutes: float) -> int:
@@ -70,9 +67,8 @@ def soak(seed: int, minutes: float) -> int:
     findings += _look(descriptors, threads, number)
     grown = growth(sizes)
     print(_describe(counts, number, sizes, time.monotonic() - begun))
-    print(
-        f"growth after the first {WARM:.0%} of the time: {grown / 2**20:+.1f} MiB, {len(findings)} findings"
-    )
+    said_of = f"{grown / 2**20:+.1f} MiB, {len(findings)} findings"
+    print(f"growth after the first {WARM:.0%} of the time: {said_of}")
     if grown > GROWTH:
         findings.append(f"the process has grown by {grown / 2**20:.1f} MiB")
     for finding in findings:
@@ -92,16 +88,10 @@ def growth(sizes: list[tuple[float, int]]) -> int:
 
 def _perform(case: Case, counts: Counter[str], name: str) -> list[str]:
     """Perform a case's acts in this process; return what no fault explains."""
-    from tests.chaos.judging import judge_errors
-
     faulthandler.dump_traceback_later(_DEADLINE, exit=True)
     told = []
-
-    def stepped(steps: int) -> None:
-        counts["batches"] += 1
-
     with tempfile.TemporaryDirectory(prefix="gpuloader-soak-") as folder:
-        acts = Acts(case, folder, stepped)
+        acts = Acts(case, folder, lambda _: counts.update(["batches"]))
         for number, act in enumerate(case.acts):
             for fault, one in enumerate(case.faults):
                 if one.act == number:

@@ -18,7 +18,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -90,30 +91,18 @@ class Program:
         self._told = {fault.at for _, fault in faults if fault.kind in OUTSIDE}
         tell(act=act, begins=self.case.acts[act])
         self._stepped(0)
-        spoiled = [fault for _, fault in faults if fault.kind in SERVER]
-        if spoiled:
-            server = self.acts.source.server
-            spoil(server, spoiled[0].kind, spoiled[0].at)
-            try:
-                self.acts.perform(self.case.acts[act])
-            finally:
-                spoil(server, "", 0)
-            return
-        for number, fault in faults:
-            if fault.kind == LINE:
-                with interrupted_at(fault.at, lambda number=number: self._say_line(number)):
-                    self.acts.perform(self.case.acts[act])
-                return
-        limits = [fault for _, fault in faults if fault.kind in LIMITS or fault.kind in CALLS]
-        if not limits:
+        with ExitStack() as struck:
+            for number, fault in faults:
+                if fault.kind in SERVER:
+                    struck.callback(spoil, self.acts.source.server, "", 0)
+                    spoil(self.acts.source.server, fault.kind, fault.at)
+                elif fault.kind == LINE:
+                    struck.enter_context(interrupted_at(fault.at, partial(self._say_line, number)))
+                elif fault.kind in LIMITS or fault.kind in CALLS:
+                    # The loader's workers keep the limit that they were started under.
+                    struck.callback(self.acts.renew)
+                    struck.enter_context(failing(fault) if fault.kind in CALLS else limited(fault))
             self.acts.perform(self.case.acts[act])
-            return
-        try:
-            with failing(limits[0]) if limits[0].kind in CALLS else limited(limits[0]):
-                self.acts.perform(self.case.acts[act])
-        finally:
-            # The loader's workers keep the limit that they were started under.
-            self.acts.renew()
 
     def _say_line(self, number: int) -> None:
         self._awaits_interrupt = True

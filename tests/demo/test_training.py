@@ -10,6 +10,7 @@ from gpuloader.demo.linear import LinearModel
 from gpuloader.demo.training import Comparison, are_equal, train, train_in_turn
 from gpuloader.sources import mnist
 from gpuloader.testing import simulated_places
+from tests.loading import read_batches
 
 
 def assert_equal(one, other):
@@ -41,13 +42,9 @@ def test_waiting_changes_nothing():
 
 
 def test_the_simulated_device_reads_the_same_digits():
-    from gpuloader import DataLoader
-
-    reader = mnist.reader(mnist.sample().valid, seed=3)
-    loader = DataLoader.from_generator(capacity=2, return_list=True)
-    [place] = simulated_places(1)
-    seen = [np.asarray(labels) for _, labels in loader.set_batch_generator(reader, places=place)]
-    again = [labels for _, labels in mnist.reader(mnist.sample().valid, seed=3)()]
+    readers = [mnist.reader(mnist.sample().valid, seed=3) for _ in range(2)]
+    seen = [np.asarray(labels) for _, labels in read_batches(readers[0], simulated_places(1)[0])]
+    again = [labels for _, labels in readers[1]()]
     np.testing.assert_array_equal(np.concatenate(seen), np.concatenate(again))
 
 

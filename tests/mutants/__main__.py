@@ -30,10 +30,9 @@ class Tally:
     def __str__(self) -> str:
         of = "" if self.tried == self.all else f" of {self.all}"
         late = f" ({self.overdue} by the time limit)" if self.overdue else ""
-        caught = self.tried - len(self.survivors)
-        return (
-            f"{self.module}: {self.tried}{of} mutants, {caught} caught{late}, {len(self.survivors)} survived"
-        )
+        survived = len(self.survivors)
+        caught = f"{self.tried - survived} caught{late}"
+        return f"{self.module}: {self.tried}{of} mutants, {caught}, {survived} survived"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,9 +59,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--python", type=Path, default=Path(sys.executable), help="runs the tests")
     parser.add_argument("--sample", type=int, help="mutants to try per module, drawn at random; default: all")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
-    parser.add_argument(
-        "--limit", type=float, help="seconds per mutant; default: 10, and 5 times the tests alone"
-    )
+    limit = "seconds per mutant; default: 10, and 5 times the tests alone"
+    parser.add_argument("--limit", type=float, help=limit)
     options = parser.parse_args(arguments)
     # The tests run in another folder. Resolving the path would leave the environment that it stands for.
     options.python = options.python.absolute()
@@ -103,27 +101,19 @@ def _try_module(module: Path, tree: Path, options: argparse.Namespace, tallies: 
 
 def _show_progress(tally: Tally, count: int) -> None:
     if sys.stderr.isatty():
-        print(
-            f"\r{tally.module}: {tally.tried}/{count}, {len(tally.survivors)} survived",
-            end="",
-            file=sys.stderr,
-        )
+        sys.stderr.write(f"\r{tally.module}: {tally.tried}/{count}, {len(tally.survivors)} survived")
 
 
 def _report(tallies: list[Tally]) -> None:
     """Print the table of survivors, and the sum."""
     if not tallies:
         return
-    rows = [
-        (f"{tally.module}:{mutant.line}", mutant.before, mutant.after)
-        for tally in tallies
-        for mutant in tally.survivors
-    ]
+    rows = [(tally.module, mutant) for tally in tallies for mutant in tally.survivors]
     if rows:
         print("\nsurvivors, with the line as it is and as it was changed:")
-    for place, before, after in rows:
-        print(f"{place}\n    - {before}\n    + {after}")
-    tried, of = (sum(numbers) for numbers in zip(*[(one.tried, one.all) for one in tallies], strict=True))
+    for module, mutant in rows:
+        print(f"{module}:{mutant.line}\n    - {mutant.before}\n    + {mutant.after}")
+    tried, of = sum(one.tried for one in tallies), sum(one.all for one in tallies)
     print(f"\n{tried} of {of} mutants tried, {tried - len(rows)} caught, {len(rows)} survived")
 
 

@@ -57,17 +57,8 @@ MORE: dict[str, str] = {
     "foreign.py": "devices/interop devices/places order/samplers sources/dataset "
     "sources/frameworks torch/formats",
     "fields/spec.py": "fields/declaring",
-    "kernels/cast.py": "kernels/conformance",
-    "kernels/crop.py": "kernels/conformance",
-    "kernels/gather.py": "kernels/conformance",
-    "kernels/launching.py": "kernels/conformance kernels/on_streams",
-    "kernels/mix.py": "kernels/conformance",
-    "kernels/normalize.py": "kernels/conformance",
-    "kernels/one_hot.py": "kernels/conformance",
-    "kernels/pad.py": "kernels/conformance",
-    "kernels/recolor.py": "kernels/conformance",
-    "kernels/resample.py": "kernels/conformance",
-    "kernels/shuffle.py": "kernels/conformance",
+    "kernels": "kernels/conformance",
+    "kernels/launching.py": "kernels/on_streams",
     "order/batching.py": "order/samplers order/dividing api/ranks order/plan "
     "api/options api/dealt_batches api/order api/elastic api/late_ranks "
     "order/bucket_sampler epoch/device_slots torch/ranks sources/mix torch/mixing order/golden_orders",
@@ -100,7 +91,8 @@ MORE: dict[str, str] = {
 }
 """Further tests of modules: those that no test file mirrors, or that other tests are about, too.
 
-The names are paths in gpuloader/ and in tests/: ``api/options`` stands for tests/api/test_options.py.
+The names are paths in gpuloader/ and in tests/: ``api/options`` stands for tests/api/test_options.py. Those
+of a folder belong to each module in it.
 """
 
 
@@ -125,7 +117,8 @@ def find_tests(module: Path) -> list[str]:
     """
     inside = module.relative_to("gpuloader") if module.parts[0] == "gpuloader" else module
     mirror = _name_test(inside.with_suffix(""))
-    more = [_name_test(Path(name)) for name in MORE.get(inside.as_posix(), "").split()]
+    names = " ".join(MORE.get(path.as_posix(), "") for path in (inside, inside.parent))
+    more = [_name_test(Path(name)) for name in names.split()]
     found = [mirror] if (ROOT / mirror).exists() else []
     if not found and not more:
         found = [Path("tests", inside.parent).as_posix()]

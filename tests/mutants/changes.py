@@ -35,22 +35,12 @@ OPERATORS = (
 
 @dataclass(frozen=True)
 class Mutant:
-    """A module with one change.
+    """A module with one change."""
 
-    Attributes
-    ----------
-    line : int
-        The first changed line.
-    before, after : str
-        The changed lines.
-    source : str
-        The whole changed module.
-    """
-
-    line: int
-    before: str
+    line: int  # the first changed one
+    before: str  # the changed lines
     after: str
-    source: str
+    source: str  # the whole changed module
 
 
 def list_mutants(source: str) -> list[Mutant]:
@@ -144,16 +134,10 @@ def _meaning(source: str) -> str:
 
 def _compare(source: str, changed: str) -> Mutant:
     old, new = source.splitlines(), changed.splitlines()
-    [(_, begin, end, start, stop)] = _merge(difflib.SequenceMatcher(None, old, new, autojunk=False))
-    before, after = (_join(lines) for lines in (old[begin:end], new[start:stop]))
-    return Mutant(begin + 1, before, after, changed)
-
-
-def _merge(matcher: difflib.SequenceMatcher) -> list[tuple[str, int, int, int, int]]:
-    """Return one block from the first changed line to the last."""
-    blocks = [block for block in matcher.get_opcodes() if block[0] != "equal"]
-    first, last = blocks[0], blocks[-1]
-    return [("replace", first[1], last[2], first[3], last[4])]
+    blocks = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+    first, *_, last = [block for block in blocks if block[0] != "equal"] * 2  # from the first to the last
+    before, after = (_join(lines) for lines in (old[first[1] : last[2]], new[first[3] : last[4]]))
+    return Mutant(first[1] + 1, before, after, changed)
 
 
 def _join(lines: list[str]) -> str:

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tests.processes import parents
+
 ROOT = Path(__file__).parents[2]
 UNNEEDED = (".git", ".*cache*", ".venv*", ".hypothesis", "__pycache__", "*.egg-info", "build", "dist")
 MEMORY = 12 << 30
@@ -87,23 +89,13 @@ def replace_module(path: Path, source: str) -> None:
 
 def end_children() -> None:
     """Kill every process below this one; orphans among them have become its own children."""
-    while children := _list_children():
+    while children := [pid for pid, parent in parents().items() if parent == os.getpid()]:
         for child in children:
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
         for child in children:
             with suppress(ChildProcessError):
                 os.waitpid(child, 0)
-
-
-def _list_children() -> list[int]:
-    found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            name_and_rest = status.read_text()
-            if int(name_and_rest.rpartition(")")[2].split()[1]) == os.getpid():
-                found.append(int(status.parent.name))
-    return found
 
 
 def _confine() -> None:
