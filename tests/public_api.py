@@ -39,10 +39,7 @@ MODULES = (
 )
 """The modules that users import from. The names in their ``__all__`` and the names' members are public."""
 
-RETURNED = (
-    "gpuloader.api.generator_loader.GeneratorLoader",
-    "gpuloader.api.prefetch.PrefetchedLoader",
-)
+RETURNED = ("gpuloader.api.generator_loader.GeneratorLoader", "gpuloader.api.prefetch.PrefetchedLoader")
 """Classes whose objects users receive but which they never name."""
 
 
