@@ -6,7 +6,6 @@ from gpuloader import DataLoader
 
 
 def load(dataset, **options):
-    """Return a loader for a CPU place."""
     return DataLoader(dataset, **{"places": "cpu", **options})
 
 

@@ -22,7 +22,6 @@ def make_pixels(height, width, channels=3, seed=0):
 
 
 def encode(pixels, form="JPEG", **options):
-    """Return the bytes of a picture in a format of Pillow."""
     image = pixels if isinstance(pixels, pillow.Image) else pillow.fromarray(pixels)
     file = io.BytesIO()
     image.save(file, form, **options)

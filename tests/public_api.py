@@ -44,7 +44,6 @@ RETURNED = ("gpuloader.api.generator_loader.GeneratorLoader", "gpuloader.api.pre
 
 
 def find(path):
-    """Return the object at a dotted path."""
     try:
         return importlib.import_module(path)
     except ModuleNotFoundError:

@@ -131,5 +131,4 @@ def assert_same(got, wanted):
 
 
 def values(loader):
-    """Return the batches of an epoch as plain lists."""
     return [batch.tolist() for batch in loader]

@@ -5,11 +5,16 @@ from benchmarks.peers.cases import CASES
 from benchmarks.peers.running import open_peer
 
 
-class FakeLoading:
-    """The functions of a library's file, with the given loaders."""
+class FakePeer:
+    """A library that may or may not be installed, for some of the cases, and the functions of its file."""
 
-    def __init__(self, loaders):
+    def __init__(self, name, loaders, version="1.0", cases=frozenset(CASES)):
+        self.name = name
+        self.cases = cases
+        self.distributions = (name,)
         self.loaders = loaders
+        self.version = lambda: version
+        self.load = lambda: self
 
     def open_loaders(self, case):
         if isinstance(self.loaders, Exception):
@@ -18,23 +23,6 @@ class FakeLoading:
 
     def touch(self, batch):
         return batch[0]
-
-
-class FakePeer:
-    """A library that may or may not be installed, for some of the cases."""
-
-    def __init__(self, name, loaders, version="1.0", cases=frozenset(CASES)):
-        self.name = name
-        self.cases = cases
-        self.distributions = (name,)
-        self._loading = FakeLoading(loaders)
-        self._version = version
-
-    def version(self):
-        return self._version
-
-    def load(self):
-        return self._loading
 
 
 class Failing:

@@ -8,7 +8,7 @@
 | `drawing.py` | draws it from a seed |
 | `sources.py` | make what the loader reads, and the loader |
 | `server.py` | serves files, and spoils requests |
-| `steps.py`, `oracle.py` | compute which batches a plain loop would get, without the package, and compare |
+| `oracle.py` | compute which batches a plain loop would get, without the package, and compare |
 | `troubles.py` | faults that strike inside a dataset or a reader |
 | `acts.py` | what a program does with its loader: loop, leave, resume, share, fork, exit |
 | `subject.py` | the program that is attacked |

@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
 from random import Random
@@ -33,22 +34,10 @@ def exhaust(iterator: Iterator[Any]) -> None:
 
 
 def run_threads(targets: list[Callable[[], object]]) -> None:
-    """Run functions in threads, and raise the first error of any."""
-    errors: list[BaseException] = []
-
-    def run(target: Callable[[], object]) -> None:
-        try:
-            target()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(target,)) for target in targets]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    """Run functions in threads at once, and raise the error of the first one that has any."""
+    with ThreadPoolExecutor(len(targets)) as pool:
+        for running in [pool.submit(target) for target in targets]:
+            running.result()
 
 
 class Acts:
@@ -144,7 +133,6 @@ class Acts:
             gc.collect()
 
     def _two(self, steps: int) -> None:
-        """Loop over two epochs in turn."""
         followings = [self._follow(iter(self.loader)) for _ in range(2)]
         for _ in range(steps):
             for following in followings:
@@ -153,7 +141,6 @@ class Acts:
             exhaust(following)
 
     def _threads(self, count: int) -> None:
-        """Loop over the loader in several threads at once."""
         found: list[list[Any]] = [[] for _ in range(count)]
         run_threads([lambda steps=steps: steps.extend(self.loader) for steps in found])
         for steps in found:
@@ -161,32 +148,27 @@ class Acts:
 
     def _match(self, steps: list[Any]) -> None:
         """Check the steps of an epoch whose number is unknown."""
-        wrong = Wrong("no epoch")
-        for epoch in range(_EPOCHS) if self.case.order == "shuffle" else (0,):
+        for epoch in reversed(range(_EPOCHS if self.case.order == "shuffle" else 1)):
             follower = Follower(self.case, epoch)
             try:
                 for step in steps:
                     follower.take(step)
                 follower.finish()
-            except Wrong as error:
-                wrong = error
-            else:
                 return
-        raise wrong
+            except Wrong:
+                if not epoch:
+                    raise
 
     def _shared(self, count: int) -> None:
-        """Take the steps of one epoch in several threads."""
         epoch = iter(self.loader)
         lock = threading.Lock()
         steps: list[Any] = []
 
         def loop() -> None:
-            while True:
-                with lock:  # otherwise their order would be lost
-                    try:
+            with suppress(StopIteration):
+                while True:
+                    with lock:  # otherwise their order would be lost
                         steps.append(next(epoch))
-                    except StopIteration:
-                        return
 
         run_threads([loop] * count)
         self._match(steps)

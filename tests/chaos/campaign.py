@@ -58,7 +58,6 @@ def show(verdict: Verdict, how: str) -> None:
 
 
 def repeat(case: Case, times: int, jobs: int) -> Iterator[Verdict]:
-    """Run one case several times; yield the verdicts."""
     with ThreadPoolExecutor(jobs) as pool:
         yield from pool.map(lambda _: attack(case), range(times))
 

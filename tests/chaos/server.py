@@ -33,7 +33,6 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_HEAD(self) -> None:
-        """Answer with the length of a file."""
         send_head(self, self.server.folder / self.path.lstrip("/"))
 
     def do_GET(self) -> None:
@@ -75,7 +74,6 @@ class Server(ThreadingHTTPServer):
         self._lock = threading.Lock()
 
     def take_kind(self) -> str:
-        """Return what is to be done to this request."""
         with self._lock:
             self.left -= 1
             return self.kind if self.left >= 0 else ""

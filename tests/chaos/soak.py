@@ -78,11 +78,9 @@ def soak(seed: int, minutes: float) -> int:
 
 def growth(sizes: list[tuple[float, int]]) -> int:
     """Return by how many bytes the last part of a soak is larger than the first one behind its beginning."""
-    if not sizes:
-        return 0
-    last = sizes[-1][0]
-    early = [size for when, size in sizes if WARM <= when / (last or 1) <= 2 * WARM]
-    late = [size for when, size in sizes if when / (last or 1) >= 1 - WARM]
+    last = sizes[-1][0] or 1 if sizes else 1
+    early = [size for when, size in sizes if WARM <= when / last <= 2 * WARM]
+    late = [size for when, size in sizes if when / last >= 1 - WARM]
     return int(statistics.median(late) - statistics.median(early)) if early and late else 0
 
 
@@ -110,7 +108,6 @@ def _perform(case: Case, counts: Counter[str], name: str) -> list[str]:
 
 
 def _look(descriptors: dict[int, str], threads: set[threading.Thread], number: int) -> list[str]:
-    """Return what the cases so far have left behind."""
     left = wait_for_residue(descriptors, threads, _PATIENCE)
     return [f"after {number} cases: {kind} {what}" for kind, what in left.items()]
 

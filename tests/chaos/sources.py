@@ -18,10 +18,10 @@ import gpuloader
 from gpuloader import DataLoader, Dataset, IterableDataset, get_worker_info
 from gpuloader.testing import simulated_places
 from gpuloader.transforms import Cast, Pad
+from tests.chaos import oracle
 from tests.chaos.case import Case
-from tests.chaos.oracle import MOST, SIZE, color_of, label_of, sample_of, stack, values
+from tests.chaos.oracle import MOST, is_broken, sample_of, stack
 from tests.chaos.server import ATTEMPTS, TIMEOUT
-from tests.chaos.steps import drawn_batches, drawn_order, is_broken
 from tests.chaos.troubles import Troubles
 
 
@@ -125,7 +125,7 @@ def _write_and_open(case: Case, folder: str, numbers: np.ndarray) -> Any:
             import pyarrow as pa
             import pyarrow.parquet as pq
 
-            rows = [values(number, case.width).tolist() for number in part]
+            rows = [oracle.values(number, case.width).tolist() for number in part]
             x = pa.array(rows, pa.list_(pa.float32(), case.width))
             pq.write_table(pa.table({"x": x, "id": pa.array(part)}), files[-1])
             continue
@@ -146,17 +146,16 @@ def _write_pictures(case: Case, folder: str) -> Any:
     from PIL import Image
 
     for number in range(case.count):
-        path = Path(folder, "ab"[label_of(case, number)], f"{number:04d}.png")
+        path = Path(folder, "ab"[oracle.label_of(case, number)], f"{number:04d}.png")
         path.parent.mkdir(parents=True, exist_ok=True)
         if is_broken(case, number):
             path.write_bytes(b"broken" * (number % 2))
         else:
-            Image.new("RGB", SIZE[::-1], color_of(number)).save(path)
+            Image.new("RGB", oracle.SIZE[::-1], oracle.color_of(number)).save(path)
     return gpuloader.ImageFolder(folder)
 
 
 def make_reader(case: Case, troubles: Troubles, _: str) -> Any:
-    """Return the reader of a case, wrapped in its decorator."""
 
     def samples() -> Iterator[Any]:
         for number in range(case.count):
@@ -198,7 +197,6 @@ class Source:
         self._source = make(case, self.troubles, folder)
 
     def open(self, *, iterable: bool = True) -> Any:
-        """Return a new loader."""
         return self._open_reader(iterable) if self.case.is_reader else self._open_dataset()
 
     def close(self) -> None:
@@ -236,9 +234,9 @@ class Source:
         case = self.case
         options: dict[str, Any] = {"batch_size": case.batch_size, "drop_last": case.drop_last}
         if case.order == "batches":
-            options = {"batch_sampler": drawn_batches(case)}
+            options = {"batch_sampler": oracle.drawn_batches(case)}
         elif case.order == "sampler":
-            options["sampler"] = drawn_order(case)
+            options["sampler"] = oracle.drawn_order(case)
         elif case.order == "shuffle":
             options["shuffle"] = True
         if case.form == "ragged":
@@ -283,7 +281,6 @@ class Source:
 
 
 def program_of(case: Case) -> Any:
-    """Return the transform of a case."""
     if case.program == "pad":
         return Pad("tail", MOST, -1)
     return Cast({"array": None, "tuple": "0"}.get(case.form, "x"), "int32")
@@ -295,5 +292,4 @@ def output_of(case: Case) -> str | None:
 
 
 def feeds(case: Case) -> list[Any]:
-    """Return the declared fields of a reader's samples."""
     return [gpuloader.data("x", [None, case.width]), gpuloader.data("id", [None], "int64")]

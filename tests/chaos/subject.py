@@ -168,7 +168,6 @@ def read_status(name: str) -> int:
 
 
 def open_descriptors() -> dict[int, str]:
-    """Return this process's descriptors and what they refer to."""
     found = {}
     for entry in os.listdir("/proc/self/fd"):
         try:
@@ -191,7 +190,6 @@ def count_tasks() -> int:
 
 
 def residue(descriptors: dict[int, str], threads: set[threading.Thread]) -> dict[str, Any]:
-    """Return what is left of the loaders, by kind."""
     gc.collect()
     left: dict[str, Any] = {}
     if found := [

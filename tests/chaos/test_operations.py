@@ -1,6 +1,7 @@
 """Any order of operations on one loader, by a state machine: iterators, held batches, states, closing."""
 
 import gc
+from types import SimpleNamespace
 
 import numpy as np
 from hypothesis import settings
@@ -22,16 +23,6 @@ from gpuloader.testing import simulated_places
 from tests.fakes import loader_threads, wait_until
 
 SEED = 5
-
-
-class Reading:
-    """One iterator, with the epoch and the position that it must have."""
-
-    def __init__(self, iterator):
-        self.iterator = iterator
-        self.epoch = None
-        self.taken = 0
-        self.is_over = False
 
 
 class Operations(RuleBasedStateMachine):
@@ -68,12 +59,12 @@ class Operations(RuleBasedStateMachine):
 
     def batches(self, epoch):
         order = Shuffled(self.count, SEED, epoch).slice(0, self.count) if self.shuffle else range(self.count)
-        numbers = [int(number) for number in order]
-        return [numbers[start : start + self.size] for start in range(0, self.count, self.size)]
+        return [order[start : start + self.size] for start in range(0, self.count, self.size)]
 
     @rule(target=readings)
     def iterate(self):
-        return Reading(iter(self.loader))
+        """Return an iterator, with the epoch and the position that it must have."""
+        return SimpleNamespace(iterator=iter(self.loader), epoch=None, taken=0, is_over=False)
 
     @rule(reading=readings, keep=st.booleans(), steps=st.integers(1, 6))
     def take(self, reading, keep, steps):
@@ -148,9 +139,8 @@ class Operations(RuleBasedStateMachine):
 
     @rule(epoch=st.integers(0, 3))
     def resume_at_an_epoch(self, epoch):
-        self.loader.load_state_dict(
-            {"version": 1, "epoch": epoch, "batches": 0, "seed": SEED, "batch_size": self.size}
-        )
+        state = {"version": 1, "epoch": epoch, "batches": 0, "seed": SEED, "batch_size": self.size}
+        self.loader.load_state_dict(state)
         self.resumes_at = epoch, 0
 
     @invariant()

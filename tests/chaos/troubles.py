@@ -49,11 +49,9 @@ class Troubles:
         object.__setattr__(self, "muted", True)
 
     def arm(self, fault: int) -> None:
-        """Make a fault strike from now on."""
         os.makedirs(f"{self.folder}/armed-{fault}", exist_ok=True)
 
     def disarm(self) -> None:
-        """Make no fault strike any more."""
         for number in range(len(self.faults)):
             with suppress(FileNotFoundError):
                 os.rmdir(f"{self.folder}/armed-{number}")

@@ -13,30 +13,27 @@ from gpuloader.testing import simulated_places
 from tests.loading import read_batches
 
 
-def assert_equal(one, other):
-    np.testing.assert_array_equal(one.losses, other.losses)
-    np.testing.assert_array_equal(one.model.weight, other.model.weight)
-    np.testing.assert_array_equal(one.model.bias, other.model.bias)
+def both_ways(digits, epochs):
+    return [train(digits, CPUPlace(), epochs=epochs, asynchronous=way) for way in (False, True)]
 
 
 def test_three_epochs_of_the_full_file_are_equal_bit_for_bit(full_mnist):
-    one, other = (train(full_mnist.train, CPUPlace(), epochs=3, asynchronous=way) for way in (False, True))
+    one, other = both_ways(full_mnist.train, epochs=3)
     assert len(one.losses) == 1500
-    assert_equal(one, other)
+    assert are_equal(one, other)
     assert 20 < one.losses[0] < 30
     assert 3 < one.losses[400:500].mean() < 6
 
 
 def test_three_epochs_of_the_sample_are_equal_bit_for_bit():
-    digits = mnist.sample().train
-    assert_equal(*(train(digits, CPUPlace(), epochs=3, asynchronous=way) for way in (False, True)))
+    assert are_equal(*both_ways(mnist.sample().train, epochs=3))
 
 
 def test_waiting_changes_nothing():
     digits = mnist.sample().valid
     plain = train(digits, CPUPlace(), epochs=1, asynchronous=True)
     slowed = train(digits, CPUPlace(), epochs=1, asynchronous=True, wait=0.001)
-    assert_equal(plain, slowed)
+    assert are_equal(plain, slowed)
     assert slowed.compute >= 5 * 0.001
     assert slowed.stats.fetch >= 5 * 0.001
 
@@ -77,9 +74,7 @@ def test_runs_with_waits_are_no_longer_than_they_must_be(monkeypatch):
 
 
 def test_runs_are_equal_to_the_last_bit_or_not_at_all():
-    one, other = (
-        train(mnist.sample().valid, CPUPlace(), epochs=1, asynchronous=way) for way in (False, True)
-    )
+    one, other = both_ways(mnist.sample().valid, epochs=1)
     assert are_equal(one, other)
     losses = other.losses.copy()
     losses[-1] = np.nextafter(losses[-1], np.float32(99))

@@ -105,7 +105,6 @@ def _show_progress(tally: Tally, count: int) -> None:
 
 
 def _report(tallies: list[Tally]) -> None:
-    """Print the table of survivors, and the sum."""
     if not tallies:
         return
     rows = [(tally.module, mutant) for tally in tallies for mutant in tally.survivors]

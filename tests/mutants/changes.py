@@ -107,29 +107,20 @@ def _can_be_left_out(node: ast.AST) -> bool:
     return isinstance(node, ast.Raise | ast.AugAssign | ast.Delete)
 
 
-class _Strip(ast.NodeTransformer):
-    """Removes what only type checkers read."""
-
-    def visit_arg(self, node: ast.arg) -> ast.AST:
-        node.annotation = None
-        return self.generic_visit(node)
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        node.returns = None
-        return self.generic_visit(node)
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
-        node.annotation = ast.Constant(None)
-        return self.generic_visit(node)
-
-    def visit_If(self, node: ast.If) -> ast.AST:
-        if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            return ast.Pass()
-        return self.generic_visit(node)
-
-
 def _meaning(source: str) -> str:
-    return ast.dump(_Strip().visit(ast.parse(source)))
+    """Return what a program does, without what only type checkers read."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        match node:
+            case ast.arg():
+                node.annotation = None
+            case ast.FunctionDef():
+                node.returns = None
+            case ast.AnnAssign():
+                node.annotation = ast.Constant(None)
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+                node.body = []
+    return ast.dump(tree)
 
 
 def _compare(source: str, changed: str) -> Mutant:
