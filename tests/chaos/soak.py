@@ -48,6 +48,9 @@ def soak(seed: int, minutes: float) -> int:
     """Load for so many minutes; return 1 if there are findings, which are printed."""
     print(f"soak: seed {seed}, {minutes:g} minutes", flush=True)
     resource_tracker.ensure_running()
+    import zarr
+
+    zarr.zeros(1)[0]  # its event loop stays, with descriptors
     threads, descriptors = set(threading.enumerate()), open_descriptors()
     counts: Counter[str] = Counter()
     sizes: list[tuple[float, int]] = []
