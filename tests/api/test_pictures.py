@@ -10,7 +10,6 @@ import pytest
 
 from gpuloader import (
     DataLoader,
-    Dataset,
     ImageFiles,
     ImageFolder,
     ImageSample,
@@ -20,6 +19,7 @@ from gpuloader import (
     PictureError,
     SampleError,
     TensorDataset,
+    data,
 )
 from gpuloader.sources.images import resampling
 from gpuloader.sources.images.resampling import LateResizer, compile_resizer
@@ -34,8 +34,9 @@ from gpuloader.transforms import (
     RandomResizedCrop,
     Resize,
 )
-from tests.loading import load
+from tests.loading import load, resume
 from tests.picture_files import choose_resizer, decoded_by_pillow, encode, make_pixels, pillow, write_folder
+from tests.sample_sets import Made
 
 AUGMENTED = [
     RandomResizedCrop("image", 24),
@@ -43,6 +44,13 @@ AUGMENTED = [
     ColorJitter("image", 0.4, 0.4, 0.4, 0.1),
     Normalize("image", mean=0.5, std=0.25, scale=1 / 255),
 ]
+
+
+INLINE, THREAD, THREADS = {}, {"num_workers": 1}, {"num_workers": 3}
+PROCESSES = {"num_workers": 2, "worker_type": "process"}
+by_workers = pytest.mark.parametrize("workers", [INLINE, THREAD, THREADS, PROCESSES], ids=str)
+by_kinds = pytest.mark.parametrize("workers", [INLINE, THREADS, PROCESSES], ids=str)
+OPTIONS = {"places": "cpu", "batch_size": 4, "seed": 5, "transforms": AUGMENTED}
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +61,18 @@ def folder(tmp_path_factory):
 
 
 def read(dataset, **options):
-    options = {
-        "places": "cpu",
-        "batch_size": 4,
-        "shuffle": True,
-        "seed": 5,
-        "transforms": AUGMENTED,
-    } | options
-    return list(DataLoader(dataset, **options))
+    return list(DataLoader(dataset, **{**OPTIONS, "shuffle": True, **options}))
+
+
+def in_order(dataset, **options):
+    return read(dataset, **{"shuffle": False, **options})
+
+
+def find_image(batch):
+    if isinstance(batch, np.ndarray):
+        return batch if batch.ndim == 4 else None
+    entries = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else ()
+    return next((found for one in entries if (found := find_image(one)) is not None), None)
 
 
 def assert_equal(batches, expected):
@@ -70,68 +82,41 @@ def assert_equal(batches, expected):
         np.testing.assert_array_equal(labels, their_labels)
 
 
-def test_a_batch_unpacks_as_images_and_labels(folder):
-    batch = read(folder)[0]
-    images, labels = batch
-    assert isinstance(batch, ImageSample)
-    assert (images.shape, images.dtype, labels.dtype) == ((4, 3, 24, 24), np.float32, np.int64)
-    assert batch.image is images
-
-
 @pytest.mark.parametrize(
-    "workers",
-    [
-        {"num_workers": 1},
-        {"num_workers": 3},
-        {"num_workers": 2, "worker_type": "process"},
-        {"num_workers": 2, "in_order": True, "use_buffer_reader": False},
-    ],
-    ids=str,
+    "options", [THREAD, THREADS, PROCESSES, {"num_workers": 2, "use_buffer_reader": False}], ids=str
 )
-def test_augmentation_is_the_same_with_any_workers(folder, workers):
-    assert_equal(read(folder, **workers), read(folder))
+def test_augmentation_is_the_same_with_any_workers(folder, options):
+    assert_equal(read(folder, **options), read(folder))
+
+
+def test_augmentation_is_the_same_on_any_place_and_after_resuming(folder):
+    [whole] = read(folder, batch_size=15)
+    assert isinstance(whole, ImageSample)
+    images, labels = whole
+    assert (images.shape, images.dtype, labels.dtype) == ((15, 3, 24, 24), np.float32, np.int64)
+    assert whole.image is images
+    assert_equal(read(folder, places=simulated_places(1), batch_size=15, **THREADS), [whole])
+    before, again = resume(lambda: DataLoader(folder, shuffle=True, **OPTIONS), 2)
+    assert_equal([*before, *again], read(folder))
 
 
 def test_augmentation_differs_between_epochs_and_seeds(folder):
     loader = load(folder, batch_size=15, seed=5, transforms=AUGMENTED)
     [(first, _)], [(second, _)] = list(loader), list(loader)
-    [(other, _)] = read(folder, batch_size=15, shuffle=False, seed=6)
+    [(other, _)] = in_order(folder, batch_size=15, seed=6)
     assert not (first == second).all((1, 2, 3)).any()
     assert not (first == other).all((1, 2, 3)).any()
 
 
-def test_augmentation_is_the_same_after_resuming(folder):
-    def make():
-        return load(folder, batch_size=4, shuffle=True, seed=5, transforms=AUGMENTED)
-
-    whole = list(make())
-    loader = make()
-    steps = iter(loader)
-    next(steps), next(steps)
-    state = loader.state_dict()
-    steps.close()
-    again = make()
-    again.load_state_dict(state)
-    assert_equal(list(again), whole[2:])
-
-
 def test_augmentation_is_the_same_on_ranks(folder):
-    whole = read(folder, batch_size=4, shuffle=False)
-    parts = [read(folder, batch_size=2, shuffle=False, shard=(rank, 2), uneven="drop") for rank in range(2)]
-    for step, (images, _) in enumerate(whole[:3]):
-        np.testing.assert_array_equal(images, np.concatenate([parts[0][step][0], parts[1][step][0]]))
-
-
-def test_augmentation_is_the_same_on_a_simulated_gpu(folder):
-    [batch] = read(folder, batch_size=15)
-    [(images, labels)] = read(folder, places=simulated_places(1), batch_size=15, num_workers=2)
-    np.testing.assert_array_equal(np.asarray(images), batch.image)
-    np.testing.assert_array_equal(np.asarray(labels), batch.label)
+    parts = [in_order(folder, batch_size=2, shard=(rank, 2), uneven="drop") for rank in range(2)]
+    for step, (images, _) in enumerate(in_order(folder)[:3]):
+        np.testing.assert_array_equal(images, np.concatenate([part[step][0] for part in parts]))
 
 
 def test_pixels_are_pillows(folder):
     resize = [Resize("image", (16, 20), filter="bicubic")]
-    [(images, _)] = read(folder, batch_size=15, shuffle=False, transforms=resize)
+    [(images, _)] = in_order(folder, batch_size=15, transforms=resize)
     kind = pillow.Resampling.BICUBIC
     for image, (path, _) in zip(images, folder.samples, strict=True):
         shown = pillow.open(path).convert("RGB")
@@ -172,11 +157,15 @@ def test_any_field_of_any_dataset_may_hold_pictures(source, form):
     np.testing.assert_array_equal(found[0], np.asarray(one.resize((15, 20), kind).resize((15, 10), kind)))
 
 
-def test_grey_arrays_keep_their_one_channel():
-    dataset = TensorDataset(np.stack([make_pixels(8, 9, 1, seed)[..., 0] for seed in range(4)]), np.arange(4))
-    [(images, labels)] = load(dataset, batch_size=4, transforms=[CenterCrop("0", 4)])
-    assert images.shape == (4, 4, 4, 1)
-    np.testing.assert_array_equal(images[..., 0], dataset.tensors[0][:, 2:6, 2:6])
+def test_which_fields_hold_pictures():
+    data = encode(make_pixels(8, 9), "PNG")
+    dataset = [{"a": data, "b": b"no picture", "c": make_pixels(8, 9)}]
+    [batch] = load(dataset, transforms=[Resize(None, (4, 5))])  # without a name, the first one
+    assert (batch["a"].shape, batch["c"].shape) == ((1, 4, 5, 3), (1, 8, 9, 3))
+    assert batch["b"] == [b"no picture"]
+    grey = TensorDataset(np.stack([make_pixels(8, 9, 1, seed)[..., 0] for seed in range(4)]), np.arange(4))
+    [(images, labels)] = load(grey, batch_size=4, transforms=[CenterCrop("0", 4)])
+    np.testing.assert_array_equal(images, grey.tensors[0][:, 2:6, 2:6, None])
     assert labels.tolist() == [0, 1, 2, 3]
 
 
@@ -188,21 +177,13 @@ class Streamed(IterableDataset):
         return iter(self.folder[index] for index in range(len(self.folder)))
 
 
-@pytest.mark.parametrize(
-    "workers", [{}, {"num_workers": 1}, {"num_workers": 1, "worker_type": "process"}], ids=str
-)
+@pytest.mark.parametrize("workers", [INLINE, THREAD, {**THREAD, "worker_type": "process"}], ids=str)
 def test_items_of_streams_are_augmented_too(folder, workers):
-    options = {"places": "cpu", "batch_size": 4, "seed": 5, "transforms": AUGMENTED}
-    whole = list(DataLoader(Streamed(folder), **options))
+    whole = list(DataLoader(Streamed(folder), **OPTIONS))
     assert sum(len(labels) for _, labels in whole) == 15
-    assert_equal(list(DataLoader(Streamed(folder), **options, **workers)), whole)
-    loader = DataLoader(Streamed(folder), **options, **workers)
-    steps = iter(loader)
-    next(steps)
-    state = loader.state_dict()
-    steps.close()
-    loader.load_state_dict(state)
-    assert_equal(list(loader), whole[1:])
+    assert_equal(list(DataLoader(Streamed(folder), **OPTIONS, **workers)), whole)
+    before, again = resume(lambda: DataLoader(Streamed(folder), **OPTIONS, **workers), 1)
+    assert_equal([*before, *again], whole)
 
 
 def test_decode_turns_bytes_into_pixels():
@@ -213,35 +194,25 @@ def test_decode_turns_bytes_into_pixels():
     assert batch["name"] == ["x"] * 3
     [batch] = load(dataset, batch_size=3)
     assert batch["image"] == data
-    with pytest.raises(ValueError, match="decode must be one of 'image', 'device' or None, got 'jpg'"):
-        DataLoader(dataset, decode="jpg")
-
-
-def test_without_a_name_only_the_first_picture_is_transformed():
-    data = encode(make_pixels(8, 9), "PNG")
-    dataset = [{"a": data, "b": b"no picture", "c": make_pixels(8, 9)}]
-    [batch] = load(dataset, transforms=[Resize(None, (4, 5))])
-    assert batch["a"].shape == (1, 4, 5, 3)
-    assert batch["b"] == [b"no picture"]
-    assert batch["c"].shape == (1, 8, 9, 3)
 
 
 @pytest.mark.parametrize("field", ["a", "b"])
 def test_pictures_of_several_sizes_are_an_error_that_says_how_to_make_them_alike(field):
     """Whether a transform makes these pictures or they came as arrays."""
-    dataset = [
-        {"a": make_pixels(8, 9), "b": make_pixels(8, 9), field: make_pixels(8, 20 + n)} for n in range(2)
-    ]
+    plain = {"a": make_pixels(8, 9), "b": make_pixels(8, 9)}
+    dataset = [{**plain, field: make_pixels(8, 20 + n)} for n in range(2)]
     steps = [Resize("a", 8 if field == "a" else (4, 5))]
     with pytest.raises(SampleError, match="so that all images have one size") as caught:
         list(load(dataset, batch_size=2, transforms=steps))
     assert caught.value.field == field
 
 
-def test_single_samples_are_transformed_too(folder):
-    samples = list(load(folder, batch_size=None, transforms=[Resize("image", (4, 5))]))
-    assert {image.shape for image, _ in samples} == {(4, 5, 3)}
-    assert len(samples) == len(folder)
+def test_without_batches_and_with_a_collate_fn_samples_are_transformed_too(folder):
+    samples = read(folder, batch_size=None, transforms=[Resize("image", (4, 5))])
+    assert [image.shape for image, _ in samples] == [(4, 5, 3)] * 15
+    shown = []
+    read(folder, transforms=[Resize("image", (8, 9))], collate_fn=shown.extend)
+    assert [sample.image.shape for sample in shown] == [(8, 9, 3)] * 15
 
 
 def test_without_pillow_it_says_what_to_install(folder, monkeypatch):
@@ -253,16 +224,8 @@ def test_without_pillow_it_says_what_to_install(folder, monkeypatch):
         DataLoader(folder)
 
 
-def test_a_collate_fn_gets_the_pixels(folder):
-    shown = []
-    list(read(folder, transforms=[Resize("image", (8, 9))], collate_fn=shown.extend))
-    assert {sample.image.shape for sample in shown} == {(8, 9, 3)}
-
-
 def test_cached_pictures(tmp_path):
-    for number in range(2):
-        (tmp_path / str(number)).mkdir()
-        (tmp_path / str(number) / "0.png").write_bytes(encode(make_pixels(8, 9, seed=number), "PNG"))
+    write_folder(tmp_path, ("cat",), count=1)
     loader = load(ImageFolder(tmp_path), batch_size=2, cache="host")
     assert_equal(list(loader), list(loader))
     with pytest.raises(ValueError, match="transforms that resize, crop, mirror or color images"):
@@ -271,22 +234,20 @@ def test_cached_pictures(tmp_path):
 
 def test_declared_fields(folder):
     dataset = [tuple(folder[index]) for index in range(4)]
-    feeds = ["img", "label"]
-    from gpuloader import data
-
     feeds = [data("img", [None, 8, 8, 3], "uint8"), data("label", [None, 1], "int64")]
-    loader = DataLoader(
-        dataset, feeds, "cpu", batch_size=4, transforms=[Resize("img", (8, 8)), Cast("img", "int32")]
-    )
-    [(images, labels)] = list(loader)
+    steps = [Resize("img", (8, 8)), Cast("img", "int32")]
+    [(images, labels)] = DataLoader(dataset, feeds, "cpu", batch_size=4, transforms=steps)
     assert (images.shape, images.dtype, labels.shape) == ((4, 8, 8, 3), np.int32, (4, 1))
 
 
 def test_threads_decode_by_default(folder):
-    assert DataLoader(folder, num_workers=2)._epochs.workers.kind == "thread"
-    assert DataLoader(folder, num_workers=2, worker_type="process")._epochs.workers.kind == "process"
-    assert DataLoader(folder, num_workers=2, start_method="fork")._epochs.workers.kind == "process"
-    assert DataLoader([1, 2], num_workers=2)._epochs.workers.kind == "process"
+    for dataset, options, kind in [
+        (folder, {}, "thread"),
+        (folder, {"worker_type": "process"}, "process"),
+        (folder, {"start_method": "fork"}, "process"),
+        ([1, 2], {}, "process"),
+    ]:
+        assert DataLoader(dataset, num_workers=2, **options)._epochs.workers.kind == kind
 
 
 def test_no_more_pictures_are_decoded_than_threads(folder, way, monkeypatch):
@@ -317,7 +278,7 @@ def test_no_more_pictures_are_decoded_than_threads(folder, way, monkeypatch):
 
 
 @pytest.mark.parametrize("transforms", [AUGMENTED, [Resize("image", 30), CenterCrop("image", 34)]], ids=len)
-@pytest.mark.parametrize("workers", [{}, {"num_workers": 2}], ids=str)
+@pytest.mark.parametrize("workers", [INLINE, THREADS], ids=str)
 def test_compiled_code_makes_the_same_batches(folder, transforms, workers, monkeypatch):
     pytest.importorskip("numba")
     options = {"transforms": transforms, **workers}
@@ -339,29 +300,19 @@ def test_compiled_code_takes_over_in_the_middle_of_an_epoch(folder, monkeypatch)
     assert next(pictures) == 15
 
 
-@pytest.mark.parametrize(
-    "workers", [{}, {"num_workers": 2}, {"num_workers": 2, "worker_type": "process"}], ids=str
-)
+@by_kinds
 @pytest.mark.parametrize("transforms", [AUGMENTED, []], ids=["augmented", "plain"])
 def test_a_damaged_file_is_an_error_that_names_file_and_index(tmp_path, workers, transforms):
-    paths = write_folder(tmp_path, size=(40, 50), count=1)
+    paths = write_folder(tmp_path, count=1)
     with open(paths[1], "r+b") as file:
         file.truncate(500)
-    dataset = ImageFolder(tmp_path)
-    with pytest.raises(SampleError) as caught:
-        read(dataset, shuffle=False, transforms=transforms, **workers)
-    assert isinstance(caught.value, PictureError)
-    assert (caught.value.file, caught.value.index, caught.value.dataset_index) == (paths[1], 1, 1)
-    assert caught.value.field == "image"
-    assert "sample 1, dataset index 1, field 'image'" in str(caught.value)
-    assert f"{paths[1]}: cannot decode the image" in str(caught.value)
-
-
-SKIPPING = pytest.mark.parametrize(
-    "workers",
-    [{}, {"num_workers": 1}, {"num_workers": 3}, {"num_workers": 2, "worker_type": "process"}],
-    ids=str,
-)
+    with pytest.raises(PictureError) as caught:
+        in_order(ImageFolder(tmp_path), transforms=transforms, **workers)
+    error = caught.value
+    assert isinstance(error, SampleError)
+    assert (error.file, error.index, error.dataset_index, error.field) == (paths[1], 1, 1, "image")
+    assert "sample 1, dataset index 1, field 'image'" in str(error)
+    assert f"{paths[1]}: cannot decode the image" in str(error)
 
 
 def damage(root, bad, count=10):
@@ -374,90 +325,72 @@ def damage(root, bad, count=10):
     return ImageFiles(paths, labels=range(count))
 
 
-@SKIPPING
+@by_workers
 @pytest.mark.parametrize("bad", [{0}, {3}, {1, 2, 5}, {0, 1, 4, 7, 9}, {9}, set()], ids=str)
 def test_bad_pictures_are_left_out_and_counted(tmp_path, bad, workers):
     dataset = damage(tmp_path, bad)
-    whole = read(damage(tmp_path / "..", set()), batch_size=1, shuffle=False)
-    loader = load(dataset, batch_size=4, seed=5, transforms=AUGMENTED, on_bad="skip", **workers)
-    batches = list(loader)
-    good = [
-        [number for number in part if number not in bad] for part in (range(4), range(4, 8), range(8, 10))
-    ]
-    assert [labels.tolist() for _, labels in batches] == good
-    for (images, _), numbers in zip(batches, good, strict=True):
+    whole = in_order(damage(tmp_path / "..", set()), batch_size=1)
+    loader = DataLoader(dataset, on_bad="skip", **OPTIONS, **workers)
+    good = [[number for number in range(at, min(at + 4, 10)) if number not in bad] for at in (0, 4, 8)]
+    for (images, labels), numbers in zip(loader, good, strict=True):
+        assert labels.tolist() == numbers
         np.testing.assert_array_equal(images, np.concatenate([whole[number][0] for number in numbers]))
     assert loader.stats().skipped == len(bad)
 
 
-@SKIPPING
+@pytest.mark.parametrize("workers", [INLINE, THREAD], ids=str)  # several would all read all items
 def test_bad_pictures_of_streams_are_left_out_too(tmp_path, workers):
+    def make(**options):
+        return DataLoader(Streamed(dataset), on_bad="skip", **OPTIONS, **workers, **options)
+
+    def labels_of(loader):
+        return [labels.tolist() for _, labels in loader]
+
     dataset = damage(tmp_path, {1, 2, 5, 9})
-    if workers.get("num_workers", 0) > 1:
-        pytest.skip("each worker would read all items")
-    options = {"places": "cpu", "batch_size": 4, "seed": 5, "transforms": AUGMENTED, "on_bad": "skip"}
-    dropping = DataLoader(Streamed(dataset), drop_last=True, **options, **workers)
-    assert [labels.tolist() for _, labels in dropping] == [[0, 3], [4, 6, 7]]  # as many as were read count
-    loader = DataLoader(Streamed(dataset), **options, **workers)
-    assert [labels.tolist() for _, labels in loader] == [[0, 3], [4, 6, 7], [8]]
+    loader = make()
+    assert labels_of(make(drop_last=True)) == [[0, 3], [4, 6, 7]]  # as many as were read count
+    assert labels_of(loader) == [[0, 3], [4, 6, 7], [8]]
     assert loader.stats().skipped == 4
-    steps = iter(loader)
-    next(steps)
-    state = loader.state_dict()
-    steps.close()
-    loader.load_state_dict(state)
-    assert [labels.tolist() for _, labels in loader] == [[4, 6, 7], [8]]
+    assert labels_of(resume(make, 1)[1]) == [[4, 6, 7], [8]]
 
 
-def test_other_fields_keep_their_samples_when_some_are_left_out(tmp_path):
+@pytest.mark.parametrize("workers", [INLINE, THREADS], ids=str)
+def test_other_fields_keep_their_samples_when_some_are_left_out(workers):
     data = [encode(make_pixels(20, 30, seed=number), "PNG") for number in range(5)]
     data[1] = data[3] = b"damaged"
-    dataset = [
-        {"image": one, "name": f"{number}", "words": np.arange(number)} for number, one in enumerate(data)
-    ]
-    options = {"places": "cpu", "batch_size": 5, "decode": "image", "on_bad": "skip"}
-    for workers in ({}, {"num_workers": 3}):
-        [batch] = DataLoader(dataset, pad={"words": -1}, **options, **workers)
-        assert batch["name"] == ["0", "2", "4"]
-        assert batch["words"].tolist() == [[-1] * 4, [0, 1, -1, -1], [0, 1, 2, 3]]
-        short = [{name: sample[name] for name in ("image", "name")} for sample in dataset]
-        [batch] = DataLoader(short, **options, **workers)
-        assert batch["name"] == ["0", "2", "4"]
-        assert batch["image"].shape == (3, 20, 30, 3)
-        shown = []
-        list(DataLoader(short, collate_fn=shown.extend, **options, **workers))
-        assert [sample["name"] for sample in shown] == ["0", "2", "4"]
+    options = {"places": "cpu", "batch_size": 5, "decode": "image", "on_bad": "skip", **workers}
+    short = [{"image": one, "name": f"{number}"} for number, one in enumerate(data)]
+    dataset = [{**sample, "words": np.arange(number)} for number, sample in enumerate(short)]
+    [batch] = DataLoader(dataset, pad={"words": -1}, **options)
+    assert batch["name"] == ["0", "2", "4"]
+    assert batch["words"].tolist() == [[-1] * 4, [0, 1, -1, -1], [0, 1, 2, 3]]
+    [batch] = DataLoader(short, **options)
+    assert batch["name"] == ["0", "2", "4"]
+    assert batch["image"].shape == (3, 20, 30, 3)
+    shown = []
+    list(DataLoader(short, collate_fn=shown.extend, **options))
+    assert [sample["name"] for sample in shown] == ["0", "2", "4"]
 
 
-@SKIPPING
+@by_workers
 def test_errors_name_the_sample_though_others_were_left_out(tmp_path, workers):
     dataset = damage(tmp_path, {0, 1, 4}, count=8)
-    with pytest.raises(SampleError) as caught:  # pictures of several sizes
-        list(load(dataset, batch_size=8, decode="image", on_bad="skip", **workers))
-    assert "expected shape (22, 30, 3)" in str(caught.value)
+    with pytest.raises(SampleError, match=r"expected shape \(22, 30, 3\)") as caught:  # of several sizes
+        in_order(dataset, batch_size=8, decode="image", on_bad="skip", transforms=[], **workers)
     assert (caught.value.index, caught.value.dataset_index) == (3, 3)
-
-
-@SKIPPING
-def test_a_batch_of_bad_pictures_alone_is_an_error(tmp_path, workers):
     dataset = damage(tmp_path, {0, 1, 2, 3})
     with pytest.raises(SampleError, match=r"batch 0.*: none of the batch's 4 samples can be read"):
-        read(dataset, shuffle=False, on_bad="skip", **workers)
+        in_order(dataset, on_bad="skip", **workers)
 
 
 def test_a_dataset_that_decodes_itself_may_skip_too(tmp_path):
     dataset = damage(tmp_path, {1})
 
-    class Decoding(Dataset):
+    class Decoding(Made):
         holds_pictures = True
 
-        def __len__(self):
-            return 4
-
-        def __getitem__(self, index):
-            return np.asarray(dataset[index].image)[:20], index
-
-    [(_, labels)] = load(Decoding(), batch_size=4, on_bad="skip")
+    decoding = Decoding(lambda index: (np.asarray(dataset[index].image)[:20], index), 4)
+    [(_, labels)] = load(decoding, batch_size=4, on_bad="skip")
     assert labels.tolist() == [0, 2, 3]
 
 
@@ -466,38 +399,27 @@ def test_files_that_cannot_be_opened_are_not_skipped(tmp_path, folder):
     (tmp_path / "2.png").unlink()
     with pytest.raises(SampleError, match="cannot read the image: No such file"):
         read(dataset, on_bad="skip")
-    with pytest.raises(ValueError, match="on_bad must be one of 'raise', 'skip', got 'drop'"):
-        read(folder, on_bad="drop")
-    with pytest.raises(ValueError, match="cannot be combined with split='shards'"):
-        read(folder, on_bad="skip", shard=(0, 2))
     assert len(read(folder, on_bad="skip", shard=(0, 2), uneven="drop")) == 2
 
 
+NO_FIELD = r"no field 'picture' to transform; the sample has the fields \['image', 'label'\]"
+NO_IMAGE = r"field 'label': expected an image: encoded bytes, or uint8 .*, got int"
+NOT_FIRST = "Resize is done to single images, and Normalize to batches"
+
+
 @pytest.mark.parametrize(
-    ("transforms", "problem"),
+    ("options", "error", "message"),
     [
-        (
-            [Resize("picture", 8)],
-            r"no field 'picture' to transform; the sample has the fields \['image', 'label'\]",
-        ),
-        ([Resize("label", 8)], r"field 'label': expected an image: encoded bytes, or uint8 .*, got int"),
+        ({"transforms": [Resize("picture", 8)]}, SampleError, NO_FIELD),
+        ({"transforms": [Resize("label", 8)]}, SampleError, NO_IMAGE),
+        ({"transforms": [Normalize("image"), Resize("image", 8)]}, ValueError, NOT_FIRST),
+        ({"transforms": [Resize]}, TypeError, "the class Resize; pass an instance of it"),
+        ({"on_bad": "drop"}, ValueError, "on_bad must be one of 'raise', 'skip', got 'drop'"),
+        ({"on_bad": "skip", "shard": (0, 2)}, ValueError, "cannot be combined with split='shards'"),
+        ({"decode": "jpg"}, ValueError, "decode must be one of 'image', 'device' or None, got 'jpg'"),
     ],
 )
-def test_a_field_that_holds_no_picture_is_an_error(folder, transforms, problem):
-    with pytest.raises(SampleError, match=problem):
-        read(folder, transforms=transforms)
-
-
-def test_transforms_of_pictures_come_first(folder):
-    with pytest.raises(ValueError, match="Resize is done to single images, and Normalize to batches"):
-        read(folder, transforms=[Normalize("image"), Resize("image", 8)])
+def test_what_does_not_fit_is_refused(folder, options, error, message):
+    with pytest.raises(error, match=message):
+        read(folder, **options)
     read(folder, transforms=[OneHot("label", 3), Resize("image", (8, 8))])
-    with pytest.raises(TypeError, match="the class Resize; pass an instance of it"):
-        read(folder, transforms=[Resize])
-
-
-def find_image(batch):
-    if isinstance(batch, np.ndarray):
-        return batch if batch.ndim == 4 else None
-    entries = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else ()
-    return next((found for one in entries if (found := find_image(one)) is not None), None)
