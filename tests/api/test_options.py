@@ -3,6 +3,7 @@
 import inspect
 import pickle
 import re
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -26,7 +27,6 @@ from tests.fakes import nothing_left_behind
 from tests.loading import load
 from tests.sample_sets import (
     PROCESSES,
-    THREADS,
     WORKERS,
     Counting,
     Made,
@@ -49,10 +49,10 @@ class Endless:
 
 class Repeating(IterableDataset):
     def __init__(self, item):
-        self.item = item
+        self.items = [item] * 4
 
     def __iter__(self):
-        return iter([self.item] * 4)
+        return iter(self.items)
 
 
 class Unfinished(Dataset):
@@ -61,6 +61,13 @@ class Unfinished(Dataset):
     def __getitem__(self, index):
         return index
 
+
+TOO_BIG = "^batch_size must be an integer of at most 9223372036854775807"
+FEED, LEVEL = data("x", [None]), data("x", [None], "uint8", 1)
+OF_BATCHES = {"batch_size": 2, "shuffle": True, "drop_last": True, "sampler": [1]}
+OWN_ORDER = "an iterable dataset determines its own order: (shuffle|sampler|batch_sampler) cannot"
+OF_ORDER = {"shuffle": True, "sampler": [0], "sampler of an array": np.arange(3), "sampler of nothing": [],
+            "batch_sampler": [[0]], "batch_sampler of nothing": []}  # fmt: skip
 
 BAD_OPTIONS = {
     "no dataset": ({"dataset": 5}, TypeError, "must have __getitem__ and __len__, or __iter__; got int"),
@@ -76,9 +83,12 @@ BAD_OPTIONS = {
     "batch_size 0": ({"batch_size": 0}, ValueError, "batch_size must be an integer of 1 or more, got 0"),
     "batch_size 2.0": ({"batch_size": 2.0}, ValueError, "batch_size must be an integer"),
     "batch_size true": ({"batch_size": True}, ValueError, "batch_size must be an integer"),
+    "huge shards": ({"batch_size": 2**63, "places": ["cpu", "cpu"], "split": "shards"}, ValueError, TOO_BIG),
+    "huge parts": ({"batch_size": 2**63, "shard": (0, 2), "uneven": "pad"}, ValueError, TOO_BIG),
     "shuffle": ({"shuffle": "no"}, TypeError, "shuffle must be True or False, got 'no'"),
     "drop_last": ({"drop_last": 1}, TypeError, "drop_last must be True or False, got 1"),
     "static": ({"static": 1}, TypeError, "static must be True or False, got 1"),
+    "stream": ({"stream": "0"}, TypeError, "^stream must have __cuda_stream__, .*, got str"),
     "collate_fn": ({"collate_fn": [1]}, TypeError, "collate_fn must be callable, got list"),
     "num_workers": ({"num_workers": -1}, ValueError, "must be 'auto' or an integer of 0 or more, got -1"),
     "num_workers 1.0": ({"num_workers": 1.0}, ValueError, "num_workers must be 'auto' or an integer"),
@@ -111,17 +121,14 @@ BAD_OPTIONS = {
     "both": ({"ragged": ["x"], "pad": {"x": 0}}, ValueError, r"\['x'\] are in both ragged and pad"),
     "ragged and collate_fn": ({"ragged": ["x"], "collate_fn": list}, ValueError, "ragged and pad need"),
     "pad without batches": ({"pad": {"x": 0}, "batch_size": None}, ValueError, "ragged and pad need"),
-    "ragged and feeds": (
-        {"feed_list": [data("x", [None])], "ragged": ["x"]}, ValueError, "declare the fields with lod_level=1"
-    ),
-    "pad of a dense feed": (
-        {"feed_list": [data("x", [None])], "pad": {"x": 0}}, ValueError, r"pad names \['x'\], which the"
-    ),
-    "pad beyond a feed": (
-        {"feed_list": [data("x", [None], "uint8", 1)], "pad": {"x": -1}},
-        ValueError,
-        "cannot pad rows of uint8 with -1",
-    ),
+    "ragged and feeds": ({"feed_list": [FEED], "ragged": ["x"]}, ValueError, "declare the fields with lod_l"),
+    "pad of a dense feed": ({"feed_list": [FEED], "pad": {"x": 0}}, ValueError, r"pad names \['x'\], which"),
+    "pad beyond a feed": ({"feed_list": [LEVEL], "pad": {"x": -1}}, ValueError, "pad rows of uint8 with -1"),
+    **{f"batches and {name}": ({"batch_sampler": [[0]], name: value}, ValueError, "determines the batches")
+       for name, value in OF_BATCHES.items()},
+    "batches of none": ({"batch_sampler": [[0]], "batch_size": None}, ValueError, "determines the batches"),
+    **{f"items and {name}": ({"dataset": Counting(3), name.split()[0]: value}, ValueError, OWN_ORDER)
+       for name, value in OF_ORDER.items()},
 }  # fmt: skip
 
 
@@ -132,63 +139,41 @@ def test_a_bad_option_is_refused_at_once(case):
         DataLoader(**{"dataset": NUMBERS, "places": "cpu", **options})
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "use_buffer_reader",
-        "worker_type",
-        "start_method",
-        "on_worker_death",
-        "decode",
-        "on_bad",
-        "cache",
-        "split",
-        "output",
-        "uneven",
-    ],
-)
+WORDS = "use_buffer_reader worker_type start_method on_worker_death decode on_bad cache split output uneven"
+
+
+@pytest.mark.parametrize("name", WORDS.split())
 def test_an_array_is_no_word(name):
     with pytest.raises((TypeError, ValueError), match=rf"^{name} must be .*, got array\(\[1, 2\]\)$"):
         DataLoader(NUMBERS, places="cpu", **{name: np.array([1, 2])})
 
 
 def test_a_batch_larger_than_any_dataset():
-    for options in ({"places": ["cpu", "cpu"], "split": "shards"}, {"shard": (0, 2), "uneven": "pad"}):
-        options = {"places": "cpu", **options}
-        with pytest.raises(
-            ValueError, match=r"^batch_size must be an integer of at most 9223372036854775807"
-        ):
-            DataLoader(NUMBERS, batch_size=2**63, **options)
-    loader = DataLoader(
-        Repeating(3), places="cpu", batch_size=2**63 - 1, collate_fn=len, shard=(0, 2), uneven="drop"
-    )
-    assert list(loader) == [2]
+    options = {"collate_fn": len, "shard": (0, 2), "uneven": "drop"}
+    assert list(load(Repeating(3), batch_size=2**63 - 1, **options)) == [2]
 
 
-def test_a_wrong_stream_is_refused_when_the_loader_is_made():
-    for make in (lambda: DataLoader(NUMBERS, stream="0"), lambda: DataLoader.from_generator(stream="0")):
-        with pytest.raises(TypeError, match=r"^stream must have __cuda_stream__, .*, got str"):
-            make()
-
-
-class Passed(Exception):
-    """The options that a loader has passed on."""
+def test_other_kinds_of_values_will_do():
+    options = {"batch_size": np.int64(2), "num_workers": np.int32(0), "shuffle": np.False_}
+    loader = load(NUMBERS, timeout=np.float64(1), seed=np.uint64(3), **options)
+    assert values(loader) == [[0, 1], [2, 3], [4]]
+    [batch] = load([{"x": np.arange(2)}, {"x": np.arange(3)}], batch_size=2, ragged=iter(["x"]))
+    assert batch["x"].values.tolist() == [0, 1, 0, 1, 2]
 
 
 def test_the_table_has_the_options_of_a_loader(monkeypatch):
     """Same names, order and defaults as the parameters, and each lands under its own name."""
-    table = list(inspect.signature(Options).parameters.values())
-    parameters = list(inspect.signature(DataLoader).parameters.values())
-    assert [(one.name, one.default) for one in table] == [(one.name, one.default) for one in parameters]
-
-    def stop(**options):
-        raise Passed(options)
-
-    monkeypatch.setattr("gpuloader.api.loader.Options", stop)
-    values = {one.name: object() for one in parameters}
-    with pytest.raises(Passed) as caught:
-        DataLoader(**values)
-    assert caught.value.args == (values,)
+    table, parameters = (
+        [(one.name, one.default) for one in inspect.signature(kind).parameters.values()]
+        for kind in (Options, DataLoader)
+    )
+    assert table == parameters
+    monkeypatch.setattr(Options, "__post_init__", lambda options: None)  # any value will do
+    monkeypatch.setattr(DataLoader, "_open", lambda loader, options: passed.append(options))
+    passed, given = [], {name: object() for name, _ in parameters}
+    with pytest.warns(DeprecationWarning, match="is deprecated"):
+        DataLoader(**given)
+    assert {name: getattr(passed[0], name) for name in given} == given
 
 
 def test_the_documentation_has_every_option():
@@ -228,55 +213,36 @@ def test_uneven_is_one_word_for_ranks_and_places():
     assert [[part[0].tolist() for part in step] for step in loader] == [[[0, 1], [2, 3]]]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"batch_size": 2}, {"batch_size": None}, {"shuffle": True}, {"drop_last": True}, {"sampler": [1]}],
-)
-def test_a_batch_sampler_excludes_the_options_for_batches(options):
-    with pytest.raises(ValueError, match="batch_sampler determines the batches"):
-        load(NUMBERS, batch_sampler=BatchSampler(NUMBERS, batch_size=2), **options)
+LENGTHS = [
+    (NUMBERS, {}, 5),
+    (NUMBERS, {"batch_size": 2}, 3),
+    (NUMBERS, {"batch_size": 2, "drop_last": True}, 2),
+    (NUMBERS, {"batch_size": None}, 5),
+    (NUMBERS, {"sampler": [1, 2], "batch_size": 2}, 1),
+    (NUMBERS, {"batch_sampler": [[0, 1], [4]]}, 2),
+    (NUMBERS, {"batch_sampler": BatchSampler(NUMBERS, batch_size=2, drop_last=True)}, 2),
+    (Endless(), {"sampler": range(7), "batch_size": 2}, 4),
+    (Endless(), {"sampler": SequenceSampler(range(3))}, 3),
+    (Unfinished(), {"batch_sampler": [[1], [2]]}, 2),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("shuffle", True),
-        ("sampler", [0]),
-        ("sampler", np.arange(3)),
-        ("sampler", []),
-        ("batch_sampler", [[0]]),
-        ("batch_sampler", []),
-    ],
-)
-def test_an_iterable_data_set_has_an_order_of_its_own(name, value):
-    with pytest.raises(ValueError, match=f"an iterable dataset determines its own order: {name} cannot"):
-        load(Counting(3), **{name: value})
+@pytest.mark.parametrize(("dataset", "options", "count"), LENGTHS)
+def test_the_length_is_the_number_of_batches(dataset, options, count):
+    loader = load(dataset, **options)
+    assert len(loader) == len(list(loader)) == count
 
 
-def test_lengths():
-    def length(dataset, **options):
-        return len(load(dataset, **options))
-
-    assert length(NUMBERS) == 5
-    assert length(NUMBERS, batch_size=2) == 3
-    assert length(NUMBERS, batch_size=2, drop_last=True) == 2
-    assert length(NUMBERS, batch_size=None) == 5
-    assert length(NUMBERS, sampler=[1, 2], batch_size=2) == 1
-    assert length(NUMBERS, batch_sampler=[[0, 1], [4]]) == 2
-    assert length(NUMBERS, batch_sampler=BatchSampler(NUMBERS, batch_size=2, drop_last=True)) == 2
-    assert length(Endless(), sampler=range(7), batch_size=2) == 4
+NO_LENGTHS = [
+    (Counting(3), {}),
+    (iter([1]), {}),
+    (NUMBERS, {"sampler": iter([1])}),
+    (NUMBERS, {"batch_sampler": iter([[1]])}),
+    (Endless(), {"sampler": (index for index in [1])}),
+]
 
 
-@pytest.mark.parametrize(
-    ("dataset", "options"),
-    [
-        (Counting(3), {}),
-        (iter([1]), {}),
-        (NUMBERS, {"sampler": iter([1])}),
-        (NUMBERS, {"batch_sampler": iter([[1]])}),
-        (Endless(), {"sampler": (index for index in [1])}),
-    ],
-)
+@pytest.mark.parametrize(("dataset", "options"), NO_LENGTHS)
 def test_what_has_no_length_says_so(dataset, options):
     with pytest.raises(TypeError, match="has no length"):
         len(load(dataset, **options))
@@ -291,18 +257,6 @@ def test_an_empty_data_set_has_no_batches(workers):
         with pytest.raises(ValueError, match="the data source is empty"):  # as in PyTorch and Paddle
             load(dataset, shuffle=True, **workers)
     assert list(load(Counting(0), **workers)) == []
-
-
-def test_numpys_numbers_and_flags_will_do():
-    options = {"batch_size": np.int64(2), "num_workers": np.int32(0), "shuffle": np.False_}
-    loader = load(NUMBERS, timeout=np.float64(1), seed=np.uint64(3), **options)
-    assert values(loader) == [[0, 1], [2, 3], [4]]
-
-
-def test_fields_that_vary_may_be_named_by_an_iterator():
-    dataset = [{"x": np.arange(2)}, {"x": np.arange(3)}]
-    [batch] = load(dataset, batch_size=2, ragged=iter(["x"]))
-    assert batch["x"].values.tolist() == [0, 1, 0, 1, 2]
 
 
 BAD_SAMPLES = {
@@ -404,28 +358,49 @@ def test_what_a_data_set_raises(bad, in_order, workers):
 def test_what_a_data_set_that_reads_whole_batches_raises(workers):
     with pytest.raises(SampleError, match=r"batch 0.*__getitems__ raised KeyError.*for the indices \[0"):
         list(load(MadeAtOnce(fail_at(0)), batch_size=3, **workers))
-    dataset = MadeAtOnce(lambda index: index)
-    dataset.__class__ = type("Short", (MadeAtOnce,), {"__getitems__": lambda self, indices: [1] * 9})
-    with pytest.raises(SampleError, match=r"batch 0.*__getitems__ returned 9 samples for [123] indices"):
-        list(load(dataset, batch_size=3, **workers))
-    dataset.__class__ = type("None", (MadeAtOnce,), {"__getitems__": lambda self, indices: None})
-    with pytest.raises(SampleError, match=r"batch 0.*__getitems__ raised TypeError"):
-        list(load(dataset, batch_size=3, **workers))
+    for found, message in (([1] * 9, r"returned 9 samples for [123] indices"), (None, "raised TypeError")):
+        kind = type("Wrong", (MadeAtOnce,), {"__getitems__": lambda self, indices: found})  # noqa: B023
+        with pytest.raises(SampleError, match=f"batch 0.*__getitems__ {message}"):
+            list(load(kind(None), batch_size=3, **workers))
 
 
 @by_workers
 def test_what_a_collate_fn_raises(workers):
-    def collate(samples):
-        raise KeyError("no such column")
-
-    with pytest.raises(
-        SampleError, match=r"batch 0.*: collate_fn raised KeyError: 'no such column'"
-    ) as caught:
-        list(load(NUMBERS, batch_size=2, collate_fn=collate, **workers))
+    message = r"batch 0.*: collate_fn raised KeyError: 'no such column'"
+    with pytest.raises(SampleError, match=message) as caught:
+        list(load(NUMBERS, batch_size=2, collate_fn=lambda samples: {}["no such column"], **workers))
     assert type(caught.value.__cause__) is KeyError
     feeds = [data("x", [None]), data("y", [None])]
     with pytest.raises(SampleError, match="expected a tuple of 2"):
         list(DataLoader(NUMBERS, feeds, "cpu", collate_fn=lambda samples: {"x": 1}, **workers))
+
+
+@by_workers
+def test_a_users_sampler(workers):
+    def sampler():
+        yield from (0, 1)
+        raise ZeroDivisionError("mine")
+
+    class Reusing:
+        """Goes on with its own list, and means something else by its batch size."""
+
+        batch_size: ClassVar = {"short": 2, "long": 1}
+
+        def __iter__(self):
+            batch = []
+            for index in range(4):
+                batch.append(index)
+                if len(batch) == 2:
+                    yield batch
+                    batch.clear()
+
+    epoch = iter(load(NUMBERS, batch_size=2, sampler=sampler(), **workers))
+    assert next(epoch).tolist() == [0, 1]
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        next(epoch)
+    loader = load(NUMBERS, batch_sampler=Reusing(), **workers)
+    assert values(loader) == [[0, 1], [2, 3]]
+    assert loader.state_dict().get("batch_size") is None
 
 
 @pytest.mark.parametrize("dataset", [TensorDataset(np.arange(4)), [0, 1, 2, 3]], ids=["arrays", "list"])
@@ -441,40 +416,6 @@ def test_an_index_outside_the_data_set(dataset, workers):
             list(DataLoader(dataset, sampler=[index], **options))
 
 
-@by_workers
-def test_what_a_sampler_raises_is_the_users_own(workers):
-    def sampler():
-        yield 0
-        yield 1
-        raise ZeroDivisionError("mine")
-
-    epoch = iter(load(NUMBERS, batch_size=2, sampler=sampler(), **workers))
-    assert next(epoch).tolist() == [0, 1]
-    with pytest.raises(ZeroDivisionError, match="mine"):
-        next(epoch)
-
-
-def test_a_batch_sampler_may_go_on_with_its_own_list():
-    class Reusing:
-        def __iter__(self):
-            batch = []
-            for index in range(6):
-                batch.append(index)
-                if len(batch) == 2:
-                    yield batch
-                    batch.clear()
-
-    loader = load([*NUMBERS, 5], batch_sampler=Reusing(), **THREADS)
-    assert values(loader) == [[0, 1], [2, 3], [4, 5]]
-
-
-def test_a_batch_sampler_may_mean_anything_by_its_batch_size():
-    sampler = type("Buckets", (list,), {"batch_size": {"short": 2, "long": 1}})([[0, 1], [2]])
-    loader = load(NUMBERS, batch_sampler=sampler, **THREADS)
-    assert values(loader) == [[0, 1], [2]]
-    assert loader.state_dict().get("batch_size") is None
-
-
 class Broken(IterableDataset):
     """Raises at the point that `where` names."""
 
@@ -482,32 +423,31 @@ class Broken(IterableDataset):
         self.where = where
 
     def __iter__(self):
-        if self.where == "begin":
-            raise KeyError("closed")
+        self.fail("begin")
         return self.numbers()
 
     def numbers(self):
         yield from range(3)
-        if self.where == "item":
-            raise KeyError("closed")
+        self.fail("item")
 
     def state_dict(self):
-        if self.where == "state":
-            raise KeyError("closed")
+        self.fail("state")
         return {}
 
     def load_state_dict(self, state):
         raise AssertionError
 
+    def fail(self, where):
+        if self.where == where:
+            raise KeyError("closed")
 
-@pytest.mark.parametrize(
-    ("where", "batch", "index"), [("begin", 0, None), ("item", 1, 1), ("state", 0, None)]
-)
-@pytest.mark.parametrize("workers", [WORKERS[0], WORKERS[1]], ids=name_workers)
-def test_what_an_iterable_data_set_raises(where, batch, index, workers):
+
+@pytest.mark.parametrize(("where", "place"), [("begin", (0, None)), ("item", (1, 1)), ("state", (0, None))])
+@pytest.mark.parametrize("workers", WORKERS[:2], ids=name_workers)
+def test_what_an_iterable_data_set_raises(where, place, workers):
     with pytest.raises(SampleError, match="the dataset raised KeyError: 'closed'") as caught:
         list(load(Broken(where), batch_size=2, **workers))
-    assert (caught.value.batch, caught.value.index) == (batch, index)
+    assert (caught.value.batch, caught.value.index) == place
     assert type(caught.value.__cause__) is KeyError
 
 
@@ -579,15 +519,11 @@ def test_ragged_fields_by_name(workers):
 @by_workers
 def test_ragged_fields_may_be_lists(workers):
     samples = [{"x": [1, 2]}, {"x": []}, {"x": (3,)}, {"x": np.array([4], "i4")}]
-    [batch] = load(samples, batch_size=4, ragged=["x"], **workers)
-    assert_same(batch["x"].values, np.array([1, 2, 3, 4]))
-    [batch] = load(samples[1:], batch_size=3, ragged=["x"], **workers)
-    assert_same(batch["x"].values, np.array([3, 4]))
+    for part, wanted in ((samples, [1, 2, 3, 4]), (samples[1:], [3, 4])):
+        [batch] = load(part, batch_size=4, ragged=["x"], **workers)
+        assert_same(batch["x"].values, np.array(wanted))
     with pytest.raises(SampleError, match=r"field 'x'.*: the lists of all samples of the batch are empty"):
         list(load(samples[1:], ragged=["x"], **workers))
-
-
-def test_ragged_fields_in_processes():
     samples = [{"x": np.arange(index), "y": index, "z": "text"} for index in range(1, 8)]
     for batch in load(samples, batch_size=3, ragged=["x"], **PROCESSES):
         assert batch["x"].recursive_sequence_lengths() == [batch["y"].tolist()]
@@ -614,30 +550,26 @@ def test_a_ragged_sample_unlike_the_first(case, how, workers):
     assert (error.batch, error.index, error.dataset_index, error.field) == (1, 1, 3, field)
 
 
-def test_varying_fields_that_are_not_there_or_do_not_vary():
-    for how, message in [
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
         ({"ragged": ["z"]}, r"ragged or pad names \['z'\], but the sample's array fields are \['x', 'y'\]"),
         ({"pad": {"x.0": 1}}, r"ragged or pad names \['x.0'\]"),
         ({"ragged": ["y"]}, "field 'y': expected an array of varying length, got a number"),
         ({"pad": {"x": 0.5}}, "field 'x': cannot pad rows of int64 with 0.5"),
         ({"pad": {"x": float("nan")}}, "field 'x': cannot pad rows of int64 with nan"),
         ({"pad": {"x": 2**63}}, "field 'x': cannot pad rows of int64 with 9223372036854775808"),
-    ]:
-        with pytest.raises(SampleError, match=message):
-            list(load([{"x": np.arange(2), "y": 1}], **how))
+    ],
+)
+def test_varying_fields_that_are_not_there_or_do_not_vary(how, message):
+    with pytest.raises(SampleError, match=message):
+        list(load([{"x": np.arange(2), "y": 1}], **how))
 
 
 def test_steps_of_a_free_shape_must_agree_within_a_batch():
     feeds = [data("x", [None, None], "int64", lod_level=1)]
     samples = [(np.zeros((2, 3), int),), (np.zeros((1, 4), int),)]
-    with pytest.raises(
-        SampleError, match=r"sample 1, dataset index 1, field 'x': expected steps of shape \(3,\)"
-    ):
+    message = r"sample 1, dataset index 1, field 'x': expected steps of shape \(3,\)"
+    with pytest.raises(SampleError, match=message):
         list(DataLoader(samples, feeds, "cpu", batch_size=2))
     assert [batch[0].values.shape for batch in DataLoader(samples, feeds, "cpu")] == [(2, 3), (1, 4)]
-
-
-def test_a_sampler_alone_needs_no_length_of_the_data_set():
-    assert values(load(Endless(), sampler=[4, 2, 9], batch_size=2)) == [[4, 2], [9]]
-    assert values(load(Unfinished(), batch_sampler=[[1], [2]])) == [[1], [2]]
-    assert values(load(Endless(), sampler=SequenceSampler(range(3)))) == [[0], [1], [2]]
