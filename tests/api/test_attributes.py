@@ -18,7 +18,7 @@ from gpuloader import (
     TensorDataset,
     WeightedRandomSampler,
 )
-from tests.loading import load
+from tests.loading import load, resume
 from tests.sample_sets import Counting, Made, values
 
 NUMBERS = list(range(10))
@@ -33,29 +33,27 @@ def double(samples):
 
 
 class TestAttributes:
-    def test_those_of_a_plain_loader(self):
-        loader = load(NUMBERS)
-        assert loader.dataset is NUMBERS
-        assert (loader.batch_size, loader.drop_last, loader.num_workers) == (1, False, 0)
-        assert (loader.timeout, loader.in_order, loader.persistent_workers) == (0, True, False)
-        assert (loader.pin_memory, loader.pin_memory_device) == (False, "")
-        for name in (
-            "collate_fn",
-            "worker_init_fn",
-            "generator",
-            "prefetch_factor",
-            "multiprocessing_context",
-        ):
-            assert getattr(loader, name) is None, name
-
     def test_what_was_passed(self):
-        loader = load(
-            NUMBERS, batch_size=4, drop_last=True, num_workers=2, collate_fn=double, timeout=5,
-            worker_init_fn=start, persistent_workers=True, prefetch_factor=3, in_order=False,
-        )  # fmt: skip
-        assert (loader.batch_size, loader.drop_last, loader.num_workers) == (4, True, 2)
-        assert (loader.timeout, loader.in_order, loader.persistent_workers) == (5, False, True)
-        assert (loader.collate_fn, loader.worker_init_fn, loader.prefetch_factor) == (double, start, 3)
+        passed = {
+            "batch_size": 4, "drop_last": True, "num_workers": 2, "collate_fn": double, "timeout": 5,
+            "worker_init_fn": start, "persistent_workers": True, "prefetch_factor": 3, "in_order": False,
+        }  # fmt: skip
+        plain = {
+            "dataset": NUMBERS, "batch_size": 1, "drop_last": False, "num_workers": 0, "timeout": 0,
+            "in_order": True, "persistent_workers": False, "pin_memory": False, "pin_memory_device": "",
+            "collate_fn": None, "worker_init_fn": None, "generator": None, "prefetch_factor": None,
+            "multiprocessing_context": None,
+        }  # fmt: skip
+        for options, shown in ((passed, passed), ({}, plain)):
+            loader = load(NUMBERS, **options)
+            assert {name: getattr(loader, name) for name in shown} == shown
+        loader.name = "mine"
+        assert loader.name == "mine"
+
+    def test_the_number_of_workers_is_a_number(self):
+        sought = load(Made(lambda index: index), num_workers="auto", worker_type="thread")
+        assert (sought.num_workers, sought.prefetch_factor) == (1, 2)
+        assert load(TensorDataset(np.zeros(3)), num_workers=3).num_workers == 3  # which needs none
 
     def test_the_samplers_that_the_loader_made(self):
         loader = load(NUMBERS, batch_size=4, drop_last=True)
@@ -70,6 +68,7 @@ class TestAttributes:
         sampler = WeightedRandomSampler([1] * 10, 5)
         loader = load(NUMBERS, batch_size=2, sampler=sampler)
         assert loader.sampler is sampler
+        assert not hasattr(loader.sampler, "set_epoch")  # the epoch is that of the loader's own alone
         assert len(loader.batch_sampler) == len(loader) == 3
         batches = BatchSampler(sampler=sampler, batch_size=2, drop_last=True)
         loader = load(NUMBERS, batch_sampler=batches)
@@ -77,8 +76,6 @@ class TestAttributes:
         assert loader.sampler is sampler
         assert (loader.batch_size, loader.drop_last) == (None, False)
         assert load(NUMBERS, batch_sampler=[[1, 2]]).sampler is None
-
-    def test_a_list_of_indices_stays_the_one_that_was_passed(self):
         for shard in (None, (0, 2)):
             indices = [3, 1]
             assert load(NUMBERS, sampler=indices, shard=shard).sampler is indices
@@ -88,15 +85,6 @@ class TestAttributes:
         assert (type(loader.sampler), loader.batch_sampler) == (SequenceSampler, None)
         loader = load(Counting(3), batch_size=2)
         assert (loader.sampler, loader.batch_sampler, loader.batch_size) == (None, None, 2)
-
-    def test_the_number_of_workers_is_a_number_while_it_is_sought(self):
-        loader = load(Made(lambda index: index), num_workers="auto", worker_type="thread")
-        assert loader.num_workers == 1
-        assert loader.prefetch_factor == 2
-
-    def test_arrays_that_need_no_workers_do_not_change_the_number_asked_for(self):
-        loader = load(TensorDataset(np.zeros(3)), num_workers=3)
-        assert loader.num_workers == 3
 
     @pytest.mark.parametrize(
         "name",
@@ -112,11 +100,6 @@ class TestAttributes:
         with pytest.raises(ValueError, match=f"{name} cannot be changed once .* make another DataLoader"):
             setattr(loader, name, before)
         assert getattr(loader, name) is before
-
-    def test_other_attributes_can(self):
-        loader = load(NUMBERS)
-        loader.name = "mine"
-        assert loader.name == "mine"
 
 
 class TestTheSamplersEpoch:
@@ -148,31 +131,21 @@ class TestTheSamplersEpoch:
 
     def test_after_a_whole_epoch_begins_the_next(self):
         """A checkpoint that Lightning writes after an epoch's last step holds a state that is not ended."""
-        loader = load(range(4), batch_size=2)
-        epoch = iter(loader)
-        next(epoch), next(epoch)
+        _, loader = resume(lambda: load(range(4), batch_size=2), 2)
         state = loader.state_dict()
         assert (state["epoch"], state["batches"]) == (0, 2)
-        loader.load_state_dict(state)
         loader.sampler.set_epoch(1)
         assert len(list(loader)) == 2
 
-    @pytest.mark.parametrize("copied", [copy.deepcopy, lambda sampler: pickle.loads(pickle.dumps(sampler))])
-    def test_is_not_that_of_a_copy(self, copied):
-        loader = load(range(8))
-        copied(loader.sampler).set_epoch(1)
-        assert loader.state_dict()["epoch"] == 0
-
-    def test_does_not_keep_the_loader_alive(self):
+    def test_is_not_that_of_a_copy_and_keeps_no_loader_alive(self):
         loader = load(range(8))
         sampler, gone = loader.sampler, weakref.ref(loader)
+        for copied in (copy.deepcopy(sampler), pickle.loads(pickle.dumps(sampler))):
+            copied.set_epoch(1)
+            assert loader.state_dict()["epoch"] == 0
         del loader
         assert gone() is None
         sampler.set_epoch(1)
-
-    def test_of_a_sampler_that_was_passed_is_its_own(self):
-        loader = load(range(8), sampler=SequenceSampler(range(8)))
-        assert not hasattr(loader.sampler, "set_epoch")
 
 
 class TestWorkerInit:
@@ -190,9 +163,6 @@ class TestWorkerInit:
         assert not list(tmp_path.iterdir())
         list(loader)
         assert [path.name for path in tmp_path.iterdir()] == ["worker 0"]
-
-    def test_it_must_be_callable(self):
-        loader = load(NUMBERS)
         with pytest.raises(TypeError, match="worker_init_fn must be callable, got int"):
             loader.worker_init_fn = 3
 
@@ -202,51 +172,56 @@ class Unmeasured(Made):
         raise OSError("no disk")
 
 
-DESCRIBED = {
-    "plain": (
-        lambda: load(NUMBERS),
-        "<DataLoader: list of 10 samples; batches of 1; in the dataset's order; no workers; on cpu>",
+TWO = {"places": [CPUPlace()] * 2, "num_workers": 1, "worker_type": "thread"}
+DESCRIBED = [
+    (NUMBERS, {}, "list of 10 samples; batches of 1; in the dataset's order; no workers; on cpu"),
+    (
+        range(10**6),
+        {"batch_size": 8, "shuffle": True, "num_workers": 2},
+        "range of 1,000,000 samples; batches of 8; shuffled; 2 worker processes; on cpu",
     ),
-    "shuffled": (
-        lambda: load(range(10**6), batch_size=8, shuffle=True, num_workers=2),
-        "<DataLoader: range of 1,000,000 samples; batches of 8; shuffled; 2 worker processes; on cpu>",
+    (
+        NUMBERS,
+        {"shuffle": True, "seed": 3, **TWO},
+        "list of 10 samples; batches of 1; shuffled with seed 3; 1 worker thread; on cpu, cpu",
     ),
-    "seeded": (
-        lambda: DataLoader(
-            NUMBERS, places=[CPUPlace()] * 2, shuffle=True, seed=3, num_workers=1, worker_type="thread"
-        ),
-        "<DataLoader: list of 10 samples; batches of 1; shuffled with seed 3; 1 worker thread; on cpu, cpu>",
+    (
+        Counting(3),
+        {"batch_size": None},
+        "Counting; single samples; in the dataset's order; no workers; on cpu",
     ),
-    "iterable": (
-        lambda: load(Counting(3), batch_size=None),
-        "<DataLoader: Counting; single samples; in the dataset's order; no workers; on cpu>",
+    (
+        NUMBERS,
+        {"sampler": RandomSampler(NUMBERS), "num_workers": "auto"},
+        "list of 10 samples; batches of 1; in the order of RandomSampler; 1 worker process, a number found "
+        "automatically; on cpu",
     ),
-    "sampler": (
-        lambda: load(NUMBERS, sampler=RandomSampler(NUMBERS), num_workers="auto"),
-        "<DataLoader: list of 10 samples; batches of 1; in the order of RandomSampler; 1 worker process, a "
-        "number found automatically; on cpu>",
+    (
+        NUMBERS,
+        {"batch_sampler": DistributedBatchSampler(NUMBERS, 2, 1, 0)},
+        "list of 10 samples; batches of DistributedBatchSampler; in its order; no workers; on cpu",
     ),
-    "batch sampler": (
-        lambda: load(NUMBERS, batch_sampler=DistributedBatchSampler(NUMBERS, 2, 1, 0)),
-        "<DataLoader: list of 10 samples; batches of DistributedBatchSampler; in its order; no workers; "
-        "on cpu>",
+    (
+        NUMBERS,
+        {"batch_size": 2, "shard": (1, 4)},
+        "list of 10 samples; batches of 2; in the dataset's order; rank 1 of 4; no workers; on cpu",
     ),
-    "a rank": (
-        lambda: load(NUMBERS, batch_size=2, shard=(1, 4)),
-        "<DataLoader: list of 10 samples; batches of 2; in the dataset's order; rank 1 of 4; no workers; "
-        "on cpu>",
+    (
+        Unmeasured(None),
+        {"sampler": [1]},
+        "Unmeasured; batches of 1; in the order of list; no workers; on cpu",
     ),
-    "a failing length": (
-        lambda: load(Unmeasured(None), sampler=[1]),
-        "<DataLoader: Unmeasured; batches of 1; in the order of list; no workers; on cpu>",
+    (
+        {"x": [1, 2, 3], "name": ["a", "b", "c"]},  # described by its rows
+        {"batch_size": 2},
+        "dict of 3 samples; batches of 2; in the dataset's order; no workers; on cpu",
     ),
-}
+]
 
 
-@pytest.mark.parametrize("case", DESCRIBED)
-def test_its_description(case):
-    make, text = DESCRIBED[case]
-    assert repr(make()) == text
+@pytest.mark.parametrize(("dataset", "options", "text"), DESCRIBED)
+def test_its_description(dataset, options, text):
+    assert repr(load(dataset, **options)) == f"<DataLoader: {text}>"
 
 
 class Squares:
@@ -287,15 +262,13 @@ class TestCopies:
         next(unfinished)
         again = make(loader)
         assert type(again) is DataLoader
+        assert (again.dataset is loader.dataset) is (make is copy.copy)
         for name in ("batch_size", "drop_last", "num_workers", "collate_fn", "worker_init_fn", "in_order"):
             assert getattr(again, name) == getattr(loader, name), name
         assert repr(again) == repr(loader)
         assert values(again) == first
-        assert values(again) == [[*batch] for batch in again_second(loader)]
-
-    def test_its_data_set_is_copied_or_shared_as_the_copy_says(self, make):
-        loader = load(Squares())
-        assert (make(loader).dataset is loader.dataset) is (make is copy.copy)
+        loader.set_epoch(1)
+        assert values(again) == values(loader)
 
     def test_the_seed_drawn_from_a_generator_stays(self, make):
         loader = DataLoader(NUMBERS, 4, True, generator=np.random.default_rng(5))
@@ -313,14 +286,3 @@ class TestCopies:
     def test_an_iterable_data_set(self, make):
         loader = DataLoader(Counting(3), 2, places="cpu")
         assert values(make(loader)) == [[0, 1], [2]]
-
-
-def again_second(loader):
-    """Return the batches of the loader's second epoch."""
-    loader.set_epoch(1)
-    return values(loader)
-
-
-def test_a_dict_of_columns_is_described_by_its_rows():
-    loader = load({"x": [1, 2, 3], "name": ["a", "b", "c"]}, batch_size=2)
-    assert repr(loader).startswith("<DataLoader: dict of 3 samples; batches of 2; ")

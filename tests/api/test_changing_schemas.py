@@ -7,16 +7,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuloader import DataLoader, Dataset, IterableDataset, SampleError, cpu_places, data, get_worker_info
+from gpuloader import DataLoader, IterableDataset, SampleError, cpu_places, data, get_worker_info
 from gpuloader.testing import simulated_places
 from gpuloader.transforms import Cast, Normalize
 from tests.fakes import nothing_left_behind
-from tests.loading import load
-from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, Made, assert_same, name_workers, stack
+from tests.loading import load, resume
+from tests.sample_sets import (
+    INLINE,
+    ONE_THREAD,
+    PROCESSES,
+    THREADS,
+    Made,
+    MadeAtOnce,
+    assert_same,
+    name_workers,
+    stack,
+)
 
 ALL = [INLINE, ONE_THREAD, THREADS, PROCESSES, {**PROCESSES, "persistent_workers": True}]
-KINDS = ["map-style", "at once", "iterable"]
+KINDS = {
+    "map-style": lambda: Made(make_sample, len(LENGTHS)),
+    "at once": lambda: MadeAtOnce(make_sample, len(LENGTHS)),
+    "iterable": lambda: Stream(),
+}
 by_workers = pytest.mark.parametrize("workers", ALL, ids=lambda one: f"{name_workers(one)} {len(one)}")
+by_kinds = pytest.mark.parametrize("workers", [INLINE, THREADS, PROCESSES], ids=name_workers)
 
 LENGTHS = [3, 3, 5, 5, 3, 3, 1, 1, 400, 400, 5, 5, 3, 3]
 """The shapes of samples: both of a batch of two have one, and the next batch often another."""
@@ -26,19 +41,9 @@ def make_sample(index):
     """Return a sample whose shapes, dtypes and keys depend on its batch."""
     length, turn = LENGTHS[index], index // 2
     sample = {"x": np.full((length, 2), index, "fd"[turn % 2]), "y": (turn / 2, turn)[turn % 2]}
-    if turn % 3 == 0:
-        sample["name"] = (f"{index}", np.arange(length))
-    if turn % 3 == 1:
-        sample["name"] = np.int16(index)
+    if turn % 3 < 2:
+        sample["name"] = np.int16(index) if turn % 3 else (f"{index}", np.arange(length))
     return sample if turn % 4 else dict(reversed(sample.items()))
-
-
-class AtOnce(Dataset):
-    def __len__(self):
-        return len(LENGTHS)
-
-    def __getitems__(self, indices):
-        return [make_sample(index) for index in indices]
 
 
 class Stream(IterableDataset):
@@ -56,12 +61,6 @@ class Stream(IterableDataset):
             yield self.make(2 * pair + 1)
 
 
-def make_dataset(kind):
-    return {"map-style": lambda: Made(make_sample, len(LENGTHS)), "at once": AtOnce, "iterable": Stream}[
-        kind
-    ]()
-
-
 def pairs():
     return [stack([make_sample(index), make_sample(index + 1)]) for index in range(0, len(LENGTHS), 2)]
 
@@ -71,7 +70,7 @@ def pairs():
 def test_every_batch_may_have_another_schema(workers, kind):
     """In three epochs; a worker that has seen other batches settles no other schemas."""
     with nothing_left_behind():
-        loader = load(make_dataset(kind), batch_size=2, **workers)
+        loader = load(KINDS[kind](), batch_size=2, **workers)
         for _ in range(3):
             assert_same(list(loader), pairs())
         loader.close()
@@ -92,48 +91,29 @@ def test_buckets(workers):
 @by_workers
 def test_a_loader_resumes_where_another_was(workers, kind):
     """The batches after the state do not depend on the ones before it."""
-    options = {"places": "cpu", "batch_size": 2, **workers}
     for received in (1, 4, 6):
-        first = DataLoader(make_dataset(kind), seed=1, **options)
-        epoch = iter(first)
-        for _ in range(received):
-            next(epoch)
-        state = first.state_dict()
-        epoch.close()
-        second = DataLoader(make_dataset(kind), seed=1, **options)
-        second.load_state_dict(state)
-        assert_same(list(second), pairs()[received:])
-        for loader in (first, second):
-            loader.close()
+        before, again = resume(lambda: load(KINDS[kind](), batch_size=2, seed=1, **workers), received)
+        assert_same([*before, *again], pairs())
+        again.close()
 
 
-class Lengths(Dataset):
-    """Samples of given lengths and dtypes; the value is the index."""
-
-    def __init__(self, kinds):
-        self.kinds = kinds
-
-    def __len__(self):
-        return len(self.kinds)
-
-    def __getitem__(self, index):
-        length, dtype = self.kinds[index]
-        return {"x": np.full(length, index, dtype), "n": index}
+KINDS_OF_SAMPLES = st.tuples(st.integers(0, 3), st.sampled_from(["i2", "i8", "f4", "f8"]))
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["i2", "i8", "f4", "f8"])), min_size=1, max_size=8),
-    st.integers(1, 3),
-)
+@given(st.lists(KINDS_OF_SAMPLES, min_size=1, max_size=8), st.integers(1, 3))
 @settings(deadline=None, max_examples=40)
 def test_batches_depend_on_their_own_samples_only(kinds, size):
     """Every batch is what it would be in a loader of its own, and so is every error."""
-    dataset = Lengths(kinds)
+
+    def make(index):
+        length, dtype = kinds[index]
+        return {"x": np.full(length, index, dtype), "n": index}
+
+    dataset = Made(make, len(kinds))
     outcomes = []
     for start in range(0, len(kinds), size):
-        batch = range(start, min(start + size, len(kinds)))
         try:
-            outcomes += list(load(dataset, batch_sampler=[batch]))
+            outcomes += load(dataset, batch_sampler=[range(start, min(start + size, len(kinds)))])
         except SampleError as error:
             outcomes.append(error.problem)
     good = list(itertools.takewhile(lambda outcome: not isinstance(outcome, str), outcomes))
@@ -143,23 +123,22 @@ def test_batches_depend_on_their_own_samples_only(kinds, size):
         if len(good) < len(outcomes):
             with pytest.raises(SampleError) as caught:
                 next(epoch)
-            assert caught.value.problem == outcomes[len(good)]
-            assert caught.value.batch == len(good)
+            assert (caught.value.problem, caught.value.batch) == (outcomes[len(good)], len(good))
 
 
 @by_workers
 def test_samples_of_one_batch_must_agree(workers):
     """The error names the ways out: ragged, pad, and batches of samples of equal length."""
-    samples = [np.zeros(3), np.zeros(3), np.zeros(4), np.zeros(4), np.zeros(4), np.zeros(5)]
-    epoch = iter(load(samples, batch_size=2, **workers))
+    epoch = iter(load([np.zeros(length) for length in (3, 3, 4, 4, 4, 5)], batch_size=2, **workers))
     assert [next(epoch).shape for _ in range(2)] == [(2, 3), (2, 4)]
-    message = (
-        r"expected shape \(4,\) as in the batch's first sample, got \(5,\); if its length varies, name the"
-    )
-    with pytest.raises(SampleError, match=rf"{message} field in ragged, .* \(bucketing\)") as caught:
+    message = r"expected shape \(4,\) as in the batch's first sample, got \(5,\); if its length varies, name"
+    with pytest.raises(SampleError, match=rf"{message} the field in ragged, .* \(bucketing\)") as caught:
         next(epoch)
     assert (caught.value.batch, caught.value.index, caught.value.dataset_index) == (2, 1, 5)
     epoch.close()
+    samples = [{"words": [1] * (number + 1), "name": f"n{number}"} for number in range(4)]
+    batches = load(samples, batch_size=2, ragged=["words"], **workers)
+    assert [batch["name"] for batch in batches] == [["n0", "n1"], ["n2", "n3"]]
 
 
 @by_workers
@@ -178,64 +157,49 @@ def test_a_feed_list_still_fixes_dtype_and_dimensions(workers):
     epoch.close()
 
 
-@pytest.mark.parametrize("places", ["cpu", "simulated"])
-@pytest.mark.parametrize("workers", [INLINE, THREADS, PROCESSES], ids=name_workers)
+@pytest.mark.parametrize("places", ["cpu", simulated_places(1, seed=3)], ids=["cpu", "simulated"])
+@by_kinds
 def test_transforms_are_planned_for_every_schema(workers, places):
     """Also for two fields of the same shapes under other names."""
 
     def make(index):
         turn = index // 2
-        shape = (2, 1 + turn % 2, 3)
         names = ("a", "b") if turn % 4 < 2 else ("b", "a")
-        return {names[0]: np.full(shape, index, "u1"), names[1]: np.full(shape, index + 100, "u1")}
+        return {name: np.full((2, 1 + turn % 2, 3), index + 100 * at, "u1") for at, name in enumerate(names)}
 
-    loader = DataLoader(
-        Made(make, 16),
-        places=simulated_places(1, seed=3) if places == "simulated" else "cpu",
-        batch_size=2,
-        transforms=[Normalize("a", mean=1, std=2, layout="CHW"), Cast("b", "int16")],
-        **workers,
-    )
+    steps = [Normalize("a", mean=1, std=2, layout="CHW"), Cast("b", "int16")]
+    loader = DataLoader(Made(make, 16), places=places, batch_size=2, transforms=steps, **workers)
     for _ in range(2):
         for number, batch in enumerate(loader):
             samples = stack([make(2 * number), make(2 * number + 1)])
             assert list(batch) == list(samples)
-            wanted = (samples["a"].astype("f4") - 1) / 2
-            assert_same(np.asarray(batch["a"]), wanted)
+            assert_same(np.asarray(batch["a"]), (samples["a"].astype("f4") - 1) / 2)
             assert_same(np.asarray(batch["b"]), samples["b"].astype("i2"))
 
 
-@pytest.mark.parametrize("workers", [INLINE, THREADS, PROCESSES], ids=name_workers)
+SHARDS = {"places": cpu_places(2), "split": "shards", "batch_size": 4}
+
+
+@by_kinds
 def test_shards_of_batches_of_any_shape(workers):
     samples = [np.full(length, index) for index, length in enumerate(np.repeat([3, 1, 4], 4))]
-    options = {"places": cpu_places(2), "split": "shards", "batch_size": 4}
-    loader = DataLoader(samples, **options, **workers)
-    steps = [[part.tolist() for part in step] for step in loader]
-    assert steps == [
-        [[samples[index].tolist() for index in part] for part in ((at, at + 1), (at + 2, at + 3))]
-        for at in (0, 4, 8)
-    ]
+    parts = [part.tolist() for step in DataLoader(samples, **SHARDS, **workers) for part in step]
+    assert parts == [[sample.tolist() for sample in samples[at : at + 2]] for at in range(0, 12, 2)]
 
 
 @pytest.mark.parametrize(
     ("first", "second", "message"),
     [
-        (
-            np.zeros(3),
-            np.zeros(4),
-            r"field '0': expected shape \(3,\) and dtype float64 .*, got shape \(4,\)",
-        ),
+        (np.zeros(3), np.zeros(4), r"'0': expected shape \(3,\) and dtype float64 .*, got shape \(4,\)"),
         (1, 0.5, r"field '0': expected shape \(\) and dtype int64 .* dtype float64"),
         ({"a": 1}, {"b": 1}, r"expected a dict with the keys \['a'\] .* got a dict with the keys \['b'\]"),
         ((1, "a"), (1, 2), r"expected a tuple of 2 with the array fields \['0'\] .* \['0', '1'\]"),
     ],
 )
-@pytest.mark.parametrize("workers", [INLINE, THREADS, PROCESSES], ids=name_workers)
+@by_kinds
 def test_the_parts_of_one_batch_must_agree(workers, first, second, message):
     """With one place, they would have to agree as well: a step is one batch for any number of places."""
-    samples = [first, first, first, first, first, first, second, second]
-    loader = DataLoader(samples, places=cpu_places(2), split="shards", batch_size=4, **workers)
-    epoch = iter(loader)
+    epoch = iter(DataLoader([first] * 6 + [second] * 2, **SHARDS, **workers))
     next(epoch)
     with pytest.raises(SampleError, match=f"{message}.*bucketing") as caught:
         next(epoch)
@@ -265,9 +229,3 @@ def test_a_ranks_batches_may_have_any_shape(workers):
         loader = load(Stream(make, 12), batch_size=2, shard=(rank, 2), uneven="drop", seed=1, **workers)
         wanted = [np.stack([make(first), make(first + 2)]) for first in range(rank, 12, 4)]
         assert_same(list(loader), wanted)
-
-
-def test_text_stands_beside_sequences_of_its_own_sample():
-    samples = [{"words": [1] * (number + 1), "name": f"n{number}"} for number in range(4)]
-    batches = load(samples, batch_size=2, ragged=["words"])
-    assert [batch["name"] for batch in batches] == [["n0", "n1"], ["n2", "n3"]]

@@ -2,6 +2,7 @@
 
 import collections
 import gc
+import itertools
 import weakref
 
 import numpy as np
@@ -134,14 +135,7 @@ def test_every_form_of_sample_from_processes():
         loader._epochs._idle.clear()
 
 
-@pytest.mark.parametrize("kind", [dict, collections.OrderedDict, collections.UserDict, collections.Counter])
-def test_mappings_keep_their_class(kind):
-    [batch] = load([kind({"a": 1}), kind({"a": 2})], batch_size=2)
-    assert type(batch) is kind
-    assert batch["a"].tolist() == [1, 2]
-
-
-def test_a_class_that_cannot_be_made_again_becomes_a_plain_one():
+def test_containers_keep_their_class_if_it_can_be_made_again():
     class Odd(tuple):
         def __new__(cls, *values):
             if len(values) != 2:
@@ -155,6 +149,10 @@ def test_a_class_that_cannot_be_made_again_becomes_a_plain_one():
         def update(self, entries):
             raise RuntimeError("fixed")
 
+    for kind in (dict, collections.OrderedDict, collections.UserDict, collections.Counter):
+        [batch] = load([kind({"a": 1}), kind({"a": 2})], batch_size=2)
+        assert type(batch) is kind
+        assert batch["a"].tolist() == [1, 2]
     [batch] = load([(Odd(1, 2), Fixed())])
     assert_same(batch, [[np.array([1]), np.array([2])], {"a": np.array([3])}])
     [batch] = load([1], collate_fn=lambda samples: (Odd(1, np.zeros(1)), Fixed()))
@@ -164,27 +162,23 @@ def test_a_class_that_cannot_be_made_again_becomes_a_plain_one():
 @by_workers
 @pytest.mark.parametrize(("drop_last", "sizes"), [(False, [3, 3, 1]), (True, [3, 3])])
 def test_the_last_short_batch(workers, drop_last, sizes):
-    options = {"places": "cpu", "batch_size": 3, "drop_last": drop_last, **workers}
     for dataset in (Made(lambda index: (index, "x")), TensorDataset(np.arange(7)), Counting(7)):
         if isinstance(dataset, Counting) and workers["num_workers"] > 1:
             continue  # every worker ends with its own short batch
-        loader = DataLoader(dataset, **options)
-        found = list(loader)
-        assert [len(batch if isinstance(batch, np.ndarray) else batch[0]) for batch in found] == sizes
+        loader = load(dataset, batch_size=3, drop_last=drop_last, **workers)
+        found = [batch if isinstance(batch, np.ndarray) else batch[0] for batch in loader]
+        assert [len(batch) for batch in found] == sizes
         if not isinstance(dataset, Counting):
             assert len(loader) == len(sizes)
 
 
 @by_workers
 def test_without_batches_samples_come_one_by_one(workers):
-    samples = [
-        (np.full(index, index), f"{index}", index, {"x": np.zeros((index, 2), ">i2")}) for index in range(4)
-    ]
-    loader = load(samples, batch_size=None, **workers)
-    wanted = [
-        [np.full(index, index), f"{index}", index, {"x": np.zeros((index, 2), "i2")}] for index in range(4)
-    ]
-    assert_same(list(loader), wanted)
+    def make(index, code):
+        return [np.full(index, index), f"{index}", index, {"x": np.zeros((index, 2), code)}]
+
+    loader = load([tuple(make(index, ">i2")) for index in range(4)], batch_size=None, **workers)
+    assert_same(list(loader), [make(index, "i2") for index in range(4)])
     assert len(loader) == 4
     assert loader.batch_size is None
     assert_same(list(load(iter([1, 0.5]), batch_size=None)), [1, 0.5])
@@ -204,46 +198,42 @@ def test_without_batches_samples_are_converted_to_feeds():
     assert len(second[2]) == 0
 
 
+def lengthen(samples):
+    return Ragged.from_samples([[number] * number for number in samples], "int64")
+
+
 COLLATIONS = {
-    "array": (lambda samples: np.array(samples), lambda samples: np.array(samples)),
-    "tuple": (lambda samples: (np.array(samples), len(samples)),) * 2,
-    "dict": (lambda samples: {"x": np.array(samples), "note": "n"},) * 2,
-    "varying shape": (lambda samples: np.zeros((sum(samples), len(samples))),) * 2,
-    "varying dtype": (lambda samples: np.array(samples, "fi"[samples[0] % 2]),) * 2,
-    "varying form": (lambda samples: [np.zeros(2)] * samples[0],) * 2,
-    "text": (lambda samples: "text",) * 2,
-    "none": (lambda samples: None,) * 2,
-    "number": (lambda samples: len(samples),) * 2,
-    "object": (lambda samples: Thing(len(samples)),) * 2,
-    "the list": (lambda samples: samples,) * 2,
-    "nested": (lambda samples: {"a": [(np.array(samples), "q"), {1: Pair(1.5, np.float32(2))}]},) * 2,
-    "empty list": (lambda samples: [],) * 2,
-    "empty dict": (lambda samples: {},) * 2,
+    "array": lambda samples: np.array(samples),
+    "tuple": lambda samples: (np.array(samples), len(samples)),
+    "dict": lambda samples: {"x": np.array(samples), "note": "n"},
+    "varying shape": lambda samples: np.zeros((sum(samples), len(samples))),
+    "varying dtype": lambda samples: np.array(samples, "fi"[samples[0] % 2]),
+    "varying form": lambda samples: [np.zeros(2)] * samples[0],
+    "text": lambda samples: "text",
+    "none": lambda samples: None,
+    "number": len,
+    "object": lambda samples: Thing(len(samples)),
+    "the list": lambda samples: samples,
+    "nested": lambda samples: {"a": [(np.array(samples), "q"), {1: Pair(1.5, np.float32(2))}]},
+    "empty list": lambda samples: [],
+    "empty dict": lambda samples: {},
 }
 
 
-@pytest.mark.parametrize("case", COLLATIONS)
-@by_workers
+IN_PROCESSES = [(case, PROCESSES) for case in ("nested", "varying form", "object")]
+
+
+@pytest.mark.parametrize(
+    ("case", "workers"), [*itertools.product(COLLATIONS, WORKERS), *IN_PROCESSES], ids=str
+)
 def test_a_collate_fn_may_return_anything(case, workers):
-    collate_fn, wanted = COLLATIONS[case]
-    loader = load(Made(lambda index: index), batch_size=3, collate_fn=collate_fn, **workers)
-    assert_same(list(loader), [wanted(part) for part in ([0, 1, 2], [3, 4, 5], [6])])
-
-
-def test_a_collate_fn_in_processes():
-    for case in ("nested", "varying form", "object"):
-        collate_fn, wanted = COLLATIONS[case]
-        loader = load(Made(lambda index: index), batch_size=3, collate_fn=collate_fn, **PROCESSES)
-        assert_same(list(loader), [wanted(part) for part in ([0, 1, 2], [3, 4, 5], [6])])
-
-
-def test_a_collate_fn_may_return_ragged():
-    def collate(samples):
-        return {"words": Ragged.from_samples([[number] * number for number in samples], "int64"), "n": 3}
-
-    [batch] = load([1, 2, 0], batch_size=3, collate_fn=collate)
-    assert batch["words"].values.tolist() == [1, 2, 2]
-    assert batch["words"].recursive_sequence_lengths() == [[1, 2, 0]]
+    collate = COLLATIONS[case]
+    loader = load(Made(lambda index: index), batch_size=3, collate_fn=collate, **workers)
+    assert_same(list(loader), [collate(part) for part in ([0, 1, 2], [3, 4, 5], [6])])
+    if case == "dict":
+        [batch] = load([1, 2, 0], batch_size=3, collate_fn=lambda samples: {"words": lengthen(samples)})
+        assert batch["words"].values.tolist() == [1, 2, 2]
+        assert batch["words"].recursive_sequence_lengths() == [[1, 2, 0]]
 
 
 @by_workers
@@ -264,45 +254,31 @@ def test_indices_of_any_kind():
     assert values(load(dataset, sampler=["dog", "cat"], batch_size=2)) == [[2, 1]]
     for indices in (np.array([3, 1]), (3, 1), range(3, 0, -2), iter([3, 1]), [np.int32(3), 1]):
         assert values(load(list(range(5)), batch_sampler=[indices])) == [[3, 1]]
-
-
-def test_data_sets_get_pythons_own_integers():
-    seen = []
-    dataset = Made(lambda index: seen.append(type(index)) or 0)
+    seen = set()
     for options in ({}, {"shuffle": True}, {"batch_sampler": [np.array([1, 2])]}):
-        list(load(dataset, **options))
-    assert set(seen) == {int}
+        list(load(Made(lambda index: seen.add(type(index)) or 0), **options))
+    assert seen == {int}  # Python's own
 
 
 @by_workers
-def test_several_places_take_turns(workers):
-    loader = DataLoader(Made(lambda index: index, 10), places=cpu_places(3), batch_size=2, **workers)
-    steps = [values(step) for step in loader]
-    assert steps == [[[0, 1], [2, 3], [4, 5]], [[6, 7], [8, 9]]]
-    assert len(loader) == 2
-    dropping = DataLoader(
-        Made(lambda index: index, 10), places=cpu_places(3), batch_size=2, drop_last=True, **workers
-    )
-    assert [values(step) for step in dropping] == steps[:1]
-    assert len(dropping) == 1
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_several_places_take_turns(workers, drop_last):
+    loader = load(range(10), places=cpu_places(3), batch_size=2, drop_last=drop_last, **workers)
+    wanted = [[[0, 1], [2, 3], [4, 5]], [[6, 7], [8, 9]]][: 2 - drop_last]
+    assert [values(step) for step in loader] == wanted
+    assert len(loader) == len(wanted)
 
 
 @pytest.mark.parametrize("workers", [INLINE, THREADS], ids=name_workers)
-def test_places_that_are_copied_to(workers):
+@pytest.mark.parametrize("count", [1, 2])
+def test_places_that_are_copied_to(workers, count):
     dataset = Made(lambda index: {"x": np.full((2, 2), index), "name": f"{index}", "y": index})
-    places = simulated_places(2)
-    loader = DataLoader(dataset, places=places, batch_size=2, **workers)
     seen = []
-    for step in loader:
-        for batch in step:
+    for step in DataLoader(dataset, places=simulated_places(count), batch_size=2, **workers):
+        for batch in [step] if count == 1 else step:
             assert np.asarray(batch["x"])[:, 0, 0].tolist() == np.asarray(batch["y"]).tolist()
             seen.append((np.asarray(batch["y"]).tolist(), batch["name"]))
     assert seen == [([0, 1], ["0", "1"]), ([2, 3], ["2", "3"]), ([4, 5], ["4", "5"]), ([6], ["6"])]
-    [place] = simulated_places(1)
-    assert [np.asarray(batch).tolist() for batch in DataLoader([5, 6, 7], places=place, batch_size=2)] == [
-        [5, 6],
-        [7],
-    ]
 
 
 @by_workers
@@ -355,18 +331,14 @@ def test_a_batch_is_freed_with_its_last_view():
     assert all(thing() is None for thing in things)
 
 
-def test_calling_a_loader_begins_an_epoch():
-    loader = load(Made(lambda index: index, 5), batch_size=2)
-    assert [next(loader()).tolist() for _ in range(2)] == [[0, 1], [0, 1]]
-    assert values(loader()) == [[0, 1], [2, 3], [4]]
-
-
-def test_the_length_of_an_epoch():
-    loader = load(Made(lambda index: index, 5), batch_size=2)
+def test_an_epoch_has_a_length_and_a_call_begins_it():
+    loader = load(range(5), batch_size=2)
     epoch = iter(loader)
     assert len(epoch) == len(loader()) == 3
     next(epoch)
     assert len(epoch) == 3  # of all of it, as in Paddle and PyTorch
+    assert [next(loader()).tolist() for _ in range(2)] == [[0, 1], [0, 1]]
+    assert values(loader()) == [[0, 1], [2, 3], [4]]
     items = iter(load(iter(range(5))))
     with pytest.raises(TypeError, match="no length"):
         len(items)
@@ -379,16 +351,13 @@ def test_an_array_data_set_of_any_memory_order():
     strange = [rows, rows.T[:4], rows[::-1], rows.astype(">i4"), np.asfortranarray(rows), rows[:, ::2]]
     unaligned = np.zeros(4 * 8 + 1, np.uint8)[1:].view(np.float64)
     unaligned[:] = range(4)
-    for arrays in ([one] for one in [*strange, unaligned]):
-        dataset = TensorDataset(*arrays)
+    for array in [*strange, unaligned]:
+        dataset = TensorDataset(array)
         for part in (dataset, Subset(dataset, [3, 1, 1, -4])):
-            wanted = [stack([part[index] for index in indices]) for indices in ([2, 0, 3], [1])]
-            loader = load(part, batch_sampler=[[2, 0, 3], [1]])
-            assert_same(list(loader), wanted)
-            assert_same(
-                list(load(part, batch_size=3)),
-                [stack([part[index] for index in indices]) for indices in ([0, 1, 2], [3])],
-            )
+            for batches in ([[2, 0, 3], [1]], [range(3), range(3, 4)]):
+                wanted = [stack([part[index] for index in indices]) for indices in batches]
+                assert_same(list(load(part, batch_sampler=batches)), wanted)
+            assert_same(list(load(part, batch_size=3)), wanted)
 
 
 @pytest.mark.parametrize("reads_ahead", [True, False, "thread"])

@@ -7,6 +7,7 @@ from gpuloader import DataLoader, Dataset, IterableDataset, LoaderError, SampleE
 from gpuloader.errors import Misuse, QueueClosed
 from gpuloader.reader import buffered
 from tests.fakes import loader_threads, nothing_left_behind
+from tests.loading import load, read_batches
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, Made, name_workers
 
 AHEAD = [True, False, "thread"]
@@ -14,8 +15,12 @@ by_workers = pytest.mark.parametrize("workers", [INLINE, ONE_THREAD, PROCESSES],
 
 
 def read(reader, ahead=True):
-    loader = DataLoader.from_generator(capacity=2, return_list=True, use_double_buffer=ahead)
-    return loader.set_batch_generator(reader, places="cpu")
+    return read_batches(reader, use_double_buffer=ahead)
+
+
+def resume(loader, state):
+    loader.load_state_dict(state)
+    return list(loader)
 
 
 class Items(IterableDataset):
@@ -40,14 +45,11 @@ class TestALoaderThatReadsItself:
             assert not loader_threads()
 
     @pytest.mark.parametrize("options", [INLINE, ONE_THREAD, {"use_buffer_reader": False}])
-    def test_as_an_iterable_dataset(self, options):
-        loader = DataLoader(Items(lambda: loader), places="cpu", **options)
+    def test_as_a_dataset(self, options):
+        loader = load(Items(lambda: loader), **options)
         with nothing_left_behind(), pytest.raises(Misuse, match="an epoch of the same loader"):
             next(iter(loader))
-
-    @pytest.mark.parametrize("options", [INLINE, ONE_THREAD, {"use_buffer_reader": False}])
-    def test_as_a_map_style_dataset(self, options):
-        loader = DataLoader(Made(lambda _: next(iter(loader))), places="cpu", **options)
+        loader = load(Made(lambda _: next(iter(loader))), **options)
         with nothing_left_behind():
             with pytest.raises(SampleError, match="an epoch of the same loader") as caught:
                 next(iter(loader))
@@ -55,24 +57,16 @@ class TestALoaderThatReadsItself:
             del caught
 
     def test_in_worker_processes(self):
-        loader = DataLoader(Nesting(), places="cpu", num_workers=1, start_method="fork")
         with pytest.raises(SampleError, match=r"worker processes are nested 4 deep.*use num_workers=0"):
-            next(iter(loader))
+            next(iter(load(Nesting(), num_workers=1, start_method="fork")))
 
     @pytest.mark.parametrize("ahead", AHEAD)
-    def test_another_loader_is_fine(self, ahead):
-        inner = read(lambda: iter([[np.zeros(2)], [np.ones(2)]]), ahead)
-
-        def reader():
-            for [batch] in inner:
-                yield [batch + 1]
-
+    def test_another_loader_or_two_epochs_are_fine(self, ahead):
+        inner = read(lambda: iter([[np.zeros(1)], [np.ones(1)]]), ahead)
         for _ in range(2):
-            assert [batch.tolist() for [batch] in read(reader, ahead)] == [[1, 1], [2, 2]]
-
-    def test_two_epochs_of_one_loader_in_the_loop_are_fine(self):
-        loader = read(lambda: iter([[np.zeros(1)], [np.ones(1)]]))
-        pairs = [(float(one[0]), float(other[0])) for [one] in loader for [other] in loader]
+            outer = read(lambda: ([batch + 1] for [batch] in inner), ahead)
+            assert [batch.tolist() for [batch] in outer] == [[1], [2]]
+        pairs = [(float(one[0]), float(other[0])) for [one] in inner for [other] in inner]
         assert pairs == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
@@ -81,7 +75,7 @@ class Nesting(Dataset):
         return 1
 
     def __getitem__(self, index):
-        (batch,) = DataLoader(Nesting(), places="cpu", num_workers=1, start_method="fork")
+        (batch,) = load(Nesting(), num_workers=1, start_method="fork")
         return batch
 
 
@@ -108,31 +102,22 @@ class TestQueueClosedOfTheUsersOwn:
     @by_workers
     def test_in_a_dataset(self, workers):
         for dataset in (Items(one_and_stop), Made(lambda index: [np.zeros(1)] if not index else stop())):
-            epoch = iter(DataLoader(dataset, places="cpu", **workers))
+            epoch = iter(load(dataset, **workers))
             next(epoch)
             with pytest.raises(SampleError, match="the dataset raised QueueClosed: mine"):
                 list(epoch)  # each worker has a first item
 
     @by_workers
-    def test_in_a_sampler(self, workers):
-        def sampler():
-            yield 0
+    @pytest.mark.parametrize(("name", "first"), [("sampler", 0), ("batch_sampler", [0])])
+    def test_in_a_sampler(self, workers, name, first):
+        def indices():
+            yield first
             stop()
 
-        def batches():
-            yield [0]
-            stop()
-
-        for options in ({"sampler": sampler()}, {"batch_sampler": batches()}):
-            epoch = iter(DataLoader(Made(np.arange), places="cpu", **options, **workers))
+        epoch = iter(load(Made(np.arange), **{name: indices()}, **workers))
+        next(epoch)
+        with pytest.raises(LoaderError, match="the sampler or batch sampler raised QueueClosed: mine"):
             next(epoch)
-            with pytest.raises(LoaderError, match="the sampler or batch sampler raised QueueClosed: mine"):
-                next(epoch)
-
-
-def resume(loader, state):
-    loader.load_state_dict(state)
-    return list(loader)
 
 
 class Stateful:
@@ -164,29 +149,27 @@ class TestStates:
             resume(read(reader, ahead), {**state, "batches": 4})
 
     def test_the_last_batch_of_samples_may_have_been_incomplete(self):
-        def load(batches):
-            loader = DataLoader.from_generator(capacity=2, return_list=True)
-            loader.set_sample_generator(
-                lambda: iter([(np.zeros(1),)] * 5), batch_size=2, drop_last=False, places="cpu"
-            )
+        def read_from(batches):
+            loader, samples = DataLoader.from_generator(capacity=2), [(np.zeros(1),)] * 5
+            loader.set_sample_generator(lambda: samples, batch_size=2, drop_last=False, places="cpu")
             return resume(loader, {"version": 1, "epoch": 0, "batches": batches})
 
-        assert load(3) == []
+        assert read_from(3) == []
         with pytest.raises(ValueError, match=r"the reader ended after 5 items, but the state was .* 8"):
-            load(4)
+            read_from(4)
 
     @by_workers
     def test_a_state_beyond_the_end_of_an_iterable_dataset(self, workers):
         count = max(workers["num_workers"], 1)
 
-        def load(batches):
-            loader = DataLoader(Items(lambda: range(5)), places="cpu", batch_size=2, **workers)
+        def read_from(batches):
             state = {"version": 1, "epoch": 0, "batches": batches * count, "seed": 1, "batch_size": 2}
-            return resume(loader, {**state, "workers": [[batches, None]] * count, "turn": 0})
+            state |= {"workers": [[batches, None]] * count, "turn": 0}
+            return resume(load(Items(lambda: range(5)), batch_size=2, **workers), state)
 
-        assert load(3) == []
+        assert read_from(3) == []
         with pytest.raises(ValueError, match=r"the dataset ended after 5 items, but the state was .* 8"):
-            load(4)
+            read_from(4)
 
     @by_workers
     def test_a_state_beyond_the_end_of_a_sampler_without_a_length(self, workers):
@@ -194,16 +177,13 @@ class TestStates:
             def __iter__(self):
                 return iter([[0], [1], [2], [3]])
 
-        def load(batches):
-            loader = DataLoader(Made(np.arange, 4), places="cpu", batch_sampler=Batches(), **workers)
-            next(epoch := iter(loader))
-            state = loader.state_dict()
-            epoch.close()
-            return resume(loader, {**state, "batches": batches})
+        def read_from(batches):
+            loader = load(Made(np.arange, 4), batch_sampler=Batches(), **workers)
+            return resume(loader, {**loader.state_dict(), "batches": batches})
 
-        assert load(4) == []
+        assert read_from(4) == []
         with pytest.raises(ValueError, match="the batch sampler ended after"):
-            load(8)
+            read_from(8)
 
     def test_the_state_of_a_stateful_reader_does_not_load_into_a_plain_one(self):
         loader = read(Stateful())

@@ -16,7 +16,7 @@ from gpuloader.batches import rows as gradual
 from gpuloader.testing import simulated_places
 from tests.fakes import nothing_left_behind
 from tests.loading import load
-from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, assert_same, name_workers
+from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, assert_same, name_workers, stack
 
 HUGE = 10**9
 NBYTES = 400 << 20
@@ -76,46 +76,43 @@ def count_read(capacity=2, **options):
     yield from (len(batch) for (batch,) in loader)
 
 
+def depths(factor):
+    """Return loaders with this prefetch_factor."""
+    return {
+        "depth, in a process": lambda: count(Counted(), prefetch_factor=factor, **PROCESS),
+        "depth, in a thread": lambda: count(Counted(), prefetch_factor=factor, **ONE_THREAD),
+        "depth": lambda: count(Counted(), prefetch_factor=factor),
+        "depth of items, in a process": lambda: count(stream(), prefetch_factor=factor, **PROCESS),
+        "depth of items, in a thread": lambda: count(stream(), prefetch_factor=factor, **ONE_THREAD),
+    }
+
+
 PROCESS = {"num_workers": 1}
-THREAD = {"num_workers": 1, "worker_type": "thread"}
 CASES = {
     "a batch, in a process": lambda: count(Counted(), batch_size=HUGE, **PROCESS),
     "a batch of a range, in a process": lambda: count(range(20), batch_size=HUGE, **PROCESS),
-    "a batch, in a thread": lambda: count(Counted(), batch_size=HUGE, **THREAD),
+    "a batch, in a thread": lambda: count(Counted(), batch_size=HUGE, **ONE_THREAD),
     "a batch": lambda: count(Counted(), batch_size=HUGE),
     "a batch of items": lambda: count(stream(), batch_size=10**7),
     "a batch of items, in a process": lambda: count(stream(), batch_size=10**7, **PROCESS),
     "a batch of items with text": lambda: count(map(str, range(20)), batch_size=HUGE),
     "a reader's batch": lambda: count_read(batch_size=10**7),
-    "depth, in a process": lambda: count(Counted(), prefetch_factor=10**6, **PROCESS),
-    "depth, in a thread": lambda: count(Counted(), prefetch_factor=10**6, **THREAD),
-    "depth": lambda: count(Counted(), prefetch_factor=10**6),
-    "depth of items, in a process": lambda: count(stream(), prefetch_factor=10**6, **PROCESS),
-    "depth of items, in a thread": lambda: count(stream(), prefetch_factor=10**6, **THREAD),
     "a reader's capacity": lambda: count_read(capacity=10**6, batch_size=1),
     "steps on a device": lambda: count(Counted(), places=simulated_places(1), prefetch=10**6),
+    **depths(10**6),
 }
 REFUSED = {
     "a batch of items": lambda: count(stream(), batch_size=HUGE * HUGE),
     "a batch of items, in a process": lambda: count(stream(), batch_size=HUGE * HUGE, **PROCESS),
     "a reader's batch": lambda: count_read(batch_size=HUGE * HUGE),
-    "depth, in a process": lambda: count(Counted(), prefetch_factor=HUGE * HUGE, **PROCESS),
-    "depth, in a thread": lambda: count(Counted(), prefetch_factor=HUGE * HUGE, **THREAD),
-    "depth": lambda: count(Counted(), prefetch_factor=HUGE * HUGE),
-    "depth of items, in a process": lambda: count(stream(), prefetch_factor=HUGE * HUGE, **PROCESS),
-    "depth of items, in a thread": lambda: count(stream(), prefetch_factor=HUGE * HUGE, **THREAD),
+    **depths(HUGE * HUGE),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_twenty_samples_need_the_memory_of_twenty_samples(case):
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(case=case)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command = [sys.executable, "-c", PROGRAM.format(case=case)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     samples, nbytes = done.stdout.split()
     assert samples == "20"
@@ -124,10 +121,8 @@ def test_twenty_samples_need_the_memory_of_twenty_samples(case):
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_more_than_all_memory_is_one_error_at_once(case):
-    with (
-        nothing_left_behind(),
-        pytest.raises(StagingMemoryError, match="lower the batch size, prefetch_factor or"),
-    ):
+    message = "lower the batch size, prefetch_factor or"
+    with nothing_left_behind(), pytest.raises(StagingMemoryError, match=message):
         next(REFUSED[case]())
 
 
@@ -141,36 +136,28 @@ def test_many_batches_beyond_the_first_slots(workers, drop_last):
         assert_same(list(loader), wanted[:6] if drop_last else wanted)
 
 
-def make_pairs(length):
-    return [{"x": np.full((2, 3), index, "f4"), "name": str(index), "n": index} for index in range(length)]
-
-
-@pytest.mark.parametrize("workers", [INLINE, ONE_THREAD], ids=name_workers)
-@pytest.mark.parametrize("length", [1, 7, 8, 9, 24, 29])
-def test_large_batches_of_items_are_whole(workers, length, monkeypatch):
-    """Batches of eight, which are larger than what is reserved before their samples have arrived."""
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Make batches of eight larger than what is reserved before their samples have arrived."""
     for module in (items, samples):
         monkeypatch.setattr(module, "AT_ONCE", 100)
     monkeypatch.setattr(gradual, "_FIRST_NBYTES", 40)
-    for drop_last in (False, True):
-        loader = load(Items(make_pairs(length)), batch_size=8, drop_last=drop_last, **workers)
-        for _ in range(2):
-            batches = list(loader)
-            assert [len(batch["n"]) for batch in batches] == [
-                min(8, length - at) for at in range(0, length - 7 * drop_last, 8)
-            ]
-            assert [n for batch in batches for n in batch["n"].tolist()] == list(
-                range(sum(len(b["n"]) for b in batches))
-            )
-            for batch in batches:
-                assert batch["name"] == [str(n) for n in batch["n"].tolist()]
-                assert_same(batch["x"], np.stack([np.full((2, 3), n, "f4") for n in batch["n"]]))
 
 
-def test_an_error_in_a_large_batch_names_its_sample(monkeypatch):
-    monkeypatch.setattr(items, "AT_ONCE", 100)
-    monkeypatch.setattr(gradual, "_FIRST_NBYTES", 40)
-    bad = [np.zeros(3)] * 13 + [np.zeros(4)]
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("workers", [INLINE, ONE_THREAD], ids=name_workers)
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 24, 29])
+def test_large_batches_of_items_are_whole(workers, length, drop_last):
+    pairs = [{"x": np.full((2, 3), index, "f4"), "name": str(index), "n": index} for index in range(length)]
+    wanted = [stack(pairs[at : at + 8]) for at in range(0, length - 7 * drop_last, 8)]
+    loader = load(Items(pairs), batch_size=8, drop_last=drop_last, **workers)
+    for _ in range(2):
+        assert_same(list(loader), wanted)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_an_error_in_a_large_batch_names_its_sample():
     with pytest.raises(SampleError, match=r"expected shape \(3,\)") as caught:
-        list(load(Items(bad), batch_size=8))
+        list(load(Items([np.zeros(3)] * 13 + [np.zeros(4)]), batch_size=8))
     assert (caught.value.batch, caught.value.index) == (1, 5)

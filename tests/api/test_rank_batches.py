@@ -13,18 +13,21 @@ from tests.sample_sets import PROCESSES, Made
 
 
 class TestContents:
-    def test_without_masks_sample_counts_are_not_recorded(self):
-        for count, rule, drop_last, noted in [
+    @pytest.mark.parametrize(
+        ("count", "rule", "drop_last", "noted"),
+        [
             (46, "drop", False, 0),
             (46, "pad", True, 0),
             (46, "pad", False, 0),
             (45, "pad", False, 12),
             (45, "repeat", False, 0),
-        ]:
-            rank = OrderedPlan(InOrder(count), 4, drop_last, Division(0, 2, rule))
-            plan = ShardedPlan(rank, 2, "drop")
-            assert len(list(plan.batches(0))) == (10 if drop_last else 12)
-            assert len(plan.own) == noted
+        ],
+    )
+    def test_without_masks_sample_counts_are_not_recorded(self, count, rule, drop_last, noted):
+        rank = OrderedPlan(InOrder(count), 4, drop_last, Division(0, 2, rule))
+        plan = ShardedPlan(rank, 2, "drop")
+        assert len(list(plan.batches(0))) == (10 if drop_last else 12)
+        assert len(plan.own) == noted
 
     @pytest.mark.parametrize("cache", ["host", "device"])
     def test_of_a_cache(self, cache):
@@ -36,20 +39,16 @@ class TestContents:
 
     def test_of_arrays_of_feeds_and_of_text(self):
         arrays = TensorDataset(np.arange(5.0), np.arange(5))
-        *_, (values, labels, mask) = make(arrays, 1, 2)
-        assert (values.tolist(), labels.tolist(), mask.tolist()) == ([4.0], [4], [False])
+        *_, batch = make(arrays, 1, 2)
+        assert [field.tolist() for field in batch] == [[4.0], [4], [False]]
         feeds = [data("value", [None], "float32"), data("label", [None], "int64")]
         *_, [step] = make(arrays, 0, 2, feed_list=feeds, return_list=False)
-        assert {name: field.tolist() for name, field in step.items()} == {
-            "value": [4.0],
-            "label": [4],
-            "mask": [True],
-        }
+        wanted = {"value": [4.0], "label": [4], "mask": [True]}
+        assert {name: field.tolist() for name, field in step.items()} == wanted
         named = Made(lambda index: (index, f"{index}.wav"), 5)
-        *_, (indices, names, mask) = make(named, 1, 2)
-        assert (indices.tolist(), names, mask.tolist()) == ([4], ["4.wav"], [False])
-        *_, (indices, names, mask) = make(named, 1, 2, **PROCESSES)
-        assert (indices.tolist(), names, mask.tolist()) == ([4], ["4.wav"], [False])
+        for workers in ({}, PROCESSES):
+            *_, (indices, names, mask) = make(named, 1, 2, **workers)
+            assert (indices.tolist(), names, mask.tolist()) == ([4], ["4.wav"], [False])
 
     @pytest.mark.parametrize("kind", [range, Stream])
     def test_of_varying_length(self, kind):
@@ -64,42 +63,42 @@ class TestContents:
         *_, (rows, mask) = make(dataset, 1, 2, pad={"0": -1})
         assert (rows.tolist(), mask.tolist()) == ([[0, 1, 2, 3]], [False])
 
-    def test_single_samples(self):
-        found = [list(loader) for loader in loaders(7, 2, batch_size=None, uneven="drop", shuffle=False)]
-        assert [[int(one) for one in samples] for samples in found] == [[0, 2, 4], [1, 3, 5]]
+    @pytest.mark.parametrize(
+        ("count", "uneven", "second"),
+        [(7, "drop", [1, 3, 5]), (5, "repeat", [1, 3, 0])],
+    )
+    def test_single_samples(self, count, uneven, second):
+        found = loaders(count, 2, batch_size=None, uneven=uneven, shuffle=False)
+        assert [[int(one) for one in samples] for samples in found] == [[0, 2, 4], second]
 
     def test_what_a_sample_draws_does_not_depend_on_ranks(self):
         dataset = Made(lambda index: (index, sample_rng().random()), 20)
         drawn = []
         for world_size in (1, 3):
             batches = [batch for loader in loaders_of(dataset, world_size) for batch in loader]
-            drawn.append(
-                {
-                    int(index): float(number)
-                    for indices, noise, *_ in batches
-                    for index, number in zip(indices, noise, strict=True)
-                }
-            )
+            pairs = [pair for indices, noise, *_ in batches for pair in zip(indices, noise, strict=True)]
+            drawn.append({int(index): float(number) for index, number in pairs})
         assert drawn[0] == drawn[1]
 
     @pytest.mark.parametrize("kind", [range, Stream])
     def test_nor_does_what_a_transform_draws(self, kind):
         """Items of an iterable dataset have no index; their position in the epoch replaces it."""
-        picture = np.arange(64, dtype="uint8").reshape(8, 8, 1)
+        image = np.arange(64, dtype="uint8").reshape(8, 8, 1)
 
-        class Pictures(Stream):
+        def make(number):
+            return np.uint8(number) + image, number
+
+        class Images(Stream):
             def __iter__(self):
-                return ((np.uint8(number) + picture, number) for number in range(self.count))
+                return map(make, range(self.count))
 
-        dataset = (
-            Made(lambda number: (np.uint8(number) + picture, number), 22) if kind is range else Pictures(22)
-        )
+        dataset = Made(make, 22) if kind is range else Images(22)
         drawn = []
         for world_size in (1, 3):
             found = {}
             for loader in loaders_of(dataset, world_size, transforms=[RandomCropFlip("0", (4, 4))]):
-                for pictures, labels, *_ in loader:
-                    for one, label in zip(pictures, labels, strict=True):
+                for images, labels, *_ in loader:
+                    for one, label in zip(images, labels, strict=True):
                         assert found.setdefault(int(label), one.tolist()) == one.tolist()
             assert sorted(found) == list(range(22))
             drawn.append(found)

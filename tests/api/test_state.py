@@ -1,17 +1,19 @@
 """The state of a loader: what it counts, what it looks like, and which states are refused."""
 
+import copy
+import itertools
 import json
 import threading
 
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, IterableDataset, SampleError, sample_rng
+from gpuloader import DataLoader, IterableDataset, SampleError, get_worker_info, sample_rng
 from gpuloader.api.state import Position, read_state
 from gpuloader.batches.items import ItemState
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.testing import simulated_places
-from tests.loading import load
+from tests.loading import load, resume
 from tests.sample_sets import (
     INLINE,
     ONE_THREAD,
@@ -43,6 +45,10 @@ def test_a_position_counts_batches_as_they_come():
         assert (position.batches, sorted(position.beyond)) == (batches, beyond)
     again = read_state(json.loads(json.dumps(position.to_json())))
     assert (again.batches, again.beyond, again.seed, again.epoch) == (4, {5}, 1, 0)
+    position = Position(seed=None, epoch=2)  # of a reader with a state of its own
+    position.received(batch(0, {"line": 7}))
+    assert position.to_json() == {"version": 1, "epoch": 2, "batches": 1, "source": {"line": 7}}
+    assert read_state(position.to_json()).own == {"line": 7}
 
 
 def test_a_position_of_workers_in_turn():
@@ -57,38 +63,26 @@ def test_a_position_of_workers_in_turn():
     assert (again.readers, again.turn) == (3, 2)
 
 
-def test_a_position_of_a_reader_with_a_state_of_its_own():
-    position = Position(seed=None, epoch=2)
-    position.received(batch(0, {"line": 7}))
-    assert position.to_json() == {"version": 1, "epoch": 2, "batches": 1, "source": {"line": 7}}
-    assert read_state(position.to_json()).own == {"line": 7}
-
-
-@by_workers
-def test_only_what_was_received_counts(workers):
-    loader = make(prefetch_factor=4, **workers)
+@pytest.mark.parametrize("options", [*WORKERS, {"places": simulated_places(2), "prefetch": 2}], ids=str)
+def test_only_what_was_received_counts(options):
+    """And neither what was read ahead nor what was copied ahead."""
+    loader, places = make(prefetch_factor=4, **options), len(options.get("places", "1"))
     epoch = iter(loader)
     for number in range(3):
-        assert loader.state_dict()["batches"] == number
+        assert loader.state_dict()["batches"] == number * places
         next(epoch)
-    assert loader.state_dict() == {"version": 1, "epoch": 0, "batches": 3, "seed": 5, "batch_size": 2}
-
-
-def test_what_was_copied_ahead_does_not_count():
-    loader = make(places=simulated_places(2), prefetch=2)
-    epoch = iter(loader)
-    for number in range(3):
-        next(epoch)
-        assert loader.state_dict()["batches"] == 2 * (number + 1)
+    state = {"version": 1, "epoch": 0, "batches": 3 * places, "seed": 5, "batch_size": 2}
+    assert loader.state_dict() == state
+    next(iter(loader))  # an epoch that was left is where it was; the next one begins
+    assert loader.state_dict() == {**state, "epoch": 1, "batches": places}
 
 
 def test_the_states_before_between_and_after():
     loader = make(shuffle=True)
     fresh = loader.state_dict()
-    assert (fresh["epoch"], fresh["batches"]) == (0, 0)
     epochs = [values(loader) for _ in range(2)]
     ended = loader.state_dict()
-    assert (ended["epoch"], ended["batches"]) == (2, 0)
+    assert [(state["epoch"], state["batches"]) for state in (fresh, ended)] == [(0, 0), (2, 0)]
     epochs.append(values(loader))
     for state, wanted in [(fresh, epochs[0]), (ended, epochs[2])]:
         other = make(shuffle=True, seed=77)
@@ -101,43 +95,30 @@ def test_the_states_before_between_and_after():
 
 def test_all_received_is_not_the_end_yet():
     """If the loop stops at the last batch, the resumed epoch is empty and the next one is whole."""
+    _, other = resume(lambda: make(shuffle=True), 6)
+    assert (other.state_dict()["epoch"], other.state_dict()["batches"]) == (0, 6)
     loader = make(shuffle=True)
-    for number, _ in enumerate(loader, 1):
-        if number == len(loader):
-            break
-    state = loader.state_dict()
-    assert (state["epoch"], state["batches"]) == (0, 6)
-    following = values(loader)
-    other = make(shuffle=True)
-    other.load_state_dict(state)
-    assert values(other) == []
-    assert values(other) == following
-
-
-def test_an_epoch_that_was_left_is_where_it_was():
-    loader = make()
-    for _ in loader:
-        break
-    assert loader.state_dict()["batches"] == 1
-    next(iter(loader))
-    assert (loader.state_dict()["epoch"], loader.state_dict()["batches"]) == (1, 1)
+    values(loader)
+    assert [values(other), values(other)] == [[], values(loader)]
 
 
 @by_workers
 def test_after_an_error_the_state_is_that_of_what_was_received(workers):
-    def fail(index):
-        if index == 7:
+    def draw(index):
+        if index == bad:
             raise OSError("gone")
-        return index
+        return sample_rng().random()
 
-    loader = load(Made(fail, 12), batch_size=2, **workers)
+    bad = None
+    whole = values(load(Made(draw, 12), batch_size=2, seed=4))
+    bad, loader = 7, load(Made(draw, 12), batch_size=2, seed=4, **workers)
     with pytest.raises(SampleError, match="gone"):
         list(loader)
-    state = loader.state_dict()
+    bad, state = None, loader.state_dict()
     assert (state["epoch"], state["batches"]) == (0, 3)
-    other = make()
+    other = load(Made(draw, 12), batch_size=2, **workers)
     other.load_state_dict(state)
-    assert values(other) == [[6, 7], [8, 9], [10, 11]]
+    assert values(other) == whole[3:]  # with the random numbers that it would have drawn
 
 
 def test_set_epoch():
@@ -178,8 +159,8 @@ def test_a_state_brings_its_seed_along():
     assert json.loads(json.dumps(big))["seed"] == 2**64 - 1
 
 
-@pytest.mark.parametrize("shard", [None, (0, 1)])
-def test_a_state_stays_small_however_long_a_batch_takes(shard):
+@pytest.mark.parametrize("options", [{}, {"shard": (0, 1)}], ids=str)
+def test_a_state_stays_small_however_long_a_batch_takes(options):
     """While one worker holds the oldest batch, the others deliver any number of later ones."""
     held = threading.Event()
 
@@ -189,18 +170,15 @@ def test_a_state_stays_small_however_long_a_batch_takes(shard):
         return index
 
     def make():
-        options = {} if shard is None else {"shard": shard}
         return load(Made(read, 2000), batch_size=1, in_order=False, seed=1, **THREADS, **options)
 
     loader, got = make(), []
     try:
         epoch = iter(loader)
-        for batch in epoch:
+        for batch in itertools.islice(epoch, 1000):
             got += batch.tolist()
             state = json.dumps(loader.state_dict())
             assert len(state) < 1024
-            if len(got) == 1000:
-                break
         assert 1 not in got
     finally:
         held.set()
@@ -213,74 +191,49 @@ def test_a_state_stays_small_however_long_a_batch_takes(shard):
 
 def test_a_state_of_numbers_only_still_loads():
     numbers = {"version": 1, "epoch": 0, "batches": 1, "seed": 5, "batch_size": 2, "beyond": [3, 4, 5]}
-    loader = make(**ONE_THREAD)
-    loader.load_state_dict(numbers)
+    loader, state = make(**ONE_THREAD), copy.deepcopy(numbers)
+    loader.load_state_dict(state)
     assert loader.state_dict() == {**numbers, "beyond": [[3, 5]]}
     assert values(loader) == [[2, 3], [4, 5]]
+    assert state == numbers  # which is not written to
+
+
+class Lopsided(Counting):
+    def __iter__(self):
+        """Yield many items in the last worker and few in the others."""
+        return iter(range(1200 if get_worker_info().id == 2 else 3))
 
 
 def test_a_state_stays_small():
     loader = load(list(range(1 << 20)), batch_size=1, seed=2**64 - 1, in_order=False, **THREADS)
     loader.set_epoch(2**63)
-    for number, _ in enumerate(loader):
+    for _ in itertools.islice(loader, 300):
         assert len(json.dumps(loader.state_dict())) < 1024
-        if number == 300:
-            break
-    uneven = load(Counting(301), batch_size=7, in_order=False, **THREADS)
-    uneven.dataset.__class__ = type("Lopsided", (Counting,), {"__iter__": lopsided})
+    uneven = load(Lopsided(301), batch_size=7, in_order=False, **THREADS)
     for _ in uneven:
         assert len(json.dumps(uneven.state_dict())) < 1024
         assert "beyond" not in uneven.state_dict()
-
-
-def lopsided(self):
-    """Yield many items in the last worker and few in the others."""
-    from gpuloader import get_worker_info
-
-    return iter(range(1200 if get_worker_info().id == 2 else 3))
-
-
-def test_a_loaded_state_is_not_written_to():
-    loader = make(**ONE_THREAD)
-    state = {"version": 1, "epoch": 0, "batches": 1, "seed": 5, "batch_size": 2, "beyond": [3]}
-    before = json.dumps(state)
-    loader.load_state_dict(state)
-    assert values(loader) == [[2, 3], [4, 5], [8, 9], [10, 11]]
-    assert json.dumps(state) == before
 
 
 @pytest.mark.parametrize("workers", [INLINE, ONE_THREAD, PROCESSES], ids=name_workers)
 def test_an_iterable_data_sets_own_state(workers):
     """Nothing is read again, and the state follows what was received, not what was read ahead."""
 
-    def make_loader():
-        return load(Stateful(20), batch_size=2, seed=1, prefetch_factor=3, **workers)
+    def make_loader(kind=Stateful, **workers):
+        return load(kind(20), batch_size=2, seed=1, prefetch_factor=3, **workers)
 
-    loader = make_loader()
-    epoch = iter(loader)
     count = max(workers["num_workers"], 1)
-    for _ in range(2 * count):
-        next(epoch)
-    state = json.loads(json.dumps(loader.state_dict()))
+    before, other = resume(lambda: make_loader(**workers), 2 * count)
+    state = other.state_dict()
     assert [own["next"] for _, own in state["workers"]] == [4 * count + worker for worker in range(count)]
-    rest = values(epoch)
-    other = make_loader()
-    other.load_state_dict(state)
-    assert values(other) == rest
+    whole = values(make_loader(**workers))
+    assert values(before) + values(other) == whole
     if count == 1:
         assert other.dataset.given == list(range(4, 20))
-
-
-def test_a_state_of_processes_goes_on_in_threads_that_share_one_data_set():
-    loader = load(Stateful(20), batch_size=2, seed=1, **PROCESSES)
-    epoch = iter(loader)
-    for _ in range(3):
-        next(epoch)
-    state, rest = loader.state_dict(), values(epoch)
-    # Counting has no state, so the loader reads and drops what was received.
-    threads = load(Counting(20), batch_size=2, num_workers=2, worker_type="thread")
+    # Counting has no state, so threads that share it read and drop what was received.
+    threads = make_loader(Counting, num_workers=count, worker_type="thread")
     threads.load_state_dict(state)
-    assert values(threads) == rest
+    assert values(threads) == whole[2 * count :]
 
 
 WRONG = {
@@ -321,39 +274,20 @@ def test_a_wrong_state_is_refused(case):
     assert len(values(loader)) == 6  # the refused state changed nothing
 
 
-def test_the_order_of_an_iterable_data_set_depends_on_its_workers():
-    loader = load(Counting(20), batch_size=2, **THREADS)
-    next(iter(loader))
-    state = loader.state_dict()
-    with pytest.raises(
-        ValueError, match="read by 3 workers, but this loader reads it with one worker or none"
-    ):
-        load(Counting(20), batch_size=2).load_state_dict(state)
-    with pytest.raises(ValueError, match="belongs to a map-style dataset, but this loader reads an iterable"):
-        load(Counting(20), batch_size=2).load_state_dict(make().state_dict())
+def test_a_state_of_another_dataset_or_other_workers_is_refused():
+    def read(loader, count):
+        for _ in itertools.islice(loader, count):
+            pass
+        return loader.state_dict()
 
-
-def test_a_resumed_epoch_draws_what_it_would_have_drawn():
-    def draw(index):
-        return sample_rng().random()
-
-    loader = load(Made(draw, 10), batch_size=3, seed=4)
-    epoch = iter(loader)
-    next(epoch)
-    state, rest = loader.state_dict(), values(epoch)
-    other = load(Made(draw, 10), batch_size=3, **THREADS)
-    other.load_state_dict(state)
-    assert values(other) == rest
-
-
-def test_a_state_behind_the_end_of_the_data_set_is_refused():
-    first = load(list(range(40)), batch_size=4, seed=1)
-    epoch = iter(first)
-    for _ in range(3):
-        next(epoch)
-    second = load(list(range(8)), batch_size=4)
-    with pytest.raises(ValueError, match="3 batches into an epoch and this dataset has 2"):
-        second.load_state_dict(first.state_dict())
+    items = load(Counting(20), batch_size=2)
+    for loader, state, message in [
+        (items, read(load(Counting(20), batch_size=2, **THREADS), 1), "read by 3 workers, but this loader"),
+        (items, make().state_dict(), "belongs to a map-style dataset, but this loader reads an iterable"),
+        (load(range(8), batch_size=4), read(load(range(40), batch_size=4), 3), "3 batches .* dataset has 2"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            loader.load_state_dict(state)
 
 
 class Self(IterableDataset):
@@ -382,12 +316,8 @@ class Self(IterableDataset):
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("restart", [True, False])
 def test_a_dataset_that_is_its_own_iterator_resumes_and_then_starts_over(restart, workers):
-    def load():
-        return DataLoader(Self(restart), batch_size=5, places="cpu", num_workers=workers)
-
-    loader = load()
+    loader, again = (load(Self(restart), batch_size=5, num_workers=workers) for _ in range(2))
     epoch = iter(loader)
     assert [next(epoch).tolist()[0] for _ in range(2)] == [0, 5]
-    again = load()
     again.load_state_dict(loader.state_dict())
     assert [[batch.tolist()[0] for batch in again] for _ in range(2)] == [[10, 15], [0, 5, 10, 15]]

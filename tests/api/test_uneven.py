@@ -11,8 +11,6 @@ from tests.loading import load
 from tests.rank_loaders import Stream, loaders, make, order_of
 from tests.sample_sets import PROCESSES, THREADS
 
-NO_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS")
-
 
 def have_masks(loader):
     """Return whether the batches of an epoch have masks: all of them, or none."""
@@ -44,9 +42,8 @@ class TestMasks:
         assert have_masks(make(Stream(8), 0, 2))
         assert not have_masks(make(Stream(9), 0, 2, uneven="repeat"))
 
-    def test_are_not_in_the_way_of_one_process(self, monkeypatch):
-        for name in NO_RANKS:
-            monkeypatch.delenv(name, raising=False)
+    def test_are_not_in_the_way_of_one_process(self, become):
+        become(0, 1)
         dataset = TensorDataset(np.arange(5.0), np.arange(5))
         loader = load(dataset, batch_size=2, shard="auto")
         assert [labels.tolist() for values, labels in loader] == [[0, 1], [2, 3], [4]]
@@ -61,16 +58,10 @@ class TestMasks:
             assert not have_masks(loader)
 
     def test_of_shards_on_several_places_come_when_they_or_the_ranks_need_them(self):
-        def masked(count, uneven):
-            loader = make(
-                range(count), 0, 2, batch_size=4, places=cpu_places(2), split="shards", uneven=uneven
-            )
-            [found] = {isinstance(part, list) for step in loader for part in step}
-            return found
-
-        assert masked(16, "pad")
-        assert not masked(16, "drop")
-        assert masked(15, None)  # the ranks need them
+        options = {"batch_size": 4, "places": cpu_places(2), "split": "shards"}
+        for count, uneven, wanted in [(16, "pad", True), (16, "drop", False), (15, None, True)]:
+            loader = make(range(count), 0, 2, uneven=uneven, **options)
+            assert {isinstance(part, list) for step in loader for part in step} == {wanted}
         assert not have_masks(make(range(16), 0, 2, split="shards", uneven="pad"))  # in one place
 
 
@@ -89,13 +80,6 @@ class TestRepeat:
         order = order_of(count)
         total = -(-count // world_size) * world_size
         assert [one for step in steps for batch in step for one in batch] == (order * world_size)[:total]
-
-    def test_yields_single_samples(self):
-        found = [
-            [int(one) for one in loader]
-            for loader in loaders(5, 2, batch_size=None, uneven="repeat", shuffle=False)
-        ]
-        assert found == [[0, 2, 4], [1, 3, 0]]
 
     @pytest.mark.parametrize("cache", ["host", "device"])
     @pytest.mark.parametrize("count", [13, 12, 2])

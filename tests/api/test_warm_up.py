@@ -1,6 +1,7 @@
 """`warm_up`: what the first batch costs is paid when the user asks for it, and nothing else changes."""
 
 import gc
+import itertools
 import os
 
 import numpy as np
@@ -13,6 +14,7 @@ from gpuloader.testing import CustomPlace, SimulatedDevice, simulated_places
 from gpuloader.transforms import Cast
 from tests.fakes import loader_threads, nothing_left_behind, wait_until
 from tests.fakes_cuda import FakeRuntime, make_cupy, run_twins, use_cupy
+from tests.loading import resume
 from tests.sample_sets import Made
 
 NUMBERS = np.arange(12)
@@ -32,27 +34,39 @@ class Counted:
         return index
 
 
-def read_pid(index):
-    return os.getpid()
-
-
 def values(loader):
     return [np.array(batch).tolist() for batch in loader]
 
 
 def check_nothing_changes(make):
     """Check that loaders from `make` yield the same batches and states with `warm_up` as without."""
-    wanted = [values(loader) for loader in [make()] for _ in range(3)]
+    loader = make()
+    wanted = [values(loader) for _ in range(3)]
     loader = make()
     before = loader.state_dict()
     loader.warm_up()
     assert loader.state_dict() == before
-    assert values(loader) == wanted[0]
+    loader.set_epoch(0)  # which is next, and drops nothing
+    epoch = iter(loader)
+    begun = [np.array(next(epoch)).tolist()]
     after = loader.state_dict()
-    loader.warm_up()
+    loader.warm_up()  # a loop in progress goes on
     loader.warm_up()
     assert loader.state_dict() == after
+    assert begun + values(epoch) == wanted[0]
     assert [values(loader), values(loader)] == wanted[1:]
+
+
+def check_the_first_step_is_read_once(wrap):
+    dataset = Counted()
+    loader = wrap(DataLoader(dataset, places=simulated_places(1), batch_size=3, use_buffer_reader=False))
+    for _ in range(2):
+        loader.warm_up()
+        if isinstance(loader, DataLoader):
+            loader.set_epoch(0)  # which is next, and drops nothing
+        assert (dataset.reads, loader.stats().batches, loader.stats().steps) == (3, 1, 0)
+    assert len(values(loader)) == 4
+    assert dataset.reads == 12
 
 
 @pytest.fixture(params=["cpu", "simulated", "two"])
@@ -69,14 +83,10 @@ def test_batches_order_and_state_stay_the_same(places, options):
 
 
 def test_the_first_step_is_there_and_is_read_once():
-    dataset = Counted()
-    loader = DataLoader(dataset, places=simulated_places(1), batch_size=3, use_buffer_reader=False)
-    loader.warm_up()
-    assert (dataset.reads, loader.stats().batches, loader.stats().steps) == (3, 1, 0)
-    loader.warm_up()
-    assert dataset.reads == 3
-    assert len(values(loader)) == 4
-    assert dataset.reads == 12
+    check_the_first_step_is_read_once(lambda loader: loader)
+    empty = DataLoader(NUMBERS[:0], places="cpu", batch_size=2)
+    empty.warm_up()
+    assert [values(empty), values(empty)] == [[], []]
 
 
 def test_a_loop_then_allocates_nothing(monkeypatch):
@@ -119,7 +129,7 @@ def test_the_host_has_waited_for_the_copy():
 
 
 def test_workers_have_started():
-    loader = DataLoader(Made(read_pid, 4), places="cpu", batch_size=2, num_workers=1)
+    loader = DataLoader(Made(lambda index: os.getpid(), 4), places="cpu", batch_size=2, num_workers=1)
     loader.warm_up()
     assert loader.stats().batches
     found = {pid for batch in loader for pid in batch.tolist()}
@@ -141,19 +151,10 @@ class TestWhatChangesTheNextEpoch:
         assert loader.state_dict()["epoch"] == 2
         assert values(loader) == wanted[2]
 
-    def test_set_epoch_to_the_same_one_drops_nothing(self):
-        dataset = Counted()
-        loader = DataLoader(dataset, places="cpu", batch_size=3, use_buffer_reader=False)
-        loader.warm_up()
-        loader.set_epoch(0)
-        values(loader)
-        assert dataset.reads == 12
-
     def test_load_state_dict(self, places):
         loader, other = self.load(places), self.load(places)
         epoch = iter(other)
-        np.array(next(epoch))
-        np.array(next(epoch))
+        np.array(next(epoch)), np.array(next(epoch))
         state, rest = other.state_dict(), values(epoch)
         loader.warm_up()
         loader.load_state_dict(state)
@@ -168,23 +169,9 @@ class TestWhatChangesTheNextEpoch:
         for source in (1, 2):
             loader.set_batch_generator(lambda source=source: ([[source]] for _ in range(2)), places=places)
             loader.warm_up()
-            state = loader.state_dict()
-        seen = set()
-        for step in loader:
-            batches = step if len(step) > 1 else [step]
-            seen |= {int(np.array(array)[0]) for [array] in batches}
-        assert seen == {2}
-        assert state["epoch"] == 0
-
-
-def test_a_loop_in_progress_goes_on():
-    loader = DataLoader(NUMBERS, places="cpu", batch_size=4, shuffle=True, seed=1)
-    first = iter(loader)
-    begun = [next(first).tolist()]
-    loader.warm_up()
-    begun += [batch.tolist() for batch in first]
-    again = DataLoader(NUMBERS, places="cpu", batch_size=4, shuffle=True, seed=1)
-    assert [begun, values(loader)] == [values(again), values(again)]
+            assert loader.state_dict()["epoch"] == 0
+        steps = [step if len(step) > 1 else [step] for step in loader]
+        assert {int(np.array(array)[0]) for step in steps for [array] in step} == {2}
 
 
 def test_errors_of_the_source_are_raised_by_the_loop(places):
@@ -200,18 +187,27 @@ def test_errors_of_the_source_are_raised_by_the_loop(places):
         DataLoader(Broken(), places=places, batch_size=1),
         DataLoader.from_generator(capacity=2).set_batch_generator(read, places=places),
         DataLoader([5, "x"], places=places, batch_size=2),
+        prefetch(itertools.islice(read(), 1, None), places),
     ]
     for loader in loaders:
         loader.warm_up()
-        with pytest.raises((KeyError, RuntimeError)):
+        with pytest.raises((KeyError, RuntimeError), match=r"broken|text"):
             list(loader)
 
 
-def test_an_error_of_the_device_leaves_nothing_running():
-    place = CustomPlace(SimulatedDevice(memory_limit=8))
-    loader = DataLoader(NUMBERS, places=place, batch_size=2, use_buffer_reader="thread")
-    with pytest.raises(StagingMemoryError) as raised:
+@pytest.mark.parametrize("wrap", [lambda loader, places: loader, prefetch])
+def test_nothing_is_left_behind(places, wrap):
+    """By a loader that is never looped over, or whose device has too little memory."""
+    options = {"batch_size": 2, "num_workers": 2, "worker_type": "thread"}
+    with nothing_left_behind():
+        loader = wrap(DataLoader(NUMBERS, places=places, **options), places)
         loader.warm_up()
+        del loader
+        gc.collect()
+        wait_until(lambda: not loader_threads())  # a reading thread may hold the epoch for a moment
+    small = CustomPlace(SimulatedDevice(memory_limit=8))
+    with pytest.raises(StagingMemoryError) as raised:
+        DataLoader(NUMBERS, places=small, batch_size=2, use_buffer_reader="thread").warm_up()
     assert not loader_threads()
     del raised
 
@@ -224,24 +220,6 @@ def test_a_loader_driven_by_hand():
     loader.warm_up()
     loader.start()
     assert [next(loader)[0].tolist(), next(loader)[0].tolist()] == [[0], [1]]
-
-
-@pytest.mark.parametrize("wrap", [lambda loader, places: loader, prefetch])
-def test_what_is_never_looped_over_leaves_nothing_behind(places, wrap):
-    with nothing_left_behind():
-        loader = DataLoader(NUMBERS, places=places, batch_size=2, num_workers=2, worker_type="thread")
-        loader = wrap(loader, places)
-        loader.warm_up()
-        del loader
-        gc.collect()
-        wait_until(lambda: not loader_threads())  # a reading thread may hold the epoch for a moment
-
-
-def test_an_empty_epoch():
-    loader = DataLoader(NUMBERS[:0], places="cpu", batch_size=2)
-    loader.warm_up()
-    assert values(loader) == []
-    assert values(loader) == []
 
 
 class TestPrefetched:
@@ -260,24 +238,17 @@ class TestPrefetched:
         check_nothing_changes(lambda: self.wrap(kind, places, prefetch=ahead))
 
     def test_the_first_step_is_there_and_is_read_once(self):
-        dataset = Counted()
-        inner = DataLoader(dataset, places="cpu", batch_size=3, use_buffer_reader=False)
-        loader = prefetch(inner, simulated_places(1), prefetch=0)
+        check_the_first_step_is_read_once(lambda inner: prefetch(inner, simulated_places(1), prefetch=0))
+        loader = prefetch(iter(range(3)), "cpu")
         loader.warm_up()
-        loader.warm_up()
-        assert (dataset.reads, loader.stats().batches, loader.stats().steps) == (3, 1, 0)
-        assert len(values(loader)) == 4
-        assert dataset.reads == 12
+        assert list(loader) == [0, 1, 2]
 
     @pytest.mark.parametrize("kind", ["list", "loader"])
     def test_a_step_that_does_not_come_next_is_dropped(self, kind):
-        wanted = [values(loader) for loader in [self.wrap(kind, "cpu")] for _ in range(3)]
         loader = self.wrap(kind, "cpu")
-        epoch = iter(loader)
-        next(epoch)
+        wanted = [values(loader) for _ in range(3)]
+        _, loader = resume(lambda: self.wrap(kind, "cpu"), 1)
         state = loader.state_dict()
-        epoch.close()
-        loader = self.wrap(kind, "cpu")
         loader.warm_up()
         loader.load_state_dict(state)
         loader.warm_up()
@@ -290,18 +261,3 @@ class TestPrefetched:
         loader.warm_up()
         loader.set_epoch(0)
         assert [values(loader), values(loader)] == wanted[:2]
-
-    def test_a_generator_loses_nothing(self):
-        loader = prefetch((n for n in range(3)), "cpu")
-        loader.warm_up()
-        assert list(loader) == [0, 1, 2]
-
-    def test_an_error_of_a_batch_is_raised_by_the_loop(self):
-        def batches():
-            raise OSError("the disk is gone")
-            yield
-
-        loader = prefetch(batches(), "cpu")
-        loader.warm_up()
-        with pytest.raises(OSError, match="the disk is gone"):
-            list(loader)
