@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader
 from gpuloader.accelerate import PreparedLoader, prepare, skip_first_batches
 from gpuloader.api import prepared_loader
+from tests.loading import load as load_on_cpu
 from tests.rank_loaders import Stream
-from tests.sample_sets import Counting, values
+from tests.sample_sets import Counting, Made, values
 
 
 class Accelerator:
@@ -22,7 +22,7 @@ class Accelerator:
 
 
 def load(dataset=range(10), **options):
-    return DataLoader(dataset, **{"places": "cpu", "batch_size": 2, **options})
+    return load_on_cpu(dataset, **{"batch_size": 2, **options})
 
 
 @pytest.mark.parametrize(
@@ -36,22 +36,37 @@ def test_a_loader_is_registered(processes, shard):
     assert prepared.loader is loader
     assert len(prepared) == len(loader)
     assert prepared.state_dict() == loader.state_dict()
+    prepared.set_epoch(3)
+    assert prepared.state_dict()["epoch"] == 3
 
 
-def test_one_that_every_process_would_read_whole_is_refused():
-    with pytest.raises(ValueError, match="each of the 2 processes would read everything: pass shard='auto'"):
-        prepare(Accelerator(2), load())
+WHOLE = "each of the 2 processes would read everything: pass shard='auto'"
 
 
-def test_one_whose_batches_share_their_memory_is_refused():
-    """It looks one batch ahead, and so would overwrite the batch that the user has."""
-    with pytest.raises(ValueError, match="a loader with static=True cannot be prepared"):
-        prepare(Accelerator(1), load(static=True))
-
-
-def test_anything_else_is_refused():
-    with pytest.raises(TypeError, match=r"expected a gpuloader.DataLoader, got list; .*accelerator.prepare"):
-        prepare(Accelerator(1), [1, 2])
+@pytest.mark.parametrize(
+    ("act", "error", "message"),
+    [
+        (lambda: prepare(Accelerator(2), load()), ValueError, WHOLE),
+        (lambda: prepare(Accelerator(1), load(static=True)), ValueError, "a loader with static=True cannot"),
+        (lambda: prepare(Accelerator(1), [1, 2]), TypeError, r"expected a gpuloader.DataLoader, got list; "),
+        (
+            lambda: skip_first_batches(PreparedLoader(load()), -1),
+            ValueError,
+            "num_batches must be an integer",
+        ),
+        (
+            lambda: skip_first_batches(PreparedLoader(load()), 12),
+            ValueError,
+            "12 batches into an epoch and t",
+        ),
+        (lambda: PreparedLoader(load()).sampler, AttributeError, r"use gpuloader\.accelerate\.skip_first_b"),
+        (lambda: PreparedLoader(load()).batch_sampler, AttributeError, r"use gpuloader\.accelerate\.skip_f"),
+        (lambda: PreparedLoader(load()).other, AttributeError, r"its loader may have: .loader.other"),
+    ],
+)
+def test_what_is_refused(act, error, message):
+    with pytest.raises(error, match=message):
+        act()
 
 
 @pytest.mark.parametrize(
@@ -64,37 +79,14 @@ def test_anything_else_is_refused():
     ],
 )
 def test_batches_that_are_skipped_are_not_read(options, wanted):
-    class Reads(list):
-        def __getitem__(self, index):
-            reads.append(index)
-            return np.int64(index)
-
     reads = []
-    prepared = PreparedLoader(load(Reads(range(10)), **options))
+    prepared = PreparedLoader(load(Made(lambda index: reads.append(index) or np.int64(index), 10), **options))
     assert skip_first_batches(prepared, 2) is prepared
     found = [batch[0] if isinstance(batch, list) else batch for batch in prepared.loader]
     assert values(found) == wanted
     assert sorted(reads) == sorted(one for batch in wanted for one in batch)
-
-
-def test_those_of_an_iterable_that_is_divided_are_read_and_dropped():
-    prepared = PreparedLoader(load(Stream(10), shard=(1, 2), uneven="drop"))
-    assert values(skip_first_batches(prepared, 2).loader) == [[9]]
-
-
-def test_a_number_of_batches_that_makes_no_sense_is_refused():
-    with pytest.raises(ValueError, match="num_batches must be an integer from 0"):
-        skip_first_batches(PreparedLoader(load()), -1)
-    with pytest.raises(ValueError, match="12 batches into an epoch and this dataset has 5"):
-        skip_first_batches(PreparedLoader(load()), 12)
-
-
-@pytest.mark.parametrize("name", ["sampler", "batch_sampler"])
-def test_accelerates_own_way_to_skip_is_refused(name):
-    with pytest.raises(AttributeError, match=r"use gpuloader\.accelerate\.skip_first_batches"):
-        getattr(PreparedLoader(load()), name)
-    with pytest.raises(AttributeError, match=r"its loader may have: .loader.other"):
-        getattr(PreparedLoader(load()), "other")  # noqa: B009
+    items = PreparedLoader(load(Stream(10), shard=(1, 2), uneven="drop"))  # are read and dropped
+    assert values(skip_first_batches(items, 2).loader) == [[9]]
 
 
 class Known:
@@ -147,9 +139,3 @@ def test_items_that_are_skipped_are_read_once(known):
     prepared = skip_first_batches(PreparedLoader(load(Counting(10))), 2)
     assert values(prepared) == [[4, 5], [6, 7], [8, 9]]
     assert len(list(prepared)) == 5
-
-
-def test_the_epoch_can_be_set():
-    prepared = PreparedLoader(load(Counting(3)))
-    prepared.set_epoch(3)
-    assert prepared.state_dict()["epoch"] == 3

@@ -36,6 +36,9 @@ class Together(Numbers):
         return [self[index] for index in indices]
 
 
+by_kind = pytest.mark.parametrize("kind", [Numbers, Together])
+
+
 def load(dataset, **options):
     return DataLoader(dataset, **{"places": "cpu", "batch_size": 4, "on_bad": "skip", **options})
 
@@ -50,7 +53,7 @@ WHOLE = [[0, 2, 3], [6, 7], [8, 9, 10, 11], [12, 14, 15]]
 
 
 @pytest.mark.parametrize("workers", [INLINE, ONE_THREAD, THREADS, PROCESSES], ids=name_workers)
-@pytest.mark.parametrize("kind", [Numbers, Together])
+@by_kind
 def test_samples_that_raise_are_left_out_counted_and_named(kind, workers, caplog):
     loader = load(kind(), **workers)
     before = loader.stats()
@@ -59,28 +62,19 @@ def test_samples_that_raise_are_left_out_counted_and_named(kind, workers, caplog
     stats = loader.stats()
     reasons = {f"dataset index {index}: ValueError: number {index}" for index in BAD}
     assert (stats.skipped, set(stats.skipped_samples)) == (len(BAD), reasons)
-    assert {
-        record.getMessage().removeprefix("a sample is left out: ") for record in caplog.records
-    } == reasons
+    logged = {record.getMessage().removeprefix("a sample is left out: ") for record in caplog.records}
+    assert logged == reasons
     assert (stats - before).skipped == len(BAD)
 
 
-@pytest.mark.parametrize("kind", [Numbers, Together])
-def test_without_the_option_the_sample_is_an_error(kind):
-    with pytest.raises(SampleError, match="number 1"):
-        list(load(kind(), on_bad="raise"))
-
-
 def test_what_is_left_reaches_the_collate_fn_and_padded_fields():
-    assert list(load(Numbers(), collate_fn=lambda samples: [one["name"] for one in samples])) == [
-        [str(number) for number in batch] for batch in WHOLE
-    ]
+    names = list(load(Numbers(), collate_fn=lambda samples: [one["name"] for one in samples]))
+    assert names == [[str(number) for number in batch] for batch in WHOLE]
     assert [check(batch) for batch in load(Numbers(), pad={"x": 0})] == WHOLE
-
-
-def test_a_loader_resumes_among_them():
-    _, again = resume(lambda: load(Numbers()), 2)
-    assert [check(batch) for batch in again] == WHOLE[2:]
+    before, again = resume(lambda: load(Numbers()), 2)
+    assert [check(batch) for batch in [*before, *again]] == WHOLE
+    # Pillow's UnidentifiedImageError is an OSError without a number.
+    assert [check(batch) for batch in load(Numbers(error=OSError))] == WHOLE
 
 
 def test_the_first_ten_are_named(caplog):
@@ -90,19 +84,15 @@ def test_the_first_ten_are_named(caplog):
     assert (stats.skipped, len(stats.skipped_samples), len(caplog.records)) == (12, 10, 10)
 
 
-def test_a_batch_of_which_nothing_is_left_is_an_error():
-    with pytest.raises(SampleError, match=r"none of the batch's 4 samples can be read.*: number 4\)"):
-        list(load(Numbers({4, 5, 6, 7})))
-
-
-@pytest.mark.parametrize("kind", [Numbers, Together])
+@by_kind
 @pytest.mark.parametrize("error", [lambda text: SourceError(text, url="a"), MemoryError])
-def test_files_and_memory_that_are_missing_still_end_the_epoch(kind, error):
-    with pytest.raises(SampleError, match="number 1"):
-        list(load(kind(error=error)))
-
-
-def test_an_iterator_that_has_raised_has_no_next_sample():
+def test_what_still_ends_the_epoch(kind, error):
+    """Files that are missing and memory that is full, and every error without the option."""
+    for dataset, options in ((kind(error=error), {}), (kind(), {"on_bad": "raise"})):
+        with pytest.raises(SampleError, match="number 1"):
+            list(load(dataset, **options))
+    with pytest.raises(SampleError, match=r"none of the batch's 4 samples can be read.*: number 4\)"):
+        list(load(kind({4, 5, 6, 7})))
     with pytest.raises(ValueError, match="an iterator that has raised has ended"):
         load(iter([1, 2]))
 
@@ -112,8 +102,3 @@ def test_files_that_cannot_be_opened_end_the_epoch(number):
     with pytest.raises(SampleError, match="dataset index 1") as caught:
         list(load(Numbers(error=lambda text: OSError(number, text))))
     assert caught.value.__cause__.errno == number
-
-
-def test_what_a_decoder_refuses_is_left_out():
-    # Pillow's UnidentifiedImageError is an OSError without a number.
-    assert [check(batch) for batch in load(Numbers(error=OSError))] == WHOLE

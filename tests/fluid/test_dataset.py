@@ -49,16 +49,12 @@ def test_batches_run_on_from_file_to_file(files, kind):
     assert first["x"].shape == (3, 2, 3)
 
 
-def test_drop_last_drops_the_short_batch(files):
-    loader = DataLoader.from_dataset(make(files), "cpu")
-    assert numbers(loader) == [[batch] for batch in WHOLE[:3]]
-
-
-def test_several_places_take_turns(files):
-    kept = DataLoader.from_dataset(make(files, size=4), fluid.cpu_places(2), drop_last=False)
-    assert numbers(kept) == [[[0, 1, 2, 3], [4, 5, 6, 10]], [[11, 12, 13]]]
-    dropped = DataLoader.from_dataset(make(files, size=4), fluid.cpu_places(2))
-    assert numbers(dropped) == [[[0, 1, 2, 3], [4, 5, 6, 10]]]
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_several_places_take_turns(files, drop_last):
+    loader = DataLoader.from_dataset(make(files), "cpu", drop_last)
+    assert numbers(loader) == [[batch] for batch in WHOLE[: 4 - drop_last]]
+    loader = DataLoader.from_dataset(make(files, size=4), fluid.cpu_places(2), drop_last)
+    assert numbers(loader) == [[[0, 1, 2, 3], [4, 5, 6, 10]], [[11, 12, 13]]][: 2 - drop_last]
 
 
 def test_samples_in_memory_can_be_shuffled_and_released(files):
@@ -86,18 +82,20 @@ def test_words_of_varying_number(tmp_path):
     assert batch["words"].recursive_sequence_lengths() == [[3, 1]]
 
 
-def test_what_is_wrong_is_said(files, tmp_path):
-    with pytest.raises(ValueError, match="must be one of 'QueueDataset', 'InMemoryDataset'"):
-        fluid.DatasetFactory().create_dataset("Dataset")
-    with pytest.raises(TypeError, match="got list; for other datasets, use DataLoader"):
-        DataLoader.from_dataset([1, 2], "cpu")
-    with pytest.raises(AssertionError, match="call set_use_var first"):
-        fluid.QueueDataset().read()
-    with pytest.raises(ValueError, match="feed_list is empty"):
-        DataLoader.from_dataset(fluid.QueueDataset(), "cpu")
+@pytest.mark.parametrize(
+    ("act", "error", "message"),
+    [
+        (lambda: make([], "Dataset"), ValueError, "must be one of 'QueueDataset', 'InMemoryDataset'"),
+        (lambda: DataLoader.from_dataset([1, 2], "cpu"), TypeError, "got list; for other datasets, use Data"),
+        (fluid.QueueDataset().read, AssertionError, "call set_use_var first"),
+        (lambda: DataLoader.from_dataset(fluid.QueueDataset(), "cpu"), ValueError, "feed_list is empty"),
+    ],
+)
+def test_what_is_wrong_is_said(act, error, message, tmp_path):
+    with pytest.raises(error, match=message):
+        act()
     path = tmp_path / "narrow"
     path.write_text("5 1 2 3 4 5 1 7\n")
-    with pytest.raises(
-        SampleError, match=r"batch 0, sample 0, field 'x': expected shape \(2, 3\), got \(5,\)"
-    ):
+    message = r"batch 0, sample 0, field 'x': expected shape \(2, 3\), got \(5,\)"
+    with pytest.raises(SampleError, match=message):
         list(DataLoader.from_dataset(make([path], size=1), "cpu"))

@@ -11,6 +11,7 @@ MORE: dict[str, str] = {
     "api/loading.py": "api/options api/pictures api/torch_options",
     "api/options.py": "api/torch_options",
     "api/prefetch.py": "api/prefetching",
+    "api/presenting.py": "api/changing_schemas api/dataset_loader api/uneven",
     "api/rank_warning.py": "api/epochs torch/ranks",
     "batches/assembly.py": "sources/describing api/changing_schemas api/pictures api/options",
     "batches/columns.py": "api/changing_schemas api/generator_loader api/pictures transforms/image_staging "
