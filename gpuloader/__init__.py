@@ -17,7 +17,6 @@ if TYPE_CHECKING:  # the same names once more, where type checkers and editors f
     from gpuloader import reader as reader
     from gpuloader.api.feeder import DataFeeder as DataFeeder
     from gpuloader.api.from_ray import from_ray as from_ray
-    from gpuloader.api.loader import DataLoader as DataLoader
     from gpuloader.api.prefetch import prefetch as prefetch
     from gpuloader.devices.places import CPUPlace as CPUPlace
     from gpuloader.devices.places import CUDAPinnedPlace as CUDAPinnedPlace
@@ -42,26 +41,11 @@ if TYPE_CHECKING:  # the same names once more, where type checkers and editors f
     from gpuloader.fields.ragged import Ragged as Ragged
     from gpuloader.fields.spec import FeedSpec as FeedSpec
     from gpuloader.fields.spec import data as data
+    from gpuloader.io import *  # noqa: F403 - every name that Paddle's has
     from gpuloader.order.randomness import sample_rng as sample_rng
     from gpuloader.order.randomness import sample_rngs as sample_rngs
-    from gpuloader.order.samplers import BatchSampler as BatchSampler
     from gpuloader.order.samplers import BucketSampler as BucketSampler
-    from gpuloader.order.samplers import DistributedBatchSampler as DistributedBatchSampler
-    from gpuloader.order.samplers import RandomSampler as RandomSampler
-    from gpuloader.order.samplers import Sampler as Sampler
-    from gpuloader.order.samplers import SequenceSampler as SequenceSampler
-    from gpuloader.order.samplers import SubsetRandomSampler as SubsetRandomSampler
-    from gpuloader.order.samplers import WeightedRandomSampler as WeightedRandomSampler
-    from gpuloader.order.worker_info import get_worker_info as get_worker_info
-    from gpuloader.sources.dataset import ChainDataset as ChainDataset
-    from gpuloader.sources.dataset import ComposeDataset as ComposeDataset
-    from gpuloader.sources.dataset import ConcatDataset as ConcatDataset
-    from gpuloader.sources.dataset import Dataset as Dataset
-    from gpuloader.sources.dataset import IterableDataset as IterableDataset
     from gpuloader.sources.dataset import MixDataset as MixDataset
-    from gpuloader.sources.dataset import Subset as Subset
-    from gpuloader.sources.dataset import TensorDataset as TensorDataset
-    from gpuloader.sources.dataset import random_split as random_split
     from gpuloader.sources.files.parquet import ParquetDataset as ParquetDataset
     from gpuloader.sources.files.stored_arrays import HDF5Dataset as HDF5Dataset
     from gpuloader.sources.files.stored_arrays import ZarrDataset as ZarrDataset

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from gpuloader.api.loading import LoadingPlan
-from gpuloader.api.rank_warning import Present, warn_if_undivided
+from gpuloader.api.presenting import Present, present_step
+from gpuloader.api.rank_warning import warn_if_undivided
 from gpuloader.api.state import Position, end_epoch, find_spent
 from gpuloader.batches.gathering import Gatherer, RowStager
 from gpuloader.batches.items import BatchSpec, ItemState
@@ -27,7 +28,7 @@ from gpuloader.batches.schema import Collation
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.base import tell_capture
 from gpuloader.epoch.cache import ArraySource, Resident
-from gpuloader.epoch.delivery import Delivery, Masks, add_mask
+from gpuloader.epoch.delivery import Delivery, Masks
 from gpuloader.epoch.epoch import (
     DeliveredStep,
     Epoch,
@@ -38,11 +39,10 @@ from gpuloader.epoch.epoch import (
     open_epoch,
     take_buffers,
 )
-from gpuloader.errors import Misuse, SampleError
+from gpuloader.errors import Misuse
 from gpuloader.fetch.contract import EpochRequest, Fetch, WorkerOptions
 from gpuloader.fetch.fetching import Fetching
 from gpuloader.fetch.read_ahead import InlineFetch, ReadAhead
-from gpuloader.fields.convert import IF_IT_VARIES, describe_field
 from gpuloader.order.batching import Batching, EpochSetter
 from gpuloader.order.dividing import ALONE
 from gpuloader.order.order import InOrder, Shuffled, Stretch, check_whole
@@ -54,7 +54,7 @@ from gpuloader.sources.readers.decorators import Reader
 from gpuloader.system.finalizers import Finalizer
 from gpuloader.system.platforms import usable_cores
 from gpuloader.system.threads import deferred_interrupt, this_thread
-from gpuloader.transforms.program import Spec, Transform
+from gpuloader.transforms.program import Spec
 from gpuloader.transforms.programmer import Programmer
 from gpuloader.watch.explaining import Configuration
 from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
@@ -77,6 +77,7 @@ class Epochs:
     def __init__(self, meter: Meter, programmer: Programmer | None = None) -> None:
         self._meter = meter
         self._programmer = programmer
+        self._transforms = () if programmer is None else programmer.transforms
         # A thread that reads the source carries this token, and may not begin an epoch of the same loader.
         self._token = object()
         self._latest: Position | None = None
@@ -420,9 +421,7 @@ class DatasetEpochs(Epochs):
         is_new = position.seed is None
         if position.seed is None:
             position.seed = self.draw_seed()
-        if (
-            batching.torch_sampler is None
-        ):  # the seed alone determines the order, as it does for all but PyTorch's
+        if batching.torch_sampler is None:  # the seed alone determines the order
             return
         # A state of an earlier release has a seed instead, which means this package's own order.
         if position.torch_order is None:
@@ -611,10 +610,6 @@ class DatasetEpochs(Epochs):
             there.reserve(specs)
             self._promised = there
 
-    @property
-    def _transforms(self) -> Sequence[Transform]:
-        return () if self._programmer is None else self._programmer.transforms
-
     def cache_as(self, source: ArraySource, *, resident: bool) -> None:
         """Take all later batches from arrays: on the host, or on the devices if `resident` is set."""
         collation, workers = self.plan.collation, self.workers
@@ -657,11 +652,8 @@ class DatasetEpochs(Epochs):
         now, then = self.plan.batching.given, before.plan.batching.given
         if now is not None and then is not None and now.given is then.given:
             self._epoch_setter = before._epoch_setter  # which knows whether somebody else sets its epoch
-        self.seed, self._has_drawn, self._follows_torch = (
-            before.seed,
-            before._has_drawn,
-            before._follows_torch,
-        )
+        self.seed, self._has_drawn = before.seed, before._has_drawn
+        self._follows_torch = before._follows_torch
         if before._resumed is not None:
             self.resume_at(before._resumed)
         before._fetching.retire()
@@ -788,52 +780,3 @@ class EpochOf:
 
     def __reduce__(self) -> tuple[type[EpochOf], tuple[()]]:
         return EpochOf, ()
-
-
-# What the user sees of a delivered step.
-
-
-def present_step(plan: LoadingPlan, position: Position, masked: bool, step: DeliveredStep) -> Any:
-    """Return a step, counted as received: the batch of the only place, or a list with one entry per place.
-
-    If it is `masked`, the last array of each place is the batch's mask.
-    """
-    # Each part takes its schema from its own first sample. Kept samples are collated, which compares them.
-    if plan.delivery.shards > 1 and not plan.collation.keeps:
-        _check_alike([staged for staged, _ in step])
-    batches: list[Any] = []
-    for staged, arrays in step:
-        position.received(staged)
-        assert staged.tree is not None
-        mask = arrays.pop() if masked else None
-        batch = staged.tree.build_batch(staged.levels, arrays, staged.objects, transposed=plan.transposed)
-        if plan.names is not None:
-            batch = dict(zip(plan.names, batch, strict=True))
-        batches.append(add_mask(batch, mask) if masked else batch)
-    return batches[0] if plan.names is None and len(plan.delivery.devices) == 1 else batches
-
-
-def _check_alike(parts: Sequence[StagedBatch]) -> None:
-    """Raise `SampleError` unless the parts of a batch have the same fields, shapes and dtypes."""
-    first, *others = parts
-    assert first.tree is not None
-    for part in others:
-        assert part.tree is not None
-        if part.layout is first.layout:  # equal batches share one, so this is nearly always all
-            continue
-        field, expected, got = None, first.tree.describe(), part.tree.describe()
-        if part.tree == first.tree:
-            names = first.tree.array_names
-            for name, one, other in zip(names, first.layout.fields, part.layout.fields, strict=True):
-                if (one.dtype, one.shape[1:]) != (other.dtype, other.shape[1:]):
-                    field = name
-                    expected, got = (describe_field(each.shape[1:], each.dtype) for each in (one, other))
-                    break
-            else:
-                continue
-        raise SampleError(
-            f"expected {expected} as in the first part of the batch that split='shards' has cut, got {got}; "
-            f"{IF_IT_VARIES}",
-            batch=part.number,
-            field=field,
-        )

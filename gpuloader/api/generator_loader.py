@@ -28,6 +28,8 @@ from gpuloader.watch.explaining import Measured
 from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
 from gpuloader.watch.stats import Meter
 
+Feeds = tuple[FeedSpec, ...] | None
+
 
 class ReaderEpochs(ReadingEpochs):
     """The epochs of a reader: each has an iterator, a thread and slots of its own."""
@@ -35,21 +37,15 @@ class ReaderEpochs(ReadingEpochs):
     reads = "reader"
 
     def __init__(
-        self,
-        meter: Meter,
-        capacity: int,
-        policy: ReadAheadPolicy | None,
-        names: tuple[str, ...] | None,
-        *,
-        as_list: bool,
+        self, meter: Meter, capacity: int, policy: ReadAheadPolicy | None, feeds: Feeds, *, as_list: bool
     ) -> None:
         super().__init__(meter)
         # The reader, what makes the function that stages its items in slots, and the items per batch.
         self.source: tuple[Reader, Callable[[], Stager], int] | None = None
         self.policy = policy
-        self._capacity = capacity
-        self._names = names
-        self._as_list = as_list or names is None
+        self.capacity = capacity
+        self._names = None if feeds is None else tuple(map(attrgetter("name"), feeds))
+        self._as_list = as_list or feeds is None
 
     def check_ready(self) -> None:
         """Raise `Misuse` if there is no source, or if an epoch cannot begin now."""
@@ -65,7 +61,7 @@ class ReaderEpochs(ReadingEpochs):
         assert self.source is not None
         source = self.source
         ended = partial(end_epoch, position, partial(find_spent_reader, source[0]))
-        return self.open_reading(position, guard, source, self._capacity, self.policy, self._present, ended)
+        return self.open_reading(position, guard, source, self.capacity, self.policy, self._present, ended)
 
     def _present(self, position: Position, is_single: bool, step: DeliveredStep) -> Any:
         batches: list[Any] = []
@@ -102,17 +98,16 @@ class GeneratorLoader(Measured):
         stream: object = None,
         static: bool = False,
     ) -> None:
-        self._output, self._stream = check_option("output", output), check_option("stream", stream)
-        self._static = check_option("static", static)
-        self._capacity = check_count("capacity", capacity)
+        given = {"output": output, "stream": stream, "static": static}
+        self._outputs: dict[str, Any] = {name: check_option(name, value) for name, value in given.items()}
+        self._drop_last = drop_last
+        capacity = check_count("capacity", capacity)
         self._feeds = None if feed_list is None else resolve_feeds(feed_list)
         read_ahead = check_read_ahead("use_double_buffer", use_double_buffer)
         policy = ReadAheadPolicy(fixed=read_ahead == THREAD, bound=True) if read_ahead else None
         self._multiprocess = use_multiprocess
-        self._drop_last = drop_last
         self._meter = Meter()
-        names = None if self._feeds is None else tuple(map(attrgetter("name"), self._feeds))
-        self._epochs = ReaderEpochs(self._meter, self._capacity, policy, names, as_list=return_list)
+        self._epochs = ReaderEpochs(self._meter, capacity, policy, self._feeds, as_list=return_list)
         self._kind = ""
         # Driving by hand: the epoch that `start` began, whether it is over, and for an iterable loader the
         # latest loop's epoch, weakly because leaving the loop ends it, or the one that `next` began.
@@ -232,31 +227,26 @@ class GeneratorLoader(Measured):
                 "the source changed while an epoch runs: it is read from the next start() on", stacklevel=3
             )
         epochs = self._epochs
-        delivery = Delivery.of(
-            parsed,
-            self._output,
-            self._stream,
-            prefetch=0 if epochs.policy is None else 1,
-            drop_last=self._drop_last,
-            static=self._static,
-        )
+        ahead = 0 if epochs.policy is None else 1
+        delivery = Delivery.of(parsed, prefetch=ahead, drop_last=self._drop_last, **self._outputs)
         if epochs.source is not None and epochs.delivery.places == parsed:
             # A graph may have been captured over the addresses where the earlier source's batches lay.
             delivery = replace(delivery, statics=epochs.delivery.statics)
         if self._multiprocess:
             # Its queue is as long as the loader reads ahead, so that the process may run as far ahead.
-            source = multiprocess_reader([source], queue_size=self._capacity)
+            source = multiprocess_reader([source], queue_size=epochs.capacity)
         epochs.deliver_to(delivery)
         epochs.source, self._kind = (source, make_stager, items_a_batch), kind
         return self
 
     def __repr__(self) -> str:
-        fields = (
-            "" if self._feeds is None else f" with the fields {', '.join(one.name for one in self._feeds)}"
-        )
-        parts = [f"a reader of {self._kind}{fields}" if self._kind else f"no source yet{fields}"]
-        reads_ahead = self._epochs.policy is not None
-        parts.append(f"up to {self._capacity} batches ahead" if reads_ahead else "nothing read ahead")
+        ahead = f"up to {self._epochs.capacity} batches ahead"
+        parts = [
+            f"a reader of {self._kind}" if self._kind else "no source yet",
+            "nothing read ahead" if self._epochs.policy is None else ahead,
+        ]
+        if self._feeds is not None:
+            parts[0] += f" with the fields {', '.join(one.name for one in self._feeds)}"
         if self._epochs.source is not None:
             parts.append(f"on {', '.join(device.name for device in self._epochs.delivery.devices)}")
         return f"<{type(self).__name__}: {'; '.join(parts)}>"

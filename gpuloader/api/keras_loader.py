@@ -94,16 +94,13 @@ class DataLoader(dataset_loader.DataLoader[S]):
         # Keras takes one batch to build a model and drops that iterator. Its batch is the first of the epoch
         # that follows, so it is kept, with the rest of its pass, until somebody takes a second one.
         begun, self._begun = self._begun, None
-        if begun is None:
-            batches: Iterator[Any] = map(_as_data, iter(self))
-            first = next(batches, None)
-            if first is None:  # a loaded state may be the end of an epoch, and Keras expects a batch
+        first, batches = begun or (None, iter(()))
+        for _ in range(2):  # a loaded state may be the end of an epoch, and Keras expects a batch
+            if first is None:
                 batches = map(_as_data, iter(self))
                 first = next(batches, None)
-                if first is None:
-                    return
-        else:
-            first, batches = begun
+        if first is None:
+            return
         # Whether a single batch was the epoch or only a first glance at it cannot be told.
         if self.num_batches != 1:
             self._begun = first, batches

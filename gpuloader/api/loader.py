@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic
 
 from gpuloader.api.epochs import DatasetEpochs, DrawnAhead, EpochOf, UpcomingBatches
 from gpuloader.api.generator_loader import from_dataset, from_generator
 from gpuloader.api.loading import Framework, decide
-from gpuloader.api.options import DEPRECATED, Options, warn
+from gpuloader.api.options import Options, warn_of_deprecated
 from gpuloader.api.state import read_state
 from gpuloader.devices.places import Place
 from gpuloader.epoch.cache import ArraySource, materialise
 from gpuloader.epoch.epoch import Iteration
 from gpuloader.fields.spec import FeedSpec
-from gpuloader.order.batching import Batching, StoredOrder
+from gpuloader.order.batching import StoredOrder
 from gpuloader.order.randomness import GeneratorLike
 from gpuloader.sources.dataset import Readable, S
 from gpuloader.transforms.program import Transform
@@ -193,6 +194,7 @@ class DataLoader(Measured, Generic[S]):
     from_dataset = staticmethod(from_dataset)
     from_generator = staticmethod(from_generator)
     _framework = Framework()
+    _upcoming = UpcomingBatches  # the class of a batch sampler that the loader makes
     _epochs: DatasetEpochs
 
     def __init__(
@@ -241,12 +243,18 @@ class DataLoader(Measured, Generic[S]):
         pin_memory: bool = False,
         pin_memory_device: str = "",
     ) -> None:
-        given = {**locals()}  # by the names of the table, as a test makes sure
-        del given["self"]
-        options = Options(**given)
-        for name, advice in DEPRECATED.items():
-            if getattr(options, name) is not None:
-                warn(f"{name} is deprecated and goes with the next release; {advice}", DeprecationWarning, 0)
+        # In the order of the table, as a test makes sure.
+        # fmt: off
+        options = Options(
+            dataset, feed_list, places, return_list, batch_sampler, batch_size, shuffle, drop_last,
+            collate_fn, num_workers, use_buffer_reader, prefetch_factor, use_shared_memory, timeout,
+            worker_init_fn, persistent_workers, sampler, seed, generator, prefetch, memory_budget, in_order,
+            worker_type, start_method, multiprocessing_context, on_worker_death, ragged, pad, transforms,
+            decode, on_bad, cache, split, remainder, output, stream, copy_priority, static, shard, uneven,
+            pin_memory, pin_memory_device,
+        )
+        # fmt: on
+        warn_of_deprecated(options)
         self._open(options)
 
     def _open(self, options: Options, framework: Framework | None = None) -> None:
@@ -256,7 +264,7 @@ class DataLoader(Measured, Generic[S]):
         self._meter = vars(self).get("_meter") or Meter()
         self._epochs = DatasetEpochs(plan, self._meter)
         self._batches: Iterable[Any] | None = None  # what `batch_sampler` has made
-        self._cache = plan.cache  # until the first epoch fills it
+        self._cache = options.cache  # until the first epoch fills it
 
     def __call__(self) -> Iterator[Any]:
         """Begin the next epoch and return its iterator, as ``iter(loader)`` does."""
@@ -448,14 +456,8 @@ class DataLoader(Measured, Generic[S]):
         if self._batches is None and batching.sampler is not None and batching.given_size is not None:
             sampler = self.sampler
             assert sampler is not None
-            kind = self._upcoming_batches()
-            self._batches = kind(sampler, batching.given_size, batching.drop_last, self._epochs)
+            self._batches = self._upcoming(sampler, batching.given_size, batching.drop_last, self._epochs)
         return self._batches
-
-    @staticmethod
-    def _upcoming_batches() -> type[UpcomingBatches]:
-        """Return the class of a batch sampler that the loader makes."""
-        return UpcomingBatches
 
     @property
     def drop_last(self) -> bool:
@@ -577,20 +579,23 @@ class DataLoader(Measured, Generic[S]):
         except Exception:
             dataset = name
         batches = "single samples" if batching.given_size is None else f"batches of {batching.given_size}"
-        order = "in the dataset's order" if batching.batch_sampler is None else "in its order"
+        order = "in the dataset's order"
         if batching.batch_sampler is not None:
-            batches = f"batches of {type(batching.batch_sampler).__name__}"
-        if options.sampler is not None:
+            batches, order = f"batches of {type(batching.batch_sampler).__name__}", "in its order"
+        elif options.sampler is not None:
             order = f"in the order of {type(options.sampler).__name__}"
         elif options.shuffle:
             order = "shuffled" if batching.seed is None else f"shuffled with seed {batching.seed}"
-        workers = f"{count or 'no'} worker {self._epochs.workers.kind}" if count else "no workers"
-        if count > 1:
-            workers += "es" if self._epochs.workers.kind == "process" else "s"
+        kinds = {"process": "processes", "thread": "threads"} if count > 1 else {}
+        kind = self._epochs.workers.kind
+        workers = f"{count} worker {kinds.get(kind, kind)}" if count else "no workers"
         if count and self._epochs.workers.most:
             workers += ", a number found automatically"
         devices = ", ".join(device.name for device in plan.delivery.devices)
-        parts = [dataset, batches, order, *_describe_rank(batching), workers, f"on {devices}"]
+        parts = [dataset, batches, order, workers, f"on {devices}"]
+        with suppress(ValueError):  # a description must not fail if the launcher's variables are inconsistent
+            rank, world_size = self._epochs.ranks
+            parts[3:3] = [f"rank {rank} of {world_size}"] if world_size > 1 else []
         return f"<{type(self).__name__}: {'; '.join(parts)}>"
 
     # A copy or a pickle has the same options, and starts with its first epoch.
@@ -631,13 +636,3 @@ def refuse_change(name: str) -> ValueError:
         f"{name} cannot be changed once the loader is made: make another DataLoader, with the {name} that "
         "you need"
     )
-
-
-def _describe_rank(batching: Batching) -> list[str]:
-    try:
-        division = batching.settle().division
-    except ValueError:
-        return []  # a description must not fail if the launcher's variables are inconsistent
-    if division is None or division.world_size == 1:
-        return []
-    return [f"rank {division.rank} of {division.world_size}"]

@@ -70,7 +70,6 @@ class LoadingPlan:
     delivery: Delivery  # where batches land
     size: int | None  # samples per batch on one place; None if a batch sampler determines it
     names: tuple[str, ...] | None  # keys of the dicts that the user gets; None for the tree of a sample
-    cache: str | None  # where samples are kept after the first epoch: 'host' or 'device'
     draw_seed: Callable[[], int]  # asked when an epoch needs a seed that the user has not given
     follows_torch: bool  # whether that is so for every epoch
     transposed: bool  # whether columns of text that were entries of a list or tuple are tuples
@@ -160,10 +159,9 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
     names = None if options.return_list or feeds is None else tuple(map(attrgetter("name"), feeds))
     size = None if batching.size is None else -(-batching.size // delivery.shards)
     transposed = framework.keeps_values and not collation.whole
-    cache = options.cache
     # fmt: off
     return LoadingPlan(
-        source, batching, collation, workers, delivery, size, names, cache, draw, follows_torch, transposed
+        source, batching, collation, workers, delivery, size, names, draw, follows_torch, transposed
     )
     # fmt: on
 

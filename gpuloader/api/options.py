@@ -24,12 +24,13 @@ from gpuloader.fetch.contract import METHODS
 from gpuloader.order.dividing import UNEVEN
 from gpuloader.order.randomness import GeneratorLike
 
-# Checks of one value. Each takes the option's name and its value, and returns the value to use.
+# Checks of one value. Each takes the option's name and its value, which is not the default, and returns the
+# value to use.
 
 
 def check_function(name: str, value: Any) -> Any:
-    """Return a function or None; raise `TypeError` for anything else."""
-    if value is not None and not callable(value):
+    """Return a function; raise `TypeError` for anything else."""
+    if not callable(value):
         raise TypeError(f"{name} must be callable, got {type(value).__name__}")
     return value
 
@@ -54,14 +55,8 @@ def check_prefetch(name: str, value: Any) -> int | str:
     return AUTO if isinstance(value, str) and value == AUTO else check_count(name, value)
 
 
-def check_seed(name: str, value: Any) -> int | None:
-    """Return a seed of 64 bits, or None; raise `ValueError` for anything else.
-
-    >>> check_seed("seed", 5), check_seed("seed", None)
-    (5, None)
-    """
-    if value is None:
-        return None
+def check_seed(name: str, value: Any) -> int:
+    """Return a seed of 64 bits; raise `ValueError` for anything else."""
     # As many bits as the seeds of PyTorch's generators, so that `torch.initial_seed()` can be passed on.
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value < 2**64:
         raise ValueError(f"{name} must be an integer from 0 to 2**64 - 1, got {value!r}")
@@ -82,10 +77,8 @@ def check_names(name: str, value: Any) -> frozenset[str]:
     return frozenset(names)
 
 
-def check_pads(name: str, value: Any) -> Mapping[str, float] | None:
+def check_pads(name: str, value: Any) -> Mapping[str, float]:
     """Return what fills up short rows, by field; raise `TypeError` unless texts are mapped to numbers."""
-    if value is None:
-        return None
     if not isinstance(value, Mapping) or not all(isinstance(field, str) for field in value):
         raise TypeError(f"{name} must map field names to fill values, got {value!r}")
     for field, fill in value.items():
@@ -189,9 +182,8 @@ class Options:
         write = partial(object.__setattr__, self)  # the table is complete once it is checked
         # PyTorch's second and third arguments are batch_size and shuffle, Paddle's and ours are feed_list and
         # places. A number is never a feed_list and a bool never a place, so both orders can be told apart.
-        if isinstance(self.feed_list, int | np.integer) or isinstance(self.places, bool):
-            for name, value in _read_pytorch_order(self).items():
-                write(name, value)
+        for name, value in _read_pytorch_order(self).items():
+            write(name, value)
         if self.shuffle is None:
             write("shuffle", False)  # PyTorch's default
         for row in dataclasses.fields(self):
@@ -285,12 +277,20 @@ def _resolve_start_method(options: Options) -> str:
 
 # Options that will go, and warnings that point at the user's line.
 
-DEPRECATED = {
+_DEPRECATED = {
     # One word for ranks and places: who pads among ranks pads among places, too.
     "remainder": "pass uneven, which decides for ranks and places alike",
     "memory_budget": "it has no effect: 'auto' keeps slots within 1 GiB and half of the available memory",
     "copy_priority": "it has no effect: transforms run ahead of your model's kernels",
 }
+
+
+def warn_of_deprecated(options: Options) -> None:
+    """Warn of each option that will go, at the line that made the loader."""
+    for name, advice in _DEPRECATED.items():
+        if getattr(options, name) is not None:
+            warn(f"{name} is deprecated and goes with the next release; {advice}", DeprecationWarning, 1)
+
 
 _PACKAGE = str(Path(__file__).parents[1])
 

@@ -188,6 +188,10 @@ def prefetch(
     return PrefetchedLoader(batches, places, prefetch, output, host, transforms, stream, drop_last, seed)
 
 
+PrefetchOptions = tuple[Any, int, str | None, Sequence[str], Sequence[Transform], object, bool, int | None]
+"""The options of `prefetch`, in the order of its parameters."""
+
+
 class WrappedEpochs(ReadingEpochs):
     """The epochs around another loader: each is a pass over it, whose first batch starts its workers."""
 
@@ -197,15 +201,9 @@ class WrappedEpochs(ReadingEpochs):
         self,
         batches: Any,
         meter: Meter,
-        places: Any,
-        prefetch: int,
-        output: str | None,
-        host: Sequence[str],
-        transforms: Sequence[Transform],
-        stream: object,
-        drop_last: bool,
-        seed: int | None,
+        options: PrefetchOptions,
     ) -> None:
+        places, prefetch, output, host, transforms, stream, drop_last, seed = options
         self.ahead = ahead = check_whole("prefetch", prefetch, 1 << 31)
         if places is None:
             # The GPU that the program has selected, as torchrun's programs do by their local rank.
@@ -365,7 +363,7 @@ class PrefetchedLoader(Measured):
 
     _epochs: WrappedEpochs
 
-    def __init__(self, batches: Iterable[Any], *options: Any) -> None:
+    def __init__(self, batches: Iterable[Any], *options: *PrefetchOptions) -> None:
         if not isinstance(batches, Iterable) or isinstance(batches, str | bytes | Mapping | type):
             advice = "; call it, and pass what it returns" if callable(batches) else ""
             raise BadType(
@@ -375,7 +373,7 @@ class PrefetchedLoader(Measured):
         # Not by assignment: until `_batches` is there, no attribute can be looked up in it.
         vars(self).update(_batches=batches, _options=options)
         self._meter = Meter()
-        self._epochs = WrappedEpochs(batches, self._meter, *options)
+        self._epochs = WrappedEpochs(batches, self._meter, options)
 
     def __len__(self) -> int:
         """Return the number of steps in a pass; raise `TypeError` if the wrapped loader has no length."""

@@ -7,12 +7,10 @@ from functools import partial
 from typing import Any
 
 from gpuloader.api.options import warn
+from gpuloader.api.presenting import Present
 from gpuloader.batches.items import ItemState
 from gpuloader.epoch.epoch import DeliveredStep
 from gpuloader.order.batching import Batching
-
-Present = Callable[[DeliveredStep], Any]
-"""Returns what the user sees of a delivered step."""
 
 _has_warned = False
 

@@ -394,10 +394,6 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
         self._grouping = _find_grouping(self.__dict__["batch_sampler"])
         self.__dict__.update(shown)
 
-    @staticmethod
-    def _upcoming_batches() -> type[UpcomingBatches]:
-        return _UpcomingBatches
-
 
 def _name_options() -> inspect.Signature:
     """Return the signature of a loader with all its options, which Lightning looks up by name."""
@@ -450,6 +446,9 @@ class _UpcomingBatches(UpcomingBatches, TorchBatchSampler):  # type: ignore[misc
                 UserWarning,
                 stacklevel=2,
             )
+
+
+DataLoader._upcoming = _UpcomingBatches
 
 
 def random_split(

@@ -94,9 +94,7 @@ class InMemoryDataset(QueueDataset):
     ([(array([0.5]),), (array([1.5]),)], 2)
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._samples: list[tuple[Array, ...]] | None = None
+    _samples: list[tuple[Array, ...]] | None = None
 
     def load_into_memory(self) -> None:
         """Read all files."""
