@@ -1,5 +1,7 @@
 """Loaders for all ranks of a run in one process, and the contents of their batches."""
 
+import json
+
 from gpuloader import DataLoader, IterableDataset
 
 
@@ -59,3 +61,27 @@ def order_of(count, epoch=0, **options):
 def loaders_of(dataset, world_size, **options):
     """Return one loader per rank, all for the same dataset object."""
     return [make(dataset, rank, world_size, **options) for rank in range(world_size)]
+
+
+def read_in_legs(legs):
+    """Return the samples of an epoch and the state behind it; a leg is the loaders of all ranks, and steps.
+
+    The state of the ranks, which must be one, passes through JSON from leg to leg.
+    """
+    state, samples = None, []
+    for ranks, most in legs:
+        for loader in ranks if state is not None else ():
+            loader.load_state_dict(json.loads(json.dumps(state)))
+            assert loader.state_dict() == state
+        epochs = [iter(loader) for loader in ranks]
+        for _ in range(most):
+            step = [next(epoch, None) for epoch in epochs]
+            assert len({batch is None for batch in step}) == 1
+            if step[0] is None:
+                break
+            samples += [one for batch in step for one in numbers(batch)]
+        state = ranks[0].state_dict()
+        assert all(loader.state_dict() == state for loader in ranks)
+        if state["epoch"]:
+            break
+    return samples, state

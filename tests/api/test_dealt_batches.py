@@ -1,7 +1,5 @@
 """Batch samplers of the user's that are the same on every rank: whole batches are dealt to the ranks."""
 
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +7,7 @@ from hypothesis import strategies as st
 
 from gpuloader import BatchSampler, DataLoader, LoaderError, RandomSampler, cpu_places
 from tests.loading import load
-from tests.rank_loaders import numbers, values_of
+from tests.rank_loaders import numbers, read_in_legs, values_of
 from tests.sample_sets import INLINE, PROCESSES, THREADS, name_workers
 
 SEVEN = [[0, 1], [2], [3, 4, 5], [6, 7], [8, 9], [10], [11, 12]]
@@ -46,17 +44,20 @@ def epochs_of(batches, world_size, **options):
     ]
 
 
+class Own(BatchSampler):
+    """A subclass with batches of its own."""
+
+    def __iter__(self):
+        return iter(SEVEN[:6])
+
+
 @pytest.mark.parametrize("workers", [INLINE, THREADS, PROCESSES], ids=name_workers)
 def test_batches_are_dealt_in_turn(workers):
-    assert epochs_of(SEVEN[:6], 3, **workers) == [[[0, 1], [6, 7]], [[2], [8, 9]], [[3, 4, 5], [10]]]
-
-
-def test_a_subclass_with_batches_of_its_own_is_dealt_too():
-    class Own(BatchSampler):
-        def __iter__(self):
-            return iter(SEVEN[:6])
-
-    assert epochs_of(Own(range(12), batch_size=2), 3) == epochs_of(SEVEN[:6], 3)
+    for batches in (SEVEN[:6], Own(range(12), batch_size=2)):
+        assert epochs_of(batches, 3, **workers) == [[[0, 1], [6, 7]], [[2], [8, 9]], [[3, 4, 5], [10]]]
+    sampler = Bucketed()  # is read by steps, here ahead of nothing
+    next(iter(make(sampler, 1, 2, uneven="drop", use_buffer_reader=False)))
+    assert sampler.yielded == 2
 
 
 @pytest.mark.parametrize("kind", [Bucketed, Sized])
@@ -86,13 +87,6 @@ def test_the_length_is_known_if_the_sampler_has_one():
         len(make(Bucketed(), 0, 3))
 
 
-def test_a_batch_sampler_is_read_by_steps():
-    sampler = Bucketed()
-    epoch = iter(make(sampler, 1, 2, uneven="drop", use_buffer_reader=False))  # nothing reads ahead
-    next(epoch)
-    assert sampler.yielded == 2
-
-
 class TestRefusals:
     def test_of_a_number_of_batches_that_does_not_divide(self):
         with pytest.raises(ValueError, match="7 batches fill 2 steps of 3 ranks and leave 1"):
@@ -102,24 +96,16 @@ class TestRefusals:
             make(Bucketed(), 0, 3, uneven="error")
 
     def test_of_a_length_that_was_not_true(self):
-        class Wrong(Bucketed):
-            def __len__(self):
-                return 6
-
+        wrong = type("Wrong", (Bucketed,), {"__len__": lambda self: 6})()
         with pytest.raises(LoaderError, match="the batch sampler's last step has 1 batches for 3 ranks"):
-            list(make(Wrong(), 0, 3, uneven="error"))
+            list(make(wrong, 0, 3, uneven="error"))
 
-    def test_of_batches_that_are_drawn_on_each_rank(self):
+    def test_of_batches_that_are_drawn_on_each_rank_or_cut_into_shards(self):
         drawn = RandomSampler(range(13), generator=np.random.default_rng(0))
-
-        class Own(Bucketed):
-            sampler = drawn
-
-        for sampler in (BatchSampler(sampler=drawn, batch_size=2), Own(), iter(SEVEN)):
+        own = type("Own", (Bucketed,), {"sampler": drawn})()
+        for sampler in (BatchSampler(sampler=drawn, batch_size=2), own, iter(SEVEN)):
             with pytest.raises(ValueError, match="shard needs an order that is the same on every rank"):
                 make(sampler, 0, 2)
-
-    def test_of_shards_on_several_places(self):
         with pytest.raises(ValueError, match="split='shards' cannot cut the batches of a batch_sampler"):
             make(SEVEN, 0, 2, places=cpu_places(2), split="shards")
 
@@ -133,26 +119,11 @@ class TestStates:
     )
     @settings(max_examples=80, deadline=None)
     def test_resume_with_any_number_of_ranks(self, count, legs, last, kind):
-        batches = [[number] for number in range(count)]
-        state, found = None, []
-        for world_size, most in [*legs, (last, 10**6)]:
-            ranks = [make(kind(batches), rank, world_size) for rank in range(world_size)]
-            for loader in ranks:
-                if state is not None:
-                    loader.load_state_dict(json.loads(json.dumps(state)))
-                    assert loader.state_dict() == state
-            epochs = [iter(loader) for loader in ranks]
-            for _ in range(most):
-                step = [next(epoch, None) for epoch in epochs]
-                assert len({batch is None for batch in step}) == 1
-                if step[0] is None:
-                    break
-                found += [one for batch in step for one in numbers(batch)]
-            states = [loader.state_dict() for loader in ranks]
-            assert all(one == states[0] for one in states)
-            state = states[0]
-            if state["epoch"]:
-                break
+        def make_all(world_size):
+            batches = [[number] for number in range(count)]
+            return [make(kind(batches), rank, world_size) for rank in range(world_size)]
+
+        found, state = read_in_legs((make_all(ranks), most) for ranks, most in [*legs, (last, 10**6)])
         assert found == list(range(count))
         assert state == {"version": 1, "epoch": 1, "batches": 0, "seed": 5}
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpuloader import cpu_places
 from tests.loading import load
-from tests.rank_loaders import Stream, epoch_of, loaders, make, numbers, order_of
+from tests.rank_loaders import Stream, epoch_of, loaders, make, numbers, order_of, read_in_legs
 from tests.sample_sets import ONE_THREAD, PROCESSES, values
 
 legs = st.lists(
@@ -29,32 +29,15 @@ class TestResuming:
     def test_at_any_world_size_and_batch_size_loses_and_repeats_nothing(
         self, count, legs, last, uneven, kind
     ):
-        state, samples = None, []
-        for world_size, size, most, threads in [*legs, (*last, 10**6, 0)]:
+        def make(world_size, size, threads):
             options = {"num_workers": threads, "worker_type": "thread"} if threads else {}
-            found = loaders(count, world_size, kind=kind, batch_size=size, uneven=uneven, **options)
-            for loader in found:
-                if state is not None:
-                    loader.load_state_dict(json.loads(json.dumps(state)))
-                    assert loader.state_dict() == state
-            epochs = [iter(loader) for loader in found]
-            ended = False
-            for _ in range(most):
-                step = [next(epoch, None) for epoch in epochs]
-                assert len({batch is None for batch in step}) == 1
-                if step[0] is None:
-                    ended = True
-                    break
-                samples += [one for batch in step for one in numbers(batch)]
-            states = [loader.state_dict() for loader in found]
-            assert all(one == states[0] for one in states)
-            state = states[0]
-            assert set(state) == {"version", "epoch", "seed", "position"}
-            if ended:
-                break
+            return loaders(count, world_size, kind=kind, batch_size=size, uneven=uneven, **options)
+
+        legs = [*legs, (*last, 10**6, 0)]
+        samples, state = read_in_legs((make(*sizes, threads), most) for *sizes, most, threads in legs)
         assert len(set(samples)) == len(samples)
-        lost = count - len(samples)
         assert set(samples) <= set(range(count))
+        lost = count - len(samples)
         assert lost == 0 if uneven == "pad" else lost < 6
         assert state == {"version": 2, "epoch": 1, "seed": 5, "position": 0}
 

@@ -124,6 +124,11 @@ BAD_OPTIONS = {
     "ragged and feeds": ({"feed_list": [FEED], "ragged": ["x"]}, ValueError, "declare the fields with lod_l"),
     "pad of a dense feed": ({"feed_list": [FEED], "pad": {"x": 0}}, ValueError, r"pad names \['x'\], which"),
     "pad beyond a feed": ({"feed_list": [LEVEL], "pad": {"x": -1}}, ValueError, "pad rows of uint8 with -1"),
+    "ranks and no seed": ({"shard": "auto", "shuffle": True}, ValueError, "pass the same seed to all"),
+    "ranks and no order": ({"shard": "auto", "in_order": False}, ValueError, "shard needs in_order=True"),
+    "ranks and single": ({"shard": "auto", "batch_size": None}, ValueError, "uneven='pad' adds a mask"),
+    "ranks and a set": ({"shard": "auto", "sampler": {1, 2}}, ValueError, "the same on every rank"),
+    "a rank beyond": ({"shard": (2, 2)}, ValueError, "the rank in shard must be an integer from 0 to 1"),
     **{f"batches and {name}": ({"batch_sampler": [[0]], name: value}, ValueError, "determines the batches")
        for name, value in OF_BATCHES.items()},
     "batches of none": ({"batch_sampler": [[0]], "batch_size": None}, ValueError, "determines the batches"),
@@ -224,28 +229,22 @@ LENGTHS = [
     (Endless(), {"sampler": range(7), "batch_size": 2}, 4),
     (Endless(), {"sampler": SequenceSampler(range(3))}, 3),
     (Unfinished(), {"batch_sampler": [[1], [2]]}, 2),
+    (Counting(3), {}, None),
+    (iter([1]), {}, None),
+    (NUMBERS, {"sampler": iter([1])}, None),
+    (NUMBERS, {"batch_sampler": iter([[1]])}, None),
+    (Endless(), {"sampler": (index for index in [1])}, None),
 ]
 
 
 @pytest.mark.parametrize(("dataset", "options", "count"), LENGTHS)
 def test_the_length_is_the_number_of_batches(dataset, options, count):
     loader = load(dataset, **options)
-    assert len(loader) == len(list(loader)) == count
-
-
-NO_LENGTHS = [
-    (Counting(3), {}),
-    (iter([1]), {}),
-    (NUMBERS, {"sampler": iter([1])}),
-    (NUMBERS, {"batch_sampler": iter([[1]])}),
-    (Endless(), {"sampler": (index for index in [1])}),
-]
-
-
-@pytest.mark.parametrize(("dataset", "options"), NO_LENGTHS)
-def test_what_has_no_length_says_so(dataset, options):
-    with pytest.raises(TypeError, match="has no length"):
-        len(load(dataset, **options))
+    if count is None:
+        with pytest.raises(TypeError, match="has no length"):
+            len(loader)
+    else:
+        assert len(loader) == len(list(loader)) == count
 
 
 @by_workers

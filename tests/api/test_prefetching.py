@@ -217,23 +217,25 @@ class TestHostFields:
     def test_they_are_handed_through(self):
         lengths, ids = np.int32([0, 3, 9]), rows(1)
         batch = {"ids": ids, "cu_seqlens": lengths, "meta": {"a": ids, "b": [ids]}}
-        [found] = on_device([batch], host=["cu_seqlens", "meta.b"])
+        found, later = on_device([batch, {"ids": ids}], host=["cu_seqlens", "meta.b"])
         assert found["cu_seqlens"] is lengths
         assert found["meta"]["b"][0] is ids
         assert type(found["ids"]) is type(found["meta"]["a"]) is SimulatedArray
+        assert wholly(later) == wholly({"ids": ids})  # later batches may lack them
         [found] = on_device([(ids, ids)], host=["1"])  # a position is a name, too
         assert found[1] is ids
         assert type(found[0]) is SimulatedArray
 
-    def test_a_name_that_is_unknown(self, place):
-        loader = gpuloader.prefetch([{"ids": rows(1)}], places=place, host=["cu_seqlen"])
-        message = r"host names \['cu_seqlen'\], but the first batch has no such fields; it has \['ids'\]"
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"host": ["cu_seqlen"]}, r"host names \['cu_seqlen'\], .* no such fields; it has \['ids'\]"),
+            ({"transforms": [RandomCropFlip("y", (2, 2))]}, "no such array field"),
+        ],
+    )
+    def test_a_name_that_is_unknown(self, place, options, message):
         with pytest.raises(SampleError, match=message):
-            list(loader)
-
-    def test_later_batches_may_lack_it(self, place):
-        batches = [{"ids": rows(1), "n": rows(2)}, {"ids": rows(1)}]
-        assert len(list(gpuloader.prefetch(batches, places=place, host=["n"]))) == 2
+            list(gpuloader.prefetch([{"ids": rows(1)}], places=place, **options))
 
 
 class TestOnAHost:
@@ -243,6 +245,8 @@ class TestOnAHost:
         loader = gpuloader.prefetch(batches, places="cpu", prefetch=prefetch)
         for _ in range(2):
             assert all(one is other for one, other in zip(loader, batches, strict=True))
+        converted = gpuloader.prefetch(batches, places="cpu", prefetch=prefetch, output="numpy")
+        assert all(one["x"] is other["x"] for one, other in zip(converted, batches, strict=True))
 
     @pytest.mark.parametrize("drop_last", [False, True])
     def test_several_places(self, drop_last):
@@ -271,11 +275,6 @@ class TestOnAHost:
         for number, step in enumerate(gpuloader.prefetch(plain(6), places=["cpu", *simulated_places(1)])):
             assert [type(one) for one in step] == [np.ndarray, SimulatedArray]
             assert [wholly(one) for one in step] == [wholly(rows(2 * number + more)) for more in (0, 1)]
-
-    def test_an_output_is_what_arrays_become(self):
-        batches = [{"x": rows(1), "text": "cat"}]
-        [found] = gpuloader.prefetch(batches, places="cpu", output="numpy")
-        assert found["x"] is batches[0]["x"]
 
 
 class _Each:
@@ -375,24 +374,27 @@ class TestOrderAndLife:
             next(trainer.epoch)
             del trainer
 
-    def test_several_loops_at_once(self, place):
-        loader = gpuloader.prefetch(plain(6), places=place)
-        assert [firsts(pair) for pair in zip(loader, loader, strict=True)] == [[n, n] for n in range(6)]
-
     def test_a_pass_begins_with_its_first_batch(self, place):
         begun = []
-        loader = gpuloader.prefetch(_Each(lambda: begun.append(1) or plain(1)), places=place)
+        loader = gpuloader.prefetch(_Each(lambda: begun.append(1) or plain(6)), places=place)
         unused = iter(loader)
         assert not begun
         unused.close()
         assert list(unused) == []
-        assert len(list(loader)) == 1
+        # Several loops may run at once.
+        assert [firsts(pair) for pair in zip(loader, loader, strict=True)] == [[n, n] for n in range(6)]
+        assert len(begun) == 2
 
-    def test_a_loader_that_reads_itself_is_refused(self):
-        loader = gpuloader.prefetch(
-            _Each(lambda: (next(iter(loader)) for _ in range(2))), places="cpu", prefetch=0
-        )
-        with pytest.raises(LoaderError, match="would read itself"):
+    @pytest.mark.parametrize(
+        ("read", "error", "message"),
+        [
+            (lambda loader: 1 // 0, ZeroDivisionError, "division"),
+            (lambda loader: (next(iter(loader)) for _ in range(2)), LoaderError, "would read itself"),
+        ],
+    )
+    def test_a_pass_that_cannot_begin(self, read, error, message):
+        loader = gpuloader.prefetch(_Each(lambda: read(loader)), places="cpu", prefetch=0)
+        with pytest.raises(error, match=message):
             list(loader)
 
 
@@ -412,34 +414,28 @@ class Locked(SimulatedDevice):
 class TestPageLockedArrays:
     big = staticmethod(lambda number: np.full((100, 200), number, np.int64))
 
-    def test_they_are_copied_from_where_they_lie(self, monkeypatch):
+    @pytest.mark.parametrize("first", [0, 1])
+    def test_they_are_copied_from_where_they_lie(self, monkeypatch, first):
+        """Also after batches that look like them, but do not lie in such memory."""
         arrays = [self.big(n) for n in range(5)]
-        device = Locked(*arrays)
+        device = Locked(*arrays[first:])
         copies = note_copies(device, monkeypatch)
         batches = [{"a": np.arange(n + 3), "x": one, "b": np.ones(2)} for n, one in enumerate(arrays)]
         loader = gpuloader.prefetch(batches, places=CustomPlace(device))
         for number, batch in enumerate(loader):
             assert wholly(batch) == wholly(batches[number])
-        [buffers] = loader._epochs._idle
-        assert buffers.ring.slot_nbytes < 2000  # the slots have no room for them
-        assert copies[::2] == [(one.ctypes.data, one.nbytes) for one in arrays]
-        small = loader.stats().nbytes - sum(one.nbytes for one in arrays)
-        assert 0 < small <= len(arrays) * buffers.ring.slot_nbytes
+        assert copies[first::2] == [(one.ctypes.data, one.nbytes) for one in arrays[first:]]
+        if not first:
+            [buffers] = loader._epochs._idle
+            assert buffers.ring.slot_nbytes < 2000  # the slots have no room for them
+            small = loader.stats().nbytes - sum(one.nbytes for one in arrays)
+            assert 0 < small <= len(arrays) * buffers.ring.slot_nbytes
 
     def test_they_keep_the_order_of_their_dimensions(self):
         loader = gpuloader.prefetch([IMAGES] * 2, places=CustomPlace(Locked(IMAGES)))
         for found in loader:
             np.testing.assert_array_equal(np.asarray(found), IMAGES)
         assert loader._epochs._idle[0].ring.slot_nbytes == 256
-
-    def test_batches_after_one_that_is_not(self, monkeypatch):
-        """They look like the one before, but do not lie in the same memory."""
-        arrays = [self.big(n) for n in range(3)]
-        device = Locked(*arrays[1:])
-        copies = note_copies(device, monkeypatch)
-        loader = gpuloader.prefetch([{"x": one} for one in arrays], places=CustomPlace(device))
-        assert [np.asarray(batch["x"])[0, 0] for batch in loader] == [0, 1, 2]
-        assert [address for address, _ in copies][1::2] == [one.ctypes.data for one in arrays[1:]]
 
     @pytest.mark.parametrize("locked", [False, True])
     def test_only_what_is_page_locked_is_asked_about_again(self, locked):
@@ -500,18 +496,16 @@ class TestPageLockedArrays:
         assert [one[0][0, 0] for one in seen] == [0, 1, 2, 3]
 
     def test_with_transforms(self):
-        pictures = [np.random.default_rng(n).integers(0, 256, (9, 40, 40, 3), np.uint8) for n in range(4)]
-        batches = [{"label": np.arange(9) % 4, "x": one} for one in pictures]
+        images = [np.random.default_rng(n).integers(0, 256, (9, 40, 40, 3), np.uint8) for n in range(4)]
+        batches = [{"label": np.arange(9) % 4, "x": one} for one in images]
         steps = [RandomCropFlip("x", (32, 32)), Normalize("x", scale=1 / 255), OneHot("label", 4)]
         options = {"transforms": steps, "seed": 5}
         found = [
             [wholly(batch) for batch in gpuloader.prefetch(batches, places=place, **options)]
-            for place in (CustomPlace(Locked(*pictures)), simulated_places(1)[0], "cpu")
+            for place in (CustomPlace(Locked(*images)), simulated_places(1)[0], "cpu")
         ]
         assert found[0] == found[1] == found[2]
         assert found[0][0]["x"][1] == "float32"
-
-    def test_transforms_check_the_other_arrays(self):
         big = self.big(0)
         batches = [{"x": big, "words": Ragged.from_samples([[1], [1] * n], "int64")} for n in (2, 3)]
         loader = gpuloader.prefetch(batches, places=CustomPlace(Locked(big)), transforms=[Pad("words", 2)])
@@ -522,16 +516,20 @@ class TestPageLockedArrays:
 
 
 class TestTransforms:
-    pictures = np.random.default_rng(0).integers(0, 256, (6, 4, 9, 8, 3), np.uint8)
+    images = np.random.default_rng(0).integers(0, 256, (6, 4, 9, 8, 3), np.uint8)
 
     def batches(self):
-        return [(one, np.arange(4)) for one in self.pictures]
+        return [(one, np.arange(4)) for one in self.images]
 
     def test_they_run_where_the_batch_lands(self, place):
         loader = gpuloader.prefetch(self.batches(), places=place, transforms=[Cast("0", "float32", 1 / 256)])
-        for (found, labels), pictures in zip(loader, self.pictures, strict=True):
-            np.testing.assert_array_equal(np.asarray(found), np.float32(pictures) / 256)
+        for (found, labels), images in zip(loader, self.images, strict=True):
+            np.testing.assert_array_equal(np.asarray(found), np.float32(images) / 256)
             assert np.asarray(labels).tolist() == [0, 1, 2, 3]
+        # Fields may have numbers of rows of their own.
+        batches = [{"scale": np.ones(1), "x": one, "n": np.zeros(())} for one in self.images]
+        loader = gpuloader.prefetch(batches, places=place, transforms=[RandomCropFlip("x", (5, 4))], seed=1)
+        assert [batch["x"].shape for batch in loader] == [(4, 5, 4, 3)] * 6
 
     def test_random_numbers_follow_from_seed_epoch_batch_and_row(self, place):
         def load(seed=1):
@@ -555,16 +553,6 @@ class TestTransforms:
         read(drawn)
         assert drawn.state_dict()["seed"] == state["seed"]  # drawn once
 
-    def test_fields_may_have_numbers_of_rows_of_their_own(self, place):
-        batches = [{"scale": np.ones(1), "x": one, "n": np.zeros(())} for one in self.pictures]
-        loader = gpuloader.prefetch(batches, places=place, transforms=[RandomCropFlip("x", (5, 4))], seed=1)
-        assert [batch["x"].shape for batch in loader] == [(4, 5, 4, 3)] * 6
-
-    def test_a_field_that_does_not_exist(self, place):
-        loader = gpuloader.prefetch([{"x": rows(1)}], places=place, transforms=[RandomCropFlip("y", (2, 2))])
-        with pytest.raises(SampleError, match="no such array field"):
-            list(loader)
-
 
 class TestErrors:
     @pytest.mark.parametrize(
@@ -584,10 +572,6 @@ class TestErrors:
             assert list(epoch) == []
         epoch.close()
         assert not loader_threads()
-
-    def test_an_iterable_that_cannot_begin(self):
-        with pytest.raises(ZeroDivisionError):
-            next(iter(gpuloader.prefetch(_Each(lambda: 1 // 0), places="cpu")))
 
     @pytest.mark.parametrize(
         ("options", "error", "message"),
@@ -711,16 +695,13 @@ class TestWrappedLoader:
         assert loader.state_dict()["epoch"] == 7
         assert len(list(loader)) == 2
 
-    def test_copies_and_pickles(self):
+    def test_copies_pickles_and_descriptions(self):
         loader = gpuloader.prefetch(Inner(), places="cpu", host=[], prefetch=3)
         for other in (copy.copy(loader), copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
             assert firsts(other) == firsts(loader)
-            assert other._epochs.ahead == 3
+            assert repr(other) == repr(loader) == "<prefetch of Inner: 3 steps ahead, on cpu>"
         assert copy.copy(loader)._batches is loader._batches
-
-    def test_it_describes_itself(self):
-        assert repr(gpuloader.prefetch(Inner(), places="cpu")) == "<prefetch of Inner: 2 steps ahead, on cpu>"
-        assert "nothing ahead" in repr(gpuloader.prefetch([], places=simulated_places(1), prefetch=0))
+        assert "nothing ahead" in repr(on_device([], prefetch=0))
 
 
 class TestState:
