@@ -270,19 +270,14 @@ class TestCopies:
         loader.set_epoch(1)
         assert values(again) == values(loader)
 
-    def test_the_seed_drawn_from_a_generator_stays(self, make):
+    def test_other_loaders(self, make):
         loader = DataLoader(NUMBERS, 4, True, generator=np.random.default_rng(5))
         again = make(loader)
-        assert values(again) == values(loader)
+        assert values(again) == values(loader)  # with the seed that was drawn from the generator
         assert isinstance(again.generator, np.random.Generator)
-
-    def test_a_subclass_keeps_what_it_added(self, make):
         loader = OwnLoader("mine")
         again = make(loader)
         assert type(again) is OwnLoader
-        assert (again.name, again.root) == ("mine", "MINE")
+        assert (again.name, again.root) == ("mine", "MINE")  # a subclass keeps what it added
         assert values(again) == values(loader)
-
-    def test_an_iterable_data_set(self, make):
-        loader = DataLoader(Counting(3), 2, places="cpu")
-        assert values(make(loader)) == [[0, 1], [2]]
+        assert values(make(DataLoader(Counting(3), 2, places="cpu"))) == [[0, 1], [2]]

@@ -63,18 +63,15 @@ def test_workers_and_slots_are_near_the_gpu(machine, mapped, kind):
     assert read(places=place(), num_workers=1, worker_type=kind) == {(1, machine)}
     assert mapped == [[machine]]
     assert sorted(os.sched_getaffinity(0)) == CORES
+    # More workers than cores there use all cores.
+    everywhere = {(len(CORES), CORES[0])}
+    assert read(places=place(), num_workers=len(CORES), worker_type=kind) == everywhere
+    assert mapped == [[machine]] * 2
 
 
 def test_the_calling_thread_is_left_alone(machine, mapped):
     """The user's thread runs where the user wants, but its slots lie near the GPU."""
     assert read(places=place(), use_buffer_reader=False) == {(len(CORES), CORES[0])}
-    assert mapped == [[machine]]
-
-
-@pytest.mark.parametrize("kind", ["thread", "process"])
-def test_more_workers_than_cores_there_use_all_cores(machine, mapped, kind):
-    found = read(places=place(), num_workers=len(CORES), worker_type=kind)
-    assert found == {(len(CORES), CORES[0])}
     assert mapped == [[machine]]
 
 

@@ -56,13 +56,11 @@ class TestStreams:
     def test_that_draw_their_items_draw_the_same_everywhere(self, workers):
         class Drawn(IterableDataset):
             def __iter__(self):
-                generator = sample_rng()
-                order = generator.permutation(20).tolist()
-                for number in order:
+                for number in sample_rng().permutation(20).tolist():
                     yield 1000 * get_worker_info().seed % 999983 * 20 + number
 
-        found = [epoch_of(make(Drawn(), rank, 2, **workers)) for rank in range(2)]
-        samples = [one for batches in found for batch in batches for one in batch]
+        ranks = [make(Drawn(), rank, 2, **workers) for rank in range(2)]
+        samples = [one for loader in ranks for batch in epoch_of(loader) for one in batch]
         assert sorted(one % 20 for one in samples) == list(range(20))
         assert len({one // 20 for one in samples}) == 1
 
@@ -84,23 +82,16 @@ class TestStreams:
 
     @pytest.mark.parametrize("workers", [THREADS, PROCESSES], ids=name_workers)
     def test_of_data_sets_with_indices_workers_have_seeds_of_their_own(self, workers):
-        dataset = Made(
-            lambda index: np.array([(info := get_worker_info()).rank, info.world_size, info.seed]), 40
-        )
-        seen = [
-            {tuple(row) for rows in make(dataset, rank, 2, **workers) for row in rows.tolist()}
-            for rank in range(2)
-        ]
-        assert [{row[:2] for row in rows} for rows in seen] == [{(0, 2)}, {(1, 2)}]
-        assert not {row[2] for row in seen[0]} & {row[2] for row in seen[1]}
+        def look(index):
+            info = get_worker_info()
+            return np.array([info.rank, info.world_size, info.seed, np.random.randint(2**31)])
 
-    def test_global_generators_of_processes_are_seeded_by_rank(self):
-        dataset = Made(lambda index: np.random.randint(2**31), 8)
-        drawn = [
-            [one for values in make(dataset, rank, 2, **PROCESSES) for one in values.tolist()]
-            for rank in range(2)
-        ]
-        assert not set(drawn[0]) & set(drawn[1])
+        seen = [{tuple(row) for rows in make(Made(look, 40), rank, 2, **workers) for row in rows.tolist()}
+                for rank in range(2)]  # fmt: skip
+        assert [{row[:2] for row in rows} for rows in seen] == [{(0, 2)}, {(1, 2)}]
+        # Global generators of processes are seeded by rank, too.
+        for at in (2, 3) if workers is PROCESSES else (2,):
+            assert not {row[at] for row in seen[0]} & {row[at] for row in seen[1]}
 
     def test_an_info_alone_asks_the_launcher(self, monkeypatch):
         monkeypatch.setenv("RANK", "1")
