@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic
 from gpuloader.api.epochs import DatasetEpochs, DrawnAhead, EpochOf, UpcomingBatches
 from gpuloader.api.generator_loader import from_dataset, from_generator
 from gpuloader.api.loading import Framework, decide
-from gpuloader.api.options import Options, warn_of_deprecated
+from gpuloader.api.options import DEPRECATED, Options, warn
 from gpuloader.api.state import read_state
 from gpuloader.devices.places import Place
 from gpuloader.epoch.cache import ArraySource, materialise
@@ -243,9 +243,8 @@ class DataLoader(Measured, Generic[S]):
         pin_memory: bool = False,
         pin_memory_device: str = "",
     ) -> None:
-        # In the order of the table, as a test makes sure.
         # fmt: off
-        options = Options(
+        options = Options(  # in the order of the table, as a test makes sure
             dataset, feed_list, places, return_list, batch_sampler, batch_size, shuffle, drop_last,
             collate_fn, num_workers, use_buffer_reader, prefetch_factor, use_shared_memory, timeout,
             worker_init_fn, persistent_workers, sampler, seed, generator, prefetch, memory_budget, in_order,
@@ -254,7 +253,9 @@ class DataLoader(Measured, Generic[S]):
             pin_memory, pin_memory_device,
         )
         # fmt: on
-        warn_of_deprecated(options)
+        for name, advice in DEPRECATED.items():
+            if getattr(options, name) is not None:
+                warn(f"{name} is deprecated and goes with the next release; {advice}", DeprecationWarning, 0)
         self._open(options)
 
     def _open(self, options: Options, framework: Framework | None = None) -> None:

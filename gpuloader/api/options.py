@@ -182,8 +182,9 @@ class Options:
         write = partial(object.__setattr__, self)  # the table is complete once it is checked
         # PyTorch's second and third arguments are batch_size and shuffle, Paddle's and ours are feed_list and
         # places. A number is never a feed_list and a bool never a place, so both orders can be told apart.
-        for name, value in _read_pytorch_order(self).items():
-            write(name, value)
+        if isinstance(self.feed_list, int | np.integer) or isinstance(self.places, bool):
+            for name, value in _read_pytorch_order(self).items():
+                write(name, value)
         if self.shuffle is None:
             write("shuffle", False)  # PyTorch's default
         for row in dataclasses.fields(self):
@@ -277,20 +278,12 @@ def _resolve_start_method(options: Options) -> str:
 
 # Options that will go, and warnings that point at the user's line.
 
-_DEPRECATED = {
+DEPRECATED = {
     # One word for ranks and places: who pads among ranks pads among places, too.
     "remainder": "pass uneven, which decides for ranks and places alike",
     "memory_budget": "it has no effect: 'auto' keeps slots within 1 GiB and half of the available memory",
     "copy_priority": "it has no effect: transforms run ahead of your model's kernels",
 }
-
-
-def warn_of_deprecated(options: Options) -> None:
-    """Warn of each option that will go, at the line that made the loader."""
-    for name, advice in _DEPRECATED.items():
-        if getattr(options, name) is not None:
-            warn(f"{name} is deprecated and goes with the next release; {advice}", DeprecationWarning, 1)
-
 
 _PACKAGE = str(Path(__file__).parents[1])
 
