@@ -1,7 +1,8 @@
 """The torchrun example, run for real: two processes sum their gradients and leave no process behind."""
 
-import importlib.util
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,12 +22,9 @@ def read(path):
     return torch.cat([weights.flatten() for weights in checkpoint["model"].values()]), checkpoint["loader"]
 
 
-@pytest.fixture(scope="module")
-def example():
-    spec = importlib.util.spec_from_file_location("torchrun_mnist", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def example(one_thread):
+    return SimpleNamespace(**runpy.run_path(str(SCRIPT)))
 
 
 @pytest.fixture(scope="module")
@@ -46,18 +44,13 @@ def test_two_processes_end_where_one_does(of_two, tmp_path):
 
 def test_they_are_the_sums_of_two_parts_to_the_bit(of_two, example):
     """Two processes compute the same as one that processes both parts of each batch in turn."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        model = example.make_model()
-        parts = [example.make_loader(32, shard=(rank, 2)) for rank in range(2)]
-        for _ in range(2):
-            for first, second in zip(*parts, strict=True):
-                one, other = (example.sum_gradients(model, *part) for part in (first, second))
-                example.take_step(model, one + other)
-        weights = torch.cat([weights.detach().flatten() for weights in model.state_dict().values()])
-    finally:
-        torch.set_num_threads(threads)
+    model = example.make_model()
+    parts = [example.make_loader(32, shard=(rank, 2)) for rank in range(2)]
+    for _ in range(2):
+        for first, second in zip(*parts, strict=True):
+            one, other = (example.sum_gradients(model, *part) for part in (first, second))
+            example.take_step(model, one + other)
+    weights = torch.cat([weights.detach().flatten() for weights in model.state_dict().values()])
     assert torch.equal(weights, of_two[0])
 
 

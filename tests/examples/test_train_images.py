@@ -11,23 +11,14 @@ from tests import launching
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("PIL")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_images.py"
 SMALL = ("--made", 60, "--batch", 8, "--size", 32)
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    """Let torch compute in one thread: the model is too small for more."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def run(*arguments):
-    return launching.run(SCRIPT, *SMALL, *arguments, processes=1)
+    return launching.run(SCRIPT, *SMALL, *arguments)
 
 
 def run_here(monkeypatch, *arguments):

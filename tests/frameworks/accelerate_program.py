@@ -1,10 +1,10 @@
 """Trains with Accelerate on each of torchrun's processes; each rank writes what it has seen to a file."""
 
-import argparse
 import contextlib
 import json
 import sys
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -27,38 +27,30 @@ class Steps(torch.optim.SGD):
         return super().step(closure)
 
 
+OPTIONS = {
+    "loader": {},
+    "config": {},
+    "plain": False,  # pass the loader to accelerator.prepare
+    "count": 22,
+    "epochs": 2,
+    "accumulate": 1,
+    "save_after": 0,  # save the state after a step, and stop
+    "folder": None,  # of the state
+    "skip": 0,
+    "join": False,  # train within join_uneven_inputs, as on several GPUs
+}
+
+
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("output", help="file to write to, with the rank appended")
-    parser.add_argument("--loader", default="{}")
-    parser.add_argument("--config", default="{}")
-    parser.add_argument("--plain", action="store_true", help="pass the loader to accelerator.prepare")
-    parser.add_argument("--count", type=int, default=22)
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--accumulate", type=int, default=1)
-    parser.add_argument("--save-after", type=int, default=0, help="save the state after a step, and stop")
-    parser.add_argument("--folder", help="folder of the state")
-    parser.add_argument("--skip", type=int, default=0)
-    parser.add_argument(
-        "--join", action="store_true", help="train within join_uneven_inputs, as on several GPUs"
-    )
-    parser.add_argument("--seed", type=json.loads, default=1)
-    options = parser.parse_args()
-    given = json.loads(options.loader)
-    kind = gpuloader.DataLoader if "shard" in given else gpuloader.torch.DataLoader
-    loader = kind(  # made before there are ranks
-        np.arange(options.count, dtype="float32"),
-        batch_size=4,
-        places="cpu",
-        output="torch",
-        shuffle=True,
-        **({} if options.seed is None else {"seed": options.seed}),
-        **given,
-    )
+    output, given = sys.argv[1:]  # the rank is appended to the name of the file
+    options = SimpleNamespace(**OPTIONS | json.loads(given))
+    kind = gpuloader.DataLoader if "shard" in options.loader else gpuloader.torch.DataLoader
+    settings = {"batch_size": 4, "places": "cpu", "output": "torch", "shuffle": True, **options.loader}
+    loader = kind(np.arange(options.count, dtype="float32"), **settings)  # made before there are ranks
     accelerator = Accelerator(
         cpu=True,
         gradient_accumulation_steps=options.accumulate,
-        dataloader_config=DataLoaderConfiguration(**json.loads(options.config)),
+        dataloader_config=DataLoaderConfiguration(**options.config),
     )
     model = torch.nn.Linear(1, 1)
     optimizer = Steps(model.parameters(), lr=0.0)
@@ -94,9 +86,8 @@ def main():
                         optimizer.zero_grad()
                     found["seen"].append([epoch, batch.int().tolist()])
                     if not options.join:  # which allows no other collective
-                        found["gathered"].append(
-                            [epoch, accelerator.gather_for_metrics(batch).int().tolist()]
-                        )
+                        gathered = accelerator.gather_for_metrics(batch)
+                        found["gathered"].append([epoch, gathered.int().tolist()])
                     found["ends"].append(accelerator.gradient_state.end_of_dataloader)
                     found["synced"].append(accelerator.sync_gradients)
                     steps += 1
@@ -110,11 +101,11 @@ def main():
     found["length"] = len(batches)
     found["warnings"] = [str(one.message) for one in caught if "shard=" in str(one.message)]
     found["joined"] = sum("even_batches=False has no effect" in str(one.message) for one in caught)
-    with open(f"{options.output}.{accelerator.process_index}", "w") as file:
+    with open(f"{output}.{accelerator.process_index}", "w") as file:
         json.dump(found, file)
     accelerator.wait_for_everyone()
     leave()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -3,7 +3,6 @@
 Lightning starts the second process itself: it runs this script again.
 """
 
-import argparse
 import json
 import logging
 import sys
@@ -69,19 +68,16 @@ def load(run, **more):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path, help="for checkpoints, and for a file of each run and rank")
-    parser.add_argument("runs", type=json.loads, help="what to do, one after another, by name")
-    options = parser.parse_args()
+    # The folder is for checkpoints, and for a file of each run and rank; the runs are done one after another.
+    folder, runs = Path(sys.argv[1]), json.loads(sys.argv[2])
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
     # Made before the trainer starts the other process, when there are no ranks yet.
-    loaders = {
-        name: (load(run, shuffle=True, seed=1), load(run) if run.get("validate") else None)
-        for name, run in options.runs.items()
-    }
-    for name, run in options.runs.items():
-        fit(options.folder, name, run, *loaders[name])
+    loaders = [
+        (load(run, shuffle=True, seed=1), load(run) if run.get("validate") else None) for run in runs.values()
+    ]
+    for (name, run), (train, validate) in zip(runs.items(), loaders, strict=True):
+        fit(folder, name, run, train, validate)
 
 
 def fit(folder, name, run, train, validate):
@@ -108,4 +104,4 @@ def fit(folder, name, run, train, validate):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,6 +1,5 @@
 """Trains with a framework over its own loaders, wrapped by `prefetch`; writes what it saw to a file."""
 
-import argparse
 import json
 import logging
 import sys
@@ -22,7 +21,7 @@ def fetch(loader):
     return gpuloader.prefetch(loader, places="cpu", prefetch=3)
 
 
-def fit_lightning(options):
+def fit_lightning(folder):
     import lightning
     from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -53,7 +52,7 @@ def fit_lightning(options):
             devices=1,
             max_epochs=epochs,
             logger=False,
-            callbacks=[ModelCheckpoint(options.folder, **every)] if resume is None else [],
+            callbacks=[ModelCheckpoint(folder, **every)] if resume is None else [],
             enable_checkpointing=resume is None,
             enable_progress_bar=False,
             enable_model_summary=False,
@@ -62,11 +61,11 @@ def fit_lightning(options):
         return model, len(loader)
 
     model, length = train(2)
-    resumed, _ = train(2, f"{options.folder}/step=2.ckpt")
+    resumed, _ = train(2, f"{folder}/step=2.ckpt")
     return {"seen": model.seen, "validated": model.validated, "resumed": resumed.seen, "length": length}
 
 
-def fit_accelerate(options):
+def fit_accelerate(folder):
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
@@ -89,7 +88,7 @@ def fit_accelerate(options):
     return found
 
 
-def fit_transformers(options):
+def fit_transformers(folder):
     from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainingArguments
 
     seen = []
@@ -115,7 +114,7 @@ def fit_transformers(options):
 
     rows = [{"numbers": float(number), "labels": number} for number in range(COUNT)]
     arguments = TrainingArguments(
-        options.folder,
+        folder,
         use_cpu=True,
         num_train_epochs=2,
         per_device_train_batch_size=4,
@@ -131,7 +130,7 @@ def fit_transformers(options):
     return {"seen": seen, "evaluated": len(trainer.predict(rows).predictions)}
 
 
-def fit_datasets(options):
+def fit_datasets(folder):
     from datasets import Dataset
 
     rows = Dataset.from_dict({"x": list(range(COUNT)), "name": [f"n{n}" for n in range(COUNT)]})
@@ -154,15 +153,11 @@ def fit_datasets(options):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("output", help="file to write to")
-    parser.add_argument("framework", choices=["lightning", "accelerate", "transformers", "datasets"])
-    parser.add_argument("--folder", help="folder of checkpoints")
-    options = parser.parse_args()
-    found = globals()[f"fit_{options.framework}"](options)
-    with open(options.output, "w") as file:
+    output, framework, folder = sys.argv[1:]  # the folder is for checkpoints
+    found = globals()[f"fit_{framework}"](folder)
+    with open(output, "w") as file:
         json.dump(found, file)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

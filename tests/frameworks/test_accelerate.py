@@ -14,13 +14,14 @@ pytest.importorskip("accelerate")
 pytestmark = pytest.mark.timeout(600)  # more than a run may take
 
 PROGRAM = Path(__file__).with_name("accelerate_program.py")
+SEEDED = {"seed": 1}
 
 
 @pytest.fixture
 def train(tmp_path):
-    def train(*arguments, loader=None, config=None):
-        options = ["--loader", json.dumps(loader or {}), "--config", json.dumps(config or {})]
-        run_program(PROGRAM, tmp_path / "seen", *options, *arguments, processes=2)
+    def train(loader=SEEDED, **options):
+        arguments = json.dumps({"loader": loader, **options}, default=str)
+        run_program(PROGRAM, tmp_path / "seen", arguments, processes=2)
         return [json.loads((tmp_path / f"seen.{rank}").read_text()) for rank in range(2)]
 
     return train
@@ -38,24 +39,24 @@ def epoch_of(number, rank):
 )
 def test_prepare_leaves_the_loader_as_it_is(train, config):
     """It divides itself, and Accelerate's options for its own loaders change nothing."""
-    for rank, found in enumerate(train("--plain", config=config)):
+    for rank, found in enumerate(train(plain=True, config=config)):
         assert found["seen"] == epoch_of(0, rank) + epoch_of(1, rank)
         assert found["length"] == 3
         assert found["warnings"] == []
 
 
 def test_a_loader_that_reads_everything_is_warned_of(train):
-    for found in train("--plain", "--epochs", 1, loader={"shard": None}):
+    for found in train({"shard": None}, plain=True, epochs=1):
         assert len(found["seen"]) == 6
         assert "shard='auto'" in found["warnings"][0]
 
 
-AS_IT_IS = pytest.mark.parametrize("prepared", [[], ["--plain"]], ids=["prepared", "as it is"])
+AS_IT_IS = pytest.mark.parametrize("plain", [False, True], ids=["prepared", "as it is"])
 
 
 @AS_IT_IS
-def test_samples_that_are_repeated_are_not_gathered_twice(train, prepared):
-    both = train("--count", 21, *prepared)
+def test_samples_that_are_repeated_are_not_gathered_twice(train, plain):
+    both = train(count=21, plain=plain)
     assert both[0]["gathered"] == both[1]["gathered"]
     whole = load(range(21), batch_size=8, shuffle=True, seed=1)
     wanted = [[epoch, batch.tolist()] for epoch in range(2) for batch in whole]
@@ -64,8 +65,8 @@ def test_samples_that_are_repeated_are_not_gathered_twice(train, prepared):
 
 
 @AS_IT_IS
-def test_accumulation_ends_with_the_epoch(train, prepared):
-    for found in train("--accumulate", 2, *prepared):
+def test_accumulation_ends_with_the_epoch(train, plain):
+    for found in train(accumulate=2, plain=plain):
         assert found["ends"] == [False, False, True] * 2
         assert found["synced"] == [False, True, True] * 2
         assert found["steps"] == 4
@@ -73,30 +74,28 @@ def test_accumulation_ends_with_the_epoch(train, prepared):
 
 def test_a_plain_program_counts_every_sample_once(train):
     """45 samples on two ranks, shuffled without a seed, with gradients accumulated over three batches."""
-    both = train("--plain", "--seed", "null", "--count", 45, "--accumulate", 3)
-    for epoch in range(2):
-        for found in both:
+    for found in train({}, plain=True, count=45, accumulate=3):
+        for epoch in range(2):
             gathered = [numbers for number, numbers in found["gathered"] if number == epoch]
             assert sorted(itertools.chain.from_iterable(gathered)) == list(range(45))
             seen = [len(numbers) for number, numbers in found["seen"] if number == epoch]
             assert seen == [4, 4, 4, 4, 4, 3]
-    for found in both:
         assert found["synced"] == [False, False, True, False, False, True] * 2
         assert found["steps"] == 4
 
 
 def test_uneven_inputs_are_joined(train):
     """Accelerate sets `even_batches` of the batch sampler; ranks have equally many batches anyway."""
-    for found in train("--plain", "--count", 21, "--join"):
+    for found in train(plain=True, count=21, join=True):
         assert [len(numbers) for _, numbers in found["seen"]] == [4, 4, 3] * 2
         assert found["joined"] == 2
         assert found["steps"] == 6
 
 
 @AS_IT_IS
-def test_a_saved_state_resumes_after_the_batch_that_was_trained_on(train, tmp_path, prepared):
-    begun = train("--save-after", 2, "--folder", tmp_path / "state", *prepared)
-    resumed = train("--folder", tmp_path / "state", *prepared)
+def test_a_saved_state_resumes_after_the_batch_that_was_trained_on(train, tmp_path, plain):
+    begun = train(save_after=2, folder=tmp_path / "state", plain=plain)
+    resumed = train(folder=tmp_path / "state", plain=plain)
     for rank in range(2):
         first, second = epoch_of(0, rank), epoch_of(1, rank)
         assert begun[rank]["seen"] == first[:2]
@@ -104,6 +103,6 @@ def test_a_saved_state_resumes_after_the_batch_that_was_trained_on(train, tmp_pa
 
 
 @AS_IT_IS
-def test_the_first_batches_can_be_skipped(train, prepared):
-    for rank, found in enumerate(train("--skip", 2, *prepared)):
+def test_the_first_batches_can_be_skipped(train, plain):
+    for rank, found in enumerate(train(skip=2, plain=plain)):
         assert found["seen"] == epoch_of(0, rank)[2:] + epoch_of(1, rank)

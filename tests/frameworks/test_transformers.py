@@ -23,12 +23,11 @@ def epochs_of(rank, processes):
 @pytest.mark.parametrize("processes", [1, 2])
 def test_ranks_train_evaluate_and_resume_in_the_middle_of_an_epoch(tmp_path, processes):
     def train(name, *arguments):
-        options = [PROGRAM, tmp_path / name, "--folder", tmp_path / "checkpoints", *arguments]
-        run_program(*options, processes=processes)
+        run_program(PROGRAM, tmp_path / name, tmp_path / "checkpoints", *arguments, processes=processes)
         return [json.loads((tmp_path / f"{name}.{rank}").read_text()) for rank in range(processes)]
 
     whole = train("whole")
-    resumed = train("resumed", "--resume", tmp_path / "checkpoints" / "checkpoint-2")
+    resumed = train("resumed", tmp_path / "checkpoints" / "checkpoint-2")
     for rank in range(processes):
         wanted = epochs_of(rank, processes)
         assert whole[rank]["train"] == wanted

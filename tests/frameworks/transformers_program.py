@@ -1,25 +1,18 @@
 """Trains with the Trainer of Hugging Face's Transformers; each rank writes what it has seen to a file."""
 
-import argparse
 import json
 import sys
 
 import torch
 from transformers import Trainer, TrainingArguments
 
-from gpuloader.torch import DataLoader, Dataset
+from gpuloader.torch import DataLoader
 from tests.launching import leave
+from tests.sample_sets import Made
 
 
-class Numbers(Dataset):
-    def __init__(self, count):
-        self.count = count
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        return {"x": torch.tensor([float(index)]), "labels": torch.tensor(float(index))}
+def number(index):
+    return {"x": torch.tensor([float(index)]), "labels": torch.tensor(float(index))}
 
 
 class Model(torch.nn.Module):
@@ -45,13 +38,9 @@ class OwnTrainer(Trainer):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("output", help="file to write to, with the rank appended")
-    parser.add_argument("--folder", required=True, help="folder of the checkpoints")
-    parser.add_argument("--resume", help="checkpoint to resume from")
-    options = parser.parse_args()
+    output, folder, *resume = sys.argv[1:]  # the rank is appended to the file; a checkpoint may follow
     arguments = TrainingArguments(
-        options.folder,
+        folder,
         per_device_train_batch_size=4,
         per_device_eval_batch_size=4,
         num_train_epochs=2,
@@ -63,14 +52,14 @@ def main():
         disable_tqdm=True,
     )
     model = Model()
-    trainer = OwnTrainer(model, arguments, train_dataset=Numbers(22), eval_dataset=Numbers(10))
-    trainer.train(resume_from_checkpoint=options.resume)
+    trainer = OwnTrainer(model, arguments, train_dataset=Made(number, 22), eval_dataset=Made(number, 10))
+    trainer.train(resume_from_checkpoint=resume[0] if resume else None)
     found = {**model.seen, "steps": trainer.state.global_step}
-    with open(f"{options.output}.{trainer.accelerator.process_index}", "w") as file:
+    with open(f"{output}.{trainer.accelerator.process_index}", "w") as file:
         json.dump(found, file)
     trainer.accelerator.wait_for_everyone()
     leave()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

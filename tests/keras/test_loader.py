@@ -14,6 +14,7 @@ import gpuloader
 from gpuloader import IterableDataset, TableDataset, WorkerError
 from gpuloader.errors import SampleError
 from gpuloader.keras import DataLoader
+from tests.sample_sets import Made
 
 keras = pytest.importorskip("keras")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -40,14 +41,21 @@ def numbers(batch):
     return np.asarray(batch[1]).tolist()
 
 
-def epochs(count, **options):
-    """Return what the first epochs consist of."""
-    loader = load(**options)
-    return [numbers(batch) for _ in range(count) for batch in loader]
-
-
 def load(dataset=PAIRS, **options):
     return DataLoader(dataset, **{"places": "cpu", "batch_size": 4, **options})
+
+
+def epochs(count, **options):
+    """Return what the first epochs consist of."""
+    return [numbers(batch) for loader in [load(**options)] * count for batch in loader]
+
+
+SHUFFLED = {"shuffle": True, "seed": 3}
+
+
+def fit(dataset, **options):
+    """Fit a new model, and return its losses."""
+    return make_model().fit(dataset, verbose=0, **options).history["loss"]
 
 
 def make_model():
@@ -68,49 +76,47 @@ def test_fit_learns_what_it_learns_from_arrays(workers):
 
 
 def test_epochs_are_whole_and_in_the_order_of_the_loader():
-    loader = Noting(shuffle=True, seed=3)
-    make_model().fit(loader, epochs=3, verbose=0)
+    loader = Noting(**SHUFFLED)
+    fit(loader, epochs=3)
     first, *others = loader.taken
-    assert others == epochs(3, shuffle=True, seed=3)
+    assert others == epochs(3, **SHUFFLED)
     assert first == others[0]  # to build the model
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize("left", [0, 1])
 def test_a_resumed_loader_reads_what_is_left(left):
-    first = Noting(shuffle=True, seed=3)
-    make_model().fit(first, verbose=0, steps_per_epoch=3 - left)
-    loader = Noting(shuffle=True)
+    first, loader = Noting(**SHUFFLED), Noting(shuffle=True)
+    fit(first, steps_per_epoch=3 - left)
     loader.load_state_dict(first.state_dict())
-    make_model().fit(loader, epochs=2, verbose=0)
-    assert loader.taken[1:] == epochs(3 - (left > 0), shuffle=True, seed=3)[3 - left :]
+    fit(loader, epochs=2)
+    assert loader.taken[1:] == epochs(3 - (left > 0), **SHUFFLED)[3 - left :]
 
 
 def test_fit_again_goes_on_with_the_next_epoch():
-    model, loader = make_model(), Noting(shuffle=True, seed=3)
+    model, loader = make_model(), Noting(**SHUFFLED)
     for _ in range(2):
         model.fit(loader, verbose=0)
-    assert loader.taken[1:] == epochs(2, shuffle=True, seed=3)
+    assert loader.taken[1:] == epochs(2, **SHUFFLED)
 
 
 def test_steps_per_epoch_may_be_less_than_an_epoch():
     loader = Noting()
-    make_model().fit(loader, epochs=3, steps_per_epoch=1, verbose=0)
+    fit(loader, epochs=3, steps_per_epoch=1)
     assert loader.taken[1:] == epochs(1)
 
 
 def test_epochs_of_one_batch_differ():
-    loader = Noting(batch_size=10, shuffle=True, seed=1)
-    make_model().fit(loader, epochs=3, verbose=0)
-    assert loader.taken == epochs(4, batch_size=10, shuffle=True, seed=1)
+    loader = Noting(batch_size=10, **SHUFFLED)
+    fit(loader, epochs=3)
+    assert loader.taken == epochs(4, batch_size=10, **SHUFFLED)
 
 
 def test_sample_weights_are_the_third_field():
-    model, other = make_model(), make_model()
     weights = np.arange(10, dtype=np.float32)
-    ours = model.fit(load(list(zip(X, Y, weights, strict=True))), epochs=2, verbose=0)
-    theirs = other.fit(X, Y, sample_weight=weights, batch_size=4, shuffle=False, epochs=2, verbose=0)
-    np.testing.assert_allclose(ours.history["loss"], theirs.history["loss"], rtol=1e-4)
+    ours = fit(load(list(zip(X, Y, weights, strict=True))), epochs=2)
+    theirs = fit(X, y=Y, sample_weight=weights, batch_size=4, shuffle=False, epochs=2)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4)
 
 
 def test_samples_that_fill_up_a_rank_have_no_weight():
@@ -119,8 +125,7 @@ def test_samples_that_fill_up_a_rank_have_no_weight():
     options = {"shard": (1, 2), "seed": 0, "batch_size": 7}
     ((_, _, mask),) = load(PAIRS[:9], **options).get_numpy_iterator()
     assert np.asarray(mask).tolist() == [True] * 4 + [False]
-    ours = make_model().fit(load(PAIRS[:9], **options), verbose=0).history["loss"]
-    theirs = make_model().fit(X[5:9], Y[5:9], verbose=0).history["loss"]
+    ours, theirs = fit(load(PAIRS[:9], **options)), fit(X[5:9], y=Y[5:9])
     np.testing.assert_allclose(ours[0] * 5, theirs[0] * 4, rtol=1e-4)  # Keras divides by the batch size
 
 
@@ -142,35 +147,26 @@ class Stream(IterableDataset):
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_iterable_datasets():
     loader = Noting(Stream())
-    make_model().fit(loader, epochs=2, verbose=0)
+    fit(loader, epochs=2)
     assert loader.taken[1:] == epochs(2)
 
 
-class Broken:
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        if index == 5:
-            raise ZeroDivisionError
-        return PAIRS[index]
-
-
 def test_errors_of_the_dataset_reach_the_caller():
+    broken = Made(lambda index: PAIRS[index] if index != 5 else 1 / 0, 8)
     with pytest.raises((SampleError, WorkerError), match="batch 1, sample 1, dataset index 5"):
-        make_model().fit(load(Broken()), verbose=0)
+        fit(load(broken))
 
 
 @pytest.mark.parametrize(
     "make", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))]
 )
 def test_copies_are_loaders_for_keras(make):
-    loader = load(shuffle=True, seed=3)
+    loader = load(**SHUFFLED)
     next(loader.get_numpy_iterator())
     other = make(loader)
     assert isinstance(other, DataLoader)
-    assert len(make_model().fit(other, verbose=0).history["loss"]) == 1
-    assert [numbers(batch) for batch in make(loader)] == epochs(1, shuffle=True, seed=3)
+    assert len(fit(other)) == 1
+    assert [numbers(batch) for batch in make(loader)] == epochs(1, **SHUFFLED)
 
 
 def test_subclasses_are_loaders_for_keras():
@@ -180,21 +176,18 @@ def test_subclasses_are_loaders_for_keras():
 
     loader = Mine(PAIRS)
     assert repr(loader).startswith("<Mine: list of 10 samples; batches of 5;")
-    assert len(make_model().fit(loader, verbose=0).history["loss"]) == 1
+    assert len(fit(loader)) == 1
 
 
 def test_batches_are_of_the_backends_library():
-    x, y = next(iter(load()))
-    library = keras.backend.backend()
-    assert type(x).__module__.startswith(library)
-    assert type(y).__module__.startswith(library)
+    for field in next(iter(load())):
+        assert type(field).__module__.startswith(keras.backend.backend())
 
 
 def test_other_backends_are_refused(monkeypatch):
     monkeypatch.setattr("keras.backend.backend", lambda: "tensorflow")
-    with pytest.raises(
-        ValueError, match="works with the backends torch and jax of Keras, not with tensorflow"
-    ):
+    message = "works with the backends torch and jax of Keras, not with tensorflow"
+    with pytest.raises(ValueError, match=message):
         load()
 
 

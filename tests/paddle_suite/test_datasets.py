@@ -9,14 +9,6 @@ from tests.paddle_suite.libraries import array, rows
 by_workers = pytest.mark.parametrize("workers", [0, 2])
 
 
-def test_listing_an_iterable_dataset(lib):
-    if lib.differs("iterables-can-be-listed"):
-        assert len(list(stream(lib, 3))) == 3
-    else:
-        with pytest.raises(RuntimeError):
-            list(stream(lib, 3))
-
-
 @pytest.mark.parametrize("by_name", [True, False])
 def test_a_list_of_tensors(lib, by_name):
     rng = np.random.default_rng(1)

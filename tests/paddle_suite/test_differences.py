@@ -3,10 +3,44 @@
 import re
 from pathlib import Path
 
+import pytest
+
+from tests.paddle_suite.datasets import stream
 from tests.paddle_suite.differences import DIFFERENCES
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "coming-from-paddle.md"
+
+REFUSED = {
+    "oversampling": (lambda lib: len(list(lib.io.RandomSampler(range(9), False, 12))), 12, "num_samples"),
+    "empty-subsets": (lambda lib: list(lib.io.SubsetRandomSampler([])), [], "indices"),
+    "weights-are-a-list": (lambda lib: len(lib.io.WeightedRandomSampler([1.0, 2.0], 2)), 2, AttributeError),
+    "iterables-can-be-listed": (lambda lib: len(list(stream(lib, 3))), 3, RuntimeError),
+    "none-is-an-item": (
+        lambda lib: list(lib.reader.compose(lambda: iter([1, None]), lambda: iter([3, 4]))()),
+        [(1, 3), (None, 4)],
+        "not aligned",
+    ),
+    "sizes-are-whole": (lambda lib: next(lib.batch(lambda: iter("abc"), 2.7)()), "batch_size", ["a", "b"]),
+    "no-empty-places": (lambda lib: lib.fluid.cpu_places(0), "device_count", []),
+    "typed-errors": (lambda lib: lib.reader.multiprocess_reader([]), TypeError, AssertionError),
+}
+"""What one of the libraries refuses: what is tried, and what comes of it in gpuloader and in Paddle.
+
+That is a value; or the class of an error, or a part of the message of a `ValueError`.
+"""
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_what_one_of_them_refuses(lib, key):
+    attempt, ours, theirs = REFUSED[key]
+    expected = ours if lib.differs(key) else theirs
+    if isinstance(expected, str | type):
+        error, message = (ValueError, expected) if isinstance(expected, str) else (expected, None)
+        with pytest.raises(error, match=message):
+            attempt(lib)
+    else:
+        assert attempt(lib) == expected
 
 
 def test_the_page_lists_every_difference():
@@ -18,4 +52,4 @@ def test_the_page_lists_every_difference():
 def test_every_difference_shows_in_a_case():
     cases = "".join(path.read_text() for path in HERE.glob("test_*.py"))
     named = set(re.findall(r'differs\("([\w-]+)"\)', cases))
-    assert named == set(DIFFERENCES)
+    assert named | set(REFUSED) == set(DIFFERENCES)

@@ -31,9 +31,8 @@ def numbered(count, shape=(3, 4, 5)):
 @pytest.fixture(params=["DataLoader", "PyReader"])
 def make(request, lib):
     """Make a loader under its new or its old name."""
-    if request.param == "DataLoader":
-        return lib.fluid.io.DataLoader.from_generator
-    return lib.fluid.io.PyReader
+    io = lib.fluid.io
+    return io.DataLoader.from_generator if request.param == "DataLoader" else io.PyReader
 
 
 def set_source(loader, kind, reader, *arguments, **options):
@@ -94,10 +93,8 @@ class TestWithFeeds:
         batched = lib.batch(reader, 32, drop_last)
         with lib.static():
             loader = make(feed_list=feeds(lib), capacity=16, iterable=True, use_double_buffer=False)
-            if kind == "sample":
-                set_source(loader, kind, reader, 32, drop_last, places=lib.fluid.cpu_places())
-            else:
-                set_source(loader, kind, batched, places=lib.fluid.cpu_places())
+            source = (reader, 32, drop_last) if kind == "sample" else (batched,)
+            set_source(loader, kind, *source, places=lib.fluid.cpu_places())
             for _ in range(2):
                 steps = list(loader())
                 assert len(steps) == (count // 32 if drop_last else -(-count // 32))
@@ -125,15 +122,11 @@ class TestWithFeeds:
                     if ordered or lib.differs("order-is-kept"):
                         assert seen == expected
                     assert len(set(seen)) == len(expected)
-                self.end(lib, loader)
+                if lib.name == "paddle":  # which leaves a thread behind when a loop is left
+                    getattr(loader, "_loader", loader)._reset()
         finally:
             if lib.name == "paddle":
                 lib.fluid.reader.keep_data_loader_order(True)
-
-    def end(self, lib, loader):
-        """Stop the thread that Paddle leaves behind when a loop is left."""
-        if lib.name == "paddle":
-            getattr(loader, "_loader", loader)._reset()
 
 
 class TestWithoutFeeds:
@@ -142,35 +135,26 @@ class TestWithoutFeeds:
     def reader(self):
         return ((np.full(784, number, "float32"), np.array([number])) for number in range(32))
 
-    def check(self, loader, epochs=2):
-        for _ in range(epochs):
-            steps = list(loader())
-            assert [(array(image).shape, array(label).shape) for image, label in steps] == [
-                ((8, 784), (8, 1))
-            ] * 4
-            assert [rows(label)[0] for _, label in steps] == [[0], [8], [16], [24]]
+    def whole(self):
+        for number in range(0, 32, 8):
+            yield np.full((8, 784), number, "float32"), np.full((8, 1), number)
 
     @pytest.mark.filterwarnings("ignore:this loader was made with iterable=False")
-    def test_a_loader_that_is_not_iterable_can_be_looped_over(self, lib, make):
-        with lib.dynamic():
-            loader = make(capacity=5, iterable=False)
-            assert loader.iterable
-            self.check(set_source(loader, "sample", self.reader, batch_size=8, places=lib.cpu))
-
-    def test_without_places(self, lib, make):
-        with lib.dynamic():
-            self.check(set_source(make(capacity=5), "sample", self.reader, batch_size=8))
-
     @pytest.mark.parametrize("kind", ["sample", "sample_list", "batch"])
-    def test_sources(self, lib, make, kind):
-        def whole():
-            for number in range(0, 32, 8):
-                yield np.full((8, 784), number, "float32"), np.full((8, 1), number)
-
-        readers = {"sample": (self.reader, 8), "sample_list": (lib.batch(self.reader, 8),), "batch": (whole,)}
+    @pytest.mark.parametrize("options", [{}, {"return_list": True}, {"iterable": False}], ids=str)
+    def test_sources(self, lib, make, kind, options):
+        """Without places, too; and a loader that is not iterable can be looped over all the same."""
+        batched = lib.batch(self.reader, 8)
+        readers = {"sample": (self.reader, 8), "sample_list": (batched,), "batch": (self.whole,)}
         with lib.dynamic():
-            loader = set_source(make(capacity=5, return_list=True), kind, *readers[kind], places=lib.cpu)
-            self.check(loader)
+            loader = make(capacity=5, **options)
+            assert loader.iterable
+            set_source(loader, kind, *readers[kind], **({"places": lib.cpu} if options else {}))
+            for _ in range(2):
+                steps = list(loader())
+                shapes = [(array(image).shape, array(label).shape) for image, label in steps]
+                assert shapes == [((8, 784), (8, 1))] * 4
+                assert [rows(label)[0] for _, label in steps] == [[0], [8], [16], [24]]
 
     def test_next_of_a_call(self, lib):
         with lib.dynamic():

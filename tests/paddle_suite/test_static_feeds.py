@@ -22,15 +22,12 @@ def feeds():
 SAMPLES = [([0.5, 1.5], 3), ([2.5, 3.5], 4)]
 
 
-def test_a_loader_takes_them(feeds):
+def test_loaders_and_feeders_take_them(feeds):
     [[batch]] = DataLoader(SAMPLES, feeds, "cpu", batch_size=2, return_list=False)
     assert [(name, held.dtype, held.shape) for name, held in batch.items()] == [
         ("x", np.float32, (2, 2)),
         ("y", np.int64, (2, 1)),
     ]
-
-
-def test_a_loader_of_a_generator_and_a_feeder_take_them(feeds):
     loader = DataLoader.from_generator(feeds, capacity=2, return_list=True)
     loader.set_sample_list_generator(lambda: iter([SAMPLES]), places="cpu")
     [[[x, y]]] = loader
@@ -39,10 +36,9 @@ def test_a_loader_of_a_generator_and_a_feeder_take_them(feeds):
 
 
 def test_what_no_call_declared_is_refused(feeds):
+    problem = r"gpuloader\.data or paddle\.static\.data, or their names, got \w+"
     for entry in (feeds[0] + 1, 5, paddle.static.Program()):
-        with pytest.raises(
-            TypeError, match=r"gpuloader\.data or paddle\.static\.data, or their names, got \w+"
-        ):
+        with pytest.raises(TypeError, match=problem):
             DataLoader(SAMPLES, [entry], "cpu")
 
 

@@ -14,25 +14,19 @@ import gpuloader.torch as drop_in  # noqa: E402
 from gpuloader.sources.array_rows import find_arrays  # noqa: E402
 from gpuloader.sources.describing import describe  # noqa: E402
 
+PARTS = [1, 2, 3], [2, 0]
 DATASETS = {
     "TensorDataset": lambda: drop_in.TensorDataset(torch.arange(6)),
     "ConcatDataset": lambda: drop_in.ConcatDataset([[1, 2], [3]]),
-    "Subset": lambda: drop_in.Subset([1, 2, 3], [2, 0]),
+    "Subset": lambda: drop_in.Subset(*PARTS),
     "ChainDataset": lambda: drop_in.ChainDataset([Shares()]),
-    "+": lambda: drop_in.TensorDataset(torch.arange(6)) + drop_in.Subset([1, 2, 3], [2, 0]),
+    "+": lambda: drop_in.TensorDataset(torch.arange(6)) + drop_in.Subset(*PARTS),
     "+ of iterable ones": lambda: drop_in.ChainDataset([Shares()]) + Shares(),
     "random_split": lambda: drop_in.random_split([1, 2, 3], [2, 1], seed=0)[0],
     "Squares": lambda: Squares(),
     "Shares": lambda: Shares(),
 }
-SAMPLERS = {
-    "SequentialSampler": lambda: drop_in.SequentialSampler(range(4)),
-    "RandomSampler": lambda: drop_in.RandomSampler(range(4)),
-    "WeightedRandomSampler": lambda: drop_in.WeightedRandomSampler([1.0, 1.0], 4),
-    "SubsetRandomSampler": lambda: drop_in.SubsetRandomSampler([0, 1, 2]),
-    "BatchSampler": lambda: drop_in.BatchSampler(range(4), 2, False),
-    "Backwards": lambda: Backwards(),
-}
+"""Samplers are PyTorch's own: `test_names.py` has those."""
 
 
 class Squares(drop_in.Dataset[int]):
@@ -52,19 +46,11 @@ class Shares(drop_in.IterableDataset[int]):
         return iter(range(first, 6, step))
 
 
-class Backwards(drop_in.Sampler[int]):
-    def __iter__(self):
-        return iter([3, 2, 1, 0])
-
-    def __len__(self):
-        return 4
-
-
 @pytest.mark.parametrize("name", DATASETS)
 class TestDatasets:
     def test_pytorchs_classes_are_theirs(self, name):
         dataset = DATASETS[name]()
-        assert isinstance(dataset, theirs.Dataset)
+        assert isinstance(dataset, getattr(theirs, type(dataset).__name__, theirs.Dataset))
         assert isinstance(dataset, drop_in.Dataset)
         iterable = hasattr(type(dataset), "__iter__")
         assert isinstance(dataset, theirs.IterableDataset) is iterable
@@ -81,13 +67,10 @@ class TestDatasets:
 
     def test_copies_and_pickles(self, name):
         dataset = DATASETS[name]()
+        measure = list if hasattr(type(dataset), "__iter__") else len
         for again in (copy.copy(dataset), copy.deepcopy(dataset), pickle.loads(pickle.dumps(dataset))):
             assert type(again) is type(dataset)
-            assert (
-                list(again) == list(dataset)
-                if hasattr(type(dataset), "__iter__")
-                else len(again) == len(dataset)
-            )
+            assert measure(again) == measure(dataset)
 
 
 def flat(loader):
@@ -95,64 +78,17 @@ def flat(loader):
         yield from batch if isinstance(batch, list) else [batch]
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
-class TestSamplers:
-    def test_pytorchs_class_is_theirs(self, name):
-        assert isinstance(SAMPLERS[name](), getattr(theirs, name, theirs.Sampler))
-
-    def test_both_loaders_take_them(self, name):
-        option = "batch_sampler" if name == "BatchSampler" else "sampler"
-        for kind in (drop_in.DataLoader, theirs.DataLoader):
-            batches = list(kind(range(10, 14), **{option: SAMPLERS[name]()}))
-            assert sum(map(len, batches)) == len(SAMPLERS[name]()) * (2 if name == "BatchSampler" else 1)
-
-    def test_copies_and_pickles(self, name):
-        sampler = SAMPLERS[name]()
-        for again in (copy.deepcopy(sampler), pickle.loads(pickle.dumps(sampler))):
-            assert (type(again), len(again)) == (type(sampler), len(sampler))
+def test_a_copy_of_the_batch_sampler():
+    again = copy.deepcopy(drop_in.DataLoader(range(5), 2).batch_sampler)
+    assert type(again) is drop_in.BatchSampler
+    assert list(again) == [[0, 1], [2, 3], [4]]
 
 
-class TestTheSamplersOfALoader:
-    """Code finds out whether a loader shuffles by the class of its sampler."""
-
-    @pytest.mark.parametrize(
-        ("shuffle", "name"),
-        [(True, "RandomSampler"), (False, "SequentialSampler"), (None, "SequentialSampler")],
-    )
-    def test_are_of_pytorchs_classes(self, shuffle, name):
-        loader = drop_in.DataLoader(range(5), 2, shuffle=shuffle)
-        assert isinstance(loader.sampler, getattr(drop_in, name))
-        for found in (loader, theirs.DataLoader(range(5), 2, shuffle=shuffle)):
-            assert isinstance(found.sampler, getattr(theirs, name))
-            assert isinstance(found.sampler, theirs.Sampler)
-            assert isinstance(found.sampler, theirs.RandomSampler) == bool(shuffle)
-            assert isinstance(found.batch_sampler, theirs.BatchSampler)
-            assert found.batch_sampler.sampler is found.sampler
-            assert sorted(index for batch in found.batch_sampler for index in batch) == [0, 1, 2, 3, 4]
-
-    @pytest.mark.parametrize(
-        "sampler", [[4, 0, 2], torch.tensor([4, 0, 2]), theirs.SubsetRandomSampler([0, 2])]
-    )
-    def test_show_a_sampler_as_it_was_passed(self, sampler):
-        for kind in (drop_in.DataLoader, theirs.DataLoader):
-            loader = kind(range(5), 2, sampler=sampler, drop_last=True)
-            assert isinstance(loader.batch_sampler, theirs.BatchSampler)
-            assert loader.sampler is loader.batch_sampler.sampler is sampler
-            assert (loader.batch_sampler.batch_size, loader.batch_sampler.drop_last) == (2, True)
-            assert len(loader.batch_sampler) == 1
-
-    def test_a_copy_of_the_batch_sampler(self):
-        again = copy.deepcopy(drop_in.DataLoader(range(5), 2).batch_sampler)
-        assert type(again) is drop_in.BatchSampler
-        assert list(again) == [[0, 1], [2, 3], [4]]
-
-    def test_an_empty_dataset_cannot_be_shuffled(self):
-        for lib in (drop_in, theirs):
-            with pytest.raises(ValueError, match="num_samples=0"):
-                lib.DataLoader([], 4, shuffle=True)
-            with pytest.raises(ValueError, match="num_samples=0"):
-                lib.RandomSampler([])
-            assert list(lib.DataLoader([], 4)) == []
+def test_an_empty_dataset_cannot_be_shuffled():
+    for lib in (drop_in, theirs):
+        with pytest.raises(ValueError, match="num_samples=0"):
+            lib.DataLoader([], 4, shuffle=True)
+        assert list(lib.DataLoader([], 4)) == []
 
 
 @pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
@@ -187,14 +123,14 @@ def test_datasets_of_hugging_face_are_found_inside():
         assert describe(own).dataset is own
 
 
+class Asks(theirs.IterableDataset):
+    def __iter__(self):
+        info = gpuloader.get_worker_info()
+        yield info.id, info.num_workers, info.rank, info.world_size
+
+
 def test_worker_info_in_workers_of_pytorchs_loader():
     """It has rank and world size there, too."""
     assert gpuloader.get_worker_info() is None
     for info in theirs.DataLoader(Asks(), batch_size=None, num_workers=2):
         assert info[1:] == [2, 0, 1]
-
-
-class Asks(theirs.IterableDataset):
-    def __iter__(self):
-        info = gpuloader.get_worker_info()
-        yield info.id, info.num_workers, info.rank, info.world_size

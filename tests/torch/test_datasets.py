@@ -1,6 +1,7 @@
 """Datasets and samplers beside PyTorch's."""
 
 import copy
+import functools
 import pickle
 
 import numpy as np
@@ -11,6 +12,8 @@ theirs = pytest.importorskip("torch.utils.data")
 
 import gpuloader as ours  # noqa: E402
 from tests.alike import same  # noqa: E402
+from tests.loading import load, resume  # noqa: E402
+from tests.sample_sets import Counting, Made, values  # noqa: E402
 
 X, Y = torch.arange(12.0).reshape(4, 3), torch.arange(4)
 MASK = [True, False, True, False]
@@ -20,30 +23,16 @@ INDICES = [
 ]  # fmt: skip
 
 
-def equal(one, other):
-    return len(one) == len(other) and all(
-        type(a) is type(b) and a.dtype == b.dtype and torch.equal(a, b)
-        for a, b in zip(one, other, strict=True)
-    )
-
-
-class Doubled(ours.Dataset):
-    def __init__(self, inner):
-        self.inner = inner
-
-    def __getitem__(self, index):
-        x, _ = self.inner[index]
-        return x.mul(2)  # a method of tensors
-
-    def __len__(self):
-        return len(self.inner)
+def double(dataset, index):
+    x, _ = dataset[index]
+    return x.mul(2)  # a method of tensors
 
 
 class TestTensorDataset:
     @pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")
     @pytest.mark.parametrize("index", INDICES, ids=repr)
     def test_it_is_indexed_like_pytorchs(self, index):
-        assert equal(ours.TensorDataset(X, Y)[index], theirs.TensorDataset(X, Y)[index])
+        assert same(ours.TensorDataset(X, Y)[index], theirs.TensorDataset(X, Y)[index])
 
     @pytest.mark.parametrize("index", [4, -5, [4], torch.tensor([0, -5]), (0, 1)], ids=repr)
     def test_what_is_not_there(self, index):
@@ -59,18 +48,18 @@ class TestTensorDataset:
         values[1] = 5
         assert dataset[1][0].tolist() == [5, 5]
         assert dataset.arrays[0][1].tolist() == [5, 5]
-        loader = ours.DataLoader(dataset, 3, places="cpu")
+        loader = load(dataset, batch_size=3)
         assert next(iter(loader))[0].tolist() == [[0, 0], [5, 5], [0, 0]]
 
     def test_it_is_gathered_as_arrays_and_read_by_workers(self):
         dataset = ours.TensorDataset(X, Y)
         for subset in (dataset, ours.Subset(dataset, torch.tensor([3, 1]))):
             rows = [int(label) for _, label in subset]
-            loader = ours.DataLoader(subset, 4, places="cpu")
+            loader = load(subset, batch_size=4)
             assert loader._epochs.configuration.reads == "arrays"
             assert next(iter(loader))[1].tolist() == rows
         feeds = [ours.data("x", [None, 3]), ours.data("y", [None, 1], "int64")]
-        loader = ours.DataLoader(dataset, feeds, "cpu", batch_size=4, num_workers=1)
+        loader = load(dataset, feed_list=feeds, batch_size=4, num_workers=1)
         assert next(iter(loader))[0].tolist() == X.tolist()
 
     def test_a_copy_has_tensors_and_a_pickle_holds_their_memory_apart(self):
@@ -86,9 +75,8 @@ class TestTensorDataset:
 
     @pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
     def test_workers_read_tensors(self, start_method):
-        dataset = Doubled(ours.TensorDataset(X, Y))
-        options = {"num_workers": 1, "start_method": start_method}
-        loader = ours.DataLoader(dataset, 4, places="cpu", **options)
+        dataset = Made(functools.partial(double, ours.TensorDataset(X, Y)), 4)
+        loader = load(dataset, batch_size=4, num_workers=1, start_method=start_method)
         assert next(iter(loader)).tolist() == (X * 2).tolist()
 
     @pytest.mark.parametrize("tensor", [torch.eye(2).to_sparse(), torch.zeros(2, device="meta")])
@@ -112,14 +100,12 @@ class TestOtherDatasets:
     @pytest.mark.parametrize("index", INDICES, ids=repr)
     def test_they_are_indexed_like_a_tensor_dataset(self, name, index):
         dataset = OTHERS[name]()
-        if name == "PackedList":
-            found = [int(Y["abcd".index(letter)]) for letter in dataset[index]]
-        else:
-            found = {
-                "TableDataset": lambda batch: list(batch["x"][..., 0].reshape(-1) / 3),
-                "TokenWindows": lambda batch: list(batch[..., 0].reshape(-1) / 3),
-                "ConcatDataset": lambda batch: batch[1].reshape(-1).tolist() if len(batch) else [],
-            }[name](dataset[index])
+        found = {
+            "TableDataset": lambda batch: list(batch["x"][..., 0].reshape(-1) / 3),
+            "TokenWindows": lambda batch: list(batch[..., 0].reshape(-1) / 3),
+            "PackedList": lambda letters: ["abcd".index(letter) for letter in letters],
+            "ConcatDataset": lambda batch: batch[1].reshape(-1).tolist() if len(batch) else [],
+        }[name](dataset[index])
         assert found == theirs.TensorDataset(X, Y)[index][1].reshape(-1).tolist()
 
     @pytest.mark.parametrize("name", OTHERS)
@@ -130,11 +116,11 @@ class TestOtherDatasets:
         with pytest.raises(IndexError, match="of 4 samples takes a mask of 4 booleans, got"):
             OTHERS[name]()[index]
 
-    @pytest.mark.parametrize("name", OTHERS)
+    @pytest.mark.parametrize("name", [*OTHERS, "TensorDataset"])
     @pytest.mark.parametrize("workers", [0, 2])
     def test_a_sampler_of_whole_batches(self, name, workers):
         """PyTorch's loader reads them the same way."""
-        dataset = OTHERS[name]()
+        dataset = OTHERS[name]() if name in OTHERS else ours.torch.TensorDataset(X, Y)
         sampler = theirs.BatchSampler(theirs.SequentialSampler(dataset), 3, drop_last=False)
         options = {"sampler": sampler, "batch_size": None}
         found = list(ours.torch.DataLoader(dataset, num_workers=workers, **options))
@@ -151,18 +137,15 @@ class TestSubset:
         if torch.is_tensor(indices) and isinstance(index, list):
             pytest.skip("PyTorch takes the list of tensors for an index of two dimensions")
         found = ours.Subset(ours.TensorDataset(X, Y), indices)[index]
-        assert equal(found, theirs.Subset(theirs.TensorDataset(X, Y), indices)[index])
+        assert same(found, theirs.Subset(theirs.TensorDataset(X, Y), indices)[index])
 
-    def test_it_is_indexed_by_tensors_too(self):
-        """PyTorch's refuses them unless its indices are a tensor."""
+    def test_it_is_indexed_by_tensors_and_keys_too(self):
+        """PyTorch's refuses tensors unless its indices are a tensor."""
         found = ours.Subset(ours.TensorDataset(X, Y), [3, 1])[torch.tensor([1, 0])]
         assert found[1].tolist() == [1, 3]
-
-    def test_keys(self):
-        animals = {"cat": 1, "dog": 2}
-        assert list(map(ours.Subset(animals, ["dog", "cat"]).__getitem__, range(2))) == [2, 1]
-        loader = ours.torch.DataLoader(ours.Subset(animals, ["dog", "cat"]), 2)
-        assert next(iter(loader)).tolist() == [2, 1]
+        animals = ours.Subset({"cat": 1, "dog": 2}, ["dog", "cat"])
+        assert [animals[0], animals[1]] == [2, 1]
+        assert next(iter(ours.torch.DataLoader(animals, 2))).tolist() == [2, 1]
 
     def test_data_sets_of_pytorch_are_data_sets(self):
         dataset = theirs.TensorDataset(X, Y)
@@ -181,19 +164,9 @@ class Letters(theirs.IterableDataset):
         return 2
 
 
-class OwnLetters(ours.IterableDataset):
-    def __iter__(self):
-        return iter("cd")
-
-
 def test_iterable_data_sets_of_pytorch_can_be_chained():
-    chained = OwnLetters() + Letters()
-    assert list(chained) == ["c", "d", "a", "b"]
-    assert (
-        len(ours.ChainDataset([Letters(), Letters()]))
-        == len(theirs.ChainDataset([Letters(), Letters()]))
-        == 4
-    )
+    assert list(Counting(2) + Letters()) == [0, 1, "a", "b"]
+    assert len(ours.ChainDataset([Letters(), Letters()])) == 4
     with pytest.raises(TypeError, match="dataset 0 must be map-style, got the IterableDataset Letters"):
         ours.ConcatDataset([Letters()])
 
@@ -220,27 +193,19 @@ class TestSamplersWithAGenerator:
         assert set(one) <= set(range(50))
         assert one.generator.device.type == "cpu"
 
-    def test_in_a_loader_it_gives_the_seed(self, make):
-        def load(generator, **options):
-            loader = ours.DataLoader(range(50), 7, places="cpu", sampler=make(ours, generator), **options)
-            return [[batch.tolist() for batch in loader] for _ in range(2)]
+    def test_in_a_loader_it_gives_the_seed_and_resumes(self, make):
+        def loader(generator, **options):
+            return load(range(50), batch_size=7, sampler=make(ours, generator), **options)
 
-        one = load(seeded(), seed=1)
-        assert one == load(seeded(), seed=99)
-        assert one != load(seeded(6), seed=1)
+        def epochs(*seeds, **options):
+            return [values(one) for one in [loader(seeded(*seeds), **options)] * 2]
+
+        one = epochs(seed=1)
+        assert one == epochs(seed=99)
+        assert one != epochs(6, seed=1)
         assert one[0] != one[1]
-
-    def test_it_resumes(self, make):
-        def loader():
-            return ours.DataLoader(range(50), 7, places="cpu", sampler=make(ours, seeded()))
-
-        interrupted = loader()
-        epoch = iter(interrupted)
-        next(epoch)
-        state, rest = interrupted.state_dict(), [batch.tolist() for batch in epoch]
-        again = loader()
-        again.load_state_dict(state)
-        assert [batch.tolist() for batch in again] == rest
+        first, again = resume(lambda: loader(seeded()), 1)
+        assert values(first) + values(again) == one[0]
 
 
 class Yields(theirs.Sampler):
@@ -251,33 +216,31 @@ class Yields(theirs.Sampler):
         return iter(self.entries)
 
 
+IN_ORDER = theirs.SequentialSampler(range(4))
+OF_ROWS = [
+    IN_ORDER,
+    theirs.RandomSampler(range(4)),
+    theirs.SubsetRandomSampler([0, 1, 2, 3]),
+    torch.arange(4),
+]
+OF_ROWS += [Yields([0, 1, 2, 3]), Yields(torch.arange(4)), iter([3, 2, 1, 0])]
+OF_BATCHES = [theirs.BatchSampler(IN_ORDER, 4, False), [[0, 1, 2, 3]], torch.tensor([[0, 1, 2, 3]])]
+OF_BATCHES += [Yields([[0, 1, 2, 3]])]
+
+
 class TestSamplersOfDicts:
     """A dict of columns is read by row, and one of samples by key, as the sampler asks."""
 
-    COLUMNS = {"x": np.arange(4), "y": ["a", "b", "c", "d"]}  # noqa: RUF012
-
     @pytest.mark.parametrize(
         "options",
-        [
-            {"sampler": theirs.SequentialSampler(range(4))},
-            {"sampler": theirs.RandomSampler(range(4))},
-            {"sampler": theirs.SubsetRandomSampler([0, 1, 2, 3])},
-            {"sampler": torch.arange(4)},
-            {"sampler": Yields([0, 1, 2, 3])},
-            {"sampler": Yields(torch.arange(4))},
-            {"sampler": iter([3, 2, 1, 0])},
-            {"batch_sampler": theirs.BatchSampler(theirs.SequentialSampler(range(4)), 4, False)},
-            {"batch_sampler": [[0, 1, 2, 3]]},
-            {"batch_sampler": torch.tensor([[0, 1, 2, 3]])},
-            {"batch_sampler": Yields([[0, 1, 2, 3]])},
-        ],
+        [{"sampler": one, "batch_size": 4} for one in OF_ROWS]
+        + [{"batch_sampler": one} for one in OF_BATCHES],
         ids=lambda options: " ".join(type(value).__name__ for value in options.values()),
     )
     def test_rows(self, options):
-        size = {} if "batch_sampler" in options else {"batch_size": 4}
-        [batch] = ours.torch.DataLoader(self.COLUMNS, **size, **options)
+        [batch] = ours.torch.DataLoader({"x": np.arange(4), "y": ["a", "b", "c", "d"]}, **options)
         assert sorted(batch["x"].tolist()) == [0, 1, 2, 3]
-        assert [self.COLUMNS["y"][row] for row in batch["x"].tolist()] == batch["y"]
+        assert ["abcd"[row] for row in batch["x"].tolist()] == batch["y"]
 
     @pytest.mark.parametrize("workers", [0, 1])
     @pytest.mark.parametrize(

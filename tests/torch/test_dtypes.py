@@ -1,6 +1,7 @@
 """Tensors of every dtype and kind as samples, in a TensorDataset, and as results of a collate_fn."""
 
 import collections
+import functools
 import io
 import pickle
 import re
@@ -21,6 +22,7 @@ from gpuloader import DataFileError, LoaderError, SampleError, TableDataset  # n
 from gpuloader.fetch.processes.shipping import dump  # noqa: E402
 from gpuloader.torch import DataLoader, TensorDataset  # noqa: E402
 from tests.alike import same  # noqa: E402
+from tests.sample_sets import Made  # noqa: E402
 
 LACKING = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "complex32"]
 """Dtypes that NumPy lacks."""
@@ -80,21 +82,9 @@ class TestDtypes:
         rows = make(dtype)
         columns = {"x": form(rows), **names}
         theirs = list(Theirs([{name: held[row] for name, held in columns.items()} for row in range(4)], 3))
-        for table in (columns, TableDataset(columns), Rewritten(TableDataset(columns))):
+        own_code = Made(lambda index: dict(TableDataset(columns)[index]), 4)
+        for table in (columns, TableDataset(columns), own_code):
             assert same(list(DataLoader(table, 3, **workers)), theirs)
-
-
-class Rewritten(torch.utils.data.Dataset):
-    """The samples of a dataset, read by the user's own code."""
-
-    def __init__(self, inner):
-        self.inner = inner
-
-    def __len__(self):
-        return len(self.inner)
-
-    def __getitem__(self, index):
-        return dict(self.inner[index])
 
 
 class TestColumns:
@@ -115,9 +105,8 @@ class TestColumns:
         assert table[1]["x"] == 5
 
     def test_tokens_are_numbers_of_numpy(self):
-        with pytest.raises(
-            TypeError, match=r"tokens must be one dimension of numbers, got .* torch\.bfloat16"
-        ):
+        problem = r"tokens must be one dimension of numbers, got .* torch\.bfloat16"
+        with pytest.raises(TypeError, match=problem):
             gpuloader.TokenWindows(torch.zeros(4, dtype=torch.bfloat16), 2)
         assert gpuloader.TokenWindows(torch.arange(4), 2)[1].tolist() == [2, 3]
 
@@ -136,14 +125,13 @@ class TestColumns:
         ids=["sparse", "quantized", "meta", "nested"],
     )
     def test_tensors_that_are_no_column(self, make_tensor, advice):
-        tensor = make_tensor()
-        problem = f"expected a dense tensor in host memory, got {advice}"
-        with pytest.raises(DataFileError, match=re.escape(f"column 'x': {problem}")):
-            TableDataset({"x": tensor})
+        problem = re.escape(f"expected a dense tensor in host memory, got {advice}")
+        with pytest.raises(DataFileError, match=f"column 'x': {problem}"):
+            TableDataset({"x": make_tensor()})
         with pytest.raises(
-            TypeError, match=re.escape(f"array 0: cannot make an array of numbers from Tensor: {problem}")
+            TypeError, match=f"array 0: cannot make an array of numbers from Tensor: {problem}"
         ):
-            TensorDataset(tensor)
+            TensorDataset(make_tensor())
 
     def test_arrays_of_numpy_cannot_hold_them(self):
         """A loader of NumPy's arrays says so, with the field."""
@@ -165,10 +153,8 @@ class TestViews:
 
     def test_in_a_dataset_of_tensors(self, workers):
         conjugates = self.NUMBERS.conj(), self.NUMBERS.conj().imag
-        assert same(
-            list(DataLoader(TensorDataset(*conjugates), 2, **workers)),
-            list(Theirs(torch.utils.data.TensorDataset(*conjugates), 2)),
-        )
+        theirs = list(Theirs(torch.utils.data.TensorDataset(*conjugates), 2))
+        assert same(list(DataLoader(TensorDataset(*conjugates), 2, **workers)), theirs)
 
     def test_transposed_expanded_and_empty(self, workers):
         for view in (torch.arange(12).view(3, 4).t(), torch.ones(1).expand(3), torch.empty(0, 3)):
@@ -184,6 +170,10 @@ SAMPLES = {
 DETACHED = pytest.mark.filterwarnings("ignore:a tensor that requires a gradient:UserWarning")
 
 
+def repeated(sample):
+    return Made(lambda index: sample, 4)
+
+
 class TestGradientsOfSamples:
     """A loader copies values: a gradient stays behind, with a warning."""
 
@@ -193,26 +183,18 @@ class TestGradientsOfSamples:
     def test_values_are_delivered(self, workers, kind):
         sample = SAMPLES[kind]()
         expected = list(Theirs([sample.detach()] * 4, 2))
-        assert same(list(DataLoader(Repeated(sample), 2, **workers)), expected)
+        assert same(list(DataLoader(repeated(sample), 2, **workers)), expected)
 
     @pytest.mark.parametrize("kind", SAMPLES)
-    def test_single_samples_keep_it(self, kind):
+    def test_a_warning_says_so_once_and_single_samples_keep_it(self, kind):
         sample = SAMPLES[kind]()
-        assert all(one is sample for one in DataLoader(Repeated(sample), batch_size=None))
-
-    @pytest.mark.parametrize("kind", SAMPLES)
-    def test_a_warning_says_so(self, kind):
-        for dataset in (Repeated(SAMPLES[kind]()), [{"x": SAMPLES[kind]()}] * 2):
-            with pytest.warns(
-                UserWarning, match=r"requires a gradient is delivered without it.*tensor.detach\(\)"
-            ):
+        for dataset in (repeated(sample), [{"x": sample}] * 4):
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("default")
                 list(DataLoader(dataset, 2))
-
-    def test_it_comes_once(self):
-        with warnings.catch_warnings(record=True) as found:
-            warnings.simplefilter("default")
-            list(DataLoader(Repeated(SAMPLES["leaf"]()), 2))
-        assert len(found) == 1
+            [message] = [str(one.message) for one in found]
+            assert re.search(r"requires a gradient is delivered without it.*tensor.detach\(\)", message)
+        assert all(one is sample for one in DataLoader(repeated(sample), batch_size=None))
 
     def test_rows_of_a_tensor_dataset_keep_it_and_batches_do_not(self):
         dataset = TensorDataset(torch.stack([SAMPLES["leaf"]()] * 4), torch.arange(4))
@@ -229,23 +211,15 @@ class TestGradientsOfSamples:
         assert batch["w"].tolist() == [[1, 1], [1, 1]]
 
 
-class Repeated(torch.utils.data.Dataset):
-    def __init__(self, sample):
-        self.sample = sample
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        return self.sample
-
-
 def weigh(samples):
     return {"x": torch.stack(samples) * WEIGHTS, "count": len(samples), "plain": torch.stack(samples)}
 
 
 def return_weights(samples):
     return WEIGHTS
+
+
+ONES = [torch.ones(2)] * 4
 
 
 class TestGradientsOfResults:
@@ -255,11 +229,8 @@ class TestGradientsOfResults:
 
     @IN_PROCESS
     def test_they_lead_back_as_in_pytorch(self, workers):
-        for loader in (
-            DataLoader([torch.ones(2)] * 4, 4, collate_fn=weigh, **workers),
-            Theirs([torch.ones(2)] * 4, 4, collate_fn=weigh),
-        ):
-            [batch] = loader
+        for kind, options in ((DataLoader, workers), (Theirs, {})):
+            [batch] = kind(ONES, 4, collate_fn=weigh, **options)
             WEIGHTS.grad = None
             batch["x"].sum().backward()
             assert WEIGHTS.grad.tolist() == [4, 4]
@@ -267,21 +238,19 @@ class TestGradientsOfResults:
         WEIGHTS.grad = None
 
     @IN_PROCESS
-    @pytest.mark.parametrize("function", [lambda batch: WEIGHTS, lambda batch: (WEIGHTS * 2, 1)])
-    def test_they_are_the_functions_own_tensors(self, workers, function):
-        [batch] = DataLoader([0, 1], 2, collate_fn=function, **workers)
-        [theirs] = Theirs([0, 1], 2, collate_fn=function)
-        assert type(batch) is type(theirs)
-        if isinstance(batch, torch.Tensor):
-            assert batch is WEIGHTS
-        else:
-            assert type(batch[0].grad_fn) is type(theirs[0].grad_fn)
+    def test_they_are_the_functions_own_tensors(self, workers):
+        [batch] = DataLoader([0, 1], 2, collate_fn=return_weights, **workers)
+        assert batch is WEIGHTS
+        found = [
+            next(iter(kind([0, 1], 2, collate_fn=lambda batch: (WEIGHTS * 2, 1), **options)))
+            for kind, options in ((DataLoader, workers), (Theirs, {}))
+        ]
+        assert [type(batch) for batch in found] == [tuple] * 2
+        assert type(found[0][0].grad_fn) is type(found[1][0].grad_fn)
 
     @pytest.mark.parametrize("batch_size", [2, None])
     def test_an_iterable_dataset(self, batch_size):
-        loader = DataLoader(
-            iter([torch.ones(2)] * 2), batch_size, collate_fn=lambda batch: (WEIGHTS * 2, batch)
-        )
+        loader = DataLoader(iter(ONES), batch_size, collate_fn=lambda batch: (WEIGHTS * 2, batch))
         assert all(batch[0].requires_grad for batch in loader)
 
     @DETACHED
@@ -289,7 +258,7 @@ class TestGradientsOfResults:
     def test_workers_deliver_their_values(self, start_method):
         """PyTorch's loader waits forever for the first of these; a leaf arrives as a leaf of its own."""
         options = {"num_workers": 1, "start_method": start_method}
-        [batch] = DataLoader([torch.ones(2)] * 4, 4, collate_fn=weigh, **options)
+        [batch] = DataLoader(ONES, 4, collate_fn=weigh, **options)
         assert batch["x"].tolist() == [[2, 3]] * 4
         assert not batch["x"].requires_grad
         [batch] = DataLoader([0, 1], 2, collate_fn=return_weights, **options)
@@ -297,8 +266,8 @@ class TestGradientsOfResults:
 
     def test_other_outputs_deliver_their_values_with_a_warning(self):
         with pytest.warns(UserWarning, match="requires a gradient"):
-            [batch] = gpuloader.DataLoader([torch.ones(2)] * 2, places="cpu", batch_size=2, collate_fn=weigh)
-        assert batch["x"].tolist() == [[2, 3]] * 2
+            [batch] = gpuloader.DataLoader(ONES, places="cpu", batch_size=4, collate_fn=weigh)
+        assert batch["x"].tolist() == [[2, 3]] * 4
 
 
 @by_workers
@@ -311,13 +280,8 @@ class TestTensorsThatAreNotDense:
     def test_nested_ones(self, workers):
         ragged = [torch.arange(2.0), torch.arange(3.0)]
         for layout in (torch.strided, torch.jagged):
-            loader = DataLoader(
-                ragged,
-                2,
-                collate_fn=lambda batch, to=layout: torch.nested.nested_tensor(batch, layout=to),
-                **workers,
-            )
-            [batch] = loader
+            nest = functools.partial(torch.nested.nested_tensor, layout=layout)
+            [batch] = DataLoader(ragged, 2, collate_fn=nest, **workers)
             assert batch.is_nested
             assert [one.tolist() for one in batch.unbind()] == [[0, 1], [0, 1, 2]]
 
@@ -353,17 +317,13 @@ class TestTensorsOfADataset:
             assert len(sink.getvalue()) < 2000
             assert "torch" in contents.modules
             sink.seek(0)
-            back = pickle.load(sink, buffers=[bytearray(memory.tobytes("A")) for memory in contents.memory])[
-                "images"
-            ]
-            assert same(back, one)
+            memory = [bytearray(one.tobytes("A")) for one in contents.memory]
+            assert same(pickle.load(sink, buffers=memory)["images"], one)
 
     def test_what_is_more_than_numbers_is_pickled_as_torch_does(self):
-        parameter = torch.nn.Parameter(torch.ones(2))
-        sparse = torch.eye(2).to_sparse()
         named = torch.ones(2)
         named.origin = "weights"
-        for one in (parameter, sparse, named):
+        for one in (torch.nn.Parameter(torch.ones(2)), torch.eye(2).to_sparse(), named):
             sink = io.BytesIO()
             assert not dump(one, sink).memory
             sink.seek(0)
@@ -374,25 +334,19 @@ class TestTensorsOfADataset:
             assert back.layout == one.layout
 
     def test_workers_write_to_copies(self):
-        class Writing(torch.utils.data.Dataset):
-            def __init__(self):
-                self.images = torch.zeros(1000, 100)
-
-            def __len__(self):
-                return 4
-
-            def __getitem__(self, index):
-                self.images[index] += index
-                return self.images[index, 0]
-
-        dataset = Writing()
-        batches = list(DataLoader(dataset, 2, num_workers=1))
-        assert [batch.tolist() for batch in batches] == [[0, 1], [2, 3]]
-        assert not dataset.images.any()
+        images = torch.zeros(1000, 100)
+        loader = DataLoader(Made(functools.partial(write, images), 4), 2, num_workers=1)
+        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
+        assert not images.any()
 
 
+def write(images, index):
+    images[index] += index
+    return images[index, 0]
+
+
+@by_workers
 class TestStructures:
-    @by_workers
     @pytest.mark.parametrize(
         "function",
         [
@@ -409,14 +363,12 @@ class TestStructures:
     def test_what_a_collate_fn_returns(self, workers, function):
         assert_alike([1, 2, 3, 4], workers, batch_size=2, collate_fn=function)
 
-    @by_workers
     @pytest.mark.parametrize(
         "value", [3, 2.5, True, "a", b"a", None, 1 + 2j, 2**70, np.float32(1), np.str_("a")], ids=repr
     )
     def test_single_values(self, workers, value):
         assert_alike([value] * 2, workers, batch_size=None)
 
-    @by_workers
     def test_batches_of_one_may_all_differ(self, workers):
         samples = [1, 2.5, "a", torch.ones(3), torch.ones(2), {"a": 1}, {"b": 2.0}, [1, torch.ones(1)]]
         assert_alike(samples, workers, batch_size=1)

@@ -50,31 +50,25 @@ class TestBfloat16:
         assert images.dtype == torch.bfloat16
         torch.testing.assert_close(images, wanted.to(torch.bfloat16), atol=0.02, rtol=0.01)
 
-    @pytest.mark.parametrize("output", [None, "numpy"])
-    def test_other_outputs_get_the_bits(self, output):
-        [images, _], *_ = load(Cast("0", "bfloat16"), output=output)
-        assert images.dtype == np.uint16
-        assert torch.equal(
-            torch.from_numpy(images).view(torch.bfloat16), torch.from_numpy(PICTURES[:4]).to(torch.bfloat16)
-        )
+    def test_other_outputs_get_the_bits_and_torchs_may_be_viewed_so_again(self):
+        wanted = torch.from_numpy(PICTURES[:4]).to(torch.bfloat16)
+        for output in (None, "numpy", "torch"):
+            [images, _], *_ = load(Cast("0", "bfloat16"), output=output)
+            if output != "torch":
+                assert images.dtype == np.uint16
+                images = torch.from_numpy(images)
+            assert torch.equal(images.view(torch.bfloat16), wanted)
 
     def test_integers_stay_integers(self):
         [images, labels], *_ = load(Cast("0", "uint16"))
         assert (images.dtype, labels.dtype) == (torch.uint16, torch.int64)
 
-    def test_a_program_that_views_the_bits_still_works(self):
-        [images, _], *_ = load(Cast("0", "bfloat16"))
-        assert images.view(torch.bfloat16).dtype == torch.bfloat16
-
     def test_of_another_loaders_batches(self):
-        batches = [(torch.from_numpy(PICTURES[:4]), "text")]
-        for output in (None, "torch"):
-            [(found, _)] = gpuloader.prefetch(
-                batches, places="cpu", output=output, transforms=[Cast("0", "bfloat16")]
-            )
-            assert found.dtype == torch.bfloat16
-        [(found, _)] = gpuloader.prefetch([(PICTURES, 1)], places="cpu", transforms=[Cast("0", "bfloat16")])
-        assert found.dtype == np.uint16
+        tensors = torch.from_numpy(PICTURES)
+        for images, output in ((tensors, None), (tensors, "torch"), (PICTURES, None)):
+            options = {"output": output, "transforms": [Cast("0", "bfloat16")]}
+            [(found, _)] = gpuloader.prefetch([(images, "text")], places="cpu", **options)
+            assert found.dtype == (np.uint16 if images is PICTURES else torch.bfloat16)
 
 
 class TestChannelsLast:
@@ -97,12 +91,10 @@ class TestChannelsLast:
         [same, _], *_ = load(window, Normalize("0", dtype="bfloat16"), seed=1)
         assert torch.equal(images, same)
 
-    def test_a_cast_keeps_the_format(self):
+    def test_a_cast_a_device_and_numpy_keep_it(self):
         [images, _], *_ = load(Normalize("0", to="channels_last"), Cast("0", "float16"))
         assert images.is_contiguous(memory_format=LAST)
         assert images.dtype == torch.float16
-
-    def test_on_a_device_and_in_numpy(self):
         for places in ("cpu", simulated_places(1)):
             [images, _], *_ = load(Normalize("0", to="channels_last"), output=None, places=places)
             np.testing.assert_array_equal(np.asarray(images), PICTURES[:4].transpose(0, 3, 1, 2))

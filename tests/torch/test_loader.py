@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 
-from tests.sample_sets import values
+from tests.sample_sets import Made, values
 
 torch = pytest.importorskip("torch")
 
@@ -15,19 +15,10 @@ from gpuloader.devices.places import parse_place  # noqa: E402
 from gpuloader.torch import DataLoader  # noqa: E402
 
 
-def epochs(loader, count=2):
-    return [values(loader) for _ in range(count)]
-
-
 def test_all_options_of_ours_can_be_added():
-    options = {
-        "shard": (0, 2),
-        "uneven": "drop",
-        "output": "numpy",
-        "num_workers": 2,
-        "worker_type": "thread",
-    }
-    assert isinstance(next(iter(DataLoader(range(7), 3, True, seed=5, **options))), np.ndarray)
+    options = {"shard": (0, 2), "uneven": "drop", "num_workers": 2, "worker_type": "thread"}
+    loader = DataLoader(range(7), 3, True, seed=5, output="numpy", **options)
+    assert isinstance(next(iter(loader)), np.ndarray)
     with pytest.raises(TypeError, match="nobody"):
         DataLoader(range(7), nobody=1)
 
@@ -53,25 +44,12 @@ def test_devices_are_places():
 def test_copies_draw_from_copies_of_the_generator():
     loader = DataLoader(list(range(7)), 3, shuffle=True, generator=torch.Generator().manual_seed(5))
     copies = copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))
-    order = epochs(loader)
+    order = [values(loader) for _ in range(2)]
     for again in copies:
         assert type(again) is DataLoader
-        assert epochs(again) == order
+        assert [values(again) for _ in range(2)] == order
         assert again.generator.initial_seed() == 5
     assert list(pickle.loads(pickle.dumps(DataLoader([1, 2], batch_size=None)))) == [1, 2]
-
-
-class Owner(torch.utils.data.Dataset):
-    """Draws with a generator of its own."""
-
-    def __init__(self):
-        self.own = np.random.default_rng(3)
-
-    def __getitem__(self, index):
-        return self.own.random()
-
-    def __len__(self):
-        return 4
 
 
 def seed_everything(worker):
@@ -80,5 +58,7 @@ def seed_everything(worker):
 
 
 def test_a_datasets_own_generator_stays_as_it_is():
-    loader = DataLoader(Owner(), 4, seed=1, num_workers=1, worker_init_fn=seed_everything)
+    own = np.random.default_rng(3)
+    drawing = Made(lambda index: own.random(), 4)
+    loader = DataLoader(drawing, 4, seed=1, num_workers=1, worker_init_fn=seed_everything)
     assert next(iter(loader)).tolist() == np.random.default_rng(3).random(4).tolist()

@@ -51,38 +51,28 @@ def load(count, **options):
 @pytest.mark.parametrize("count", [8, 10, 21, 24])
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("shuffle", [False, True])
 def test_every_step_has_the_samples_that_a_distributed_sampler_gives_it(
-    on_ranks, count, world_size, drop_last
+    on_ranks, count, world_size, drop_last, shuffle
 ):
-    ours = on_ranks(world_size, lambda: values(load(count, drop_last=drop_last)))
-    data = torch.arange(count)
-    theirs = [
-        values(
-            Theirs(
-                data,
-                4,
-                sampler=DistributedSampler(data, world_size, rank, shuffle=False),
-                drop_last=drop_last,
-            )
-        )
-        for rank in range(world_size)
-    ]
-    together = [[sorted(joined(step)) for step in zip(*of_ranks, strict=True)] for of_ranks in (ours, theirs)]
-    assert together[0] == together[1]
-
-
-def test_ranks_shuffle_as_a_distributed_sampler_does(on_ranks):
-    ours = on_ranks(2, lambda: [values(loader) for loader in [load(21, shuffle=True)] for _ in range(2)])
-    data = torch.arange(21)
-    for epoch in range(2):
-        samplers = [DistributedSampler(data, 2, rank) for rank in range(2)]
-        for sampler in samplers:
+    options = {"shuffle": shuffle, "drop_last": drop_last}
+    ours = on_ranks(world_size, lambda: epochs_of(load(count, **options)))
+    for epoch, of_ranks in enumerate(zip(*ours, strict=True)):
+        theirs = []
+        for rank in range(world_size):
+            sampler = DistributedSampler(range(count), world_size, rank, shuffle=shuffle)
             sampler.set_epoch(epoch)
-        theirs = [values(Theirs(data, 4, sampler=sampler)) for sampler in samplers]
-        steps = [zip(*ranks, strict=True) for ranks in ([rank[epoch] for rank in ours], theirs)]
-        assert [[sorted(joined(step)) for step in one] for one in steps] == 2 * [
-            [sorted(joined(step)) for step in zip(*theirs, strict=True)]
-        ]
+            theirs.append(values(Theirs(torch.arange(count), 4, sampler=sampler, drop_last=drop_last)))
+        assert together(of_ranks) == together(theirs)
+
+
+def epochs_of(loader):
+    return [values(loader) for _ in range(2)]
+
+
+def together(ranks):
+    """Return the samples of each step, over all ranks."""
+    return [sorted(joined(step)) for step in zip(*ranks, strict=True)]
 
 
 def test_the_epoch_is_the_one_of_the_first_step(become):
@@ -99,8 +89,7 @@ def test_the_epoch_is_the_one_of_the_first_step(become):
 def test_ranks_shuffle_alike_without_a_seed_and_anew_in_every_epoch(on_ranks, workers):
     def epochs():
         torch.manual_seed(on_rank_seed.pop())
-        loader = load(12, shuffle=True, num_workers=workers)
-        return [values(loader) for _ in range(2)]
+        return epochs_of(load(12, shuffle=True, num_workers=workers))
 
     on_rank_seed = [5, 6]  # as of programs that seed each rank differently
     first, second = on_ranks(2, epochs)
@@ -111,11 +100,9 @@ def test_ranks_shuffle_alike_without_a_seed_and_anew_in_every_epoch(on_ranks, wo
 
 def test_a_seed_or_generator_determines_the_order(become):
     become(1, 2)
-    assert values(load(12, shuffle=True, seed=1)) != values(load(12, shuffle=True, seed=2))
-    seeded = [
-        values(load(12, shuffle=True, generator=torch.Generator().manual_seed(seed))) for seed in (1, 2)
-    ]
-    assert seeded[0] != seeded[1]
+    for option, make in (("seed", int), ("generator", torch.Generator().manual_seed)):
+        first, second = (values(load(12, shuffle=True, **{option: make(seed)})) for seed in (1, 2))
+        assert first != second
 
 
 def test_one_rank_reads_as_ever(become):
@@ -140,34 +127,27 @@ def test_a_seed_that_was_drawn_before_there_were_ranks_does_not_count(become):
 
 def test_a_resumed_seed_stays(become):
     become(0, 2)
-    loader = load(16, shuffle=True, seed=9)
-    epochs = [values(loader) for _ in range(2)]
+    loader, again = load(16, shuffle=True, seed=9), load(16, shuffle=True)
+    first, second = epochs_of(loader)
     loader.set_epoch(0)
     next(iter(loader))
-    state = loader.state_dict()
-    again = load(16, shuffle=True)
-    again.load_state_dict(state)
-    assert [values(again), values(again)] == [epochs[0][1:], epochs[1]]
+    again.load_state_dict(loader.state_dict())
+    assert epochs_of(again) == [first[1:], second]
 
 
 def test_a_state_resumes_on_another_number_of_ranks(on_ranks):
-    loaders = on_ranks(2, lambda: load(24, shuffle=True, batch_size=3))
-
     def begin():
-        loader = loaders.pop(0)
-        loaders.append(loader)
-        return next(iter(loader)).tolist()
+        loader = load(24, shuffle=True, batch_size=3)
+        return next(iter(loader)).tolist(), loader.state_dict()
 
-    before = on_ranks(2, begin)
-    state = loaders[0].state_dict()
+    (first, state), (second, _) = on_ranks(2, begin)
 
     def resume():
         loader = load(24, shuffle=True)
         loader.load_state_dict(state)
         return joined(values(loader))
 
-    after = on_ranks(3, resume)
-    assert sorted(joined(before + after)) == list(range(24))
+    assert sorted(first + second + joined(on_ranks(3, resume))) == list(range(24))
 
 
 @pytest.mark.parametrize("kind", ["sampler", "batch_sampler"])
@@ -187,8 +167,7 @@ def test_a_distributed_sampler_divides_once(become, kind):
 class Hidden:
     """A sampler that divides by a rank which it keeps to itself, as those of detectron2 do."""
 
-    def __init__(self):
-        self._rank, self._world_size = 1, 2
+    _rank, _world_size = 1, 2
 
     def __iter__(self):
         return iter(range(self._rank, 10, self._world_size))
@@ -211,7 +190,7 @@ class Turned:
         self.epoch = epoch
 
     def __iter__(self):
-        return iter([(index + self.epoch) % 10 for index in range(10)])
+        return iter([*range(self.epoch, 10), *range(self.epoch)])
 
 
 class TestSamplersThatMayDiffer:
@@ -235,10 +214,8 @@ class TestSamplersThatMayDiffer:
 
     @pytest.mark.parametrize("uneven", ["repeat", "drop"])
     def test_are_divided_epoch_by_epoch_if_the_rank_is_passed(self, uneven):
-        ranks = [
-            DataLoader(torch.arange(10), 2, sampler=Turned(), shard=(rank, 2), uneven=uneven)
-            for rank in range(2)
-        ]
+        options = {"batch_size": 2, "sampler": Turned(), "uneven": uneven}
+        ranks = [load(10, shard=(rank, 2), **options) for rank in range(2)]
         assert [values(loader) for loader in ranks] == [[[0, 1], [4, 5], [8]], [[2, 3], [6, 7], [9]]]
         assert [values(loader) for loader in ranks] == [[[1, 2], [5, 6], [9]], [[3, 4], [7, 8], [0]]]
         assert [len(loader) for loader in ranks] == [3, 3]
@@ -280,24 +257,19 @@ class Lines(torch.utils.data.IterableDataset):
         return iter(range(number, 8, count))
 
 
-class TestIterableDatasets:
-    def test_that_divide_themselves_are_left_alone(self, on_ranks):
-        found = on_ranks(2, lambda: joined(values(DataLoader(Lines(True), 2, num_workers=2))))
-        assert [sorted(items) for items in found] == [[0, 1, 4, 5], [2, 3, 6, 7]]
-
-    def test_that_do_not_are_warned_of(self, become):
-        become(1, 2)
-        with pytest.warns(UserWarning, match="make the iterable dataset divide its items"):
-            assert values(DataLoader(Lines(), 8)) == [[*range(8)]]
-
-    def test_are_divided_if_the_rank_is_passed(self):
-        assert values(DataLoader(Lines(), 2, shard=(1, 2))) == [[1, 3], [5, 7]]
+def test_iterable_datasets_divide_themselves_or_are_warned_of(on_ranks, become):
+    found = on_ranks(2, lambda: joined(values(DataLoader(Lines(True), 2, num_workers=2))))
+    assert [sorted(items) for items in found] == [[0, 1, 4, 5], [2, 3, 6, 7]]
+    assert values(DataLoader(Lines(), 2, shard=(1, 2))) == [[1, 3], [5, 7]]
+    become(1, 2)
+    with pytest.warns(UserWarning, match="make the iterable dataset divide its items"):
+        assert values(DataLoader(Lines(), 8)) == [[*range(8)]]
 
 
 def test_no_batch_ever_has_a_mask(on_ranks):
     for count in range(1, 12):
-        for batches in on_ranks(3, lambda count=count: list(load(count, batch_size=2))):
-            assert all(isinstance(batch, torch.Tensor) for batch in batches)
+        batches = joined(on_ranks(3, lambda count=count: list(load(count, batch_size=2))))
+        assert all(isinstance(batch, torch.Tensor) for batch in batches)
 
 
 def test_single_samples_are_divided(on_ranks):

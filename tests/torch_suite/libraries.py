@@ -59,3 +59,12 @@ LIBRARIES = [
     # PyTorch warns of many workers, of page-locked memory without a GPU, and of what it deprecates.
     pytest.param(Library("torch", torch.utils.data), id="torch", marks=pytest.mark.filterwarnings("ignore")),
 ]
+
+
+def on_both(program):
+    """Return what a program, seeded alike, gives on gpuloader and on PyTorch."""
+    found = []
+    for one in LIBRARIES:
+        torch.manual_seed(0)
+        found.append(program(*one.values))
+    return found

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader as Theirs
 
-from gpuloader.torch import DataLoader, default_collate, default_convert
+from gpuloader.torch import DataLoader, default_collate, default_convert, get_worker_info
 from tests.alike import same
 from tests.fakes import nothing_left_behind
 from tests.torch_suite.datasets import Made, Numbers
@@ -70,15 +70,6 @@ def test_options(options):
         assert_alike(Made(lambda index: torch.tensor([index, -index])), **options)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_batch_sampler_as_a_sampler_reads_whole_batches(lib, workers):
-    dataset = lib.TensorDataset(torch.arange(10.0).reshape(5, 2), torch.arange(5))
-    sampler = lib.BatchSampler(lib.SequentialSampler(dataset), 2, False)
-    batches = list(lib.DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=workers))
-    assert [labels.tolist() for _, labels in batches] == [[0, 1], [2, 3], [4]]
-    assert torch.equal(torch.cat([rows for rows, _ in batches]), dataset.tensors[0])
-
-
 def test_the_signature_begins_with_pytorchs():
     theirs = inspect.signature(Theirs.__init__).parameters
     ours = inspect.signature(DataLoader.__init__).parameters
@@ -123,28 +114,17 @@ def test_the_default_functions():
     convert = DataLoader(samples, batch_size=None).collate_fn
     assert convert is default_convert
     assert same(convert(np.zeros(2)), torch.utils.data.default_convert(np.zeros(2)))
-    assert DataLoader(samples, collate_fn=list).collate_fn is list
 
 
-def test_a_loader_made_from_anothers_attributes():
+@pytest.mark.parametrize("collate_fn", [None, list])
+def test_a_loader_made_from_anothers_attributes(collate_fn):
     """As trainers do."""
-    ours = DataLoader(Made(named), 3, num_workers=0)
+    ours = DataLoader(Made(named), 3, collate_fn=collate_fn)
+    assert collate_fn is None or ours.collate_fn is collate_fn
     names = "dataset batch_sampler num_workers collate_fn pin_memory timeout worker_init_fn generator"
     options = {name: getattr(ours, name) for name in f"{names} prefetch_factor persistent_workers".split()}
-    assert same(list(Theirs(**options)), list(ours))
-    assert same(list(DataLoader(**options)), list(ours))
-
-
-def test_a_sampler_of_pytorch_keeps_pytorchs_order():
-    dataset = Numbers(20)
-
-    def load(kind):
-        generator = torch.Generator().manual_seed(5)
-        return kind(dataset, 6, sampler=torch.utils.data.RandomSampler(dataset, generator=generator))
-
-    ours, theirs = load(DataLoader), load(Theirs)
-    for _ in range(2):
-        assert same(list(ours), list(theirs))
+    for kind in (Theirs, DataLoader):
+        assert same(list(kind(**options)), list(ours))
 
 
 @pytest.mark.parametrize("epochs", [range(3), (5, 6, 7)], ids=["by the loader", "by the program"])
@@ -163,14 +143,11 @@ def test_who_calls_set_epoch_of_a_distributed_sampler(lib, epochs):
     assert told == ([True, True] if lib.name == "gpuloader" and not epochs[0] else [])
 
 
+def tell_infos(index):
+    theirs, ours = torch.utils.data.get_worker_info(), get_worker_info()
+    return theirs.id, ours.id, theirs.num_workers, theirs.seed == ours.seed
+
+
 def test_both_kinds_of_worker_info_are_there():
-    loader = DataLoader(BothInfos(2), 2, num_workers=1, multiprocessing_context="fork")
+    loader = DataLoader(Made(tell_infos, 2), 2, num_workers=1, multiprocessing_context="fork")
     assert [field.tolist() for field in next(iter(loader))] == [[0, 0], [0, 0], [1, 1], [True, True]]
-
-
-class BothInfos(Numbers):
-    def __getitem__(self, index):
-        from gpuloader.torch import get_worker_info
-
-        theirs, ours = torch.utils.data.get_worker_info(), get_worker_info()
-        return theirs.id, ours.id, theirs.num_workers, theirs.seed == ours.seed

@@ -1,11 +1,12 @@
-"""What a collate_fn returns: classes of the user's, packed sequences, nested and sparse tensors."""
+"""What a collate_fn returns: classes of the user's, packed sequences; and gradients."""
 
-import numpy as np
+import functools
+
 import pytest
 import torch
 from torch.nn.utils import rnn
 
-from tests.torch_suite.datasets import Nested
+from tests.torch_suite.datasets import Made
 
 
 class Batch:
@@ -24,10 +25,6 @@ def pack(samples, batch_first=False):
     data = torch.stack([sample for sample, _ in samples], 0 if batch_first else 1)
     lengths = torch.arange(len(samples)) + 1
     return rnn.pack_padded_sequence(data, lengths, batch_first=batch_first, enforce_sorted=False)
-
-
-def pack_batch_first(samples):
-    return pack(samples, batch_first=True)
 
 
 def rows(lib):
@@ -51,8 +48,9 @@ def test_a_class(lib, workers, pin_memory):
 
 
 @WORKERS
-@pytest.mark.parametrize("function", [pack, pack_batch_first])
-def test_packed_sequences(lib, workers, function):
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_packed_sequences(lib, workers, batch_first):
+    function = functools.partial(pack, batch_first=batch_first)
     loader = lib.DataLoader(rows(lib), 2, collate_fn=function, num_workers=workers)
     for number, batch in enumerate(loader):
         assert type(batch) is rnn.PackedSequence
@@ -63,7 +61,8 @@ def test_packed_sequences(lib, workers, function):
 
 def test_page_locked_memory_without_a_gpu(lib):
     """The option is for batches that go to a GPU; without one, it has no effect."""
-    loader = lib.DataLoader(Nested(4), batch_size=2, pin_memory=True)
+    dataset = Made(lambda index: {"picture": torch.full((4, 2), index), "about": {"number": index}}, 4)
+    loader = lib.DataLoader(dataset, batch_size=2, pin_memory=True)
     assert loader.pin_memory is True
     if not torch.cuda.is_available():
         assert not any(batch["picture"].is_pinned() for batch in loader)
@@ -76,10 +75,3 @@ def test_gradients(lib):
         [batch] = lib.DataLoader(samples, 2, collate_fn=function)
         assert batch.tolist() == [[3, 3], [3, 3]]
         assert batch.requires_grad is (function is torch.stack or not lib.differs("batches-have-no-gradient"))
-
-
-@WORKERS
-def test_arrays(lib, workers):
-    [batch] = lib.DataLoader([1, 2], 2, collate_fn=np.array, num_workers=workers)
-    assert batch.tolist() == [1, 2]
-    assert type(batch) is np.ndarray

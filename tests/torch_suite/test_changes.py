@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from tests.torch_suite.datasets import Numbers
-from tests.torch_suite.libraries import LIBRARIES
+from tests.sample_sets import values
+from tests.torch_suite.datasets import Items, Numbers
+from tests.torch_suite.libraries import LIBRARIES, on_both
 
 DATA = Numbers(12)
 
@@ -20,90 +21,76 @@ LOADERS = {
     "groups in order": grouped(lambda lib: lib.SequentialSampler(DATA), 2),
     "groups at random": grouped(lambda lib: lib.RandomSampler(DATA), 5),
 }
+OF_THE_SAMPLER = {"_num_samples": 4, "num_samples": 4, "replacement": True}
+CHANGES = {
+    "smaller": {"batch_size": 3},
+    "larger": {"batch_size": 10},
+    "whole": {"batch_size": 5, "drop_last": True},
+    "another sampler": {"sampler": [3, 1, 2, 5, 6]},
+    "attributes": {},
+    "weights": {},
+}
 
 
-def smaller(loader):
-    loader.batch_sampler.batch_size = 3
-
-
-def larger(loader):
-    loader.batch_sampler.batch_size = 10
-
-
-def whole(loader):
-    loader.batch_sampler.batch_size = 5
-    loader.batch_sampler.drop_last = True
-
-
-def other(loader):
-    loader.batch_sampler.sampler = [3, 1, 2, 5, 6]
-
-
-def attributes(loader):
-    for name, value in (("_num_samples", 4), ("num_samples", 4), ("replacement", True)):
-        if name in vars(loader.batch_sampler.sampler):
-            setattr(loader.batch_sampler.sampler, name, value)
-
-
-def weights(loader):
-    if hasattr(loader.batch_sampler.sampler, "weights"):
-        loader.batch_sampler.sampler.weights[:11] = 0
+def change(batch_sampler, name):
+    for key, value in CHANGES[name].items():
+        setattr(batch_sampler, key, value)
+    inner = batch_sampler.sampler
+    if name == "attributes":
+        vars(inner).update({key: value for key, value in OF_THE_SAMPLER.items() if key in vars(inner)})
+    elif name == "weights" and hasattr(inner, "weights"):
+        inner.weights[:11] = 0
 
 
 @pytest.mark.parametrize(
     "options", [{}, {"num_workers": 2, "persistent_workers": True}], ids=["inline", "workers"]
 )
-@pytest.mark.parametrize("change", [smaller, larger, whole, other, attributes, weights])
+@pytest.mark.parametrize("changed", CHANGES)
 @pytest.mark.parametrize("name", LOADERS)
-def test_changes_of_the_batch_sampler(name, change, options):
+def test_changes_of_the_batch_sampler(name, changed, options):
     def run(lib):
-        torch.manual_seed(0)
         loader = lib.DataLoader(DATA, **LOADERS[name](lib), **options)
-        found = [len(loader), [batch.tolist() for batch in loader]]
-        change(loader)
+        found = [len(loader), values(loader)]
+        change(loader.batch_sampler, changed)
         for _ in range(2):
-            found += [len(loader), [batch.tolist() for batch in loader]]
+            found += [len(loader), values(loader)]
         return [*found, loader.batch_size, type(loader.sampler), torch.rand(1).item()]
 
-    ours, theirs = (run(*one.values) for one in LIBRARIES)
+    ours, theirs = on_both(run)
     assert ours == theirs
 
 
 def test_lists_that_grow(lib):
     sampler, batches = [0, 1], [[0, 1]]
     loaders = lib.DataLoader(DATA, 2, sampler=sampler), lib.DataLoader(DATA, batch_sampler=batches)
-    for loader in loaders:
-        assert [batch.tolist() for batch in loader] == [[0, 1]]
+    assert [values(loader) for loader in loaders] == [[[0, 1]]] * 2
     sampler += [2]
     batches.append([5, 6, 7])
-    assert [[batch.tolist() for batch in loader] for loader in loaders] == [
-        [[0, 1], [2]],
-        [[0, 1], [5, 6, 7]],
-    ]
-
-
-class Items(torch.utils.data.IterableDataset):
-    def __iter__(self):
-        return iter(range(5))
+    assert [values(loader) for loader in loaders] == [[[0, 1], [2]], [[0, 1], [5, 6, 7]]]
 
 
 def test_the_batch_size_of_items(lib):
-    loader = lib.DataLoader(Items(), 2)
+    loader = lib.DataLoader(Items(range(5)), 2)
     assert len(list(loader)) == 3
     loader.batch_sampler.batch_size = 5
-    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3, 4]]
+    assert values(loader) == [[0, 1, 2, 3, 4]]
+
+
+PLAIN = [{}, {"batch_size": None}, {"batch_size": 2, "drop_last": True}]
+SAMPLED = [{"shuffle": True, "batch_size": 2}, {"batch_sampler": [[0]]}]
+SAMPLED += [
+    {"sampler": sampler, "batch_size": 2, "drop_last": True}
+    for sampler in ([4, 0, 2], torch.tensor([4, 0, 2]), torch.utils.data.SubsetRandomSampler([0, 2]))
+]
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"batch_size": None}, {"batch_size": 2, "drop_last": True}, {"batch_sampler": [[0]]}],
+    ("dataset", "options"),
+    [*((Items(range(5)), one) for one in PLAIN), *((DATA, one) for one in PLAIN + SAMPLED)],
     ids=str,
 )
-@pytest.mark.parametrize("dataset", [Items(), DATA], ids=["iterable", "map-style"])
 def test_the_samplers_of_a_loader(dataset, options):
     """As trainers look at them: also those that the loader itself does not ask."""
-    if "batch_sampler" in options and isinstance(dataset, Items):
-        pytest.skip("an iterable dataset takes none")
     ours, theirs = (one.values[0].DataLoader(dataset, **options) for one in LIBRARIES)
     assert type(ours.sampler) is type(theirs.sampler)
     assert ours._auto_collation == theirs._auto_collation
@@ -112,3 +99,9 @@ def test_the_samplers_of_a_loader(dataset, options):
         assert getattr(ours.batch_sampler, name, None) == getattr(theirs.batch_sampler, name, None)
     if theirs.batch_sampler is not None and "batch_sampler" not in options:
         assert ours.batch_sampler.sampler is ours.sampler
+    if dataset is DATA and theirs.batch_sampler is not None:
+        drawn = [sorted(index for batch in one.batch_sampler for index in batch) for one in (ours, theirs)]
+        assert drawn[0] == drawn[1]
+        assert len(ours.batch_sampler) == len(theirs.batch_sampler)
+    if "sampler" in options:
+        assert ours.sampler is options["sampler"]

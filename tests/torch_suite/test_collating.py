@@ -8,6 +8,9 @@ import torch
 
 from tests.alike import same
 from tests.sample_sets import Pair
+from tests.torch_suite.datasets import Items
+
+WORKERS = pytest.mark.parametrize("workers", [0, 1])
 
 
 class Listed(list):
@@ -27,48 +30,34 @@ def test_a_chain_of_arrays_of_different_dtypes(lib):
     assert apart == [torch.float32, torch.float64]
 
 
-@pytest.mark.parametrize("values", [[1, 2.5], [True, 2]], ids=str)
-def test_numbers_of_different_types(lib, values):
-    expected = torch.utils.data.default_collate(values)
-    assert same(lib.default_collate(values), expected)
-    loader = lib.DataLoader(values, 2)
-    assert same(list(loader), [expected])
+COLLATED = {
+    "floats": ([1.0, 2.5], torch.tensor([1.0, 2.5], dtype=torch.float64)),
+    "an integer first": ([1, 2.5], torch.tensor([1, 2.5])),
+    "a bool first": ([True, 2], torch.tensor([1, 2])),
+    "text": (["a", "b", "c"], ["a", "b", "c"]),
+    "bytes": ([b"a", b"b"], [b"a", b"b"]),
+    "dict": ([Keyed(a=1, b=2), Keyed(a=3, b=4)], Keyed(a=torch.tensor([1, 3]), b=torch.tensor([2, 4]))),
+    "list": ([Listed([1, 2]), Listed([4, 5])], Listed([torch.tensor([1, 4]), torch.tensor([2, 5])])),
+    "tuple": ([(1, "a"), (2, "b")], [torch.tensor([1, 2]), ("a", "b")]),
+    "named tuple": ([Pair(1, "a"), Pair(3, "b")], Pair(torch.tensor([1, 3]), ("a", "b"))),
+    "defaultdict": (
+        [collections.defaultdict(int, a=1), collections.defaultdict(int, a=2)],
+        collections.defaultdict(int, a=torch.tensor([1, 2])),
+    ),
+    "ordered": (
+        [collections.OrderedDict(b=1, a=2), collections.OrderedDict(b=3, a=4)],
+        collections.OrderedDict(b=torch.tensor([1, 3]), a=torch.tensor([2, 4])),
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("samples", "expected"),
-    [
-        (["a", "b", "c"], ["a", "b", "c"]),
-        ([b"a", b"b"], [b"a", b"b"]),
-        ([Keyed(a=1, b=2), Keyed(a=3, b=4)], Keyed(a=torch.tensor([1, 3]), b=torch.tensor([2, 4]))),
-        ([Listed([1, 2]), Listed([4, 5])], Listed([torch.tensor([1, 4]), torch.tensor([2, 5])])),
-        ([(1, 2.5), (2, 0.5)], [torch.tensor([1, 2]), torch.tensor([2.5, 0.5], dtype=torch.float64)]),
-        ([Pair(1, 2), Pair(3, 4)], Pair(torch.tensor([1, 3]), torch.tensor([2, 4]))),
-        (
-            [collections.defaultdict(int, a=1), collections.defaultdict(int, a=2)],
-            collections.defaultdict(int, a=torch.tensor([1, 2])),
-        ),
-        (
-            [collections.OrderedDict(b=1, a=2), collections.OrderedDict(b=3, a=4)],
-            collections.OrderedDict(b=torch.tensor([1, 3]), a=torch.tensor([2, 4])),
-        ),
-    ],
-    ids=["text", "bytes", "dict", "list", "tuple", "named tuple", "defaultdict", "ordered"],
-)
-@pytest.mark.parametrize("workers", [0, 1])
-def test_containers_keep_their_class(lib, samples, expected, workers):
+@pytest.mark.parametrize("name", COLLATED)
+@WORKERS
+def test_containers_keep_their_class(lib, name, workers):
     """Except for tuples, which become lists."""
+    samples, expected = COLLATED[name]
     assert same(lib.default_collate(samples), expected)
     assert same(list(lib.DataLoader(samples, len(samples), num_workers=workers)), [expected])
-
-
-@pytest.mark.parametrize(
-    "samples", [[(1, "a"), (2, "b")], [Pair(1, "a"), Pair(2, "b")]], ids=["tuple", "named"]
-)
-def test_text_in_tuples(lib, samples):
-    [(numbers, text)] = lib.DataLoader(samples, 2)
-    assert numbers.tolist() == [1, 2]
-    assert text == ("a", "b")
 
 
 @pytest.mark.parametrize("kind", [range, collections.deque, bytearray], ids=lambda kind: kind.__name__)
@@ -82,21 +71,21 @@ def test_other_sequences(lib, kind):
     assert list(single) == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("sample", "expected"),
-    [
-        (Keyed(a=1, b=2), Keyed(a=1, b=2)),
-        (Listed([1, 2, 3]), Listed([1, 2, 3])),
-        ({"a": np.arange(2)}, {"a": torch.tensor([0, 1])}),
-        ((np.zeros(1), "a"), [torch.zeros(1, dtype=torch.float64), "a"]),
-        (Pair(np.zeros(1), 2), Pair(torch.zeros(1, dtype=torch.float64), 2)),
-        (np.float32(2.5), torch.tensor(2.5)),
-        (np.array(["a"]), np.array(["a"])),
-    ],
-    ids=["dict", "list", "dict of arrays", "tuple", "named tuple", "number", "array of text"],
-)
-@pytest.mark.parametrize("workers", [0, 1])
-def test_single_samples_are_converted(lib, sample, expected, workers):
+CONVERTED = {
+    "dict": (Keyed(a=1, b=2), Keyed(a=1, b=2)),
+    "list": (Listed([1, 2, 3]), Listed([1, 2, 3])),
+    "dict of arrays": ({"a": np.arange(2)}, {"a": torch.tensor([0, 1])}),
+    "tuple": ((np.zeros(1), "a"), [torch.zeros(1, dtype=torch.float64), "a"]),
+    "named tuple": (Pair(np.zeros(1), 2), Pair(torch.zeros(1, dtype=torch.float64), 2)),
+    "number": (np.float32(2.5), torch.tensor(2.5)),
+    "array of text": (np.array(["a"]), np.array(["a"])),
+}
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+@WORKERS
+def test_single_samples_are_converted(lib, name, workers):
+    sample, expected = CONVERTED[name]
     assert same(lib.default_convert(sample), expected)
     assert same(list(lib.DataLoader([sample], batch_size=None, num_workers=workers)), [expected])
 
@@ -104,49 +93,35 @@ def test_single_samples_are_converted(lib, sample, expected, workers):
 @pytest.mark.parametrize(
     "samples", [[["X"], ["X", "X"]], [["X", "X"], ["X"]], [torch.zeros(2), torch.zeros(3)]], ids=str
 )
-@pytest.mark.parametrize("workers", [0, 1])
+@WORKERS
 def test_a_loader_refuses_samples_that_do_not_match(lib, samples, workers):
     with pytest.raises(RuntimeError):
         list(lib.DataLoader(samples, 2, num_workers=workers))
 
 
-class Text(torch.utils.data.IterableDataset):
-    """Items with text in every kind of container."""
-
-    def __iter__(self):
-        for letter in "abc":
-            yield {"x": letter, "y": (letter, [b"b", {"z": letter}], Pair(letter, 1))}
+TEXT = [{"x": letter, "y": (letter, [b"b", {"z": letter}], Pair(letter, 1))} for letter in "abc"]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("kind", [lambda: Text(), lambda: list(Text())], ids=["iterable", "list"])
+@WORKERS
+@pytest.mark.parametrize("kind", [Items, list])
 def test_text_in_containers(lib, kind, workers):
-    [expected] = torch.utils.data.DataLoader(kind(), 3)
-    [batch] = lib.DataLoader(kind(), 3, num_workers=workers)
+    [expected] = torch.utils.data.DataLoader(kind(TEXT), 3)
+    [batch] = lib.DataLoader(kind(TEXT), 3, num_workers=workers)
     assert same(batch, expected)
 
 
 @pytest.mark.parametrize("sample", [np.zeros(2, [("x", "f4")]), np.zeros(1, [("x", "f4")])[0]], ids=type)
-@pytest.mark.parametrize("workers", [0, 1])
+@WORKERS
 def test_structured_arrays(lib, sample, workers):
     with lib.raises(TypeError):
         list(lib.DataLoader([sample, sample], 2, num_workers=workers))
 
 
-class Short(torch.utils.data.IterableDataset):
-    """Items of which the last ones do not fit together."""
-
-    def __init__(self, *items):
-        self.items = items
-
-    def __iter__(self):
-        return iter(self.items)
-
-
 @pytest.mark.parametrize("last", [[6.5, 7], [torch.zeros(2), torch.zeros(3)], [{"a": 1}, {"b": 2}]], ids=str)
-@pytest.mark.parametrize("workers", [0, 1])
+@WORKERS
 def test_a_last_batch_that_is_dropped(lib, last, workers):
-    loader = lib.DataLoader(Short(1, 2, 3, *last), 3, drop_last=True, num_workers=workers)
+    """Its items do not even fit together."""
+    loader = lib.DataLoader(Items([1, 2, 3, *last]), 3, drop_last=True, num_workers=workers)
     assert [batch.tolist() for batch in loader] == [[1, 2, 3]]
 
 

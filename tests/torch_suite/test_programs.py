@@ -66,32 +66,22 @@ def test_batches_need_descriptors(lib, persistent_workers):
     assert done.stdout.strip() == expected, done
 
 
-ENDS = {
-    "the end": ("", 0),
-    "an exception": ("raise RuntimeError('the loop fails')", 1),
-    "sys.exit": ("sys.exit(3)", 3),
-    "a kill": ("os.kill(os.getpid(), 9)", -9),
-}
-
-
 @pytest.mark.parametrize(
-    ("ending", "holding"),
+    ("statement", "code", "holding"),
     [
-        ("the end", True),
-        ("an exception", False),
-        ("an exception", True),
-        ("sys.exit", True),
-        ("a kill", False),
+        ("", 0, True),
+        ("raise RuntimeError('the loop fails')", 1, False),
+        ("raise RuntimeError('the loop fails')", 1, True),
+        ("sys.exit(3)", 3, True),
+        ("os.kill(os.getpid(), 9)", -9, False),
     ],
 )
-def test_a_program_ends_with_its_workers(lib, ending, holding):
-    statement, code = ENDS[ending]
-    epoch = "epoch = iter(loader)" if holding else "epoch = loader"
+def test_a_program_ends_with_its_workers(lib, statement, code, holding):
     done = run(
         lib,
         f"""
         loader = DataLoader(Rows(), batch_size=2, num_workers=2, persistent_workers={holding})
-        {epoch}
+        epoch = {"iter(loader)" if holding else "loader"}
         for number, batch in enumerate(epoch):
             print(int(batch[0, 0]), flush=True)
             if number == 4:

@@ -1,5 +1,6 @@
 """The same seed gives the same batches, and the same random numbers in the program that draws its own."""
 
+import itertools
 import json
 import random
 
@@ -7,69 +8,55 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data as theirs
+from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 import gpuloader.torch as ours
-from tests.torch_suite.datasets import Numbers
+from tests.sample_sets import values
+from tests.torch_suite.datasets import Made, Numbers
+
+DATA = Numbers(23)
 
 
 def seeded():
     return torch.Generator().manual_seed(3)
 
 
-DATA = Numbers(23)
-
-MAKERS = {
-    "in order": lambda lib, **options: lib.DataLoader(DATA, 4, **options),
-    "shuffled": lambda lib, **options: lib.DataLoader(DATA, 4, shuffle=True, **options),
-    "without the last": lambda lib, **options: lib.DataLoader(DATA, 4, True, drop_last=True, **options),
-    "single": lambda lib, **options: lib.DataLoader(DATA, None, shuffle=True, **options),
-    "generator": lambda lib, **options: lib.DataLoader(DATA, 4, True, generator=seeded(), **options),
-    "random": lambda lib, **options: sampled(lib, lib.RandomSampler(DATA), options),
-    "random, generator": lambda lib, **options: sampled(
-        lib, lib.RandomSampler(DATA, generator=seeded()), options
-    ),
-    "fewer": lambda lib, **options: sampled(lib, lib.RandomSampler(DATA, num_samples=9), options),
-    "more": lambda lib, **options: sampled(lib, lib.RandomSampler(DATA, num_samples=50), options),
-    "replaced": lambda lib, **options: sampled(lib, lib.RandomSampler(DATA, True, 50), options),
-    "more, generator": lambda lib, **options: sampled(
-        lib, lib.RandomSampler(DATA, num_samples=50, generator=seeded()), options
-    ),
-    "replaced, generator": lambda lib, **options: sampled(
-        lib, lib.RandomSampler(DATA, True, 70, generator=seeded()), options
-    ),
-    "weighted": lambda lib, **options: sampled(lib, weighted(lib), options),
-    "weighted, generator": lambda lib, **options: sampled(lib, weighted(lib, seeded()), options),
-    "weighted once": lambda lib, **options: sampled(
-        lib, lib.WeightedRandomSampler(range(23), 9, False), options
-    ),
-    "subset": lambda lib, **options: sampled(lib, lib.SubsetRandomSampler(range(3, 19)), options),
-    "batch sampler": lambda lib, **options: grouped(lib, lib.RandomSampler(DATA), options),
-    "batch sampler, generator": lambda lib, **options: grouped(
-        lib, lib.RandomSampler(DATA, generator=seeded()), options
-    ),
-    "lists, generator": lambda lib, **options: listed(
-        lib, lib.RandomSampler(DATA, generator=seeded()), options
-    ),
-    "lists": lambda lib, **options: listed(lib, lib.RandomSampler(DATA), options),
+SAMPLERS = {
+    "random": lambda: RandomSampler(DATA),
+    "random, generator": lambda: RandomSampler(DATA, generator=seeded()),
+    "fewer": lambda: RandomSampler(DATA, num_samples=9),
+    "more": lambda: RandomSampler(DATA, num_samples=50),
+    "more, generator": lambda: RandomSampler(DATA, num_samples=50, generator=seeded()),
+    "replaced": lambda: RandomSampler(DATA, True, 50),
+    "replaced, generator": lambda: RandomSampler(DATA, True, 70, generator=seeded()),
+    "weighted": lambda: WeightedRandomSampler([0.5] * 23, 30),
+    "weighted, generator": lambda: WeightedRandomSampler([0.5] * 23, 30, generator=seeded()),
+    "weighted once": lambda: WeightedRandomSampler(range(23), 9, False),
+    "subset": lambda: SubsetRandomSampler(range(3, 19)),
+}
+SHUFFLED = {"batch_size": 4, "shuffle": True}
+OPTIONS = {
+    "in order": lambda: {"batch_size": 4},
+    "shuffled": lambda: SHUFFLED,
+    "without the last": lambda: {**SHUFFLED, "drop_last": True},
+    "single": lambda: {"batch_size": None, "shuffle": True},
+    "generator": lambda: {**SHUFFLED, "generator": seeded()},
+    **{name: lambda make=make: {"batch_size": 4, "sampler": make()} for name, make in SAMPLERS.items()},
+    "batch sampler": lambda: {"batch_sampler": grouped("random")},
+    "batch sampler, generator": lambda: {"batch_sampler": grouped("random, generator")},
+    # Each index is a list, and the dataset reads a whole batch.
+    "lists": lambda: {"batch_size": None, "sampler": grouped("random")},
+    "lists, generator": lambda: {"batch_size": None, "sampler": grouped("random, generator")},
 }
 
 
-def listed(lib, sampler, options):
-    """Bulk loading: each index is a list, and the dataset reads a whole batch."""
-    lists = lib.BatchSampler(sampler, 5, False)
-    return lib.DataLoader(torch.arange(23), sampler=lists, batch_size=None, **options)
+def grouped(name):
+    return BatchSampler(SAMPLERS[name](), 5, False)
 
 
-def weighted(lib, generator=None):
-    return lib.WeightedRandomSampler([0.5] * 23, 30, generator=generator)
-
-
-def sampled(lib, sampler, options):
-    return lib.DataLoader(DATA, 4, sampler=sampler, **options)
-
-
-def grouped(lib, sampler, options):
-    return lib.DataLoader(DATA, batch_sampler=lib.BatchSampler(sampler, 5, False), **options)
+def make(lib, name, **options):
+    dataset = torch.arange(23) if name.startswith("lists") else DATA
+    return lib.DataLoader(dataset, **OPTIONS[name](), **options)
 
 
 def plain(batch):
@@ -89,31 +76,30 @@ def run(loader, *, epochs=3, steps=None):
     return found
 
 
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_batches_and_the_programs_own_numbers(make):
-    assert run(make(ours)) == run(make(theirs))
+# PyTorch's sampler has reached its end when it yields a last batch that is not whole: batch 5.
+LEFT_EARLY = [("shuffled", 2), ("generator", 2), ("weighted", 2), ("batch sampler", 2), ("generator", 5)]
+
+
+@pytest.mark.parametrize(("name", "steps"), [*zip(OPTIONS, itertools.repeat(None)), *LEFT_EARLY])
+def test_batches_and_the_programs_own_numbers(name, steps):
+    """In whole epochs, and in those that the program leaves early."""
+    assert run(make(ours, name), steps=steps) == run(make(theirs, name), steps=steps)
 
 
 @pytest.mark.parametrize("name", ["shuffled", "in order", "weighted", "batch sampler, generator"])
 def test_with_workers(name, persistent):
-    options = {"num_workers": 2, **persistent}
-    assert run(MAKERS[name](ours, **options)) == run(MAKERS[name](theirs, **options))
-
-
-@pytest.mark.parametrize("name", ["shuffled", "generator", "weighted", "batch sampler"])
-def test_epochs_that_the_program_leaves_early(name):
-    make = MAKERS[name]
-    assert run(make(ours), steps=2) == run(make(theirs), steps=2)
+    first, second = (run(make(lib, name, num_workers=2, **persistent)) for lib in (ours, theirs))
+    assert first == second
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("steps", [0, 2, 4, 100])
-@pytest.mark.parametrize("name", [name for name in MAKERS if name.endswith("generator")])
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name.endswith("generator")])
 def test_where_the_programs_own_generator_stands(name, steps, workers):
     """PyTorch's samplers draw when they are asked for an index, and with workers they are asked ahead."""
 
     def stands(lib):
-        loader = MAKERS[name](lib, num_workers=workers)
+        loader = make(lib, name, num_workers=workers)
         sampler = loader.sampler if loader.batch_size else getattr(loader.sampler, "sampler", loader.sampler)
         if "batch" in name:
             sampler = loader.batch_sampler.sampler
@@ -129,12 +115,6 @@ def test_where_the_programs_own_generator_stands(name, steps, workers):
     assert stands(ours) == stands(theirs)
 
 
-def test_a_program_that_stops_at_the_last_batch():
-    """PyTorch's sampler has reached its end when it yields a last batch that is not whole."""
-    make = MAKERS["generator"]
-    assert run(make(ours), steps=5) == run(make(theirs), steps=5)
-
-
 def test_an_iterator_draws_its_seed_when_it_is_made():
     def run(lib):
         torch.manual_seed(7)
@@ -146,101 +126,75 @@ def test_an_iterator_draws_its_seed_when_it_is_made():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_a_state_has_the_order(make, workers):
-    """Whatever the program draws before it resumes; it needs no generator in its old state."""
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_state_has_the_order(name, workers):
+    """Whatever the program draws before it resumes. Later epochs need the global generator as it was."""
     torch.manual_seed(7)
-    loader = make(ours)
+    loader = make(ours, name)
     list(loader)
     epoch = iter(loader)
     next(epoch), next(epoch)
-    state = json.loads(json.dumps(loader.state_dict()))
-    rest = [plain(batch) for batch in epoch]
-    torch.manual_seed(99)
-    again = make(ours, num_workers=workers)
-    again.load_state_dict(state)
-    assert [plain(batch) for batch in again] == rest
-
-
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_later_epochs_of_a_resumed_program(make):
-    """It restores the global generator; those of samplers are in the state."""
-    torch.manual_seed(7)
-    loader = make(ours)
-    epoch = iter(loader)
-    next(epoch)
-    state, generator = loader.state_dict(), torch.get_rng_state()
+    state, generator = json.loads(json.dumps(loader.state_dict())), torch.get_rng_state()
     expected = [[plain(batch) for batch in one] for one in (epoch, loader)]
+    torch.manual_seed(99)
+    again = make(ours, name, num_workers=workers)
+    again.load_state_dict(state)
+    assert [plain(batch) for batch in again] == expected[0]
     torch.set_rng_state(generator)
-    again = make(ours)
+    again = make(ours, name, num_workers=workers)
     again.load_state_dict(state)
     assert [[plain(batch) for batch in one] for one in (again, again)] == expected
 
 
 def test_a_state_between_epochs_draws_nothing():
     torch.manual_seed(7)
-    loader = ours.DataLoader(DATA, 4, shuffle=True)
+    loader, again = make(ours, "shuffled"), make(ours, "shuffled")
     before = torch.get_rng_state()
-    state = loader.state_dict()
-    again = ours.DataLoader(DATA, 4, shuffle=True)
-    again.load_state_dict(state)
+    again.load_state_dict(loader.state_dict())
     assert torch.equal(torch.get_rng_state(), before)
-    assert run(again) == run(theirs.DataLoader(DATA, 4, shuffle=True))
+    assert run(again) == run(make(theirs, "shuffled"))
 
 
 def test_a_state_with_another_batch_size():
     torch.manual_seed(7)
-    loader = ours.DataLoader(DATA, 4, shuffle=True)
+    loader, again = make(ours, "shuffled"), ours.DataLoader(DATA, 6, shuffle=True)
     epoch = iter(loader)
     next(epoch)
-    state = loader.state_dict()
-    rest = [index for batch in epoch for index in batch.tolist()]
-    again = ours.DataLoader(DATA, 6, shuffle=True)
-    again.load_state_dict(state)
-    assert [index for batch in again for index in batch.tolist()] == rest
+    again.load_state_dict(loader.state_dict())
+    assert sum(values(again), []) == sum(values(epoch), [])  # noqa: RUF017
 
 
 def test_a_seed_gives_an_order_that_draws_nothing():
-    def epoch():
-        return [batch.tolist() for batch in ours.DataLoader(DATA, 4, shuffle=True, seed=5)]
-
     before = torch.get_rng_state()
-    assert epoch() == epoch()
+    first, second = (values(make(ours, "shuffled", seed=5)) for _ in range(2))
+    assert first == second
     assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("drawn", ["", "00", "no number", -1, 1.5, [1]])
 def test_a_damaged_order(drawn):
-    loader = MAKERS["shuffled"](ours)
+    loader, again = make(ours, "shuffled"), make(ours, "shuffled")
     next(iter(loader))
     with pytest.raises(ValueError, match="damaged"):
-        again = MAKERS["shuffled"](ours)
         again.load_state_dict({**loader.state_dict(), "drawn": drawn})
         next(iter(again))
 
 
 def test_keys_are_no_order():
-    data = {"a": 1, "b": 2}
-    assert [batch.item() for batch in ours.DataLoader(data, sampler=ours.SubsetRandomSampler(["b"]))] == [2]
+    assert values(ours.DataLoader({"a": 1, "b": 2}, sampler=SubsetRandomSampler(["b"]))) == [[2]]
 
 
-class Augmented(theirs.Dataset):
-    """Images that are mirrored, shifted and made noisy with all three global generators."""
+IMAGES = torch.rand(40, 1, 8, 8, generator=seeded())
+LABELS = torch.randint(0, 3, (40,), generator=seeded())
 
-    def __init__(self, count):
-        generator = torch.Generator().manual_seed(1)
-        self.images = torch.rand(count, 1, 8, 8, generator=generator)
-        self.labels = torch.randint(0, 3, (count,), generator=generator)
 
-    def __len__(self):
-        return len(self.labels)
-
-    def __getitem__(self, index):
-        image = self.images[index]
-        if random.random() < 0.5:
-            image = image.flip(2)
-        image = image.roll(int(np.random.randint(3)), 1)
-        return image + 0.1 * torch.randn(image.shape), self.labels[index]
+def augment(index):
+    """Return an image that is mirrored, shifted and made noisy with all three global generators."""
+    image = IMAGES[index]
+    if random.random() < 0.5:
+        image = image.flip(2)
+    image = image.roll(int(np.random.randint(3)), 1)
+    return image + 0.1 * torch.randn(image.shape), LABELS[index]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -258,8 +212,8 @@ def test_a_training_has_the_same_losses_and_weights(workers, persistent):
         )
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         options = {"num_workers": workers, **persistent}
-        training = kind(Augmented(40), batch_size=8, shuffle=True, drop_last=True, **options)
-        validation = kind(Augmented(10), batch_size=4, **options)
+        training = kind(Made(augment, 40), batch_size=8, shuffle=True, drop_last=True, **options)
+        validation = kind(Made(augment, 10), batch_size=4, **options)
         losses = []
         for _ in range(3):
             for images, labels in training:

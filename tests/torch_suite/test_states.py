@@ -7,7 +7,7 @@ import torch
 from torch.utils import data
 
 from gpuloader.torch import DataLoader
-from tests.torch_suite.datasets import Numbers
+from tests.torch_suite.datasets import Items, Numbers
 
 COUNT = 20
 
@@ -16,13 +16,6 @@ def share():
     """Return the numbers of this worker."""
     info = data.get_worker_info()
     return range(COUNT) if info is None else range(info.id, COUNT, info.num_workers)
-
-
-class Stateless(data.IterableDataset):
-    """Items that have to be read again from the start."""
-
-    def __iter__(self):
-        return iter(share())
 
 
 class Generator(data.IterableDataset):
@@ -89,27 +82,25 @@ def seeded():
     return torch.Generator().manual_seed(3)
 
 
-MAKERS = {
-    "in order": lambda **options: DataLoader(NUMBERS, 3, **options),
-    "shuffled": lambda **options: DataLoader(NUMBERS, 3, True, **options),
-    "generator": lambda **options: DataLoader(NUMBERS, 3, True, generator=seeded(), **options),
-    "replaced": lambda **options: DataLoader(
-        NUMBERS, 3, sampler=data.RandomSampler(NUMBERS, True, 40, generator=seeded()), **options
-    ),
-    "weighted": lambda **options: DataLoader(
-        NUMBERS, 3, sampler=data.WeightedRandomSampler([1.0] * COUNT, 14), **options
-    ),
-    "batch sampler": lambda **options: DataLoader(
-        NUMBERS, batch_sampler=data.BatchSampler(data.RandomSampler(NUMBERS), 3, True), **options
-    ),
-    "a sampler with a state": lambda **options: DataLoader(NUMBERS, 3, sampler=Steps(), **options),
-    "a batch sampler with a state": lambda **options: DataLoader(NUMBERS, batch_sampler=Steps(3), **options),
-    "stateless items": lambda **options: DataLoader(Stateless(), 3, **options),
-    "a generator": lambda **options: DataLoader(Generator(), 3, **options),
-    "itself": lambda **options: DataLoader(Itself(), 3, **options),
-    "single items": lambda **options: DataLoader(Itself(), None, **options),
-    "items without the last": lambda **options: DataLoader(Generator(), 3, drop_last=True, **options),
+LOADERS = {
+    "in order": dict,
+    "shuffled": lambda: {"shuffle": True},
+    "generator": lambda: {"shuffle": True, "generator": seeded()},
+    "replaced": lambda: {"sampler": data.RandomSampler(NUMBERS, True, 40, generator=seeded())},
+    "weighted": lambda: {"sampler": data.WeightedRandomSampler([1.0] * COUNT, 14)},
+    "batch sampler": lambda: grouped(data.BatchSampler(data.RandomSampler(NUMBERS), 3, True)),
+    "a sampler with a state": lambda: {"sampler": Steps()},
+    "a batch sampler with a state": lambda: grouped(Steps(3)),
+    "stateless items": lambda: {"dataset": Items(share)},
+    "a generator": lambda: {"dataset": Generator()},
+    "itself": lambda: {"dataset": Itself()},
+    "single items": lambda: {"dataset": Itself(), "batch_size": None},
+    "items without the last": lambda: {"dataset": Generator(), "drop_last": True},
 }
+
+
+def grouped(batches):
+    return {"batch_size": 1, "batch_sampler": batches}
 
 
 def plain(batches):
@@ -118,13 +109,16 @@ def plain(batches):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("taken", [0, 2, "all", "ended"])
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", LOADERS)
 def test_what_is_left(name, taken, workers):
     """Before the first batch, in the middle, after the last, and at the end; loaded once and twice."""
-    make = MAKERS[name]
+
+    def make():
+        return DataLoader(**{"dataset": NUMBERS, "batch_size": 3, "num_workers": workers, **LOADERS[name]()})
+
     torch.manual_seed(5)
-    loader = make(num_workers=workers)
-    length = len(list(make(num_workers=workers)))
+    loader = make()
+    length = len(list(make()))
     list(loader)  # the state is of the second epoch
     before = torch.get_rng_state()
     epoch = iter(loader)
@@ -140,7 +134,7 @@ def test_what_is_left(name, taken, workers):
 
     for times in range(3):
         torch.set_rng_state(generator)
-        again = make(num_workers=workers)
+        again = make()
         for _ in range(times):
             again.load_state_dict(state)
             next(iter(again), None)

@@ -1,6 +1,8 @@
 """What the dataset and collate_fn return arrives as it was: classes, attributes, memory formats, arrays."""
 
+import dataclasses
 import json
+import operator
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import torch
 from torch.nn.parameter import Parameter
 
 from tests.alike import same
+from tests.torch_suite.datasets import Items
 
 WORKERS = pytest.mark.parametrize("workers", [0, 1])
 
@@ -77,6 +80,7 @@ RESULTS = [
     lambda: torch.ones(1, 3).expand(2, 3),
     lambda: np.ma.masked_array([1, 2], [True, False]),
     swapped,
+    lambda: np.arange(3),
     lambda: np.zeros(2, [("x", "f4"), ("y", "i2")]),
     lambda: Parameter(torch.ones(2)).detach(),
     lambda: torch.empty(2, 3, device="meta"),
@@ -111,14 +115,13 @@ def test_the_very_object(lib):
         return made[-1]
 
     batches = list(lib.DataLoader(range(4), 2, collate_fn=collate))
-    assert all(ours is theirs for ours, theirs in zip(batches, made, strict=True))
+    assert len(batches) == 2
+    assert all(map(operator.is_, batches, made))
 
 
 def test_single_samples_are_those_of_the_dataset(lib):
     tensors = [torch.zeros(2), boxes(), Parameter(torch.ones(1))]
-    assert all(
-        ours is theirs for ours, theirs in zip(lib.DataLoader(tensors, batch_size=None), tensors, strict=True)
-    )
+    assert all(map(operator.is_, lib.DataLoader(tensors, batch_size=None), tensors))
     arrays = [np.zeros(2)]
     for tensor in lib.DataLoader(arrays, batch_size=None):
         tensor += 1
@@ -166,16 +169,6 @@ MIXED = {
 }
 
 
-class Items(torch.utils.data.IterableDataset):
-    """The samples of a list, as items."""
-
-    def __init__(self, samples):
-        self.samples = samples
-
-    def __iter__(self):
-        return iter(self.samples)
-
-
 @WORKERS
 @pytest.mark.parametrize("kind", [list, Items])
 @pytest.mark.parametrize("name", MIXED)
@@ -189,11 +182,11 @@ def test_mixed_samples(lib, name, kind, workers):
     assert describe(batch) == describe(expected)
 
 
+@dataclasses.dataclass
 class Label:
     """Something that PyTorch cannot collate."""
 
-    def __init__(self, number):
-        self.number = number
+    number: int
 
 
 @WORKERS
@@ -204,9 +197,8 @@ def test_types_that_the_user_has_registered(lib, monkeypatch, workers):
         return torch.tensor([label.number for label in batch])
 
     monkeypatch.setitem(functions, Label, collate_labels)
-    for batch in lib.DataLoader(
-        [{"x": (Label(number), number)} for number in range(4)], 2, num_workers=workers
-    ):
+    samples = [{"x": (Label(number), number)} for number in range(4)]
+    for batch in lib.DataLoader(samples, 2, num_workers=workers):
         assert same(batch["x"][0], batch["x"][1])
 
 
@@ -214,11 +206,10 @@ def test_changes_between_epochs_are_seen(lib):
     dataset = lib.TensorDataset(torch.arange(4))
     part = lib.Subset(dataset, [0, 1])
     whole, half = lib.DataLoader(dataset, 4), lib.DataLoader(part, 2)
-    assert [batch.tolist() for (batch,) in whole] == [[0, 1, 2, 3]]
-    assert [batch.tolist() for (batch,) in half] == [[0, 1]]
+    read = lambda: [batch.tolist() for loader in (whole, half) for (batch,) in loader]  # noqa: E731
+    assert read() == [[0, 1, 2, 3], [0, 1]]
     dataset.tensors, part.indices = (torch.arange(4) * 10,), [2, 3]
-    assert [batch.tolist() for (batch,) in whole] == [[0, 10, 20, 30]]
-    assert [batch.tolist() for (batch,) in half] == [[20, 30]]
+    assert read() == [[0, 10, 20, 30], [20, 30]]
 
 
 def test_indices_of_a_split_are_lists(lib):
@@ -235,8 +226,3 @@ def test_rows_of_hugging_face(lib, options):
     for dataset in (rows, rows.with_format("torch", columns=["ids"]), rows.shuffle(seed=0)):
         expected = list(torch.utils.data.DataLoader(dataset, **options))
         assert describe(list(lib.DataLoader(dataset, **options))) == describe(expected)
-
-
-@pytest.mark.parametrize("name", ["TensorDataset", "ConcatDataset", "Subset", "ChainDataset"])
-def test_datasets_are_instances_of_pytorchs(lib, name):
-    assert issubclass(getattr(lib, name), getattr(torch.utils.data, name))

@@ -9,7 +9,9 @@ import torch
 from torch.utils import data
 
 import gpuloader.torch
-from tests.torch_suite.datasets import Asking, Seeds
+from tests.sample_sets import values
+from tests.torch_suite.datasets import Items, Made, Numbers
+from tests.torch_suite.libraries import on_both
 
 
 def seed_with_a_constant(worker):
@@ -17,27 +19,18 @@ def seed_with_a_constant(worker):
 
 
 def test_a_seed_set_in_worker_init_fn(lib, persistent):
+    seeds = Made(lambda index: torch.initial_seed(), 4)
     loader = lib.DataLoader(
-        Seeds(4), batch_size=2, num_workers=2, worker_init_fn=seed_with_a_constant, **persistent
+        seeds, batch_size=2, num_workers=2, worker_init_fn=seed_with_a_constant, **persistent
     )
-    seeds = {int(seed) for batch in loader for seed in batch}
-    assert seeds == {12345}
+    assert values(loader) == [[12345] * 2] * 2
 
 
-def load_seeds(lib, **options):
-    return [int(seed) for batch in lib.DataLoader(Seeds(6), num_workers=2, **options) for seed in batch]
+class Asking(Numbers):
+    """What `worker_init_fn` has left in the worker's copy of the dataset."""
 
-
-def test_workers_have_seeds_of_their_own(lib, persistent):
-    assert len(set(load_seeds(lib, **persistent))) > 1
-
-
-def test_a_generator_determines_the_workers_seeds(lib):
-    first, second, third = (
-        load_seeds(lib, generator=torch.Generator().manual_seed(seed)) for seed in (42, 42, 43)
-    )
-    assert first == second
-    assert not set(first) & set(third)
+    def __getitem__(self, index):
+        return torch.tensor(self.found)
 
 
 def leave_a_note(ask, worker):
@@ -71,64 +64,49 @@ def test_worker_init_fn_changes_the_workers_dataset(lib, ask):
     assert not hasattr(dataset, "found")
 
 
-def test_the_worker_infos_seed_is_the_global_one(lib):
-    loader = lib.DataLoader(SeedsTwice(4), num_workers=2)
-    same = [bool(one) for batch in loader for one in batch]
-    assert all(same)
-
-
-class SeedsTwice(Seeds):
-    def __getitem__(self, index):
-        return torch.initial_seed() == lib_seed()
-
-
-def lib_seed():
-    return data.get_worker_info().seed
-
-
-class Drawing(Seeds):
-    """What each of the three global generators draws for a sample."""
-
-    def __getitem__(self, index):
-        return random.random(), np.random.random(), torch.rand(2)
+def draw(index):
+    """Return what each of the three global generators draws, and the seeds of the worker."""
+    drawn = random.random(), np.random.random(), torch.rand(2)
+    return *drawn, torch.initial_seed() % 2**63, data.get_worker_info().seed
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # of PyTorch's
+@pytest.mark.parametrize("generator", [None, torch.Generator()], ids=["global", "own"])
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_what_a_dataset_draws_in_workers(workers, persistent):
+def test_what_a_dataset_draws_in_workers(workers, generator, persistent):
     def epochs(kind):
-        torch.manual_seed(3)
-        loader = kind(Drawing(13), 2, shuffle=True, num_workers=workers, **persistent)
+        options = {"num_workers": workers, "generator": generator and generator.manual_seed(42), **persistent}
+        loader = kind(Made(draw, 13), 2, shuffle=True, **options)
         return [[field.tolist() for field in batch] for _ in range(2) for batch in loader]
 
-    assert epochs(gpuloader.torch.DataLoader) == epochs(data.DataLoader)
+    ours, theirs = on_both(lambda lib: epochs(lib.DataLoader))
+    assert ours == theirs
 
 
 def test_the_items_that_iterable_datasets_draw(persistent):
-    def epochs(kind):
-        torch.manual_seed(3)
-        loader = kind(DrawnItems(), 2, num_workers=2, **persistent)
-        return [batch.tolist() for _ in range(2) for batch in loader]
+    def epochs(lib):
+        drawn = Items(lambda: (random.random() + float(torch.rand(1)) for _ in range(5)))
+        loader = lib.DataLoader(drawn, 2, num_workers=2, **persistent)
+        return [values(loader) for _ in range(2)]
 
-    assert epochs(gpuloader.torch.DataLoader) == epochs(data.DataLoader)
+    ours, theirs = on_both(epochs)
+    assert ours == theirs
 
 
-class DrawnItems(data.IterableDataset):
-    def __iter__(self):
-        return (random.random() + float(torch.rand(1)) for _ in range(5))
+def load_drawn(count, workers, **options):
+    return gpuloader.torch.DataLoader(Made(draw, count), 2, num_workers=workers, **options)
+
+
+def drawn(loader, epochs=1):
+    return [[field.tolist() for field in batch[:3]] for _ in range(epochs) for batch in loader]
 
 
 def test_a_seed_draws_by_the_batch_whatever_the_number_of_workers():
-    def epoch(workers):
-        loader = gpuloader.torch.DataLoader(Drawing(13), 2, num_workers=workers, seed=5)
-        return [[field.tolist() for field in batch] for batch in loader]
-
-    assert epoch(1) == epoch(3)
+    assert drawn(load_drawn(13, 1, seed=5)) == drawn(load_drawn(13, 3, seed=5))
 
 
 def test_epochs_that_follow_a_state_with_a_seed_draw_anew():
-    loader = gpuloader.torch.DataLoader(Drawing(6), 2, shuffle=True, num_workers=1, seed=5)
-    expected = [[field.tolist() for field in batch] for _ in range(2) for batch in loader]
-    again = gpuloader.torch.DataLoader(Drawing(6), 2, shuffle=True, num_workers=1)
-    again.load_state_dict(gpuloader.torch.DataLoader(Drawing(6), 2, shuffle=True, seed=5).state_dict())
-    assert [[field.tolist() for field in batch] for _ in range(2) for batch in again] == expected
+    expected = drawn(load_drawn(6, 1, shuffle=True, seed=5), 2)
+    again = load_drawn(6, 1, shuffle=True)
+    again.load_state_dict(load_drawn(6, 1, shuffle=True, seed=5).state_dict())
+    assert drawn(again, 2) == expected
