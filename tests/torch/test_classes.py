@@ -26,7 +26,6 @@ DATASETS = {
     "Squares": lambda: Squares(),
     "Shares": lambda: Shares(),
 }
-"""Samplers are PyTorch's own: `test_names.py` has those."""
 
 
 class Squares(drop_in.Dataset[int]):

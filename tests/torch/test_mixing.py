@@ -88,7 +88,9 @@ def test_late_errors_name_the_datasets_of_pytorchs_concat():
         list(DataLoader(dataset, 2))
 
 
-def test_samplers_of_indices_are_no_batch_samplers():
+def test_samplers_of_indices_are_no_batch_samplers_and_datasets_no_lists_of_them():
+    with pytest.raises(TypeError, match="datasets must be a list of datasets, got the dataset TensorDataset"):
+        ConcatDataset(torch_data.TensorDataset(torch.zeros(2)))
     sampler = torch_data.RandomSampler(range(4))
     with pytest.raises(TypeError, match="a RandomSampler yields single indices: pass it as sampler, with a"):
         DataLoader(range(4), batch_sampler=sampler)
@@ -101,9 +103,3 @@ def test_weights_and_lengths_may_be_tensors(options):
     assert WeightedRandomSampler(numbers.to(torch.int64), 1).weights.tolist() == [1, 3]
     assert WeightedRandomSampler(numbers, 1).weights.tolist() == [1, 3]
     assert BucketSampler(numbers, 2).lengths.tolist() == [1, 3]
-
-
-def test_a_dataset_of_pytorch_is_no_list_of_datasets():
-    dataset = torch_data.TensorDataset(torch.zeros(2))
-    with pytest.raises(TypeError, match="datasets must be a list of datasets, got the dataset TensorDataset"):
-        ConcatDataset(dataset)

@@ -11,6 +11,7 @@ import gpuloader
 from gpuloader.testing import CustomPlace, SimulatedArray, SimulatedDevice, simulated_places
 from gpuloader.transforms import Cast, Normalize
 from tests.fakes import loader_threads, nothing_left_behind
+from tests.sample_sets import Made
 
 torch = pytest.importorskip("torch")
 
@@ -29,16 +30,6 @@ class Items(IterableDataset):
         info = torch.utils.data.get_worker_info()
         first, step = (0, 1) if info is None else (info.id, info.num_workers)
         return iter(range(first, 20, step))
-
-
-class Faulty(torch.utils.data.Dataset):
-    def __len__(self):
-        return 20
-
-    def __getitem__(self, index):
-        if index == 13:
-            raise KeyError("sample 13")
-        return torch.tensor(index)
 
 
 def digits(count=20):
@@ -85,7 +76,8 @@ class TestItsBatches:
             assert sorted(one for batch in loader for one in numbers(batch)) == list(range(20))
 
     def test_its_errors_are_its_own(self, place):
-        epoch = iter(gpuloader.prefetch(DataLoader(Faulty(), 4), places=place))
+        faulty = Made(lambda index: torch.tensor(index) if index != 13 else {}["sample 13"], 20)
+        epoch = iter(gpuloader.prefetch(DataLoader(faulty, 4), places=place))
         assert [numbers(next(epoch)) for _ in range(3)] == [[*range(n, n + 4)] for n in (0, 4, 8)]
         with pytest.raises(KeyError, match="sample 13") as caught:
             next(epoch)
@@ -144,17 +136,13 @@ class TestTensors:
             [found] = gpuloader.prefetch([batch], places=simulated_places(1))
         assert np.asarray(found[0]).tolist() == [1, 1]
 
-    def test_a_packed_sequence_keeps_its_batch_sizes_on_the_host(self):
+    def test_packed_sequences_and_dataclasses_keep_what_belongs_on_the_host(self, place):
         packed = pack_sequence([torch.arange(3), torch.arange(2)])
-        [found] = gpuloader.prefetch([{"words": packed}], places=simulated_places(1))
-        assert type(found["words"]) is PackedSequence
-        assert type(found["words"].data) is SimulatedArray
-        assert found["words"].batch_sizes is packed.batch_sizes
-
-    def test_a_dataclass_of_tensors(self, place):
-        [found] = gpuloader.prefetch([Sample(torch.arange(3), "name")], places=place)
-        assert type(found) is Sample
-        assert (numbers(found.ids), found.name) == ([0, 1, 2], "name")
+        [[words, sample]] = gpuloader.prefetch([[packed, Sample(torch.arange(3), "name")]], places=place)
+        assert (type(words), type(sample)) == (PackedSequence, Sample)
+        assert type(words.data) is (torch.Tensor if place == "cpu" else SimulatedArray)
+        assert words.batch_sizes is packed.batch_sizes
+        assert (numbers(sample.ids), sample.name) == ([0, 1, 2], "name")
 
     def test_tensors_are_let_go(self, place):
         """A batch that was copied is not kept, however long the pass goes on."""
@@ -202,32 +190,48 @@ def test_pinned_tensors_are_copied_from_where_they_lie():
     assert sources[::2] == [one.data_ptr() for one in tensors]
 
 
-class TestGraphs:
-    def test_a_batch_of_pytorch_geometric(self, place):
-        data = pytest.importorskip("torch_geometric.data")
-        edges = torch.tensor([[0, 1], [1, 2]])
-        graphs = [data.Data(x=torch.full((3, 2), n), edge_index=edges, label=n, name=f"g{n}") for n in (1, 2)]
-        batch = data.Batch.from_data_list(graphs)
-        loader = gpuloader.prefetch([batch, batch], places=place, host=["ptr"])
-        for found in loader:
-            assert type(found) is type(batch)
-            assert list(found.keys()) == list(batch.keys())
-            assert numbers(found.x) == batch.x.tolist()
-            assert numbers(found.edge_index) == batch.edge_index.tolist()
-            assert found.name == ["g1", "g2"]
-            assert found.ptr is batch.ptr
-        assert found.num_graphs == 2
-        assert type(batch.x) is torch.Tensor
-        assert isinstance(found.x, torch.Tensor if place == "cpu" else SimulatedArray)
+def test_datasets_of_hugging_face():
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"x": list(range(10)), "name": [f"n{n}" for n in range(10)]})
 
-    def test_a_graph_of_several_types(self, place):
-        data = pytest.importorskip("torch_geometric.data")
-        graph = data.HeteroData()
-        graph["paper"].x = torch.ones(3, 2)
-        graph["paper", "cites", "paper"].edge_index = torch.tensor([[0, 1], [1, 2]])
-        host = ["paper__cites__paper.edge_index"]
-        [found] = gpuloader.prefetch([graph], places=place, host=host)
-        assert numbers(found["paper"].x) == [[1, 1]] * 3
-        edges = "paper", "cites", "paper"
-        assert found[edges].edge_index is graph[edges].edge_index
-        assert found.node_types == ["paper"]
+    def load():
+        stream = rows.to_iterable_dataset().with_format("torch").batch(4)
+        return gpuloader.prefetch(stream, places="cpu", prefetch=3)
+
+    loader, later = load(), load()
+    seen = []
+    for number, batch in enumerate(loader):
+        assert type(batch["x"]) is torch.Tensor
+        assert batch["name"][0] == f"n{4 * number}"
+        seen.append(numbers(batch["x"]))
+        if not number:
+            later.load_state_dict(loader.state_dict())
+    assert seen == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert [numbers(batch["x"]) for batch in later] == seen[1:]
+    streamed = gpuloader.prefetch(rows.with_format("torch").iter(batch_size=4), places="cpu")
+    assert [numbers(batch["x"]) for batch in streamed] == seen
+
+
+def test_graphs_of_pytorch_geometric(place):
+    data = pytest.importorskip("torch_geometric.data")
+    edges = torch.tensor([[0, 1], [1, 2]])
+    graphs = [data.Data(x=torch.full((3, 2), n), edge_index=edges, label=n, name=f"g{n}") for n in (1, 2)]
+    batch = data.Batch.from_data_list(graphs)
+    for found in gpuloader.prefetch([batch, batch], places=place, host=["ptr"]):
+        assert type(found) is type(batch)
+        assert list(found.keys()) == list(batch.keys())
+        assert numbers(found.x) == batch.x.tolist()
+        assert numbers(found.edge_index) == batch.edge_index.tolist()
+        assert found.name == ["g1", "g2"]
+        assert found.ptr is batch.ptr
+    assert found.num_graphs == 2
+    assert type(batch.x) is torch.Tensor
+    assert isinstance(found.x, torch.Tensor if place == "cpu" else SimulatedArray)
+
+    several = data.HeteroData()  # a graph of several types
+    several["paper"].x = torch.ones(3, 2)
+    several["paper", "cites", "paper"].edge_index = edges
+    [found] = gpuloader.prefetch([several], places=place, host=["paper__cites__paper.edge_index"])
+    assert numbers(found["paper"].x) == [[1, 1]] * 3
+    assert found["paper", "cites", "paper"].edge_index is edges
+    assert found.node_types == ["paper"]
