@@ -10,6 +10,10 @@ PICTURES = torch.randn(100, 2, 3, 5)
 LABELS = torch.randperm(50).repeat(2)
 
 
+def seeded():
+    return torch.Generator().manual_seed(3)
+
+
 def pictures(lib):
     """Return 100 pictures with labels, as a dataset of tensors."""
     return lib.TensorDataset(PICTURES, LABELS)

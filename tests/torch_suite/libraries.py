@@ -14,18 +14,10 @@ from tests.torch_suite.differences import DIFFERENCES
 
 @dataclass(frozen=True)
 class Library:
-    """A library; every name of ``torch.utils.data`` is an attribute.
+    """A library; every name of ``torch.utils.data`` is an attribute."""
 
-    Attributes
-    ----------
-    name : str
-        'gpuloader' or 'torch'.
-    module : module
-        Where the names come from.
-    """
-
-    name: str
-    module: ModuleType
+    name: str  # 'gpuloader' or 'torch'
+    module: ModuleType  # where the names come from
 
     def __getattr__(self, name):
         return getattr(self.module, name)
@@ -61,10 +53,10 @@ LIBRARIES = [
 ]
 
 
-def on_both(program):
-    """Return what a program, seeded alike, gives on gpuloader and on PyTorch."""
+def assert_same_on_both(program):
+    """Assert that a program, seeded alike, gives the same on gpuloader and on PyTorch."""
     found = []
     for one in LIBRARIES:
         torch.manual_seed(0)
         found.append(program(*one.values))
-    return found
+    assert found[0] == found[1]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader as Theirs
 
-from gpuloader.torch import DataLoader, default_collate, default_convert, get_worker_info
+from gpuloader.torch import DataLoader, default_convert
 from tests.alike import same
 from tests.fakes import nothing_left_behind
 from tests.torch_suite.datasets import Made, Numbers
@@ -110,10 +110,8 @@ def test_attributes(options):
 def test_the_default_functions():
     samples = [(torch.zeros(2), 1, "a"), (torch.ones(2), 2, "b")]
     assert same(DataLoader(samples).collate_fn(samples), Theirs(samples).collate_fn(samples))
-    assert same(default_collate(samples), torch.utils.data.default_collate(samples))
     convert = DataLoader(samples, batch_size=None).collate_fn
     assert convert is default_convert
-    assert same(convert(np.zeros(2)), torch.utils.data.default_convert(np.zeros(2)))
 
 
 @pytest.mark.parametrize("collate_fn", [None, list])
@@ -141,13 +139,3 @@ def test_who_calls_set_epoch_of_a_distributed_sampler(lib, epochs):
             assert [int(index) for batch in loader for index in batch] == list(reference)
     told = ["DistributedSampler.set_epoch" in str(one.message) for one in caught]
     assert told == ([True, True] if lib.name == "gpuloader" and not epochs[0] else [])
-
-
-def tell_infos(index):
-    theirs, ours = torch.utils.data.get_worker_info(), get_worker_info()
-    return theirs.id, ours.id, theirs.num_workers, theirs.seed == ours.seed
-
-
-def test_both_kinds_of_worker_info_are_there():
-    loader = DataLoader(Made(tell_infos, 2), 2, num_workers=1, multiprocessing_context="fork")
-    assert [field.tolist() for field in next(iter(loader))] == [[0, 0], [0, 0], [1, 1], [True, True]]

@@ -5,7 +5,7 @@ import torch
 
 from tests.sample_sets import values
 from tests.torch_suite.datasets import Items, Numbers
-from tests.torch_suite.libraries import LIBRARIES, on_both
+from tests.torch_suite.libraries import LIBRARIES, assert_same_on_both
 
 DATA = Numbers(12)
 
@@ -56,8 +56,7 @@ def test_changes_of_the_batch_sampler(name, changed, options):
             found += [len(loader), values(loader)]
         return [*found, loader.batch_size, type(loader.sampler), torch.rand(1).item()]
 
-    ours, theirs = on_both(run)
-    assert ours == theirs
+    assert_same_on_both(run)
 
 
 def test_lists_that_grow(lib):

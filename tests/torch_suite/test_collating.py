@@ -21,15 +21,6 @@ class Keyed(dict):
     """A dict of the user's own class."""
 
 
-def test_a_chain_of_arrays_of_different_dtypes(lib):
-    parts = [lib.TensorDataset(torch.zeros(2, dtype=dtype)) for dtype in (torch.float32, torch.float64)]
-    dataset = lib.ConcatDataset(parts)
-    ((numbers,),) = lib.DataLoader(dataset, 4)
-    assert numbers.dtype == torch.float64
-    apart = [numbers.dtype for (numbers,) in lib.DataLoader(dataset, 2)]
-    assert apart == [torch.float32, torch.float64]
-
-
 COLLATED = {
     "floats": ([1.0, 2.5], torch.tensor([1.0, 2.5], dtype=torch.float64)),
     "an integer first": ([1, 2.5], torch.tensor([1, 2.5])),

@@ -91,12 +91,8 @@ EMPTY = torch.empty(0)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_large_batches_of_indices(lib, workers, persistent):
     """More indices than a pipe holds are waiting while the loop fails."""
-
-    def run():
-        options = options_of(workers, persistent)
-        for batch in lib.DataLoader(Made(lambda index: EMPTY, 10_000_000), batch_size=40960, **options):
+    empty = Made(lambda index: EMPTY, 10_000_000)
+    with pytest.raises(RuntimeError, match="the loop fails"):
+        for batch in lib.DataLoader(empty, batch_size=40960, **options_of(workers, persistent)):
             assert batch.numel() == 0
             raise RuntimeError("the loop fails")
-
-    with pytest.raises(RuntimeError, match="the loop fails"):
-        run()

@@ -95,11 +95,8 @@ class TestIterating:
         batches = itertools.cycle(lib.DataLoader(Numbers(6), 2, num_workers=workers))
         assert values(itertools.islice(batches, 5)) == [[0, 1], [2, 3], [4, 5], [0, 1], [2, 3]]
 
-        def repeat(loader):
-            while True:
-                yield from loader
-
-        batches = repeat(lib.DataLoader(Numbers(6), 2, shuffle=True, num_workers=workers))
+        loader = lib.DataLoader(Numbers(6), 2, shuffle=True, num_workers=workers)
+        batches = itertools.chain.from_iterable(itertools.repeat(loader))
         first = values(itertools.islice(batches, 3))
         assert sorted(itertools.chain.from_iterable(first)) == list(range(6))
 

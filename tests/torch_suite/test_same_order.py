@@ -12,13 +12,9 @@ from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, W
 
 import gpuloader.torch as ours
 from tests.sample_sets import values
-from tests.torch_suite.datasets import Made, Numbers
+from tests.torch_suite.datasets import Made, Numbers, seeded
 
 DATA = Numbers(23)
-
-
-def seeded():
-    return torch.Generator().manual_seed(3)
 
 
 SAMPLERS = {
@@ -178,10 +174,6 @@ def test_a_damaged_order(drawn):
     with pytest.raises(ValueError, match="damaged"):
         again.load_state_dict({**loader.state_dict(), "drawn": drawn})
         next(iter(again))
-
-
-def test_keys_are_no_order():
-    assert values(ours.DataLoader({"a": 1, "b": 2}, sampler=SubsetRandomSampler(["b"]))) == [[2]]
 
 
 IMAGES = torch.rand(40, 1, 8, 8, generator=seeded())

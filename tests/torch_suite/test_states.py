@@ -7,7 +7,7 @@ import torch
 from torch.utils import data
 
 from gpuloader.torch import DataLoader
-from tests.torch_suite.datasets import Items, Numbers
+from tests.torch_suite.datasets import Items, Numbers, seeded
 
 COUNT = 20
 
@@ -23,13 +23,15 @@ class Generator(data.IterableDataset):
 
     position, resumed = 0, False
 
-    def __iter__(self):
+    def begin(self):
         self.position = self.position if self.resumed else 0
-        self.resumed = False
-        numbers = share()
-        while self.position < len(numbers):
+        self.resumed, self.numbers = False, share()
+
+    def __iter__(self):
+        self.begin()
+        while self.position < len(self.numbers):
             self.position += 1
-            yield numbers[self.position - 1]
+            yield self.numbers[self.position - 1]
 
     def state_dict(self):
         return {"position": self.position}
@@ -42,9 +44,7 @@ class Itself(Generator):
     """An `__iter__` that returns the dataset."""
 
     def __iter__(self):
-        self.position = self.position if self.resumed else 0
-        self.resumed = False
-        self.numbers = share()
+        self.begin()
         return self
 
     def __next__(self):
@@ -57,16 +57,14 @@ class Itself(Generator):
 class Steps(data.Sampler):
     """A sampler of indices, or of batches, with a state that a loader need not ask for."""
 
-    def __init__(self, size=None):
-        self.size = size
+    def __init__(self, entries):
+        self.entries = entries
 
     def __len__(self):
-        return COUNT if self.size is None else -(-COUNT // self.size)
+        return len(self.entries)
 
     def __iter__(self):
-        for number in range(len(self)):
-            first = number * (self.size or 7)
-            yield first % COUNT if self.size is None else list(range(first, min(first + self.size, COUNT)))
+        return iter(self.entries)
 
     def state_dict(self):
         return {"other": 1}
@@ -78,10 +76,6 @@ class Steps(data.Sampler):
 NUMBERS = Numbers(COUNT)
 
 
-def seeded():
-    return torch.Generator().manual_seed(3)
-
-
 LOADERS = {
     "in order": dict,
     "shuffled": lambda: {"shuffle": True},
@@ -89,8 +83,8 @@ LOADERS = {
     "replaced": lambda: {"sampler": data.RandomSampler(NUMBERS, True, 40, generator=seeded())},
     "weighted": lambda: {"sampler": data.WeightedRandomSampler([1.0] * COUNT, 14)},
     "batch sampler": lambda: grouped(data.BatchSampler(data.RandomSampler(NUMBERS), 3, True)),
-    "a sampler with a state": lambda: {"sampler": Steps()},
-    "a batch sampler with a state": lambda: grouped(Steps(3)),
+    "a sampler with a state": lambda: {"sampler": Steps([number * 7 % COUNT for number in range(COUNT)])},
+    "a batch sampler with a state": lambda: grouped(Steps([[0, 1, 2], [3, 4], [5], [6, 7, 8]])),
     "stateless items": lambda: {"dataset": Items(share)},
     "a generator": lambda: {"dataset": Generator()},
     "itself": lambda: {"dataset": Itself()},

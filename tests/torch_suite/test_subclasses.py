@@ -9,7 +9,7 @@ import torch.utils.data
 
 from tests.sample_sets import values
 from tests.torch_suite.datasets import Made
-from tests.torch_suite.libraries import on_both
+from tests.torch_suite.libraries import assert_same_on_both
 
 SQUARES = Made(lambda index: torch.tensor(index**2), 7)
 
@@ -88,26 +88,22 @@ class TestSubclasses:
             assert loader.sampler is loader.batch_sampler.sampler
             return epochs(loader), epochs(loader.rest()), len(loader), loader.batch_size, loader.shuffle
 
-        ours, theirs = on_both(program)
-        assert ours == theirs
+        assert_same_on_both(program)
 
-    @pytest.mark.parametrize("by_force", [False, True])
     @pytest.mark.parametrize("shuffle", [False, True])
-    def test_the_batch_sampler_may_be_replaced(self, workers, by_force, shuffle):
+    @pytest.mark.parametrize(("size", "by_force"), [(3, False), (3, True), (None, False)])
+    def test_the_batch_sampler_or_that_of_single_samples_may_be_replaced(
+        self, workers, shuffle, size, by_force
+    ):
         def program(lib):
-            loader = repeating(lib, by_force)(SQUARES, 3, shuffle, num_workers=workers)
+            loader = repeating(lib, by_force)(SQUARES, size, shuffle, num_workers=workers)
             kept = len(loader), loader.batch_size, loader.drop_last, type(loader.sampler), epochs(loader, 3)
             # Each library has read another number of batches ahead, for which the sampler has drawn.
             torch.manual_seed(1)
             loader.reset()
             return *kept, epochs(loader)
 
-        ours, theirs = on_both(program)
-        assert ours == theirs
-
-    def test_so_may_the_sampler_of_single_samples(self, workers):
-        ours, theirs = on_both(lambda lib: epochs(repeating(lib, False)(SQUARES, None, num_workers=workers)))
-        assert ours == theirs
+        assert_same_on_both(program)
 
 
 def test_the_class_is_pytorchs(lib):
@@ -182,8 +178,7 @@ class TestSettingAttributes:
             assert len(list(batch_sampler)) == 3
             return before, epochs(loader), torch.rand(1).item()
 
-        ours, theirs = on_both(program)
-        assert ours == theirs
+        assert_same_on_both(program)
 
     def test_a_copy_has_what_was_set(self, lib):
         loader = lib.DataLoader(SQUARES, 4)

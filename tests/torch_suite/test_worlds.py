@@ -20,10 +20,6 @@ SETTING = "as imported"
 REGISTRY = {}
 
 
-class Factor:
-    value = 1
-
-
 def ask(lib, question, **options):
     """Return what a function returns in each of two workers."""
     loader = lib.DataLoader(Made(lambda index: question(), 4), 2, num_workers=2, collate_fn=list, **options)
@@ -37,7 +33,7 @@ def look_around():
     os.umask(umask)
     return {
         "global": SETTING,
-        "attribute of a class": Factor.value,
+        "attribute of a class": vars(Made).get("factor"),
         "registry": sorted(REGISTRY),
         "replaced function": os.path.basename("a/b"),
         "level of a logger": logging.getLogger(__name__).level,
@@ -55,7 +51,7 @@ def look_around():
 
 def test_settings_of_the_program(lib, persistent, monkeypatch, tmp_path):
     monkeypatch.setattr(sys.modules[__name__], "SETTING", "changed")
-    monkeypatch.setattr(Factor, "value", 7)
+    monkeypatch.setattr(Made, "factor", 7, raising=False)
     monkeypatch.setitem(REGISTRY, "resize", len)
     monkeypatch.setattr(logging.getLogger(__name__), "level", logging.ERROR)
     monkeypatch.setenv("COLOR", "green")
@@ -79,20 +75,12 @@ def test_computing_takes_one_thread(lib, persistent):
     assert ask(lib, torch.get_num_threads, **persistent) == 1
 
 
-def shared_tensors():
-    return torch.zeros(8, dtype=torch.int64).share_memory_(), torch.zeros(1).share_memory_()
-
-
-def shared_arrays():
-    return (
-        torch.frombuffer(multiprocessing.Array("q", 8).get_obj(), dtype=torch.int64),
-        np.frombuffer(multiprocessing.Array("d", 1).get_obj()),
-    )
-
-
-@pytest.mark.parametrize("share", [shared_tensors, shared_arrays])
-def test_shared_memory_is_written_and_read_by_both_sides(lib, share, persistent):
-    seen, epoch = share()
+@pytest.mark.parametrize("kind", ["tensors", "arrays"])
+def test_shared_memory_is_written_and_read_by_both_sides(lib, kind, persistent):
+    seen, epoch = torch.zeros(8, dtype=torch.int64).share_memory_(), torch.zeros(1).share_memory_()
+    if kind == "arrays":
+        seen = torch.frombuffer(multiprocessing.Array("q", 8).get_obj(), dtype=torch.int64)
+        epoch = np.frombuffer(multiprocessing.Array("d", 1).get_obj())
 
     def count(index):
         seen[index] += 1
