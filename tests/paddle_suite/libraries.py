@@ -11,18 +11,10 @@ from tests.paddle_suite.differences import DIFFERENCES
 
 
 class Library:
-    """What a case may use besides `io`, `reader` and `fluid`, which both libraries have.
+    """What a case may use besides `io`, `reader` and `fluid`, which both libraries have."""
 
-    Attributes
-    ----------
-    name : str
-        'gpuloader' or 'paddle'.
-    version : tuple of int
-        Of Paddle; empty for gpuloader.
-    """
-
-    name = ""
-    version = ()
+    name = ""  # 'gpuloader' or 'paddle'
+    version = ()  # of Paddle
 
     def differs(self, key):
         """Return whether this library behaves in gpuloader's way where the two differ on purpose."""
@@ -31,8 +23,6 @@ class Library:
 
 
 class Gpuloader(Library):
-    """This package."""
-
     name = "gpuloader"
     io, reader, fluid, dataset = gpuloader.io, gpuloader.reader, gpuloader.fluid, gpuloader.dataset
     batch = staticmethod(batch)

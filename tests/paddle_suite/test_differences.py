@@ -11,6 +11,8 @@ from tests.paddle_suite.differences import DIFFERENCES
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "coming-from-paddle.md"
 
+# What one of the libraries refuses: what is tried, and what comes of it in gpuloader and in Paddle. That is a
+# value; or the class of an error, or a part of the message of a `ValueError`.
 REFUSED = {
     "oversampling": (lambda lib: len(list(lib.io.RandomSampler(range(9), False, 12))), 12, "num_samples"),
     "empty-subsets": (lambda lib: list(lib.io.SubsetRandomSampler([])), [], "indices"),
@@ -25,10 +27,6 @@ REFUSED = {
     "no-empty-places": (lambda lib: lib.fluid.cpu_places(0), "device_count", []),
     "typed-errors": (lambda lib: lib.reader.multiprocess_reader([]), TypeError, AssertionError),
 }
-"""What one of the libraries refuses: what is tried, and what comes of it in gpuloader and in Paddle.
-
-That is a value; or the class of an error, or a part of the message of a `ValueError`.
-"""
 
 
 @pytest.mark.parametrize("key", REFUSED)

@@ -20,10 +20,6 @@ def feeder_of(lib, dims, **options):
     return lib.fluid.DataFeeder([lib.data("x", dims, options.pop("dtype", "float32"), **options)], lib.cpu)
 
 
-def loader_of(lib, *arguments, **options):
-    return lib.fluid.io.DataLoader.from_generator([lib.data(*arguments, **options)], capacity=2)
-
-
 class TestFeeder:
     def test_a_wrong_width(self, lib):
         feeder = feeder_of(lib, [-1, 4])
@@ -73,34 +69,30 @@ class TestFreeDimensions:
         else:
             assert shape(feeder.feed([(np.zeros((2, 27)),)])["x"]) == (1, 2, 27)
 
-    @pytest.mark.parametrize("kind", ["sample", "sample_list", "batch"])
-    @pytest.mark.parametrize("declared", [[None, None, 28], [-1, -1, -1]])
-    def test_under_a_loader(self, lib, kind, declared):
-        if lib.version >= (3,) and kind == "sample_list":
-            pytest.skip("Paddle 3 feeds the numbers of a list one by one")
-        loader = loader_of(lib, "x", declared, "float32")
-        sample = (np.zeros(56),)
-        readers = {"sample": [sample] * 2, "sample_list": [[sample] * 2], "batch": [[np.zeros((2, 56))]]}
-        setter = getattr(loader, f"set_{kind}_generator")
-        setter(lambda: iter(readers[kind]), *([2] if kind == "sample" else []), places=lib.cpu)
-        assert [shape(step[0]["x"]) for step in loader] == [(2, 56)]
-
 
 @pytest.mark.parametrize("kind", ["sample", "sample_list", "batch"])
-@pytest.mark.parametrize("sizes", [(4, 4), (2, 2), (4, 2)])
-def test_a_fixed_batch_dimension_is_not_checked(lib, kind, sizes):
+@pytest.mark.parametrize(
+    ("declared", "width", "sizes"),
+    [
+        ([None, None, 28], 56, (2,)), ([-1, -1, -1], 56, (2,)),
+        ([4, 3], 3, (4, 4)), ([4, 3], 3, (2, 2)), ([4, 3], 3, (4, 2)),
+    ],
+)  # fmt: skip
+def test_neither_two_free_dimensions_nor_a_fixed_batch_dimension_are_checked(
+    lib, kind, declared, width, sizes
+):
     """One rule for the three setters; a program declares the size it was once written for."""
     if lib.version >= (3,) and kind == "sample_list":
         pytest.skip("Paddle 3 feeds the numbers of a list one by one")
-    loader = loader_of(lib, "x", [4, 3], "float32")
-    rows_of = lambda size: [(np.ones(3),)] * size  # noqa: E731
+    loader = lib.fluid.io.DataLoader.from_generator([lib.data("x", declared, "float32")], capacity=2)
+    rows_of = lambda size: [(np.ones(width),)] * size  # noqa: E731
     if kind == "sample":
         loader.set_sample_generator(lambda: iter(rows_of(sum(sizes))), sizes[0], False, places=lib.cpu)
     elif kind == "sample_list":
-        loader.set_sample_list_generator(lambda: (rows_of(size) for size in sizes), places=lib.cpu)
+        loader.set_sample_list_generator(lambda: map(rows_of, sizes), places=lib.cpu)
     else:
-        loader.set_batch_generator(lambda: ([np.ones((size, 3))] for size in sizes), places=lib.cpu)
-    assert [shape(step[0]["x"]) for step in loader] == [(size, 3) for size in sizes]
+        loader.set_batch_generator(lambda: ([np.ones((size, width))] for size in sizes), places=lib.cpu)
+    assert [shape(step[0]["x"]) for step in loader] == [(size, width) for size in sizes]
 
 
 class TestDeclaring:

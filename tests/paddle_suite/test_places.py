@@ -8,7 +8,7 @@ from tests.sample_sets import values
 ONES = np.ones((2, 1), "float32")
 
 
-def test_a_place_of_the_library(lib):
+def test_a_place_of_the_library_and_that_of_a_tensor(lib):
     feeds = [data("x", [None, 1])]
     loader = DataLoader.from_generator(feeds, capacity=2)
     for places in (lib.cpu, [lib.cpu], (lib.cpu, lib.cpu)):
@@ -19,9 +19,6 @@ def test_a_place_of_the_library(lib):
     assert DataFeeder(feeds, lib.cpu).feed([(1,), (2,)])["x"].tolist() == [[1], [2]]
     with fluid.dygraph.guard(lib.cpu):
         assert fluid.dygraph.to_variable(ONES).tolist() == ONES.tolist()
-
-
-def test_the_place_of_a_tensor(lib):
     place = getattr(lib.tensor(ONES), "place", lib.cpu)
     [batch] = DataLoader([ONES], places=place)
     assert batch.shape == (1, 2, 1)

@@ -35,14 +35,11 @@ def test_loaders_and_feeders_take_them(feeds):
     assert DataFeeder(feeds, "cpu").feed(SAMPLES)["y"].tolist() == [[3], [4]]
 
 
-def test_what_no_call_declared_is_refused(feeds):
+def test_what_no_call_declared_and_a_dtype_that_numpy_lacks_are_refused(feeds):
     problem = r"gpuloader\.data or paddle\.static\.data, or their names, got \w+"
     for entry in (feeds[0] + 1, 5, paddle.static.Program()):
         with pytest.raises(TypeError, match=problem):
             DataLoader(SAMPLES, [entry], "cpu")
-
-
-def test_a_dtype_that_numpy_lacks_is_named(feeds):
     with pytest.raises(ValueError, match="feed 'z': 'bfloat16' is not a dtype"):
         DataLoader(SAMPLES, [paddle.static.data("z", [None], "bfloat16")], "cpu")
 

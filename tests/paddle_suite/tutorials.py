@@ -14,7 +14,6 @@ BATCHSIZE = 100
 
 def load_data(mode):
     images, labels = {"train": train_set, "valid": val_set, "eval": eval_set}[mode]
-    assert len(images) == len(labels)
     index_list = list(range(len(images)))
 
     def data_generator():
