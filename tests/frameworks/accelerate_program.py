@@ -31,6 +31,7 @@ OPTIONS = {
     "loader": {},
     "config": {},
     "plain": False,  # pass the loader to accelerator.prepare
+    "prefetch": False,  # read PyTorch's loader, as accelerator.prepare returns it
     "count": 22,
     "epochs": 2,
     "accumulate": 1,
@@ -57,7 +58,11 @@ def main():
     found = {"seen": [], "gathered": [], "ends": [], "synced": []}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        if options.plain:
+        if options.prefetch:
+            plain = torch.utils.data.DataLoader(torch.arange(float(options.count)), batch_size=4)
+            model, optimizer, prepared = accelerator.prepare(model, optimizer, plain)
+            batches = gpuloader.prefetch(prepared, places="cpu", prefetch=3)
+        elif options.plain:
             model, optimizer, batches = accelerator.prepare(model, optimizer, loader)
             assert batches is loader
         else:

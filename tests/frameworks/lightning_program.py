@@ -60,6 +60,9 @@ class Model(lightning.LightningModule):
 
 
 def load(run, **more):
+    if run.get("prefetch"):
+        loader = torch.utils.data.DataLoader(torch.arange(float(COUNT)), batch_size=4)
+        return gpuloader.prefetch(loader, places="cpu", prefetch=3)
     datasets = {"arrays": np.arange(COUNT, dtype="float32"), "items": Items(), "sized": SizedItems()}
     given, dataset = run.get("loader", {}), run.get("dataset", "arrays")
     kind = gpuloader.DataLoader if "shard" in given else gpuloader.torch.DataLoader

@@ -1,4 +1,4 @@
-"""Accelerate on two processes: what each rank reads, gathers, accumulates and resumes."""
+"""Accelerate, mostly on two processes: what each rank reads, gathers, accumulates and resumes."""
 
 import itertools
 import json
@@ -19,10 +19,10 @@ SEEDED = {"seed": 1}
 
 @pytest.fixture
 def train(tmp_path):
-    def train(loader=SEEDED, **options):
+    def train(loader=SEEDED, processes=2, **options):
         arguments = json.dumps({"loader": loader, **options}, default=str)
-        run_program(PROGRAM, tmp_path / "seen", arguments, processes=2)
-        return [json.loads((tmp_path / f"seen.{rank}").read_text()) for rank in range(2)]
+        run_program(PROGRAM, tmp_path / "seen", arguments, processes=processes)
+        return [json.loads((tmp_path / f"seen.{rank}").read_text()) for rank in range(processes)]
 
     return train
 
@@ -106,3 +106,13 @@ def test_a_saved_state_resumes_after_the_batch_that_was_trained_on(train, tmp_pa
 def test_the_first_batches_can_be_skipped(train, plain):
     for rank, found in enumerate(train(skip=2, plain=plain)):
         assert found["seen"] == epoch_of(0, rank)[2:] + epoch_of(1, rank)
+
+
+def test_prefetch_around_prepare(train):
+    """The end of an epoch is not announced before its last batch is there, though it was read ahead."""
+    [found] = train(prefetch=True, count=10, accumulate=2, processes=1)
+    batches = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert found["seen"] == found["gathered"] == [[epoch, batch] for epoch in range(2) for batch in batches]
+    assert found["ends"] == [False, False, True] * 2
+    assert found["synced"] == [False, True, True] * 2
+    assert found["steps"] == 4

@@ -123,6 +123,19 @@ def test_iterable_datasets_are_divided(found, dataset):
     ]
 
 
+def test_prefetch_around_pytorchs_loader(fit):
+    """On one process; what was read ahead of the batch that was trained on is read again."""
+    one = {"prefetch": True, "validate": True, "trainer": {"strategy": "auto", "devices": 1}}
+    runs = {"all": {**one, "checkpoints": True}, "resumed": {**one, "resume": "all/step=2.ckpt"}}
+    [whole], [resumed] = fit(runs, 1).values()
+    batches = [[*range(start, min(start + 4, 22))] for start in range(0, 22, 4)]
+    assert whole["train"] == [[epoch, batch] for epoch in range(2) for batch in batches]
+    assert steps_of(whole["validate"], 0) == batches[:2] + batches
+    assert steps_of(whole["validate"], 1) == batches
+    assert whole["length"] == 6
+    assert resumed["train"] == whole["train"][2:]
+
+
 def test_masks_reach_the_step(fit):
     run = {"loader": {"shard": "auto"}, "trainer": {"max_epochs": 1, "devices": 3}}
     assert [seen["train"][-1][2] for seen in fit({"masks": run}, 3)["masks"]] == [

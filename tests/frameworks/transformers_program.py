@@ -6,6 +6,7 @@ import sys
 import torch
 from transformers import Trainer, TrainingArguments
 
+import gpuloader
 from gpuloader.torch import DataLoader
 from tests.launching import leave
 from tests.sample_sets import Made
@@ -37,8 +38,21 @@ class OwnTrainer(Trainer):
         return DataLoader(self.eval_dataset, self.args.per_device_eval_batch_size)
 
 
+def fetch(loader):
+    return gpuloader.prefetch(loader, places="cpu", prefetch=3)
+
+
+class Prefetching(Trainer):
+    def get_train_dataloader(self):
+        return fetch(super().get_train_dataloader())
+
+    def get_eval_dataloader(self, eval_dataset=None):
+        return fetch(super().get_eval_dataloader(eval_dataset))
+
+
 def main():
-    output, folder, *resume = sys.argv[1:]  # the rank is appended to the file; a checkpoint may follow
+    # The rank is appended to the file; a checkpoint may follow.
+    output, folder, kind, *resume = sys.argv[1:]
     arguments = TrainingArguments(
         folder,
         per_device_train_batch_size=4,
@@ -46,13 +60,15 @@ def main():
         num_train_epochs=2,
         save_steps=2,
         eval_strategy="epoch",
+        train_sampling_strategy="sequential",
         logging_strategy="no",
         report_to=[],
         use_cpu=True,
         disable_tqdm=True,
     )
     model = Model()
-    trainer = OwnTrainer(model, arguments, train_dataset=Made(number, 22), eval_dataset=Made(number, 10))
+    kinds = {"own": OwnTrainer, "prefetch": Prefetching}
+    trainer = kinds[kind](model, arguments, train_dataset=Made(number, 22), eval_dataset=Made(number, 10))
     trainer.train(resume_from_checkpoint=resume[0] if resume else None)
     found = {**model.seen, "steps": trainer.state.global_step}
     with open(f"{output}.{trainer.accelerator.process_index}", "w") as file:
