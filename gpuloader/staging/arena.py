@@ -22,11 +22,10 @@ from gpuloader.errors import StagingMemoryError
 from gpuloader.system.cores import Cores, call_near
 from gpuloader.system.finalizers import Finalizer, Living, calling, closing_once, once
 from gpuloader.system.platforms import (
-    available_memory,
     can_share_memory,
+    check_memory,
     has_memory_files,
-    map_private,
-    map_shared,
+    map_memory,
     open_memory_file,
     prefault,
     reserve,
@@ -182,11 +181,11 @@ class Arena:
         # Memory for the CPU alone is private and anonymous, because Linux uses huge pages only there: writing
         # 10 MB batches then takes a sixth less time. And no file descriptor is kept.
         if not can_share_memory() or not (shared or locked):
-            return map_private(nbytes)
+            return map_memory(nbytes, stays=False)
         # What a device copies from must be shared with forked children: a private page would move when it is
         # written after a fork, away from the address that the device reads.
         if not shared and not has_memory_files():
-            return map_shared(nbytes)
+            return map_memory(nbytes, stays=True)
         # A memory file has no name, so a crash leaves nothing behind.
         self.descriptor = open_memory_file("gpuloader-arena")
         self._end = once(self._end, closing_once(self.descriptor))
@@ -229,9 +228,7 @@ def check_available(nbytes: int) -> None:
 
     >>> check_available(1)
     """
-    available = available_memory()
-    if available is not None and nbytes > available:
-        raise StagingMemoryError(_shortage(nbytes, f"only {available:,} bytes are available"))
+    check_memory(nbytes, _shortage)
 
 
 def _shortage(nbytes: int, reason: str) -> str:

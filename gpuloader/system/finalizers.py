@@ -169,34 +169,6 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 
-class Living(Generic[T]):
-    """The objects that were added and still live; any thread may call the methods.
-
-    >>> class Thing: pass
-    >>> things, thing = Living(), Thing()
-    >>> things.add(thing); list(things) == [thing]
-    True
-    >>> del thing; list(things)
-    []
-    """
-
-    def __init__(self) -> None:
-        self._references: set[weakref.ref[T]] = set()
-
-    def add(self, one: T) -> None:
-        """Add an object, which must not define what equals it."""
-        self._references.add(weakref.ref(one, self._references.discard))
-
-    def discard(self, one: T) -> None:
-        """Remove an object, if it is there."""
-        self._references.discard(weakref.ref(one))
-
-    def __iter__(self) -> Iterator[T]:
-        """Iterate over the objects that are there now."""
-        found = [reference() for reference in self._references.copy()]
-        return iter([one for one in found if one is not None])
-
-
 class LivingKeys(Generic[T, V]):
     """Values that are kept as long as the objects that they belong to; any thread may call the methods.
 
@@ -219,8 +191,33 @@ class LivingKeys(Generic[T, V]):
         """Return the value of an object; None if it has none."""
         return self._values.get(weakref.ref(key))
 
+    def discard(self, key: T) -> None:
+        """Forget an object and its value, if it is there."""
+        self._values.pop(weakref.ref(key), None)
+
+    def __iter__(self) -> Iterator[T]:
+        """Iterate over the objects that are there now."""
+        found = [reference() for reference in self._values.copy()]
+        return iter([one for one in found if one is not None])
+
     def __len__(self) -> int:
         return len(self._values)
+
+
+class Living(LivingKeys[T, None]):
+    """The objects that were added and still live; any thread may call the methods.
+
+    >>> class Thing: pass
+    >>> things, thing = Living(), Thing()
+    >>> things.add(thing); list(things) == [thing]
+    True
+    >>> del thing; list(things)
+    []
+    """
+
+    def add(self, one: T) -> None:
+        """Add an object, which must not define what equals it."""
+        self.set(one, None)
 
 
 class LivingValues(Generic[K, T]):

@@ -47,7 +47,7 @@ _ROOT = __name__.partition(".")[0] + "."
 
 
 class _Finder:
-    """Finds a module under its old name, after all other finders have failed."""
+    """Finds and loads a module under its old name, after all other finders have failed."""
 
     @staticmethod
     def find_spec(name: str, *_: object) -> ModuleSpec | None:
@@ -57,10 +57,8 @@ class _Finder:
             return None
         # An old package has no files: with the path of the new one, Python would import a module that kept
         # its file name a second time, with classes that are different from those of the first.
-        return ModuleSpec(name, cast("Loader", _Loader), is_package=old in _PACKAGES)
+        return ModuleSpec(name, cast("Loader", _Finder), is_package=old in _PACKAGES)
 
-
-class _Loader:
     @staticmethod
     def create_module(spec: ModuleSpec) -> None:
         """Return None, which makes Python create a module."""

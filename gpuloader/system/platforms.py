@@ -29,7 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuloader.errors import LoaderError
+from gpuloader.errors import LoaderError, StagingMemoryError
 from gpuloader.system.cores import own_cores, read_control_group, read_text
 
 if TYPE_CHECKING:
@@ -115,21 +115,18 @@ def seal(descriptor: int, *, writable: bool) -> None:
                 return
 
 
-def map_private(nbytes: int) -> mmap.mmap:
-    """Map new private memory, in huge pages if available, and fault it in; raises `OSError`, `ValueError`."""
+def map_memory(nbytes: int, *, stays: bool) -> mmap.mmap:
+    """Map new memory and fault it in; raises `OSError`, `ValueError`.
+
+    With `stays`, its pages do not move when this process forks. Otherwise, they are huge if that is possible.
+    """
     if not hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(-1, nbytes)
-    mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
+    kind = mmap.MAP_SHARED if stays else mmap.MAP_PRIVATE
+    mapping = mmap.mmap(-1, nbytes, flags=kind | mmap.MAP_ANONYMOUS)
+    if not stays and hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel built without huge pages
             mapping.madvise(mmap.MADV_HUGEPAGE)
-    prefault(mapping)
-    return mapping
-
-
-def map_shared(nbytes: int) -> mmap.mmap:
-    """Map new memory whose pages do not move when this process forks; otherwise as `map_private`."""
-    mapping = mmap.mmap(-1, nbytes)
     prefault(mapping)
     return mapping
 
@@ -164,6 +161,16 @@ def available_memory(root: Path = Path("/")) -> int | None:
         if line.startswith("MemAvailable:"):
             known.append(int(line.split()[1]) * 1024)
     return min(known, default=None)
+
+
+def check_memory(nbytes: int, shortage: Callable[[int, str], str]) -> None:
+    """Raise `StagingMemoryError` if there are fewer bytes than that, as far as the system tells.
+
+    `shortage` returns the message for a number of bytes and a reason.
+    """
+    available = available_memory()
+    if available is not None and nbytes > available:
+        raise StagingMemoryError(shortage(nbytes, f"only {available:,} bytes are available"))
 
 
 def keep_freed_memory() -> None:

@@ -19,9 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from errno import EAGAIN, ENOMEM
 from functools import partial
-from multiprocessing import context, resource_tracker
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, NoReturn
@@ -29,7 +28,7 @@ from typing import Any, NoReturn
 from gpuloader.errors import LoaderError, describe_error
 from gpuloader.system.finalizers import Living, closing_once, once
 from gpuloader.system.platforms import after_fork, close_quietly, kill_process, open_process
-from gpuloader.system.threads import at_exit, at_last, blocked_interrupts, do_unless_exiting, end_if_exiting
+from gpuloader.system.threads import at_exit, at_last, blocked_interrupts, end_if_exiting
 
 # Starting.
 
@@ -85,50 +84,6 @@ after_fork(_begin_as_child)
 at_exit(_wait_for_start)
 
 
-class OwnedSpawn(context.SpawnProcess):
-    """A process that multiprocessing leaves alone in forks of its parent.
-
-    A process that the user's program forks has a copy of the list of children, and would at its exit kill the
-    daemons and wait for all, although they are its siblings.
-    """
-
-    # Public, because a spawned process unpickles its own object.
-
-    def __init__(self, **options: Any) -> None:
-        self._owner = os.getpid()
-        super().__init__(**options)
-
-    @property
-    def daemon(self) -> bool:
-        """Whether multiprocessing ends the process with its parent."""
-        # In the process itself, its code may ask what it is.
-        return (os.getpid() == self._owner or os.getpid() == self.pid) and super().daemon
-
-    @daemon.setter
-    def daemon(self, value: bool) -> None:
-        BaseProcess.daemon.fset(self, value)  # type: ignore[attr-defined]
-
-    @staticmethod
-    def _Popen(process: Any) -> Any:  # noqa: N802 - multiprocessing's name
-        if os.name != "posix":
-            return context.SpawnProcess._Popen(process)
-        from multiprocessing.popen_spawn_posix import Popen
-
-        class Launch(Popen):
-            def _launch(self, process_obj: Any) -> None:
-                # Since Python 3.14, this is raised for a process that has died before it read what to run,
-                # which would then never be reaped. Its handle tells of the death, and its exit code.
-                with contextlib.suppress(BrokenPipeError):
-                    super()._launch(process_obj)  # type: ignore[misc]
-
-        return Launch(process)
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait for the process, unless it belongs to the parent of this one."""
-        if os.getpid() == self._owner:
-            super().join(timeout)
-
-
 def start_child(method: str, name: str, target: Callable[..., object], *arguments: object) -> ChildHandle:
     """Start a daemon by 'fork' or 'spawn', and return a handle on it; the caller holds `starting`.
 
@@ -143,45 +98,66 @@ def start_child(method: str, name: str, target: Callable[..., object], *argument
     end_if_exiting()
     if method == "fork":
         return fork_child(name, target, *arguments)
+    process: Any = multiprocessing.get_context("spawn").Process(
+        target=target, args=arguments, name=name, daemon=True
+    )
+    # Not by its `start`, which multiprocessing refuses in a daemon, and which notes the process: at its exit,
+    # this one and all that are forked from it would kill it, or wait for it. Ours end with their parent.
+    launch = process._Popen
     if os.name == "posix":
         resource_tracker.ensure_running()  # starting it later unblocks SIGINT
-    process = OwnedSpawn(target=target, args=arguments, name=name, daemon=True)
-    # multiprocessing refuses to start processes of a daemon, which would not end them. Ours end with their
-    # parent: a reader process whose reader is another `multiprocess_reader`, for example. What the parent's
-    # own parent knows about it does not change.
-    parent = multiprocessing.current_process()
-    if parent.daemon:
-        parent.daemon = False
-    with blocked_interrupts():
-        process.start()
-    return SpawnedChild(process)
+        from multiprocessing.popen_spawn_posix import Popen
+
+        class Launch(Popen):
+            def _launch(self, process_obj: Any) -> None:
+                # Since Python 3.14, this is raised for a process that has died before it read what to run,
+                # which would then never be reaped. Its handle tells of the death, and its exit code.
+                with contextlib.suppress(BrokenPipeError):
+                    super()._launch(process_obj)  # type: ignore[misc]
+
+        launch = Launch
+
+    def spawn() -> OwnChild:
+        popen = launch(process)
+        return OwnChild(popen.pid, popen.sentinel, popen)
+
+    return _begin(spawn)
+
+
+def _begin(start: Callable[[], OwnChild]) -> OwnChild:
+    """Start a process with SIGINT blocked, and end it again after a Ctrl-C that came meanwhile."""
+    child: OwnChild | None = None
+    try:
+        with blocked_interrupts():
+            child = start()
+    except BaseException:
+        if child is not None:
+            child.end()
+        raise
+    return child
 
 
 # Forking. If the system refuses to fork, multiprocessing leaves open the pipes that it has made for the new
 # process. So we fork, and the child then does what a forked `multiprocessing.Process` does.
 
 
-def fork_child(name: str, target: Callable[..., object], *arguments: object) -> ForkedChild:
+def fork_child(name: str, target: Callable[..., object], *arguments: object) -> OwnChild:
     """Fork a process that runs a function, as `start_child` does."""
     process: Any = multiprocessing.Process(target=target, args=arguments, name=name, daemon=True)
     flush_output()  # or the child would print it again
-    child: ForkedChild | None = None
     ours, theirs = process_link()
+
+    def fork() -> OwnChild:
+        # Not under `catch_warnings`, after which Python shows again each warning that it has shown once.
+        pid = os.fork()
+        if not pid:
+            _run(process, ours, theirs)
+        return OwnChild(pid, ours.detach())
+
     try:
-        with blocked_interrupts():
-            # Not under `catch_warnings`, after which Python shows again each warning that it has shown once.
-            pid = os.fork()
-            if not pid:
-                _run(process, ours, theirs)
-            child = ForkedChild(pid, ours.detach(), open_process(pid))
-    except BaseException:
-        close_quietly(ours)
-        if child is not None:  # a Ctrl-C that came meanwhile
-            child.end()
-        raise
+        return _begin(fork)
     finally:
-        close_quietly(theirs)
-    return child
+        close_quietly(ours, theirs)
 
 
 def _run(process: Any, ours: socket.socket, theirs: socket.socket) -> NoReturn:
@@ -204,6 +180,32 @@ def process_link() -> tuple[socket.socket, socket.socket]:
     for end in link:
         end.setblocking(True)  # whatever default timeout the program has set
     return link
+
+
+# Held here while open: the garbage collector may finalize a dropped pool's sockets before its `Finalizer`,
+# and a socket that is open then warns of it.
+_links: set[socket.socket] = set()
+
+
+def own_link(link: socket.socket) -> None:
+    """Keep a link until `close_link` closes it, or this process is forked, which closes the child's copy."""
+    _links.add(link)
+
+
+def close_link(link: socket.socket) -> None:
+    """Close a link that `own_link` keeps."""
+    close_quietly(link)
+    _links.discard(link)
+
+
+def _disown_all() -> None:
+    """Close a forked process's copies of the links that belong to its parent."""
+    # An open copy would hide the parent's death from its workers, and keep their servers alive.
+    while _links:
+        close_quietly(_links.pop())
+
+
+after_fork(_disown_all)
 
 
 @contextmanager
@@ -240,16 +242,21 @@ _LONGEST_DEATH = 10.0
 
 
 class ChildHandle:
-    """What a process holds of one of its children; `sentinel` becomes ready when the child dies."""
+    """What a process holds of one of its children; `sentinel` becomes ready when the child dies.
 
-    def __init__(self, pid: int, sentinel: int, *descriptors: int) -> None:
+    The `closers` are called once, when the handle is closed.
+    """
+
+    def __init__(self, pid: int, sentinel: int, *closers: Callable[[], object]) -> None:
         self.pid = pid
         self.sentinel = sentinel
         self._owner = os.getpid()
+        self._code: int | None = None
+        self._has_ended = False
         # Noted and closed in one call of C code: between two, a Ctrl-C would make a later call close the
         # descriptors again, which may belong to others by then.
         self._closed: list[bool] = []
-        self._close = once(partial(self._closed.append, True), closing_once(*descriptors))
+        self._close = once(partial(self._closed.append, True), *closers)
         _children.add(self)
 
     @property
@@ -259,39 +266,31 @@ class ChildHandle:
 
     def exit_code(self, seconds: float) -> int | None:
         """Return the exit code; None if the process does not end within `seconds`, or nobody knows it."""
-        raise NotImplementedError
+        deadline = monotonic() + seconds
+        while not self._is_gone() and (left := deadline - monotonic()) > 0:
+            # Briefly, because a pipe stays open in what the process has started.
+            if wait_for(self.sentinel, min(left, PAUSE)) and not self._is_gone():
+                sleep(1e-3)  # it has only closed its end
+        return self._code
 
     def kill(self) -> None:
         """Kill the process, unless it has ended."""
         if not (self.released or kill_process(self.sentinel)):
             self._kill_by_id()
 
-    def _kill_by_id(self) -> None:
-        raise NotImplementedError
-
     def end(self) -> None:
         """Kill the process and close the handle, or only that in a process forked from the parent."""
         if not self.released:  # else a Ctrl-C had cut an earlier call short
-            is_ours = os.getpid() == self._owner
-            if is_ours:
+            if os.getpid() == self._owner:
                 self.kill()
-            self.release(is_ours=is_ours)
-
-    def release(self, *, is_ours: bool) -> None:
-        """Close the handle, after waiting for the process if it `is_ours` and not that of a forked parent."""
-        if is_ours:
-            self._join()
-        self._close()
-
-    def _join(self) -> None:
-        """Wait until the process has gone, but not without a limit."""
-        deadline = monotonic() + _LONGEST_DEATH
-        while not self._is_gone() and monotonic() < deadline:
-            # Briefly, because a pipe stays open in what the process has started.
-            if wait_for(self.sentinel, PAUSE) and not self._is_gone():
-                sleep(1e-3)  # it has only closed its end
+                self.exit_code(_LONGEST_DEATH)
+            self._close()
 
     def _is_gone(self) -> bool:
+        """Return whether the process has ended, after noting its exit code."""
+        raise NotImplementedError
+
+    def _kill_by_id(self) -> None:
         raise NotImplementedError
 
 
@@ -307,81 +306,42 @@ def _end_children() -> None:
 at_last(_end_children)
 
 
-class ForkedChild(ChildHandle):
-    """A process that `fork_child` has forked; `link` is our end, which closes when the process has ended.
+class OwnChild(ChildHandle):
+    """A process that this one has forked or, with the `popen` of multiprocessing, spawned.
 
-    `descriptor` is the process descriptor, if the system has those.
+    `link` becomes ready when the process closes it or ends. It belongs to the `popen`, if there is one.
     """
 
-    def __init__(self, pid: int, link: int, descriptor: int | None) -> None:
+    def __init__(self, pid: int, link: int, popen: Any = None) -> None:
+        descriptor = open_process(pid)
         sentinel = link if descriptor is None else descriptor
-        super().__init__(pid, sentinel, *{sentinel, link})
-        self._link = link
-        self._code: int | None = None
-        self._has_ended = False
-
-    def exit_code(self, seconds: float) -> int | None:
-        """Return the exit code; None if the process does not end in time, or another thread has reaped it."""
-        deadline = monotonic() + seconds
-        if not self._has_ended:
-            wait_for(self.sentinel, seconds)
-        # The process may only have closed its link, so this must not wait without a limit.
-        while not self._is_gone() and monotonic() < deadline:
-            sleep(1e-3)
-        return self._code
+        if popen is None:
+            super().__init__(pid, sentinel, closing_once(*{sentinel, link}))
+        else:
+            super().__init__(pid, sentinel, closing_once(descriptor), popen.close)
+        self._popen = popen
 
     def _is_gone(self) -> bool:
         if not self._has_ended:
             try:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if os.name == "posix":
+                    pid, status = os.waitpid(self.pid, os.WNOHANG)
+                    self._code = os.waitstatus_to_exitcode(status) if pid else None
+                else:
+                    self._code = self._popen.poll()
             except ChildProcessError:  # the user's program waits for all children
                 self._has_ended = True
             else:
-                if pid:
-                    self._code, self._has_ended = os.waitstatus_to_exitcode(status), True
+                self._has_ended = self._code is not None
         return self._has_ended
 
     def _kill_by_id(self) -> None:
-        if not self._is_gone():  # until then, the id cannot belong to another process
+        if self._is_gone():  # the id may belong to another process by now
+            return
+        if self._popen is None:
             os.kill(self.pid, signal.SIGKILL)
-
-
-class SpawnedChild(ChildHandle):
-    """A process that multiprocessing has started."""
-
-    def __init__(self, process: Any) -> None:
-        self._process = process
-        descriptor = open_process(process.pid)
-        if descriptor is None:
-            super().__init__(process.pid, process.sentinel)
         else:
-            super().__init__(process.pid, descriptor, descriptor)
-
-    def exit_code(self, seconds: float) -> int | None:
-        """Return the exit code; None if the process does not end in time."""
-        # Not `join`: it waits for a pipe, and then without a limit for the process, which may only have
-        # closed that pipe.
-        deadline = monotonic() + seconds
-        wait_for(self.sentinel, seconds)
-        code: int | None = self._process.exitcode
-        while code is None and monotonic() < deadline:
-            sleep(1e-3)  # the pipe closes a moment before the process has ended
-            code = self._process.exitcode
-        return code
-
-    def _kill_by_id(self) -> None:
-        if self._process.is_alive():
-            self._process.kill()
-
-    def _is_gone(self) -> bool:
-        return self._process.exitcode is not None
-
-    def _join(self) -> None:
-        super()._join()
-        # A thread that is starting another process may have reaped this one and not yet recorded that. At
-        # exit, multiprocessing joins all processes that it knows, and fails if one is closed then.
-        with contextlib.suppress(ValueError):
-            do_unless_exiting(self._process.close)
+            self._popen.kill()
 
 
 _PATIENCE = 1.0  # seconds in which the system may refuse to wait

@@ -68,7 +68,6 @@ def deferred_interrupt() -> Iterator[None]:
 # The end of the interpreter: what is closed first, and how threads that still loop over a loader end.
 
 _exiting = False
-_deciding = threading.Lock()
 _closers: list[Callable[[], object]] = []
 _last: list[Callable[[], object]] = []
 
@@ -91,7 +90,7 @@ def at_last(function: Callable[[], object]) -> None:
 
 def exit_first() -> None:
     """Make the functions of `at_exit` precede those that others have registered with `atexit` so far."""
-    # `multiprocessing` ends its children at exit. A thread that still loops over a loader would see them die.
+    # `multiprocessing` ends its own processes at exit, which a thread that still loops over a loader may use.
     atexit.unregister(_exit)
     atexit.register(_exit)
 
@@ -107,21 +106,9 @@ def end_if_exiting() -> None:
         raise SystemExit
 
 
-def do_unless_exiting(function: Callable[[], object]) -> None:
-    """Call a short function, unless the interpreter exits; its exit then begins after the call.
-
-    >>> do_unless_exiting(lambda: print("done"))
-    done
-    """
-    with _deciding:
-        if not _exiting:
-            function()
-
-
 def _exit() -> None:
     global _exiting
-    with _deciding:
-        _exiting = True
+    _exiting = True
     for function in _closers:
         function()
 

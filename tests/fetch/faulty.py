@@ -3,6 +3,8 @@
 Every worker of the fork server imports this module, so it needs only NumPy and the package.
 """
 
+import ctypes
+import faulthandler
 import gc
 import os
 import select
@@ -18,7 +20,7 @@ from multiprocessing import resource_tracker
 import numpy as np
 
 from gpuloader import DataLoader, Dataset, IterableDataset, get_worker_info
-from gpuloader.fetch.processes import fork_server
+from gpuloader.system import processes
 from tests.fakes import is_running, nothing_left_behind, wait_until
 from tests.processes import descendants
 
@@ -88,16 +90,14 @@ def fail_from():
 
 
 def kill(number=signal.SIGKILL):
+    faulthandler.disable()  # otherwise it reports the child's crash as if it were the tests'
     os.kill(os.getpid(), number)
     time.sleep(60)
 
 
 def fall():
     """Read unmapped memory, which raises SIGSEGV."""
-    import ctypes
-    import faulthandler
-
-    faulthandler.disable()  # otherwise it reports the child's crash as if it were the tests'
+    faulthandler.disable()
     ctypes.string_at(0)
 
 
@@ -137,20 +137,15 @@ def plain(count=24, size=4):
 
 def run_program(code, *arguments):
     """Run a Python program to its end; return its exit code and output."""
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 def offspring(pid=None):
     """Return the descendants of a process; by default of this one, without the servers of loaders."""
     if pid is not None:
         return set(descendants(pid))
-    servers = {server.pid for one in fork_server._known for _, server in one._servers}
+    servers = {child.pid for child in processes._children if getattr(child, "_popen", None)}
     return set(descendants(os.getpid())) - servers
 
 

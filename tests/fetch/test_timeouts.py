@@ -9,21 +9,17 @@ import pytest
 
 from gpuloader import LoaderError, StagingMemoryError, WorkerTimeout
 from gpuloader.fetch import worker_threads as threads
-from gpuloader.fetch.processes import shipping
-from gpuloader.staging import arena
+from gpuloader.system import platforms
 from gpuloader.system.processes import default_method
 from tests.fetch import faulty
 from tests.fetch.faulty import Faulty, FaultyStream, Growing, indices, loader, plain
 from tests.fetch.ways import WORKERS
 
 INLINE = pytest.param({"num_workers": 0}, id="inline")
-
-
-pytestmark = pytest.mark.usefixtures("nothing_left")
-
-
 TIMEOUT = 1.0
 """Seconds in which workers start and deliver even on a busy machine."""
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 released = threading.Event()
 
@@ -89,41 +85,32 @@ def test_slots_that_cannot_be_allocated_or_grow(options, received, monkeypatch):
     for _ in range(received):
         next(epoch)
     with monkeypatch.context() as patch:
-        patch.setattr(arena, "available_memory", lambda: 1000)
+        patch.setattr(platforms, "available_memory", lambda: 1000)
         with pytest.raises(StagingMemoryError, match="only 1,000 bytes are available"):
             list(epoch)
     assert [batch["x"].values[-1] for batch in one] == [3, 7, 11, 15, 19, 23]
     one.close()
 
 
-forks = pytest.mark.skipif(
-    default_method() != "fork", reason="this Python's workers are not forked by default"
-)
+forks = pytest.mark.skipif(default_method() != "fork", reason="Python does not fork here")
 
 
-class Heavy(Faulty):
-    def __init__(self):
+class Attached(Faulty):
+    """Samples of a dataset with something else."""
+
+    def __init__(self, attached):
         super().__init__(8)
-        self.weight = np.zeros(1 << 20)
+        self.attached = attached
 
 
 @forks
-def test_a_data_set_too_large_to_send_is_forked(monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(shipping, "available_memory", lambda: 1 << 20)
-        with pytest.raises(StagingMemoryError, match="to share the dataset with its workers"):
-            list(loader(Heavy(), start_method="forkserver"))
-        assert indices(loader(Heavy())) == plain(8)
-
-
-class Locked(Faulty):
-    def __init__(self):
-        super().__init__(8)
-        self.lock = threading.Lock()
-
-
-@forks
-def test_a_data_set_that_does_not_pickle_is_forked():
-    assert indices(loader(Locked())) == plain(8)
-    with pytest.raises(LoaderError, match=r": dataset\.lock cannot be pickled.*start_method='fork'"):
-        list(loader(Locked(), start_method="forkserver"))
+def test_a_dataset_that_cannot_be_sent_is_forked(monkeypatch):
+    for attached, kind, message in (
+        (np.zeros(1 << 20), StagingMemoryError, "to share the dataset with its workers"),
+        (threading.Lock(), LoaderError, r": dataset\.attached cannot be pickled.*start_method='fork'"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(platforms, "available_memory", lambda: 1 << 20)
+            with pytest.raises(kind, match=message):
+                list(loader(Attached(attached), start_method="forkserver"))
+            assert indices(loader(Attached(attached))) == plain(8)

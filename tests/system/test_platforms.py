@@ -5,7 +5,9 @@ every Python process of a program in tests of whole loaders.
 """
 
 import errno
+import fcntl
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -13,6 +15,7 @@ import sys
 import textwrap
 import threading
 import types
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -23,7 +26,7 @@ from gpuloader.system.platforms import (
     allowed_cores,
     available_memory,
     check_processes,
-    map_private,
+    map_memory,
     message_pair,
     open_memory_file,
     open_process,
@@ -31,25 +34,13 @@ from gpuloader.system.platforms import (
     seal,
     usable_cores,
 )
-from gpuloader.system.processes import SpawnedChild
+from gpuloader.system.processes import OwnChild
 from tests.fakes import limit_memory
+from tests.sample_sets import Made
 
 
-class Squares:
-    """A dataset in pure Python."""
-
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, index):
-        return np.float32(index * index)
-
-
-class Locked(Squares):
-    """A dataset that cannot be pickled."""
-
-    def __init__(self):
-        self.lock = threading.Lock()
+def square(index):
+    return np.float32(index * index)
 
 
 def test_a_control_groups_limit_counts_but_not_its_page_cache(tmp_path):
@@ -59,7 +50,6 @@ def test_a_control_groups_limit_counts_but_not_its_page_cache(tmp_path):
     assert available_memory(tmp_path) == 0
     limit_memory(tmp_path, "max", 700, cached=300)
     assert available_memory(tmp_path) is None
-    assert available_memory(tmp_path / "absent") is None
 
 
 @pytest.mark.parametrize(
@@ -71,12 +61,8 @@ def test_a_control_groups_share_of_the_processors_counts(tmp_path, quota, most):
     assert usable_cores(tmp_path) == min(most, allowed_cores())
 
 
-def test_what_is_available_is_less_than_what_there_is():
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
-    assert 0 < available_memory() <= total
-
-
-def test_a_system_that_does_not_say_what_it_has_is_not_asked(tmp_path):
+def test_what_is_available_is_what_the_system_says_if_it_does(tmp_path):
+    assert 0 < available_memory() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
     assert available_memory(tmp_path) is None
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("MemTotal: 8 kB\nMemAvailable: 3 kB\n")
@@ -90,7 +76,7 @@ def test_where_pages_cannot_be_populated_they_are_touched(lacking, monkeypatch):
     else:
         monkeypatch.setattr(sys, "platform", "darwin")
     before = page_faults()
-    with map_private(1 << 24) as mapping:
+    with map_memory(1 << 24, stays=False) as mapping:
         assert page_faults() > before
         after = page_faults()
         assert mapping[:: 1 << 12] == bytes(1 << 12)
@@ -98,8 +84,6 @@ def test_where_pages_cannot_be_populated_they_are_touched(lacking, monkeypatch):
 
 
 def page_faults():
-    import resource
-
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
@@ -138,35 +122,26 @@ def test_a_memory_file_is_sealed_while_the_kernel_holds_one_of_its_pages():
 
 
 def test_a_kernel_that_refuses_every_seal_stops_no_workers(monkeypatch):
-    import fcntl
-
-    def refuse(*_):
-        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
-
-    monkeypatch.setattr(fcntl, "fcntl", refuse)
-    loader = DataLoader(Squares(), places="cpu", batch_size=4, num_workers=1, start_method="spawn")
+    monkeypatch.setattr(fcntl, "fcntl", Mock(side_effect=OSError(errno.EBUSY, "busy")))
+    loader = DataLoader(Made(square, 12), places="cpu", batch_size=4, num_workers=1, start_method="spawn")
     assert [batch.tolist() for batch in loader][-1] == [64, 81, 100, 121]
 
 
 def test_without_process_descriptors_a_pipe_tells_of_a_death(monkeypatch):
-    process = types.SimpleNamespace(pid=os.getpid(), sentinel=-7)
-    child = SpawnedChild(process)
+    child = OwnChild(os.getpid(), -7)
     assert child.sentinel >= 0
-    os.close(child.sentinel)
+    child._close()
     monkeypatch.delattr(os, "pidfd_open")
     assert open_process(os.getpid()) is None
-    assert SpawnedChild(process).sentinel == -7
+    assert OwnChild(os.getpid(), -7).sentinel == -7
 
 
 def test_a_process_is_killed_by_its_descriptor_where_that_is_allowed(monkeypatch):
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     descriptor = open_process(child.pid)
 
-    def forbid(*_):
-        raise PermissionError(1, "Operation not permitted")
-
     with monkeypatch.context() as patch:
-        patch.setattr(signal, "pidfd_send_signal", forbid)
+        patch.setattr(signal, "pidfd_send_signal", Mock(side_effect=PermissionError))
         assert not platforms.kill_process(descriptor)
     assert platforms.kill_process(descriptor)
     assert child.wait() == -signal.SIGKILL
@@ -198,16 +173,18 @@ def test_a_system_without_processes_for_us_says_so_at_once(monkeypatch):
     with pytest.raises(LoaderError, match="use worker_type='thread' or num_workers=0"):
         check_processes()
     with pytest.raises(LoaderError, match="worker_type='thread'"):
-        DataLoader(Squares(), batch_size=4, num_workers=2)
+        DataLoader(Made(square, 12), batch_size=4, num_workers=2)
     for options in ({}, {"num_workers": 2, "worker_type": "thread"}):
-        assert len(list(DataLoader(Squares(), batch_size=4, **options))) == 3
+        assert len(list(DataLoader(Made(square, 12), batch_size=4, **options))) == 3
 
 
 def test_nothing_is_forked_unasked_where_python_does_not_fork(monkeypatch):
     monkeypatch.setattr("gpuloader.fetch.processes.workers.default_method", lambda: "spawn")
+    dataset = Made(square, 12)
+    dataset.lock = threading.Lock()
     with pytest.raises(LoaderError, match=r"lock cannot be pickled.*start_method='fork'"):
-        list(DataLoader(Locked(), batch_size=4, num_workers=1))
-    assert len(list(DataLoader(Locked(), batch_size=4, num_workers=1, start_method="fork"))) == 3
+        list(DataLoader(dataset, batch_size=4, num_workers=1))
+    assert len(list(DataLoader(dataset, batch_size=4, num_workers=1, start_method="fork"))) == 3
 
 
 POSIX = """
@@ -228,8 +205,8 @@ POSIX = """
     sys.platform = "darwin"
 """
 
-MAIN = """
-    import gc, os, signal, sys
+COMMON = """
+    import os, signal
     import numpy as np
 
     class Squares:
@@ -240,6 +217,22 @@ MAIN = """
                 os.kill(os.getpid(), signal.SIGKILL)
             return {"x": np.full((40, 50), index * index, np.float32), "name": "n" * 3000 + str(index)}
 
+    def check(**options):
+        from gpuloader import DataLoader
+        loader = DataLoader(Squares(), batch_size=8, shuffle=True, seed=3, **{"places": "cpu", **options})
+        return [(np.asarray(b["x"])[:, 0, 0].tolist(), list(b["name"])) for b in loader]
+
+    def check_reader(**options):
+        from gpuloader import DataLoader
+        loader = DataLoader.from_generator(capacity=2, return_list=True, **options)
+        reader = lambda: ([np.full((2, 3), n, np.float32)] for n in range(5))
+        loader.set_batch_generator(reader, places="cpu")
+        assert [float(b[0][0, 0]) for b in loader] == [0, 1, 2, 3, 4]
+"""
+
+MAIN = """
+    import gc, sys
+
     def left():
         gc.collect()
         ours = [name for name in os.listdir("/dev/shm") if "gpuloader" in name]  # other programs use it too
@@ -247,12 +240,10 @@ MAIN = """
 
     def main():
         assert not hasattr(os, "memfd_create") and sys.platform == "darwin"
-        from gpuloader import DataLoader, WorkerError
+        from gpuloader import WorkerError
         from gpuloader.testing import simulated_places
-        import multiprocessing, socket, threading
-        def check(loader):
-            return [(np.asarray(b["x"])[:, 0, 0].tolist(), list(b["name"])) for b in loader]
-        plain = check(DataLoader(Squares(), places="cpu", batch_size=8, shuffle=True, seed=3))
+        import multiprocessing, threading
+        plain = check()
         for options in (
             {"num_workers": 2, "worker_type": "thread"},
             {"num_workers": 2, "start_method": "fork"},
@@ -262,10 +253,9 @@ MAIN = """
             {"num_workers": 0, "places": simulated_places(1, seed=2)},
             {"num_workers": 2, "worker_type": "thread", "places": simulated_places(1, seed=2)},
         ):
-            options = {"places": "cpu", **options}
             before = None
             for _ in range(2):
-                found = check(DataLoader(Squares(), batch_size=8, shuffle=True, seed=3, **options))
+                found = check(**options)
                 assert found == plain, (options, found)
                 now = left()
                 assert before in (None, now), (options, before, now)
@@ -275,23 +265,25 @@ MAIN = """
         os.environ["DIE"] = "1"
         for method in ("fork", "spawn"):
             try:
-                check(DataLoader(Squares(), places="cpu", batch_size=8, num_workers=2, start_method=method))
+                check(num_workers=2, start_method=method)
             except WorkerError as error:
                 assert error.signal == signal.SIGKILL and 63 in error.indices
             else:
                 raise AssertionError(method)
-        def reader():
-            for n in range(5):
-                yield [np.full((2, 3), n, np.float32)]
         for process in (False, True):
-            loader = DataLoader.from_generator(capacity=2, use_multiprocess=process, return_list=True)
-            loader.set_batch_generator(reader, places="cpu")
-            assert [float(b[0][0, 0]) for b in loader] == [0, 1, 2, 3, 4]
+            check_reader(use_multiprocess=process)
         print("done")
 
     if __name__ == "__main__":
         main()
 """
+
+
+def run(*arguments, **environment):
+    """Run Python to its end, with warnings as errors."""
+    command = [sys.executable, "-W", "error", *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("pickler", ["cloudpickle", "pickle"])
@@ -300,19 +292,11 @@ def test_a_posix_system_without_linuxs_own_gives_the_same(tmp_path, pickler):
 
     With plain pickle, workers import the main module, because forking is not safe there.
     """
-    for name, code in (("sitecustomize.py", POSIX), ("main.py", MAIN)):
+    for name, code in (("sitecustomize.py", POSIX), ("main.py", COMMON + MAIN)):
         (tmp_path / name).write_text(textwrap.dedent(code))
     (tmp_path / "temporary").mkdir()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", tmp_path / "main.py"],
-        env={**environment, "PICKLER": pickler, "TMPDIR": str(tmp_path / "temporary")},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (0, "done\n"), done.stdout + done.stderr
+    run(tmp_path / "main.py", **environment, PICKLER=pickler, TMPDIR=str(tmp_path / "temporary"))
     assert not list((tmp_path / "temporary").iterdir())
 
 
@@ -343,21 +327,10 @@ WITHOUT_POSIX = """
     from gpuloader.system import platforms
     from gpuloader.staging.arena import Arena
     from gpuloader.testing import simulated_places
-    import numpy as np
     platforms.os = types.SimpleNamespace(**{**vars(os), "name": "nt"})
     assert Arena(5000, shared=True).descriptor is None
 
-    class Squares:
-        def __len__(self):
-            return 64
-        def __getitem__(self, index):
-            return {"x": np.full((40, 50), index * index, np.float32), "name": str(index)}
-
-    def check(**options):
-        loader = DataLoader(Squares(), batch_size=8, shuffle=True, seed=3, **options)
-        return [(np.asarray(b["x"])[:, 0, 0].tolist(), list(b["name"])) for b in loader]
-
-    plain = check(places="cpu")
+    plain = check()
     assert len(plain) == 8
     for places in ("cpu", simulated_places(1, seed=2)):
         for options in ({}, {"num_workers": 2, "worker_type": "thread"}, {"cache": "host"}):
@@ -373,13 +346,8 @@ WITHOUT_POSIX = """
         assert "worker_type='thread'" in str(error)
     else:
         raise AssertionError("processes were not refused")
-    def reader():
-        for n in range(5):
-            yield [np.full((2, 3), n, np.float32)]
     for doubled in (False, True):
-        loader = DataLoader.from_generator(capacity=2, use_double_buffer=doubled, return_list=True)
-        loader.set_batch_generator(reader, places="cpu")
-        assert [float(b[0][0, 0]) for b in loader] == [0, 1, 2, 3, 4]
+        check_reader(use_double_buffer=doubled)
     mapped = gpuloader.reader.xmap_readers(lambda n: n, lambda: range(4), 2, 2, True)
     assert list(gpuloader.reader.buffered(mapped, 2)()) == [0, 1, 2, 3]
     print("done")
@@ -387,11 +355,4 @@ WITHOUT_POSIX = """
 
 
 def test_a_system_that_is_not_posix_does_all_that_one_process_does():
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(WITHOUT_POSIX)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (0, "done\n"), done.stdout + done.stderr
+    run("-c", textwrap.dedent(COMMON + WITHOUT_POSIX), **os.environ)

@@ -22,6 +22,7 @@ import errno
 import importlib
 import multiprocessing
 import os
+import pickle
 import socket
 import struct
 import sys
@@ -33,14 +34,16 @@ from typing import TYPE_CHECKING
 
 from gpuloader.errors import LoaderError
 from gpuloader.system.cores import read_text
-from gpuloader.system.finalizers import Finalizer, Living, closing_once
-from gpuloader.system.platforms import after_fork, close_quietly, open_process
+from gpuloader.system.finalizers import Finalizer, closing_once
+from gpuloader.system.platforms import close_quietly, open_process
 from gpuloader.system.processes import (
     ChildHandle,
-    ForkedChild,
+    OwnChild,
+    close_link,
     describe_death,
     flush_output,
     fork_child,
+    own_link,
     process_link,
     restrain,
     start_child,
@@ -57,10 +60,10 @@ _GRACE = 1.0  # seconds for a server that closed its link, or a worker, to end
 
 # A request: the number of the worker and the bytes of the names of modules, which follow.
 _REQUEST = struct.Struct("<II")
-# The answer: a pid, a negative `errno`, or 0 and the name of a module that starts threads. What the server
-# writes to `status` at the end: the exit code, as `multiprocessing` counts it.
-_NUMBER = struct.Struct("<i")
-_LONGEST_NAME = 1000
+# The answer is pickled: a pid, the name of a module that starts threads, or an OSError.
+_LONGEST_ANSWER, _LONGEST_NAME = 4000, 1000
+# What the server writes to `status` at the end: the exit code, as `multiprocessing` counts it.
+_CODE = struct.Struct("<i")
 
 
 # The loader's end.
@@ -70,19 +73,17 @@ class ServedChild(ChildHandle):
     """A process that the fork server forked; its sentinel is our end of `status`."""
 
     def __init__(self, pid: int, status: int) -> None:
-        super().__init__(pid, status, status)
-        self._code: int | None = None
-        self._has_ended = False
+        super().__init__(pid, status, closing_once(status))
 
-    def exit_code(self, seconds: float) -> int | None:
-        """Return the exit code; None if the process does not end in time, or its server has been killed."""
-        if not self._has_ended and wait_for(self.sentinel, seconds):
+    def _is_gone(self) -> bool:
+        if not self._has_ended and wait_for(self.sentinel, 0):
             data = b""
             with contextlib.suppress(OSError):
-                data = os.read(self.sentinel, _NUMBER.size)
+                data = os.read(self.sentinel, _CODE.size)
             self._has_ended = True
-            self._code = _NUMBER.unpack(data)[0] if len(data) == _NUMBER.size else None
-        return self._code
+            # Nobody knows the code if the server was killed.
+            self._code = _CODE.unpack(data)[0] if len(data) == _CODE.size else None
+        return self._has_ended
 
     def _kill_by_id(self) -> None:
         # By the server, because the id may belong to another process once the server has reaped ours.
@@ -92,16 +93,6 @@ class ServedChild(ChildHandle):
                 status.shutdown(socket.SHUT_WR)
             finally:
                 status.detach()
-
-    def _is_gone(self) -> bool:
-        return wait_for(self.sentinel, 0)
-
-
-class _ServerGone(Exception):
-    """The server has closed its end of a link."""
-
-
-_known: Living[ForkServer] = Living()
 
 
 class ForkServer:
@@ -113,7 +104,6 @@ class ForkServer:
         self._inherited: tuple[object, ...] = ()
         self._imports = True
         self._finalizer = Finalizer(partial(_stop, self._servers))
-        _known.add(self)
 
     def fork(self, number: int, link: socket.socket, parcel: Parcel) -> ServedChild:
         """Fork worker `number`, which takes over `link`, of which the caller closes its copy.
@@ -135,20 +125,20 @@ class ForkServer:
                     self._start()
             try:
                 child = self._request(number, link, sorted(parcel.modules) if self._imports else [])
-            except _ServerGone:
+            except ConnectionError:  # the server has gone
                 _, server = self._servers[-1]
                 cause, _ = describe_death(server.exit_code(_GRACE))
-                self.stop()
+                _stop(self._servers)
                 continue
             except BaseException:
-                self.stop()  # perhaps it was in the middle of a message
+                _stop(self._servers)  # perhaps it was in the middle of a message
                 raise
             if isinstance(child, OSError):  # the server goes on: it has other workers
                 raise child
             if isinstance(child, ServedChild):
                 return child
             self._imports = False
-            self.stop()
+            _stop(self._servers)
             warnings.warn(
                 f"importing {child} starts threads, which a fork would not copy, so every worker imports "
                 "what the dataset needs by itself; keep workers with persistent_workers=True, or pass "
@@ -164,9 +154,10 @@ class ForkServer:
     def _start(self) -> None:
         control, theirs = process_link()
         try:
+            own_link(control)
             server = start_child("spawn", "gpuloader-fork-server", serve, theirs)
         except BaseException:
-            close_quietly(control)
+            close_link(control)
             raise
         finally:
             close_quietly(theirs)
@@ -180,42 +171,24 @@ class ForkServer:
             with deferred_interrupt():  # half an exchange would be worse than none
                 names = "\n".join(modules).encode()
                 data = _REQUEST.pack(number, len(names)) + names
-                try:
-                    sent = socket.send_fds(control, [data], [link.fileno(), theirs.fileno()])
-                    control.sendall(data[sent:])
-                    answer = control.recv(_LONGEST_NAME)
-                except ConnectionError as error:
-                    raise _ServerGone from error
+                sent = socket.send_fds(control, [data], [link.fileno(), theirs.fileno()])
+                control.sendall(data[sent:])
+                answer = control.recv(_LONGEST_ANSWER)
             if not answer:
-                raise _ServerGone
-            (pid,) = _NUMBER.unpack_from(answer)
-            if pid < 0:
-                return OSError(-pid, f"{os.strerror(-pid)} (in the fork server)")
-            return ServedChild(pid, ours.detach()) if pid else answer[_NUMBER.size :].decode()
+                raise ConnectionResetError
+            found: int | str | OSError = pickle.loads(answer)
+            return ServedChild(found, ours.detach()) if isinstance(found, int) else found
         finally:
             close_quietly(ours, theirs)
 
-    def stop(self) -> None:
-        """End the server and its workers; the next worker starts another."""
-        _stop(self._servers)
-
 
 def _stop(servers: list[tuple[socket.socket, ChildHandle]]) -> None:
+    """End the servers and their workers; the next worker starts another."""
     while servers:
         control, server = servers[-1]
-        close_quietly(control)
+        close_link(control)
         server.end()
         servers.pop()
-
-
-def _disown_all() -> None:
-    """Close a forked process's copies of the control links, which would keep the servers alive."""
-    for one in list(_known):
-        for control, _ in one._servers:
-            close_quietly(control)
-
-
-after_fork(_disown_all)
 
 
 def _inherited() -> tuple[object, ...]:
@@ -246,14 +219,14 @@ def serve(control: socket.socket) -> None:
     assert parent is not None
     owner = open_process(parent.pid or 0)
     watched: list[int] = [control.fileno(), int(parent.sentinel) if owner is None else owner]
-    workers: dict[int, tuple[ForkedChild, socket.socket]] = {}  # by either of their descriptors
+    workers: dict[int, tuple[OwnChild, socket.socket]] = {}  # by either of their descriptors
 
     def work(link: int, number: int, *inherited: int) -> None:
         close_quietly(control)
         closing_once(*inherited)()  # an open copy would hide a death from the loader
         run_worker(socket.socket(fileno=link), number, None)
 
-    def fork() -> bytes:
+    def fork() -> int | str | OSError:
         """Handle a request, and return the answer."""
         number, modules, received = _receive_request(control)
         status: socket.socket | None = None
@@ -261,7 +234,7 @@ def serve(control: socket.socket) -> None:
             if len(received) < 2:  # what the system could not open here is not there
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             if culprit := _import(modules):
-                return _NUMBER.pack(0) + culprit.encode()[: _LONGEST_NAME - _NUMBER.size]
+                return culprit[:_LONGEST_NAME]
             status = socket.socket(fileno=received[1])
             received.pop()
             others = {status.fileno(), *workers}
@@ -269,11 +242,12 @@ def serve(control: socket.socket) -> None:
             child = fork_child(f"gpuloader-worker-{number}", work, received[0], number, *others)
         except OSError as error:
             close_quietly(*filter(None, [status]))
-            return _NUMBER.pack(-(error.errno or errno.EIO))
+            number = error.errno or errno.EIO
+            return OSError(number, f"{os.strerror(number)} (in the fork server)")
         else:
             for descriptor in (child.sentinel, status.fileno()):
                 workers[descriptor] = child, status
-            return _NUMBER.pack(child.pid)
+            return child.pid
         finally:
             closing_once(*received)()
 
@@ -281,7 +255,7 @@ def serve(control: socket.socket) -> None:
         descriptor = wait_for_any([*watched, *workers], None)[0]  # one at a time: others may be closed then
         if descriptor == control.fileno():
             try:
-                control.sendall(fork())
+                control.sendall(pickle.dumps(fork()))
             except (EOFError, OSError):  # the loader has gone, or the system is out of memory
                 os._exit(0)
         elif descriptor not in workers:
@@ -295,27 +269,22 @@ def serve(control: socket.socket) -> None:
             code = child.exit_code(_GRACE)
             for one in (child.sentinel, status.fileno()):
                 workers.pop(one, None)
-            child.kill()  # it may only have closed its link
-            child.release(is_ours=True)
+            child.end()  # it may only have closed its link
             with contextlib.suppress(OSError), status:
-                status.sendall(_NUMBER.pack(code or 0))
+                status.sendall(_CODE.pack(code or 0))
 
 
 def _receive_request(control: socket.socket) -> tuple[int, list[str], list[int]]:
     """Return the number of a worker, modules to import, and the descriptors that could be received."""
     data, descriptors, _, _ = socket.recv_fds(control, _REQUEST.size, 2)
-
-    def read(nbytes: int) -> bytes:
-        nonlocal data
-        while len(data) < nbytes:
-            more = control.recv(nbytes - len(data)) if data else b""
-            if not more:
-                raise EOFError
-            data += more
-        return data
-
-    number, nbytes = _REQUEST.unpack(read(_REQUEST.size))
-    names = read(_REQUEST.size + nbytes)[_REQUEST.size :]
+    with control.makefile("rb") as rest:
+        data += rest.read(_REQUEST.size - len(data)) if data else b""
+        if len(data) < _REQUEST.size:
+            raise EOFError
+        number, nbytes = _REQUEST.unpack(data)
+        names = rest.read(nbytes)
+    if len(names) < nbytes:
+        raise EOFError
     return number, names.decode().splitlines(), descriptors
 
 

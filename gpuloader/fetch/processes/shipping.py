@@ -29,11 +29,11 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from gpuloader.errors import LoaderError, StagingMemoryError
+from gpuloader.errors import StagingMemoryError
 from gpuloader.foreign import can_stage, is_tensor, tensor_array, tensor_over
 from gpuloader.sources.packed import PackedList
 from gpuloader.system.finalizers import calling, closing_once
-from gpuloader.system.platforms import available_memory, open_memory_file, reserve, seal
+from gpuloader.system.platforms import check_memory, open_memory_file, reserve, seal
 
 # Arrays of at least this many bytes are stored outside the pickle.
 OUT_OF_BAND = 64 << 10
@@ -43,9 +43,8 @@ _PIECE = 4 << 20  # bytes of a strided array that are made contiguous at a time
 _PROBE = 1 << 20  # bytes of pickle after which a part is not searched further
 _STEP = 16 << 20  # bytes of pickle between two checks of the available memory
 _DEEPEST, _WIDEST = 6, 64  # how many levels, and parts per level, `blame` searches
-_HEADER = struct.Struct("<8sQQQ")  # magic, bytes of the pickle behind it, offset of the table, its length
+_HEADER = struct.Struct("<QQ")  # bytes of the pickle, and entries of the table, which follows it
 _ENTRY = struct.Struct("<QQ")  # a buffer's offset and its bytes
-_MAGIC = b"gpuload1"
 _MAIN = ("__main__", "__mp_main__")  # the second is the first's name in a spawned process
 
 
@@ -133,19 +132,16 @@ def unpack(descriptor: int, lists: Sequence[int] = ()) -> Any:
     >>> there["label"], float(there["image"].sum())
     (3, 90004.0)
     """
-    nbytes = os.fstat(descriptor).st_size
-    head = os.pread(descriptor, _HEADER.size, 0) if nbytes else b""
-    if not head.startswith(_MAGIC):
-        raise LoaderError(f"descriptor {descriptor} does not hold a packed object")
     # Private: pages are shared with all other processes until this one writes to them, and its writes stay
     # its own. The mapping lives as long as any of the arrays.
-    mapped = memoryview(mmap.mmap(descriptor, nbytes, access=mmap.ACCESS_COPY))
-    _, pickle_nbytes, table, count = _HEADER.unpack(head)
+    mapped = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
+    pickle_nbytes, count = _HEADER.unpack_from(mapped)
+    table = _HEADER.size + pickle_nbytes
     entries = _ENTRY.iter_unpack(mapped[table : table + count * _ENTRY.size])
     buffers = [mapped[start : start + size] for start, size in entries]
     _received.lists = lists
     try:
-        return pickle.loads(mapped[_HEADER.size : _HEADER.size + pickle_nbytes], buffers=buffers)
+        return pickle.loads(mapped[_HEADER.size : table], buffers=buffers)
     finally:
         del _received.lists
 
@@ -211,8 +207,8 @@ class Contents:
         return self._files[id(mapping)]
 
 
-def dump(value: object, sink: _PickleFile | io.BytesIO) -> Contents:
-    """Pickle an object with protocol 5 and return what to store outside the pickle.
+def dump(value: object, sink: _PickleFile | io.BytesIO, contents: Contents | None = None) -> Contents:
+    """Pickle an object with protocol 5 and return what to store outside the pickle, added to `contents`.
 
     It uses cloudpickle if that is installed, which pickles closures and whatever the main module defines by
     value; otherwise `pickle`. NumPy arrays of any strides, class and dtype are pickled without a copy, unless
@@ -223,16 +219,12 @@ def dump(value: object, sink: _PickleFile | io.BytesIO) -> Contents:
     >>> [memory.nbytes for memory in contents.memory], contents.needs_main
     ([2097152], False)
     """
-    contents = Contents()
-    _pickler(sink, contents).dump(value)
-    return contents
-
-
-def _pickler(sink: _PickleFile | io.BytesIO, contents: Contents) -> Any:
+    contents = Contents() if contents is None else contents
     base = importlib.import_module("cloudpickle").Pickler if has_cloudpickle() else pickle.Pickler
     pickler = _pickler_over(base)(sink, protocol=5, buffer_callback=contents.take)
     pickler.contents = contents
-    return pickler
+    pickler.dump(value)
+    return contents
 
 
 def names_module(value: object, module: str) -> bool:
@@ -243,7 +235,7 @@ def names_module(value: object, module: str) -> bool:
     """
     contents = Contents()
     with contextlib.suppress(Exception):
-        _pickler(_PickleFile(_PROBE), contents).dump(value)
+        dump(value, _PickleFile(_PROBE), contents)
     return any(name.partition(".")[0] == module for name in contents.modules)
 
 
@@ -322,14 +314,14 @@ def _reduce_array(array: NDArray[Any], contents: Contents) -> Any:
     file = contents.file_under(array)
     if file is not None:
         first = plain.__array_interface__["data"][0] - file.address
-        return _view, (file, kind, first, *layout, array.flags.writeable)
+        return _view, (file, kind, first, layout, array.flags.writeable)
     if array.nbytes < OUT_OF_BAND:
         return NotImplemented
     memory, first = _span(plain)
     if memory.nbytes > array.nbytes:
         # Between the elements the span holds other bytes, so store only the elements, contiguously.
         memory, first, layout = plain, 0, (array.shape, array.dtype, None)
-    return _view, (contents.stand_in(memory), kind, first, *layout, array.flags.writeable)
+    return _view, (contents.stand_in(memory), kind, first, layout, array.flags.writeable)
 
 
 def _span(array: NDArray[Any]) -> tuple[NDArray[Any], int]:
@@ -347,14 +339,9 @@ def _span(array: NDArray[Any]) -> tuple[NDArray[Any], int]:
 
 
 def _view(
-    memory: Any,
-    kind: type[NDArray[Any]],
-    first: int,
-    shape: tuple[int, ...],
-    dtype: np.dtype[Any],
-    strides: tuple[int, ...] | None,
-    writeable: bool,
+    memory: Any, kind: type[NDArray[Any]], first: int, layout: tuple[Any, ...], writeable: bool
 ) -> NDArray[Any]:
+    shape, dtype, strides = layout
     array: NDArray[Any] = np.ndarray(shape, dtype, memory, first, strides)
     if kind is not np.ndarray:
         array = array.view(kind)
@@ -462,7 +449,7 @@ class _PickleFile:
             # A pickle grows without a known end, so the memory is asked for every few pieces: a container
             # would kill the whole program at its limit, without an error.
             if self.nbytes // _STEP != end // _STEP:
-                _check_memory(view.nbytes + _STEP)
+                check_memory(view.nbytes + _STEP, _shortage)
             _write(self.descriptor, view, _HEADER.size + self.nbytes)
         self.nbytes = end
 
@@ -481,12 +468,12 @@ def _write_beside(descriptor: int, pickle_nbytes: int, memory: list[NDArray[Any]
             placed[same] = start, one
             end = start + one.nbytes
         table += _ENTRY.pack(placed[same][0], one.nbytes)
-    _check_memory(end - table_start)
+    check_memory(end - table_start, _shortage)
     try:
         reserve(descriptor, end)
     except OSError as error:
         raise StagingMemoryError(_shortage(end, str(error))) from error
-    _write(descriptor, _HEADER.pack(_MAGIC, pickle_nbytes, table_start, len(memory)), 0)
+    _write(descriptor, _HEADER.pack(pickle_nbytes, len(memory)), 0)
     _write(descriptor, table, table_start)
     for start, one in placed.values():
         for piece in _pieces(one):
@@ -518,12 +505,6 @@ def _write(descriptor: int, data: Any, start: int) -> None:
             view, start = view[written:], start + written
     except OSError as error:
         raise StagingMemoryError(_shortage(view.nbytes, str(error))) from error
-
-
-def _check_memory(nbytes: int) -> None:
-    available = available_memory()
-    if available is not None and nbytes > available:
-        raise StagingMemoryError(_shortage(nbytes, f"only {available:,} bytes are available"))
 
 
 def _shortage(nbytes: int, reason: str) -> str:

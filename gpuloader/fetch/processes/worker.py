@@ -20,15 +20,7 @@ from gpuloader.batches.items import ItemState
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.errors import LoaderError, describe_error
 from gpuloader.fetch.contract import WorkerSetup, as_failure
-from gpuloader.fetch.processes.messages import (
-    NO_BATCH,
-    Kind,
-    Message,
-    dumps,
-    pack_failure,
-    receive,
-    send,
-)
+from gpuloader.fetch.processes.messages import NO_BATCH, Kind, Message, dumps, pack_failure, receive, send
 from gpuloader.fetch.processes.shipping import unpack
 from gpuloader.fields.spec import Indices
 from gpuloader.order.randomness import Draw, exchange_draw, mixed_seed

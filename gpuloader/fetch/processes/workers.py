@@ -18,7 +18,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
@@ -37,15 +37,7 @@ from gpuloader.fetch.contract import (
     timed_out,
 )
 from gpuloader.fetch.jobs import Job, Window
-from gpuloader.fetch.processes.messages import (
-    NO_BATCH,
-    Kind,
-    Message,
-    dumps,
-    receive,
-    send,
-    unpack_failure,
-)
+from gpuloader.fetch.processes.messages import NO_BATCH, Kind, Message, dumps, receive, send, unpack_failure
 from gpuloader.fetch.processes.shipping import Parcel, Unshippable, names_module, pack
 from gpuloader.fetch.processes.worker import run_worker
 from gpuloader.fields.spec import Indices
@@ -54,12 +46,14 @@ from gpuloader.sources.packed import pack_list
 from gpuloader.staging.arena import Arena
 from gpuloader.staging.ring import Slot
 from gpuloader.system.finalizers import Finalizer
-from gpuloader.system.platforms import after_fork, close_quietly, message_pair
+from gpuloader.system.platforms import close_quietly, message_pair
 from gpuloader.system.processes import (
     PAUSE,
     ChildHandle,
+    close_link,
     default_method,
     describe_death,
+    own_link,
     start_child,
     starting,
     wait_for,
@@ -155,25 +149,6 @@ def _pack(setup: WorkerSetup) -> Parcel:
 
 # One worker process as the loader sees it, from its start to its end.
 
-# Held here while open: the garbage collector may finalize a dropped pool's sockets before its `Finalizer`,
-# and a socket that is open then warns of it.
-_links: set[socket.socket] = set()
-
-
-def _disown_all() -> None:
-    """Close a forked process's copies of the links that belong to its parent."""
-    # An open copy would hide the parent's death from the workers.
-    while _links:
-        close_quietly(_links.pop())
-
-
-after_fork(_disown_all)
-
-
-def _close_link(link: socket.socket) -> None:
-    close_quietly(link)
-    _links.discard(link)
-
 
 class WorkerProcess:
     """A handle on one worker process; creating it starts the process."""
@@ -194,10 +169,10 @@ class WorkerProcess:
             with starting():
                 self.link, theirs = message_pair()
                 try:
-                    _links.add(self.link)
+                    own_link(self.link)
                     self.child = _start_worker(pool, number, theirs)
                 except BaseException:
-                    _close_link(self.link)
+                    close_link(self.link)
                     raise
                 finally:
                     close_quietly(theirs)  # our copy would hide the worker's death
@@ -255,19 +230,13 @@ class WorkerProcess:
             self.send(Message(Kind.ARENA, a=number, b=arena.nbytes, descriptor=arena.descriptor), arena)
         return number, slot.address - arena.address, slot.bytes.size
 
-    def close(self, deadline: float) -> None:
-        """Wait for the process to end, and kill it after `deadline`; may be called again."""
-        if not self.is_closed:
-            wait_for(self.child.sentinel, deadline - monotonic())
-            self.end()
-
     def end(self) -> None:
         """Kill the process, and free all that this object refers to; may be called again."""
         self._finalizer()
 
     @property
     def is_closed(self) -> bool:
-        """Whether `close` has run."""
+        """Whether `end` has run."""
         return not self._finalizer.alive
 
 
@@ -283,7 +252,7 @@ def _start_worker(pool: Pool, number: int, link: socket.socket) -> ChildHandle:
 
 def _end(link: socket.socket, child: ChildHandle) -> None:
     """Kill and reap a worker and close its descriptors; a forked child only closes its copies of them."""
-    _close_link(link)
+    close_link(link)
     child.end()
 
 
@@ -294,7 +263,9 @@ def close_all(workers: list[WorkerProcess], grace: float) -> None:
             one.link.shutdown(socket.SHUT_RDWR)  # the worker ends after its current task
     deadline = monotonic() + grace
     for one in workers:
-        one.close(deadline)
+        if not one.is_closed:
+            wait_for(one.child.sentinel, deadline - monotonic())
+        one.end()
 
 
 class Pool:
@@ -321,7 +292,7 @@ class Pool:
             self.board = Arena(8, shared=True)
             self.current = self.board.bytes.view(np.int64)
             self.resize(count)
-            exit_first()  # before what `multiprocessing` has registered, which kills its children
+            exit_first()  # before what `multiprocessing` has registered, which ends what a dataset may use
         except BaseException:
             self.close()
             raise
@@ -378,6 +349,7 @@ def _close_pool(
 # One epoch.
 
 
+@dataclass(eq=False)
 class ProcessWorkers:
     """Fetches one epoch with a pool of worker processes; only the consumer calls the methods.
 
@@ -388,20 +360,15 @@ class ProcessWorkers:
     `give_back` takes the pool when the epoch ends; its workers have ended unless they persist.
     """
 
-    def __init__(
-        self,
-        pool: Pool,
-        window: Window,
-        epoch: EpochRequest,
-        options: WorkerOptions,
-        give_back: Callable[[Pool], object],
-    ) -> None:
-        self._pool = pool
-        self._window = window
-        self._epoch = epoch
-        self._options = options
+    pool: Pool
+    window: Window
+    epoch: EpochRequest
+    options: WorkerOptions
+    give_back: Callable[[Pool], object]
+
+    def __post_init__(self) -> None:
+        pool, epoch, options = self.pool, self.epoch, self.options
         self._by_index = epoch.reached is None
-        self._give_back = give_back
         self._has_looked = self._broken = self._closing = False
         self._reached: dict[int, ItemState] = dict(epoch.reached or {})
         self._active = options.count
@@ -423,7 +390,7 @@ class ProcessWorkers:
             self._by_descriptor[descriptor] = worker
             self._poll.register(descriptor, select.POLLIN)
         worker.awaits_room = False
-        epoch, pool = self._epoch, self._pool
+        epoch, pool = self.epoch, self.pool
         payload = pool.dumps(None if self._by_index else self._reached.get(worker.number))
         worker.facts = ()  # an epoch that was left may have missed some
         worker.send(
@@ -434,8 +401,8 @@ class ProcessWorkers:
 
     def _start_next(self) -> bool:
         """Start a missing worker; return False if none is missing, or no task is left for it."""
-        pool = self._pool
-        if len(pool.workers) >= self._active or (self._window.exhausted and self._by_index):
+        pool = self.pool
+        if len(pool.workers) >= self._active or (self.window.exhausted and self._by_index):
             return False
         with deferred_interrupt():  # between the start and the first message, nobody would know the worker
             self._begin(pool.start_next())
@@ -449,7 +416,7 @@ class ProcessWorkers:
         self._active = workers
         while self._start_next():
             pass
-        self._window.ahead = ahead
+        self.window.ahead = ahead
 
     def get(self) -> StagedBatch:
         """Wait for the next batch and return it.
@@ -465,7 +432,7 @@ class ProcessWorkers:
         LoaderError
             A worker could not start, a batch could not be pickled, or this is a forked process.
         """
-        deadline = monotonic() + self._options.timeout if self._options.timeout else None
+        deadline = monotonic() + self.options.timeout if self.options.timeout else None
         while (staged := self._take()) is None:
             if self._start_next():
                 continue
@@ -484,7 +451,7 @@ class ProcessWorkers:
         return staged
 
     def _take(self) -> StagedBatch | None:
-        if os.getpid() != self._pool.process:
+        if os.getpid() != self.pool.process:
             raise in_a_fork("the loader's worker processes")
         if self._broken:
             raise LoaderError(
@@ -495,13 +462,13 @@ class ProcessWorkers:
             self._hear(0)  # notices workers that died since the last epoch
         try:
             self._hand_out()
-            return self._window.deliver()
+            return self.window.deliver()
         except KeyboardInterrupt:  # perhaps in the middle of a message
             self._broken = True
             raise
 
     def _hand_out(self) -> None:
-        window = self._window
+        window = self.window
         while (worker := self._next_worker()) is not None:
             job = window.next_job()
             if job is None:
@@ -513,10 +480,10 @@ class ProcessWorkers:
             self._send_task(worker, job)
 
     def _next_worker(self) -> WorkerProcess | None:
-        workers = self._pool.workers
+        workers = self.pool.workers
         if self._in_turn:
             if not self._turns:
-                self._window.exhausted = True
+                self.window.exhausted = True
                 return None
             return None if self._turns[0] >= len(workers) else workers[self._turns[0]]
         worker = workers[0]
@@ -528,12 +495,12 @@ class ProcessWorkers:
 
     def _send_task(self, worker: WorkerProcess, job: Job) -> None:
         arena, offset, size = (0, 0, 0) if job.slot is None else worker.show(job.slot)
-        are_numbers, payload = self._pool.pack_indices(job.indices)
+        are_numbers, payload = self.pool.pack_indices(job.indices)
         worker.send(Message(Kind.TASK, are_numbers, arena, job.number, d=offset, e=size, payload=payload))
 
     def _hear(self, milliseconds: float | None) -> bool:
         """Handle the answers and deaths that arrive in time (None: no limit); return False if none does."""
-        for worker in self._pool.workers:
+        for worker in self.pool.workers:
             # A worker that has asked for a slot says nothing until it has one, and the answer may be one of
             # the messages that wait. So room in its link has to wake this process, too.
             if bool(worker.unsent) != worker.awaits_room and worker.link.fileno() in self._by_descriptor:
@@ -619,7 +586,7 @@ class ProcessWorkers:
         try:
             if self._closing:
                 raise LoaderError("the epoch is over")
-            slot = self._window.reserve(job, message.c)
+            slot = self.window.reserve(job, message.c)
         except Exception as error:
             job.finish(None, error)
             worker.send(Message(Kind.SLOT))
@@ -644,15 +611,15 @@ class ProcessWorkers:
             held[0].deaths += 1
         worker.deaths += 1
         deaths = max(worker.deaths, held[0].deaths if held else 0)
-        if not self._options.respawn or self._closing or deaths > MOST_DEATHS:
+        if not self.options.respawn or self._closing or deaths > MOST_DEATHS:
             self._broken = True
             raise died(worker, worker.child.exit_code(GRACE), held)
         with deferred_interrupt():
             for descriptor in (worker.link.fileno(), worker.child.sentinel):
                 del self._by_descriptor[descriptor]
                 self._poll.unregister(descriptor)
-            worker.close(monotonic())
-            fresh = self._pool.workers[worker.number] = WorkerProcess(worker.number, self._pool)
+            worker.end()
+            fresh = self.pool.workers[worker.number] = WorkerProcess(worker.number, self.pool)
             fresh.deaths = worker.deaths
             self._begin(fresh)
             fresh.jobs = worker.jobs
@@ -660,13 +627,13 @@ class ProcessWorkers:
                 self._send_task(fresh, job)
 
     def _time_out(self) -> LoaderError:
-        job = next((job for job in self._window.jobs if not job.done), None)
-        worker = self._pool.workers[job.worker if job is not None else 0]
+        job = next((job for job in self.window.jobs if not job.done), None)
+        worker = self.pool.workers[job.worker if job is not None else 0]
         self._broken = True  # nobody knows what the worker was doing, so the epoch cannot continue
         worker.child.kill()  # a worker that hangs does not end by itself
         who = f"worker {worker.number} (process {worker.child.pid})"
         number, indices = (None, ()) if job is None else (job.number, job.indices)
-        return timed_out(who, worker.child.pid, self._options.timeout, number, indices)
+        return timed_out(who, worker.child.pid, self.options.timeout, number, indices)
 
     def close(self) -> bool:
         """Call off all tasks, stop the workers unless they persist, and take all slots back.
@@ -674,7 +641,7 @@ class ProcessWorkers:
         Return whether the slots may be used again. They may not if they belong to the process that forked
         this one, or if the garbage collector has already ended the workers.
         """
-        pool = self._pool
+        pool = self.pool
         if os.getpid() != pool.process:
             return False
         self._closing = True
@@ -684,21 +651,21 @@ class ProcessWorkers:
             intact = intact and not worker.is_closed
         stays = False
         try:
-            stays = intact and self._options.persistent and not self._broken and self._call_off(deadline)
+            stays = intact and self.options.persistent and not self._broken and self._call_off(deadline)
         finally:
             if not stays:
                 pool.close(max(deadline - monotonic(), 0))
-            for job in self._window.jobs:
+            for job in self.window.jobs:
                 job.done = True
-            self._window.drop_done()
-            self._give_back(pool)
+            self.window.drop_done()
+            self.give_back(pool)
         return intact
 
     def _call_off(self, deadline: float) -> bool:
         """Make the workers finish or skip their tasks; return False if that takes longer than `deadline`."""
-        self._pool.current[0] = -1  # workers see it before each task, and skip that
+        self.pool.current[0] = -1  # workers see it before each task, and skip that
         try:
-            while any(worker.jobs for worker in self._pool.workers):
+            while any(worker.jobs for worker in self.pool.workers):
                 if monotonic() > deadline:
                     return False
                 self._hear(max(deadline - monotonic(), 0) * 1000)

@@ -116,7 +116,7 @@ class _ReaderProcess:
 
         method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
         context: Any = multiprocessing.get_context(method)
-        exit_first()  # before what `multiprocessing` has registered, which kills its children
+        exit_first()  # before what `multiprocessing` has registered, which ends what a reader may use
         with starting():
             ours = theirs = None
             try:
@@ -143,7 +143,7 @@ class _ReaderProcess:
     def close(self) -> None:
         from gpuloader.system.platforms import close_quietly
 
-        self.child.release(is_ours=True)
+        self.child.end()
         close_quietly(self.pipe)
         self.still_open.discard(self)
 

@@ -36,13 +36,8 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 def make(method, persistent, kind, count=400):
     pause = partial(time.sleep, 0.0005)
-    options = {
-        "start_method": method,
-        "persistent_workers": persistent,
-        "on_worker_death": "respawn",
-        "num_workers": 3,
-        "batch_size": 10,
-    }
+    options = {"start_method": method, "persistent_workers": persistent, "on_worker_death": "respawn"}
+    options |= {"num_workers": 3, "batch_size": 10}
     if kind == "items":
         return loader(FaultyStream(count, always=pause), **options)
     if kind == "growing":
@@ -88,10 +83,8 @@ class Killer(threading.Thread):
 
     def list_workers(self):
         """Return the workers that have answered since the last death, and hold no batch that met two."""
-        workers = [] if self.fetch is None else list(self.fetch._pool.workers)
-        return [
-            one for one in workers if one.deaths == 0 and not any(job.deaths > 1 for job in list(one.jobs))
-        ]
+        workers = [] if self.fetch is None else list(self.fetch.pool.workers)
+        return [one for one in workers if not one.deaths and all(job.deaths < 2 for job in list(one.jobs))]
 
     def watch(self, epoch):
         got = []

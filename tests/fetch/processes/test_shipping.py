@@ -1,6 +1,7 @@
 """Parcels: every value comes back, arrays are shared until written, and errors say why a value cannot go."""
 
 import copyreg
+import errno
 import fcntl
 import gc
 import io
@@ -11,10 +12,14 @@ import pickle
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
+import weakref
 from collections import namedtuple
-from contextlib import contextmanager
+from contextlib import closing
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,10 +27,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_dtypes, array_shapes, arrays, basic_indices, scalar_dtypes
 
-from gpuloader.errors import LoaderError, StagingMemoryError
+from gpuloader.errors import StagingMemoryError
 from gpuloader.fetch.processes import shipping
 from gpuloader.fetch.processes.shipping import Unshippable, names_module, pack, unpack
-from tests.fakes import nothing_left_behind
+from gpuloader.system import platforms
+from tests.fakes import no_other_collection, nothing_left_behind
+from tests.fetch.faulty import count_mappings
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memory files")
 
@@ -43,19 +50,13 @@ def pickler(request, monkeypatch):
     return request.param
 
 
-def ship(value, **options):
-    parcel = pack(value, **options)
-    try:
+def parcel_of(value):
+    return closing(pack(value))
+
+
+def ship(value):
+    with parcel_of(value) as parcel:
         return unpack(parcel.descriptor)
-    finally:
-        parcel.close()
-
-
-@contextmanager
-def parcel_of(value, **options):
-    parcel = pack(value, **options)
-    yield parcel
-    parcel.close()
 
 
 def in_band(value):
@@ -76,44 +77,24 @@ class Holder:
         self.__dict__.update(parts)
 
 
-# ---------------------------------------------------------------- round trips
+# round trips
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        None,
-        3,
-        "text",
-        [1, [2.5, None], {"a": (True, b"x")}],
-        {1, 2},
-        Pair([1], "cat"),
-        b"x" * 300_000,
-        range(5),
-    ],
-    ids=str,
-)
-def test_plain_objects_come_back(value):
-    assert ship(value) == value
-
-
-def test_an_object_with_arrays_comes_back():
-    rng = np.random.default_rng(3)
-    holder = Holder(images=rng.random((100, 28, 28)), labels=np.arange(100), names=["a", "b"])
-    back = ship([holder, holder])
-    assert back[0] is back[1]
-    assert same(back[0].images, holder.images)
-    assert same(back[0].labels, holder.labels)
-    assert back[0].names == ["a", "b"]
+def test_plain_objects_and_those_with_arrays_come_back():
+    values = [None, "text", [1, [2.5, None], {"a": (True, b"x")}], {1, 2}, Pair([1], "cat"), b"x" * 300_000]
+    assert ship(values) == values
+    holder = Holder(images=np.random.default_rng(3).random((100, 28, 28)), labels=np.arange(100), name="a")
+    one, other = ship([holder, holder])
+    assert one is other
+    assert same(one.images, holder.images)
+    assert same(one.labels, holder.labels)
+    assert one.name == "a"
 
 
 ARRAYS = {
     "C": lambda: np.arange(BIG, dtype=np.float32).reshape(100, -1),
     "Fortran": lambda: np.asfortranarray(np.arange(BIG).reshape(100, -1)),
-    "every other": lambda: np.arange(2 * BIG)[::2],
-    "backwards": lambda: np.arange(BIG)[::-1],
     "transposed axes": lambda: np.arange(BIG).reshape(10, 20, -1).transpose(0, 2, 1),
-    "columns": lambda: np.arange(2 * BIG).reshape(-1, 2)[:, 0],
     "columns of bytes": lambda: np.arange(2 * BIG).astype("u1").reshape(-1, 2)[:, ::-1],
     "rows of two bytes": lambda: np.arange(2 * BIG).astype("u1").reshape(-1, 2),
     "one strided row": lambda: np.arange(2 * BIG).reshape(1, -1)[:, ::2],
@@ -122,14 +103,7 @@ ARRAYS = {
     "0-d large": lambda: np.array("x" * BIG),
     "empty": lambda: np.empty((0, 3), np.int16),
     "empty of large rows": lambda: np.empty((0, BIG)),
-    "small": lambda: np.arange(5),
-    "small strided": lambda: np.arange(10)[::2],
-    "bool": lambda: np.arange(BIG) % 3 == 0,
-    "big-endian": lambda: np.arange(BIG, dtype=">i4"),
-    "half": lambda: np.ones(BIG, np.float16),
-    "complex": lambda: np.ones(BIG, np.complex64),
     "dates": lambda: np.arange(BIG).astype("M8[s]"),
-    "durations": lambda: np.arange(BIG).astype("m8[ms]"),
     "text": lambda: np.full(BIG, "word"),
     "bytes": lambda: np.full(BIG, b"word"),
     "void": lambda: np.zeros(BIG, "V3"),
@@ -145,16 +119,11 @@ def test_arrays_come_back(make):
     array = make()
     back = ship({"array": array})["array"]
     assert type(back) is np.ndarray
-    assert back.dtype == array.dtype
-    assert back.shape == array.shape
-    assert np.array_equal(back, array)
-    if array.flags.forc and array.nbytes > shipping.OUT_OF_BAND:
-        assert back.strides == array.strides
-
-
-@pytest.mark.parametrize("make", [m for n, m in ARRAYS.items() if "objects" not in n and m().nbytes > 65536])
-def test_large_arrays_leave_the_pickle(make):
-    assert in_band(make()) < 1000
+    assert same(back, array)
+    if array.nbytes > shipping.OUT_OF_BAND and not array.dtype.hasobject:
+        assert in_band(array) < 1000
+        if array.flags.forc:
+            assert back.strides == array.strides
 
 
 def test_small_arrays_stay_in_the_pickle_and_large_ones_are_aligned_to_256_bytes():
@@ -162,9 +131,7 @@ def test_small_arrays_stay_in_the_pickle_and_large_ones_are_aligned_to_256_bytes
     arrays = [np.full(size, 7, np.uint8) for size in (limit - 1, limit, 1, limit + 1)]
     back = ship(arrays)
     assert all(map(same, arrays, back))
-    in_place = [one.ctypes.data % mmap.PAGESIZE % 256 == 0 for one in back]
-    assert in_place[1]
-    assert in_place[3]
+    assert not any(one.ctypes.data % 256 for one in back[1::2])
     assert in_band(arrays[0]) > limit - 1
     assert in_band(arrays[1]) < 1000
 
@@ -215,14 +182,6 @@ def test_any_view_of_any_array_comes_back(data, write):
             assert one.flags.writeable == write
 
 
-@pytest.mark.parametrize("writeable", [True, False])
-@pytest.mark.parametrize("size", [10, BIG])
-def test_write_protection_of_contiguous_arrays_is_kept(size, writeable):
-    array = np.zeros(size)
-    array.flags.writeable = writeable
-    assert ship(array).flags.writeable == writeable
-
-
 class Tagged(np.ndarray):
     pass
 
@@ -230,10 +189,6 @@ class Tagged(np.ndarray):
 class Verbose(np.ndarray):
     def __reduce__(self):
         return np.ndarray.__reduce__(self)
-
-
-class Registered(np.ndarray):
-    pass
 
 
 @pytest.mark.parametrize(
@@ -256,27 +211,23 @@ def test_subclasses_of_arrays_come_back_as_they_are(array):
 
 
 def test_a_registered_way_of_pickling_is_respected(monkeypatch):
-    monkeypatch.setitem(copyreg.dispatch_table, Registered, lambda array: (int, (7,)))
-    assert ship(np.zeros(BIG).view(Registered)) == 7
+    monkeypatch.setitem(copyreg.dispatch_table, Tagged, lambda array: (int, (7,)))
+    assert ship(np.zeros(BIG).view(Tagged)) == 7
 
 
-class Blob:
+class Blob(Holder):
     """An object that is not an array and pickles its memory as a buffer."""
 
-    def __init__(self, memory):
-        self.memory = memory
-
     def __reduce_ex__(self, protocol):
-        return Blob, (pickle.PickleBuffer(self.memory),)
+        return bytes, (pickle.PickleBuffer(self.memory),)
 
 
 @pytest.mark.parametrize(
     "memory", [b"x" * 10, b"x" * 100_000, bytearray(b"x" * 100_000), np.ones((2, BIG)).T]
 )
 def test_other_buffers_come_back(memory):
-    back = ship(Blob(memory)).memory
-    assert bytes(np.asarray(memory).T.tobytes() if isinstance(memory, np.ndarray) else memory) == bytes(back)
-    assert in_band(Blob(memory)) < 1000
+    assert ship(Blob(memory=memory)) == bytes(memory.T if isinstance(memory, np.ndarray) else memory)
+    assert in_band(Blob(memory=memory)) < 1000
 
 
 def test_arrays_over_the_same_memory_go_once_and_still_share_it():
@@ -298,7 +249,7 @@ def test_strided_arrays_are_written_a_piece_at_a_time(monkeypatch):
     assert same(ship(array), array)
 
 
-# ---------------------------------------------------------------- the file
+# the file
 
 
 def test_the_file_can_neither_be_written_nor_resized():
@@ -326,142 +277,83 @@ def test_writes_stay_private():
         assert other.sum() == 0
 
 
-def in_processes(count, work, argument):
-    """Run `work(argument, connection)` in forked processes, in two phases; return both answers of each."""
-    context = multiprocessing.get_context("fork")
-    pairs = [context.Pipe() for _ in range(count)]
-    processes = [context.Process(target=work, args=(argument, theirs)) for _, theirs in pairs]
-    for process in processes:
-        process.start()
-    answers = [ours.recv() for ours, _ in pairs]
-    for ours, theirs in pairs:
-        ours.send("continue")
-        theirs.close()
-    answers = [(answer, ours.recv()) for answer, (ours, _) in zip(answers, pairs, strict=True)]
-    for process, (ours, _) in zip(processes, pairs, strict=True):
-        process.join()
-        ours.close()
-        process.close()
-    return answers
-
-
 def private_and_proportional(array):
     """Return the private, proportional and resident kilobytes of this process's mapping of an array."""
-    start = array.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
-    sizes = {}
-    inside = False
-    with open("/proc/self/smaps") as lines:
-        for line in lines:
-            words = line.split()
-            if "-" in words[0]:
-                first, last = (int(part, 16) for part in words[0].split("-"))
-                inside = first <= start < last
-            elif inside and words[0] in ("Private_Clean:", "Private_Dirty:", "Pss:", "Rss:"):
-                sizes[words[0]] = int(words[1])
+    sizes, inside = {}, False
+    for name, size, *_ in map(str.split, Path("/proc/self/smaps").read_text().splitlines()):
+        if "-" in name:
+            first, last = (int(part, 16) for part in name.split("-"))
+            inside = first <= array.ctypes.data < last
+        elif inside:
+            sizes[name] = int(size) if size.isdecimal() else 0
     return sizes["Private_Clean:"] + sizes["Private_Dirty:"], sizes["Pss:"], sizes["Rss:"]
 
 
 def test_processes_share_the_pages_and_not_their_writes():
-    def work(descriptor, connection):
-        array = unpack(descriptor)
+    def work():
+        array = unpack(parcel.descriptor)
         array.sum()
         together.wait(30)
         shared = private_and_proportional(array)
         together.wait(30)  # pages of a process that has ended already are the other's alone
-        connection.send(None)
-        connection.recv()
         array[: 1 << 17] += os.getpid()
-        connection.send((shared, int(array[0]) == os.getpid(), int(array.sum()) == os.getpid() << 17))
+        answers.put((shared, int(array[0]) == os.getpid(), int(array.sum()) == os.getpid() << 17))
 
-    together = multiprocessing.get_context("fork").Barrier(2)
-    array = np.zeros(1 << 20, np.int64)
+    context = multiprocessing.get_context("fork")
+    together, answers, array = context.Barrier(2), context.SimpleQueue(), np.zeros(1 << 20, np.int64)
     with parcel_of(array) as parcel:
-        answers = [answer for _, answer in in_processes(2, work, parcel.descriptor)]
+        processes = [context.Process(target=work) for _ in range(2)]
+        for process in processes:
+            process.start()
+        for (private, proportional, resident), *writes in (answers.get() for _ in processes):
+            assert resident > array.nbytes >> 10
+            assert private < resident / 20
+            assert proportional < resident * 0.6
+            assert all(writes)
+        for process in processes:
+            process.join()
         assert unpack(parcel.descriptor).sum() == 0
-    for (private, proportional, resident), *writes in answers:
-        assert resident > array.nbytes >> 10
-        assert private < resident / 20
-        assert proportional < resident * 0.6
-        assert all(writes)
 
 
 def test_a_received_descriptor_may_be_closed_at_once():
-    def work(link, answer):
-        with nothing_left_behind():
-            _, (descriptor,), _, _ = socket.recv_fds(link, 1, 1)
-            value = unpack(descriptor)
-            os.close(descriptor)
-            answer.send(value["name"])
-            total = float(value["array"].sum())
-            del value
-        answer.recv()
-        answer.send(total)
-
     ours, theirs = socket.socketpair()
-    parcel = pack({"array": np.ones(BIG), "name": "given"})
-    socket.send_fds(ours, [b"x"], [parcel.descriptor])
-    parcel.close()
-    assert in_processes(1, work, theirs) == [("given", BIG)]
-    ours.close()
-    theirs.close()
-
-
-def count_mappings():
-    with open("/proc/self/maps") as maps:
-        return sum("gpuloader-dataset" in line for line in maps)
+    with ours, theirs, nothing_left_behind():
+        parcel = pack({"array": np.ones(BIG), "name": "given"})
+        socket.send_fds(ours, [b"x"], [parcel.descriptor])
+        parcel.close()
+        _, (descriptor,), _, _ = socket.recv_fds(theirs, 1, 1)
+        value = unpack(descriptor)
+        os.close(descriptor)
+        assert (value["name"], value["array"].sum()) == ("given", BIG)
+        del value
 
 
 def test_nothing_is_left_behind():
+    before = count_mappings()
     with nothing_left_behind():
-        parcel = pack(np.zeros(BIG))
-        assert parcel.descriptor >= 0
-        parcel.close()
-        parcel.close()
+        with parcel_of(np.zeros(BIG)) as parcel:
+            assert parcel.descriptor >= 0
+            parcel.close()
         assert parcel.descriptor == -1
         pack(np.zeros(BIG))  # closed by the collector
-        array = ship(np.zeros(BIG))
-        view = array[5:10]
-        del array
+        view = ship(np.zeros(BIG))[5:10]
         assert view.sum() == 0
-        assert count_mappings() == 1
+        assert count_mappings() == before + 1
         del view
         gc.collect()
-        assert count_mappings() == 0
-
-
-def test_nothing_is_left_behind_by_failures(monkeypatch):
-    with nothing_left_behind():
-        with pytest.raises(Unshippable):
-            pack([np.zeros(BIG), threading.Lock()])
-        monkeypatch.setattr(shipping, "available_memory", lambda: 1000)
-        with pytest.raises(StagingMemoryError):
-            pack(np.zeros(BIG))
-        assert count_mappings() == 0
+        assert count_mappings() == before
 
 
 def test_pickling_keeps_nothing_alive():
-    import weakref
-
     holder = Holder(array=np.zeros(BIG))
     gone = weakref.ref(holder)
-    gc.disable()
-    try:
+    with no_other_collection():
         pack(holder).close()
         del holder
         assert gone() is None
-    finally:
-        gc.enable()
 
 
-def test_a_foreign_descriptor_is_refused(tmp_path):
-    (tmp_path / "file").write_bytes(b"x" * 10_000)
-    (tmp_path / "empty").touch()
-    for name in ("file", "empty"):
-        with open(tmp_path / name) as file, pytest.raises(LoaderError, match="does not hold a packed object"):
-            unpack(file.fileno())
-
-
-# ---------------------------------------------------------------- mapped files
+# mapped files
 
 
 @pytest.fixture
@@ -525,25 +417,17 @@ def test_a_mapping_is_shared_by_all_its_views(file):
         del back
 
 
-def test_writes_to_a_writable_mapping_reach_the_file(file):
-    array = np.memmap(file, np.int64, "r+")
-    back = ship(array)
-    back[0] = 77
-    back.flush()
-    assert array[0] == 77
-
-
-def test_a_new_file_is_not_emptied_again(tmp_path):
+def test_writes_to_a_writable_mapping_reach_the_file_which_is_not_emptied_again(tmp_path):
     array = np.memmap(tmp_path / "new", np.float32, "w+", shape=(10, 10))
     array[:] = 3
     back = ship(array)
-    assert back.mode == "r+"
-    assert back.sum() == 300
+    assert (back.mode, back.sum()) == ("r+", 300)
+    back[0] = 77
+    back.flush()
+    assert (array[0] == 77).all()
 
 
 def test_mapped_memory_without_a_file_goes_as_an_array(tmp_path, file):
-    import tempfile
-
     with tempfile.TemporaryFile() as nameless:
         anonymous = np.memmap(nameless, np.int64, "w+", shape=BIG)
     anonymous[:] = 5
@@ -559,7 +443,7 @@ def test_mapped_memory_without_a_file_goes_as_an_array(tmp_path, file):
         assert same(back, array)
 
 
-# ---------------------------------------------------------------- what cannot go
+# what cannot go
 
 
 @pytest.mark.parametrize(
@@ -567,15 +451,15 @@ def test_mapped_memory_without_a_file_goes_as_an_array(tmp_path, file):
     [
         (threading.Lock(), r"lock cannot be pickled \(TypeError: cannot pickle '_thread.lock'"),
         (
-            Holder(a=1, parts=[1, {"lock": threading.Lock()}]),
-            r"Holder\.parts\[1\]\['lock'\] cannot be pickled",
+            Holder(a=np.zeros(BIG), parts=[1, {"lock": threading.Lock()}]),
+            r"\.parts\[1\]\['lock'\] cannot",
         ),
         ((i for i in "ab"), "generator cannot be pickled"),
     ],
     ids=["itself", "part", "generator"],
 )
 def test_what_cannot_be_pickled_says_which_part(value, reason):
-    with pytest.raises(Unshippable, match=reason) as caught:
+    with nothing_left_behind(), pytest.raises(Unshippable, match=reason) as caught:
         pack(value)
     assert caught.value.__cause__ is not None
 
@@ -607,17 +491,14 @@ class Raising:
         raise self.error
 
 
-@pytest.mark.parametrize("error", [ValueError("not now"), KeyError("x")], ids=repr)
-def test_whatever_pickling_raises_is_a_reason(error):
-    with pytest.raises(Unshippable, match=f"{type(error).__name__}: ") as caught:
+@pytest.mark.parametrize("error", [ValueError("not now"), MemoryError(), KeyboardInterrupt()], ids=repr)
+def test_whatever_pickling_raises_is_a_reason_unless_the_object_did_not_cause_it(error):
+    expected = Unshippable if isinstance(error, ValueError) else type(error)
+    with nothing_left_behind(), pytest.raises(expected) as caught:
         pack([Raising(error)])
-    assert caught.value.__cause__ is error
-
-
-@pytest.mark.parametrize("error", [MemoryError(), KeyboardInterrupt()], ids=repr)
-def test_errors_that_the_object_did_not_cause_pass(error):
-    with nothing_left_behind(), pytest.raises(type(error)):
-        pack([Raising(error)])
+    if expected is Unshippable:
+        assert "ValueError: not now" in str(caught.value)
+        assert caught.value.__cause__ is error
 
 
 def test_endless_nesting_is_a_reason():
@@ -628,7 +509,7 @@ def test_endless_nesting_is_a_reason():
         pack(nested)
 
 
-# ---------------------------------------------------------------- limits
+# limits
 
 
 def test_the_search_for_a_module_ends_early():
@@ -646,27 +527,24 @@ def test_the_search_for_a_module_ends_early():
 
 
 def test_too_little_memory_is_an_error_before_anything_is_reserved(monkeypatch):
-    monkeypatch.setattr(shipping, "available_memory", lambda: 1_000_000)
-    monkeypatch.setattr(os, "posix_fallocate", lambda *_: pytest.fail("reserved"))
-    with pytest.raises(
-        StagingMemoryError, match=r"1,6\d\d,\d\d\d bytes .* only 1,000,000 bytes are available"
-    ):
-        pack(np.zeros(BIG))
-
-
-def test_too_little_memory_for_the_pickle_is_an_error(monkeypatch):
     monkeypatch.setattr(shipping, "_STEP", 1000)
-    monkeypatch.setattr(shipping, "available_memory", lambda: 500)
-    with pytest.raises(StagingMemoryError, match="only 500 bytes"):
-        pack(list(range(10_000)))
+    monkeypatch.setattr(platforms, "available_memory", lambda: 1_000_000)
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: pytest.fail("reserved"))
+    message = r"1,6\d\d,\d\d\d bytes .* only 1,000,000 bytes are available"
+    with nothing_left_behind(), pytest.raises(StagingMemoryError, match=message):
+        pack(np.zeros(BIG))
+    monkeypatch.setattr(platforms, "available_memory", lambda: 500)
+    with nothing_left_behind(), pytest.raises(StagingMemoryError, match="only 500 bytes"):
+        pack(list(range(10_000)))  # in the middle of the pickle
+
+
+def fail(number, *_):
+    raise OSError(number, os.strerror(number))
 
 
 @pytest.mark.parametrize("name", ["posix_fallocate", "pwrite"])
 def test_a_system_that_has_no_more_is_an_error(monkeypatch, name):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, name, full)
+    monkeypatch.setattr(os, name, partial(fail, errno.ENOSPC))
     with nothing_left_behind(), pytest.raises(StagingMemoryError, match="No space left"):
         pack(np.zeros(BIG))
 
@@ -686,15 +564,12 @@ def test_a_system_without_memory_files_has_files_without_a_name(monkeypatch):
 
 
 def test_a_memory_file_that_cannot_be_made_is_a_reason(monkeypatch):
-    def none(*_):
-        raise OSError(24, "Too many open files")
-
-    monkeypatch.setattr(os, "memfd_create", none)
+    monkeypatch.setattr(os, "memfd_create", partial(fail, errno.EMFILE))
     with pytest.raises(Unshippable, match="Too many open files"):
         pack(1)
 
 
-# ---------------------------------------------------------------- the main module
+# the main module
 
 
 MAIN = """
