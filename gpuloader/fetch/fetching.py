@@ -197,10 +197,10 @@ class Fetching:
         count = self._workers.count
         shared = window, self._make_setup(), epoch, self._workers.timeout
         if epoch.reached is None:
-            return ThreadWorkers(self._gatherer or self._assembler, count, *shared)
+            return ThreadWorkers(*shared, self._gatherer or self._assembler, count)
         # Threads share the dataset object, so its state is the position of one thread only if it is alone.
         streams = [self._open_stream(number, epoch, keep_state=count == 1) for number in range(count)]
-        return ThreadStreams(streams, *shared)
+        return ThreadStreams(*shared, streams)
 
     def _open_processes(self, epoch: EpochRequest, window: Window) -> Fetch:
         # Imported late, because these modules take as long to import as the rest of the package.

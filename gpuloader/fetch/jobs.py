@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass
 from operator import attrgetter
 
 from gpuloader.batches.staged import StagedBatch
@@ -22,24 +23,20 @@ FIRST_JOBS = 256
 _is_done = attrgetter("done")
 
 
+@dataclass(slots=True, eq=False)
 class Job:
     """A batch that workers assemble."""
 
-    __slots__ = (
-        "busy", "deaths", "done", "error", "indices", "number", "slot", "staged", "worker",
-    )  # fmt: skip
-
-    def __init__(self, number: int, indices: Indices) -> None:
-        self.number = number
-        self.indices = indices  # empty for an iterable dataset, whose worker alone knows them
-        self.slot: Slot | None = None  # None until its size is known
-        self.worker = -1
-        # It ends with a batch, with an exception, or with neither if the worker had no items left.
-        self.done = False
-        self.staged: StagedBatch | None = None
-        self.error: BaseException | None = None
-        self.deaths = 0  # workers that died while this was their oldest job, so that it may have killed them
-        self.busy = 0  # nanoseconds of work spent on it, summed over its workers
+    number: int
+    indices: Indices  # empty for an iterable dataset, whose worker alone knows them
+    slot: Slot | None = None  # None until its size is known
+    worker: int = -1
+    # It ends with a batch, with an exception, or with neither if the worker had no items left.
+    done: bool = False
+    staged: StagedBatch | None = None
+    error: BaseException | None = None
+    deaths: int = 0  # workers that died while this was their oldest job, so that it may have killed them
+    busy: int = 0  # nanoseconds of work spent on it, summed over its workers
 
     def finish(self, staged: StagedBatch | None, error: BaseException | None = None) -> None:
         """Record how the job ended."""
@@ -47,20 +44,21 @@ class Job:
         self.done = True  # last, because the consumer looks at it without a lock
 
 
+@dataclass(eq=False)
 class Window:
     """The jobs in progress, never more than `ahead`, which may be changed at any time."""
 
-    def __init__(
-        self, numbered: Iterator[tuple[int, Indices]], ring: Ring, ahead: int, meter: Meter, *, in_order: bool
-    ) -> None:
-        self._numbered = numbered
-        # A job gets its slot when it is handed out, so no worker waits for one. Until the size of some batch
-        # is known there are no slots, and workers ask for theirs with `reserve`.
-        self._ring = ring
-        self.ahead = ahead
-        self._meter = meter
+    numbered: Iterator[tuple[int, Indices]]
+    # A job gets its slot when it is handed out, so no worker waits for one. Until the size of some batch is
+    # known there are no slots, and workers ask for theirs with `reserve`.
+    ring: Ring
+    ahead: int
+    meter: Meter
+    _: KW_ONLY
+    in_order: bool
+
+    def __post_init__(self) -> None:
         self.exhausted = False  # no more jobs to hand out
-        self._in_order = in_order
         self._delivered = 0
         # Reentrant: a finalizer that runs inside `reserve` may close the epoch of this window.
         self._slotting = threading.RLock()
@@ -73,12 +71,12 @@ class Window:
         if self.exhausted or len(self.jobs) >= min(self.ahead, max(FIRST_JOBS, 2 * self._delivered)):
             return None
         # The slot first: indices that the plan has yielded could not be put back.
-        slot = self._ring.take()
-        if slot is None and self._ring.allocated:
+        slot = self.ring.take()
+        if slot is None and self.ring.allocated:
             return None
         job: Job | None = None
         try:
-            entry = next(self._numbered, None)
+            entry = next(self.numbered, None)
             if entry is not None:
                 job = Job(*entry)
         except Exception as error:
@@ -90,10 +88,10 @@ class Window:
         if job is None:
             self.exhausted = True
             if slot is not None:
-                self._ring.release(slot)
+                self.ring.release(slot)
             return None
         with self._slotting:
-            job.slot = slot or self._ring.take()
+            job.slot = slot or self.ring.take()
             self.jobs.append(job)
         return job
 
@@ -101,12 +99,12 @@ class Window:
         """Return the job's slot with room for `nbytes`; raise `StagingMemoryError` if memory is short."""
         with self._slotting:
             if job.slot is None:
-                job.slot = self._ring.acquire(nbytes)
+                job.slot = self.ring.acquire(nbytes)
                 # Slots exist from now on: give the other jobs theirs, before later jobs take them all.
                 for other in list(self.jobs):
                     if other.slot is None and not other.done:
-                        other.slot = self._ring.take()
-        self._ring.fit(job.slot, nbytes)
+                        other.slot = self.ring.take()
+        self.ring.fit(job.slot, nbytes)
         return job.slot
 
     def deliver(self) -> StagedBatch | None:
@@ -123,7 +121,7 @@ class Window:
         """
         while self.jobs:
             job = self.jobs[0]
-            if not (job.done or self._in_order):
+            if not (job.done or self.in_order):
                 job = next(filter(_is_done, self.jobs), job)
             if not job.done:
                 return None
@@ -131,7 +129,7 @@ class Window:
                 self.jobs.remove(job)
             self._delivered += job.staged is not None or job.error is not None
             if job.staged is not None:
-                self._meter.fetched(job.busy, job.staged.layout.nbytes, job.staged.skipped)
+                self.meter.fetched(job.busy, job.staged.layout.nbytes, job.staged.skipped)
                 return job.staged
             self._free(job)
             if job.error is not None:
@@ -152,4 +150,4 @@ class Window:
         """Return a job's slot to the ring; no worker may be using it, and it will not be delivered."""
         slot, job.slot = job.slot, None
         if slot is not None:
-            self._ring.release(slot)
+            self.ring.release(slot)

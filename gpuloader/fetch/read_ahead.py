@@ -25,6 +25,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum
 from queue import Empty, SimpleQueue
 from time import perf_counter_ns
@@ -147,6 +148,7 @@ class Mode(Enum):
 INLINE, TURNS, BESIDE = Mode
 
 
+@dataclass(eq=False)
 class _Shared:
     """What the consumer and its reading thread share; it does not refer to the loader, which may be dropped.
 
@@ -159,14 +161,13 @@ class _Shared:
         awake -- nothing to do, notes `..._sleeps` --> asleep -- note taken, permit --> awake
     """
 
-    def __init__(
-        self, batches: Iterator[StagedBatch], ring: Ring, capacity: int, policy: ReadAheadPolicy, mode: Mode
-    ) -> None:
-        self.batches = batches
-        self.ring = ring
-        self.capacity = capacity
-        self.policy = policy
-        self.mode = mode
+    batches: Iterator[StagedBatch]
+    ring: Ring
+    capacity: int
+    policy: ReadAheadPolicy
+    mode: Mode
+
+    def __post_init__(self) -> None:
         self.items: deque[StagedBatch] = deque()
         self.ending: BaseException | None = None  # what follows the last of the items
         self.closed = False

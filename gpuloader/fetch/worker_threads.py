@@ -6,10 +6,10 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter_ns
-from typing import Any
 
 from gpuloader.batches.assembly import Assembler
 from gpuloader.batches.gathering import Gatherer
@@ -49,38 +49,61 @@ Task = tuple[Callable[[int], None], Job, int, int]
 Tasks = SimpleQueue[Task | None]
 
 
+@dataclass(eq=False)
 class Threads:
     """The worker threads of one epoch, each with its queue of tasks; several may share one.
 
-    Only the consumer calls the methods.
+    Only the consumer calls the public methods.
     """
 
-    def __init__(self, window: Window, setup: WorkerSetup, epoch: EpochRequest, timeout: float) -> None:
-        self._window = window
-        self._setup = setup
-        self._epoch = epoch
-        self._timeout = timeout
+    window: Window
+    setup: WorkerSetup
+    epoch: EpochRequest
+    timeout: float  # seconds to wait for a batch; 0 means no limit
+
+    def __post_init__(self) -> None:
         self._process = os.getpid()
-        self._queues: list[Tasks] = []
-        self._at_work: list[Task | None] = []
+        self._threads: list[StartedThread] = []
+        self._queues: list[Tasks] = []  # of each thread
+        self._at_work: list[Task | None] = []  # what each thread is doing
         self._failures: list[LoaderError] = []
         self.bell: SimpleQueue[None] = SimpleQueue()  # an entry wakes the consumer: a job has ended
         self.closed = threading.Event()  # the epoch is over
-        self._threads: list[StartedThread] = []
 
-    def _add(self, tasks: Tasks, count: int = 1) -> None:
-        """Start more threads, which take their tasks from this queue."""
+    def _add(self, *queues: Tasks) -> None:
+        """Start one more thread for each of these queues, from which it takes its tasks."""
         try:
-            for _ in range(count):
+            for tasks in queues:
                 self._queues.append(tasks)
                 self._at_work.append(None)
                 number = len(self._threads)
-                arguments = number, tasks, self._setup, self._epoch, self.bell, self._at_work, self._failures
                 with deferred_interrupt():  # nobody would wait for a thread that is not noted
-                    self._threads.append(start_thread(f"{WORKER}-{number}", _work, *arguments))
+                    self._threads.append(start_thread(f"{WORKER}-{number}", self._work, number, tasks))
         except BaseException:
             self._end()
             raise
+
+    def _work(self, number: int, tasks: Tasks) -> None:
+        """Run tasks until the queue says None: the main function of a worker thread."""
+        setup, epoch = self.setup, self.epoch
+        bind(setup.cores)
+        seed = setup.worker_seed(epoch.seed, epoch.epoch, number, follows_torch=epoch.follows_torch)
+        exchange_worker(WorkerInfo(number, setup.count, seed, setup.spec.source.dataset, setup.rank.ranks))
+        this_thread.reads_for = epoch.owner
+        with answering_threads():
+            try:
+                if setup.init is not None:
+                    setup.init(number)
+            except BaseException as error:
+                self._failures.append(failed_alone(number, error))
+                self.bell.put(None)
+                return
+            exchange_draw(Draw(epoch.seed, epoch.epoch))
+            while (task := tasks.get()) is not None:
+                self._at_work[number] = task
+                task[0](number)
+                # Forget the task while waiting for the next one: it holds the batch.
+                self._at_work[number] = task = None
 
     def _hand_out(self) -> None:
         """Give the threads as many jobs as the window has for them."""
@@ -98,7 +121,7 @@ class Threads:
         BaseException
             The batch's error.
         """
-        deadline = monotonic() + self._timeout if self._timeout else None
+        deadline = monotonic() + self.timeout if self.timeout else None
         while (staged := self.get_nowait()) is None:
             left = None if deadline is None else max(deadline - monotonic(), 0)
             try:
@@ -108,13 +131,13 @@ class Threads:
                     break
         else:
             return staged
-        job = next((job for job in self._window.jobs if not job.done), None)
+        job = next((job for job in self.window.jobs if not job.done), None)
         if job is None:
-            raise timed_out("no worker thread", self._process, self._timeout, None, ())
+            raise timed_out("no worker thread", self._process, self.timeout, None, ())
         tasks = [(number, *task[2:]) for number, task in enumerate(self._at_work) if task and task[1] is job]
         who = " and ".join(f"worker {number} (a thread)" for number, *_ in tasks) or "no worker thread"
         held = [index for _, start, stop in tasks for index in plain_indices(job.indices[start:stop])]
-        raise timed_out(who, self._process, self._timeout, job.number, held or job.indices)
+        raise timed_out(who, self._process, self.timeout, job.number, held or job.indices)
 
     def get_nowait(self) -> StagedBatch | None:
         """Return the next batch, or None if `get` would wait."""
@@ -123,7 +146,7 @@ class Threads:
         if self._failures:
             raise self._failures[0]
         self._hand_out()
-        return self._window.deliver()
+        return self.window.deliver()
 
     def close(self) -> bool:
         """Stop the threads and return the slots they are not writing to; return False if one did not end."""
@@ -132,9 +155,9 @@ class Threads:
             return False
         ended = self._end()
         if ended:
-            for job in self._window.jobs:
+            for job in self.window.jobs:
                 job.done = True
-        self._window.drop_done()
+        self.window.drop_done()
         return ended
 
     def _end(self) -> bool:
@@ -147,36 +170,6 @@ class Threads:
         deadline = monotonic() + CLOSING_TIME
         ended = [thread.join(max(deadline - monotonic(), 0)) for thread in self._threads]
         return all(ended)
-
-
-def _work(
-    number: int,
-    tasks: Tasks,
-    setup: WorkerSetup,
-    epoch: EpochRequest,
-    bell: SimpleQueue[None],
-    at_work: list[Task | None],
-    failures: list[LoaderError],
-) -> None:
-    """Run tasks until the queue says None: the main function of a worker thread."""
-    bind(setup.cores)
-    seed = setup.worker_seed(epoch.seed, epoch.epoch, number, follows_torch=epoch.follows_torch)
-    exchange_worker(WorkerInfo(number, setup.count, seed, setup.spec.source.dataset, setup.rank.ranks))
-    this_thread.reads_for = epoch.owner
-    with answering_threads():
-        try:
-            if setup.init is not None:
-                setup.init(number)
-        except BaseException as error:
-            failures.append(failed_alone(number, error))
-            bell.put(None)
-            return
-        exchange_draw(Draw(epoch.seed, epoch.epoch))
-        while (task := tasks.get()) is not None:
-            at_work[number] = task
-            task[0](number)
-            # Forget the task while waiting for the next one: it holds the batch.
-            at_work[number] = task = None
 
 
 class _DividedJob:
@@ -254,55 +247,57 @@ def _end_job(
     threads.bell.put(None)
 
 
+@dataclass(eq=False)
 class ThreadWorkers(Threads):
     """Threads that fetch a map-style dataset.
 
     Each batch is cut into one part per thread: so the first one is ready soonest, and few slots are needed.
     """
 
-    def __init__(self, assembler: Assembler | Gatherer, count: int, *shared: Any) -> None:
-        super().__init__(*shared)
-        self._assembler = assembler
-        self._count = count
+    assembler: Assembler | Gatherer
+    count: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._tasks: Tasks = SimpleQueue()
-        self._add(self._tasks, count)
+        self._add(*[self._tasks] * self.count)
 
     def resize(self, workers: int, ahead: int) -> None:
         """Use `workers` threads from now on, and keep up to `ahead` batches in progress."""
-        self._add(self._tasks, workers - self._count)
-        for _ in range(workers, self._count):
+        self._add(*[self._tasks] * (workers - self.count))
+        for _ in range(workers, self.count):
             self._tasks.put(None)  # the thread that takes it ends
-        self._count = workers
-        self._window.ahead = ahead
+        self.count = workers
+        self.window.ahead = ahead
 
     def _hand_out(self) -> None:
-        window = self._window
+        window = self.window
         while (job := window.next_job()) is not None:
             try:
-                builder = self._assembler.begin(job.number, job.indices, partial(window.reserve, job))
+                builder = self.assembler.begin(job.number, job.indices, partial(window.reserve, job))
             except Exception as error:
                 job.finish(None, error)
                 continue
-            samples, count = len(job.indices), self._count
+            samples, count = len(job.indices), self.count
             if builder.nbytes is not None:
                 count = max(min(count, samples, builder.nbytes // PART_NBYTES), 1)
             _DividedJob(job, builder, count, self, self._tasks).hand_out(samples)
 
 
+@dataclass(eq=False)
 class ThreadStreams(Threads):
     """Threads that each read an iterable dataset; their batches come in turn, first that of thread `turn`."""
 
-    def __init__(self, streams: Sequence[Pass], *shared: Any) -> None:
-        super().__init__(*shared)
-        self._streams = streams
-        self._turns = deque(range(len(streams)))
-        self._turns.rotate(-self._epoch.turn)
-        self._tasks: list[Tasks] = [SimpleQueue() for _ in streams]
-        for tasks in self._tasks:
-            self._add(tasks)
+    streams: Sequence[Pass]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._turns = deque(range(len(self.streams)))
+        self._turns.rotate(-self.epoch.turn)
+        self._add(*(SimpleQueue() for _ in self.streams))
 
     def _hand_out(self) -> None:
-        window = self._window
+        window = self.window
         for ended in window.jobs:  # of a thread that has no items left
             if ended.done and ended.staged is None and ended.worker in self._turns:
                 self._turns.remove(ended.worker)
@@ -311,7 +306,7 @@ class ThreadStreams(Threads):
         while self._turns and (job := window.next_job()) is not None:
             job.worker = self._turns[0]
             self._turns.rotate(-1)
-            self._tasks[job.worker].put((partial(self._run, job), job, 0, 0))
+            self._queues[job.worker].put((partial(self._run, job), job, 0, 0))
 
     def _run(self, job: Job, worker: int) -> None:
         staged: StagedBatch | None = None
@@ -319,7 +314,7 @@ class ThreadStreams(Threads):
         begun = perf_counter_ns()
         try:
             if not self.closed.is_set():
-                staged = self._streams[worker].stage(job.number, partial(self._window.reserve, job))
+                staged = self.streams[worker].stage(job.number, partial(self.window.reserve, job))
         except BaseException as raised:
             error = raised
         ended = perf_counter_ns()
@@ -330,6 +325,6 @@ class ThreadStreams(Threads):
     def close(self) -> bool:
         """Stop the threads and close their streams; return False if one did not end in time."""
         closed = super().close()
-        for stream in self._streams if closed else ():
+        for stream in self.streams if closed else ():
             stream.close()
         return closed

@@ -117,18 +117,9 @@ class Ring:
         batch grows individually. Raises `QueueClosed` if the consumer has closed the loader, and
         `StagingMemoryError` if there is too little memory.
         """
-        while True:
-            try:
-                credit = self._credits.get_nowait()
-            except Empty:
-                if self._extend(nbytes):
-                    continue
-                credit = self._credits.get()
-            break
-        if not credit:
-            self._credits.put(False)
+        slot = self._take(nbytes, waits=True)
+        if slot is None:
             raise QueueClosed("the consumer has closed the loader")
-        slot = self._free.pop()
         if nbytes > slot.nbytes:
             try:
                 self.fit(slot, nbytes)
@@ -139,18 +130,22 @@ class Ring:
 
     def take(self) -> Slot | None:
         """Take a free slot of any size without waiting, or return None if none is free or reserved yet."""
+        return self._take(0, waits=False)
+
+    def _take(self, nbytes: int, *, waits: bool) -> Slot | None:
         while True:
             try:
                 credit = self._credits.get_nowait()
             except Empty:
-                if self.allocated and self._extend(0):
+                if (waits or self.allocated) and self._extend(nbytes):
                     continue
-                return None
-            break
-        if not credit:
+                if not waits:
+                    return None
+                credit = self._credits.get()
+            if credit:
+                return self._free.pop()
             self._credits.put(False)
             return None
-        return self._free.pop()
 
     def fit(self, slot: Slot, nbytes: int) -> None:
         """Grow a slot that nobody is reading to at least `nbytes`, if it is smaller."""
@@ -224,8 +219,7 @@ class Ring:
             slot = self.freed.popleft()
             if slot.in_ring:
                 self.leased -= 1
-                self._free.append(slot)
-                self._credits.put(True)
+                self.release(slot)
 
     @property
     def free(self) -> int:

@@ -12,30 +12,16 @@ from gpuloader.staging.ring import Ring
 from gpuloader.watch.stats import Meter
 
 
-class EmptyRing:
-    """A ring whose free slots are always gone when a job asks for one, except for the slot it waits for."""
-
-    allocated = False
-
-    def take(self):
-        return None
-
-    def acquire(self, nbytes):
-        return object()
-
-    def fit(self, slot, nbytes):
-        pass
-
-    def release(self, slot):
-        pass
-
-
 @pytest.mark.parametrize("attempt", range(8))
 def test_workers_reserve_slots_while_the_consumer_removes_jobs_without_a_batch(attempt, monkeypatch):
-    """A worker that reserves a slot looks at all other jobs, and nothing may change them meanwhile."""
-    count, wrong = 1000, []
+    """A worker that reserves a slot looks at all other jobs, and nothing may change them meanwhile.
+
+    The ring's free slots are always gone when a job asks for one, except for the slot it waits for.
+    """
+    count, wrong, ring = 1000, [], SimpleNamespace(allocated=False, take=lambda: None, fit=lambda *_: None)
+    ring.acquire, ring.release = lambda nbytes: object(), lambda slot: None
     monkeypatch.setattr(fetch_jobs, "FIRST_JOBS", count)
-    window = Window(((number, ()) for number in range(count)), EmptyRing(), count, Meter(), in_order=False)
+    window = Window(((number, ()) for number in range(count)), ring, count, Meter(), in_order=False)
     jobs = [window.next_job() for _ in range(count)]
     begin = threading.Barrier(2)
 
@@ -61,13 +47,6 @@ def test_workers_reserve_slots_while_the_consumer_removes_jobs_without_a_batch(a
 NBYTES = 100
 
 
-def ready_ring(slots):
-    """Return a ring whose memory is reserved, with all slots free."""
-    ring = Ring(slots, 1)
-    ring.release(ring.acquire(NBYTES))
-    return ring
-
-
 def plan(count, error=None):
     yield from ((number, (number,)) for number in range(count))
     if error is not None:
@@ -75,27 +54,20 @@ def plan(count, error=None):
 
 
 def open_window(count=9, slots=9, ahead=3, in_order=True, error=None, meter=None):
-    return Window(plan(count, error), ready_ring(slots), ahead, meter or Meter(), in_order=in_order)
+    ring = Ring(slots, 1)
+    ring.release(ring.acquire(NBYTES))  # reserves its memory
+    return Window(plan(count, error), ring, ahead, meter or Meter(), in_order=in_order)
 
 
 def finish(window, job):
     """End a job with a batch, in its slot."""
-    job.finish(
-        SimpleNamespace(
-            slot=window.reserve(job, NBYTES),
-            layout=SimpleNamespace(nbytes=NBYTES),
-            skipped=0,
-            number=job.number,
-        )
-    )
+    slot, layout = window.reserve(job, NBYTES), SimpleNamespace(nbytes=NBYTES)
+    job.finish(SimpleNamespace(slot=slot, layout=layout, skipped=0, number=job.number))
 
 
 def hand_out(window):
     """Return all jobs that the window hands out now."""
-    jobs = []
-    while (job := window.next_job()) is not None:
-        jobs.append(job)
-    return jobs
+    return list(iter(window.next_job, None))
 
 
 class TestWindow:
@@ -136,10 +108,9 @@ class TestWindow:
 
     def test_asks_the_plan_for_no_batch_that_has_no_slot(self):
         window = open_window(slots=2)
-        jobs = hand_out(window)
-        assert [job.number for job in jobs] == [0, 1]
-        finish(window, jobs[0])
-        window._ring.release(window.deliver().slot)
+        first, _ = hand_out(window)
+        finish(window, first)
+        window.ring.release(window.deliver().slot)
         assert [job.number for job in hand_out(window)] == [2]
 
     @pytest.mark.parametrize("count", [0, 9])
@@ -150,7 +121,7 @@ class TestWindow:
             assert window.next_job() is None
         with pytest.raises(QueueClosed):
             window.deliver()
-        assert window._ring.free == 9
+        assert window.ring.free == 9
 
     def test_an_error_of_the_plan_comes_behind_the_batches_before_it(self):
         meter = Meter()
@@ -160,33 +131,26 @@ class TestWindow:
         for job in jobs:
             assert window.deliver() is None
             finish(window, job)
-            window._ring.release(window.deliver().slot)
+            window.ring.release(window.deliver().slot)
         with pytest.raises(KeyError, match="sampler"):
             window.deliver()
         with pytest.raises(QueueClosed):
             window.deliver()
-        assert window._ring.free == 9
+        assert window.ring.free == 9
         assert (meter.batches, meter.nbytes) == (2, 2 * NBYTES)
 
-    def test_an_error_of_a_worker_costs_no_slot(self):
-        window = open_window(count=2)
-        first, second = hand_out(window)
-        window.reserve(first, NBYTES)
-        first.finish(None, OSError("gone"))
+    def test_jobs_that_end_without_a_batch_cost_no_slot(self):
+        window = open_window(count=3)
+        first, second, third = hand_out(window)
+        first.finish(None)  # is skipped
+        window.reserve(second, NBYTES)
+        second.finish(None, OSError("gone"))
         with pytest.raises(OSError, match="gone"):
             window.deliver()
-        finish(window, second)
-        assert window.deliver() is second.staged
-        assert window._ring.free == 8
-
-    def test_jobs_without_a_batch_are_skipped_and_cost_no_slot(self):
-        window = open_window(count=3)
-        jobs = hand_out(window)
-        jobs[0].finish(None)
-        jobs[1].finish(None)
-        assert window.deliver() is None
-        assert list(window.jobs) == [jobs[2]]
-        assert window._ring.free == 8
+        assert (list(window.jobs), window.ring.free) == ([third], 8)
+        finish(window, third)
+        assert window.deliver() is third.staged
+        assert window.ring.free == 8
 
     def test_closing_returns_the_slots_of_jobs_that_are_done(self):
         window = open_window(count=3)
@@ -194,8 +158,7 @@ class TestWindow:
         finish(window, jobs[1])
         jobs[2].finish(None, OSError("gone"))
         window.drop_done()
-        assert list(window.jobs) == [jobs[0]]
-        assert window._ring.free == 8
+        assert (list(window.jobs), window.ring.free) == ([jobs[0]], 8)
 
     def test_the_first_job_to_know_its_size_gives_all_others_their_slots(self):
         window = Window(plan(9), Ring(3, 1), 3, Meter(), in_order=True)
@@ -206,7 +169,7 @@ class TestWindow:
         assert window.reserve(jobs[2], NBYTES) is slot is jobs[2].slot
         assert jobs[1].slot is None
         assert jobs[0].slot not in (None, slot)
-        assert window._ring.free == 1
+        assert window.ring.free == 1
 
     def test_a_slot_grows_with_its_job(self):
         window = open_window()

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from functools import partial
 from queue import SimpleQueue
 from types import SimpleNamespace
 
@@ -18,51 +19,39 @@ from gpuloader.sources.describing import describe
 from gpuloader.staging.ring import Slot
 from gpuloader.testing import simulated_places
 from tests.fakes import loader_threads, run_threads, wait_until
+from tests.sample_sets import Made
 
 COUNT = 30
+Samples = partial(Made, partial(np.full, 3), COUNT)
 
 
-class Meeting:
-    """Two samples, each of which computes until the other one is being computed as well."""
-
-    def __init__(self):
-        self.begun = set()
-
-    def __len__(self):
-        return 2
-
-    def __getitem__(self, index):
-        self.begun.add(index)
-        deadline = time.monotonic() + 10
-        while len(self.begun) < 2:  # without a wait, during which Python would let other threads run
-            if time.monotonic() > deadline:
-                raise AssertionError("the other part was not begun")
-        return np.full(3, index)
+class Stream(IterableDataset):
+    def __iter__(self):
+        return (np.full(3, index) for index in range(COUNT))
 
 
 @pytest.mark.parametrize("collate", [None, np.stack], ids=["into the slot", "kept for a collate_fn"])
 def test_the_parts_of_a_batch_are_computed_at_once(collate):
-    loader = DataLoader(
-        Meeting(), places="cpu", batch_size=2, num_workers=2, worker_type="thread", collate_fn=collate
-    )
-    [batch] = loader
+    """Two samples, each of which computes until the other one is being computed as well."""
+    begun = set()
+
+    def meet(index):
+        begun.add(index)
+        deadline = time.monotonic() + 10
+        while len(begun) < 2:  # without a wait, during which Python would let other threads run
+            assert time.monotonic() < deadline, "the other part was not begun"
+        return np.full(3, index)
+
+    options = {"num_workers": 2, "worker_type": "thread", "collate_fn": collate}
+    [batch] = DataLoader(Made(meet, 2), places="cpu", batch_size=2, **options)
     assert batch.tolist() == [[0] * 3, [1] * 3]
 
 
-class Bad:
-    """Samples of which all but the first do not fit."""
-
-    def __len__(self):
-        return 3
-
-    def __getitem__(self, index):
-        return np.full(3 + index, index)
-
-
 def begin_bad():
-    """Return a batch of `Bad` that is to be fetched in parts."""
+    """Return a batch to fetch in parts, in which all samples but the first do not fit."""
     slot = Slot(np.zeros(256, np.uint8), None)
-    return Assembler(describe(Bad()), Collation()).begin(0, range(3), lambda nbytes: slot)
+    bad = Made(lambda index: np.full(3 + index, index), 3)
+    return Assembler(describe(bad), Collation()).begin(0, range(3), lambda nbytes: slot)
 
 
 @pytest.mark.parametrize("parts", [(2, 1, 0), (1, 2, 0)])
@@ -100,23 +89,17 @@ def test_threads_gather_the_rows_of_large_arrays(size):
         plain.set_epoch(0)
 
 
-class Stream(IterableDataset):
-    def __iter__(self):
-        return (np.full(3, index) for index in range(COUNT))
-
-
 def test_a_thread_skips_what_an_epoch_that_is_left_had_given_it(monkeypatch):
     """It is waited for, so that its slots come back and the next epoch can use them."""
     reached, release, read = threading.Event(), threading.Event(), []
 
-    class Held(Samples):
-        def __getitem__(self, index):
-            if index:
-                reached.set()
-                release.wait(30)
-                time.sleep(0.05)
-            read.append(index)
-            return super().__getitem__(index)
+    def hold(index):
+        if index:
+            reached.set()
+            release.wait(30)
+            time.sleep(0.05)
+        read.append(index)
+        return index
 
     def monotonic():
         """Let the sample go once the threads have been told that the epoch is over."""
@@ -124,7 +107,7 @@ def test_a_thread_skips_what_an_epoch_that_is_left_had_given_it(monkeypatch):
         return time.monotonic()
 
     options = {"places": "cpu", "batch_size": 1, "prefetch_factor": 8}
-    loader = DataLoader(Held(), num_workers=1, worker_type="thread", **options)
+    loader = DataLoader(Made(hold, COUNT), num_workers=1, worker_type="thread", **options)
     epoch = iter(loader)
     next(epoch)
     reached.wait(30)
@@ -157,14 +140,6 @@ def test_workers_take_turns_at_an_iterable_dataset_until_each_has_ended(kind):
     again = DataLoader(Uneven(), **options)
     again.load_state_dict(state)
     assert [batch.tolist() for batch in again] == found[2:]
-
-
-class Samples:
-    def __len__(self):
-        return COUNT
-
-    def __getitem__(self, index):
-        return np.full(3, index)
 
 
 WAYS = {

@@ -9,7 +9,7 @@ from time import perf_counter_ns
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -43,9 +43,7 @@ class RingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.filled)
     def deliver(self):
         slot, number = self.filled.popleft()
-        lent = self.ring.lend(slot, LAYOUT)
-        [view] = lease_views(lent, LAYOUT, self.ring.freed)
-        self.held.append((view[1:, ::2], number))
+        self.held.append((lease(self.ring, slot)[1:, ::2], number))
 
     @rule()
     @precondition(lambda self: self.filled)
@@ -83,21 +81,21 @@ TestRing = RingMachine.TestCase
 TestRing.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
 
 
-def test_the_slot_freed_last_is_taken_first():
-    ring = Ring(count=3, spare=1)
-    first = ring.acquire(10)
-    second = ring.acquire(10)
-    ring.release(second)
-    ring.release(first)
-    assert ring.acquire(10) is first
+def lease(ring, slot=None):
+    """Deliver a slot; return the view that holds it."""
+    [view] = lease_views(ring.lend(slot or ring.acquire(LAYOUT.nbytes), LAYOUT), LAYOUT, ring.freed)
+    return view
 
 
-def test_all_slots_lie_in_one_mapping_at_aligned_places():
+def test_slots_lie_in_one_mapping_at_aligned_places_and_the_one_freed_last_is_taken_first():
     ring = Ring(count=5, spare=0)
     slots = [ring.acquire(1000) for _ in range(5)]
     starts = sorted(slot.address for slot in slots)
     assert [start - starts[0] for start in starts] == [n * 1024 for n in range(5)]
     assert len({id(slot.memory) for slot in slots}) == 1
+    ring.release(slots[1])
+    ring.release(slots[0])
+    assert ring.acquire(10) is slots[0]
 
 
 def test_a_slot_that_is_too_small_grows_and_stays_grown():
@@ -129,37 +127,28 @@ def test_who_waits_gets_the_slot_that_comes_back_or_is_added(grows):
 
 def test_closing_wakes_everyone_who_waits_until_it_is_undone():
     ring = Ring(count=1, spare=0)
-    slot = ring.acquire(10)
-    errors = []
+    slot, begun = ring.acquire(10), threading.Semaphore(0)
 
     def wait():
-        try:
+        begun.release()
+        with pytest.raises(QueueClosed):
             ring.acquire(10)
-        except QueueClosed as error:
-            errors.append(error)
 
-    waiters = [threading.Thread(target=wait) for _ in range(3)]
-    for waiter in waiters:
-        waiter.start()
-    ring.interrupt()
-    for waiter in waiters:
-        waiter.join(10)
-    assert len(errors) == 3
-    assert not ring.rearm()  # one slot is still taken
-    ring.release(slot)
-    assert ring.rearm()
-    assert ring.acquire(10) is slot
+    def close():
+        for _ in range(3):
+            begun.acquire()
+        ring.interrupt()
 
-
-def test_an_interrupted_ring_gives_nothing_until_it_is_rearmed():
-    ring = Ring(2, 1)
-    ring.acquire(10)
-    ring.take()
-    ring.interrupt()
+    threading.Thread(target=close).start()
+    run_threads(wait, 3)
     for _ in range(2):
         assert ring.take() is None
         with pytest.raises(QueueClosed):
             ring.acquire(10)
+    assert not ring.rearm()  # one slot is still taken
+    ring.release(slot)
+    assert ring.rearm()
+    assert ring.acquire(10) is slot
 
 
 def test_beyond_the_spare_slots_batches_are_private_until_one_comes_back():
@@ -183,35 +172,16 @@ def test_beyond_the_spare_slots_batches_are_private_until_one_comes_back():
     assert [int(view[1, 2]) for _, view in kept] == [1, 2, 3, 4]
 
 
-def test_a_lease_that_ended_counts_only_once_it_is_drained():
+@pytest.mark.parametrize("layout", [LAYOUT, arrange((((0, 3), np.dtype("float32")),))], ids=["full", "empty"])
+def test_a_lease_that_ended_counts_only_once_it_is_drained(layout):
     ring = Ring(count=2, spare=1)
-    views = lease_views(ring.lend(ring.acquire(LAYOUT.nbytes), LAYOUT), LAYOUT, ring.freed)
+    views = lease_views(ring.lend(ring.acquire(layout.nbytes), layout), layout, ring.freed)
+    assert views[0].shape == layout.fields[0].shape
     del views
     assert (ring.free, ring.leased) == (1, 1)
     for _ in range(2):
         ring.drain()
         assert (ring.free, ring.leased) == (2, 0)
-
-
-def test_views_of_another_layout_lie_where_that_says():
-    ring = Ring(count=1, spare=0)
-    other = arrange((((300,), np.dtype("uint8")), ((2,), np.dtype("float32"))))
-    slot = ring.acquire(max(LAYOUT.nbytes, other.nbytes))
-    for layout in (LAYOUT, other, LAYOUT):
-        for view, field in zip(slot.views(layout), layout.fields, strict=True):
-            assert (view.shape, view.dtype) == (field.shape, field.dtype)
-            assert view.ctypes.data == slot.address + field.offset
-
-
-def test_slots_of_empty_batches_go_round_too():
-    ring = Ring(count=2, spare=1)
-    empty = arrange((((0, 3), np.dtype("float32")),))
-    slot = ring.acquire(empty.nbytes)
-    [view] = lease_views(ring.lend(slot, empty), empty, ring.freed)
-    assert view.shape == (0, 3)
-    del view
-    ring.drain()
-    assert (ring.free, ring.leased) == (2, 0)
 
 
 def test_many_threads_never_hold_the_same_slot():
@@ -240,7 +210,6 @@ def test_a_private_copy_shares_nothing_with_the_ring_and_does_not_return_to_it()
     slot.views(LAYOUT)[0][...] = 4
     private = ring.lend(slot, LAYOUT)
     [view] = lease_views(private, LAYOUT, ring.freed)
-    assert ring.free == 2
     slot.bytes[:] = 0
     assert (view == 4).all()
     del view
@@ -279,40 +248,34 @@ def test_what_cannot_grow_is_as_it_was():
     assert ring.rearm()
 
 
-def test_small_slots_are_more_than_asked_for_within_so_many_bytes():
-    ring = Ring(4, 1, stretch=10 * 256)
+@pytest.mark.parametrize(
+    ("stretch", "nbytes", "count"), [(10 * 256, 200, 10), (1 << 20, 200, MOST_STRETCHED), (10 * 256, 768, 4)]
+)
+def test_small_slots_are_more_than_asked_for_within_so_many_bytes(stretch, nbytes, count):
+    ring = Ring(4, 1, stretch=stretch)
     assert (ring.stretched, ring.slot_nbytes, ring.reserved_in) == (0, 0, 0)
     begun = perf_counter_ns()
-    ring.acquire(200)
-    assert (ring.count, ring.stretched, ring.free, ring.slot_nbytes) == (10, 6, 9, 256)
+    ring.acquire(nbytes)
+    assert (ring.count, ring.stretched, ring.free) == (count, count - 4, count - 1)
+    assert ring.slot_nbytes == -(-nbytes // 256) * 256
     assert 0 < ring.reserved_in <= perf_counter_ns() - begun
-    tiny = Ring(4, 1, stretch=1 << 20)
-    tiny.acquire(200)
-    assert (tiny.count, tiny.stretched) == (MOST_STRETCHED, MOST_STRETCHED - 4)
-    large = Ring(4, 1, stretch=10 * 256)
-    large.acquire(256 * 3)
-    assert (large.count, large.stretched, large.free) == (4, 0, 3)
 
 
-def test_of_many_slots_only_the_first_are_reserved_until_all_are_in_use():
-    ring = Ring(FIRST_SLOTS * 3 + 5, 1)
+@pytest.mark.parametrize(("spare", "first"), [(1, FIRST_SLOTS), (FIRST_SLOTS, 2 * FIRST_SLOTS)])
+def test_of_many_slots_only_the_first_are_reserved_until_all_are_in_use(spare, first):
+    """At least twice as many as users may hold; later ones are also reserved for who does not wait."""
+    ring = Ring(first * 3 + 5, spare)
+    assert ring.take() is None
     mapped, slots = [], []
-    for _ in range(ring.count):
-        slots.append(ring.acquire(100))
+    for number in range(ring.count):
+        slots.append(ring.acquire(100) if number % 2 == 0 else ring.take())
         mapped.append(len({id(slot.memory) for slot in slots}))
     assert len(slots) == len({slot.address for slot in slots}) == ring.count
-    assert mapped.index(2) == FIRST_SLOTS
-    assert mapped.index(3) == FIRST_SLOTS * 2
+    assert (mapped.index(2), mapped.index(3)) == (first, first * 2)
     assert ring.take() is None
     for slot in slots:
         ring.release(slot)
     assert ring.rearm()
-
-
-def test_twice_as_many_slots_as_users_may_hold_are_reserved_at_once():
-    ring = Ring(1000, FIRST_SLOTS)
-    slots = [ring.acquire(100) for _ in range(2 * FIRST_SLOTS)]
-    assert len({id(slot.memory) for slot in slots}) == 1
 
 
 def test_many_slots_that_do_not_fit_into_memory_are_an_error_before_the_first():
@@ -322,20 +285,9 @@ def test_many_slots_that_do_not_fit_into_memory_are_an_error_before_the_first():
     assert not ring.allocated
 
 
-def test_taking_does_not_wait_and_reserves_only_later_slots():
-    ring = Ring(FIRST_SLOTS + 1, 1)
-    assert ring.take() is None
-    first = ring.acquire(100)
-    slots = [ring.take() for _ in range(FIRST_SLOTS)]
-    assert None not in slots
-    assert ring.take() is None
-    ring.release(first)
-    assert ring.take() is first
-
-
 def test_rearming_keeps_every_free_slot_and_leased_ones_count_as_back():
     ring = Ring(3, 1)
-    [view] = lease_views(ring.lend(ring.acquire(LAYOUT.nbytes), LAYOUT), LAYOUT, ring.freed)
+    view = lease(ring)
     for _ in range(2):
         ring.interrupt()
     assert ring.rearm()
@@ -358,15 +310,20 @@ def test_a_ring_whose_memory_was_finalized_says_so():
     assert ring.is_finalized
 
 
-def test_views_of_two_layouts_are_made_once():
+def test_views_of_two_layouts_are_made_once_and_lie_where_each_says():
     """A batch with random draws is written by two layouts, in turn."""
-    one, two, three = (arrange((((count,), np.dtype(np.uint8)),)) for count in (3, 5, 7))
-    slot = Slot(np.arange(256, dtype=np.uint8), None)
+    one, two, three = (
+        arrange((((count,), np.dtype("uint8")), ((2,), np.dtype("float32")))) for count in (3, 5, 7)
+    )
+    slot = Slot(np.arange(512, dtype=np.uint8), None)
     first, second = slot.views(one), slot.views(two)
     assert slot.views(one) is first
     assert slot.views(two) is second
-    assert [len(slot.views(layout)[0]) for layout in (three, one, two, three)] == [7, 3, 5, 7]
-    Ring(1, 0).fit(slot, 512)
+    for layout in (three, one, two, three):
+        for view, field in zip(slot.views(layout), layout.fields, strict=True):
+            assert (view.shape, view.dtype) == (field.shape, field.dtype)
+            assert view.ctypes.data == slot.address + field.offset
+    Ring(1, 0).fit(slot, 1024)
     slot.bytes[:] = 0
     assert slot.views(one)[0].tolist() == [0, 0, 0]
 
@@ -398,23 +355,18 @@ VIEWS = {
 
 
 @pytest.mark.parametrize("make", VIEWS.values(), ids=VIEWS)
-def test_every_kind_of_view_keeps_the_lease(slot, make):
+def test_every_kind_of_view_keeps_the_lease_and_a_copy_does_not(slot, make):
     freed = deque()
     arrays = lease_views(slot, FIELDS, freed)
-    view = make(arrays[0])
+    view, copies = make(arrays[0]), [arrays[0].copy(), arrays[0][[0, 1]], arrays[0] + 1]
     del arrays
     gc.collect()
     assert not freed
+    held = [view]
     del view
-    gc.collect()
-    assert list(freed) == [slot]
-
-
-def test_a_copy_keeps_no_lease(slot):
-    freed = deque()
-    arrays = lease_views(slot, FIELDS, freed)
-    copies = [arrays[0].copy(), arrays[0][[0, 1]], arrays[0] + 1]
-    del arrays
+    thread = threading.Thread(target=held.clear)  # the last view may die in another thread
+    thread.start()
+    thread.join(10)
     assert list(freed) == [slot]
     assert len(copies) == 3
 
@@ -428,47 +380,28 @@ def test_views_lie_in_the_slot_at_the_layouts_offsets(slot):
             assert np.shares_memory(view, slot.bytes)
 
 
-def test_each_lease_of_a_slot_counts_for_itself(slot):
+def test_each_lease_of_a_slot_counts_for_itself_also_in_a_cycle(slot):
     freed = deque()
-    first, second = lease_views(slot, FIELDS, freed), lease_views(slot, FIELDS, freed)
+    first, second = lease_views(slot, FIELDS, freed), [lease_views(slot, FIELDS, freed)]
     del first
     assert list(freed) == [slot]
+    second.append(second)
     del second
+    assert list(freed) == [slot]
+    gc.collect()  # which frees the cycle
     assert list(freed) == [slot, slot]
-
-
-def test_the_last_view_may_die_in_another_thread(slot):
-    freed, held = deque(), []
-    held.append(lease_views(slot, FIELDS, freed)[0])
-    thread = threading.Thread(target=held.clear)
-    thread.start()
-    thread.join(10)
-    assert list(freed) == [slot]
-
-
-def test_a_batch_in_a_cycle_is_freed_by_the_collector(slot):
-    freed = deque()
-    loop = [lease_views(slot, FIELDS, freed)]
-    loop.append(loop)
-    del loop
-    assert not freed
-    gc.collect()
-    assert list(freed) == [slot]
 
 
 def test_the_token_owns_anything():
     freed, owner = deque(), object()
-    token = Lease(owner, freed)
-    assert not hasattr(token, "__array_interface__")
-    del token
+    assert not hasattr(Lease(owner, freed), "__array_interface__")
     assert freed.pop() is owner
 
 
 @given(order=st.permutations(range(6)), cuts=st.lists(st.integers(0, 3), min_size=6, max_size=6))
-@settings(deadline=None, max_examples=50)
-def test_a_slot_is_free_exactly_when_the_last_view_has_gone(order, cuts):
-    region = np.zeros(FIELDS.nbytes, np.uint8)
-    freed, slot = deque(), Slot(region, region)
+@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_slot_is_free_exactly_when_the_last_view_has_gone(slot, order, cuts):
+    freed = deque()
     arrays = lease_views(slot, FIELDS, freed)
     held = {number: arrays[number % 2][cut:] for number, cut in enumerate(cuts)}
     del arrays
@@ -479,8 +412,7 @@ def test_a_slot_is_free_exactly_when_the_last_view_has_gone(order, cuts):
 
 
 def test_the_finalizer_runs_no_python_code_in_which_an_interrupt_could_be_lost(slot):
-    called = []
-    freed = deque()
+    called, freed = [], deque()
     batch = lease_views(slot, FIELDS, freed)
     sys.setprofile(lambda frame, event, argument: called.append(event))
     try:
