@@ -11,12 +11,11 @@ from gpuloader import DataLoader
 from tests.sample_sets import Made
 
 method = sys.argv[1]
-OPTIONS = {
+options = {
     "inline": {"use_buffer_reader": False},
     "ahead": {"use_buffer_reader": "thread"},
     "thread": {"num_workers": 2, "worker_type": "thread"},
-}
-options = OPTIONS.get(method, {"num_workers": 2, "start_method": method})
+}.get(method, {"num_workers": 2, "start_method": method})
 turning = threading.Semaphore(0)
 
 

@@ -56,34 +56,24 @@ def run(code):
 forking = pytest.mark.skipif(default_method() != "fork", reason="Python does not fork here")
 
 
-@forking
-def test_as_python_does():
-    code = """
-    loader = DataLoader(Parents(), places="cpu", batch_size=2, num_workers=2)
-    print(told(loader), *parents(loader), told(loader))
-    """
-    [line] = run(code)
-    assert line == "[] True [] [\"Workers start by 'fork': multiprocessing does so here.\"]"
-
-
-def test_as_the_program_has_set():
-    code = """
+@pytest.mark.parametrize(
+    ("setting", "options", "expected"),
+    [
+        pytest.param("", "", "'fork': multiprocessing does so here.", marks=forking),
+        ("multiprocessing.set_start_method('forkserver')", "", "'forkserver': multiprocessing does so here."),
+        ("", "start_method='forkserver'", "'forkserver': start_method chose that."),
+    ],
+    ids=["as Python does", "as the program has set", "as the loader was told"],
+)
+def test_the_start_method_and_what_is_said_of_it(setting, options, expected):
+    code = f"""
     import multiprocessing
-    loader = DataLoader(Parents(), places="cpu", batch_size=2, num_workers=2)
-    multiprocessing.set_start_method("forkserver")
-    print(*parents(loader), told(loader))
+    loader = DataLoader(Parents(), places="cpu", batch_size=2, num_workers=2, {options})
+    {setting}
+    print(told(loader), *parents(loader), *told(loader))
     """
-    [line] = run(code)
-    assert line == "False [] [\"Workers start by 'forkserver': multiprocessing does so here.\"]"
-
-
-def test_as_the_loader_was_told():
-    code = """
-    loader = DataLoader(Parents(), places="cpu", batch_size=2, num_workers=2, start_method="forkserver")
-    print(*parents(loader), told(loader))
-    """
-    [line] = run(code)
-    assert line == "False [] [\"Workers start by 'forkserver': start_method chose that.\"]"
+    forked = expected.startswith("'fork'")
+    assert run(code) == [f"[] {forked} [] Workers start by {expected}"]
 
 
 @forking
@@ -112,8 +102,8 @@ def test_forked_after_jax_if_nothing_else_is_possible():
     jax.numpy.zeros(3) + 1
     dataset = Parents()
     dataset.lock = threading.Lock()
-    print(*parents(DataLoader(dataset, places="cpu", batch_size=2, num_workers=2)))
-    print(*parents(DataLoader(dataset, places="cpu", batch_size=2, num_workers=2)))
+    for _ in range(2):
+        print(*parents(DataLoader(dataset, places="cpu", batch_size=2, num_workers=2)))
     """
     first, second = run(code)
     assert first.startswith(
@@ -134,7 +124,5 @@ def test_a_dataset_of_polars_is_not_forked():
     """
     without, framed = run(code)
     assert without == "True []"
-    assert framed.startswith(
-        f'False ["{SERVED} the dataset refers to Polars, so that forked ones may hang.", '
-    )
+    assert framed.startswith(f'False ["{SERVED} the dataset refers to Polars, so that forked ones may')
     assert "importing polars.dataframe.frame starts threads" in framed

@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+from functools import partial
 from multiprocessing import resource_tracker
 
 import numpy as np
@@ -17,6 +18,9 @@ from tests.sample_sets import Made
 class Stream(IterableDataset):
     def __iter__(self):
         return iter([np.zeros(2)] * 8)
+
+
+METHODS = pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 
 
 def refuse_to_start(loader, message):
@@ -65,8 +69,8 @@ def test_a_thread_of_a_reader_that_cannot_be_started(few_threads):
             list(buffered(lambda: iter(range(9)), 2)())
 
 
-def refuse(*_):
-    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+def fail(number, *_, **__):
+    raise OSError(number, os.strerror(number))
 
 
 @pytest.fixture
@@ -77,7 +81,7 @@ def few_forks(monkeypatch):
 
     def fork_some():
         if not left[0]:
-            refuse()
+            fail(errno.EAGAIN)
         left[0] -= 1
         return fork()
 
@@ -92,26 +96,19 @@ def test_a_worker_process_that_cannot_be_forked(few_forks, persistent):
 
 
 def test_a_process_of_a_reader_that_cannot_be_forked(few_forks):
-    with (
-        nothing_left_behind(),
-        pytest.raises(LoaderError, match=r"could not be started \(.*temporarily unavailable"),
-    ):
+    message = r"could not be started \(.*temporarily unavailable"
+    with nothing_left_behind(), pytest.raises(LoaderError, match=message):
         list(multiprocess_reader([lambda: iter(range(3))] * 2)())
 
 
 def test_a_spawned_process_that_cannot_be_started(monkeypatch):
-    import multiprocessing.util
-
     loader = DataLoader(Made(np.arange, 8), places="cpu", num_workers=1, start_method="spawn")
-    monkeypatch.setattr(multiprocessing.util, "spawnv_passfds", refuse)
+    monkeypatch.setattr("multiprocessing.util.spawnv_passfds", partial(fail, errno.EAGAIN))
     refuse_to_start(loader, r"worker 0 could not be started: .*temporarily unavailable")
 
 
 def test_shared_memory_that_is_full_is_not_the_readers_fault(monkeypatch):
-    def no_room(*_, **__):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("multiprocessing.synchronize.SemLock.__init__", no_room)
+    monkeypatch.setattr("multiprocessing.synchronize.SemLock.__init__", partial(fail, errno.ENOSPC))
     loader = DataLoader.from_generator(capacity=2, return_list=True, use_multiprocess=True)
     loader.set_batch_generator(lambda: iter([[np.zeros(2)]]), places="cpu")
     assert not refuse_to_start(loader, "No space left .* /dev/shm is full")
@@ -132,7 +129,7 @@ def test_a_loader_with_processes_within_a_worker(method):
         del loader  # and its fork server
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@METHODS
 def test_too_few_descriptors_are_one_error_and_cost_none(method):
     resource = pytest.importorskip("resource")
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -155,7 +152,7 @@ def test_too_few_descriptors_are_one_error_and_cost_none(method):
     assert all("Too many open files" in error for error in errors)
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@METHODS
 def test_a_deleted_working_directory_is_named(method, tmp_path, monkeypatch):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
@@ -167,9 +164,6 @@ def test_a_deleted_working_directory_is_named(method, tmp_path, monkeypatch):
 
 
 def test_a_message_that_the_system_cannot_receive(monkeypatch):
-    def fail(*_):
-        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-
-    monkeypatch.setattr("gpuloader.fetch.processes.workers.receive", fail)
+    monkeypatch.setattr("gpuloader.fetch.processes.workers.receive", partial(fail, errno.ENOMEM))
     loader = DataLoader(Made(np.arange, 8), places="cpu", num_workers=1, start_method="fork")
     refuse_to_start(loader, "could not receive a message of worker 0: .*Cannot allocate memory")

@@ -17,17 +17,13 @@ SITE = Path("/usr/lib/python3/site-packages")
 
 
 @in_checkout
-def test_in_the_checkout_it_is_a_dot(monkeypatch):
+def test_in_the_checkout_it_is_a_dot_and_outside_its_path(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert install_command("cli") == f"pip install '{ROOT}[cli]'"
     monkeypatch.chdir(ROOT)
     assert install_command("cli") == "pip install '.[cli]'"
     assert install_command(force=True) == "pip install --force-reinstall '.'"
     assert str(missing_package("the plot", "matplotlib", "bench")).endswith(": pip install '.[bench]'")
-
-
-@in_checkout
-def test_outside_of_the_checkout_it_is_its_path(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    assert install_command("cli") == f"pip install '{ROOT}[cli]'"
 
 
 @pytest.mark.parametrize(
@@ -62,17 +58,9 @@ def test_what_cannot_be_read_counts_as_an_index(noted, monkeypatch):
 
 
 def test_pip_understands_the_command(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--dry-run",
-        "--no-deps",
-        "--no-build-isolation",
-        "--quiet",
-    ]
     pytest.importorskip("setuptools")
+    options = ["--dry-run", "--no-deps", "--no-build-isolation", "--quiet"]
     requirement = describe_source(ROOT, {}, tmp_path, "cli")
-    done = subprocess.run([*command, requirement], cwd=tmp_path, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "pip", "install", *options, requirement]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -21,10 +21,6 @@ from gpuloader.system.threads import start_thread
 from tests.fakes import nothing_left_behind, wait_until
 
 
-def interrupt():
-    os.kill(os.getpid(), signal.SIGINT)
-
-
 def interrupted_at(function, action, tidy=lambda: None):
     """Return how many lines an action runs in a function; do it once for each, with a Ctrl-C there.
 
@@ -42,7 +38,7 @@ def interrupted_at(function, action, tidy=lambda: None):
             if event == "line":
                 seen += 1
                 if seen == stop:
-                    interrupt()
+                    os.kill(os.getpid(), signal.SIGINT)
             return trace
 
         before = sys.gettrace()
@@ -65,42 +61,29 @@ def interrupted_at(function, action, tidy=lambda: None):
             tidy()
 
 
-def drop_a(reader):
+PROCESSES = multiprocess_reader([lambda: range(100)] * 2)
+THREADS = buffered(lambda: range(9), 2), xmap_readers(abs, lambda: range(9), 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("function", "reader"),
+    [
+        *((one, PROCESSES) for one in (_ReaderProcess.start.__func__, _ReaderProcess.close, _stop)),
+        *((one, reader) for one in (_Permits.close, threading.Thread.start) for reader in THREADS),
+    ],
+)
+def test_ctrl_c_around_the_processes_and_threads_of_a_reader(function, reader):
     def drop():
         iterator = reader()
         next(iterator)
         del iterator
 
-    return drop
-
-
-READERS = [lambda: range(100)] * 2
-
-
-@pytest.mark.parametrize(
-    "function",
-    [_ReaderProcess.start.__func__, _ReaderProcess.close, _stop],
-)
-def test_ctrl_c_around_a_reader_process(function):
-    interrupted_at(function, drop_a(multiprocess_reader(READERS)))
-
-
-@pytest.mark.parametrize(
-    "reader",
-    [buffered(lambda: range(9), 2), xmap_readers(abs, lambda: range(9), 2, 2)],
-    ids=["buffered", "xmap"],
-)
-@pytest.mark.parametrize("function", [_Permits.close, threading.Thread.start])
-def test_ctrl_c_around_the_threads_of_a_reader(reader, function):
-    interrupted_at(function, drop_a(reader))
+    interrupted_at(function, drop)
 
 
 @pytest.mark.parametrize("function", [threading.Thread.start, threading.Condition.wait, start_thread])
 def test_ctrl_c_while_a_thread_starts(function):
-    def start():
-        start_thread("gpuloader-test", int).join()
-
-    interrupted_at(function, start)
+    interrupted_at(function, lambda: start_thread("gpuloader-test", int).join())
 
 
 def interrupt_an_epoch_of(loader, function):

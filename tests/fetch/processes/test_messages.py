@@ -97,14 +97,13 @@ def test_a_message_that_comes_in_pieces_is_put_together(monkeypatch):
         assert receive(end) is None  # the sender died in the middle of a message
 
 
-class Short(socket.socket):
-    """A socket that sends only ten bytes at a time."""
-
-    def send(self, data, flags=0):
-        return super().send(data[:10], flags)
-
-
 def test_a_message_that_the_system_sends_in_part_is_completed(monkeypatch):
+    class Short(socket.socket):
+        """A socket that sends only ten bytes at a time."""
+
+        def send(self, data, flags=0):
+            return super().send(data[:10], flags)
+
     monkeypatch.delattr(socket, "SOCK_SEQPACKET")
     ours, theirs = message_pair()
     with Short(fileno=ours.detach()) as short, theirs:

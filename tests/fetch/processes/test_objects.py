@@ -7,18 +7,15 @@ import pytest
 
 from gpuloader import LoaderError
 from tests.fetch import faulty
-from tests.fetch.faulty import Faulty, OwnError, loader
+from tests.fetch.faulty import OwnError, loader
 from tests.fetch.ways import PROCESSES
+from tests.sample_sets import Made
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
-class Named(Faulty):
+class Named(Made):
     """Samples of an array and another object."""
-
-    def __init__(self, make, count=8):
-        super().__init__(count)
-        self.make = make
 
     def __getitem__(self, index):
         return np.full(3, index), self.make(index)
@@ -28,11 +25,8 @@ def make_generator(index):
     return (n for n in range(index))
 
 
-class Asked(Faulty):
-    """What a sample was asked for."""
-
-    def __getitem__(self, index):
-        return f"{type(index).__name__} {index}"
+def describe_index(index):
+    return f"{type(index).__name__} {index}"
 
 
 def test_indices_of_every_kind_arrive_as_they_are():
@@ -41,9 +35,9 @@ def test_indices_of_every_kind_arrive_as_they_are():
         [0, 1], [np.int64(2), np.int64(3)], ["key", "other"], [True, 1], [(1, 2)], [2**70, 1], [1.5],
         range(3), np.arange(2), np.arange(2, dtype=np.uint8), list(range(300)),
     ]  # fmt: skip
-    wanted = list(loader(Asked(), batch_size=1, batch_sampler=batches, num_workers=0))
+    wanted = list(loader(Made(describe_index), batch_size=1, batch_sampler=batches, num_workers=0))
     assert len(wanted) == len(batches)
-    assert list(loader(Asked(), batch_size=1, batch_sampler=batches)) == wanted
+    assert list(loader(Made(describe_index), batch_size=1, batch_sampler=batches)) == wanted
 
 
 def make_generator_at_first(path, index):
@@ -56,7 +50,7 @@ def make_generator_at_first(path, index):
 def test_a_worker_whose_batch_did_not_pickle_sends_the_next_one_whole(options, tmp_path):
     """What it would have told of the batches' form has not arrived. The objects are larger than a message."""
     make = partial(make_generator_at_first, str(tmp_path / "once"))
-    one = loader(Named(make), num_workers=1, **options)
+    one = loader(Named(make, 8), num_workers=1, **options)
     with pytest.raises(LoaderError, match="batch 0 contains a non-array value that cannot be p"):
         list(one)
     for _ in range(2):
@@ -83,7 +77,7 @@ def make_refusing(index):
     ],
 )
 def test_objects_that_do_not_pickle_or_unpickle(options, make, message, cause):
-    one = loader(Named(make), **options)
+    one = loader(Named(make, 8), **options)
     for _ in range(2):
         with pytest.raises(LoaderError, match=f"batch 0 contains a non-array value .*{message}") as caught:
             list(one)
