@@ -114,8 +114,13 @@ class BadStream(FaultyStream):
         raise OwnError("no items")
 
 
-LONG = fail(OwnError("x" * (1 << 20)))
-CTRL_C, EXIT, CODE = fail(KeyboardInterrupt()), fail(GeneratorExit()), partial(faulty.fail_with_code, 7)
+def fail_anew(kind, *arguments):
+    """Raise a new exception, because one that is kept would keep the frames of its traceback."""
+    raise kind(*arguments)
+
+
+LONG, CODE = partial(fail_anew, OwnError, "x" * (1 << 20)), partial(faulty.fail_with_code, 7)
+CTRL_C, EXIT = partial(fail_anew, KeyboardInterrupt), partial(fail_anew, GeneratorExit)
 FAILURES = {
     "sample": (Faulty(actions={5: LONG}), r"dataset index 5.*OwnError: x", OwnError, "__getitem__"),
     "interrupt": (Faulty(actions={6: CTRL_C}), "KeyboardInterrupt", KeyboardInterrupt, "__getitem__"),
