@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.measure import Candidate, Result, interleave
 from gpuloader import DataLoader
-from gpuloader.batches.rows import SampleRows
+from gpuloader.batches.schema import Collation, infer_schema
 from gpuloader.staging.ring import Ring
 
 SIZE, WIDTH, BATCHES = 32, 784, 400
@@ -93,9 +93,8 @@ def assign_to_memory(samples: list[Sample]) -> int:
 
 def write_rows(samples: list[Sample]) -> int:
     """Write samples as the loader does, with all checks, into a slot that nobody takes."""
-    rows = SampleRows(None)
-    rows.begin(samples[0])
-    layout = rows.arrange(SIZE).layout
+    rows = infer_schema(samples[:1], Collation(flat=True)).rows(SIZE)
+    layout = rows.layout
     views = Ring(1, 1).acquire(layout.nbytes).views(layout)
     batches = 0
     items = _generate(samples)

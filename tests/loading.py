@@ -2,7 +2,10 @@
 
 import json
 
+import numpy as np
+
 from gpuloader import DataLoader
+from gpuloader.staging.ring import Slot
 
 
 def load(dataset, **options):
@@ -13,6 +16,12 @@ def read_batches(batches, places="cpu", *, capacity=2, **options):
     """Return a loader over a reader of whole batches, without feeds."""
     loader = DataLoader.from_generator(capacity=capacity, return_list=True, **options)
     return loader.set_batch_generator(batches, places=places)
+
+
+def make_slot(nbytes, kind=Slot):
+    """Return a slot outside of any ring, full of ones: what is not written shows."""
+    region = np.full(max(nbytes, 1), 255, np.uint8)
+    return kind(region, region)
 
 
 def resume(make, count):

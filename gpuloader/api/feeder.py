@@ -177,12 +177,12 @@ class DataFeeder:
 
     def _feed(self, iterable: Iterable[Any], place: Place) -> Feed:
         # Laid out like a loader's batch, so that one copy brings all fields to the device.
-        rows = SampleRows(self._feeds)
         try:
-            columns = split_columns(list(iterable), rows)
+            columns = split_columns(list(iterable), SampleRows(self._feeds))
         except SampleError as error:
             raise FeedError(error.problem, index=error.index, field=error.field) from error
         layout = arrange(tuple((column.shape, column.dtype) for column in columns))
         writers = [column.write for column in columns]
-        fields = gather_fields(rows.levels, send(writers, layout, open_device(place)))
+        levels = [feed.lod_level for feed in self._feeds]
+        fields = gather_fields(levels, send(writers, layout, open_device(place)))
         return {feed.name: field for feed, field in zip(self._feeds, fields, strict=True)}

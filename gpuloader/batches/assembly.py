@@ -254,7 +254,7 @@ class Assembler:
             return
         error.dataset_index = indices[error.index]
         # Two chained datasets of different shapes are a common cause, and only their names tell which.
-        part, first = self.source.name_part(error.dataset_index), self.source.name_part(indices[0])
+        part, first = map(self.source.name_part, (error.dataset_index, indices[0]))
         if part:
             error.problem += f"; the sample is from {part}"
             error.problem += f", the batch's first from {first}" if first != part else ""
@@ -476,7 +476,7 @@ class KeptBatch(SampleBatch):
         schema = assembler.schemas.find(samples)
         objects = object_columns(schema.tree, len(samples))
         arrays = array_leaves(schema.tree, samples, 0, objects)
-        columns = split_columns(arrays, SampleRows(schema.feeds, strict=not schema.declared), collation.pads)
+        columns = split_columns(arrays, schema.fields, collation.pads)
         self._staged, self._regions = stage_columns(
             columns, schema.levels, collation, self.number, self._reserve, schema.tree, objects.values()
         )
@@ -485,7 +485,7 @@ class KeptBatch(SampleBatch):
     def write(self, start: int, stop: int) -> None:
         """Decode the images of samples `start` to `stop` into the slot; raise `PictureError` for one."""
         for view, column in self._regions:
-            column.write_rows(view, start, stop, self._bad)
+            column.write(view, start, stop, self._bad)
 
     def finish(self) -> StagedBatch:
         """Return the staged batch, without the samples that are left out."""

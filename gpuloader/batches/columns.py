@@ -8,9 +8,9 @@ row a Python object. Either way `stage_columns` writes the bytes once, straight 
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from gpuloader.batches.schema import Collation, Schema
 from gpuloader.batches.staged import Reserve, StagedBatch, needed_nbytes
 from gpuloader.batches.tree import Branch, Leaf, Tree, is_object
 from gpuloader.errors import PictureError, SampleError, describe_error, unlike_first
-from gpuloader.fields.ragged import Ragged, split_rows
+from gpuloader.fields.ragged import Ragged, check_step, split_rows, splits_of
 from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.sources.block import Block, Chunked, Rows, take_each
 from gpuloader.sources.images.regions import Encoded, Region
@@ -29,89 +29,43 @@ from gpuloader.staging.arena import arrange
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One array of a batch, still in parts.
+    """One array of a batch, still in parts: `write` writes every element once into an array made for it.
 
-    The parts are concatenated along the first dimension if `joined`. If not, each part is one row, and `fill`
-    fills up rows shorter than the longest; None if all rows have the same length.
-
-    >>> parts = [np.array([1, 2, 3]), np.array([4])]
-    >>> target = np.zeros((2, 3), int)
-    >>> Column((2, 3), target.dtype, parts, fill=-1).write(target)
-    >>> target
-    array([[ 1,  2,  3],
-           [ 4, -1, -1]])
+    >>> column = np.arange(6).reshape(3, 2)
+    >>> pieces = [(column, slice(2, 3)), (column, np.array([1, 0]))]
+    >>> target = np.zeros((3, 2), int)
+    >>> Column((3, 2), column.dtype, partial(_take, pieces)).write(target)
+    >>> target.tolist()
+    [[4, 5], [2, 3], [0, 1]]
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    parts: Sequence[Array]
-    joined: bool = False
-    fill: float | None = None
-
-    def write(self, target: Array) -> None:
-        """Write the column into an array of its shape and dtype, every element once."""
-        if self.joined:
-            if self.parts:
-                np.concatenate(self.parts, out=target)
-            return
-        for index, part in enumerate(self.parts):
-            if self.fill is None:
-                target[index] = part
-            else:
-                target[index, : len(part)] = part
-                target[index, len(part) :] = self.fill
+    write: Callable[[Array], None]
 
 
 @dataclass(frozen=True, slots=True)
-class PaddedColumn(Column):
-    """Rows of varying length, one after another in the parts; `lengths` has the length of each.
-
-    >>> target = np.zeros((2, 3), int)
-    >>> parts = [np.array([1, 2, 3, 4])]
-    >>> PaddedColumn((2, 3), target.dtype, parts, fill=-1, lengths=np.array([3, 1])).write(target)
-    >>> target
-    array([[ 1,  2,  3],
-           [ 4, -1, -1]])
-    """
-
-    lengths: Array = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
-
-    def write(self, target: Array) -> None:
-        """Write all rows into an array of the column's shape and dtype."""
-        values = self.parts[0] if len(self.parts) == 1 else np.concatenate(self.parts)
-        if target.nbytes > len(target) * _LONG:
-            rows = np.split(values, np.cumsum(self.lengths)[:-1])
-            Column(self.shape, self.dtype, rows, fill=self.fill).write(target)
-            return
-        target[...] = self.fill
-        target[np.arange(target.shape[1]) < self.lengths[:, None]] = values
-
-
-_LONG = 4096  # bytes of a row from which a copy of each row takes less time than a mask over all
-
-
-@dataclass(frozen=True, slots=True)
-class RegionColumn(Column):
-    """The pixels of a field of regions, which are decoded as they are written; there are no other parts.
+class RegionColumn:
+    """The pixels of a field of regions, which are decoded as they are written.
 
     `splits` says where each region begins and ends in the array; `name` is the field's, for errors.
     """
 
-    regions: Sequence[Region | Encoded] = ()
-    splits: Array = dataclasses.field(default_factory=lambda: np.zeros(1, np.int64))
-    name: str = ""
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    regions: Sequence[Region | Encoded]
+    splits: Array
+    name: str
 
-    def write(self, target: Array) -> None:
-        """Write all regions into an array of the column's shape and dtype."""
-        self.write_rows(target, 0, len(self.regions))
-
-    def write_rows(self, target: Array, start: int, stop: int, bad: dict[int, str] | None = None) -> None:
+    def write(
+        self, target: Array, start: int = 0, stop: int | None = None, bad: dict[int, str] | None = None
+    ) -> None:
         """Write the regions of samples `start` to `stop` into the whole column's array.
 
         The dict `bad` receives the numbers of those that cannot be decoded, and why. Without it, they
         raise `PictureError`.
         """
-        for row in range(start, stop):
+        for row in range(len(self.regions))[start:stop]:
             try:
                 self.regions[row].write(target[self.splits[row] : self.splits[row + 1]])
             except PictureError as error:
@@ -121,40 +75,79 @@ class RegionColumn(Column):
                 bad[row] = describe_error(error)
 
 
-@dataclass(frozen=True, slots=True)
-class TakenColumn:
-    """A field of samples of one shape, taken from rows of arrays, or of `Chunked` columns of arrays.
+def _join(parts: Sequence[Array], target: Array) -> None:
+    if parts:
+        np.concatenate(parts, out=target)
 
-    >>> column = np.arange(6).reshape(3, 2)
-    >>> target = np.zeros((3, 2), int)
-    >>> TakenColumn((3, 2), column.dtype, [(column, slice(2, 3)), (column, np.array([1, 0]))]).write(target)
-    >>> target.tolist()
-    [[4, 5], [2, 3], [0, 1]]
+
+def _stack(rows: Sequence[Array], target: Array) -> None:
+    for index, row in enumerate(rows):
+        target[index] = row
+
+
+_LONG = 4096  # bytes of a row from which a copy of each row takes less time than a mask over all
+
+
+def _pad(parts: Sequence[Array], lengths: list[int], fill: float, target: Array) -> None:
+    """Write rows of these lengths, which lie one after another in the parts, and fill up the short ones.
+
+    >>> target = np.zeros((2, 3), int)
+    >>> _pad([np.array([1, 2, 3, 4])], [3, 1], -1, target)
+    >>> target
+    array([[ 1,  2,  3],
+           [ 4, -1, -1]])
     """
+    is_short = target.nbytes <= len(target) * _LONG
+    if parts and (is_short or [*map(len, parts)] != lengths):
+        values = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        if is_short:
+            target[...] = fill
+            target[np.arange(target.shape[1]) < np.array(lengths)[:, None]] = values
+            return
+        parts = np.split(values, np.cumsum(lengths)[:-1])
+    for index, part in enumerate(parts):
+        target[index, : len(part)] = part
+        target[index, len(part) :] = fill
 
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    pieces: list[tuple[Any, Rows]]
 
-    def write(self, target: Array) -> None:
-        """Write the field into an array of its shape and dtype, every element once."""
-        start = 0
-        for array, rows in self.pieces:
-            count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
-            part = target[start : start + count]
-            if isinstance(rows, slice):
-                # A declared dtype of the column, not this cast, decides what may change; `fits` compared it.
-                np.copyto(part, array[rows], "unsafe")
-            elif isinstance(array, Chunked):
-                # Joining the pieces first would copy every row once more, and keep a second column in memory.
-                for position, (piece, row) in enumerate(array.find(rows)):
-                    part[position] = piece[row]
-            elif array.dtype != part.dtype:
-                part[...] = array[rows]
-            else:
-                # All rows exist. Without mode "clip", NumPy would buffer the result to check them first.
-                array.take(rows, 0, part, "clip")
-            start += count
+def _take(pieces: list[tuple[Any, Rows]], target: Array) -> None:
+    """Write rows of arrays, or of `Chunked` columns of arrays, one after another."""
+    start = 0
+    for array, rows in pieces:
+        count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+        part = target[start : start + count]
+        if isinstance(rows, slice):
+            # A declared dtype of the column, not this cast, decides what may change; `fits` compared it.
+            np.copyto(part, array[rows], "unsafe")
+        elif isinstance(array, Chunked):
+            # Joining the pieces first would copy every row once more, and keep a second column in memory.
+            for position, (piece, row) in enumerate(array.find(rows)):
+                part[position] = piece[row]
+        elif array.dtype != part.dtype:
+            part[...] = array[rows]
+        else:
+            # All rows exist. Without mode "clip", NumPy would buffer the result to check them first.
+            array.take(rows, 0, part, "clip")
+        start += count
+
+
+def _whole(array: Array) -> Column:
+    return Column(array.shape, array.dtype, partial(_join, [array]))
+
+
+def _sequences(
+    parts: list[Array],
+    lengths: list[int],
+    splits: Iterable[Array],
+    step: tuple[int, ...],
+    feed: FeedSpec,
+    pads: Mapping[str, float],
+) -> list[Column]:
+    """Return the columns of a field of varying length: padded, or values and row splits."""
+    if feed.name in pads:
+        shape = (len(lengths), max(lengths, default=0), *step)
+        return [Column(shape, feed.dtype, partial(_pad, parts, lengths, pads[feed.name]))]
+    return [Column((sum(lengths), *step), feed.dtype, partial(_join, parts)), *map(_whole, splits)]
 
 
 # Columns of samples that were kept.
@@ -162,7 +155,7 @@ class TakenColumn:
 
 def split_columns(
     samples: Iterable[Any], rows: SampleRows, pads: Mapping[str, float] | None = None
-) -> list[Column]:
+) -> list[Column | RegionColumn]:
     """Return one column per dense or padded field, and several per ragged field: values, then row splits.
 
     `pads` names the ragged fields of level 1 to pad, with their fill values.
@@ -173,23 +166,26 @@ def split_columns(
         A value does not fit its field; the error names sample and field.
     """
     values = [fields_of(sample, rows.feeds, index) for index, sample in enumerate(samples)]
-    columns: list[Column] = []
+    columns: list[Column | RegionColumn] = []
     for field, feed in enumerate(rows.feeds):
         column = [sample[field] for sample in values]
         if not feed.lod_level:
-            columns.append(_stack(column, rows, field))
-        elif column and isinstance(column[0], Region | Encoded):
-            columns += _image_columns(column, feed)
-        else:
-            columns += _split_column(column, rows, feed, pads or {})
+            columns.append(_dense_column(column, rows, field))
+            continue
+        try:
+            if column and isinstance(column[0], Region | Encoded):
+                columns += _image_columns(column, feed)
+                continue
+            parts, splits = split_rows(column, feed.dtype, feed.sample_shape, feed.lod_level, rows.conversion)
+        except SampleError as error:
+            error.field = feed.name
+            raise
+        step = parts[0].shape[1:] if parts else _sizes(feed)
+        columns += _sequences(parts, [*map(len, parts)], splits, step, feed, pads or {})
     return columns
 
 
-def _whole(array: Array) -> Column:
-    return Column(array.shape, array.dtype, [array], joined=True)
-
-
-def _stack(column: list[Any], rows: SampleRows, field: int) -> Column:
+def _dense_column(column: list[Any], rows: SampleRows, field: int) -> Column:
     """Return a dense field: it waits for the others, because its samples are here already."""
     feed, parts = rows.feeds[field], list[Array]()
     for index, value in enumerate(column):
@@ -198,60 +194,28 @@ def _stack(column: list[Any], rows: SampleRows, field: int) -> Column:
         if got != expected:
             raise unlike_first(f"shape {expected}", got, IN_FEEDS, index=index, field=feed.name)
     shape = parts[0].shape if parts else _sizes(feed)
-    return Column((len(parts), *shape), feed.dtype, parts)
+    return Column((len(parts), *shape), feed.dtype, partial(_stack, parts))
 
 
-def _image_columns(images: list[Any], feed: FeedSpec) -> list[Column]:
+def _image_columns(images: list[Any], feed: FeedSpec) -> list[Column | RegionColumn]:
     """Return the three arrays of a field of `Region`, or the four of one of `Encoded`."""
-    encoded = isinstance(images[0], Encoded)
-    steps, numbers, pixels, nbytes = [], [], [0], [0]
-    for one in images:
-        steps.append(one.step)
+    encoded, step = isinstance(images[0], Encoded), images[0].step
+    numbers, pixels, nbytes = [], [0], [0]
+    for index, one in enumerate(images):
+        check_step(step, one.step, index)
         numbers.append(one.geometry)
         height, width = one.code.shape[:2] if encoded else (one.shape[0], 1)
         pixels.append(pixels[-1] + height * width)
         nbytes.append(nbytes[-1] + one.nbytes if encoded else 0)
-    _check_steps(steps, None, feed)
     splits, geometry = np.array(pixels, np.int64), np.stack(numbers)
-    shape: tuple[int, ...] = (pixels[-1], *steps[0])
+    shape: tuple[int, ...] = (pixels[-1], *step)
     if not encoded:
-        column = RegionColumn(shape, feed.dtype, (), regions=images, splits=splits, name=feed.name)
+        column = RegionColumn(shape, feed.dtype, images, splits, feed.name)
         return [column, _whole(splits), _whole(geometry)]
-    starts = np.array(nbytes, np.int64)
-    column = RegionColumn((nbytes[-1],), feed.dtype, (), regions=images, splits=starts, name=feed.name)
+    column = RegionColumn((nbytes[-1],), feed.dtype, images, np.array(nbytes, np.int64), feed.name)
     # The last array has no bytes. Its shape carries the number of pixels to whoever allocates them on the
     # device, and from there on the field looks like one of regions.
     return [column, _whole(splits), _whole(geometry), _whole(np.empty((*shape, 0), np.uint8))]
-
-
-def _check_steps(steps: list[tuple[int, ...]], splits: tuple[Array, ...] | None, feed: FeedSpec) -> None:
-    for position, step in enumerate(steps):
-        if step != steps[0]:
-            # With two levels, the sample is the one whose sequences include this one.
-            two = splits is not None and len(splits) > 1
-            sample = np.searchsorted(splits[0], position, "right") - 1 if two and splits else position
-            raise SampleError(
-                f"expected steps of shape {steps[0]} as in the batch's first sequence, got {step}",
-                index=int(sample),
-                field=feed.name,
-            )
-
-
-def _split_column(
-    column: list[Any], rows: SampleRows, feed: FeedSpec, pads: Mapping[str, float]
-) -> list[Column]:
-    try:
-        parts, splits = split_rows(column, feed.dtype, feed.sample_shape, feed.lod_level, rows.conversion)
-    except SampleError as error:
-        error.field = feed.name
-        raise
-    steps = [part.shape[1:] for part in parts]
-    _check_steps(steps, splits, feed)
-    step, lengths = steps[0] if steps else _sizes(feed), [*map(len, parts)]
-    if feed.name in pads:
-        shape = (len(parts), max(lengths, default=0), *step)
-        return [Column(shape, feed.dtype, parts, fill=pads[feed.name])]
-    return [Column((sum(lengths), *step), feed.dtype, parts, joined=True), *map(_whole, splits)]
 
 
 def _sizes(feed: FeedSpec) -> tuple[int, ...]:
@@ -259,7 +223,7 @@ def _sizes(feed: FeedSpec) -> tuple[int, ...]:
 
 
 def stage_columns(
-    columns: Sequence[Column | TakenColumn],
+    columns: Sequence[Column | RegionColumn],
     levels: tuple[int, ...],
     collation: Collation,
     number: int,
@@ -332,9 +296,9 @@ def _find_first(pieces: list[tuple[Any, Rows, np.dtype[Any] | None]]) -> Any:
 
 def block_columns(
     block: Block, schema: Schema, pads: Mapping[str, float]
-) -> tuple[list[TakenColumn | Column], list[list[Any]]]:
+) -> tuple[list[Column], list[list[Any]]]:
     """Return the columns of a block that `fits`: those of its arrays, and those of all other values."""
-    columns: list[TakenColumn | Column] = []
+    columns: list[Column] = []
     objects: list[list[Any]] = []
     feeds = iter(schema.feeds)
     for leaf in schema.tree.leaves:
@@ -345,30 +309,23 @@ def block_columns(
         feed = next(feeds)
         if feed.lod_level:
             parts: list[Array] = []
-            counts: list[Any] = []
+            lengths: list[int] = []
             for column, chosen in pieces:
                 if isinstance(column, Ragged) and isinstance(chosen, slice):
                     ends = column.row_splits[0][chosen.start : chosen.stop + 1]
                     parts.append(column.values[ends[0] : ends[-1]])
-                    counts.append(np.diff(ends))
+                    lengths += np.diff(ends).tolist()
                 else:
                     rows = take_each(column, chosen)
                     parts += rows
-                    counts.append([*map(len, rows)])
-            lengths = np.concatenate(counts)
-            if feed.name in pads:
-                shape = (len(block), int(lengths.max()), *_sizes(feed))
-                columns.append(PaddedColumn(shape, feed.dtype, parts, fill=pads[feed.name], lengths=lengths))
-                continue
-            splits = np.concatenate([[0], np.cumsum(lengths)])
-            columns.append(Column((int(splits[-1]), *_sizes(feed)), feed.dtype, parts, joined=True))
-            columns.append(_whole(splits))
+                    lengths += map(len, rows)
+            columns += _sequences(parts, lengths, [splits_of(lengths)], _sizes(feed), feed, pads)
         elif any(isinstance(_first_piece(column), Ragged) for column, _ in pieces):
             # Lists that all have the length of a dense field.
             rows = [row for column, chosen in pieces for row in take_each(column, chosen)]
-            columns.append(Column((len(block), *rows[0].shape), feed.dtype, rows))
+            columns.append(Column((len(block), *rows[0].shape), feed.dtype, partial(_stack, rows)))
         else:
-            columns.append(TakenColumn((len(block), *_sizes(feed)), feed.dtype, pieces))
+            columns.append(Column((len(block), *_sizes(feed)), feed.dtype, partial(_take, pieces)))
     return columns, objects
 
 

@@ -10,18 +10,19 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
+import operator
 import pickle
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from gpuloader.batches.assembly import Assembler, KeptBatch
-from gpuloader.batches.rows import AT_ONCE, fill_rows
+from gpuloader.batches.rows import AT_ONCE, write_gradually
 from gpuloader.batches.schema import Collation
-from gpuloader.batches.staged import Reserve, StagedBatch, complete, needed_nbytes
+from gpuloader.batches.staged import Reserve, StagedBatch, complete, needed_nbytes, write_arrays
 from gpuloader.batches.tree import array_leaves, object_columns
 from gpuloader.errors import BadValue, LoaderError, QueueClosed, SampleError
 from gpuloader.order.dividing import Division
@@ -30,7 +31,6 @@ from gpuloader.order.samplers import skip
 from gpuloader.order.worker_info import WorkerInfo, count_rank_questions, exchange_worker
 from gpuloader.sources.block import Block
 from gpuloader.sources.describing import Source
-from gpuloader.staging.arena import Layout
 from gpuloader.staging.ring import Slot
 from gpuloader.system.iterators import Steady, close_iterator
 
@@ -44,11 +44,20 @@ class ItemAssembler(Assembler):
     """Assembles the batches of an iterable dataset: `size` items each, in the order they arrive."""
 
     def stage(
-        self, items: Iterator[Any], number: int, size: int, least: int, reserve: Reserve, keys: Keys = None
+        self,
+        items: Iterator[Any],
+        number: int,
+        size: int,
+        least: int,
+        reserve: Reserve,
+        keys: Keys = None,
+        *,
+        in_blocks: bool = False,
     ) -> StagedBatch | None:
         """Read and stage batch `number`; return None if fewer than `least` items are left.
 
-        If a slot was reserved but no batch is returned, the caller must release the slot.
+        If they come `in_blocks`, the batch is the next block. If a slot was reserved but no batch is
+        returned, the caller must release the slot.
 
         Raises
         ------
@@ -57,9 +66,20 @@ class ItemAssembler(Assembler):
         """
         batch: KeptBatch | None = None
         try:
+            if in_blocks:
+                block = next(items, None)
+                if block is None or 0 < len(block) < least:
+                    return None
+                self.check_block(block, number, size)
+                if self.collation.images is None:
+                    staged = self.stage_block(block, number, reserve, keys or self._keys(number, len(block)))
+                    if staged is not None:
+                        return staged
+                items = iter(block)
             if self.collation.images is not None:
-                names = keys or ((number, position) for position in itertools.count())
-                items = self._make_all_images(items, names)
+                draw, names = current_draw(), keys or ((number, at) for at in itertools.count())
+                pairs = enumerate(zip(names, items, strict=False))
+                items = (self.make_images(item, draw, key, at) for at, (key, item) in pairs)
             if not self.keeps:
                 return self._stage_rows(items, number, size, least, reserve, keys)
             samples = list(itertools.islice(items, size))
@@ -83,11 +103,6 @@ class ItemAssembler(Assembler):
         # such a loader draws the numbers that it drew while workers' numbers were here.
         return [(None, number, position) for position in range(count)]
 
-    def _make_all_images(self, items: Iterable[Any], keys: Iterable[Any]) -> Iterator[Any]:
-        draw = current_draw()
-        for position, (key, item) in enumerate(zip(keys, items, strict=False)):
-            yield self.make_images(item, draw, key, position)
-
     def _stage_rows(
         self, items: Iterator[Any], number: int, size: int, least: int, reserve: Reserve, keys: Keys
     ) -> StagedBatch | None:
@@ -96,70 +111,57 @@ class ItemAssembler(Assembler):
         if first is _END:
             return None
         fallback, samples = self.collation.fallback, [first]
+        refused: SampleError | None = None
         try:
-            schema = self.find_schema(samples)
-            if fallback is not None and schema.chunk >= size:
-                # So small that it costs nothing to have all of them, in case that one does not fit.
-                samples += itertools.islice(items, size - 1)
-                if len(samples) < least:  # a batch that is dropped need not fit together
-                    return None
+            schema = self.schemas.declared or self.find_schema(samples)
         except SampleError as error:
             if fallback is None:
                 raise
+            refused = error
+        if fallback is not None and (refused is not None or schema.chunk >= size):
+            # So small that it costs nothing to have all of them, in case that one does not fit.
             samples += itertools.islice(items, size - 1)
-            return None if len(samples) < least else self.fall_back(samples, number, reserve, error)
+            if len(samples) < least:  # a batch that is dropped need not fit together
+                return None
+        if refused is not None:
+            return self.fall_back(samples, number, reserve, refused)
         tree, levels = schema.tree, schema.levels
         # The number of items is unknown, and a last batch may be far smaller than `size` allows. So nothing
         # large is reserved before one batch has been full: its memory grows with the items.
-        gradually = schema.is_large(size, AT_ONCE)
+        gradually = schema.is_large(size, AT_ONCE) and operator.length_hint(items) < size - 1
         objects = object_columns(tree, 0 if gradually else size)
         rest = itertools.islice(items, size - 1) if len(samples) == 1 else ()
-        slots: list[Slot] = []
-
-        def take(layout: Layout) -> Slot:
-            slots.append(reserve(needed_nbytes(self.collation, tree, levels, layout)))
-            return slots[-1]
-
+        rows = iter(array_leaves(tree, itertools.chain(samples, rest), 0, objects))
+        slot: Slot | None = None
         try:
-            filled = fill_rows(
-                schema.rows,
-                iter(array_leaves(tree, itertools.chain(samples, rest), 0, objects)),
-                size,
-                least,
-                take,
-                gradually=gradually,
-                objects=objects,
-            )
+            if gradually:
+                # The copy into a slot of its own size is the only time that the loader writes the bytes of a
+                # sample twice.
+                held, count = write_gradually(schema.rows, rows, size, objects)
+                layout = schema.rows(1).layout_of(count)
+            else:
+                table = schema.rows(size)
+                layout = table.layout
+                slot = reserve(needed_nbytes(self.collation, tree, levels, layout))
+                count = table.write(slot.views(layout), rows)
         except SampleError as error:
             if fallback is None or schema.chunk < size:
                 raise
-            return self.fall_back(samples, number, reserve, error, next(iter(slots), None))
-        if filled is None:
+            return self.fall_back(samples, number, reserve, error, slot)
+        if count < least:
             return None
-        slot, layout, count = filled
-        if count == size:
-            schema.fullest = max(schema.fullest, count)
-        columns = tuple(column[:count] for column in objects.values())
+        if slot is None:
+            slot = reserve(needed_nbytes(self.collation, tree, levels, layout))
+            write_arrays(held, slot.views(layout))
+        elif count < size:
+            layout = layout.shorten(count)
+        if count == size > schema.fullest:
+            schema.fullest = count
+        columns = tuple([column[:count] for column in objects.values()])
         staged = StagedBatch(slot, layout, levels, number, tree, columns)
+        if self.collation.programmer is None:
+            return staged
         return complete(self.collation, staged, keys or self._keys(number, count))
-
-    def stage_next_block(
-        self, blocks: Iterator[Any], number: int, size: int, least: int, reserve: Reserve, keys: Keys = None
-    ) -> StagedBatch | None:
-        """Read and stage batch `number` as `stage` does, from a dataset that yields blocks of items."""
-        block = next(blocks, None)
-        if block is None or 0 < len(block) < least:
-            return None
-        self.check_block(block, number, size)
-        if self.collation.images is None:
-            try:
-                staged = self.stage_block(block, number, reserve, keys or self._keys(number, len(block)))
-                if staged is not None:
-                    return staged
-            except SampleError as error:
-                self.locate(error, number, None)
-                raise
-        return self.stage(iter(block), number, size, least, reserve, keys)
 
     def check_block(self, block: Block, number: int, size: int) -> None:
         """Raise `SampleError` if a block for batch `number` is empty or has more than `size` samples."""
@@ -225,6 +227,11 @@ class Pass:
         """Read and stage batch `number`; return None at the end."""
         raise NotImplementedError
 
+    def _iterate(self, size: int) -> Iterator[Any]:
+        """Begin to iterate over the dataset, whose blocks have `size` items."""
+        dataset = self._assembler.dataset
+        return iter(dataset.iter_blocks(size) if self._in_blocks else dataset)
+
     def close(self) -> None:
         """Close the dataset's iterator, if it can be closed."""
         close_iterator(self._items)
@@ -254,7 +261,6 @@ class ItemStream(Pass):
         self._keep_state = keep_state and assembler.source.keeps_state
         if not self._keep_state:
             self._reached = replace(reached, state=None)
-        self._least = size if drop_last else 1
         self._number = 0
         self._asked_before = 0
 
@@ -269,13 +275,19 @@ class ItemStream(Pass):
                 closes=True,
             )
         self._number = number
-        stage = assembler.stage_next_block if self._in_blocks else assembler.stage
-        staged = stage(self._items, number, self._size, self._least, reserve)
+        least = self._size if self._drop_last else 1
+        staged = assembler.stage(self._items, number, self._size, least, reserve, in_blocks=self._in_blocks)
         if staged is None:
             return None
         # A short batch has met the end. After a full one nobody knows, without reading one item too many.
         ended = inspect.getgeneratorstate(self._items) == inspect.GEN_CLOSED
-        state = self._read_state(number) if self._keep_state and not ended else None
+        state = None
+        if self._keep_state and not ended:
+            try:
+                # A copy, because the dataset may go on to change this object, and it reads ahead of the user.
+                state = copy.deepcopy(assembler.dataset.state_dict())
+            except Exception as error:
+                raise assembler.failure(error, number, None, None) from error
         self._reached = ItemState(
             self._reached.worker,
             self._reached.batches + 1,
@@ -285,13 +297,6 @@ class ItemStream(Pass):
         )
         staged.state = self._reached
         return staged
-
-    def _read_state(self, number: int) -> Any:
-        try:
-            # A copy, because the dataset may go on to change this object, and it reads ahead of the user.
-            return copy.deepcopy(self._assembler.dataset.state_dict())
-        except Exception as error:
-            raise self._assembler.failure(error, number, None, None) from error
 
     def _open(self, number: int) -> Iterator[Any]:
         dataset, reached = self._assembler.dataset, self._reached
@@ -303,7 +308,7 @@ class ItemStream(Pass):
         try:
             if reached.state is not None:
                 dataset.load_state_dict(reached.state)
-            made = iter(dataset.iter_blocks(self._size) if self._in_blocks else dataset)
+            made = self._iterate(self._size)
             again = reached.state is not None and made is dataset
             if again and pickle.dumps(dataset.state_dict()) != pickle.dumps(reached.state):
                 # An `__iter__` that returns the dataset itself may have started over. One that only continues
@@ -352,6 +357,8 @@ class ShareStream(Pass):
         samples count, and how many it has.
         """
         draw = current_draw()
+        if self._items is None:
+            draw.index, draw.generator = 0, None  # every reader must draw the same numbers
         seed = mixed_seed(draw.seed or 0, draw.epoch, 0)
         # A dataset that divides itself must yield all items here, so it sees one worker on one rank.
         outer = exchange_worker(WorkerInfo(0, 1, seed, self._assembler.dataset, (0, 1)))
@@ -368,13 +375,11 @@ class ShareStream(Pass):
         # Keys are positions in the epoch, so that an item's random draws do not depend on its rank.
         keys = [begin + division.rank + at * world_size for at in range(own)] or [begin]
         keys = (keys + keys[-1:])[:size]
-        assembler = self._assembler
         if isinstance(kept, list):
-            items = iter((kept + kept[-1:])[:size])
-            staged = assembler.stage(items, number, size, 1, reserve, keys)
+            items: Iterator[Any] = iter((kept + kept[-1:])[:size])
         else:
-            block = kept.take(np.array(keys) - begin) if size < count else kept
-            staged = assembler.stage_next_block(iter((block,)), number, size, 1, reserve, keys)
+            items = iter((kept.take(np.array(keys) - begin) if size < count else kept,))
+        staged = self._assembler.stage(items, number, size, 1, reserve, keys, in_blocks=self._in_blocks)
         if staged is not None and division.pads(None, drop_last=self._drop_last):
             staged.state = own, size
         return staged
@@ -386,7 +391,10 @@ class ShareStream(Pass):
         """
         division, assembler = self._division, self._assembler
         if self._items is None:
-            self._items = self._open(number)
+            try:
+                self._items = Steady.of(self._iterate(self._step))
+            except Exception as error:
+                raise assembler.failure(error, number, None, None) from error
         # Steps of other workers come in between. Their items are read and dropped, because what a dataset
         # yields may depend on what it has yielded.
         read = assembler.read(self._items, lambda count: (number, 0 if self._in_blocks else count))
@@ -412,15 +420,6 @@ class ShareStream(Pass):
                 first = [item]  # a rank without items of its own repeats it, so that all ranks have a batch
         self._read += count
         return kept or first, count
-
-    def _open(self, number: int) -> Iterator[Any]:
-        draw = current_draw()
-        draw.index, draw.generator = 0, None  # every reader must draw the same numbers
-        dataset = self._assembler.dataset
-        try:
-            return Steady.of(iter(dataset.iter_blocks(self._step) if self._in_blocks else dataset))
-        except Exception as error:
-            raise self._assembler.failure(error, number, None, None) from error
 
 
 @dataclass(frozen=True)  # no slots: the error for an attribute that cannot be pickled finds it in __dict__

@@ -116,17 +116,15 @@ def stage_whole(
         return known, signature
     feeds, by_user = collation.feeds, collation.function is not None
     as_returned = collation.as_returned
-    if feeds is None:
-        tree = Tree.of(
-            value,
-            staged=_find_staged(collation),
-            keeps_tuples=by_user or as_returned,
-            keeps_classes=as_returned,
-        )
-    else:
+    if feeds is not None:
         tree = Tree.flat([feed.name for feed in feeds])
-    if as_returned and _has_one_twice(tree, tree.flatten(value)):
-        tree = AS_IT_IS  # pickled together, what is one object stays one
+    else:
+        staged_if, keeps = _find_staged(collation), by_user or as_returned
+        tree = Tree.of(value, staged=staged_if, keeps_tuples=keeps, keeps_classes=as_returned)
+    if as_returned:
+        arrays = [one for leaf, one in zip(tree.leaves, tree.flatten(value), strict=True) if leaf.is_array]
+        if len(set(map(id, arrays))) < len(arrays):
+            tree = AS_IT_IS  # pickled together, what is one object stays one
     if collation.warns:
         _warn_of_classes(tree, value)
     parts = take_apart(tree, value, None if collation.batched or by_user else feeds)
@@ -162,12 +160,6 @@ def _warn_of_classes(tree: Tree, value: Any) -> None:
     for leaf, entry in zip(tree.leaves, tree.flatten(value), strict=True):
         if leaf.is_array:
             warn_of_class(entry, leaf.name)
-
-
-def _has_one_twice(tree: Tree, entries: Sequence[Any]) -> bool:
-    """Return whether two array fields are one object."""
-    staged = [id(entry) for leaf, entry in zip(tree.leaves, entries, strict=True) if leaf.is_array]
-    return len(set(staged)) < len(staged)
 
 
 def _find_staged(collation: Collation) -> Callable[[Any], bool]:

@@ -2,14 +2,13 @@
 
 `stage_all` is the loop. What a reader yields decides how one batch is staged: `SampleStager` takes single
 samples, `SampleListStager` lists of samples, and `BatchStager` ready batches: arrays that share their first
-dimension. Samples are tuples with one value per field, whether the fields are declared or not; so they need
-no tree, and the reader's own exception reaches the user as it is.
+dimension. Samples are tuples with one value per field, whether the fields are declared or not; they are
+staged as the items of an iterable dataset are. The reader's own exception reaches the user as it is.
 """
 
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
@@ -17,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.batches.columns import split_columns, stage_columns
-from gpuloader.batches.rows import AT_ONCE, SampleRows, fill_rows
+from gpuloader.batches.items import ItemAssembler
 from gpuloader.batches.schema import Collation
 from gpuloader.batches.staged import Reserve, StagedBatch, write_arrays
 from gpuloader.errors import BadValue, LoaderError, QueueClosed, SampleError, describe_error, note_batch
@@ -26,6 +24,7 @@ from gpuloader.fields.convert import as_numbers, fit, fit_if_alike
 from gpuloader.fields.ragged import Ragged, as_ragged
 from gpuloader.fields.spec import Array, FeedSpec, describe
 from gpuloader.order.samplers import skip
+from gpuloader.sources.describing import Source
 from gpuloader.sources.readers.decorators import Reader, iterate
 from gpuloader.staging.arena import arrange
 from gpuloader.staging.ring import Ring, Slot
@@ -34,7 +33,6 @@ from gpuloader.system.threads import this_thread
 from gpuloader.watch.stats import Meter
 
 _END = object()
-_PLAIN = Collation()
 
 Stager = Callable[[Iterator[Any], int, Reserve], StagedBatch | None]
 """Reads and stages the batch of the given number; returns None at the end of the reader.
@@ -161,36 +159,23 @@ class SampleStager:
     """
 
     def __init__(self, feeds: Sequence[FeedSpec] | None, batch_size: int, *, drop_last: bool = False) -> None:
-        self._rows = SampleRows(feeds)
-        self._batch_size = batch_size
-        self._drop_last = drop_last
-        self._has_been_full = False
+        self._assembler = _make_assembler(feeds)
+        self._size = batch_size
+        self._least = batch_size if drop_last else 1
 
     def __call__(self, items: Iterator[Any], number: int, reserve: Reserve) -> StagedBatch | None:
         """Read a batch of samples into a slot; return None at the end."""
-        first = next(items, _END)
-        if first is _END:
-            return None
-        rows, size = self._rows, self._batch_size
-        least = size if self._drop_last else 1
-        rows.begin(first)
-        samples = itertools.chain((first,), itertools.islice(items, size - 1))
-        if rows.ragged:
+        if self._assembler.keeps:
             # Copied, because the reader may fill the same buffer again with its next sample.
-            return _stage_rows(rows, map(copy.deepcopy, samples), size, least, number, reserve)
-        # One full batch shows that the reader has as many samples. Before that, a `batch_size` that stands
-        # for "all" would reserve far more memory than the samples need.
-        gradually = not self._has_been_full and rows.layout_of(size).nbytes > AT_ONCE
-        staged = _stage_rows(rows, samples, size, least, number, reserve, gradually=gradually)
-        self._has_been_full |= staged is not None and staged.layout.fields[0].shape[0] == size
-        return staged
+            items = map(copy.deepcopy, items)
+        return self._assembler.stage(items, number, self._size, self._least, reserve)
 
 
 class SampleListStager:
     """Stages the batches of a reader that yields lists of samples, such as `gpuloader.batch`."""
 
     def __init__(self, feeds: Sequence[FeedSpec] | None) -> None:
-        self._rows = SampleRows(feeds)
+        self._assembler = _make_assembler(feeds)
 
     def __call__(self, items: Iterator[Any], number: int, reserve: Reserve) -> StagedBatch | None:
         """Read the next list and stage it; return None at the end."""
@@ -201,34 +186,13 @@ class SampleListStager:
             raise SampleError(f"expected a list of samples, got {type(samples).__name__}")
         if not samples:
             raise SampleError("expected a list of samples, got an empty one")
-        rows, size = self._rows, len(samples)
-        rows.begin(samples[0])
-        return _stage_rows(rows, iter(samples), size, size, number, reserve)
+        size = len(samples)
+        return self._assembler.stage(iter(samples), number, size, size, reserve)
 
 
-def _stage_rows(
-    rows: SampleRows,
-    samples: Iterator[Any],
-    size: int,
-    least: int,
-    number: int,
-    reserve: Reserve,
-    *,
-    gradually: bool = False,
-) -> StagedBatch | None:
-    """Write at most `size` samples into a slot, as they come; return None if there are fewer than `least`."""
-    if rows.ragged:  # all of them must be there to know where each one lies
-        kept = list(samples)
-        if len(kept) < least:
-            return None
-        return stage_columns(split_columns(kept, rows), rows.levels, _PLAIN, number, reserve)[0]
-    filled = fill_rows(
-        rows.arrange, samples, size, least, lambda layout: reserve(layout.nbytes), gradually=gradually
-    )
-    if filled is None:
-        return None
-    slot, layout, _ = filled
-    return StagedBatch(slot, layout, rows.levels, number)
+def _make_assembler(feeds: Sequence[FeedSpec] | None) -> ItemAssembler:
+    collation = Collation(None if feeds is None else tuple(feeds), flat=True)
+    return ItemAssembler(Source(None, iterable=True), collation)
 
 
 # Ready batches.

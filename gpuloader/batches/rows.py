@@ -2,8 +2,9 @@
 
 `SampleRows` knows the fields and where they lie in a slot. `write` is the innermost loop of the loader: what
 fits its row as it is, C writes after checking it; anything else is converted, or refused with an error that
-names the sample and the field. `fill_rows` writes a batch of unknown length, as readers and iterable datasets
-have them. Below stand the targets, one for each field of a slot, and the packers for numbers and lists.
+names the sample and the field. `write_gradually` writes a large batch of unknown length, as readers and
+iterable datasets have them. Below stand the targets, one for each field of a slot, and the packers for
+numbers and lists.
 """
 
 from __future__ import annotations
@@ -23,9 +24,7 @@ from gpuloader.fields.convert import (
     EXACT,
     IF_A_LIST,
     Conversion,
-    as_numbers,
     convert,
-    convert_alike,
     convert_dtype,
 )
 from gpuloader.fields.spec import Array, FeedSpec
@@ -46,76 +45,40 @@ _SAMPLE_TYPES = (tuple, list)
 
 
 class SampleRows:
-    """The fields of a stream of samples, either declared or inferred from each batch's first sample.
+    """The fields of samples, and how their values are written into the rows of a slot.
 
-    `strict` refuses values that would have to be reshaped, or that their field cannot hold exactly. It is
-    meant for fields that were inferred from a sample; implied if `feeds` is None. `keeps_dtypes` refuses
-    arrays of another dtype, too.
+    `conversion` converts what does not fit its field as it is. `shapes` are those of the fields' samples if
+    some of the feeds' dimensions are free.
     """
 
     def __init__(
-        self, feeds: Sequence[FeedSpec] | None, *, strict: bool = False, keeps_dtypes: bool = False
+        self,
+        feeds: Sequence[FeedSpec],
+        conversion: Conversion = convert,
+        shapes: Sequence[tuple[int, ...]] | None = None,
     ) -> None:
-        self.feeds: Sequence[FeedSpec] = feeds or ()
-        self._infers = feeds is None
-        self._strict = strict or self._infers
-        # A declared field may change a value as Paddle does: reshape it, parse it, drop a fraction. Where
-        # nobody declared anything, every number must stay what it is.
-        self.conversion: Conversion = convert_alike if strict else convert
-        if self._infers:
-            self.conversion = functools.partial(convert_alike, advice=IN_FEEDS)
-        elif keeps_dtypes:
-            self.conversion = functools.partial(convert_alike, keeps_dtype=True)
+        self.feeds = feeds
+        self.conversion = conversion
         self.layout = arrange(())
         self.count = -1
-        self.levels = tuple([feed.lod_level for feed in self.feeds])
-        self.ragged = any(self.levels)
-        self._shapes: list[Any] = [feed.shape[1:] for feed in self.feeds]
-        self._open = self._infers or None in itertools.chain(*self._shapes)  # `begin` closes it
+        self._shapes: Sequence[Any] = shapes or [feed.sample_shape for feed in feeds]
         self._places: list[_RowPlaces] = []
-
-    def begin(self, first: Any) -> None:
-        """Infer what is still open, the fields or their free dimensions, from a batch's first sample."""
-        if self._infers:
-            self._infer(fields_of(first, None))
-        elif self._open and not self.ragged:
-            values = fields_of(first, self.feeds)
-            shapes = [self.convert(index, 0, value).shape for index, value in enumerate(values)]
-            if shapes != self._shapes:
-                self._shapes, self.count = shapes, -1
-
-    def _infer(self, values: Sequence[Any]) -> None:
-        """Take the fields from the values of a sample, unless they are like those of the batch before."""
-        arrays = []
-        for index, value in enumerate(values):
-            # Arrays and NumPy's numbers are compared as they are, because every batch comes by here.
-            is_plain = type(value) is np.ndarray or isinstance(value, np.generic)
-            arrays.append(value if is_plain else _locate(as_numbers, 0, str(index), value))
-        known = [(feed.dtype, feed.shape[1:]) for feed in self.feeds]
-        if [(array.dtype, array.shape) for array in arrays] == known:
-            return
-        arrays = [_locate(as_numbers, 0, str(index), value) for index, value in enumerate(arrays)]
-        self.feeds = [
-            FeedSpec(str(index), (None, *array.shape), array.dtype) for index, array in enumerate(arrays)
-        ]
-        self.levels = (0,) * len(arrays)
-        self._shapes, self.count = [array.shape for array in arrays], -1
 
     def convert(self, field: int, index: int, value: Any) -> Array:
         """Return one value of sample `index` converted to its field; the `SampleError` names both."""
         feed = self.feeds[field]
         conversion = convert_dtype if feed.keeps_shapes else self.conversion
-        return _locate(conversion, index, feed.name, value, feed.dtype, feed.sample_shape)
+        try:
+            return conversion(value, feed.dtype, feed.sample_shape)
+        except SampleError as error:
+            error.index, error.field = index, feed.name
+            raise
 
     def arrange(self, count: int) -> SampleRows:
         """Prepare for batches of `count` dense samples, whose layout is then `layout`; return the table."""
-        # A reader's batches all have one size but the last, so one layout is enough to keep.
-        if count != self.count:
-            self.layout = self.layout_of(count)
-            self.count = count
-            self._places = []
-            for field in self.layout.fields:
-                self._places.append(_row_places(field, self._strict))
+        self.layout, self.count = self.layout_of(count), count
+        strict = self.conversion is not convert  # refuses what would have to be reshaped
+        self._places = [_row_places(field, strict) for field in self.layout.fields]
         return self
 
     def layout_of(self, count: int) -> Layout:
@@ -269,15 +232,6 @@ def fields_of(sample: Any, feeds: Sequence[FeedSpec] | None, index: int = 0) -> 
     return sample
 
 
-def _locate(function: Callable[..., Array], index: int, field: str, *arguments: Any) -> Array:
-    """Call `function`; add the sample and the field to a `SampleError` it raises."""
-    try:
-        return function(*arguments)
-    except SampleError as error:
-        error.index, error.field = index, field
-        raise
-
-
 # Batches of unknown length.
 
 AT_ONCE = 64 << 20
@@ -285,47 +239,13 @@ AT_ONCE = 64 << 20
 _FIRST_NBYTES = 1 << 20
 
 
-def fill_rows(
-    rows: Callable[[int], SampleRows],
-    samples: Iterator[Any],
-    size: int,
-    least: int,
-    reserve: Callable[[Layout], Slot],
-    *,
-    gradually: bool,
-    objects: dict[int, list[Any]] | None = None,
-) -> tuple[Slot, Layout, int] | None:
-    """Write at most `size` samples; return the slot, the layout of those in it, and their number.
-
-    Returns None if there are fewer than `least`; a slot may have been reserved then. `rows` returns the table
-    for a number of samples, with its layout arranged. `objects` are the columns of fields that are not
-    arrays, with a row for each sample, or without any if the batch is written `gradually`.
-    """
-    if gradually:
-        # Until one batch has been full, a large one may turn out far smaller than its size allows. So it is
-        # written into memory that grows. The copy of that into a slot of its own size is the only time that
-        # the loader writes the bytes of a sample twice.
-        held, count = write_gradually(rows, samples, size, objects)
-        if count < least:
-            return None
-        layout = rows(1).layout_of(count)
-        slot = reserve(layout)
-        for part, view in zip(held, slot.views(layout), strict=False):
-            view[: len(part)] = part
-        return slot, layout, count
-    table = rows(size)
-    layout = table.layout
-    slot = reserve(layout)
-    count = table.write(slot.views(layout), samples)
-    if count < least:
-        return None
-    return slot, layout if count == size else layout.shorten(count), count
-
-
 def write_gradually(
     rows: Callable[[int], SampleRows], samples: Iterator[Any], size: int, objects: Any = None
 ) -> tuple[list[Array], int]:
     """Write at most `size` samples into memory that grows; return one array per field, and their number.
+
+    `rows` returns the table for a number of samples, with its layout arranged. `objects` are the columns of
+    fields that are not arrays, without any rows.
 
     Raises
     ------

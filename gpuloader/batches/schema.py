@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpuloader.batches.rows import SampleRows
+from gpuloader.batches.rows import IN_FEEDS, SampleRows, fields_of
 from gpuloader.batches.tree import Tree, all_leaves, is_array, is_object
 from gpuloader.errors import SampleError
-from gpuloader.fields.convert import IF_A_LIST, as_numbers, check_fill
-from gpuloader.fields.spec import Array, FeedSpec
+from gpuloader.fields.convert import IF_A_LIST, Conversion, as_numbers, check_fill, convert, convert_alike
+from gpuloader.fields.spec import FeedSpec
 from gpuloader.foreign import warn_of_class
 from gpuloader.sources.images.regions import Encoded, Region
 
@@ -54,7 +55,7 @@ class Collation:
     otherwise they are staged like any other, without it. `as_returned` delivers all that the function returns
     as it is: its classes, arrays of NumPy, and what is one object. Batches that `fallback` is for are made by
     it, and so are those whose samples do not fit together. `warns` of the classes of tensors, which a slot
-    does not keep.
+    does not keep. `flat` samples are tuples with one array per field, as readers yield them.
 
     Attributes
     ----------
@@ -80,6 +81,7 @@ class Collation:
     as_returned: bool = False
     fallback: Fallback | None = None
     warns: bool = False
+    flat: bool = False
     whole: bool = field(init=False)
     fixed: bool = field(init=False)
     keeps: bool = field(init=False)
@@ -95,7 +97,8 @@ class Collation:
         fixed = not (whole or varies or stages_regions)
         object.__setattr__(self, "whole", whole)
         object.__setattr__(self, "fixed", fixed)
-        object.__setattr__(self, "keeps", not fixed or is_open)
+        # A reader may fill the same buffer again with its next sample, so its samples are not kept.
+        object.__setattr__(self, "keeps", not fixed or (is_open and not self.flat))
 
 
 _FieldSpec = tuple[np.dtype[Any], tuple[int | None, ...], int]
@@ -114,8 +117,9 @@ class Schema:
     """The tree and the fields of a batch, and the tables that write samples of them; threads share it.
 
     There is one spec and one level for each array field of the tree: 0 for a dense or padded field, and a
-    ragged field of level n has 1 + n arrays. Samples are converted to fields that the user `declared`;
-    one that `keeps_dtypes` refuses arrays of another dtype. A
+    ragged field of level n has 1 + n arrays. Samples are converted to fields that the user `declared`, whose
+    free dimensions have the sizes in `shapes`; one that `keeps_dtypes` refuses arrays of another dtype, and
+    `flat` ones are tuples of arrays. A
     `chunk` is how many samples to fetch before they are written; `fullest` is the most samples of a batch
     that was full.
     """
@@ -125,6 +129,9 @@ class Schema:
     levels: tuple[int, ...]
     declared: bool = False
     keeps_dtypes: bool = False
+    flat: bool = False
+    shapes: tuple[tuple[int, ...], ...] | None = None
+    fields: SampleRows = field(init=False, compare=False)
     chunk: int = field(default=1, compare=False)
     fullest: int = field(default=0, compare=False)
     _specs: list[_FieldSpec | None] = field(default_factory=list, compare=False)
@@ -145,9 +152,18 @@ class Schema:
         # A chunk stays in the processor's cache until it is written, and its memory is used for the next.
         # Small samples come in one chunk, so that the loop over the dataset runs no code of ours in between.
         self.chunk = max(_CHUNK_NBYTES // nbytes, 1)
+        # A declared field may change a value as Paddle does: reshape it, parse it, drop a fraction. Where
+        # nobody declared anything, every number must stay what it is.
+        conversion: Conversion = convert if self.declared else convert_alike
+        if self.keeps_dtypes:
+            conversion = partial(convert_alike, keeps_dtype=True)
+        elif self.flat and not self.declared:
+            conversion = partial(convert_alike, advice=IN_FEEDS)
+        self.fields = SampleRows(self.feeds, conversion, self.shapes)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Schema, (self.tree, self.feeds, self.levels, self.declared, self.keeps_dtypes)
+        names = "tree", "feeds", "levels", "declared", "keeps_dtypes", "flat", "shapes"
+        return Schema, tuple(getattr(self, name) for name in names)
 
     @classmethod
     def of_feeds(cls, feeds: Sequence[FeedSpec], pads: Mapping[str, float] | None) -> Schema:
@@ -157,7 +173,8 @@ class Schema:
 
     def is_settled_by(self, sample: Any) -> bool:
         """Return whether a batch with this first sample has this schema; False also if that is unclear."""
-        values, specs = self.tree.match(sample), self._specs
+        is_flat = self.flat and isinstance(sample, list | tuple)
+        values, specs = sample if is_flat else self.tree.match(sample), self._specs
         if values is None or len(values) != len(specs):
             return False
         # No strict=True: this runs for every batch. That is also why arrays, the commonest values, are
@@ -169,7 +186,7 @@ class Schema:
                     return False
                 if level > 1 or (level and not value.ndim):
                     return False
-            elif not _is_like(value, spec):
+            elif not _is_like(value, spec, is_flat):
                 return False
         return True
 
@@ -188,39 +205,35 @@ class Schema:
         with self._arranging:  # two threads of one batch must write by the same table
             table = self._tables.get(count)
             if table is None:
-                table = SampleRows(
-                    self.feeds, strict=not self.declared, keeps_dtypes=self.keeps_dtypes
-                ).arrange(count)
+                table = SampleRows(self.feeds, self.fields.conversion, self.shapes).arrange(count)
                 if len(self._tables) >= _MOST_TABLES:  # a batch sampler may use a new batch size every time
                     self._tables.clear()
                 self._tables[count] = table
         return table
 
 
-def _is_like(value: Any, spec: _FieldSpec | None) -> bool:
+def _is_like(value: Any, spec: _FieldSpec | None, is_flat: bool) -> bool:
     """Return whether a value would settle a field of this dtype and shape; for None, one of objects."""
-    kind = type(value)
     if spec is None:
-        return kind is str or is_object(value)
-    wanted, step, level = spec
-    if isinstance(value, Region | Encoded):
-        return value.level == level and value.dtype == wanted and value.step == step
-    if level > 1:
+        return type(value) is str or is_object(value)
+    varies = spec[2] == 1
+    if not (is_flat or is_array(value) or (varies and isinstance(value, list | tuple) and value)):
         return False
-    array: Any
-    if isinstance(value, int | float | complex | np.generic):
-        array = np.asarray(value)
-    elif is_array(value) or (level and isinstance(value, list | tuple) and value):
-        try:
-            array = as_numbers(value)
-        except SampleError:  # inferring the schema raises it again, and says where
-            return False
-    else:
+    try:
+        return _settle(value, varies=varies) == spec
+    except SampleError:  # inferring the schema raises it again, and says where
         return False
-    shape = array.shape
-    if level and not shape:
-        return False
-    return bool(array.dtype == wanted) and bool((shape[1:] if level else shape) == step)
+
+
+def _settle(value: Any, *, varies: bool, advice: str = "") -> _FieldSpec:
+    """Return what a sample's value settles of its field, which `varies` in length or not."""
+    if not varies and isinstance(value, Region | Encoded):
+        # Every image has its own size, so what varies is settled by the image itself.
+        return value.dtype, value.step, value.level
+    array = as_numbers(value)
+    if varies and not array.ndim:
+        raise SampleError(f"expected an array of varying length, got a number{advice}")
+    return array.dtype, array.shape[1:] if varies else array.shape, int(varies)
 
 
 class SchemaCache:
@@ -233,8 +246,12 @@ class SchemaCache:
         self._collation = collation
         self.recent: tuple[Schema, ...] = ()
         self.declared: Schema | None = None
+        self._open: Schema | None = None  # declared, with free dimensions that each batch settles
         if collation.feeds is not None:
             self.declared = Schema.of_feeds(collation.feeds, collation.pads)
+            is_open = any(None in feed.sample_shape for feed in collation.feeds)
+            if is_open and not collation.keeps:
+                self.declared, self._open = None, self.declared
         self._settling = threading.Lock()
 
     def find(self, samples: Sequence[Any]) -> Schema:
@@ -247,6 +264,8 @@ class SchemaCache:
         """
         if self.declared is not None:
             return self.declared
+        if self._open is not None:
+            return self._close(self._open, samples[0])
         # Latest first: most datasets have one schema, and those that alternate have few.
         first = samples[0]
         for known in self.recent:
@@ -258,6 +277,18 @@ class SchemaCache:
             if error.index is None:
                 error.index = 0
             raise
+        return self._keep(schema)
+
+    def _close(self, declared: Schema, first: Any) -> Schema:
+        """Return the declared schema with the sizes that a batch's first sample has in free dimensions."""
+        convert = declared.fields.convert
+        shapes = tuple([convert(at, 0, one).shape for at, one in enumerate(fields_of(first, declared.feeds))])
+        for known in self.recent:
+            if known.shapes == shapes:
+                return known
+        return self._keep(replace(declared, shapes=shapes))
+
+    def _keep(self, schema: Schema) -> Schema:
         with self._settling:  # threads that settle the same schema at once must get the same object
             for known in self.recent:
                 if known == schema:  # the sample left it unclear, for example by a class with attributes
@@ -279,52 +310,49 @@ def infer_schema(samples: Sequence[Any], collation: Collation) -> Schema:
     """
     pads = collation.pads or {}
     varying = collation.ragged | pads.keys()
-    tree = Tree.of(samples[0], varying)
+    if collation.flat:
+        values = fields_of(samples[0], None)
+        tree = Tree.flat([str(number) for number in range(len(values))])
+    else:
+        tree = Tree.of(samples[0], varying)
+        values = tree.flatten(samples[0])
     if varying and (missing := sorted(varying - set(tree.array_names))):
         fields = sorted(set(tree.array_names))
         raise SampleError(f"ragged or pad names {missing}, but the sample's array fields are {fields}")
     feeds: list[FeedSpec] = []
     levels: list[int] = []
-    for number, (leaf, value) in enumerate(zip(tree.leaves, tree.flatten(samples[0]), strict=True)):
+    for number, (leaf, value) in enumerate(zip(tree.leaves, values, strict=True)):
         if not leaf.is_array:
             continue
         if collation.warns:
             warn_of_class(value, leaf.name)
         try:
             if leaf.name in varying:
-                array = _find_steps(tree, number, samples)
+                dtype, shape, level = _find_steps(tree, number, samples)
                 if leaf.name in pads:
-                    check_fill(pads[leaf.name], array.dtype)
-                feeds.append(FeedSpec(leaf.name, (None, *array.shape[1:]), array.dtype, lod_level=1))
-                levels.append(int(leaf.name not in pads))
-            elif isinstance(value, Region | Encoded):
-                # Every image has its own size, so what varies is settled by the image itself.
-                feeds.append(FeedSpec(leaf.name, (None, *value.step), value.dtype, lod_level=2))
-                levels.append(value.level)
+                    check_fill(pads[leaf.name], dtype)
             else:
-                array = as_numbers(value)
-                feeds.append(FeedSpec(leaf.name, (None, *array.shape), array.dtype))
-                levels.append(0)
+                dtype, shape, level = _settle(value, varies=False)
         except SampleError as error:
             error.field = leaf.name
             raise
-    return Schema(tree, tuple(feeds), tuple(levels), keeps_dtypes=collation.fallback is not None)
+        feeds.append(FeedSpec(leaf.name, (None, *shape), dtype, lod_level=min(level, 2)))
+        levels.append(0 if leaf.name in pads else level)
+    keeps_dtypes = collation.fallback is not None
+    return Schema(tree, tuple(feeds), tuple(levels), keeps_dtypes=keeps_dtypes, flat=collation.flat)
 
 
-def _find_steps(tree: Tree, field: int, samples: Sequence[Any]) -> Array:
-    """Return the first value of a field of varying length that has a dtype, which empty lists have not."""
+def _find_steps(tree: Tree, field: int, samples: Sequence[Any]) -> _FieldSpec:
+    """Return what the first value of a field of varying length settles; empty lists have no dtype."""
     for index, leaves in enumerate(all_leaves(tree, samples)):
         value = leaves[field]
         try:
-            array = as_numbers(value)
-            if not array.ndim:
-                advice = f"; {IF_A_LIST}" if tree.is_flat else ""
-                raise SampleError(f"expected an array of varying length, got a number{advice}")
+            found = _settle(value, varies=True, advice=f"; {IF_A_LIST}" if tree.is_flat else "")
         except SampleError as error:
             error.index = index
             raise
-        if array.size or not isinstance(value, list | tuple):
-            return array
+        if not isinstance(value, list | tuple) or as_numbers(value).size:
+            return found
     raise SampleError(
         "cannot infer a dtype: the lists of all samples of the batch are empty; use arrays, or declare the "
         "field in feed_list with lod_level=1"

@@ -103,6 +103,16 @@ class BatchBuilder(Protocol):
         """Add the batch and the sample to an error that one of the other methods has raised."""
 
 
+class BatchAssembler(Protocol):
+    """Makes batches of the samples at given indices, by one of the strategies; any thread may call it."""
+
+    def begin(self, number: int, indices: Indices, reserve: Reserve) -> BatchBuilder:
+        """Begin batch `number`; the caller then fetches its parts, and finishes it."""
+
+    def assemble(self, number: int, indices: Indices, reserve: Reserve) -> StagedBatch:
+        """Return batch `number`, fetched and staged in the calling thread; a `SampleError` says where."""
+
+
 def write_arrays(arrays: Sequence[Array], views: Sequence[Array]) -> None:
     """Write arrays into as many views of a slot, which have their shapes and dtypes; others may follow.
 
@@ -133,6 +143,8 @@ def find_program(
 
 def needed_nbytes(collation: Collation, tree: Tree | None, levels: Sequence[int], layout: Layout) -> int:
     """Return the bytes a slot needs for a batch of this layout, including what its transforms need."""
+    if collation.programmer is None:
+        return layout.nbytes
     program = find_program(collation.programmer, tree, levels, layout)
     if program is None:
         return layout.nbytes
@@ -147,8 +159,10 @@ def complete(collation: Collation, staged: StagedBatch, keys: Indices | Stretch)
     SampleError
         A transform does not accept its field.
     """
+    if collation.programmer is None:
+        return staged
     program = find_program(collation.programmer, staged.tree, staged.levels, staged.layout)
-    if program is None or collation.programmer is None:
+    if program is None:
         return staged
     # On a CPU place the results lie behind the fields in the slot; on a GPU they are in the device's slot.
     arrays = staged.slot.views(program.whole if collation.on_host else program.copied)
@@ -178,23 +192,18 @@ class Gaps:
     """Which samples of a batch are left, by their positions, after others were left out.
 
     >>> gaps = Gaps(["a", LeftOut("bad"), "c", "d"])
-    >>> gaps.take("abcd"), gaps.count
-    (['a', 'c', 'd'], 1)
+    >>> gaps.take("abcd")
+    ['a', 'c', 'd']
     >>> gaps.drop({0: "worse"})
-    >>> gaps.take("abcd"), gaps.count, gaps.reasons
-    (['c', 'd'], 2, ['bad', 'worse'])
+    >>> gaps.take("abcd"), gaps.reasons
+    (['c', 'd'], ['bad', 'worse'])
     """
 
     def __init__(self, samples: Sequence[Any]) -> None:
         self._size = len(samples)
-        self._left = [position for position, sample in enumerate(samples) if not isinstance(sample, LeftOut)]
-        self.reasons = [sample.reason for sample in samples if isinstance(sample, LeftOut)]
-        _refuse_empty(len(self._left), self._size, self.reasons)
-
-    @property
-    def count(self) -> int:
-        """The number of samples left out."""
-        return self._size - len(self._left)
+        bad = {at: sample.reason for at, sample in enumerate(samples) if isinstance(sample, LeftOut)}
+        self._left, self.reasons = [*range(self._size)], list[str]()
+        self.drop(bad)
 
     def take(self, values: Sequence[Any]) -> list[Any]:
         """Return the values of the samples that are left, given one for each position."""

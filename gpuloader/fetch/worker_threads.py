@@ -11,10 +11,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter_ns
 
-from gpuloader.batches.assembly import Assembler
-from gpuloader.batches.gathering import Gatherer
 from gpuloader.batches.items import Pass
-from gpuloader.batches.staged import BatchBuilder, StagedBatch
+from gpuloader.batches.staged import BatchAssembler, BatchBuilder, StagedBatch
 from gpuloader.errors import LoaderError, SampleError, in_a_fork
 from gpuloader.fetch.contract import (
     CLOSING_TIME,
@@ -254,7 +252,7 @@ class ThreadWorkers(Threads):
     Each batch is cut into one part per thread: so the first one is ready soonest, and few slots are needed.
     """
 
-    assembler: Assembler | Gatherer
+    assembler: BatchAssembler
     count: int
 
     def __post_init__(self) -> None:

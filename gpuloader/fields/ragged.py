@@ -121,7 +121,7 @@ def as_ragged(value: Any) -> Any:
         return value
     array = np.asarray(value)
     lengths = find()
-    return Ragged(array, tuple(_splits(level) for level in lengths)) if lengths else array
+    return Ragged(array, tuple(splits_of(level) for level in lengths)) if lengths else array
 
 
 def gather_fields(levels: Sequence[int], arrays: Sequence[Any]) -> list[Any]:
@@ -153,21 +153,30 @@ def split_rows(
         for index, row in enumerate(rows):
             if not isinstance(row, Sequence | np.ndarray):
                 raise SampleError(f"expected a sequence of sequences, got {type(row).__name__}", index=index)
-        levels.append(_splits([len(row) for row in rows]))
+        levels.append(splits_of([len(row) for row in rows]))
         owners = [index for index, row in enumerate(rows) for _ in row]
         rows = [inner for row in rows for inner in row]
     parts = []
     for owner, row in zip(owners, rows, strict=True):
         try:
             parts.append(conversion(row, dtype, (None, *step_shape)))
+            check_step(parts[0].shape[1:], parts[-1].shape[1:])
         except SampleError as error:
             error.index = owner
             raise
-    levels.append(_splits([len(part) for part in parts]))
+    levels.append(splits_of([len(part) for part in parts]))
     return parts, tuple(levels)
 
 
-def _splits(lengths: list[int]) -> Array:
+def check_step(first: Dims, step: Dims, index: int | None = None) -> None:
+    """Raise `SampleError` if the steps of a sequence have another shape than those of a batch's first one."""
+    if step != first:
+        problem = f"expected steps of shape {first} as in the batch's first sequence, got {step}"
+        raise SampleError(problem, index=index)
+
+
+def splits_of(lengths: list[int]) -> Array:
+    """Return the row splits of sequences of these lengths."""
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from gpuloader import DataLoader, IterableDataset, SampleError, StagingMemoryError
 from gpuloader.batches import items
-from gpuloader.batches import readers as samples
 from gpuloader.batches import rows as gradual
 from gpuloader.testing import simulated_places
 from tests.fakes import nothing_left_behind
@@ -139,8 +138,7 @@ def test_many_batches_beyond_the_first_slots(workers, drop_last):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Make batches of eight larger than what is reserved before their samples have arrived."""
-    for module in (items, samples):
-        monkeypatch.setattr(module, "AT_ONCE", 100)
+    monkeypatch.setattr(items, "AT_ONCE", 100)
     monkeypatch.setattr(gradual, "_FIRST_NBYTES", 40)
 
 

@@ -8,19 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader import DataLoader, IterableDataset, Ragged, SampleError, data, get_worker_info
-from gpuloader.batches.columns import Column, split_columns
+from gpuloader.batches.columns import split_columns
 from gpuloader.batches.rows import SampleRows
+from gpuloader.fields.convert import convert, convert_alike
 from gpuloader.sources.block import Block, Part
 from gpuloader.sources.describing import describe
 from gpuloader.sources.images.regions import NUMBERS, Encoded, Region, read_codes
 from gpuloader.staging.arena import arrange
 from gpuloader.transforms import OneHot, Resize
+from tests.loading import resume
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, assert_same, name_workers
 
 
 def columns_of(samples, feeds, pads=None, strict=False):
     arrays = []
-    for column in split_columns(samples, SampleRows(feeds, strict=strict), pads):
+    for column in split_columns(samples, SampleRows(feeds, convert_alike if strict else convert), pads):
         arrays.append(np.empty(column.shape, column.dtype))
         column.write(arrays[-1])
     return arrays
@@ -67,36 +69,38 @@ def test_no_samples_are_empty_columns():
     values, splits, dense = columns_of([], feeds)
     assert (values.shape, splits.tolist(), dense.shape) == ((0, 3), [0], (0, 2))
     assert columns_of([], feeds[:1], {"x": 0})[0].shape == (0, 0, 3)
-    Column((0,), np.dtype("i8"), [], joined=True).write(np.empty(0, "i8"))
 
 
-def test_steps_that_differ_name_their_sample():
-    for level, samples in [
-        (1, [np.zeros((1, 2)), np.zeros((2, 3))]),
-        (2, [[np.zeros((1, 2))] * 2, [np.zeros((1, 3))]]),
-    ]:
-        feeds = [data("x", [None, None], "float32", level)]
-        with pytest.raises(SampleError, match=r"expected steps of shape \(2,\) as .*, got \(3,\)$") as caught:
-            columns_of([(sample,) for sample in samples], feeds)
-        assert (caught.value.index, caught.value.field) == (1, "x")
+def make_region(pixels, channels, geometry=(0,) * NUMBERS):
+    return Region((pixels, channels), np.float32(geometry), np.full((pixels, channels), pixels, np.uint8))
 
 
-def test_a_dense_field_beside_ragged_ones_has_one_shape():
-    feeds = [data("x", [None], "int64", 1), data("y", [None, None])]
-    with pytest.raises(
-        SampleError, match=r"expected shape \(2,\) as in the batch's first sample, got \(3,\)"
-    ) as caught:
-        columns_of([([1], np.zeros(2)), ([], np.zeros(3))], feeds)
-    assert (caught.value.index, caught.value.field) == (1, "y")
+TWO_REGIONS = [make_region(2, channels) for channels in (3, 1)]
+STEPS = r"expected steps of shape \({},\) as .*, got \({},\)$"
+ROWS = r"expected shape \(2,\) as in the batch's first sample, got \(3,\)"
+
+
+@pytest.mark.parametrize(
+    ("feed", "samples", "message"),
+    [
+        (data("x", [None, None], "f4", 1), [np.zeros((1, 2)), np.zeros((2, 3))], STEPS.format(2, 3)),
+        (data("x", [None, None], "f4", 2), [[np.zeros((1, 2))] * 2, [np.zeros((1, 3))]], STEPS.format(2, 3)),
+        (data("x", [None, None]), [np.zeros(2), np.zeros(3)], ROWS),
+        (data("x", [None, 3], "uint8", 2), TWO_REGIONS, STEPS.format(3, 1)),
+        (data("x", [None, 3], "uint8", 2), [Encoded.of(one) for one in TWO_REGIONS], STEPS.format(3, 1)),
+    ],
+)
+def test_a_sample_unlike_the_first_is_named(feed, samples, message):
+    beside = data("y", [None], "int64", 1)
+    with pytest.raises(SampleError, match=message) as caught:
+        columns_of([(sample, [1]) for sample in samples], [feed, beside])
+    assert (caught.value.index, caught.value.field) == (1, "x")
 
 
 @pytest.mark.parametrize("sizes", [[4], [4, 6, 1]])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_regions_of_pictures_lie_one_behind_the_other(sizes, channels):
-    regions = [
-        Region((size, channels), np.float32([size, 1, *range(11)]), np.full((size, channels), size, np.uint8))
-        for size in sizes
-    ]
+    regions = [make_region(size, channels, [size, 1, *range(11)]) for size in sizes]
     feeds = [data("x", [None, channels], "uint8", 2)]
     pixels, splits, geometry = columns_of([(region,) for region in regions], feeds, strict=True)
     assert splits.tolist() == [0, *np.cumsum(sizes)]
@@ -111,18 +115,6 @@ def test_regions_of_pictures_lie_one_behind_the_other(sizes, channels):
     np.testing.assert_array_equal(code_geometry, geometry)
 
 
-def test_regions_with_other_channels_name_their_sample():
-    feeds = [data("x", [None, 3], "uint8", 2)]
-    regions = [
-        Region((2, channels), np.zeros(NUMBERS, np.float32), np.zeros((2, channels), np.uint8))
-        for channels in (3, 1)
-    ]
-    for samples in (regions, [Encoded.of(region) for region in regions]):
-        with pytest.raises(SampleError, match=r"expected steps of shape \(3,\) as .*, got \(1,\)") as caught:
-            columns_of([(sample,) for sample in samples], feeds, strict=True)
-        assert (caught.value.index, caught.value.field) == (1, "x")
-
-
 def test_strictness():
     """Values of declared fields are converted; those of inferred fields must be like the first sample."""
     feeds = [data("x", [None], "int64", 1)]
@@ -131,11 +123,8 @@ def test_strictness():
         with pytest.raises(SampleError) as caught:
             columns_of([([1],), (value,)], feeds, strict=True)
         assert (caught.value.index, caught.value.field) == (1, "x")
-    assert columns_of([([1],), ((),), (np.array([True, False]),)], feeds, strict=True)[0].tolist() == [
-        1,
-        1,
-        0,
-    ]
+    samples = [([1],), ((),), (np.array([True, False]),)]
+    assert columns_of(samples, feeds, strict=True)[0].tolist() == [1, 1, 0]
 
 
 class Names:
@@ -209,21 +198,6 @@ def test_batches_are_those_of_the_samples(workers):
         assert [len(one) for one in labels].count(7) == 3
 
 
-def test_no_sample_is_made_but_the_one_that_settles_the_form(monkeypatch):
-    made = []
-    iterate = Block.__iter__
-
-    def count(block):
-        for sample in iterate(block):
-            made.append(sample)
-            yield sample
-
-    monkeypatch.setattr(Block, "__iter__", count)
-    loader = DataLoader(Columns(), places="cpu", batch_size=7)
-    assert [len(batch["label"]) for batch in loader] == [7, 7, 7, 4]
-    assert [int(sample["label"]) for sample in made] == [0]
-
-
 def test_an_incomplete_last_batch_may_be_left_out():
     loader = DataLoader(Columns(), places="cpu", batch_size=7, drop_last=True)
     assert [check(batch) for batch in loader] == np.arange(21).reshape(3, 7).tolist()
@@ -242,39 +216,26 @@ def test_columns_of_varying_length_are_ragged_or_padded():
         list(DataLoader(Columns(25, names), places="cpu", batch_size=25))
 
 
-def test_transforms_run_over_them():
-    loader = DataLoader(Columns(), places="cpu", batch_size=10, transforms=[OneHot("label", classes=25)])
-    assert np.concatenate([batch["label"] for batch in loader]).tolist() == np.eye(25).tolist()
-
-
 @pytest.mark.parametrize("workers", [INLINE, THREADS], ids=name_workers)
 @pytest.mark.parametrize("received", [1, 2, 3])
 def test_a_loader_goes_on_where_another_was(workers, received):
     options = {"places": "cpu", "batch_size": 4, "seed": 1, **workers}
     whole = [check(batch) for batch in DataLoader(Columns(), **options)]
-    first = DataLoader(Columns(), **options)
-    batches = iter(first)
-    for _ in range(received):
-        next(batches)
-    state = first.state_dict()
-    batches.close()
-    second = DataLoader(Columns(), **options)
-    second.load_state_dict(state)
+    _, second = resume(lambda: DataLoader(Columns(), **options), received)
     assert [check(batch) for batch in second] == whole[received:]
 
 
 def test_a_collate_fn_gets_samples():
-    loader = DataLoader(
-        Columns(5),
-        places="cpu",
-        batch_size=5,
-        collate_fn=lambda samples: np.array([s["label"] for s in samples]),
-    )
-    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3, 4]]
-    assert [sample["name"] for sample in DataLoader(Columns(2), places="cpu", batch_size=None)] == [
-        "sample 0",
-        "sample 1",
-    ]
+    def stack(samples):
+        return np.array([sample["label"] for sample in samples])
+
+    taken = Taken()
+    for dataset in (Columns(), taken):
+        loader = DataLoader(dataset, places="cpu", batch_size=5, collate_fn=stack)
+        assert [batch.tolist() for batch in loader] == np.arange(25).reshape(5, 5).tolist()
+    assert taken.blocks == []
+    samples = list(DataLoader(Columns(2), places="cpu", batch_size=None))
+    assert [sample["name"] for sample in samples] == ["sample 0", "sample 1"]
 
 
 class Tenfold(Columns):
@@ -286,9 +247,8 @@ class Tenfold(Columns):
 def test_samples_of_a_derived_class_are_its_own():
     assert describe(Columns()).in_blocks
     assert not describe(Tenfold()).in_blocks
-    assert [batch.tolist() for batch in DataLoader(Tenfold(4), places="cpu", batch_size=4)] == [
-        [0, 10, 20, 30]
-    ]
+    [batch] = DataLoader(Tenfold(4), places="cpu", batch_size=4)
+    assert batch.tolist() == [0, 10, 20, 30]
 
 
 class Changing(Columns):
@@ -419,8 +379,9 @@ def test_samples_are_taken_in_columns_by_their_indices(workers):
         assert sorted(itertools.chain(*dataset.blocks)) == list(range(25))
 
 
-def test_columns_are_transformed():
-    loader = DataLoader(Taken(), places="cpu", batch_size=10, transforms=[OneHot("label", classes=25)])
+@pytest.mark.parametrize("kind", [Columns, Taken])
+def test_columns_are_transformed(kind):
+    loader = DataLoader(kind(), places="cpu", batch_size=10, transforms=[OneHot("label", classes=25)])
     assert np.concatenate([batch["label"] for batch in loader]).tolist() == np.eye(25).tolist()
 
 
@@ -452,13 +413,6 @@ def test_an_error_of_take_block_says_which_batch(workers):
         list(DataLoader(Faulty(), places="cpu", batch_size=4, **workers))
     assert caught.value.batch == 2
     assert isinstance(caught.value.__cause__, KeyError)
-
-
-def test_a_collate_fn_gets_samples_that_are_read_one_by_one():
-    dataset = Taken()
-    loader = DataLoader(dataset, places="cpu", batch_size=5, collate_fn=lambda samples: samples[0]["label"])
-    assert [int(np.asarray(batch)) for batch in loader] == [0, 5, 10, 15, 20]
-    assert dataset.blocks == []
 
 
 def test_pictures_are_transformed_one_by_one():
@@ -505,15 +459,17 @@ def test_divided_blocks_are_divided_samples(count, uneven, workers):
             assert_same(one, other)
 
 
-@pytest.mark.parametrize("shard", [(0, 1), (1, 2)])
-def test_of_divided_blocks_no_sample_is_made_but_the_first(shard, monkeypatch):
+@pytest.mark.parametrize("shard", [None, (0, 1), (1, 2)])
+def test_no_sample_is_made_but_the_one_that_settles_the_form(shard, monkeypatch):
     made = []
     iterate = Block.__iter__
     monkeypatch.setattr(Block, "__iter__", lambda block: (made.append(one) or one for one in iterate(block)))
-    loader = DataLoader(Whole(), places="cpu", batch_size=4, shard=shard, uneven="drop")
+    options = {} if shard is None else {"shard": shard, "uneven": "drop"}
+    loader = DataLoader(Columns() if shard is None else Whole(), places="cpu", batch_size=4, **options)
     labels = [label for batch in loader for label in check(batch)]
-    assert labels == list(range(shard[0], 25 // shard[1] * shard[1], shard[1]))
-    assert len(made) == 1
+    rank, ranks = shard or (0, 1)
+    assert labels == list(range(rank, 25 // ranks * ranks, ranks))
+    assert [int(sample["label"]) for sample in made] == [rank]
 
 
 @pytest.mark.parametrize("batch_size", [3, 4, 5])
@@ -521,11 +477,7 @@ def test_divided_blocks_resume_in_batches_of_another_size(batch_size):
     def load(size):
         return DataLoader(Whole(), places="cpu", batch_size=size, shard=(0, 2), uneven="drop", seed=1)
 
-    first = load(3)
-    batches = iter(first)
-    seen = check(next(batches)) + check(next(batches))
-    state = first.state_dict()
-    batches.close()
-    second = load(batch_size)
-    second.load_state_dict(state)
-    assert seen + [label for batch in second for label in check(batch)] == list(range(0, 24, 2))
+    sizes = iter([3, batch_size])
+    before, second = resume(lambda: load(next(sizes)), 2)
+    batches = [*before, *second]
+    assert [label for batch in batches for label in check(batch)] == list(range(0, 24, 2))

@@ -7,18 +7,13 @@ from hypothesis import strategies as st
 
 from gpuloader import SampleError, get_worker_info, sample_rng
 from gpuloader.batches.items import ItemAssembler, ItemState, ItemStream, ShareStream
-from gpuloader.batches.schema import Collation
+from gpuloader.batches.schema import Collation, Fallback
 from gpuloader.order.dividing import Division
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.order.worker_info import WorkerInfo, exchange_worker
 from gpuloader.sources.describing import describe
-from gpuloader.staging.ring import Slot
+from tests.loading import make_slot
 from tests.sample_sets import Counting, Stateful
-
-
-def make_slot(nbytes):
-    region = np.empty(max(nbytes, 1), np.uint8)
-    return Slot(region, region)
 
 
 def stream_of(dataset, size=2, drop_last=False, reached=None, collation=None, **options):
@@ -71,13 +66,10 @@ def test_where_a_pass_goes_on():
         batches_of(stream_of(Counting(3), reached=ItemState(0, 5)))
 
 
-def test_a_state_is_a_copy_behind_its_batch():
-    states = [state.state for _, _, state in batches_of(stream_of(Stateful(5)))]
-    assert states == [{"next": 2}, {"next": 4}, None]  # the last would describe the next pass
-
-
-def test_a_pass_that_had_ended_has_nothing_left():
-    (*_, last) = batches_of(stream_of(Stateful(5)))
+def test_a_state_is_a_copy_behind_its_batch_and_a_pass_that_had_ended_has_nothing_left():
+    (*_, last) = found = batches_of(stream_of(Stateful(5)))
+    # The last would describe the next pass.
+    assert [state.state for _, _, state in found] == [{"next": 2}, {"next": 4}, None]
     assert last[2].ended
     stateful = stream_of(Stateful(5), reached=last[2])
     assert batches_of(stateful) == []
@@ -116,36 +108,24 @@ def test_each_batch_has_the_form_of_its_own_first_item(names):
         assert found[-1][1] == [["a", "b"]]
 
 
+def test_an_error_of_the_dataset_is_no_reason_to_collate_what_came_before_it():
+    """Nor is it where a framework's own function makes the batches that do not fit together."""
+
+    def items():
+        yield from range(3)
+        raise OSError("disk")
+
+    for fallback in (None, Fallback(list, lambda first: False)):
+        with pytest.raises(SampleError, match="the dataset raised OSError: disk") as caught:
+            batches_of(stream_of(items(), 8, collation=Collation(fallback=fallback)))
+        assert (caught.value.batch, caught.value.index) == (0, 3)
+
+
 def test_items_are_read_no_further_than_asked():
     given = []
     stream = stream_of((given.append(number) or number for number in range(9)), 3)
     stream.stage(0, make_slot)
     assert given == [0, 1, 2]
-
-
-@pytest.mark.parametrize("holds", [False, True])
-def test_a_generator_is_closed(holds):
-    """Also if the dataset holds it, so that it would not end by itself."""
-    closed, held = [], []
-
-    def numbers():
-        try:
-            yield from range(9)
-        finally:
-            closed.append(True)
-
-    class Own:
-        def __iter__(self):
-            items = numbers()
-            if holds:
-                held.append(items)
-            return items
-
-    stream = stream_of(Own())
-    stream.close()  # before the first batch
-    stream.stage(0, make_slot)
-    stream.close()
-    assert closed == [True]
 
 
 def test_items_draw_by_their_worker():
@@ -274,16 +254,24 @@ def test_a_dataset_is_told_of_one_worker_on_one_rank():
     assert found[0][5] == found[1][5] != found[2][5]  # the third item of the same sequence
 
 
-def test_an_iterator_that_can_be_closed_is_closed():
-    closed = []
+@pytest.mark.parametrize("holds", [False, True])
+@pytest.mark.parametrize("make", [lambda items: stream_of(items), lambda items: share_of(items, 0, 2)])
+def test_a_generator_is_closed(make, holds):
+    """Also if the dataset holds it, so that it would not end by itself."""
+    closed, held = [], []
 
-    def items():
+    def numbers():
         try:
             yield from range(9)
         finally:
             closed.append(True)
 
-    stream = share_of(items(), 0, 2)
+    class Own:
+        def __iter__(self):
+            held.append(numbers())
+            return held[0] if holds else held.pop()
+
+    stream = make(Own())
     stream.close()  # before the first batch
     stream.stage(0, make_slot)
     assert not closed

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from gpuloader import SampleError, data
-from gpuloader.batches import readers as module
-from gpuloader.batches import rows
+from gpuloader.batches import items as module
 from gpuloader.batches.readers import ReadSoFar, SampleListStager, SampleStager, stage_all
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.staging.arena import arrange
-from gpuloader.staging.ring import Ring, Slot
+from gpuloader.staging.ring import Ring
 from gpuloader.watch.stats import Meter
+from tests.loading import make_slot
 
 LAYOUT = arrange((((2, 3), np.dtype("int64")),))
 
@@ -77,56 +77,36 @@ def batches_of(stager, items, ring=None, meter=None):
     return found
 
 
-def make_slot(nbytes):
-    region = np.zeros(max(nbytes, 1), np.uint8)
-    return Slot(region, region)
-
-
 def pairs(count):
     return ((np.full(2, number), number) for number in range(count))
 
 
-@pytest.mark.parametrize(("drop_last", "last"), [(False, [[[[4, 4]], [4]]]), (True, [])])
-def test_samples_are_staged_a_batch_at_a_time(gradually, drop_last, last):
+@pytest.mark.parametrize("size", [2, 1000])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_samples_are_staged_a_batch_at_a_time(gradually, drop_last, size):
     ring, meter = Ring(2, 1), Meter()
-    stager = SampleStager(None, 2, drop_last=drop_last)
-    whole = [[[[0, 0], [1, 1]], [0, 1]], [[[2, 2], [3, 3]], [2, 3]]]
-    assert batches_of(stager, pairs(5), ring, meter) == whole + last
-    assert ring.free == 2
-    assert meter.batches == 2 + len(last)
-
-
-def test_a_batch_that_is_not_full_is_all_there_is(gradually):
-    for drop_last, wanted in [(False, [[[[0, 0], [1, 1]], [0, 1]]]), (True, [])]:
-        ring = Ring(2, 1)
-        stager = SampleStager(None, 1000, drop_last=drop_last)
-        assert batches_of(stager, pairs(2), ring) == wanted
-        assert ring.free == (2 if ring.allocated else 0)
+    found = batches_of(SampleStager(None, size, drop_last=drop_last), pairs(5), ring, meter)
+    batches = [list(range(start, min(start + size, 5))) for start in range(0, 5, size)]
+    batches = batches[: 5 // size] if drop_last else batches
+    assert found == [[[[number, number] for number in batch], batch] for batch in batches]
+    assert ring.free == (2 if ring.allocated else 0)
+    assert meter.batches == len(batches)
 
 
 def test_memory_grows_with_the_samples_only_until_a_batch_has_been_full(monkeypatch):
-    written, original = [], rows.write_gradually
+    written, original = [], module.write_gradually
     monkeypatch.setattr(module, "AT_ONCE", 0)
-    monkeypatch.setattr(rows, "write_gradually", lambda *given: written.append(1) or original(*given))
+    monkeypatch.setattr(module, "write_gradually", lambda *given: written.append(1) or original(*given))
     stager = SampleStager(None, 2, drop_last=False)
     assert len(batches_of(stager, pairs(7))) == 4
     assert len(written) == 1
 
 
 UNLIKE = [
-    ([1, 2],),
-    ([1.5, 2.5],),
-    ([1, 2, 3],),
-    (np.arange(2, dtype="i4"),),
-    (np.arange(3, dtype="f4"),),
-    (7,),
-    (np.float32(7),),
-    (np.ones((2, 3)), 1),
-    (np.ones((2, 3)), [1, 2]),
-    (np.ones((3, 2)), 1),
-    (np.ones((2, 3)), 1, 2),
-    (np.ones((2, 3)), 1, np.int8(2)),
-]
+    ([1, 2],), ([1.5, 2.5],), ([1, 2, 3],), (np.arange(2, dtype="i4"),), (np.arange(3, dtype="f4"),), (7,),
+    (np.float32(7),), (np.ones((2, 3)), 1), (np.ones((2, 3)), [1, 2]), (np.ones((3, 2)), 1),
+    (np.ones((2, 3)), 1, 2), (np.ones((2, 3)), 1, np.int8(2)),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("size", [1, 2])

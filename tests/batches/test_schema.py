@@ -58,18 +58,8 @@ def test_a_batch_is_written_sample_by_sample_if_its_fields_have_one_size(collati
     ("sample", "collation", "field", "message"),
     [
         ({"a": 1}, Collation(ragged=frozenset("b")), None, r"ragged or pad names \['b'\]"),
-        (
-            {"a": "x"},
-            Collation(ragged=frozenset("a")),
-            None,
-            r"ragged or pad names \['a'\], .* array fields are \[\]",
-        ),
-        (
-            {"a": 1},
-            Collation(ragged=frozenset("a")),
-            "a",
-            "expected an array of varying length, got a number",
-        ),
+        ({"a": "x"}, Collation(ragged=frozenset("a")), None, r"names \['a'\], .* array fields are \[\]"),
+        ({"a": 1}, Collation(ragged=frozenset("a")), "a", "an array of varying length, got a number"),
         ({"a": []}, Collation(pads={"a": 0}), "a", "the lists of all samples of the batch are empty"),
         ({"a": [[1], [2, 3]]}, Collation(pads={"a": 0}), "a", "expected an array of numbers"),
         ({"a": np.zeros(2, int)}, Collation(pads={"a": 0.5}), "a", "cannot pad rows of int64 with 0.5"),
@@ -128,79 +118,40 @@ def region(pixels, channels):
 
 
 SAMPLES = [
-    1,
-    2**63 - 1,
-    -(2**63),
-    True,
-    1.5,
-    1j,
-    np.float32(1),
-    np.int64(1),
-    np.zeros(()),
-    np.zeros(3),
-    np.zeros(3, "f4"),
-    np.zeros((3, 1)),
-    "text",
-    b"bytes",
-    None,
-    (1, 2),
-    (1, 2, 3),
-    [1, 2],
-    (1, "a"),
-    ("a", 1),
-    (1.5, 2),
-    (np.zeros(3), 2),
-    (np.zeros(4), 2),
-    (np.zeros(3), "a"),
-    Pair(1, 2),
-    {"x": 1, "y": 2},
-    {"y": 2, "x": 1},
-    {"x": 1, "z": 2},
-    {"x": 1},
-    {"x": 1, "y": (1, 2)},
-    {"x": 1, "y": [1, 2]},
-    {"x": 1, "y": (1, 2, 3)},
-    {"x": 1, "y": {"z": 2}},
-    {"x": 1, "y": {"w": 2}},
-    {"x": 1, "y": {"z": {"w": 2}}},
-    OrderedDict(x=1, y=2),
-    {"x": region(4, 3)},
-    {"x": region(5, 3)},
+    1, 2**63 - 1, -(2**63), True, 1.5, 1j, np.float32(1), np.int64(1), np.zeros(()), np.zeros(3),
+    np.zeros(3, "f4"), np.zeros((3, 1)), "text", b"bytes", None, (1, 2), (1, 2, 3), [1, 2], (1, "a"),
+    ("a", 1), (1.5, 2), (np.zeros(3), 2), (np.zeros(4), 2), (np.zeros(3), "a"), Pair(1, 2), {"x": 1, "y": 2},
+    {"y": 2, "x": 1}, {"x": 1, "z": 2}, {"x": 1}, {"x": 1, "y": (1, 2)}, {"x": 1, "y": [1, 2]},
+    {"x": 1, "y": (1, 2, 3)}, {"x": 1, "y": {"z": 2}}, {"x": 1, "y": {"w": 2}},
+    {"x": 1, "y": {"z": {"w": 2}}}, OrderedDict(x=1, y=2), {"x": region(4, 3)}, {"x": region(5, 3)},
     {"x": region(4, 1)},
-    {"x": Encoded.of(region(4, 3))},
-    {"x": Encoded.of(region(5, 3))},
-    {"x": Encoded.of(region(4, 1))},
-    {"x": np.zeros(4, np.uint8)},
-    {"x": np.zeros((4, 3), np.uint8)},
-]
+    {"x": Encoded.of(region(4, 3))}, {"x": Encoded.of(region(5, 3))}, {"x": Encoded.of(region(4, 1))},
+    {"x": np.zeros(4, np.uint8)}, {"x": np.zeros((4, 3), np.uint8)},
+]  # fmt: skip
 UNCLEAR = [2**63, defaultdict(int, x=1, y=2), {"x": 1, "y": defaultdict(int, z=2)}]
 """Samples whose schema is settled for every batch."""
 
 VARYING = [
-    {"x": [1, 2]},
-    {"x": (1, 2)},
-    {"x": [1]},
-    {"x": [1.5]},
-    {"x": [[1, 2]]},
-    {"x": [[1, 2, 3]]},
-    {"x": np.zeros(3)},
-    {"x": np.zeros(0)},
-    {"x": np.zeros((2, 3))},
-    {"x": np.zeros((5, 3))},
-    {"x": np.zeros(3, "f4")},
-    {"x": [1, 2], "y": 3},
-    {"x": [1, 2], "y": [3]},
-    {"x": [1, 2], "y": "a"},
-]
+    {"x": [1, 2]}, {"x": (1, 2)}, {"x": [1]}, {"x": [1.5]}, {"x": [[1, 2]]}, {"x": [[1, 2, 3]]},
+    {"x": np.zeros(3)}, {"x": np.zeros(0)}, {"x": np.zeros((2, 3))}, {"x": np.zeros((5, 3))},
+    {"x": np.zeros(3, "f4")}, {"x": [1, 2], "y": 3}, {"x": [1, 2], "y": [3]}, {"x": [1, 2], "y": "a"},
+]  # fmt: skip
+FLAT = [
+    (1, 2), [1, 2], (1.5, 2), (1, 2, 3), ([1, 2], 3), [(1, 2), 3], ([1, 2, 3], 3), ([1.5], 3), ([True], 3),
+    (np.zeros(2, int), 3), (np.zeros((2, 1)), 3), (np.int64(1), np.int64(2)),
+]  # fmt: skip
+"""Samples of readers: tuples or lists with one array per field."""
 
 CASES = [
     (SAMPLES, Collation()),
     (VARYING, Collation(ragged=frozenset(["x"]))),
     (VARYING, Collation(pads={"x": 0})),
+    (FLAT, Collation(flat=True)),
 ]
+NAMES = ["fixed", "ragged", "padded", "flat"]
 
 
-@pytest.mark.parametrize(("samples", "collation"), CASES, ids=["fixed", "ragged", "padded"])
+@pytest.mark.parametrize(("samples", "collation"), CASES, ids=NAMES)
 def test_the_schema_of_a_batch_does_not_depend_on_the_batches_before(samples, collation):
     for first, second in itertools.product([*samples, *UNCLEAR] if samples is SAMPLES else samples, repeat=2):
         schemas = SchemaCache(collation)
@@ -208,7 +159,7 @@ def test_the_schema_of_a_batch_does_not_depend_on_the_batches_before(samples, co
             assert schemas.find([sample]) == infer_schema([sample], collation)
 
 
-@pytest.mark.parametrize(("samples", "collation"), CASES, ids=["fixed", "ragged", "padded"])
+@pytest.mark.parametrize(("samples", "collation"), CASES, ids=NAMES)
 def test_a_schema_is_settled_once(samples, collation, monkeypatch):
     settled = []
     monkeypatch.setattr(known, "infer_schema", lambda *given: settled.append(1) or infer_schema(*given))

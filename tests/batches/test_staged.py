@@ -19,7 +19,7 @@ def test_what_is_left_keeps_its_order(good, data):
             Gaps(samples)
         return
     gaps = Gaps(samples)
-    assert (gaps.take(samples), gaps.take(range(len(good))), gaps.count) == (left, left, good.count(False))
+    assert (gaps.take(samples), gaps.reasons) == (left, ["bad"] * good.count(False))
     for row, position in enumerate(left):
         error = SampleError("bad", index=row)
         gaps.locate(error)
