@@ -16,6 +16,7 @@ from gpuloader import DataLoader, Dataset, IterableDataset, TensorDataset, get_w
 from gpuloader.accelerate import PreparedLoader
 from tests.golden import recording
 from tests.golden.recording import plain
+from tests.sample_sets import Stateful
 
 SEED = 5
 THREADS = {"num_workers": 2, "worker_type": "thread"}
@@ -49,28 +50,6 @@ class DrawnStream(IterableDataset):
         info = get_worker_info()
         for number in range(10 if info is None else info.id, 20, 1 if info is None else info.num_workers):
             yield number, gpuloader.sample_rng().random()
-
-
-class Stateful(IterableDataset):
-    """Integers, divided among workers, with a state."""
-
-    def __init__(self, count=20):
-        self.count = count
-        self.next = None
-
-    def __iter__(self):
-        info = get_worker_info()
-        start, step = (0, 1) if info is None else (info.id, info.num_workers)
-        for number in range(start if self.next is None else self.next, self.count, step):
-            self.next = number + step
-            yield number
-        self.next = None
-
-    def state_dict(self):
-        return {"next": self.next}
-
-    def load_state_dict(self, state):
-        self.next = state["next"]
 
 
 class ForeignLoader:
@@ -193,8 +172,8 @@ LOADERS = {
     "a stream": lambda: load(DrawnStream()),
     "a stream, threads": lambda: load(DrawnStream(), **THREADS),
     "a stream, one rank": lambda: load(DrawnStream(), shard=(1, 2)),
-    "a stream with a state": lambda: load(Stateful()),
-    "a stream with a state, processes": lambda: load(Stateful(), num_workers=2, start_method="fork"),
+    "a stream with a state": lambda: load(Stateful(20)),
+    "a stream with a state, processes": lambda: load(Stateful(20), num_workers=2, start_method="fork"),
     "chained": lambda: load(gpuloader.ChainDataset([Stateful(4), Stateful(15)])),
     "samples of a reader": lambda: generate("sample", lambda: ((number,) for number in range(20))),
     "lists of a reader": lambda: generate(

@@ -85,18 +85,20 @@ def check(kept):
         np.testing.assert_array_equal(seen, wanted)
 
 
-@given(
-    counts=batch_counts,
-    pattern=keeping,
-    places=st.integers(1, 3),
-    seed=st.integers(0, 99),
-    capacity=st.integers(1, 3),
-    double_buffer=ways_to_read,
-)
+driving = {
+    "counts": batch_counts,
+    "pattern": keeping,
+    "places": st.integers(1, 3),
+    "capacity": st.integers(1, 3),
+    "double_buffer": ways_to_read,
+}
+
+
+@given(**driving, seed=st.integers(0, 99))
 @settings(max_examples=120, deadline=None)
-def test_held_batches_survive_on_simulated_devices(counts, pattern, places, seed, capacity, double_buffer):
+def test_held_batches_survive_on_simulated_devices(counts, pattern, places, seed, **options):
     where = simulated_places(places, seed)
-    loader, kept = drive(where, counts, pattern, capacity=capacity, double_buffer=double_buffer)
+    loader, kept = drive(where, counts, pattern, **options)
     for place in where:
         place.device.finish(place.device.consumer_stream())
     check(kept)
@@ -105,21 +107,20 @@ def test_held_batches_survive_on_simulated_devices(counts, pattern, places, seed
     assert_whole_again(loader, held)
 
 
-@given(
-    counts=batch_counts,
-    pattern=keeping,
-    places=st.integers(1, 3),
-    capacity=st.integers(1, 3),
-    double_buffer=ways_to_read,
-)
-@settings(max_examples=60, deadline=None)
-def test_held_batches_survive_on_the_cpu(counts, pattern, places, capacity, double_buffer):
-    loader, kept = drive(
-        [CPUPlace()] * places, counts, pattern, capacity=capacity, double_buffer=double_buffer
-    )
-    del loader  # kept batches outlive the loader
-    gc.collect()
-    check(kept)
+@given(**driving, outlives=st.booleans())
+@settings(max_examples=90, deadline=None)
+def test_held_batches_survive_on_the_cpu_and_every_host_slot_returns(
+    counts, pattern, places, outlives, **options
+):
+    loader, kept = drive([CPUPlace()] * places, counts, pattern, **options)
+    if outlives:
+        del loader  # kept batches outlive the loader
+        gc.collect()
+        check(kept)
+    else:
+        check(kept)
+        kept.clear()
+        assert_whole_again(loader)
 
 
 class Erratic(ReadAheadPolicy):
@@ -175,14 +176,6 @@ def test_batches_are_the_same_whoever_reads_them(count, pattern, places, seed, d
     kept.clear()
     assert_whole_again(loader, held=2 * count)
     assert not loader_threads()
-
-
-@given(counts=batch_counts, pattern=keeping, places=st.integers(1, 3))
-@settings(max_examples=30, deadline=None)
-def test_every_host_slot_returns_on_the_cpu(counts, pattern, places):
-    loader, kept = drive([CPUPlace()] * places, counts, pattern, capacity=2, double_buffer=True)
-    kept.clear()
-    assert_whole_again(loader)
 
 
 @given(streams=st.lists(st.integers(0, 2), min_size=4, max_size=12), seed=st.integers(0, 50))

@@ -13,21 +13,16 @@ from gpuloader.batches.tree import Tree
 from gpuloader.order.order import Mapped, Shuffled
 from gpuloader.order.plan import OrderedPlan
 from gpuloader.sources.array_rows import find_arrays
-from gpuloader.staging.ring import Slot
+from tests.loading import make_slot
 
 ARRAYS = (np.arange(20).reshape(10, 2), np.arange(10.0), np.arange(30, dtype="i2").reshape(10, 3).T.copy().T)
 
 
-def reserve(nbytes):
-    region = np.full(max(nbytes, 1), 255, np.uint8)
-    return Slot(region, region)
-
-
 def take(gatherer, indices, parts=1):
     if parts == 1:
-        staged = gatherer.assemble(3, indices, reserve)
+        staged = gatherer.assemble(3, indices, make_slot)
     else:
-        gathering = gatherer.begin(3, indices, reserve)
+        gathering = gatherer.begin(3, indices, make_slot)
         count = len(indices)
         for part in reversed(range(parts)):
             gathering.fetch(part * count // parts, (part + 1) * count // parts)
@@ -64,19 +59,14 @@ def test_rows_are_those_of_the_indices(indices, is_part, parts):
 @pytest.mark.parametrize(
     ("indices", "position", "index"),
     [
-        ([0, 10], 1, 10),
-        ([0, 1, -11], 2, -11),
-        (np.array([10]), 0, 10),
-        (range(8, 11), 2, 10),
-        (range(12, 7, -1), 0, 12),
-        (range(2, -12, -1), 13, -11),
-        ([2**62], 0, 2**62),
+        ([0, 10], 1, 10), ([0, 1, -11], 2, -11), (np.array([10]), 0, 10), (range(8, 11), 2, 10),
+        (range(12, 7, -1), 0, 12), (range(2, -12, -1), 13, -11), ([2**62], 0, 2**62),
     ],
-)
+)  # fmt: skip
 def test_an_index_outside(indices, position, index):
     for rows in (None, np.arange(10)[::-1].copy()):
         with pytest.raises(SampleError, match="the dataset has 10 samples") as caught:
-            Gatherer(ARRAYS, rows).assemble(4, indices, reserve)
+            Gatherer(ARRAYS, rows).assemble(4, indices, make_slot)
         error = caught.value
         assert (error.batch, error.index, error.dataset_index) == (4, position, index)
 
@@ -86,7 +76,7 @@ def test_an_index_outside(indices, position, index):
 )
 def test_what_is_no_index(indices):
     with pytest.raises(SampleError) as caught:
-        Gatherer(ARRAYS, None).assemble(4, indices, reserve)
+        Gatherer(ARRAYS, None).assemble(4, indices, make_slot)
     assert caught.value.batch == 4
 
 
@@ -118,7 +108,7 @@ def test_a_take_needs_no_memory_of_its_own(lie, indices):
     }[lie]()
     array[5] = 5
     gatherer = Gatherer([array], None)
-    slot = reserve(gatherer.layout(64).nbytes)
+    slot = make_slot(gatherer.layout(64).nbytes)
     gatherer.assemble(0, indices, lambda nbytes: slot)
     tracemalloc.start()
     staged = gatherer.assemble(1, indices, lambda nbytes: slot)

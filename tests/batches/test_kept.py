@@ -6,17 +6,12 @@ import pytest
 from gpuloader import Ragged, SampleError, data
 from gpuloader.batches.kept import stage_whole
 from gpuloader.batches.schema import Collation
-from gpuloader.staging.ring import Slot
+from tests.loading import make_slot
 from tests.sample_sets import Pair, assert_same
 
 BY_USER = Collation(function=list)
 UNBATCHED = Collation(batched=False)
 FEEDS = (data("x", [None, 4]), data("y", [None, 1], "int64"))
-
-
-def make_slot(nbytes):
-    region = np.full(max(nbytes, 1), 255, np.uint8)
-    return Slot(region, region)
 
 
 def build(value, collation):

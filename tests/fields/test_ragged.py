@@ -21,17 +21,10 @@ def test_level_one_keeps_every_row_and_its_length(samples):
     assert again == samples
 
 
-@given(samples=rows, fill=st.integers(-1, 1))
-def test_padding_fills_short_rows(samples, fill):
-    padded = Ragged.from_samples(samples, "int64").to_padded(fill)
-    longest = max(map(len, samples), default=0)
-    assert padded.shape == (len(samples), longest)
-    assert padded.tolist() == [row + [fill] * (longest - len(row)) for row in samples]
-
-
-@given(samples=st.lists(rows, max_size=4), fill=st.integers(-1, 1))
-def test_level_two_pads_both_ways(samples, fill):
-    ragged = Ragged.from_samples(samples, "int64", lod_level=2)
+@given(samples=st.lists(rows, max_size=4), fill=st.integers(-1, 1), step=st.sampled_from([(), (1,)]))
+def test_level_two_pads_both_ways(samples, fill, step):
+    ragged = Ragged.from_samples(samples, "int64", step, lod_level=2)
+    assert ragged.values.shape == (sum(len(row) for sample in samples for row in sample), *step)
     assert ragged.recursive_sequence_lengths() == [
         [len(sample) for sample in samples],
         [len(row) for sample in samples for row in sample],
@@ -39,11 +32,10 @@ def test_level_two_pads_both_ways(samples, fill):
     padded = ragged.to_padded(fill)
     most = max(map(len, samples), default=0)
     longest = max((len(row) for sample in samples for row in sample), default=0)
-    assert padded.shape == (len(samples), most, longest)
-    expected = np.full(padded.shape, fill)
+    expected = np.full((len(samples), most, longest, *step), fill)
     for n, sample in enumerate(samples):
         for m, row in enumerate(sample):
-            expected[n, m, : len(row)] = row
+            expected[n, m, : len(row)] = np.reshape(row, (len(row), *step))
     np.testing.assert_array_equal(padded, expected)
 
 
@@ -66,23 +58,6 @@ def test_an_error_names_the_sample_whatever_its_level(samples, step, level, inde
     with pytest.raises(SampleError, match=message) as caught:
         Ragged.from_samples(samples, "int64", step, level)
     assert caught.value.index == index
-
-
-def test_rows_may_be_empty_anywhere():
-    ragged = Ragged.from_samples([[], [1], [], [], [2, 3], []], "int64")
-    assert ragged.row_splits[0].tolist() == [0, 0, 1, 1, 1, 3, 3]
-    assert ragged.to_padded(-1).tolist() == [[-1, -1], [1, -1], [-1, -1], [-1, -1], [2, 3], [-1, -1]]
-    assert Ragged.from_samples([[], []], "float32", (3,)).to_padded().shape == (2, 0, 3)
-    nothing = Ragged.from_samples([], "int64", (1,))
-    assert (len(nothing), nothing.values.shape, nothing.to_padded().shape) == (0, (0, 1), (0, 0, 1))
-
-
-def test_level_two_with_nothing_in_it():
-    ragged = Ragged.from_samples([[], [[]], []], "int64", (1,), lod_level=2)
-    assert ragged.recursive_sequence_lengths() == [[0, 1, 0], [0]]
-    assert ragged.values.shape == (0, 1)
-    assert ragged.to_padded().shape == (3, 1, 0, 1)
-    assert Ragged.from_samples([], "int64", (1,), lod_level=2).to_padded().shape == (0, 0, 0, 1)
 
 
 def test_splits_are_int64_and_values_the_dtype_asked_for():
@@ -109,13 +84,15 @@ def test_what_is_joined_does_not_change_with_the_readers_buffer():
     assert ragged.values.tolist() == [0, 1, 2, 3]
 
 
-@given(samples=rows, width=st.integers(1, 3))
-def test_steps_of_a_shape_pad_like_plain_python(samples, width):
-    stepped = [[[step * 10 + n for n in range(width)] for step in row] for row in samples]
-    padded = Ragged.from_samples(stepped, "int64", (width,)).to_padded(7)
+@given(samples=rows, width=st.none() | st.integers(1, 3), fill=st.integers(-1, 1))
+def test_short_rows_are_padded_like_plain_python(samples, width, fill):
+    shape = () if width is None else (width,)
+    stepped = [[np.full(shape, step * 10).tolist() for step in row] for row in samples]
+    padded = Ragged.from_samples(stepped, "int64", shape).to_padded(fill)
     longest = max(map(len, samples), default=0)
-    assert padded.shape == (len(samples), longest, width)
-    assert padded.tolist() == [row + [[7] * width] * (longest - len(row)) for row in stepped]
+    assert padded.shape == (len(samples), longest, *shape)
+    filler = np.full(shape, fill).tolist()
+    assert padded.tolist() == [row + [filler] * (longest - len(row)) for row in stepped]
 
 
 def test_fields_are_gathered_from_flat_arrays():
