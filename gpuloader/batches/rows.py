@@ -61,7 +61,7 @@ class SampleRows:
         self.conversion = conversion
         self.layout = arrange(())
         self.count = -1
-        self._shapes: Sequence[Any] = shapes or [feed.sample_shape for feed in feeds]
+        self._shapes: Sequence[Any] = shapes or [feed.shape[1:] for feed in feeds]
         self._places: list[_RowPlaces] = []
 
     def convert(self, field: int, index: int, value: Any) -> Array:
@@ -78,7 +78,8 @@ class SampleRows:
         """Prepare for batches of `count` dense samples, whose layout is then `layout`; return the table."""
         self.layout, self.count = self.layout_of(count), count
         strict = self.conversion is not convert  # refuses what would have to be reshaped
-        self._places = [_row_places(field, strict) for field in self.layout.fields]
+        for field in self.layout.fields:
+            self._places.append(_row_places(field, strict))
         return self
 
     def layout_of(self, count: int) -> Layout:
