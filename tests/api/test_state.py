@@ -63,7 +63,9 @@ def test_a_position_of_workers_in_turn():
     assert (again.readers, again.turn) == (3, 2)
 
 
-@pytest.mark.parametrize("options", [*WORKERS, {"places": simulated_places(2), "prefetch": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options", [*WORKERS, pytest.param({"places": simulated_places(2), "prefetch": 2}, id="places")], ids=str
+)
 def test_only_what_was_received_counts(options):
     """And neither what was read ahead nor what was copied ahead."""
     loader, places = make(prefetch_factor=4, **options), len(options.get("places", "1"))
