@@ -3,6 +3,8 @@
 Device memory is host memory. Streams are queues that run only when an event is queried or waited for, so work
 that is not ordered does not run in time. As in CUDA, each thread has a current device, the handle 0 means the
 default stream of that device, a failed device refuses every call, and so does any device in a forked child.
+A copy from memory that is not page-locked waits for its stream, and a stream or an event that is destroyed
+cannot be used any more.
 Pointers, memory, arrays and their lifetimes are CuPy's own, which need no driver as long as the device is
 given explicitly.
 """
@@ -31,13 +33,14 @@ NOT_READY = 600
 NOT_INITIALIZED = 3
 OUT_OF_MEMORY = 2
 CAPTURE_UNSUPPORTED = 900
+CAPTURE_IMPLICIT = 906  # the legacy stream waits for a stream that is being captured
 PER_THREAD = 2  # the handle of the calling thread's default stream
 CONTEXT = 1000  # the handle of the first device's primary context
 
 
 UNSAFE = {
     *("malloc", "free", "hostRegister", "hostUnregister", "setDevice", "loadModule"),
-    *("eventQuery", "eventSynchronize", "eventElapsedTime"),
+    *("eventQuery", "eventSynchronize", "eventElapsedTime", "eventDestroy", "streamDestroy"),
 }
 """The calls that are refused while a stream is captured in a mode other than 'relaxed'."""
 
@@ -103,6 +106,8 @@ class FakeRuntime:
         self.of_threads = {}  # the per-thread default streams of each device
         self.work, self.marks = {}, {}
         self.device_of = {}  # maps streams and events to their device
+        self.blocking = set()  # streams that the legacy default stream waits for
+        self.destroyed = set()  # streams and events
 
     def check(self, name):
         self.calls[name] += 1
@@ -173,6 +178,8 @@ class FakeRuntime:
 
     def streamIsCapturing(self, stream):
         self.check("streamIsCapturing")
+        if self.find_implicit_captures(stream):  # the question leaves the capture alone
+            raise CudaError(CAPTURE_IMPLICIT, "cudaErrorStreamCaptureImplicit")
         if stream in self.captures and self.captures[stream].broken:  # CuPy's own error, without a status
             raise RuntimeError("the stream was capturing, but an error has invalidated the capture sequence")
         return stream in self.captures
@@ -203,13 +210,29 @@ class FakeRuntime:
                 capture.broken, status = True, CAPTURE_UNSUPPORTED
         return status
 
+    def find_implicit_captures(self, stream):
+        """Return the captures that work on a legacy default stream would have to wait for."""
+        if stream not in (0, 1):
+            return []
+        return [
+            capture
+            for number, capture in self.captures.items()
+            if number in self.blocking and self.device_of[number] == self.current
+        ]
+
     def queue(self, stream):
         """Return a stream's pending work, to which the caller adds.
 
         Every device has its own legacy default stream, 0 or 1, and in each thread a per-thread default
-        stream, 2. They wait for one another; all other streams here are non-blocking.
+        stream, 2. They wait for one another; of other streams, only the blocking ones that are captured do.
         """
         assert stream not in self.captures, "the loader's work has become part of a graph"
+        if stream in self.destroyed:
+            raise CudaError(INVALID_HANDLE, "cudaErrorInvalidResourceHandle")
+        if implicit := self.find_implicit_captures(stream):
+            for capture in implicit:
+                capture.broken = True
+            raise CudaError(CAPTURE_IMPLICIT, "cudaErrorStreamCaptureImplicit")
         if stream > PER_THREAD:
             return self.work.setdefault(stream, deque())
         legacy, of_threads = -1 - self.current, self.of_threads.setdefault(self.current, [])
@@ -242,7 +265,19 @@ class FakeRuntime:
     def memcpyAsync(self, target, source, nbytes, kind, stream):
         assert kind in (1, 3)
         self.check("memcpyAsync" if kind == 1 else "memcpyWithin")
+        if kind == 1 and not self.is_page_locked(source):
+            self.wait_for_stream(stream)
+            staged = ctypes.string_at(source, nbytes)  # in the driver's own memory
+            self.queue(stream).append((None, lambda: ctypes.memmove(target, staged, nbytes)))
+            return
         self.queue(stream).append((None, lambda: ctypes.memmove(target, source, nbytes)))
+
+    def wait_for_stream(self, stream):
+        """Run until all that is on a stream now has run."""
+        mark = Mark()
+        self.queue(stream).append((None, mark.reach))
+        while not mark.reached:
+            assert self.step(), "the host waits for a stream that will never get there"
 
     def memcpy2DAsync(self, target, target_pitch, source, source_pitch, width, height, kind, stream):
         assert kind == 4  # wherever the pointers point
@@ -256,13 +291,15 @@ class FakeRuntime:
 
     def eventRecord(self, event, stream):
         self.check("eventRecord")
-        if self.device_of[event] != self.device_of_stream(stream):
+        if event in self.destroyed or self.device_of[event] != self.device_of_stream(stream):
             raise CudaError(INVALID_HANDLE, "cudaErrorInvalidResourceHandle")
         mark = self.marks[event] = Mark()
         self.queue(stream).append((None, mark.reach))
 
     def streamWaitEvent(self, stream, event):
         self.check("streamWaitEvent")
+        if event in self.destroyed:
+            raise CudaError(INVALID_HANDLE, "cudaErrorInvalidResourceHandle")
         self.queue(stream).append((self.marks.get(event), lambda: None))
 
     def eventQuery(self, event):
@@ -278,6 +315,17 @@ class FakeRuntime:
         while not self.is_reached(event):
             assert self.step(), "the host waits for an event that will never be reached"
 
+    def eventDestroy(self, event):
+        self.destroy("eventDestroy", event)
+
+    def streamDestroy(self, stream):
+        self.destroy("streamDestroy", stream)  # at once, and what is on it still runs
+
+    def destroy(self, name, handle):
+        self.check(name)
+        assert handle not in self.destroyed
+        self.destroyed.add(handle)
+
     def eventElapsedTime(self, start, end):
         self.check("eventElapsedTime")
         if not {start, end} <= self.timed:
@@ -288,9 +336,11 @@ class FakeRuntime:
 
     def pointerGetAttributes(self, address):
         self.check("pointerGetAttributes")
+        return SimpleNamespace(type=int(self.is_page_locked(address)))
+
+    def is_page_locked(self, address):
         spans = {**self.registered, **self.pinned}
-        is_locked = any(start <= address < start + nbytes for start, nbytes in spans.items())
-        return SimpleNamespace(type=int(is_locked))
+        return any(start <= address < start + nbytes for start, nbytes in spans.items())
 
     def hostRegister(self, address, nbytes, flags):
         self.check("hostRegister")
@@ -373,12 +423,19 @@ def make_cupy(real, runtime):
             runtime.setDevice(stacks.before.pop())
 
     class Stream:
+        ptr = 0
+
         def __init__(self, non_blocking=False, priority=0):
-            assert non_blocking
             runtime.check("streamCreate")
             self.priority = priority
             self.ptr = next(runtime.numbers)
             runtime.device_of[self.ptr] = runtime.current
+            if not non_blocking:
+                runtime.blocking.add(self.ptr)
+
+        def __del__(self):
+            if self.ptr:
+                runtime.streamDestroy(self.ptr)
 
         def __enter__(self):
             runtime.thread.streams[runtime.current] = self
@@ -388,6 +445,12 @@ def make_cupy(real, runtime):
             del runtime.thread.streams[runtime.current]
 
     class Event:
+        ptr = 0
+
+        def __del__(self):
+            if self.ptr:
+                runtime.eventDestroy(self.ptr)
+
         def __init__(self, block=False, disable_timing=False):
             assert block
             runtime.check("eventCreate")

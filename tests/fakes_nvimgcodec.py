@@ -2,8 +2,8 @@
 
 It has the parts of the interface that the package uses, with the real names of parameters, the real results
 for what it cannot decode, and what is dangerous about the real one: memory of images that are gone is used
-again at once, the JPEG engine writes when it is called, other decoders when their stream gets there, and the
-outermost pixels of a region are wrong.
+again at once, through the stream that the image was decoded on; the JPEG engine writes when it is called,
+other decoders when their stream gets there; and the outermost pixels of a region are wrong.
 """
 
 import io
@@ -67,8 +67,8 @@ class DecodeParams:
 class Image:
     buffer_kind = ImageBufferKind.STRIDED_DEVICE
 
-    def __init__(self, shape, pool):
-        self.shape, self._pool = shape, pool
+    def __init__(self, shape, pool, is_gone=lambda: False):
+        self.shape, self._pool, self._is_gone = shape, pool, is_gone
         self.pitch = shape[1] * shape[2] + PADDING
         needed = shape[0] * self.pitch
         found = next((number for number, one in enumerate(pool) if one.size >= needed), None)
@@ -76,6 +76,7 @@ class Image:
 
     def __del__(self):
         self._pool.append(self.memory)
+        assert not self._is_gone(), "the image has outlived the stream on which its memory is freed"
 
     @property
     def __cuda_array_interface__(self):
@@ -129,7 +130,7 @@ def make_module(runtime=None, *, late=False, refuses=lambda data: False):
                 return None
             if source.region is not None:
                 pixels = cut(pixels, source.region)
-            result = Image(pixels.shape, pool)
+            result = Image(pixels.shape, pool, lambda: runtime is not None and stream in runtime.destroyed)
             memory, pitch = result.memory, result.pitch  # not the image, which the stream does not keep
 
             def write():

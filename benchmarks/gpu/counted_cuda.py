@@ -30,7 +30,9 @@ class CountedRuntime:
         results |= dict.fromkeys(
             ("eventRecord", "streamWaitEvent", "memcpyAsync", "eventSynchronize", "setDevice", "hostRegister")
         )
-        results |= dict.fromkeys(("hostUnregister", "ctxSetCurrent", "launch"))
+        results |= dict.fromkeys(
+            ("hostUnregister", "ctxSetCurrent", "launch", "streamDestroy", "eventDestroy")
+        )
         results |= {"streamIsCapturing": False, "eventElapsedTime": 0.001, "getDeviceCount": 1}
         results |= {"pointerGetAttributes": SimpleNamespace(type=0)}
         for name, result in results.items():
@@ -56,9 +58,17 @@ class CountedRuntime:
         del self._memory[address]
 
 
+_numbers = itertools.count(3)  # of streams and events
+
+
+class _Event:
+    def __init__(self, **_: bool) -> None:
+        self.ptr = next(_numbers)
+
+
 class _Stream:
-    def __init__(self, number: int = 0) -> None:
-        self.ptr = self.cuda_stream = number
+    def __init__(self, **_: int) -> None:
+        self.ptr = self.cuda_stream = next(_numbers)
 
     def __enter__(self) -> None: ...
 
@@ -89,7 +99,7 @@ def counted_cuda() -> Iterator[CountedRuntime]:
     from gpuloader.kernels import launching, shuffle
 
     runtime = CountedRuntime(cupy.cuda.runtime.CUDARuntimeError)
-    numbers, default = itertools.count(3), _Stream()
+    default = _Stream()
 
     class Array(cupy.ndarray):  # type: ignore[misc]
         def __dlpack__(self, *, stream: int | None = None) -> Any:  # CuPy's own asks the driver
@@ -100,8 +110,8 @@ def counted_cuda() -> Iterator[CountedRuntime]:
     vars(fake)["__version__"] = cupy.__version__
     vars(fake)["ndarray"] = Array
     vars(fake)["cuda"] = SimpleNamespace(
-        Stream=lambda **_: _Stream(next(numbers)),
-        Event=lambda **_: SimpleNamespace(ptr=next(numbers)),
+        Stream=_Stream,
+        Event=_Event,
         UnownedMemory=cupy.cuda.UnownedMemory,
         MemoryPointer=cupy.cuda.MemoryPointer,
         memory=cupy.cuda.memory,

@@ -102,7 +102,7 @@ class JpegCodec:
                 images = self._decode([source for _, source, _ in sources], turns=turns, stream=stream)
                 for (number, _, frame), image in zip(sources, images, strict=True):
                     if image is not None:
-                        found[number] = self._take(image, codes[number], frame)
+                        found[number] = self._take(image, codes[number], frame, stream)
         return found
 
     def _open(self, code: Code) -> tuple[Any, tuple[int, int, int, int]]:
@@ -132,7 +132,9 @@ class JpegCodec:
             raise LoaderError(f"{self.name}: nvImageCodec failed: {describe_error(error)}") from error
         return images
 
-    def _take(self, image: Any, code: Code, frame: tuple[int, int, int, int]) -> DeviceImage | None:
+    def _take(
+        self, image: Any, code: Code, frame: tuple[int, int, int, int], stream: Any
+    ) -> DeviceImage | None:
         """Return the region that a code asks for, within the part of the image that was decoded."""
         height, width, channels = code.shape
         first, near, last, far = frame
@@ -142,7 +144,9 @@ class JpegCodec:
         interface = image.__cuda_array_interface__ if on_device else image.__array_interface__
         pitch = interface["strides"][0] if interface.get("strides") else (far - near) * channels
         address = interface["data"][0] + (code.part[0] - first) * pitch + (code.part[1] - near) * channels
-        return DeviceImage(address, pitch, height, width * channels, image)
+        # The image frees its memory through the stream, which therefore has to go after it: the objects of a
+        # tuple go from the last to the first.
+        return DeviceImage(address, pitch, height, width * channels, (stream, image))
 
     def copy(self, target: Any, image: DeviceImage, stream: Any, offset: int) -> None:
         """Issue one `cudaMemcpy2DAsync`."""

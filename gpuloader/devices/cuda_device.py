@@ -81,6 +81,10 @@ class _Relaxed:
         driver.exchange_capture_mode(self._before)
 
 
+# Returns a function that makes a call with an address or a handle once, as soon as that can be done.
+Discarding = Callable[[Callable[[int], None], int], Callable[[], object]]
+
+
 class CudaMemory:
     """Device memory; freed by `cudaFree`, which waits for the kernels that still use it."""
 
@@ -93,24 +97,34 @@ class CudaMemory:
         self.bound: dict[int, BoundProgram] = {}  # the programs that run over the memory, by their id
 
 
+def _undestroyed(kind: type) -> type:
+    """Return CuPy's type of streams or events without its destructor.
+
+    That one calls CUDA wherever the last reference goes: in a forked child or after a failure it prints a
+    traceback, and while the user captures a graph it may end that.
+    """
+    return type(kind.__name__, (kind,), {"__del__": staticmethod(int)})  # a function in C that does nothing
+
+
 _NOWHERE = SimpleNamespace(address=1 << 40, nbytes=1 << 60)  # as aligned as real memory
 
 
 class CudaCalls:
     """The calls of one GPU, which must be the thread's current device; they raise CuPy's errors.
 
-    `freeing` returns a function that frees the memory at an address once. Finalizers call that function, in
-    any thread, on any device.
+    `discarding` returns the functions that free memory and destroy streams and events. Finalizers call them,
+    in any thread, on any device.
     """
 
     direct = False
 
-    def __init__(self, cupy: Any, index: int, freeing: Callable[[int], Callable[[], object]]) -> None:
+    def __init__(self, cupy: Any, index: int, discarding: Discarding) -> None:
         self.name = f"gpu:{index}"
         self.index = index
         self._cupy = cupy
         self._runtime = cupy.cuda.runtime
-        self._freeing = freeing
+        self._discarding = discarding
+        self._stream_type, self._event_type = map(_undestroyed, (cupy.cuda.Stream, cupy.cuda.Event))
         self._home: int | None = index  # the GPU that the thread itself uses; None if it uses none
         self._torch = TorchStreams()
 
@@ -121,7 +135,7 @@ class CudaCalls:
         try:
             with _Relaxed():
                 address = self._runtime.malloc(max(nbytes, 1))
-            return CudaMemory(address, nbytes, self._freeing(address))
+            return CudaMemory(address, nbytes, self._discarding(self._runtime.free, address))
         except self._runtime.CUDARuntimeError as error:
             if error.status != _OUT_OF_MEMORY:
                 raise
@@ -137,12 +151,16 @@ class CudaCalls:
         # Non-blocking, so that the legacy default stream, on which many programs compute, does not hold up
         # copies. Priorities do nothing for copies. They matter for the kernels of transforms, which would
         # otherwise queue behind the blocks of the model's kernels.
-        return self._cupy.cuda.Stream(non_blocking=True, priority=_HIGH if urgent else _NORMAL)
+        stream = self._stream_type(non_blocking=True, priority=_HIGH if urgent else _NORMAL)
+        stream.finalizer = Finalizer(self._discarding(self._runtime.streamDestroy, stream.ptr))
+        return stream
 
     def event(self, *, timed: bool = False) -> Any:
         """Return an event for which host threads sleep; one without timing is cheaper to wait for."""
         # Host threads that spin would take a core from the workers.
-        return self._cupy.cuda.Event(block=True, disable_timing=not timed)
+        event = self._event_type(block=True, disable_timing=not timed)
+        event.finalizer = Finalizer(self._discarding(self._runtime.eventDestroy, event.ptr))
+        return event
 
     # The runtime's functions are called directly. CuPy's methods on streams, events and memory look at the
     # capture state or the device first, which costs as much as the call and is known here.
@@ -419,10 +437,10 @@ class CudaDevice(CudaCalls):
     _is_ending = staticmethod(sys.is_finalizing)
 
     def __init__(self, index: int) -> None:
-        super().__init__(cuda.cupy, index, self._freeing_late)
+        super().__init__(cuda.cupy, index, self._discard_late)
         self.locker: PageLocker | None = self
         self._context = Context(cuda.cupy, index)
-        self._calls = CudaCalls(cuda.cupy, index, self._freeing_late)
+        self._calls = CudaCalls(cuda.cupy, index, self._discard_late)
         self._here = _Here(self._calls)
         self._discarded: deque[tuple[Callable[[int], None], int, object]] = deque()
         self._codec: JpegCodec | None = None
@@ -485,18 +503,16 @@ class CudaDevice(CudaCalls):
 
         In a forked child it does nothing.
         """
-        return self._discarding(self._runtime.hostUnregister, address, memory)
-
-    def _freeing_late(self, address: int) -> Callable[[], object]:
-        return self._discarding(self._runtime.free, address)
+        return self._discard_late(self._runtime.hostUnregister, address, memory)
 
     # `cudaFree` and `cudaHostUnregister` wait for the device, and finalizers call them in whatever thread
-    # drops a batch. So they are noted first, and made as soon as the thread captures nothing.
+    # drops a batch. So they are noted first, and made as soon as the thread captures nothing. Streams and
+    # events go the same way.
 
-    def _discarding(
+    def _discard_late(
         self, call: Callable[[int], None], address: int, memory: object = None
     ) -> Callable[[], object]:
-        """Return a function that gives up memory by a call, now or later; `memory` is kept until then."""
+        """Return a function that gives something up by a call, now or later; `memory` is kept until then."""
         return partial(self._discard, once(partial(self._discarded.append, (call, address, memory))))
 
     def _discard(self, note: Callable[[], object]) -> None:

@@ -265,3 +265,18 @@ def test_the_trial_is_a_gray_picture():
     pixels = decoded_by_pillow(codecs._TRIAL)
     assert pixels.shape == (8, 8, 3)
     assert (pixels == 128).all()
+
+
+def test_an_image_keeps_the_stream_that_it_was_decoded_on(runtime, monkeypatch):
+    """Its memory is freed through that stream, also if nothing else refers to the stream any more."""
+    install(monkeypatch, nvimgcodec.make_module(runtime))
+    device = open_device(CUDAPlace(0))
+    stream = device.stream()
+    data = np.frombuffer(encode(make_pixels(20, 30)), np.uint8)
+    images = device.codec().decode([Code(data, (0, 0, 20, 30), 1)], stream)
+    number = stream.ptr
+    del stream
+    assert images != [None]
+    assert number not in runtime.destroyed
+    images.clear()
+    assert number in runtime.destroyed

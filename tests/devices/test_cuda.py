@@ -710,6 +710,71 @@ class TestDeviceMemory:
         assert not runtime.registered
 
 
+def test_copies_that_block_wait_for_the_users_kernels(runtime):
+    """As copies do from memory whose page-locking was refused, into slots whose batches are still read."""
+    runtime.refuse_registering = True
+
+    def look():
+        return [runtime.launch_read(images) for images, _ in load(10)]
+
+    with pytest.warns(RuntimeWarning, match="page-lock"):
+        seen = look()
+    runtime.finish()
+    assert [values[0, 0] for (values,) in seen] == list(range(10))
+
+
+class TestStreamsAndEvents:
+    """Those of a dropped loader are destroyed; CuPy's own destructors do that at once, come what may."""
+
+    @staticmethod
+    def begin(runtime):
+        """Return what a program holds of a loader that it has used, and how many streams and events exist."""
+        loader = load(5)
+        epoch = iter(loader)
+        return [loader, epoch, next(epoch)], len(runtime.device_of)
+
+    def test_are_destroyed_once(self, runtime):
+        held, count = self.begin(runtime)
+        assert count > 4
+        runtime.finish()
+        held.clear()
+        gc.collect()
+        assert runtime.destroyed == set(runtime.device_of)
+
+    @pytest.mark.parametrize("status", [700, 3])
+    def test_in_silence_after_the_device_has_failed(self, runtime, status):
+        held, _ = self.begin(runtime)
+        runtime.failed = status
+        held.clear()
+        gc.collect()  # pytest makes an error of what a destructor raises
+        runtime.failed = 0
+        runtime.registered.clear()  # the driver has given it up with the context
+
+    def test_in_silence_and_without_a_call_in_a_forked_child(self, runtime):
+        held, _ = self.begin(runtime)
+
+        def work():
+            printed, before = [], runtime.calls.total()
+            sys.unraisablehook = printed.append
+            held.clear()
+            gc.collect()
+            assert [one.exc_value for one in printed] == []
+            assert runtime.calls.total() == before
+
+        run_in_fork(work)
+
+    def test_after_a_capture(self, runtime, capture):
+        held, _ = self.begin(runtime)
+        list(held[1])  # an epoch that goes on would be closed after the capture
+        runtime.finish()
+        with capture() as stream:
+            held.clear()
+            gc.collect()
+        list(load(1))
+        gc.collect()
+        assert runtime.destroyed == set(runtime.device_of) - {stream.ptr}
+
+
 class TestKernelsFail:
     """Launches raise errors of the driver, the compiler or the library loader, not of the runtime."""
 
@@ -987,6 +1052,20 @@ class TestAStreamBeingCaptured:
         runtime.end_capture(stream.ptr)
         assert len(list(epoch)) == 6
         assert [stream] not in [slot.streams for slot in lane._slots.freed]
+
+    @pytest.mark.parametrize("mode", ["global", "relaxed"])
+    def test_that_the_default_stream_would_wait_for_is_left_alone(self, runtime, mode):
+        """Another thread captures a blocking stream, which work on the default stream would invalidate."""
+        epoch = iter(load(10))
+        numbers = numbers_of(runtime, [next(epoch)])
+        with ThreadPoolExecutor(1) as other:
+            stream = other.submit(lambda: cuda.cupy.cuda.Stream()).result()
+            other.submit(runtime.begin_capture, stream.ptr, mode).result()
+            for _ in range(3):
+                with pytest.raises(LoaderError, match=REFUSED):
+                    next(epoch)
+            runtime.end_capture(stream.ptr)
+        assert numbers + numbers_of(runtime, epoch) == list(range(10))
 
     @pytest.mark.parametrize("call", ["record", "query"])
     def test_whatever_says_so(self, runtime, call):

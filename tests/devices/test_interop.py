@@ -340,7 +340,8 @@ class TestOnAGpu:
 
     def test_the_users_own_stream(self, runtime, fake_framework, monkeypatch):
         """The user's stream replaces the framework's, which is not even queried."""
-        stream = Stream(cuda.cupy.cuda.Stream(non_blocking=True).ptr)
+        made = cuda.cupy.cuda.Stream(non_blocking=True)
+        stream = Stream(made.ptr)
         waits = log_calls(monkeypatch, "wait")
         for output in (None, fake_framework.name):
             waits.clear()

@@ -35,8 +35,9 @@ class Copying:
     def __init__(self, runtime, monkeypatch, slots=6, programmer=None):
         monkeypatch.setattr(runtime, "step", lambda: False)
         self.runtime = runtime
-        self.ring = Ring(slots, 0)
-        self.lane = Lane(open_device(CUDAPlace(0)), self.ring, 1, Meter(), None, programmer)
+        device = open_device(CUDAPlace(0))
+        self.ring = Ring(slots, 0, device.locker)  # copies from other memory would be waited for
+        self.lane = Lane(device, self.ring, 1, Meter(), None, programmer)
         self.number = 0
 
     def issue(self, layout=LAYOUT):
@@ -65,7 +66,9 @@ class Copying:
 
 @pytest.fixture
 def copying(runtime, monkeypatch):
-    return Copying(runtime, monkeypatch)
+    copying = Copying(runtime, monkeypatch)
+    yield copying
+    del copying.lane, copying.ring
 
 
 class TestHostSlots:
