@@ -7,8 +7,8 @@
 // A lane stores one word of a row of the result: 16 bytes if all rows begin at multiples of 16, else 8 or 4.
 // Neighboring lanes store neighboring words, so stores fill whole cache lines. The window may begin at any byte,
 // so a word is cut out of two aligned loads; see wide.cuh. A mirrored word is loaded from the other end of the
-// row and reversed, if its pixels fill it evenly. If not, as three bytes do, it is put together from bytes. If
-// rows begin at no multiple of 4, the ends of a row are stored byte by byte.
+// row and reversed, if its pixels fill it evenly. Pixels of three bytes are put together from the words that they
+// lie in, and all others from bytes. If rows begin at no multiple of 4, the ends of a row are stored byte by byte.
 //
 // A window is (top, left, flip); see windows.cuh.
 //
@@ -36,7 +36,7 @@ __device__ inline const unsigned char* find_byte(const Line& line, int position,
 }
 
 template <int count>
-__device__ inline Wide<count> load_mirrored(const Line& line, int first) {
+__device__ inline Wide<count> load_mirrored_bytes(const Line& line, int first) {
     Wide<count> word = {};
     int part = first % line.pixel;
     const unsigned char* from = find_byte(line, first, part);
@@ -87,8 +87,14 @@ __device__ inline void copy_line(const Line& line, const Extent& source) {
             word = load_wide<count>(line.from + first, source);
         } else if (in_reverse) {
             word = reverse(load_wide<count>(line.from + line.size - first - width, source), line.pixel);
+        } else if (line.pixel == 3) {
+            const Parts<count> parts =
+                load_mirrored<count>(line.from + line.size, static_cast<unsigned>(first), source);
+            for (int i = 0; i < count; ++i) {
+                word.at[i] = parts.at[i];
+            }
         } else {
-            word = load_mirrored<count>(line, first);
+            word = load_mirrored_bytes<count>(line, first);
         }
         *reinterpret_cast<Wide<count>*>(line.to + first) = word;
     }

@@ -10,8 +10,8 @@
 //    of each plane; see wide.cuh. Floats, and bytes of other numbers of channels in HWC, are loaded one by one.
 //    Lanes then load `channels` values apart, but all loads of a warp span the same run of 128 pixels, which the
 //    first load brings into L1.
-//  * To pixels (HWC), a thread writes 4 values of a row, whatever their channels. Stores are again 8 or 16
-//    bytes and fill whole lines. From HWC, unless mirrored, the 4 values are adjacent and loaded at once.
+//  * To pixels (HWC), a thread writes 16 bytes of a row, which are 4 or 8 values, whatever their channels. From
+//    HWC, unless mirrored, these values are adjacent and loaded at once; bytes of three channels also if mirrored.
 //    For one channel and for three, no thread divides by a variable or looks its constants up by number.
 // At the end of a row, or if a row does not start at an aligned address, values are stored one at a time.
 //
@@ -74,6 +74,37 @@ __device__ inline void store(const float (&values)[4], Target* out, int count) {
             if (i < count) {
                 out[i] = four.at[i];
             }
+        }
+    }
+}
+
+// The values of a row of pixels that a thread writes, and how many they are.
+template <typename Target>
+constexpr int MOST = 16 / sizeof(Target);
+
+template <typename Target>
+struct alignas(16) Most {
+    Target at[MOST<Target>];
+};
+
+// Stores values of a row of pixels; whole ones only where four of them fit an aligned address.
+template <bool is_whole, typename Target>
+__device__ inline void store_pixels(const float (&values)[MOST<Target>], Target* out, int count) {
+    Most<Target> most;
+    for (int i = 0; i < MOST<Target>; ++i) {
+        encode(values[i], most.at[i]);
+    }
+    if constexpr (!is_whole) {
+        for (int i = 0; i < MOST<Target>; ++i) {
+            if (i < count) {
+                out[i] = most.at[i];
+            }
+        }
+    } else if (address_of(out) % sizeof(most) == 0) {
+        *reinterpret_cast<Most<Target>*>(out) = most;
+    } else {
+        for (int i = 0; i < MOST<Target>; i += 4) {
+            *reinterpret_cast<Four<Target>*>(out + i) = *reinterpret_cast<const Four<Target>*>(most.at + i);
         }
     }
 }
@@ -154,22 +185,27 @@ __device__ inline void make_planes(const Source* sample, Target* out, const Imag
     }
 }
 
-__device__ inline void load_four(const unsigned char* from, float (&values)[4], const Extent& array) {
-    const Parts<1> part = load_parts<1>(from, array);
-    for (int i = 0; i < 4; ++i) {
-        values[i] = static_cast<float>(part.at[0] >> i * 8 & 255u);
+// Loads neighboring values of a row of pixels.
+template <int most>
+__device__ inline void load_pixels(const unsigned char* from, float (&values)[most], const Extent& array) {
+    const Parts<most / 4> parts = load_parts<most / 4>(from, array);
+    for (int i = 0; i < most; ++i) {
+        values[i] = static_cast<float>(parts.at[i / 4] >> i % 4 * 8 & 255u);
     }
 }
 
-__device__ inline void load_four(const float* from, float (&values)[4], const Extent&) {
+template <int most>
+__device__ inline void load_pixels(const float* from, float (&values)[most], const Extent&) {
     if (is_aligned(from)) {
-        const Four<float> four = *reinterpret_cast<const Four<float>*>(from);
-        for (int i = 0; i < 4; ++i) {
-            values[i] = four.at[i];
+        for (int i = 0; i < most; i += 4) {
+            const Four<float> four = *reinterpret_cast<const Four<float>*>(from + i);
+            for (int part = 0; part < 4; ++part) {
+                values[i + part] = four.at[part];
+            }
         }
         return;
     }
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < most; ++i) {
         values[i] = from[i];
     }
 }
@@ -186,35 +222,53 @@ __device__ inline float pick(const float (&constants)[16], int channel) {
     }
 }
 
-// Computes the results of four neighboring values, of which the first is of channel `channel`.
-template <int fixed>
-__device__ inline void convert(float (&values)[4], const Channels& channels, int channel, int many) {
-    for (int i = 0; i < 4; ++i) {
-        values[i] =
-            multiply_add(values[i], pick<fixed>(channels.factor, channel), pick<fixed>(channels.offset, channel));
+// Computes the results of neighboring values, of which the first is of channel `channel`.
+template <int fixed, int most>
+__device__ inline void convert(float (&values)[most], const Channels& channels, int channel, int many) {
+    constexpr int apart = fixed ? fixed : most;  // the values of a channel, as far as is known here
+    float factors[apart], offsets[apart];
+    for (int i = 0; i < apart; ++i) {
+        factors[i] = pick<fixed>(channels.factor, channel);
+        offsets[i] = pick<fixed>(channels.offset, channel);
         channel = channel + 1 == many ? 0 : channel + 1;
+    }
+    for (int i = 0; i < most; ++i) {
+        values[i] = multiply_add(values[i], factors[i % apart], offsets[i % apart]);
     }
 }
 
-// Writes values `first` to first + 3 of row y, where the channels of a pixel are adjacent; `fixed` is the number
+// Writes the values from `first` on of row y, where the channels of a pixel are adjacent; `fixed` is the number
 // of channels, or 0 for images.channels.
 template <int fixed, typename Source, typename Target>
 __device__ inline void make_pixels(const Source* sample, Target* out, const Images& images,
                                    const Channels& channels, const Window& window, int y, int first,
                                    const Extent& array) {
+    constexpr int most = MOST<Target>;
     const int many = fixed ? fixed : images.channels;
     const int row = images.out_width * many, count = row - first;
     const Source* from = sample + window.start + y * window.row;
     Target* to = out + y * row + first;
     const int x = first / many, channel = first - x * many;
-    float values[4] = {};
-    if (count >= 4 && window.plane == 1 && window.pixel > 0 && is_aligned(to)) {
-        load_four(from + first, values, array);
-        convert<fixed>(values, channels, channel, many);
-        store<true>(values, to, 4);
-        return;
+    float values[most] = {};
+    if (count >= most && window.plane == 1 && is_aligned(to)) {
+        if (window.pixel > 0) {
+            load_pixels(from + first, values, array);
+            convert<fixed>(values, channels, channel, many);
+            store_pixels<true>(values, to, most);
+            return;
+        }
+        if constexpr (fixed == 3 && sizeof(Source) == 1) {
+            const Parts<most / 4> parts =
+                load_mirrored<most / 4>(from + 3, static_cast<unsigned>(first), array);
+            for (int i = 0; i < most; ++i) {
+                values[i] = static_cast<float>(parts.at[i / 4] >> i % 4 * 8 & 255u);
+            }
+            convert<fixed>(values, channels, channel, many);
+            store_pixels<true>(values, to, most);
+            return;
+        }
     }
-    for (int i = 0, column = x, part = channel; i < 4 && i < count; ++i) {
+    for (int i = 0, column = x, part = channel; i < most && i < count; ++i) {
         values[i] = static_cast<float>(from[column * window.pixel + part * window.plane]);
         if (++part == many) {
             part = 0;
@@ -222,7 +276,7 @@ __device__ inline void make_pixels(const Source* sample, Target* out, const Imag
         }
     }
     convert<fixed>(values, channels, channel, many);
-    store(values, to, count);
+    store_pixels<false>(values, to, count);
 }
 
 template <typename Source, typename Target>
@@ -230,6 +284,7 @@ __global__ void normalize(const Source* __restrict__ source, const int* __restri
                           Target* __restrict__ out, const __grid_constant__ Images images,
                           const __grid_constant__ Channels channels) {
     const int row = images.out_planar ? images.out_width : images.out_width * images.channels;
+    const unsigned each = images.out_planar ? 4 : MOST<Target>;
     const unsigned values = static_cast<unsigned>(images.channels * images.height * images.width);
     const unsigned out_values = static_cast<unsigned>(images.channels * images.out_height * images.out_width);
     const Extent array{address_of(source),
@@ -241,8 +296,8 @@ __global__ void normalize(const Source* __restrict__ source, const int* __restri
         Target* to = out + number * out_values;
         for (unsigned y = blockIdx.x * blockDim.y + threadIdx.y; y < static_cast<unsigned>(images.out_height);
              y += gridDim.x * blockDim.y) {
-            for (unsigned four = threadIdx.x; four * 4 < static_cast<unsigned>(row); four += blockDim.x) {
-                const int line = static_cast<int>(y), first = static_cast<int>(four * 4);
+            for (unsigned part = threadIdx.x; part * each < static_cast<unsigned>(row); part += blockDim.x) {
+                const int line = static_cast<int>(y), first = static_cast<int>(part * each);
                 if (images.out_planar) {
                     make_planes(from, to, images, channels, window, line, first, array);
                 } else if (images.channels == 3) {

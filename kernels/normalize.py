@@ -81,11 +81,11 @@ def normalize(
         # By value, as parameters of the kernel, so a launch allocates and copies nothing.
         constants = np.zeros((2, _MOST_CHANNELS), np.float32)
         constants[:, :channels] = factor, offset
-        # A thread writes four neighbors, which is one store: of a plane's row, or of a row's channels and
-        # pixels.
-        row = out_width * (1 if out_layout == "CHW" else channels)
+        # A thread writes neighbors, which is one store: four of a plane's row, or 16 bytes of a row's pixels
+        # and their channels.
+        row, each = (out_width, 4) if out_layout == "CHW" else (out_width * channels, 16 // held.itemsize)
         entry = f"normalize<{cpp_type(images.dtype.name)}, {cpp_type(name)}>"
-        grid = spread_images(len(images), out_height, -(-row // 4))
+        grid = spread_images(len(images), out_height, -(-row // each))
         yield entry, grid, (images, windows, result, counts, by_value(constants, np.float32))
 
     shape = (len(images), *join_shape(channels, out_height, out_width, out_layout))

@@ -100,3 +100,45 @@ __device__ inline Parts<count> load_parts(const unsigned char* from, const Exten
     }
     return result;
 }
+
+// Where byte `byte` of mirrored pixels of 3 bytes lies in the pixels; what is behind the last one does not matter.
+__device__ constexpr int find_mirrored(int byte, int pixels) {
+    return byte < 3 * pixels ? 3 * (pixels - 1 - byte / 3) + byte % 3 : 0;
+}
+
+// Loads 4 * count bytes, from byte `first` on, of a row of pixels of 3 bytes that is mirrored left to right; `end` is
+// where the row ends before that. All these bytes must be in the row.
+template <int count>
+__device__ inline Parts<count> load_mirrored(const unsigned char* end, unsigned first, const Extent& array) {
+    if constexpr (count == 2) {  // four pixels, of which a word may take bytes from three words
+        const Parts<1> one = load_mirrored<1>(end, first, array), other = load_mirrored<1>(end, first + 4, array);
+        return {{one.at[0], other.at[0]}};
+    } else {
+        // Up to two bytes of the first pixel come before them.
+        constexpr int pixels = (4 * count + 2) / 3, words = (3 * pixels + 3) / 4;
+        const unsigned pixel = first / 3;
+        const unsigned char* from = end - 3 * (pixel + pixels);
+        const bool is_inside = address_of(from) + 4 * words <= array.end;
+        const Parts<words> loaded =
+            is_inside ? load_parts<words>(from, array) : load_bytes<Parts<words>, words>(from, array);
+        unsigned mirrored[count + 1];
+        for (int word = 0; word <= count; ++word) {
+            // Its bytes come from two neighboring words, so that one instruction puts them together.
+            int low = words - 2;
+            for (int i = 0; i < 4; ++i) {
+                const int place = find_mirrored(4 * word + i, pixels) / 4;
+                low = place < low ? place : low;
+            }
+            unsigned chosen = 0;
+            for (int i = 0; i < 4; ++i) {
+                chosen |= static_cast<unsigned>(find_mirrored(4 * word + i, pixels) - 4 * low) << 4 * i;
+            }
+            mirrored[word] = __byte_perm(loaded.at[low], loaded.at[low + 1], chosen);
+        }
+        Parts<count> result;
+        for (int i = 0; i < count; ++i) {
+            result.at[i] = cut_out(mirrored[i], mirrored[i + 1], (first - 3 * pixel) * 8);
+        }
+        return result;
+    }
+}

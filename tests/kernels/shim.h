@@ -34,6 +34,16 @@ inline unsigned long long atomicAdd(unsigned long long* target, unsigned long lo
     return before;
 }
 
+// Four bytes of two words, each of which a nibble of `chosen` numbers.
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned chosen) {
+    const unsigned long long both = static_cast<unsigned long long>(high) << 32 | low;
+    unsigned result = 0;
+    for (int i = 0; i < 4; ++i) {
+        result |= static_cast<unsigned>(both >> (chosen >> 4 * i & 7u) * 8 & 255u) << 8 * i;
+    }
+    return result;
+}
+
 inline unsigned long long read_clock() {
     using namespace std::chrono;
     return static_cast<unsigned long long>(

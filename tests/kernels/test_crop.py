@@ -52,6 +52,21 @@ def test_words_are_as_large_as_the_rows_allow(device, width, channels, out_offse
     assert device.launches[-1][0] == f"crop<{word}>"
 
 
+@pytest.mark.parametrize("offset", range(5))
+def test_they_agree_on_mirrored_pixels_of_three_bytes(device, offset):
+    """Words of any size, wherever the row begins; the last one ends with the array."""
+    device.shape = None
+    for width in (*range(1, 20), 32):
+        images = np.random.default_rng(width).integers(0, 256, (2, 2, width + 3, 3), np.uint8)
+        windows = np.array([[0, 0, 1], [0, 3, 1]], np.int32)
+        expected = crop.on_host(images, (2, width), windows)
+        for out_offset in (0, 4, 8, offset):
+            out = Placed(np.zeros_like(expected), out_offset)
+            crop(place(images, offset), (2, width), place(windows), out=out.array)
+            np.testing.assert_array_equal(read(out.array), expected)
+            out.check()
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_twin_erases_what_numpy_assigns(layout):
     images = np.zeros((2, 6, 5, 3), np.float32)

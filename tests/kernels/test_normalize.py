@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuloader.kernels.normalize import _multiply_add, normalize
-from tests.kernels.shim import cut, examples, place
+from tests.kernels.shim import Placed, as_floats, cut, examples, place, read, same_bits
 
 LAYOUTS = ["HWC", "CHW"]
 floats = st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True)
@@ -55,6 +55,27 @@ def test_the_twin_is_what_numpy_gives(dtype, layout, out_layout):
     assert result.dtype == np.float32
     result = result if out_layout == "HWC" else result.transpose(0, 2, 3, 1)
     np.testing.assert_allclose(result, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("offset", [0, 1, 3])
+def test_they_agree_on_rows_of_pixels_of_any_length(device, offset, channels, dtype):
+    """Mirrored or not, and aligned to 16 bytes, to 8 or to none."""
+    device.shape = None
+    constants = np.linspace(0.1, 0.9, channels), np.linspace(0.2, 0.7, channels)
+    for width in range(1, 18):
+        images = np.random.default_rng(width).integers(0, 256, (2, 3, width + 2, channels), np.uint8)
+        windows = np.array([[0, 0, 1], [1, 2, 0]], np.int32)
+        options = {"size": (2, width), "out_layout": "HWC", "dtype": dtype, "scale": 1 / 255}
+        expected = normalize.on_host(images, *constants, windows=windows, **options)
+        for out_offset in (0, 4, offset):
+            out = Placed(np.zeros_like(expected), out_offset * expected.itemsize)
+            given = place(images, offset)
+            normalize(given, *constants, windows=place(windows), out=out.array, **options)
+            seen = read(out.array)
+            same_bits(*((as_floats(seen), as_floats(expected)) if dtype == "bfloat16" else (seen, expected)))
+            out.check()
 
 
 def test_floats_are_stored_four_at_once_where_the_result_allows(device):
