@@ -284,6 +284,12 @@ class TestAdvice:
         samples = [(np.zeros((3, 8, 8), np.uint8), 1)] * 2
         with pytest.raises(SampleError, match=r"\(3, 8, 8\); move the channels last: array\.transpose"):
             load(samples, transforms=[Resize("0", 4)])
+        with pytest.raises(
+            SampleError, match=r"\(8, 8, 4\); leave out the alpha channel: array\[\.\.\., :3\]"
+        ):
+            load([np.zeros((8, 8, 4), np.uint8)], transforms=[Resize(None, 4)])
+        with pytest.raises(SampleError, match=r"no image \(encoded or uint8 pixels\) to transform"):
+            load([np.zeros((8, 8, 3), "float32")], transforms=[Resize(None, 4)])
         with pytest.raises(SampleError, match=r"each of 8 channels, .*does `layout` say"):
             load(samples, transforms=[Normalize("0", [0.5] * 3, [0.5] * 3)])
 
@@ -294,7 +300,10 @@ class TestAdvice:
     @pytest.mark.parametrize("index", [5, -6])
     @pytest.mark.parametrize("options", [{}, {"num_workers": 1, "worker_type": "thread"}], ids=str)
     def test_an_index_that_the_dataset_does_not_have_blames_the_sampler(self, index, options):
-        with pytest.raises(SampleError, match=f"sampler's index {index} is out of range for 5 samples"):
+        with pytest.raises(
+            SampleError,
+            match=f"index {index}(, worker 0)?: the sampler's index {index} is out of range for 5",
+        ):
             load("abcde", sampler=[0, 1, index], **options)
 
     def test_an_index_error_of_the_dataset_itself_stays(self):

@@ -228,17 +228,12 @@ class Assembler:
     def failure(self, error: Exception, number: int, position: int | None, index: object) -> SampleError:
         """Return the error to raise for an exception of the dataset."""
         part = self.source.name_part(index)
+        problem = f"the dataset raised {describe_error(error)}{part and f'; the sample is from {part}'}"
         if isinstance(error, IndexError) and isinstance(index, int | np.integer):
             count = len(self.source.dataset) if isinstance(self.source.dataset, Sized) else None
             if count is not None and not -count <= index < count:
-                error = IndexError(f"the sampler's index {index} is out of range for {count} samples")
-        return SampleError(
-            f"the dataset raised {describe_error(error)}{part and f'; the sample is from {part}'}",
-            batch=number,
-            index=position,
-            dataset_index=index,
-            worker=self.worker,
-        )
+                problem = f"the sampler's index {index} is out of range for {count} samples"
+        return SampleError(problem, batch=number, index=position, dataset_index=index, worker=self.worker)
 
     def locate(
         self, error: SampleError, number: int, gaps: Gaps | None, indices: Sequence[Any] | None = None

@@ -52,7 +52,7 @@ class ImageStage:
         # A transform that met no image is a mistyped field, which would otherwise pass in silence.
         if not self.chains.keys() <= making.done:
             missing = next(name for name in self.chains if name not in making.done)
-            what = "no image" if missing is None else f"no field {missing!r}"
+            what = "no image (encoded or uint8 pixels)" if missing is None else f"no field {missing!r}"
             raise SampleError(f"{what} to transform; the sample has the fields {making.seen}")
         return made
 

@@ -67,7 +67,7 @@ class TokenWindows(Dataset[NDArray[Any]]):
         if self.tokens.ndim != 1 or not is_stageable(dtype) or torch_name(dtype) is not None:
             raise TypeError(
                 f"tokens must be one dimension of numbers, got shape {self.tokens.shape} of "
-                f"{describe_dtype(dtype)}; join texts of different length, and pass documents"
+                f"{describe_dtype(dtype)}; join texts and pass documents; open a file with np.memmap"
             )
         self.length = check_count("length", length)
         self.stride = self.length if stride is None else check_count("stride", stride)

@@ -363,7 +363,8 @@ def as_image(value: Any) -> Image | Pixels | Any:
     if pixels.ndim == 2:
         pixels = pixels[..., None]
     if pixels.shape[2] not in (1, 3) or not pixels.size:
-        advice = "; move the channels last: array.transpose(1, 2, 0)" if pixels.shape[0] in (1, 3) else ""
+        advice = "; move the channels last: array.transpose(1, 2, 0)" if pixels.shape[0] in (1, 3, 4) else ""
+        advice = "; leave out the alpha channel: array[..., :3]" if pixels.shape[2] == 4 else advice
         raise SampleError(f"expected pixels of shape (height, width, 3), got {pixels.shape}{advice}")
     return np.ascontiguousarray(pixels)
 
