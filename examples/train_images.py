@@ -1,11 +1,11 @@
-"""Train a small ResNet on a folder of pictures: training and validation, resuming, mixed precision.
+"""Train a small ResNet on a folder of images: training and validation, resuming, mixed precision.
 
-    python examples/train_images.py --made 400 --epochs 2                  on pictures that it makes itself
-    python examples/train_images.py path/to/pictures --epochs 20           with train/CLASS/… and val/CLASS/…
-    python examples/train_images.py path/to/pictures --compile --amp       compiled, in bfloat16 on a GPU
+    python examples/train_images.py --made 400 --epochs 2                  on images that it makes itself
+    python examples/train_images.py path/to/images --epochs 20             with train/CLASS/… and val/CLASS/…
+    python examples/train_images.py path/to/images --compile --amp         compiled, in bfloat16 on a GPU
 
-The workers decode and augment each picture; normalization runs where the batch lands. A run that is stopped
-goes on where it was, in the middle of an epoch, with the same pictures in the same order and with the same
+The workers decode and augment each image; normalization runs where the batch lands. A run that is stopped
+continues where it was, in the middle of an epoch, with the same images in the same order and with the same
 augmentation:
 
     python examples/train_images.py --made 400 --stop-after 5 --checkpoint half.pt
@@ -43,7 +43,7 @@ from gpuloader.transforms import (
 SEED = 1
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]  # of ImageNet
 SHAPES = ("circle", "square", "triangle")
-FEWEST = 11  # pictures to make: then there is one of each shape for validation, too
+FEWEST = 11  # images to make: then there is one of each shape for validation, too
 
 
 def make_pictures(root: Path, count: int) -> None:
@@ -53,8 +53,8 @@ def make_pictures(root: Path, count: int) -> None:
         name = SHAPES[number % len(SHAPES)]
         width, height = (int(side) for side in random.integers(80, 160, 2))
         ground, color = (tuple(int(part) for part in random.integers(0, 256, 3)) for _ in range(2))
-        picture = Image.new("RGB", (width, height), ground)
-        draw = ImageDraw.Draw(picture)
+        image = Image.new("RGB", (width, height), ground)
+        draw = ImageDraw.Draw(image)
         size = int(random.integers(30, 60))
         x, y = int(random.integers(0, width - size)), int(random.integers(0, height - size))
         if name == "circle":
@@ -65,7 +65,7 @@ def make_pictures(root: Path, count: int) -> None:
             draw.polygon([(x, y + size), (x + size, y + size), (x + size // 2, y)], color)
         folder = root / ("val" if number % 5 == 0 else "train") / name
         folder.mkdir(parents=True, exist_ok=True)
-        picture.save(folder / f"{number}.jpg", quality=90)
+        image.save(folder / f"{number}.jpg", quality=90)
 
 
 class Block(nn.Module):
@@ -143,7 +143,7 @@ def train_epoch(
 
 @torch.no_grad()
 def validate(model: nn.Module, loader: DataLoader, options: argparse.Namespace) -> float:
-    """Return the fraction of pictures that the model recognizes."""
+    """Return the fraction of images that the model recognizes."""
     model.eval()
     right = count = 0
     for images, labels in loader:
@@ -155,10 +155,10 @@ def validate(model: nn.Module, loader: DataLoader, options: argparse.Namespace) 
 
 
 def report(loader: DataLoader, before: Any, seconds: float) -> str:
-    """Return the pictures per second since a snapshot of the loader's counters, and what limits them."""
+    """Return the images per second since a snapshot of the loader's counters, and what limits them."""
     steps = (loader.stats() - before).steps
     rate = steps * (loader.batch_size or 1) / seconds
-    return f"{rate:,.0f} pictures/s; {loader.explain().summary}"
+    return f"{rate:,.0f} images/s; {loader.explain().summary}"
 
 
 def run(root: Path, options: argparse.Namespace) -> None:
@@ -166,8 +166,8 @@ def run(root: Path, options: argparse.Namespace) -> None:
     train, validation = make_loaders(root, options)
     if not len(train):
         raise SystemExit(
-            f"{root / 'train'} has {len(train.dataset)} pictures, fewer than one batch: pass --batch "
-            f"{len(train.dataset)} or less, or more pictures"
+            f"{root / 'train'} has {len(train.dataset)} images, fewer than one batch: pass --batch "
+            f"{len(train.dataset)} or less, or more images"
         )
     classes = train.dataset.classes
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -201,12 +201,12 @@ def run(root: Path, options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Read the options, make pictures if asked, and run."""
+    """Read the options, make images if asked, and run."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("root", type=Path, nargs="?", help="folder with train/CLASS/ and val/CLASS/")
-    parser.add_argument("--made", type=int, help=f"train on this many pictures made for it, {FEWEST} or more")
+    parser.add_argument("--made", type=int, help=f"train on this many images made for it, {FEWEST} or more")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--size", type=int, default=64, help="height and width for the model (default: 64)")
@@ -231,7 +231,7 @@ def main() -> None:
             make_pictures(Path(folder), options.made)
             run(Path(folder), options)
     elif options.root is None:
-        parser.error("pass a folder of pictures, or --made 400")
+        parser.error("pass a folder of images, or --made 400")
     else:
         run(options.root, options)
 

@@ -1,4 +1,4 @@
-"""The example that trains on pictures, run for real for a few steps; it resumes to the bit."""
+"""The example that trains on images, run for real for a few steps; it resumes to the bit."""
 
 import re
 import runpy
@@ -35,7 +35,7 @@ def weights(path):
 def test_it_trains_validates_and_tells_what_limits_it():
     shown = run("--epochs", 2, "--scaled", "--amp", "--decode-there")
     lines = [line for line in shown.splitlines() if line.startswith("epoch ")]
-    pattern = r"epoch \d: loss [\d.]+, [\d.]+% of 3 classes right; [\d,]+ pictures/s; \w+"
+    pattern = r"epoch \d: loss [\d.]+, [\d.]+% of 3 classes right; [\d,]+ images/s; \w+"
     assert len(lines) == 2
     assert all(re.match(pattern, line) for line in lines), lines
 
@@ -62,7 +62,7 @@ def test_an_epoch_that_is_over_is_neither_trained_nor_shown(tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--made", 11, "--batch", 9], "has 8 pictures, fewer than one batch: pass --batch 8 or less"),
+        (["--made", 11, "--batch", 9], "has 8 images, fewer than one batch: pass --batch 8 or less"),
         (["--made", 1], "--made must be 11 or more"),
         (["--made", 0], "--made must be 11 or more"),
         (["--stop-after", 0], "--stop-after must be 1 or more"),

@@ -47,7 +47,7 @@ def adapt_dataset(dataset: Any, in_columns: bool = True) -> Any:
 
 
 def keep_encoded(dataset: Any) -> Any:
-    """Return a dataset or stream of Hugging Face whose pictures stay the bytes in which they are stored."""
+    """Return a dataset or stream of Hugging Face whose images stay the bytes in which they are stored."""
     for name, feature in (dataset.features or {}).items():
         if type(feature).__name__ == "Image" and getattr(feature, "decode", False):
             dataset = dataset.cast_column(name, type(feature)(decode=False))
