@@ -1,6 +1,6 @@
 """gpuloader: a data loader that keeps a GPU fed.
 
-It writes each batch once, into a page-locked slot, and copies it to the device on a separate stream while the
+It writes each batch once, into a pinned slot, and copies it to the device on a separate stream while the
 previous batch is being computed on. CPU places use the same pipeline. Start with `DataLoader`, or with
 `DataLoader.from_generator` for readers.
 """

@@ -34,9 +34,9 @@ _CACHE_BATCH = 64  # samples that are in memory twice while a cache is filled
 class DataLoader(Measured, Generic[S]):
     """Loads a dataset in batches. For a reader instead of a dataset, see `from_generator`.
 
-    Each loop over the loader is one epoch. Workers, or the calling thread, write samples straight into
-    page-locked slots, which are then copied to the places. The order of the samples and the random numbers
-    of `sample_rng` depend only on the seed and the epoch.
+    Each loop over the loader is one epoch. Workers, or the calling thread, write samples straight into pinned
+    slots, which are then copied to the places. The order of the samples and the random numbers of
+    `sample_rng` depend only on the seed and the epoch.
 
     Parameters
     ----------
@@ -60,8 +60,8 @@ class DataLoader(Measured, Generic[S]):
         Yields the indices of each batch. Excludes batch_size, shuffle, sampler and drop_last. None makes
         batches from those options.
     batch_size : int or None
-        Samples per batch. None delivers each sample as it is: without a batch dimension, or as the batch
-        that it already is.
+        Samples per batch. None delivers each sample unchanged, without adding a batch dimension; a sample may
+        then be a whole batch.
     shuffle : bool or None
         True draws a new order from the seed for every epoch. False and None keep the dataset's order.
     drop_last : bool
@@ -96,7 +96,7 @@ class DataLoader(Measured, Generic[S]):
     seed : int or None
         The 64-bit seed of everything random. None draws one from NumPy's global state at the first epoch.
     generator : torch.Generator, numpy.random.Generator, numpy.random.RandomState, or None
-        Gives the loader its seed, which is drawn once, when the loader is made. Excludes seed.
+        Supplies the loader's seed, which is drawn once, when the loader is made. Excludes seed.
     prefetch : int or 'auto'
         Steps to copy to a GPU ahead of the current one. 'auto' tunes it in the first steps, together with
         prefetch_factor; neither grows beyond 8.
@@ -127,23 +127,23 @@ class DataLoader(Measured, Generic[S]):
         on its stream, so only their smaller input crosses the bus. On a CPU place they run as the batch is
         loaded. Those that resize, crop, mirror or color single images run as each sample is loaded.
     decode : str or None
-        'image' takes bytes in the samples for encoded images, and decodes them to uint8 pixels of shape
+        'image' treats bytes in the samples as encoded images, and decodes them to uint8 pixels of shape
         (height, width, 3). Fields that a transform of images names, and those of an `ImageFolder`, are
         decoded without it. 'device' does the same, but on a GPU nvImageCodec decodes JPEG files that a
         transform of images gives a size; its pixels are not exactly those of Pillow.
     on_bad : str
         What to do about a sample that raises. 'raise' raises SampleError, or PictureError for an image that
         cannot be decoded. 'skip' leaves the sample out, so that its batch is shorter, counts it in
-        ``stats().skipped``, and logs the first ten. Of a dataset without indices, only images are left out.
-        Files that cannot be opened and full memory still end the epoch.
+        ``stats().skipped``, and logs the first ten. Of a dataset without indices, only images are left out. A
+        file that cannot be opened and a lack of memory still end the epoch.
     cache : str or None
         None reads the dataset every epoch. 'host' and 'device' read it once and gather later batches from
         arrays in RAM or on the GPUs; with 'device', epochs are permuted on the GPU and only 16 bytes per
         batch cross the bus. Batches and order stay the same. Random numbers in ``__getitem__`` are drawn
         once, those of transforms in every epoch.
     split : str
-        How a step is divided among several places. 'batches' sends each place a batch of its own. 'shards'
-        cuts each batch into equal consecutive parts, so that a step is one batch for any number of places.
+        How a step is divided among several places. 'batches' sends each place its own batch. 'shards' cuts
+        each batch into equal consecutive parts, so that a step is one batch for any number of places.
     remainder : str or None
         Deprecated: `uneven` for places alone.
     output : str or None
@@ -157,14 +157,16 @@ class DataLoader(Measured, Generic[S]):
         model's.
     static : bool
         True delivers every batch at the same addresses, for CUDA graphs: asking for the next batch refills
-        the arrays of the last one, once the work on them has run. All batches must have one shape, and
-        holding one while you ask for the next but one is an error. False gives each batch memory of its own.
+        the arrays of the last one, once the work on them has run. All batches must have the same shape, and
+        still holding a batch when you ask for the second one after it is an error. False gives each batch its
+        own memory.
     shard : str, tuple of int or None
         The rank whose part of each step to read, as a pair (rank, world size). 'auto' asks torch.distributed
         or the launcher; None reads everything. All ranks get the same number of batches. A random order needs
         a seed.
     pin_memory, pin_memory_device : bool and str
-        Accepted as in PyTorch, without effect: batches for a GPU are always copied from page-locked memory.
+        Accepted for compatibility with PyTorch, without effect: batches for a GPU are always copied from
+        pinned memory.
     uneven : str or None
         What to do with samples that do not divide evenly: in an epoch's last step among the ranks of `shard`,
         and in any batch among the places of ``split='shards'``. 'pad' repeats samples to make parts equal and
@@ -255,7 +257,7 @@ class DataLoader(Measured, Generic[S]):
         # fmt: on
         for name, advice in DEPRECATED.items():
             if getattr(options, name) is not None:
-                warn(f"{name} is deprecated and goes with the next release; {advice}", DeprecationWarning, 0)
+                warn(f"{name} is deprecated and ends with the next release; {advice}", DeprecationWarning, 0)
         self._open(options)
 
     def _open(self, options: Options, framework: Framework | None = None) -> None:
@@ -288,13 +290,13 @@ class DataLoader(Measured, Generic[S]):
         return self._epochs.begin(ahead)
 
     def warm_up(self) -> None:
-        """Do now what the first batch of the next loop would wait for; that loop then begins at once.
+        """Prepare the first batch of the next loop now, so that the loop starts immediately.
 
-        Starts the workers, allocates and page-locks the slots, reads the dataset if there is a `cache`,
-        fetches the first step, copies it to its places, and compiles and runs the kernels of its transforms.
-        Returns when all that is done. Batches, their order and the loader's state stay the same; an error of
-        the dataset is raised by the loop. If `set_epoch` or `load_state_dict` changes what comes next, the
-        step is dropped.
+        Starts the workers, allocates and pins the slots, reads the dataset if there is a `cache`, fetches the
+        first step, copies it to its places, and compiles and runs the kernels of its transforms. Returns when
+        all that is done. Batches, their order and the loader's state stay the same; an error of the dataset
+        is raised by the loop. If `set_epoch` or `load_state_dict` changes what comes next, the step is
+        dropped.
 
         Raises
         ------
@@ -379,15 +381,16 @@ class DataLoader(Measured, Generic[S]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next loop resume at a state that this or another loader returned.
 
-        That loader may have had other workers, another batch size and, with `shard`, another number of ranks.
-        Each remaining sample of the epoch is delivered once. A map-style dataset is not read again, because
-        the loader enters the order in its middle. With your own batch sampler, the loader steps through the
-        earlier indices without fetching them. An iterable dataset that has no ``state_dict``, or is read with
-        `shard`, is read from its start, and the samples already delivered are dropped.
+        That loader may have had a different number of workers, another batch size and, with `shard`, a
+        different number of ranks. Each remaining sample of the epoch is delivered once. No sample of a
+        map-style dataset is read twice, because the loader starts in the middle of the order. With your own
+        batch sampler, the loader steps through the earlier indices without fetching them. An iterable dataset
+        that has no ``state_dict``, or is read with `shard`, is read from its start, and the samples already
+        delivered are dropped.
 
-        A ValueError refuses what is not a loader's state, what counts batches of another size or kind than
-        this loader's, as with a batch sampler or shards, and what comes from another number of workers on
-        which the order depends, as with an iterable dataset without `shard`.
+        Raises ValueError for anything but a loader's state; for a state that counts batches of a different
+        size or kind, as with a batch sampler or shards; and for a state from a different number of workers if
+        the order depends on it, as with an iterable dataset without `shard`.
 
         Examples
         --------

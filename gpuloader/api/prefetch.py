@@ -121,8 +121,8 @@ def prefetch(
     """Return a loader that copies the batches of another loader to a GPU, ahead of the loop over them.
 
     Every batch comes back as it was: the same keys, the same classes of containers, the same values. Only its
-    arrays and tensors are on the GPU. They are copied from page-locked memory, on a stream of their own,
-    while you compute on the batch before, and their memory is not reused before your work on it has run.
+    arrays and tensors are on the GPU. They are copied from pinned memory, on a separate stream, while you
+    compute on the batch before, and their memory is not reused before your work on it has run.
 
     Parameters
     ----------
@@ -141,8 +141,8 @@ def prefetch(
         The library whose arrays make up a batch, as for `DataLoader`. None means the library of the
         batches: tensors of PyTorch, JAX and Paddle remain theirs, and NumPy arrays become CuPy's on a GPU.
     host : list of str
-        Names of fields that stay as they are, in host memory. A nested field is named ``outer.inner``. The
-        name of a container stands for everything in it.
+        Names of fields that stay unchanged, in host memory. A nested field is named ``outer.inner``. The name
+        of a container stands for everything in it.
     transforms : list of Transform
         Operations from `gpuloader.transforms` that run where the batch lands.
     stream : object
@@ -168,9 +168,9 @@ def prefetch(
 
     Notes
     -----
-    Tensors that are page-locked already, as with ``pin_memory=True``, are copied from where they lie, and
-    kept until their copy has run; do not write to them. All others go through the loader's own page-locked
-    memory, so ``pin_memory`` is not needed.
+    Tensors that are pinned already, as with ``pin_memory=True``, are copied in place, and kept until
+    their copy has run; do not write to them. All others go through the loader's own pinned memory, so
+    ``pin_memory`` is not needed.
 
     On a CPU place each batch is the very object that the iterable yields, unless `output` or `transforms`
     demand another. An iterable that writes all its batches into the same arrays needs ``prefetch=0`` there.

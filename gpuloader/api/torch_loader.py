@@ -161,7 +161,7 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
     num_workers : int or 'auto'
         'auto' finds the number of worker processes; see `gpuloader.DataLoader`.
     pin_memory, pin_memory_device : bool and str
-        Accepted, without effect: batches for a GPU are always copied from page-locked memory.
+        Accepted, without effect: batches for a GPU are always copied from pinned memory.
     generator : torch.Generator or None
         Each epoch draws from it what PyTorch's loader draws, so the order of a shuffle is PyTorch's. None
         draws from PyTorch's global generator. With ``seed=...`` the order is that of `gpuloader.DataLoader`:
@@ -174,8 +174,8 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
         'auto' divides a map-style dataset among the ranks of a distributed run, as Lightning and Accelerate
         do for PyTorch's loader, and `batch_size` counts for each rank. If neither a seed nor a generator was
         passed, all ranks then shuffle with the seed 0. A sampler or batch sampler that divides already, such
-        as a ``DistributedSampler``, stays as it is, and so do iterable datasets. One that may differ between
-        ranks is not divided either, with a warning. A pair (rank, world size) insists. None never divides.
+        as a ``DistributedSampler``, is left alone, and so are iterable datasets. A sampler that may differ
+        between ranks is left alone with a warning. A pair (rank, world size) insists. None never divides.
     uneven : str
         How to divide an incomplete last step: 'repeat' fills it up with the first samples, as PyTorch's
         ``DistributedSampler`` does; 'drop', 'pad' and 'error' are those of `gpuloader.DataLoader`.

@@ -416,7 +416,7 @@ class BlockBatch(SampleBatch):
             self._blocks[start] = take(indices)
         except Exception as error:
             asked = reprlib.repr(list(indices))  # abridged to the first few
-            raise SampleError(f"take_block raised {describe_error(error)} for the indices {asked}") from error
+            raise SampleError(f"the dataset raised {describe_error(error)} for indices {asked}") from error
 
     def finish(self) -> StagedBatch:
         """Return the staged batch."""

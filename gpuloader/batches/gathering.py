@@ -145,8 +145,9 @@ class Gatherer:
                 found = np.where(found < 0, found + count, found)
                 outside = np.flatnonzero((found < 0) | (found >= count))
                 if outside.size:
-                    problem = f"index out of range: the dataset has {count} samples"
-                    raise SampleError(problem, index=int(outside[0]))
+                    at = int(outside[0])
+                    problem = f"the sampler's index {indices[at]} is out of range for {count} samples"
+                    raise SampleError(problem, index=at)
             rows = found
             self._trust(found)
         # A subset, or datasets joined, have their own numbering.

@@ -31,7 +31,7 @@ class CPUPlace:
 
 @dataclass(frozen=True, slots=True)
 class CUDAPinnedPlace:
-    """Page-locked host memory; batches are NumPy arrays that a GPU can copy from at full speed.
+    """Pinned (page-locked) host memory; batches are NumPy arrays that a GPU copies from at full speed.
 
     >>> CUDAPinnedPlace()
     CUDAPinnedPlace()
@@ -146,7 +146,7 @@ def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
 
 
 def cuda_pinned_places(device_count: int | None = None) -> list[CUDAPinnedPlace]:
-    """Return `device_count` places in page-locked host memory; None counts as for `cpu_places`.
+    """Return `device_count` places in pinned host memory; None counts as for `cpu_places`.
 
     Raises
     ------

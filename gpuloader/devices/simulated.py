@@ -154,7 +154,7 @@ class SimulatedDevice(Contextless):
     memory_limit : int or None
         Total bytes that `alloc` hands out before it raises `StagingMemoryError`; None means no limit.
     locker : PageLocker or None
-        Page-locks the slots; a locker that refuses tests how the loader handles that.
+        Pins the slots; pass one that refuses, to test how the loader handles that.
     bus_id : str
         The device's position on the PCI bus, which determines its NUMA node.
     codec : Codec or None

@@ -16,7 +16,7 @@ __all__ = ["DatasetFactory", "InMemoryDataset", "QueueDataset"]
 
 
 class QueueDataset:
-    r"""Samples in text files, read anew in every epoch.
+    r"""Samples in text files, read again in every epoch.
 
     A line of a file is a sample. It holds one slot per feed: the number of values, then the values.
 
@@ -139,7 +139,7 @@ class DatasetFactory:
         Raises
         ------
         ValueError
-            The name is another one.
+            The name is unknown.
         """
         kinds = {kind.__name__: kind for kind in (QueueDataset, InMemoryDataset)}
         check_word("datafeed_class", datafeed_class, tuple(kinds))

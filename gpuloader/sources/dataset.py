@@ -728,9 +728,9 @@ class MixDataset(ConcatDataset[S]):
     middle, and ranks can divide it.
 
     As a map-style dataset, it holds the samples of its datasets one after another, like `ConcatDataset`;
-    ``len(loader)`` is the length of an epoch. Only its own order keeps the weights. So other datasets and
-    `random_split` refuse a mix, and so does a loader with a sampler: split or concatenate before you mix. A
-    DataLoader of PyTorch needs ``sampler=mix.default_sampler(shuffle=True)``, or it ignores the weights.
+    ``len(loader)`` is the length of an epoch. Only its own order honors the weights, so other datasets,
+    `random_split` and loaders with a sampler refuse a mix: split or concatenate before you mix. PyTorch's
+    DataLoader ignores the weights unless it gets ``sampler=mix.default_sampler(shuffle=True)``.
 
     Parameters
     ----------
@@ -740,8 +740,8 @@ class MixDataset(ConcatDataset[S]):
         One number above 0 per dataset; they need not sum to 1.
     at_end : str
         What happens when a dataset has been read to its end. 'stop' ends the epoch, so the other datasets are
-        read in part; with `shuffle`, in another part every epoch. 'repeat' reads it again, until all have
-        been read at least once. 'drop' goes on with the others, so every sample is read once.
+        read in part; with `shuffle`, a different part every epoch. 'repeat' reads it again, until all have
+        been read at least once. 'drop' continues with the others, so every sample is read once.
 
     Raises
     ------

@@ -408,7 +408,7 @@ def test_an_error_of_take_block_says_which_batch(workers):
                 raise KeyError("no such row")
             return super().take_block(indices)
 
-    message = r"take_block raised KeyError: 'no such row' for the indices \[.*9"
+    message = r"the dataset raised KeyError: 'no such row' for indices \[.*9"
     with pytest.raises(SampleError, match=message) as caught:
         list(DataLoader(Faulty(), places="cpu", batch_size=4, **workers))
     assert caught.value.batch == 2

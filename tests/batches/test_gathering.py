@@ -65,7 +65,7 @@ def test_rows_are_those_of_the_indices(indices, is_part, parts):
 )  # fmt: skip
 def test_an_index_outside(indices, position, index):
     for rows in (None, np.arange(10)[::-1].copy()):
-        with pytest.raises(SampleError, match="the dataset has 10 samples") as caught:
+        with pytest.raises(SampleError, match=f"index {index} is out of range for 10 samples") as caught:
             Gatherer(ARRAYS, rows).assemble(4, indices, make_slot)
         error = caught.value
         assert (error.batch, error.index, error.dataset_index) == (4, position, index)
@@ -86,7 +86,7 @@ def test_an_order_that_was_looked_at_is_trusted_and_no_other():
         for batch in OrderedPlan(order, 3, drop_last=False).batches(0):
             np.testing.assert_array_equal(take(gatherer, batch)[1], batch)
     outside = Mapped(Shuffled(11, 0, 0), np.arange(11))
-    with pytest.raises(SampleError, match="has 10 samples"):
+    with pytest.raises(SampleError, match="out of range for 10 samples"):
         for batch in OrderedPlan(outside, 3, drop_last=False).batches(0):
             take(gatherer, batch)
     shared = np.array([1, 2, 3])

@@ -192,7 +192,10 @@ class TestTheSameBatches:
         batches = [[3], [1, 2, 69, -1], list(range(40)), [0, 0]]
         check_same(kind, places, batch_sampler=batches, batch_size=1)
         options = {"batch_sampler": [[3, 1], [2, 70]], "batch_size": 1, "cache": kind}
-        with pytest.raises(SampleError, match=r"batch 1, sample 1, dataset index 70.*: the dataset has 70"):
+        with pytest.raises(
+            SampleError,
+            match=r"batch 1, sample 1, dataset index 70.*: the sampler.s index 70 is out of range for 70",
+        ):
             epochs(Counting(), places=make_places(places), **options)
 
 

@@ -111,7 +111,7 @@ def test_datasets_of_hugging_face_are_found_inside():
         adapted = describe(outer).dataset
         assert adapted is not outer
         inner = adapted.dataset if isinstance(outer, drop_in.Subset) else adapted.datasets[1]
-        assert type(inner).__name__ == "HuggingFaceRows"
+        assert type(inner).__qualname__ == "HuggingFaceRows"
 
         class Own(type(outer)):
             def __getitem__(self, index):

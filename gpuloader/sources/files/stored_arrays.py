@@ -344,9 +344,9 @@ class ZarrDataset(StoredArrays):
     """The rows of Zarr arrays; a sample is a dict with one row per array.
 
     By the specification of Zarr, a chunk that is not stored holds the array's ``fill_value``, and writers
-    leave out chunks that are full of it. So a lost chunk cannot be told from one that was left out, unless
-    the ``fill_value`` is null: then a missing chunk is an error. Name the `arrays` that must be there:
-    without names, an array whose folder is gone is one array less.
+    leave out chunks that are full of it. A lost chunk therefore looks like one that was left out, unless the
+    ``fill_value`` is null: then a missing chunk is an error. Name the `arrays` that you need: without names,
+    an array whose folder is lost goes unnoticed.
 
     Parameters
     ----------

@@ -128,7 +128,7 @@ _Bytes = bytes | bytearray | memoryview
 class Image:
     """An encoded image, such as the contents of a JPEG file, which is decoded when its pixels are needed.
 
-    NumPy takes it for an array of its pixels: ``np.asarray(image)``. A loader decodes it where its batch is
+    NumPy treats it as an array of its pixels: ``np.asarray(image)``. A loader decodes it where its batch is
     written, and only at the size that the transforms need.
 
     Parameters

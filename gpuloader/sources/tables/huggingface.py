@@ -284,3 +284,8 @@ class HuggingFaceTables(HuggingFaceStream):
                 columns = columns_of(table)
                 first = next(iter(Block([Part(columns, slice(0, 1))])))
                 yield Block([Part(columns, rows, choose_dtypes(form, first))])
+
+
+# What errors call these classes: users know only those of Hugging Face. Pickles have the qualified names.
+HuggingFaceRows.__name__ = "datasets.Dataset"
+HuggingFaceStream.__name__ = HuggingFaceTables.__name__ = "datasets.IterableDataset"

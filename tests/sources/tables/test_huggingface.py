@@ -198,7 +198,7 @@ def test_the_rest_of_the_loader_applies(data):
     steps = zip(*ranks, strict=True)
     divided = [int(one) for step in steps for batch in step for one in batch["label"]]
     assert divided == labels(load(data, shuffle=True, seed=4))
-    with pytest.raises(SampleError, match="HuggingFaceRows of 30 samples has no sample 30"):
+    with pytest.raises(SampleError, match=r"datasets\.Dataset of 30 samples has no sample 30"):
         labels(load(data, sampler=[30]))
     assert load(data).dataset is data
     whole = BatchSampler(sampler=[7, 0, -1, 4], batch_size=2)
