@@ -1,11 +1,12 @@
 """What the questions and the limits of the documentation claim, where no other test proves it."""
 
 import itertools
+import json
 
 import numpy as np
 import pytest
 
-from gpuloader import IterableDataset, TarDataset
+from gpuloader import IterableDataset, SampleError, TarDataset, cpu_places
 from tests.loading import load
 from tests.sample_sets import THREADS, Made, values
 
@@ -51,3 +52,20 @@ def test_files_shuffle_by_themselves(tmp_path):
         load(TarDataset(tmp_path / "a.tar"), shuffle=True)
     with pytest.raises(ValueError, match="shuffle_buffer needs shuffle=True"):
         TarDataset(tmp_path / "a.tar", shuffle_buffer=10)
+
+
+def test_skipping_samples_needs_batches_that_may_be_shorter():
+    class Second(Made):
+        def __getitem__(self, index):
+            return 1 // (index - 2)
+
+    skipping = {"on_bad": "skip", "batch_size": 2}
+    for options in ({"places": cpu_places(2), "split": "shards"}, {"shard": (0, 2), "uneven": "pad"}):
+        with pytest.raises(ValueError, match="on_bad='skip' makes shorter batches"):
+            load(Second(None, 8), **skipping, **options)
+    with pytest.raises(SampleError, match="with static=True all batches must have one shape"):
+        values(load(Second(None, 8), **skipping, static=True))
+
+
+def test_a_state_takes_about_80_bytes():
+    assert len(json.dumps(load(range(10**6), seed=2**31, shuffle=True).state_dict())) < 90
