@@ -29,7 +29,7 @@ from gpuloader.demo.timeline import add_legend, choose_window, draw_run
 # ## Who fills the slots
 #
 # Each sample contains the ID of the process that made it, and takes a millisecond, like decoding a small
-# picture.
+# image.
 
 
 # %%

@@ -9,9 +9,9 @@
 # ---
 
 # %% [markdown]
-# # Pictures
+# # Images
 #
-# You will see a folder of pictures become an augmented batch, how many pictures a second arrive beside
+# You will see a folder of images become an augmented batch, how many images a second arrive next to
 # PyTorch's loader, and what limits the loop. It needs Pillow: `pip install '.[images]'`.
 
 # %%
@@ -50,7 +50,7 @@ print(len(dataset), "files of the classes", dataset.classes)
 # %% [markdown]
 # ## The same batch in three epochs
 #
-# Each row is the same eight pictures. Windows, flips and colors depend only on seed, epoch and index.
+# Each row is the same eight images. Windows, flips and colors depend only on seed, epoch and index.
 
 # %%
 augment = [
@@ -66,7 +66,7 @@ panel.imshow(np.asarray(show((images, labels), columns=8, classes=dataset.classe
 panel.axis("off")
 
 # %% [markdown]
-# ## Pictures a second of processor time
+# ## Images a second of processor time
 #
 # Windows of 96 × 96, mirrored and normalized, without workers. PyTorch's loader decodes and resizes with
 # Pillow, as torchvision does. The two loaders take turns, and the median of five counts. Processor time
