@@ -584,7 +584,7 @@ class DatasetEpochs(Epochs):
         if order is None:
             order = self._draw_order(position.epoch, batching)
         if seed is None:
-            seed = 0 if order is not None else self.draw_seed()
+            seed = self.draw_seed() if order is None and batching.is_seeded else 0
         plan = batching.plan(seed, position.epoch, position.base, order)
         for number, indices in enumerate(plan.batches(position.batches // position.shards), 1):
             if order is not None:

@@ -432,7 +432,7 @@ class Batching:
             divided = replace(divided, undivided=self)  # a user's change of a list shows in the next epoch
         if insists and divided.seed is None:
             # Nothing random needs no seed, but `sample_rng` does, and ranks must not draw one each.
-            if not divided._is_seeded:
+            if not divided.is_seeded:
                 divided = replace(divided, seed=0)
             elif not is_alone and divided.torch_generator is None:
                 raise ValueError(
@@ -479,7 +479,7 @@ class Batching:
         return replace(self, sampler=source, order=source.order, drop_last=drop_last, sharding=sharding)
 
     @property
-    def _is_seeded(self) -> bool:
+    def is_seeded(self) -> bool:
         """Whether the order depends on the seed."""
         order = self.order(0, 0)
         # In doubt it does: an order of the user's may use the seed, and asking for one costs less than ranks

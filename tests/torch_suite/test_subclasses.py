@@ -106,6 +106,15 @@ class TestSubclasses:
         assert_same_on_both(program)
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_replaced_batch_sampler_draws_what_the_order_needs_and_no_more(shuffle):
+    def program(lib):
+        loader = repeating(lib, True)(Made(lambda _: torch.rand(1), 7), 3, shuffle)
+        return epochs(loader), torch.rand(1).item()
+
+    assert_same_on_both(program)
+
+
 def test_the_class_is_pytorchs(lib):
     loader = lib.DataLoader(SQUARES, 2, num_workers=1, drop_last=True, timeout=3)
     assert issubclass(lib.DataLoader, torch.utils.data.DataLoader)
