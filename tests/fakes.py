@@ -1,7 +1,6 @@
 """Fakes and waits shared by several tests."""
 
 import gc
-import multiprocessing
 import os
 import threading
 import time
@@ -10,6 +9,7 @@ from contextlib import contextmanager, suppress
 
 from gpuloader.staging.arena import Arena
 from gpuloader.system.finalizers import Living
+from tests.processes import descendants, is_tracker
 from tests.processes import is_running as is_running
 
 
@@ -44,17 +44,22 @@ def count_arenas():
     return mapped + len(list(_arenas))
 
 
+def children():
+    """Return the processes below this one, also those that have ended and were not waited for."""
+    return {pid for pid in descendants(os.getpid()) if not is_tracker(pid)}
+
+
 @contextmanager
 def nothing_left_behind():
     """Fail if the block leaves behind a thread, process, descriptor or mapping."""
     gc.collect()
-    threads = set(threading.enumerate())
+    threads, processes = set(threading.enumerate()), children()
     descriptors = len(os.listdir("/proc/self/fd"))
     arenas = count_arenas()
     yield
     gc.collect()
     wait_until(lambda: not [one for one in threading.enumerate() if one not in threads])
-    wait_until(lambda: not multiprocessing.active_children())
+    wait_until(lambda: children() <= processes)
     gc.collect()
     wait_until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors)
     wait_until(lambda: count_arenas() <= arenas)

@@ -630,6 +630,8 @@ def finish_postponed() -> None:
 
 # Compiling what the first batches of a loader will launch, while they are still being fetched.
 
+_LONGEST_COMPILATION = 60.0  # seconds that one kernel is waited for; it takes less than one
+
 
 class KernelsAhead:
     """Compiles the kernels of a loader's first program, in a thread that ends with the first step.
@@ -667,10 +669,11 @@ class KernelsAhead:
                 device.compile(program, self._stop.is_set)
 
     def finish(self) -> None:
-        """Compile nothing more ahead; wait for the kernel that is being compiled."""
+        """Compile nothing more ahead; wait for the kernel that is being compiled, though not forever."""
         with self._beginning:
             self._has_begun = True
             thread, self._thread = self._thread, None
         if thread is not None and os.getpid() == self._process:
             self._stop.set()
-            thread.join()  # not if it is this thread, which may have collected an epoch as garbage
+            # Not if it is this thread, which may have collected an epoch as garbage.
+            thread.join(_LONGEST_COMPILATION)

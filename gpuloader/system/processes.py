@@ -8,6 +8,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import gc
+import math
 import multiprocessing
 import os
 import pickle
@@ -247,6 +248,8 @@ class ChildHandle:
     The `closers` are called once, when the handle is closed.
     """
 
+    _longest_look = math.inf  # seconds to wait for the sentinel before the process itself is looked at
+
     def __init__(self, pid: int, sentinel: int, *closers: Callable[[], object]) -> None:
         self.pid = pid
         self.sentinel = sentinel
@@ -268,8 +271,7 @@ class ChildHandle:
         """Return the exit code; None if the process does not end within `seconds`, or nobody knows it."""
         deadline = monotonic() + seconds
         while not self._is_gone() and (left := deadline - monotonic()) > 0:
-            # Briefly, because a pipe stays open in what the process has started.
-            if wait_for(self.sentinel, min(left, PAUSE)) and not self._is_gone():
+            if wait_for(self.sentinel, min(left, self._longest_look)) and not self._is_gone():
                 sleep(1e-3)  # it has only closed its end
         return self._code
 
@@ -319,6 +321,8 @@ class OwnChild(ChildHandle):
             super().__init__(pid, sentinel, closing_once(*{sentinel, link}))
         else:
             super().__init__(pid, sentinel, closing_once(descriptor), popen.close)
+        if descriptor is None:
+            self._longest_look = PAUSE  # a pipe stays open in what the process has started
         self._popen = popen
 
     def _is_gone(self) -> bool:

@@ -124,7 +124,9 @@ def _draw_acts(rng: Random, case: Case) -> tuple[str, ...]:
     if case.static:
         names = [name for name in names if name not in ("two", "threads", "shared", "fork")]
     if case.source == "zarr" and case.served:
-        names.remove("fork")  # Zarr leaves sessions open, about which aiohttp complains in forks
+        # Zarr leaves its sessions open. aiohttp complains of that when a fork exits, or its parent, also in a
+        # program that opens an array with Zarr alone.
+        names.remove("fork")
     acts = ["loop"]  # imports everything, before anything is limited
     count = rng.randrange(1, 3 if case.method == "spawn" and case.workers else 5)
     acts += [f"{rng.choice(names)}:{rng.choice((1, 1, 2, 3, 5))}" for _ in range(count)]

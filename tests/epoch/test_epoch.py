@@ -528,6 +528,18 @@ def test_the_end_tells_the_device_and_waits_for_it():
     assert ended == [PROGRAM]
 
 
+def test_a_compiler_that_hangs_is_not_waited_for_forever(monkeypatch):
+    device = Compiling()
+    device.goes_on.clear()
+    monkeypatch.setattr("gpuloader.epoch.epoch._LONGEST_COMPILATION", 0.05)
+    ahead = KernelsAhead([device])
+    ahead.begin(PROGRAM)
+    ahead.finish()
+    assert compilers()
+    device.goes_on.set()
+    wait_until(lambda: not compilers())
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_process_compiles_nothing_and_waits_for_no_thread():

@@ -120,11 +120,15 @@ def test_several_threads_loop_over_one_loader_or_share_an_epoch(options):
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("options", WORKERS)
 def test_a_fork_in_the_middle_of_an_epoch(options):
+    before = set(processes._links)
     one = loader(Faulty(200), **options)
     epoch = iter(one)
     got = [next(epoch)]
+    links = processes._links - before
+    assert len(links) == {"fork": 2, "forkserver": 3}.get(options.get("start_method"), 0)
 
     def child():
+        assert {link.fileno() for link in links} <= {-1}
         with pytest.raises(LoaderError, match="start a new epoch here"):
             next(epoch)
         for _ in range(2):

@@ -81,9 +81,9 @@ MORE: dict[str, str] = {
     "sources/images/resizing.py": "sources/images/resampling",
     "sources/readers/reader_processes.py": "sources/readers/processes",
     "sources/readers/reader_threads.py": "sources/readers/threads",
-    "system/cores.py": "system/control_group system/numa",
     "system/driver.py": "packaging doctor/trials devices/cuda",
-    "system/finalizers.py": "system/living",
+    "system/processes.py": "system/interrupts system/interrupted_starts system/platforms fetch/starting "
+    "fetch/leaving fetch/processes/deaths fetch/processes/fork_server",
     "system/threads.py": "system/interrupts fetch/exits",
     "transforms/batch_transforms.py": "transforms/mixing",
     "transforms/values.py": "transforms/batch_transforms",

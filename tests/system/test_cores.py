@@ -73,6 +73,14 @@ GROUPS = {
             "/cpu,cpuacct/docker/job/cpu.cfs_period_us": 100000,
         },
     ),
+    "version 1 without limits": (
+        ControlGroup(1),
+        {
+            "proc/self/cgroup": "4:memory:/",
+            "/memory/memory.limit_in_bytes": UNLIMITED,
+            "/memory/memory.usage_in_bytes": 1024,
+        },
+    ),
     "version 1 in a container that sees only its own group": (
         ControlGroup(1, 4096, 1024),
         {

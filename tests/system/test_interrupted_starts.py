@@ -83,7 +83,12 @@ def test_ctrl_c_around_the_processes_and_threads_of_a_reader(function, reader):
 
 @pytest.mark.parametrize("function", [threading.Thread.start, threading.Condition.wait, start_thread])
 def test_ctrl_c_while_a_thread_starts(function):
-    interrupted_at(function, lambda: start_thread("gpuloader-test", int).join())
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1)  # the new thread runs only once this one waits for it
+    try:
+        interrupted_at(function, lambda: start_thread("gpuloader-test", int).join())
+    finally:
+        sys.setswitchinterval(before)
 
 
 def interrupt_an_epoch_of(loader, function):
