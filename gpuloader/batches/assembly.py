@@ -397,7 +397,11 @@ def _as_it_was(value: Any, first: Any) -> Any:
     """Return a value that was written into its row as the batch's first sample had it."""
     if is_tensor(first):
         return tensor_over(np.array(value))
-    return value.item() if isinstance(first, bool | int | float | complex) else np.array(value)[()]
+    array = np.array(value)
+    if isinstance(first, np.ndarray | np.generic):
+        # A number of NumPy's is not an array, nor is its float64 Python's: PyTorch collates each differently.
+        return array if isinstance(first, np.ndarray) else array[()]
+    return value.item() if isinstance(first, int | float | complex) else array[()]
 
 
 class BlockBatch(SampleBatch):

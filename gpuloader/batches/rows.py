@@ -48,7 +48,7 @@ class SampleRows:
     """The fields of samples, and how their values are written into the rows of a slot.
 
     `conversion` converts what does not fit its field as it is. `shapes` are those of the fields' samples if
-    some of the feeds' dimensions are free.
+    some of the feeds' dimensions are free. With `keeps_dtypes`, a number of another dtype does not fit.
     """
 
     def __init__(
@@ -56,8 +56,10 @@ class SampleRows:
         feeds: Sequence[FeedSpec],
         conversion: Conversion = convert,
         shapes: Sequence[tuple[int, ...]] | None = None,
+        keeps_dtypes: bool = False,
     ) -> None:
         self.feeds = feeds
+        self.keeps_dtypes = keeps_dtypes
         self.conversion = conversion
         self.layout = arrange(())
         self.count = -1
@@ -79,7 +81,7 @@ class SampleRows:
         self.layout, self.count = self.layout_of(count), count
         strict = self.conversion is not convert  # refuses what would have to be reshaped
         for field in self.layout.fields:
-            self._places.append(_row_places(field, strict))
+            self._places.append(_row_places(field, strict, self.keeps_dtypes))
         return self
 
     def layout_of(self, count: int) -> Layout:
@@ -306,8 +308,9 @@ class _RowPlaces:
     numbers_only: bool = False
 
 
-def _row_places(field: FieldLayout, strict: bool) -> _RowPlaces:
+def _row_places(field: FieldLayout, strict: bool, keeps_dtypes: bool) -> _RowPlaces:
     """Return the places of a field's samples; `strict` refuses what would have to be reshaped."""
+    own = field.dtype.type
     count, elements = field.shape[0], math.prod(field.shape[1:])
     # Structured dtypes have no buffer format, nor do those of other packages, such as bfloat16.
     if len(field.shape) > 2 or not count or not elements or field.dtype.isbuiltin != 1:
@@ -323,6 +326,9 @@ def _row_places(field: FieldLayout, strict: bool) -> _RowPlaces:
     if elements == 1 and (single or not strict):
         kinds = exact_types(code, strict=strict)
         packers |= number_packers(code, strict=strict)
+        if keeps_dtypes and own not in _PYTHONS:
+            kinds &= {own}
+            packers = {kind: packer for kind, packer in packers.items() if kind is own}
     if not (single and strict):
         packers |= list_packers(code, elements, strict=strict)
     return _RowPlaces(True, places, kinds, packers, single and strict)
@@ -337,6 +343,8 @@ _FLOATS: dict[str, tuple[type, ...]] = {
     "d": (float, np.float64, np.float32, np.float16),
 }
 """For the code of each float dtype, the scalar types whose numbers it holds exactly."""
+_PYTHONS = (np.bool_, np.int64, np.uint64, np.float64)
+"""The dtypes of Python's numbers, which are those of a batch of them and NumPy's, whichever comes first."""
 _REAL = frozenset([*_INTEGERS, *_FLOATS["d"]])
 
 

@@ -159,7 +159,7 @@ class Schema:
             conversion = partial(convert_alike, keeps_dtype=True)
         elif self.flat and not self.declared:
             conversion = partial(convert_alike, advice=IN_FEEDS)
-        self.fields = SampleRows(self.feeds, conversion, self.shapes)
+        self.fields = SampleRows(self.feeds, conversion, self.shapes, self.keeps_dtypes)
 
     def __reduce__(self) -> tuple[Any, ...]:
         names = "tree", "feeds", "levels", "declared", "keeps_dtypes", "flat", "shapes"
@@ -205,7 +205,8 @@ class Schema:
         with self._arranging:  # two threads of one batch must write by the same table
             table = self._tables.get(count)
             if table is None:
-                table = SampleRows(self.feeds, self.fields.conversion, self.shapes).arrange(count)
+                table = SampleRows(self.feeds, self.fields.conversion, self.shapes, self.keeps_dtypes)
+                table.arrange(count)
                 if len(self._tables) >= _MOST_TABLES:  # a batch sampler may use a new batch size every time
                     self._tables.clear()
                 self._tables[count] = table

@@ -241,7 +241,7 @@ def convert_alike(
 
     For undeclared fields. Nothing is reshaped, no text is parsed, and every number stays what it is. Raises
     `SampleError` for another shape, which the `advice` is about if no dimension is free, and for numbers that
-    `dtype` cannot hold exactly; with `keeps_dtype`, also for an array or tensor of any other dtype.
+    `dtype` cannot hold exactly; with `keeps_dtype`, also for a number, array or tensor of any other dtype.
 
     >>> convert_alike(0.5, np.dtype("int64"), ())  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -251,7 +251,7 @@ def convert_alike(
         # An empty sequence fits steps of any shape and dtype.
         return np.empty([size or 0 for size in shape], dtype)
     array = as_numbers(value, dtype if is_tensor(value) and not keeps_dtype else None, parses=False)
-    if keeps_dtype and array.dtype != dtype and hasattr(value, "dtype"):
+    if keeps_dtype and array.dtype != dtype and not isinstance(value, list | tuple):
         advice = "make every sample one dtype"
         raise unlike_first(describe_dtype(dtype), describe_dtype(array.dtype), advice)
     if not matches(array.shape, shape):

@@ -165,6 +165,13 @@ MIXED = {
     "masked arrays": [np.ma.masked_array([1, 2], [True, False]), np.ma.masked_array([3, 4], [False, False])],
     "meta tensors": [torch.empty(2, device="meta"), torch.empty(2, device="meta")],
     "large integers": [np.uint8(3), 1000],
+    "NumPy's numbers, then a complex one": [np.float64(0), np.float64(1), np.complex64(1j)],
+    "complex, then real numbers": [np.complex128(1), np.float64(2)],
+    "integers of NumPy's and Python's": [np.int32(1), 2],
+    "integers of two sizes": [np.int8(1), np.int8(2), np.int16(3)],
+    "halves and a float": [np.float16(1), 1.5],
+    "arrays of no dimension": [np.array(2.0, "f2"), np.array(3.0, "f2"), np.array(4.0, "f4")],
+    "an array of no dimension, then a number": [np.array(1, np.uint8), np.array(2, np.uint8), 3],
     "arrays of two dtypes": [np.zeros(2, "f4"), np.ones(2), np.zeros(2, "f4")],
 }
 
