@@ -9,7 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, repeat
 from operator import attrgetter
@@ -60,8 +60,13 @@ from gpuloader.watch.explaining import Configuration
 from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
 from gpuloader.watch.stats import Meter
 
-DrawnAhead = tuple[int, TorchOrder | None]
-"""The seed of an epoch, and its order if that is drawn by PyTorch."""
+
+@dataclass(slots=True, weakref_slot=True)
+class DrawnAhead:
+    """The seed of an epoch whose iterator was made, and its order if PyTorch has drawn that."""
+
+    seed: int
+    torch_order: TorchOrder | None = None
 
 
 class Epochs:
@@ -156,7 +161,7 @@ class Epochs:
                 epoch.close()
         position = self._resumed or self.start(self._next)
         if position.seed is None and ahead is not None:
-            position.seed, position.torch_order = ahead
+            position.seed, position.torch_order = ahead.seed, ahead.torch_order
         for static in self.delivery.statics:
             if static is not None:
                 static.refuse_another()
@@ -245,6 +250,7 @@ class DatasetEpochs(Epochs):
         self.seed = plan.batching.seed  # None until an epoch needs one
         self._has_drawn = False
         self._follows_torch = plan.follows_torch
+        self._ahead: weakref.ref[DrawnAhead] | None = None  # what an iterator drew that has not begun yet
         self.deliver_to(plan.delivery)
         self._masks = Masks(plan.delivery.locker)
         # Whoever passes shard has asked for more than PyTorch does.
@@ -414,7 +420,9 @@ class DatasetEpochs(Epochs):
             order = self._draw_order(self._next, batching)
         if order is not None:
             order.draw_until(self._count_asked(Position(seed, self._next), batching))
-        return seed, order
+        ahead = DrawnAhead(seed, order)
+        self._ahead = weakref.ref(ahead)
+        return ahead
 
     def _draw(self, position: Position, batching: Batching) -> None:
         """Draw what an epoch begins with, unless its state, or whoever made the iterator, has that."""
@@ -540,6 +548,13 @@ class DatasetEpochs(Epochs):
 
     def state(self) -> dict[str, Any]:
         """Return where a loader that resumes from here must begin, as plain data."""
+        ahead = None if self._ahead is None else self._ahead()
+        if ahead is not None and self._resumed is None:
+            # The iterator's order is drawn now, because until its first step the program may draw as well.
+            ahead.torch_order = ahead.torch_order or self._draw_order(self._next, self.plan.batching.settle())
+            position = self.start(self._next)
+            position.seed, position.torch_order = ahead.seed, ahead.torch_order
+            return position.to_json()
         state = super().state()
         state.setdefault("seed")  # None: the next epoch draws it
         return state
@@ -634,6 +649,7 @@ class DatasetEpochs(Epochs):
     # What the loader's attributes tell and change.
 
     def _open_next(self, ahead: DrawnAhead | None = None) -> tuple[Position, Iteration]:
+        self._ahead = None
         # Trainers such as Lightning tell their own sampler which epoch follows one that was saved at its end.
         if self._resumed is not None and self._epoch_setter is not None:
             moved = self._epoch_setter.find_moved()
@@ -648,7 +664,7 @@ class DatasetEpochs(Epochs):
 
     def take_over(self, before: DatasetEpochs) -> None:
         """Go on where the epochs of the same loader were, before its options changed."""
-        self._latest, self._next = before._latest, before._next
+        self._latest, self._next, self._ahead = before._latest, before._next, before._ahead
         now, then = self.plan.batching.given, before.plan.batching.given
         if now is not None and then is not None and now.given is then.given:
             self._epoch_setter = before._epoch_setter  # which knows whether somebody else sets its epoch

@@ -336,6 +336,9 @@ class DataLoader(Measured, Generic[S]):
                 worker_type=plan.workers.kind,
                 **{name: getattr(options, name) for name in _OF_READING},
             )
+            # As arrays, tensors lose their classes, of which PyTorch's loader warns.
+            keeping = dataclasses.replace(reading._framework, keeps_values=self._framework.keeps_values)
+            reading._open(reading._options, keeping)
             promise = self._epochs.promise_cache if self._cache == "device" else None
             source = materialise(reading, len(plan.source.dataset), promise)
         self._epochs.cache_as(source, resident=self._cache == "device")

@@ -34,8 +34,9 @@ WARNING = r"field '{}': .*Boxes becomes a plain tensor"
         ({"batch_size": 2, "collate_fn": merge, **THERE}, "boxes"),
         ({"batch_size": 2, "collate_fn": lambda samples: samples[0]["boxes"], **THERE}, "0"),
         ({"batch_size": 2, "transforms": [Cast("picture", "float32", 2)]}, "boxes"),
+        ({"batch_size": 2, "cache": "host"}, "boxes"),
     ],
-    ids=["rows", "single", "collate_fn", "one tensor", "transforms"],
+    ids=["rows", "single", "collate_fn", "one tensor", "transforms", "cache"],
 )
 def test_a_warning_names_field_and_class(options, field):
     with pytest.warns(UserWarning, match=WARNING.format(field)):
