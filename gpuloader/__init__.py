@@ -50,6 +50,8 @@ if TYPE_CHECKING:  # the same names once more, where type checkers and editors f
     from gpuloader.sources.files.stored_arrays import HDF5Dataset as HDF5Dataset
     from gpuloader.sources.files.stored_arrays import ZarrDataset as ZarrDataset
     from gpuloader.sources.files.tar import TarDataset as TarDataset
+    from gpuloader.sources.files.text import CSVDataset as CSVDataset
+    from gpuloader.sources.files.text import JSONLDataset as JSONLDataset
     from gpuloader.sources.images.folder import ImageFiles as ImageFiles
     from gpuloader.sources.images.folder import ImageFolder as ImageFolder
     from gpuloader.sources.images.folder import ImageSample as ImageSample
@@ -92,6 +94,7 @@ _HOMES = {
     "gpuloader.sources.files.parquet": "ParquetDataset",
     "gpuloader.sources.files.stored_arrays": "HDF5Dataset ZarrDataset",
     "gpuloader.sources.files.tar": "TarDataset",
+    "gpuloader.sources.files.text": "CSVDataset JSONLDataset",
     "gpuloader.sources.images.folder": "ImageFiles ImageFolder ImageSample",
     "gpuloader.sources.images.image": "Image Picture",
     "gpuloader.sources.images.showing": "show",

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from gpuloader.errors import DataFileError, LoaderError, import_package
 from gpuloader.order.worker_info import get_worker_info
-from gpuloader.sources.block import Block, Column, Part
 from gpuloader.sources.files.remote_files import (
     ATTEMPTS,
     TIMEOUT,
@@ -25,12 +24,10 @@ from gpuloader.sources.files.remote_files import (
     is_remote,
     open_source,
 )
-from gpuloader.sources.files.shards import ShardDataset
-from gpuloader.sources.tables.arrow import check_values, columns_of
+from gpuloader.sources.files.shards import TableShards
+from gpuloader.sources.tables.arrow import check_values
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import pyarrow as pa
 
 PIECE_NBYTES = 1 << 20
@@ -47,7 +44,7 @@ _END = 64 << 10  # bytes at a file's end that Arrow reads to find the footer
 _READERS = 16  # threads that read footers, which is mostly waiting
 
 
-class ParquetDataset(ShardDataset[dict[str, Any]]):
+class ParquetDataset(TableShards):
     """The rows of Parquet files; a sample is a dict with one value per column.
 
     One worker of one rank reads each row group, and only the selected columns of it. So without the loader's
@@ -151,18 +148,6 @@ class ParquetDataset(ShardDataset[dict[str, Any]]):
         """The number of row groups."""
         return len(self._groups)
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for block in self.iter_blocks(1):
-            yield from block
-
-    def iter_blocks(self, size: int) -> Iterator[Block]:
-        """Yield the samples of this worker's row groups in columns, `size` per block, the last maybe fewer.
-
-        Raises the errors of the class.
-        """
-        for parts in self._takes(size):
-            yield Block([Part(columns, rows) for columns, rows in parts])
-
     def _read_footer(self, names: Sequence[str] | None, file: int) -> tuple[pa.Schema, list[Group]]:
         with self._opened(file) as opened:
             schema = opened.schema_arrow
@@ -240,12 +225,6 @@ class ParquetDataset(ShardDataset[dict[str, Any]]):
                 if done < group.rows:
                     yield from self._read([shard], done)
                 done = max(done - group.rows, 0)
-
-    def _gather(self, pieces: Sequence[Any]) -> Mapping[str, Column]:
-        from pyarrow import concat_tables
-
-        # Files may disagree on whether a column is nullable; `check_values` has excluded nulls.
-        return columns_of(concat_tables(pieces, promote_options="default"))
 
     @contextmanager
     def _opened(self, file: int, row_group: int | None = None) -> Iterator[Any]:

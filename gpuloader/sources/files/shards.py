@@ -17,10 +17,11 @@ from gpuloader.checks import check_count
 from gpuloader.order.order import Shuffled, check_whole
 from gpuloader.order.randomness import current_draw, mixed_seed
 from gpuloader.order.worker_info import find_share
-from gpuloader.sources.block import Rows
+from gpuloader.sources.block import Block, Column, Part, Rows
 from gpuloader.sources.dataset import IterableDataset, S
 from gpuloader.sources.files.remote_files import LONGEST_WAIT, is_remote
 from gpuloader.sources.readers.reader_threads import start_reading
+from gpuloader.sources.tables.arrow import columns_of
 from gpuloader.system.platforms import after_fork
 from gpuloader.system.threads import at_exit, exit_first
 
@@ -276,6 +277,28 @@ class ShardDataset(IterableDataset[S]):
                 begun.popleft()
         finally:
             begun.clear()  # ends their threads, although the traceback of an error keeps this frame
+
+
+class TableShards(ShardDataset[dict[str, Any]]):
+    """The base of datasets whose shards are Arrow tables; a sample is a dict of one value per column."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for block in self.iter_blocks(1):
+            yield from block
+
+    def iter_blocks(self, size: int) -> Iterator[Block]:
+        """Yield the samples of this worker's shards in columns, `size` per block, the last maybe fewer.
+
+        Raises the errors of the class.
+        """
+        for parts in self._takes(size):
+            yield Block([Part(columns, rows) for columns, rows in parts])
+
+    def _gather(self, pieces: Sequence[Any]) -> Mapping[str, Column]:
+        from pyarrow import concat_tables
+
+        # Files may disagree on whether a column is nullable; `check_values` has excluded nulls.
+        return columns_of(concat_tables(pieces, promote_options="default"))
 
 
 _READS = set[Any]()

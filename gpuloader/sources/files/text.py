@@ -1,0 +1,467 @@
+"""`CSVDataset` and `JSONLDataset`: the lines of text files, parsed by Arrow.
+
+A shard is a range of bytes, and has the lines that begin in it. So workers and ranks share even one file, and
+each reads little more than its own bytes. A compressed file is one shard.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from gpuloader.errors import DataFileError, LoaderError, import_package
+from gpuloader.sources.files.remote_files import (
+    ATTEMPTS,
+    TIMEOUT,
+    RemoteFile,
+    Tries,
+    as_urls,
+    check_names,
+    find_files,
+    is_remote,
+    open_source,
+)
+from gpuloader.sources.files.shards import TableShards
+from gpuloader.sources.tables.arrow import check_values
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+PIECE_NBYTES = 1 << 20
+"""Bytes of text to parse at a time, and in a shard, unless the files are small or very large."""
+
+_LEAST_NBYTES, _PARTS, _MOST_PARTS = 64 << 10, 64, 1 << 16
+"""The least bytes of a shard of local files, and how many shards there should be at least and at most."""
+
+_LINE = 64 << 10  # bytes in which a line should end; a longer one takes more reads
+_LONGEST_LINE = 256 << 20  # without a bound, a file without line breaks would fill the memory
+_READERS = 16  # threads that read the beginnings of files, which is mostly waiting
+
+_PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
+"""Maps the first bytes of compressed files to Arrow's name of the compression. File names do not decide."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextFile:
+    """A file: its stored size, how it is compressed, where its first row begins, and its columns."""
+
+    size: int
+    packed: str | None
+    first: int = 0
+    names: tuple[str, ...] = ()
+
+
+class TextDataset(TableShards):
+    """The base of datasets in lines of text: which bytes make a shard, and how they are read."""
+
+    _quote = b""  # between two of which a line break belongs to a value
+
+    def __init__(
+        self,
+        urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        pattern: str,
+        columns: Sequence[str] | None,
+        schema: Any,
+        tries: Tries,
+        **order: Any,
+    ) -> None:
+        super().__init__(**order)
+        arrow = import_package("pyarrow", "reading text files", "parquet")
+        names = None if columns is None else check_names("columns", columns)
+        given = _as_types(arrow, schema)
+        self._tries = tries
+        self._urls = find_files(as_urls(urls), pattern, tries)
+        with ThreadPoolExecutor(min(_READERS, len(self._urls))) as pool:
+            self._files = list(pool.map(self._look_at, self._urls))
+        total = sum(one.size for one in self._files)
+        least = PIECE_NBYTES if any(map(is_remote, self._urls)) else _LEAST_NBYTES
+        nbytes = max(total // _MOST_PARTS, min(max(total // _PARTS, least), PIECE_NBYTES))
+        self._parts: list[tuple[int, int, int]] = []
+        for number, file in enumerate(self._files):
+            if file.packed:
+                self._parts.append((number, file.first, sys.maxsize))
+                continue
+            step = max(file.size, 1) if self._quote else nbytes
+            for start in range(file.first, file.size, step):
+                self._parts.append((number, start, min(start + step, file.size)))
+        self.schema: pa.Schema = self._find_schema(arrow, names, given)
+
+    @property
+    def shards(self) -> int:
+        """The number of byte ranges into which the files are divided."""
+        return len(self._parts)
+
+    def _look_at(self, url: str) -> TextFile:
+        """Return what must be known of a file before its rows are read."""
+        with open_source(url, self._tries) as source:
+            size = source.seek(0, os.SEEK_END)
+            source.seek(0)
+            head = source.read(4)
+        return TextFile(size, next((name for magic, name in _PACKED.items() if head.startswith(magic)), None))
+
+    def _parse(self, text: bytes, file: TextFile, schema: pa.Schema | None) -> pa.Table:
+        """Return whole lines as a table with the columns and types of a schema; None infers all."""
+        raise NotImplementedError
+
+    def _find_schema(self, arrow: Any, names: list[str] | None, given: Mapping[str, Any]) -> pa.Schema:
+        """Return the columns to read and their types, which the first lines tell where nothing is given."""
+        found: dict[str, Any] = {}
+        if self._parts and (names is None or not set(names) <= set(given)):
+            number, start, _ = self._parts[0]
+            file = self._files[number]
+            with self._opened(file, self._urls[number], start, file.size) as pieces:
+                table = self._parse(next(pieces), file, None)
+                found = dict(zip(table.schema.names, table.schema.types, strict=True))
+        found.update(given)
+        for name in names or []:
+            if name not in found:
+                problem = f"no column of this name; the first lines have {list(found)}"
+                problem += "; if it comes later, give schema its type"
+                raise DataFileError(problem, file=self._urls[0], column=name)
+        if not found:
+            raise DataFileError("the file has no rows, so its columns are unknown", file=self._urls[0])
+        schema: pa.Schema = arrow.schema([(name, found[name]) for name in names or found])
+        return schema
+
+    def _nbytes(self, shard: int) -> int:
+        file, start, stop = self._parts[shard]
+        return super()._nbytes(shard) if self._files[file].packed else stop - start
+
+    def _read(self, shards: Sequence[int], skip: int) -> Iterator[Any]:
+        (shard,) = shards
+        number, start, stop = self._parts[shard]
+        url, file = self._urls[number], self._files[number]
+        with self._opened(file, url, start, stop) as pieces:
+            for text in pieces:
+                if text.isspace():
+                    continue
+                piece = self._parse(text, file, self.schema)
+                rest, skip = piece[skip:], max(skip - len(piece), 0)
+                if len(rest):
+                    check_values(rest, file=url)
+                    yield rest
+
+    @contextmanager
+    def _opened(self, file: TextFile, url: str, start: int, stop: int) -> Iterator[Iterator[bytes]]:
+        """Open a file; give the lines that begin in a range of it, some whole ones at a time.
+
+        Arrow's errors in between name the file and the place.
+        """
+        import pyarrow as pa
+
+        known = (file.size, b"") if is_remote(url) and not file.packed else None
+        try:
+            with (
+                RemoteFile(url, self._tries, known)
+                if known
+                else open_source(url, self._tries, buffered=True) as source
+            ):
+                if not is_remote(url) and os.fstat(source.fileno()).st_size != file.size:
+                    problem = "the file has changed since the dataset was made; make a new dataset"
+                    raise DataFileError(problem, file=url)
+                if file.packed:
+                    with pa.CompressedInputStream(source, file.packed) as stream:
+                        stream.read(start)  # the header
+                        yield _lines(stream.read, start, stop, self._quote, url)
+                else:
+                    source.seek(start - (start > file.first))
+                    yield _lines(source.read, start, stop, self._quote, url, within=start > file.first)
+        except DataFileError as error:
+            error.file = url
+            raise
+        except (LoaderError, MemoryError):
+            raise
+        except (pa.ArrowException, OSError) as error:
+            raise DataFileError(
+                f"in the lines from byte {start:,} on: {error}; if values have not the type of those in the "
+                "first lines, give schema the right one",
+                file=url,
+            ) from error
+
+
+def _lines(
+    read: Callable[[int], bytes],
+    start: int,
+    stop: int,
+    quote: bytes,
+    url: str,
+    *,
+    within: bool = False,
+) -> Iterator[bytes]:
+    """Yield the lines that begin in a range of a file, at least one and about 1 MiB at a time.
+
+    `read` returns the next bytes, from the range's start on. `within` a file it is from one byte before, so
+    that the rest of a line that begins earlier is left out.
+    """
+    held, at = b"", start - within
+    while True:
+        more = read(min(PIECE_NBYTES, max(stop - at, 0)) + max(_LINE, len(held)))
+        held, at = held + more, at + len(more)
+        if within:
+            end = held.find(b"\n") + 1
+            if not end and more and at < stop:
+                held = b""
+                continue
+            within, held = False, held[end:] if end else b""
+        begun = at - len(held)
+        if begun >= stop or not more:
+            if begun < stop and held:
+                yield held
+            return
+        if at < stop:
+            end = _end_of_rows(held, quote)
+        else:
+            end = held.find(b"\n", stop - 1 - begun) + 1
+            while quote and held.count(quote, 0, end) % 2:
+                end = held.find(b"\n", end) + 1
+        if end:
+            yield held[:end]
+            if at >= stop:
+                return
+            held = held[end:]
+        elif len(held) > _LONGEST_LINE:
+            raise DataFileError(f"a line from byte {begun:,} on has over 256 MiB", file=url)
+
+
+def _end_of_rows(text: bytes, quote: bytes) -> int:
+    """Return where the last whole row of a text ends; 0 if none does."""
+    end = text.rfind(b"\n") + 1
+    while quote and text.count(quote, 0, end) % 2:
+        end = text.rfind(b"\n", 0, text.rfind(quote, 0, end)) + 1
+    return end
+
+
+def _as_types(arrow: Any, schema: Any) -> Mapping[str, Any]:
+    """Return the types that a user gives columns: a schema, or a dict of types or of their names."""
+    if schema is None:
+        return {}
+    if isinstance(schema, arrow.Schema):
+        return dict(zip(schema.names, schema.types, strict=True))
+    if not isinstance(schema, Mapping):
+        raise TypeError(f"schema must be an Arrow schema or a dict, got {type(schema).__name__}")
+    return {
+        name: arrow.type_for_alias(kind) if isinstance(kind, str) else kind for name, kind in schema.items()
+    }
+
+
+class CSVDataset(TextDataset):
+    r"""The rows of CSV files; a sample is a dict with one value per column.
+
+    Workers and ranks divide even one file: a shard is a range of bytes, 1 MiB long, or a 64th of all bytes in
+    files that are not large. Each reads its own lines, and Arrow parses them. A compressed file is one shard,
+    read from start to end; gzip, bzip2 and Zstandard are known by their first bytes. With the loader's
+    `shard`, every rank reads everything, and the loader divides the samples equally.
+
+    Numbers and booleans become arrays, and anything else becomes one Python object per row, as in a
+    `ParquetDataset`.
+
+    Memory: a worker holds about 1 MiB of text and its rows, and up to 16 MiB more of remote files. A
+    `shuffle_buffer` adds that many rows, and twice that while a window is assembled.
+
+    Parameters
+    ----------
+    urls : path, URL, or list of them
+        The files, all with the same columns, in any order. A pattern such as ``data/*.csv.gz`` or a folder
+        stands for the files that match, in order of their names; a remote folder ends with a slash. fsspec
+        reads URLs with a scheme.
+    columns : list of str or None
+        The columns to read; None reads all.
+    schema : pyarrow.Schema, dict or None
+        The types of columns, such as ``{"price": "float32"}``. The first MiB of the first file tells those of
+        the others.
+    delimiter : str
+        The character between values: a tab in TSV files.
+    quote : str or None
+        The character around values that hold delimiters; doubled, it stands for itself. None means that there
+        are no such values.
+    column_names : list of str or None
+        The names of the columns of files without a header. None takes them from each file's first line.
+    newlines_in_values : bool
+        Whether values in quotes may hold line breaks. A file is then one shard.
+    shuffle : bool
+        True reads the shards in an order drawn from `seed` and the epoch. False reads them in turn.
+    shuffle_buffer : int or None
+        The number of rows, from several shards, to shuffle together. None keeps the rows of a shard in order.
+    seed : int
+        The seed of all orders; must be the same on all ranks. It is independent of the loader's seed, but the
+        epoch is the loader's.
+    attempts, timeout, storage_options
+        As for `ParquetDataset`.
+
+    Attributes
+    ----------
+    schema : pyarrow.Schema
+        The columns read and their types.
+
+    Raises
+    ------
+    MissingPackage
+        pyarrow is not installed, or fsspec is not and a URL needs it.
+    SourceError
+        A file cannot be read, or none matches a pattern.
+    DataFileError
+        A file lacks a column, or has other columns than the first. Also raised while reading if a value does
+        not fit the type of its column, a number is missing, a quote is not closed, or a file is damaged or
+        has changed. The message names the file, and the place in it.
+
+    Examples
+    --------
+    >>> import tempfile, pytest
+    >>> from pathlib import Path
+    >>> from gpuloader import DataLoader
+    >>> _ = pytest.importorskip("pyarrow")
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> _ = Path(folder.name, "a.csv").write_text("price,name\n1.5,a\n2,b\n2.5,c\n")
+    >>> dataset = CSVDataset(f"{folder.name}/a.csv", schema={"price": "float32"})
+    >>> for batch in DataLoader(dataset, places="cpu", batch_size=2):
+    ...     print(batch)
+    {'price': array([1.5, 2. ], dtype=float32), 'name': ['a', 'b']}
+    {'price': array([2.5], dtype=float32), 'name': ['c']}
+    >>> folder.cleanup()
+    """
+
+    def __init__(
+        self,
+        urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        columns: Sequence[str] | None = None,
+        *,
+        schema: Any = None,
+        delimiter: str = ",",
+        quote: str | None = '"',
+        column_names: Sequence[str] | None = None,
+        newlines_in_values: bool = False,
+        shuffle: bool = False,
+        shuffle_buffer: int | None = None,
+        seed: int = 0,
+        attempts: int = ATTEMPTS,
+        timeout: float = TIMEOUT,
+        storage_options: dict[str, Any] | None = None,
+    ) -> None:
+        self._delimiter, self._quote_char = delimiter, quote
+        self._names = None if column_names is None else check_names("column_names", column_names)
+        for name, value in (("delimiter", delimiter), ("quote", quote or '"')):
+            if not isinstance(value, str) or len(value.encode()) != 1 or value in "\r\n":
+                raise ValueError(f"{name} must be a single ASCII character, got {value!r}")
+        if newlines_in_values and quote:
+            self._quote = quote.encode()
+        tries = Tries.of(attempts, timeout, storage_options)
+        order = {"shuffle": shuffle, "shuffle_buffer": shuffle_buffer, "seed": seed}
+        super().__init__(urls, "*.csv*", columns, schema, tries, **order)
+        for url, file in zip(self._urls, self._files, strict=True):
+            for name in self.schema.names:
+                if file.names.count(name) != 1:
+                    problem = "several columns have" if name in file.names else "no column has"
+                    raise DataFileError(
+                        f"{problem} this name; the file has {list(file.names)}", file=url, column=name
+                    )
+
+    def _look_at(self, url: str) -> TextFile:
+        file = super()._look_at(url)
+        if self._names is not None:
+            return replace(file, names=tuple(self._names))
+        with self._opened(file, url, 0, 1) as pieces:
+            header = next(pieces, b"")
+            names = self._parse(header, file, None).column_names if header else []
+        return replace(file, first=len(header), names=tuple(names))
+
+    def _parse(self, text: bytes, file: TextFile, schema: pa.Schema | None) -> pa.Table:
+        from pyarrow import BufferReader, csv
+
+        quote = self._quote_char
+        if quote and not self._quote and text.count(quote.encode()) % 2:
+            raise DataFileError(
+                f"quotes ({quote}) are not in pairs; if values hold line breaks, pass "
+                "newlines_in_values=True; if these quotes belong to the text, pass quote=None"
+            )
+        return csv.read_csv(
+            BufferReader(text),
+            csv.ReadOptions(use_threads=False, block_size=len(text) + 1, column_names=file.names or None),
+            csv.ParseOptions(
+                delimiter=self._delimiter, quote_char=quote or False, newlines_in_values=bool(self._quote)
+            ),
+            csv.ConvertOptions(column_types=schema, include_columns=None if schema is None else schema.names),
+        )
+
+
+class JSONLDataset(TextDataset):
+    r"""The objects of JSON Lines files, one per line; a sample is a dict with one value per field.
+
+    Workers and ranks divide even one file, and files may be compressed, as in a `CSVDataset`. Numbers and
+    booleans become arrays, lists of numbers need the loader's `ragged` or `pad`, and anything else becomes
+    one Python object per row, as in a `ParquetDataset`.
+
+    Parameters
+    ----------
+    urls : path, URL, or list of them
+        The files. A pattern such as ``data/*.jsonl.gz`` stands for the files that match, in order of their
+        names, and a folder for those whose names hold ``.json``; a remote folder ends with a slash. fsspec
+        reads URLs with a scheme.
+    columns : list of str or None
+        The fields to read, and to leave the others out; None reads all, and a field that neither the first
+        MiB of the first file nor `schema` has is an error.
+    schema : pyarrow.Schema, dict or None
+        The types of fields, such as ``{"score": "float32"}``. The first MiB of the first file tells those of
+        the others.
+    shuffle, shuffle_buffer, seed, attempts, timeout, storage_options
+        As for `CSVDataset`.
+
+    Attributes
+    ----------
+    schema : pyarrow.Schema
+        The fields read and their types.
+
+    Raises
+    ------
+    MissingPackage, SourceError, DataFileError
+        As for `CSVDataset`.
+
+    Examples
+    --------
+    >>> import tempfile, pytest
+    >>> from pathlib import Path
+    >>> from gpuloader import DataLoader
+    >>> _ = pytest.importorskip("pyarrow")
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> lines = '{"text": "one", "label": 1}\n{"text": "two", "label": 2}\n'
+    >>> _ = Path(folder.name, "a.jsonl").write_text(lines)
+    >>> dataset = JSONLDataset(f"{folder.name}/a.jsonl", columns=["label", "text"])
+    >>> [batch] = DataLoader(dataset, places="cpu", batch_size=2)
+    >>> batch
+    {'label': array([1, 2]), 'text': ['one', 'two']}
+    >>> folder.cleanup()
+    """
+
+    def __init__(
+        self,
+        urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        columns: Sequence[str] | None = None,
+        *,
+        schema: Any = None,
+        shuffle: bool = False,
+        shuffle_buffer: int | None = None,
+        seed: int = 0,
+        attempts: int = ATTEMPTS,
+        timeout: float = TIMEOUT,
+        storage_options: dict[str, Any] | None = None,
+    ) -> None:
+        self._unexpected = "error" if columns is None else "ignore"
+        tries = Tries.of(attempts, timeout, storage_options)
+        order = {"shuffle": shuffle, "shuffle_buffer": shuffle_buffer, "seed": seed}
+        super().__init__(urls, "*.json*", columns, schema, tries, **order)
+
+    def _parse(self, text: bytes, file: TextFile, schema: pa.Schema | None) -> pa.Table:  # noqa: ARG002
+        from pyarrow import BufferReader, json
+
+        how = json.ParseOptions(
+            explicit_schema=schema,
+            unexpected_field_behavior="infer" if schema is None else self._unexpected,
+        )
+        table = json.read_json(
+            BufferReader(text), json.ReadOptions(use_threads=False, block_size=len(text) + 1), how
+        )
+        return table if schema is None else table.select(schema.names)
