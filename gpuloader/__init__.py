@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # the same names once more, where type checkers and editors f
     from gpuloader.api.feeder import DataFeeder as DataFeeder
     from gpuloader.api.from_ray import from_ray as from_ray
     from gpuloader.api.prefetch import prefetch as prefetch
+    from gpuloader.api.write_shards import write_shards as write_shards
     from gpuloader.devices.places import CPUPlace as CPUPlace
     from gpuloader.devices.places import CUDAPinnedPlace as CUDAPinnedPlace
     from gpuloader.devices.places import CUDAPlace as CUDAPlace
@@ -72,6 +73,7 @@ _HOMES = {
     "gpuloader.api.from_ray": "from_ray",
     "gpuloader.api.loader": "DataLoader",
     "gpuloader.api.prefetch": "prefetch",
+    "gpuloader.api.write_shards": "write_shards",
     "gpuloader.devices.places": "CPUPlace CUDAPinnedPlace CUDAPlace cpu_places cuda_places",
     "gpuloader.epoch.sending": "record_stream",
     "gpuloader.errors": (

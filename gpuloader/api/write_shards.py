@@ -1,0 +1,315 @@
+"""`write_shards`: any dataset as Parquet or tar files, which loaders read in parallel."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pickle
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from gpuloader.api.loader import DataLoader
+from gpuloader.checks import check_count, check_word
+from gpuloader.errors import import_package
+from gpuloader.sources.dataset import IterableDataset
+from gpuloader.sources.describing import describe
+from gpuloader.sources.files.stored_samples import to_fields, to_members, to_table
+from gpuloader.system.whole_files import locked, replacing
+
+SAMPLES = 64
+"""Samples that a worker reads and encodes at a time."""
+
+GROUP_NBYTES = 4 << 20
+"""Bytes of rows, before they are compressed, from which on they are a row group of a Parquet file."""
+
+INDEX = "index.json"
+
+
+def write_shards(
+    dataset: Any,
+    folder: str | os.PathLike[str],
+    *,
+    rows: int | None = None,
+    size: int = 64 << 20,
+    format: str = "parquet",  # noqa: A002 - what users call it
+    num_workers: int = 0,
+    worker_type: str | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> list[str]:
+    """Write a dataset's samples into files for `ParquetDataset` or `TarDataset`; return their paths.
+
+    Workers read and encode the samples, in the order in which a loader without ``shuffle`` delivers them.
+    A file appears under its name when it is whole. Called again with the same arguments after an
+    interruption, this continues after the last whole file; a map-style dataset is not read again for that.
+    ``index.json`` in the folder says how many samples each file has.
+
+    Parameters
+    ----------
+    dataset : dataset
+        Whatever a loader takes. A sample is a dict, or a tuple whose fields are named by their positions.
+    folder : path
+        The folder, which is made if there is none. One process at a time writes into it.
+    rows : int or None
+        The number of samples per file, if it does not reach `size` before.
+    size : int
+        The bytes from which on a file is full: of a tar file, or of a Parquet file's rows before they are
+        compressed.
+    format : str
+        'parquet' keeps numbers, text, bytes and arrays as columns; an encoded image is its bytes. 'tar' keeps
+        members as webdataset does: images as they are, the label as ``cls``, text as ``txt``, arrays as
+        ``npy`` and other values as ``json``. ``TarDataset(folder, "image")`` reads images and labels back.
+    num_workers, worker_type
+        The loader's, for reading and encoding.
+    progress : callable or None
+        Called with the number of samples written so far, after every 64.
+
+    Raises
+    ------
+    ValueError
+        The folder holds shards of another format, or of other sizes, or another process writes into it. Or
+        samples differ in their fields, or in the types or shapes of these.
+    TypeError
+        The format cannot hold a value; the message names the field.
+    MissingPackage
+        The format is Parquet, and pyarrow is not installed.
+
+    Examples
+    --------
+    >>> import tempfile, numpy as np, pytest
+    >>> from gpuloader import ParquetDataset, TensorDataset
+    >>> _ = pytest.importorskip("pyarrow")
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> dataset = TensorDataset(np.zeros((10, 2), "float32"), np.arange(10))
+    >>> [os.path.basename(path) for path in write_shards(dataset, folder.name, rows=4)]
+    ['shard-000000.parquet', 'shard-000001.parquet', 'shard-000002.parquet']
+    >>> [int(row["1"]) for row in ParquetDataset(folder.name)]
+    [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    >>> folder.cleanup()
+    """
+    check_word("format", format, tuple(_SHARDS))
+    limits = {"format": format, "size": check_count("size", size), "rows": rows and check_count("rows", rows)}
+    if format == "parquet":
+        import_package("pyarrow", "writing Parquet files", "parquet")
+    source = describe(dataset, encoded=True, in_columns=False)
+    encode, decode, shard_kind = _SHARDS[format]
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(target / ".lock", wait=False))
+        except BlockingIOError:
+            raise ValueError(f"{target}: another process writes shards into this folder") from None
+        index = _read_index(target, limits)
+        paths = [target / shard["file"] for shard in index["shards"]]
+        if index["complete"]:
+            return list(map(str, paths))
+        loader = DataLoader(
+            (_EncodedStream if source.iterable else _Encoded)(source.dataset),
+            places="cpu",
+            batch_size=SAMPLES,
+            collate_fn=encode,
+            num_workers=num_workers,
+            worker_type=worker_type,
+        )
+        if index["state"] is not None:
+            loader.load_state_dict(index["state"])
+        state, begun = loader.state_dict(), index["taken"]
+        total = sum(shard["samples"] for shard in index["shards"])
+        opened = ExitStack()
+        shard: Any = None
+
+        def finish(state: Any, taken: int) -> None:
+            """Close the shard, and note at which samples of which batch the next one begins."""
+            nonlocal shard
+            shard.finish()
+            opened.close()
+            index["shards"].append({"file": paths[-1].name, "samples": shard.count})
+            try:
+                json.dumps(state)
+            except TypeError:  # a dataset's own state may hold anything: then it is read again from its start
+                state, taken = None, total
+            index.update(state=state, taken=taken)
+            _write_index(target, index)
+            shard = None
+
+        with opened:
+            for chunk in loader:
+                samples = decode(chunk)
+                at = min(begun, len(samples))
+                begun -= at
+                while at < len(samples):
+                    if shard is None:
+                        paths.append(target / f"shard-{len(paths):06}.{format}")
+                        shard = shard_kind(opened.enter_context(replacing(paths[-1])), paths[0], total)
+                        opened.callback(shard.release)
+                    stop = len(samples) if rows is None else min(at + rows - shard.count, len(samples))
+                    shard.write(samples[at:stop])
+                    total += stop - at
+                    at = stop
+                    if shard.count == rows or shard.nbytes >= size:
+                        finish(state, at)
+                state = loader.state_dict()
+                if progress is not None:
+                    progress(total)
+            if shard is not None:
+                finish(None, 0)
+        _write_index(target, {**index, "state": None, "complete": True})
+    return list(map(str, paths))
+
+
+class _Encoded:
+    """Samples as their fields, in which a loader finds no images to decode."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        for name in ("state_dict", "load_state_dict", "default_sampler"):
+            if callable(found := getattr(dataset, name, None)):
+                setattr(self, name, found)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return to_fields(self._dataset[index])
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+
+class _EncodedStream(_Encoded, IterableDataset[dict[str, Any]]):
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return map(to_fields, self._dataset)
+
+
+def _read_index(folder: Path, limits: dict[str, Any]) -> dict[str, Any]:
+    """Return what an earlier call noted; raise `ValueError` if it wrote other shards."""
+    new = {**limits, "shards": [], "state": None, "taken": 0, "complete": False}
+    try:
+        found: dict[str, Any] = json.loads((folder / INDEX).read_bytes())
+    except FileNotFoundError:
+        return new
+    except ValueError as error:
+        raise ValueError(f"{folder / INDEX} is damaged: {error}; write into another folder") from error
+    for name, value in limits.items():
+        if found.get(name) != value:
+            raise ValueError(
+                f"{folder} has shards with {name}={found.get(name)!r}, but {value!r} was asked for; write "
+                "into another folder"
+            )
+    return {**new, **found}
+
+
+def _write_index(folder: Path, index: dict[str, Any]) -> None:
+    with replacing(folder / INDEX) as file:
+        file.write(json.dumps(index, indent=1).encode())
+
+
+class _ParquetShard:
+    """A Parquet file under way; all of a folder have the schema of the first."""
+
+    def __init__(self, file: BinaryIO, first: Path, total: int) -> None:
+        from pyarrow import parquet
+
+        self.count = self.nbytes = 0
+        self._file, self._total = file, total
+        self._writer: Any = None
+        self._held: list[Any] = []
+        with contextlib.suppress(FileNotFoundError):
+            self._writer = parquet.ParquetWriter(file, parquet.read_schema(first))
+
+    def write(self, table: Any) -> None:
+        """Add rows."""
+        from pyarrow import ArrowException, parquet
+
+        if self._writer is None:
+            self._writer = parquet.ParquetWriter(self._file, table.schema)
+        try:
+            fitting = table.cast(self._writer.schema)
+        except (ArrowException, ValueError) as error:
+            first = self._total + self.count
+            raise ValueError(
+                f"samples {first} to {first + len(table) - 1} differ from those before: {error}; give each "
+                "field one type and shape"
+            ) from error
+        self._held.append(fitting)
+        self.count += len(table)
+        self.nbytes += fitting.nbytes
+        if sum(one.nbytes for one in self._held) >= GROUP_NBYTES:
+            self._write_group()
+
+    def finish(self) -> None:
+        """Write what is held, and the footer."""
+        self._write_group()
+        self.release()
+
+    def release(self) -> None:
+        """Let go of the file."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _write_group(self) -> None:
+        from pyarrow import concat_tables
+
+        if self._held:
+            self._writer.write_table(concat_tables(self._held))
+            self._held = []
+
+
+class _TarShard:
+    """A tar file under way, whose samples are named by their numbers in the dataset."""
+
+    def __init__(self, file: BinaryIO, first: Path, total: int) -> None:  # noqa: ARG002 - as of a Parquet file
+        self.count = 0
+        self._file, self._total = file, total
+        self._tar = tarfile.open(fileobj=file, mode="w")  # noqa: SIM115 - closed by `close`
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes written so far."""
+        return self._file.tell()
+
+    def write(self, samples: Sequence[dict[str, bytes]]) -> None:
+        """Add samples."""
+        for members in samples:
+            for ending, data in members.items():
+                member = tarfile.TarInfo(f"{self._total + self.count:09}.{ending}")
+                member.size = len(data)
+                self._tar.addfile(member, io.BytesIO(data))
+            self.count += 1
+
+    def finish(self) -> None:
+        """Write the end of the file."""
+        self._tar.close()
+
+    release = finish
+
+
+# What a worker makes of samples is a single object, so that the loader hands it over as it is.
+
+
+def _encode_rows(samples: Sequence[Any]) -> bytes:
+    import pyarrow as pa
+
+    table = to_table(samples)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def _decode_rows(encoded: bytes) -> Any:
+    import pyarrow as pa
+
+    return pa.ipc.open_stream(encoded).read_all()
+
+
+def _encode_members(samples: Sequence[Any]) -> bytes:
+    return pickle.dumps(list(map(to_members, samples)))
+
+
+_SHARDS: dict[str, tuple[Callable[[Sequence[Any]], bytes], Callable[[bytes], Any], Any]] = {
+    "parquet": (_encode_rows, _decode_rows, _ParquetShard),
+    "tar": (_encode_members, pickle.loads, _TarShard),
+}

@@ -1,0 +1,73 @@
+"""``gpuloader convert``: write a folder of pictures, a table or a Hugging Face dataset as shards."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from gpuloader.cli import fail, parse_count, show_status
+
+_HUGGING_FACE = "hf:"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    source = "a folder of pictures by class, a CSV, JSON Lines, Parquet or tar file, or hf:NAME[:SPLIT]"
+    parser.add_argument("source", help=source)
+    parser.add_argument("folder", type=Path, help="where the shards go")
+    parser.add_argument("--format", choices=("parquet", "tar"), default="parquet", help="of the shards")
+    parser.add_argument("--rows", type=parse_count, metavar="N", help="samples per shard")
+    parser.add_argument(
+        "--size", type=parse_count, default=64, metavar="MIB", help="of a shard; 64 by default"
+    )
+    parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes that read and encode")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write a dataset as Parquet or tar shards, which loaders read in parallel.
+
+    After an interruption, the same command goes on behind the last whole shard.
+    """
+    from gpuloader.api.write_shards import write_shards
+
+    try:
+        dataset = open_source(options.source)
+        paths = write_shards(
+            dataset,
+            options.folder,
+            rows=options.rows,
+            size=options.size << 20,
+            format=options.format,
+            num_workers=options.workers,
+            progress=lambda count: show_status(f"{count:,} samples written"),
+        )
+    except (ValueError, TypeError, OSError, ImportError) as error:
+        show_status("")
+        fail(error)
+    show_status("")
+    print(f"{len(paths)} shards in {options.folder}")
+    return 0
+
+
+def open_source(source: str) -> Any:
+    """Return the dataset that the command line names."""
+    import gpuloader
+
+    if source.startswith(_HUGGING_FACE):
+        from datasets import load_dataset
+
+        name, _, split = source.removeprefix(_HUGGING_FACE).partition(":")
+        return load_dataset(name, split=split or "train")
+    if Path(source).is_dir():
+        return gpuloader.ImageFolder(source)
+    kinds = {
+        ".csv": gpuloader.CSVDataset,
+        ".json": gpuloader.JSONLDataset,
+        ".parquet": gpuloader.ParquetDataset,
+        ".tar": gpuloader.TarDataset,
+    }
+    kind = next((kind for ending, kind in kinds.items() if ending in Path(source).name), None)
+    if kind is None:
+        fail(f"{source}: expected a folder of pictures, a file named {', '.join(kinds)}, or hf:NAME")
+    return kind(source)

@@ -1,0 +1,137 @@
+"""Samples in the form in which shards hold them: rows of an Arrow table, and members of a tar file."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpuloader.foreign import as_array, is_instance, is_tensor
+from gpuloader.sources.images.folder import EXTENSIONS
+from gpuloader.sources.images.image import Image, is_encoded
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_IMAGES = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"BM": "bmp", b"II*\0": "tif", b"MM\0*": "tif"}
+"""Maps the first bytes of encoded images to the endings of their files; that of WebP is not at the start."""
+
+
+def to_fields(sample: Any) -> dict[str, Any]:
+    """Return the fields of a sample: numbers, text, bytes, arrays, or what else it holds.
+
+    Encoded images become their bytes, and images of Pillow those of a PNG file.
+
+    >>> to_fields((np.float32(0.5), Image(b"..."))), to_fields("text")
+    ({'0': np.float32(0.5), '1': b'...'}, {'value': 'text'})
+    """
+    if isinstance(sample, Mapping):
+        fields = {str(name): value for name, value in sample.items()}
+    elif isinstance(sample, tuple | list):
+        names = getattr(sample, "_fields", map(str, range(len(sample))))
+        fields = dict(zip(names, sample, strict=True))
+    else:
+        fields = {"value": sample}
+    return {name: _plain(value) for name, value in fields.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Image):
+        return value.data
+    if is_encoded(value):
+        if isinstance(value, Mapping):  # as Hugging Face stores images
+            return Path(value["path"]).read_bytes() if value["bytes"] is None else value["bytes"]
+        return bytes(value)
+    if is_instance(value, "PIL.Image", "Image"):
+        file = io.BytesIO()
+        value.save(file, "PNG")
+        return file.getvalue()
+    return as_array(value) if is_tensor(value) else value
+
+
+def to_table(rows: Sequence[dict[str, Any]]) -> pa.Table:
+    """Return samples as the rows of a table, in which arrays of one shape are lists of fixed lengths.
+
+    Raises
+    ------
+    ValueError
+        The samples have different fields.
+    TypeError
+        Arrow has no type for a value; the message names the field.
+
+    >>> import pytest
+    >>> _ = pytest.importorskip("pyarrow")
+    >>> to_table([{"x": np.zeros((2, 2), "float32"), "label": 3}]).schema.types
+    [FixedSizeListType(fixed_size_list<item: fixed_size_list<item: float>[2]>[2]), DataType(int64)]
+    """
+    import pyarrow as pa
+
+    for row in rows:
+        if row.keys() != rows[0].keys():
+            raise ValueError(f"samples must have the same fields, got {list(rows[0])} and {list(row)}")
+    columns: dict[str, Any] = {}
+    for name in rows[0]:
+        values = [row[name] for row in rows]
+        try:
+            columns[name] = _to_column(pa, values)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            kind = type(values[0]).__name__
+            raise TypeError(f"field {name!r}: Parquet cannot hold these {kind} values: {error}") from error
+    return pa.table(columns)
+
+
+def _to_column(pa: Any, values: list[Any]) -> Any:
+    if not all(isinstance(value, np.ndarray) for value in values):
+        return pa.array(values)
+    shapes = {value.shape for value in values}
+    if len(shapes) > 1 or 0 in values[0].shape:
+        return pa.array([value.tolist() for value in values] if values[0].ndim > 1 else values)
+    stacked = np.stack(values)
+    column = pa.array(stacked.ravel())
+    for length in reversed(stacked.shape[1:]):
+        column = pa.FixedSizeListArray.from_arrays(column, length)
+    return column
+
+
+def to_members(fields: dict[str, Any]) -> dict[str, bytes]:
+    r"""Return a sample as the members of a tar file, by extension, such as `TarDataset` reads them.
+
+    An encoded image has the extension of its format, after the field's name unless that is ``image``; `label`
+    is ``cls``. Text, arrays and anything else become ``.txt``, ``.npy`` and ``.json``.
+
+    >>> to_members({"image": b"\xff\xd8\xff...", "label": 3, "caption": "a cat"})
+    {'jpg': b'\xff\xd8\xff...', 'cls': b'3', 'caption.txt': b'a cat'}
+    """
+    members: dict[str, bytes] = {}
+    for name, value in fields.items():
+        if name.startswith("__"):  # the key and the URL of a sample that a tar file held before
+            continue
+        ending, data = name, value
+        if isinstance(value, bytes):
+            found = next((one for magic, one in _IMAGES.items() if value.startswith(magic)), None)
+            found = "webp" if value[8:12] == b"WEBP" else found
+            if found and f".{name.rpartition('.')[2]}" not in EXTENSIONS:
+                ending = found if name == "image" else f"{name}.{found}"
+        elif name in ("label", "cls") and isinstance(value, int | np.integer):
+            ending, data = "cls", str(int(value)).encode()
+        elif isinstance(value, str):
+            ending, data = _end(name, "txt"), value.encode()
+        elif isinstance(value, np.ndarray):
+            file = io.BytesIO()
+            np.save(file, value, allow_pickle=False)
+            ending, data = _end(name, "npy"), file.getvalue()
+        else:
+            number = value.item() if isinstance(value, np.generic) else value
+            ending, data = _end(name, "json"), json.dumps(number).encode()
+        if "/" in ending or ending in members:
+            raise ValueError(f"field {name!r} cannot be a member {ending!r} of a tar file: rename the field")
+        members[ending] = data
+    return members
+
+
+def _end(name: str, ending: str) -> str:
+    return name if name.rpartition(".")[2] == ending else f"{name}.{ending}"

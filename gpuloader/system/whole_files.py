@@ -1,0 +1,52 @@
+"""Files that appear under their names only when they are whole, and locks that end with their process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Give a file to write, which replaces the one at `path` at the end; after an exception, none does.
+
+    Only one process may do this at a time, because a program that was killed leaves its file to the next.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "a.txt")
+    ...     with replacing(path) as file:
+    ...         _ = file.write(b"whole")
+    ...         print(path.exists())
+    ...     print(path.read_bytes(), os.listdir(folder))
+    False
+    b'whole' ['a.txt']
+    """
+    written = path.with_name(f".{path.name}.part")
+    try:
+        with written.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())  # else a crash of the system could leave a file that is not whole
+        written.replace(path)
+    finally:
+        written.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold the lock of a file, which is made if there is none; the system frees it when the process ends.
+
+    Raises `BlockingIOError` if it is held elsewhere and this must not `wait`.
+    """
+    with path.open("ab") as file:
+        try:
+            import fcntl
+        except ImportError:  # on Windows, nothing keeps others out
+            yield
+            return
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield  # closing the file frees the lock

@@ -1,0 +1,232 @@
+"""Writing shards: what is read back, that files are whole, and how an interrupted call goes on."""
+
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gpuloader
+from gpuloader import ImageFolder, IterableDataset, ParquetDataset, TarDataset, write_shards
+from gpuloader.errors import SampleError
+from gpuloader.system.whole_files import locked
+from tests.picture_files import write_folder
+from tests.sample_sets import name_workers
+from tests.sources.files.parquet_files import pa, pq
+
+INLINE = {"num_workers": 0}
+PROCESSES = {"num_workers": 2, "worker_type": "process"}
+WORKERS = pytest.mark.parametrize("workers", [INLINE, PROCESSES], ids=name_workers)
+FORMATS = pytest.mark.parametrize("form", ["parquet", "tar"])
+
+
+def make_sample(number):
+    return {
+        "number": number,
+        "half": np.float32(number / 2),
+        "matrix": np.full((2, 3), number, np.int16),
+        "ids": np.arange(number % 4),
+        "text": f"sample {number}",
+        "data": bytes([number % 256]),
+    }
+
+
+class Samples:
+    """Map-style samples that count how often they are read, and may raise at one of them."""
+
+    def __init__(self, count=200, fails=None):
+        self.count, self.fails = count, fails
+        self.read = []
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        if index == self.fails:
+            raise RuntimeError("broken")
+        return make_sample(index)
+
+
+class Stream(IterableDataset):
+    def __init__(self, fails=None):
+        self.fails = fails
+
+    def __iter__(self):
+        for index in range(200):
+            if index == self.fails:
+                raise RuntimeError("broken")
+            yield make_sample(index)
+
+
+class WithOwnState(Stream):
+    """A stream whose state is not plain data."""
+
+    at = 0
+
+    def __iter__(self):
+        while self.at < 200:
+            self.at += 1
+            if self.at == self.fails:
+                raise RuntimeError("broken")
+            yield make_sample(self.at - 1)
+        self.at = 0
+
+    def state_dict(self):
+        return {"at": np.int64(self.at)}
+
+    def load_state_dict(self, state):
+        self.at = int(state["at"])
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.name != ".lock"}
+
+
+@WORKERS
+def test_parquet_holds_the_samples(tmp_path, workers):
+    counts = []
+    paths = write_shards(Samples(), tmp_path, rows=70, progress=counts.append, **workers)
+    assert [pq.read_metadata(path).num_rows for path in paths] == [70, 70, 60]
+    assert counts == [64, 128, 192, 200]
+    assert sorted(tmp_path.glob("*.parquet")) == sorted(map(Path, paths))
+    rows = list(ParquetDataset(tmp_path))
+    for number, row in enumerate(rows):
+        expected = make_sample(number)
+        assert row.keys() == expected.keys()
+        for name, value in expected.items():
+            assert np.array_equal(row[name], value)
+            assert getattr(row[name], "dtype", None) == getattr(np.asarray(value), "dtype", None) or name in (
+                "text",
+                "data",
+            )
+    assert len(rows) == 200
+
+
+@WORKERS
+def test_tar_holds_the_samples(tmp_path, workers):
+    paths = write_shards(Samples(), tmp_path, rows=70, format="tar", **workers)
+    assert len(paths) == 3
+    rows = list(TarDataset(tmp_path))
+    assert [json.loads(row["number.json"]) for row in rows] == list(range(200))
+    row = rows[150]
+    assert (row["__key__"], row["text.txt"], row["data"]) == ("000000150", b"sample 150", bytes([150]))
+    assert json.loads(row["half.json"]) == 75
+
+
+@WORKERS
+def test_images_stay_encoded(tmp_path, workers):
+    pytest.importorskip("PIL")
+    source = tmp_path / "source"
+    write_folder(source)
+    images = ImageFolder(source)
+    write_shards(images, tmp_path / "tar", format="tar", **workers)
+    for (image, label), found in zip(images, TarDataset(tmp_path / "tar", "image"), strict=True):
+        assert (found["image"].data, found["label"]) == (image.data, label)
+    write_shards(images, tmp_path / "parquet", **workers)
+    for (image, label), found in zip(images, ParquetDataset(tmp_path / "parquet"), strict=True):
+        assert (found["image"], found["label"]) == (image.data, label)
+
+
+def test_a_shard_ends_at_its_size(tmp_path):
+    sizes = [len(data) for data in contents_of(write_shards(Samples(), tmp_path, size=50_000, format="tar"))]
+    assert len(sizes) > 3
+    assert all(50_000 <= size < 50_000 + 64 * 8_000 for size in sizes[:-1])
+
+
+def contents_of(paths):
+    return [Path(path).read_bytes() for path in paths]
+
+
+@FORMATS
+@WORKERS
+@pytest.mark.parametrize("kind", [Samples, Stream, WithOwnState])
+def test_a_call_after_an_error_writes_what_is_missing(tmp_path, form, workers, kind):
+    if workers is PROCESSES and kind is not Samples:
+        workers = {"num_workers": 1, "worker_type": "process"}  # each would yield all
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    write_shards(kind(), whole, rows=30, format=form, **workers)
+    with pytest.raises(SampleError, match="broken"):
+        write_shards(kind(fails=150), resumed, rows=30, format=form, **workers)
+    assert [path.name for path in sorted(resumed.iterdir()) if path.suffix == ".part"] == []
+    assert len(contents(resumed)) == 5  # four whole shards, and the index
+    dataset = kind()
+    paths = write_shards(dataset, resumed, rows=30, format=form, **workers)
+    assert contents(resumed) == contents(whole) or kind is not Samples
+    assert contents_of(paths) == [data for name, data in sorted(contents(whole).items()) if "shard" in name]
+    if kind is Samples and workers is INLINE:
+        assert min(dataset.read) == 64  # of the batch in which the fourth shard ended
+    assert write_shards(dataset, resumed, rows=30, format=form) == paths
+    with pytest.raises(ValueError, match="has shards with rows=30, but 31 was asked for"):
+        write_shards(dataset, resumed, rows=31, format=form)
+
+
+def test_a_killed_program_leaves_whole_files(tmp_path):
+    program = """
+        import os, signal, gpuloader
+
+        class Samples:
+            def __len__(self):
+                return 3000
+
+            def __getitem__(self, index):
+                if index == 2900 and not os.path.exists("again"):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return {"x": index}
+
+        gpuloader.write_shards(Samples(), "out", rows=100)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    ended = subprocess.run(command, cwd=tmp_path, timeout=100, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    counts = [pq.read_metadata(path).num_rows for path in (tmp_path / "out").glob("*.parquet")]
+    assert counts == [100] * len(counts)
+    assert 0 < len(counts) <= 29
+    (tmp_path / "again").touch()
+    subprocess.run(command, cwd=tmp_path, timeout=100, check=True)
+    assert [row["x"] for row in ParquetDataset(tmp_path / "out")] == list(range(3000))
+    assert not list((tmp_path / "out").glob(".*.part"))
+
+
+def test_one_process_writes_at_a_time(tmp_path):
+    with locked(tmp_path / ".lock"), pytest.raises(ValueError, match="another process writes shards"):
+        write_shards(Samples(), tmp_path)
+    write_shards(Samples(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("samples", "form", "error", "problem"),
+    [
+        ([{"x": 1}] * 64 + [{"x": 1.5}], "parquet", ValueError, "samples 64 to 64 differ from those before"),
+        ([{"x": 1}, {"y": 1}], "parquet", SampleError, "the same fields"),
+        ([{"x": object()}], "parquet", SampleError, "field 'x': Parquet cannot hold these object"),
+        ([{"x": object()}], "tar", SampleError, "not JSON serializable"),
+        ([{"a/b": 1}], "tar", SampleError, "field 'a/b' cannot be a member"),
+    ],
+)
+def test_samples_that_do_not_fit_are_errors(tmp_path, samples, form, error, problem):
+    with pytest.raises(error, match=problem):
+        write_shards(samples, tmp_path, format=form)
+
+
+def test_bad_arguments(tmp_path):
+    for options in ({"format": "zip"}, {"size": 0}, {"rows": -1}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            write_shards([1], tmp_path, **options)
+    (tmp_path / "index.json").write_text("{")
+    with pytest.raises(ValueError, match=r"index\.json is damaged"):
+        write_shards([1], tmp_path)
+    assert gpuloader.write_shards is write_shards
+
+
+def test_tuples_and_values_have_names(tmp_path):
+    write_shards([(1, "a"), (2, "b")], tmp_path / "tuples")
+    assert [row["1"] for row in ParquetDataset(tmp_path / "tuples")] == ["a", "b"]
+    write_shards(pa.table({"n": [1, 2]}), tmp_path / "table")
+    assert ParquetDataset(tmp_path / "table").schema.names == ["n"]
+    write_shards([1.5], tmp_path / "values")
+    assert [row["value"] for row in ParquetDataset(tmp_path / "values")] == [1.5]

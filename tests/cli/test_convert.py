@@ -1,0 +1,42 @@
+"""``gpuloader convert``: which sources it takes, and what it says."""
+
+import pytest
+
+from gpuloader import ParquetDataset, TarDataset
+from tests.cli.running import invoke
+from tests.picture_files import write_folder
+
+
+def test_pictures_become_tar_shards(tmp_path):
+    pytest.importorskip("PIL")
+    write_folder(tmp_path / "photos")
+    out = tmp_path / "out"
+    shown = invoke("convert", str(tmp_path / "photos"), str(out), "--format", "tar", "--rows", "5")
+    assert (shown.exit_code, shown.stderr) == (0, "")
+    assert shown.stdout == f"2 shards in {out}\n"
+    assert [sample["label"] for sample in TarDataset(out, "image")] == [0] * 4 + [1] * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.csv", "x,t\n1,a\n2,b\n"), ("a.jsonl", '{"x": 1, "t": "a"}\n{"x": 2, "t": "b"}')]
+)
+def test_tables_become_parquet_shards(tmp_path, name, content):
+    pytest.importorskip("pyarrow")
+    (tmp_path / name).write_text(content)
+    for _ in range(2):  # the second time, all is there
+        shown = invoke("convert", str(tmp_path / name), str(tmp_path / "out"), "--workers", "1")
+        assert (shown.exit_code, shown.stderr) == (0, "")
+    again = invoke("convert", str(tmp_path / "out" / "shard-000000.parquet"), str(tmp_path / "again"))
+    assert again.exit_code == 0
+    assert list(ParquetDataset(tmp_path / "again")) == [{"x": 1, "t": "a"}, {"x": 2, "t": "b"}]
+
+
+def test_mistakes_are_one_line(tmp_path):
+    for source, problem in (
+        ("a.doc", "expected a folder of pictures"),
+        ("missing.csv", "cannot open the file"),
+    ):
+        shown = invoke("convert", str(tmp_path / source), str(tmp_path / "out"))
+        assert shown.exit_code == 2
+        assert problem in shown.stderr
+        assert shown.stderr.count("\n") == 1
