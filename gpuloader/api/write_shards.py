@@ -10,6 +10,7 @@ import pickle
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -96,7 +97,7 @@ def write_shards(
     if format == "parquet":
         import_package("pyarrow", "writing Parquet files", "parquet")
     source = describe(dataset, encoded=True, in_columns=False)
-    encode, decode, shard_kind = _SHARDS[format]
+    convert, shard_kind = _SHARDS[format]
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
@@ -112,7 +113,7 @@ def write_shards(
             (_EncodedStream if source.iterable else _Encoded)(source.dataset),
             places="cpu",
             batch_size=SAMPLES,
-            collate_fn=encode,
+            collate_fn=partial(_encode, convert),
             num_workers=num_workers,
             worker_type=worker_type,
         )
@@ -139,7 +140,7 @@ def write_shards(
 
         with opened:
             for chunk in loader:
-                samples = decode(chunk)
+                samples = pickle.loads(chunk)
                 at = min(begun, len(samples))
                 begun -= at
                 while at < len(samples):
@@ -286,30 +287,12 @@ class _TarShard:
     release = finish
 
 
-# What a worker makes of samples is a single object, so that the loader hands it over as it is.
+def _encode(convert: Callable[[Sequence[Any]], Any], samples: Sequence[Any]) -> bytes:
+    """Return samples as a single object, which the loader hands over as it is."""
+    return pickle.dumps(convert(samples), pickle.HIGHEST_PROTOCOL)
 
 
-def _encode_rows(samples: Sequence[Any]) -> bytes:
-    import pyarrow as pa
-
-    table = to_table(samples)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as stream:
-        stream.write_table(table)
-    return bytes(sink.getvalue())
-
-
-def _decode_rows(encoded: bytes) -> Any:
-    import pyarrow as pa
-
-    return pa.ipc.open_stream(encoded).read_all()
-
-
-def _encode_members(samples: Sequence[Any]) -> bytes:
-    return pickle.dumps(list(map(to_members, samples)))
-
-
-_SHARDS: dict[str, tuple[Callable[[Sequence[Any]], bytes], Callable[[bytes], Any], Any]] = {
-    "parquet": (_encode_rows, _decode_rows, _ParquetShard),
-    "tar": (_encode_members, pickle.loads, _TarShard),
+_SHARDS: dict[str, tuple[Callable[[Sequence[Any]], Any], Any]] = {
+    "parquet": (to_table, _ParquetShard),
+    "tar": (to_members, _TarShard),
 }

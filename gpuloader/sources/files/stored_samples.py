@@ -97,15 +97,19 @@ def _to_column(pa: Any, values: list[Any]) -> Any:
     return column
 
 
-def to_members(fields: dict[str, Any]) -> dict[str, bytes]:
-    r"""Return a sample as the members of a tar file, by extension, such as `TarDataset` reads them.
+def to_members(samples: Sequence[dict[str, Any]]) -> list[dict[str, bytes]]:
+    r"""Return samples as the members of a tar file, by extension, such as `TarDataset` reads them.
 
     An encoded image has the extension of its format, after the field's name unless that is ``image``; `label`
     is ``cls``. Text, arrays and anything else become ``.txt``, ``.npy`` and ``.json``.
 
-    >>> to_members({"image": b"\xff\xd8\xff...", "label": 3, "caption": "a cat"})
-    {'jpg': b'\xff\xd8\xff...', 'cls': b'3', 'caption.txt': b'a cat'}
+    >>> to_members([{"image": b"\xff\xd8\xff...", "label": 3, "caption": "a cat"}])
+    [{'jpg': b'\xff\xd8\xff...', 'cls': b'3', 'caption.txt': b'a cat'}]
     """
+    return list(map(_to_members, samples))
+
+
+def _to_members(fields: dict[str, Any]) -> dict[str, bytes]:
     members: dict[str, bytes] = {}
     for name, value in fields.items():
         if name.startswith("__"):  # the key and the URL of a sample that a tar file held before

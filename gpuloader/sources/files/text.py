@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -73,7 +73,7 @@ class TextDataset(TableShards):
         super().__init__(**order)
         arrow = import_package("pyarrow", "reading text files", "parquet")
         names = None if columns is None else check_names("columns", columns)
-        given = _as_types(arrow, schema)
+        given = arrow.schema(schema or {})
         self._tries = tries
         self._urls = find_files(as_urls(urls), pattern, tries)
         with ThreadPoolExecutor(min(_READERS, len(self._urls))) as pool:
@@ -89,7 +89,20 @@ class TextDataset(TableShards):
             step = max(file.size, 1) if self._quote else nbytes
             for start in range(file.first, file.size, step):
                 self._parts.append((number, start, min(start + step, file.size)))
-        self.schema: pa.Schema = self._find_schema(arrow, names, given)
+        types = dict(zip(given.names, given.types, strict=True))
+        if self._parts and (names is None or not set(names) <= set(types)):
+            number, start, stop = self._parts[0]
+            file = self._files[number]
+            with self._opened(file, self._urls[number], start, max(stop, file.size)) as pieces:
+                first = self._parse(next(pieces, b""), file, None).schema
+            types = dict(zip(first.names, first.types, strict=True)) | types
+        for name in names or []:
+            if name not in types:
+                problem = f"no column of this name; the first lines have {list(types)}, and schema no other"
+                raise DataFileError(problem, file=self._urls[0], column=name)
+        if not types:
+            raise DataFileError("the file has no rows, so its columns are unknown", file=self._urls[0])
+        self.schema: pa.Schema = arrow.schema([(name, types[name]) for name in names or types])
 
     @property
     def shards(self) -> int:
@@ -107,26 +120,6 @@ class TextDataset(TableShards):
     def _parse(self, text: bytes, file: TextFile, schema: pa.Schema | None) -> pa.Table:
         """Return whole lines as a table with the columns and types of a schema; None infers all."""
         raise NotImplementedError
-
-    def _find_schema(self, arrow: Any, names: list[str] | None, given: Mapping[str, Any]) -> pa.Schema:
-        """Return the columns to read and their types, which the first lines tell where nothing is given."""
-        found: dict[str, Any] = {}
-        if self._parts and (names is None or not set(names) <= set(given)):
-            number, start, _ = self._parts[0]
-            file = self._files[number]
-            with self._opened(file, self._urls[number], start, file.size) as pieces:
-                table = self._parse(next(pieces), file, None)
-                found = dict(zip(table.schema.names, table.schema.types, strict=True))
-        found.update(given)
-        for name in names or []:
-            if name not in found:
-                problem = f"no column of this name; the first lines have {list(found)}"
-                problem += "; if it comes later, give schema its type"
-                raise DataFileError(problem, file=self._urls[0], column=name)
-        if not found:
-            raise DataFileError("the file has no rows, so its columns are unknown", file=self._urls[0])
-        schema: pa.Schema = arrow.schema([(name, found[name]) for name in names or found])
-        return schema
 
     def _nbytes(self, shard: int) -> int:
         file, start, stop = self._parts[shard]
@@ -234,19 +227,6 @@ def _end_of_rows(text: bytes, quote: bytes) -> int:
     while quote and text.count(quote, 0, end) % 2:
         end = text.rfind(b"\n", 0, text.rfind(quote, 0, end)) + 1
     return end
-
-
-def _as_types(arrow: Any, schema: Any) -> Mapping[str, Any]:
-    """Return the types that a user gives columns: a schema, or a dict of types or of their names."""
-    if schema is None:
-        return {}
-    if isinstance(schema, arrow.Schema):
-        return dict(zip(schema.names, schema.types, strict=True))
-    if not isinstance(schema, Mapping):
-        raise TypeError(f"schema must be an Arrow schema or a dict, got {type(schema).__name__}")
-    return {
-        name: arrow.type_for_alias(kind) if isinstance(kind, str) else kind for name, kind in schema.items()
-    }
 
 
 class CSVDataset(TextDataset):

@@ -224,7 +224,7 @@ def test_damage_and_change_are_errors(tmp_path, kind, data):
     [
         ({"delimiter": ";;"}, ValueError, "delimiter must be a single ASCII character"),
         ({"quote": "ä"}, ValueError, "quote must be"),
-        ({"schema": ["a"]}, TypeError, "schema must be an Arrow schema or a dict"),
+        ({"schema": {"a": "nope"}}, ValueError, "No type alias for nope"),
         ({"columns": "a"}, TypeError, "columns must be a list"),
     ],
 )
