@@ -262,14 +262,9 @@ class _TarShard:
     """A tar file under way, whose samples are named by their numbers in the dataset."""
 
     def __init__(self, file: BinaryIO, first: Path, total: int) -> None:  # noqa: ARG002 - as of a Parquet file
-        self.count = 0
+        self.count = self.nbytes = 0
         self._file, self._total = file, total
-        self._tar = tarfile.open(fileobj=file, mode="w")  # noqa: SIM115 - closed by `close`
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes written so far."""
-        return self._file.tell()
+        self._tar = tarfile.open(fileobj=file, mode="w")  # noqa: SIM115 - closed by `finish`
 
     def write(self, samples: Sequence[dict[str, bytes]]) -> None:
         """Add samples."""
@@ -279,6 +274,7 @@ class _TarShard:
                 member.size = len(data)
                 self._tar.addfile(member, io.BytesIO(data))
             self.count += 1
+        self.nbytes = self._file.tell()
 
     def finish(self) -> None:
         """Write the end of the file."""

@@ -8,8 +8,6 @@ from typing import Any
 
 from gpuloader.cli import fail, parse_count, show_status
 
-_HUGGING_FACE = "hf:"
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
@@ -54,10 +52,10 @@ def open_source(source: str) -> Any:
     """Return the dataset that the command line names."""
     import gpuloader
 
-    if source.startswith(_HUGGING_FACE):
+    if source.startswith("hf:"):
         from datasets import load_dataset
 
-        name, _, split = source.removeprefix(_HUGGING_FACE).partition(":")
+        name, _, split = source.removeprefix("hf:").partition(":")
         return load_dataset(name, split=split or "train")
     if Path(source).is_dir():
         return gpuloader.ImageFolder(source)

@@ -84,6 +84,11 @@ class ParquetDataset(TableShards):
         server must also have answered once within 10 s.
     storage_options : dict or None
         What to give to fsspec with URLs, such as credentials. Workers get it, and nothing shows it.
+    cache_dir : path or None
+        A local folder for remote files. Each is fetched whole by the first process of the machine that needs
+        it, and read there from then on; what a URL holds must not change. None keeps no files.
+    cache_size : int or None
+        The bytes of files to keep; those used longest ago are removed. None sets no limit.
 
     Attributes
     ----------
@@ -128,10 +133,12 @@ class ParquetDataset(TableShards):
         attempts: int = ATTEMPTS,
         timeout: float = TIMEOUT,
         storage_options: dict[str, Any] | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_size: int | None = None,
     ) -> None:
         super().__init__(shuffle=shuffle, shuffle_buffer=shuffle_buffer, seed=seed)
         names = None if columns is None else check_names("columns", columns)
-        self._tries = Tries.of(attempts, timeout, storage_options)
+        self._tries = Tries.of(attempts, timeout, storage_options, cache_dir, cache_size)
         self._urls = find_files(as_urls(urls), "*.parquet", self._tries)
         self._footers: dict[int, Footer] = {}
         with ThreadPoolExecutor(min(_READERS, len(self._urls))) as pool:
@@ -235,7 +242,7 @@ class ParquetDataset(TableShards):
         url = self._urls[file]
         kept = self._footers.get(file)
         known, stamp = kept.known if kept else None, None
-        with RemoteFile(url, self._tries, known) if is_remote(url) else open_source(url) as source:
+        with open_source(url, self._tries, known=known) as source:
             if isinstance(source, RemoteFile):
                 known = known or source.keep_end(_END)
             else:

@@ -1,18 +1,22 @@
 """Open files by path or URL: local files directly, remote files through fsspec, with retries.
 
 A remote file is read in ranges. A range that does not arrive whole is requested again, so a dropped
-connection neither loses nor repeats a sample.
+connection neither loses nor repeats a sample. Or the whole file is fetched once, into a folder that the
+processes of a machine share, and read from there.
 """
 
 from __future__ import annotations
 
+import base64
 import glob
+import hashlib
 import io
 import math
 import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,6 +26,7 @@ from gpuloader.checks import check_count, check_seconds
 from gpuloader.errors import SourceError, describe_error, import_package
 from gpuloader.system.threads import LONGEST_WAIT as LONGEST_CALL
 from gpuloader.system.threads import end_if_exiting, start_thread
+from gpuloader.system.whole_files import locked, replacing
 
 ATTEMPTS = 5
 """How many times to request a range of a remote file before raising an error."""
@@ -42,6 +47,8 @@ BUFFER = 4 << 20
 
 _PIECE = 64 << 10  # bytes of an answer to take at a time, and so at most more than was asked for
 
+_LOCKS = 64  # files that are locked while others are fetched; two of a number wait for each other
+
 _LASTING: tuple[type[Exception], ...] = (FileNotFoundError, PermissionError, IsADirectoryError)
 _LASTING += (NotADirectoryError, ImportError, LookupError, NotImplementedError, TypeError, ValueError)
 _WORTH_ANOTHER_TRY = (408, 425, 429)  # the client errors (4xx) that may pass with time
@@ -61,14 +68,27 @@ class Tries:
         Seconds after which an attempt has failed; 0 means no limit.
     options : dict
         What fsspec is given with the URL. It may hold credentials, so it stands in no repr.
+    cache_dir : str or None
+        The folder in which to keep whole files.
+    cache_size : int or infinity
+        The bytes that they may have together.
     """
 
     attempts: int = ATTEMPTS
     timeout: float = TIMEOUT
     options: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    cache_dir: str | None = field(default=None, repr=False, compare=False)
+    cache_size: float = field(default=math.inf, repr=False, compare=False)
 
     @classmethod
-    def of(cls, attempts: object, timeout: object, options: object = None) -> Tries:
+    def of(
+        cls,
+        attempts: object,
+        timeout: object,
+        options: object = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_size: object = None,
+    ) -> Tries:
         """Return the tries that a dataset's parameters describe; raise `ValueError` for bad ones.
 
         >>> Tries.of(3, 10)
@@ -77,7 +97,11 @@ class Tries:
         seconds = check_seconds("timeout", timeout)
         if not isinstance(options, dict | None):
             raise TypeError(f"storage_options must be a dict or None, got {type(options).__name__}")
-        return cls(check_count("attempts", attempts), seconds, dict(options or {}))
+        if cache_dir is None and cache_size is not None:
+            raise ValueError("cache_size needs cache_dir, the folder whose files it limits")
+        most = math.inf if cache_size is None else check_count("cache_size", cache_size)
+        folder = None if cache_dir is None else str(Path(cache_dir).absolute())
+        return cls(check_count("attempts", attempts), seconds, dict(options or {}), folder, most)
 
     @property
     def first_answer(self) -> float:
@@ -181,7 +205,9 @@ def check_names(what: str, names: Sequence[str]) -> list[str]:
     return listed
 
 
-def open_source(url: str, tries: Tries | None = None, *, buffered: bool = False) -> BinaryIO:
+def open_source(
+    url: str, tries: Tries | None = None, *, buffered: bool = False, known: tuple[int, bytes] | None = None
+) -> BinaryIO:
     """Open a file for reading; the caller closes it.
 
     Parameters
@@ -192,6 +218,8 @@ def open_source(url: str, tries: Tries | None = None, *, buffered: bool = False)
         How to try each request over connections that drop; None means the defaults.
     buffered : bool
         Request large ranges, for a caller that reads from start to end in small pieces.
+    known : tuple of int and bytes, or None
+        As for `RemoteFile`.
 
     Raises
     ------
@@ -205,8 +233,64 @@ def open_source(url: str, tries: Tries | None = None, *, buffered: bool = False)
             return Path(url).open("rb")
         except OSError as error:
             raise SourceError(f"cannot open the file: {error.strerror or error}", url=url) from error
-    file = RemoteFile(url, tries or Tries())
+    tries = tries or Tries()
+    if getattr(tries, "cache_dir", None):  # pickles of earlier releases have none
+        return _open_cached(url, tries)
+    file = RemoteFile(url, tries, known)
     return io.BufferedReader(file, BUFFER) if buffered else cast("BinaryIO", file)
+
+
+def _open_cached(url: str, tries: Tries) -> BinaryIO:
+    """Open a remote file in the cache; fetch it if no process of this machine has.
+
+    An open file can be read to its end, even when another process removes it in the meantime.
+    """
+    folder = Path(cast("str", tries.cache_dir))
+    folder.mkdir(parents=True, exist_ok=True)
+    name = hashlib.sha256(url.encode()).hexdigest()
+    path = folder / name
+    while True:
+        with suppress(FileNotFoundError):
+            file = path.open("rb")
+            os.utime(file.fileno())  # the files used longest ago are removed first
+            return file
+        with locked(folder / f".lock-{int(name, 16) % _LOCKS}"):
+            if not path.exists():
+                _fetch(url, path, tries)
+
+
+def _fetch(url: str, path: Path, tries: Tries) -> None:
+    """Write a remote file to a path of the cache, and remove others if there is no room for it."""
+    digest = hashlib.md5(usedforsecurity=False)
+    with RemoteFile(url, tries) as source:
+        size = source.seek(0, io.SEEK_END)
+        source.seek(0)
+        if size > tries.cache_size:
+            raise SourceError(f"has {size:,} bytes, more than cache_size={tries.cache_size:,}", url=url)
+        _make_room(path.parent, tries.cache_size - size)
+        with replacing(path) as target:
+            while piece := source.read(BUFFER):
+                digest.update(piece)
+                target.write(piece)
+            if source.checksum not in (None, base64.b64encode(digest.digest()).decode()):
+                raise SourceError("arrived with another MD5 checksum than the store has for it", url=url)
+    _make_room(path.parent, tries.cache_size)  # again, because others fetch files at the same time
+
+
+def _make_room(folder: Path, nbytes: float) -> None:
+    """Remove the files of the cache that were used longest ago, until the others have at most `nbytes`."""
+    with locked(folder / ".lock"):
+        found = []
+        for path in folder.glob("[!.]*"):
+            with suppress(FileNotFoundError):
+                status = path.stat()
+                found.append((status.st_mtime_ns, status.st_size, path))
+        held = sum(size for _, size, _ in found)
+        for _, size, path in sorted(found):
+            if held <= nbytes:
+                break
+            path.unlink(missing_ok=True)
+            held -= size
 
 
 class RemoteFile(io.RawIOBase):
@@ -232,6 +316,7 @@ class RemoteFile(io.RawIOBase):
         fsspec = import_package("fsspec.core", f"reading {url}", "remote", "fsspec")
         self._url = url
         self._tries = tries
+        self.checksum: str | None = None  # of MD5 in Base64, where the store tells one
         options = getattr(tries, "options", {})  # pickles of earlier releases have none
         self._system, self._path = persist(lambda: fsspec.url_to_fs(url, **options), url, PLAIN)
         self._size, self._end = known or (persist(self._find_size, url, tries, tries.first_answer), b"")
@@ -244,7 +329,9 @@ class RemoteFile(io.RawIOBase):
         return self._size, self._end
 
     def _find_size(self) -> int:
-        size = self._system.info(self._path).get("size")
+        found = self._system.info(self._path)
+        # Not the ETag of S3, which is a checksum of the file only if that is not encrypted.
+        size, self.checksum = found.get("size"), found.get("md5Hash")
         if size is None:
             raise ValueError("the server does not report the file's size, so ranges cannot be requested")
         return int(size)

@@ -71,6 +71,11 @@ class TarDataset(ShardDataset[Any]):
         server must also have answered once within 10 s.
     storage_options : dict or None
         What to give to fsspec with URLs, such as credentials. Workers get it, and nothing shows it.
+    cache_dir : path or None
+        A local folder for remote files. Each is fetched whole by the first process of the machine that needs
+        it, and read there from then on; what a URL holds must not change. None keeps no files.
+    cache_size : int or None
+        The bytes of files to keep; those used longest ago are removed. None sets no limit.
 
     Raises
     ------
@@ -112,11 +117,13 @@ class TarDataset(ShardDataset[Any]):
         attempts: int = ATTEMPTS,
         timeout: float = TIMEOUT,
         storage_options: dict[str, Any] | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_size: int | None = None,
     ) -> None:
         super().__init__(shuffle=shuffle, shuffle_buffer=shuffle_buffer, seed=seed)
         if not (decode is None or decode == IMAGE or callable(decode)):
             raise TypeError(f"decode must be callable or 'image', got {decode!r}")
-        self._tries = Tries.of(attempts, timeout, storage_options)
+        self._tries = Tries.of(attempts, timeout, storage_options, cache_dir, cache_size)
         named = [one for url in as_urls(urls) for part in url.split("::") for one in expand(part)]
         self._urls = find_files(named, "*.tar*", self._tries)
         self._decode: Any = take_images if decode == IMAGE else decode

@@ -18,7 +18,6 @@ from gpuloader.errors import DataFileError, LoaderError, import_package
 from gpuloader.sources.files.remote_files import (
     ATTEMPTS,
     TIMEOUT,
-    RemoteFile,
     Tries,
     as_urls,
     check_names,
@@ -149,11 +148,7 @@ class TextDataset(TableShards):
 
         known = (file.size, b"") if is_remote(url) and not file.packed else None
         try:
-            with (
-                RemoteFile(url, self._tries, known)
-                if known
-                else open_source(url, self._tries, buffered=True) as source
-            ):
+            with open_source(url, self._tries, buffered=known is None, known=known) as source:
                 if not is_remote(url) and os.fstat(source.fileno()).st_size != file.size:
                     problem = "the file has changed since the dataset was made; make a new dataset"
                     raise DataFileError(problem, file=url)
@@ -178,13 +173,7 @@ class TextDataset(TableShards):
 
 
 def _lines(
-    read: Callable[[int], bytes],
-    start: int,
-    stop: int,
-    quote: bytes,
-    url: str,
-    *,
-    within: bool = False,
+    read: Callable[[int], bytes], start: int, stop: int, quote: bytes, url: str, *, within: bool = False
 ) -> Iterator[bytes]:
     """Yield the lines that begin in a range of a file, at least one and about 1 MiB at a time.
 
@@ -270,7 +259,7 @@ class CSVDataset(TextDataset):
     seed : int
         The seed of all orders; must be the same on all ranks. It is independent of the loader's seed, but the
         epoch is the loader's.
-    attempts, timeout, storage_options
+    attempts, timeout, storage_options, cache_dir, cache_size
         As for `ParquetDataset`.
 
     Attributes
@@ -321,6 +310,8 @@ class CSVDataset(TextDataset):
         attempts: int = ATTEMPTS,
         timeout: float = TIMEOUT,
         storage_options: dict[str, Any] | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_size: int | None = None,
     ) -> None:
         self._delimiter, self._quote_char = delimiter, quote
         self._names = None if column_names is None else check_names("column_names", column_names)
@@ -329,7 +320,7 @@ class CSVDataset(TextDataset):
                 raise ValueError(f"{name} must be a single ASCII character, got {value!r}")
         if newlines_in_values and quote:
             self._quote = quote.encode()
-        tries = Tries.of(attempts, timeout, storage_options)
+        tries = Tries.of(attempts, timeout, storage_options, cache_dir, cache_size)
         order = {"shuffle": shuffle, "shuffle_buffer": shuffle_buffer, "seed": seed}
         super().__init__(urls, "*.csv*", columns, schema, tries, **order)
         for url, file in zip(self._urls, self._files, strict=True):
@@ -387,7 +378,7 @@ class JSONLDataset(TextDataset):
     schema : pyarrow.Schema, dict or None
         The types of fields, such as ``{"score": "float32"}``. The first MiB of the first file tells those of
         the others.
-    shuffle, shuffle_buffer, seed, attempts, timeout, storage_options
+    shuffle, shuffle_buffer, seed, attempts, timeout, storage_options, cache_dir, cache_size
         As for `CSVDataset`.
 
     Attributes
@@ -428,9 +419,11 @@ class JSONLDataset(TextDataset):
         attempts: int = ATTEMPTS,
         timeout: float = TIMEOUT,
         storage_options: dict[str, Any] | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_size: int | None = None,
     ) -> None:
         self._unexpected = "error" if columns is None else "ignore"
-        tries = Tries.of(attempts, timeout, storage_options)
+        tries = Tries.of(attempts, timeout, storage_options, cache_dir, cache_size)
         order = {"shuffle": shuffle, "shuffle_buffer": shuffle_buffer, "seed": seed}
         super().__init__(urls, "*.json*", columns, schema, tries, **order)
 

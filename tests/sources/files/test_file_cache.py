@@ -1,0 +1,173 @@
+"""The cache of remote files: fetched once, shared by processes, bounded, and never half there."""
+
+import base64
+import hashlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from gpuloader import CSVDataset, DataLoader, JSONLDataset, ParquetDataset, SourceError, TarDataset
+from gpuloader.sources.files import remote_files
+from gpuloader.sources.files.remote_files import Tries, open_source
+from tests.fakes import wait_until
+from tests.sample_sets import INLINE, PROCESSES, name_workers
+from tests.sources.files.serving import serve
+from tests.sources.files.tar_files import write_tar
+
+pytestmark = pytest.mark.usefixtures("remote")
+
+
+def write_parquet(path):
+    pa, pq = (pytest.importorskip(name) for name in ("pyarrow", "pyarrow.parquet"))
+    pq.write_table(pa.table({"x": range(90)}), path, row_group_size=10)
+
+
+def write_members(path):
+    write_tar(path, [(f"{number}.x", b"%d" % number) for number in range(90)])
+
+
+def write_csv(path):
+    path.write_text("x\n" + "".join(f"{number}\n" for number in range(90)))
+
+
+def write_jsonl(path):
+    path.write_text("".join(f'{{"x": {number}}}\n' for number in range(90)))
+
+
+KINDS = [
+    (ParquetDataset, write_parquet),
+    (TarDataset, write_members),
+    (CSVDataset, write_csv),
+    (JSONLDataset, write_jsonl),
+]
+
+
+def cached(folder):
+    return [path for path in folder.iterdir() if not path.name.startswith(".")]
+
+
+def read(url, cache, size=None):
+    with open_source(url, Tries.of(1, 10, None, cache, size)) as file:
+        return file.read()
+
+
+@pytest.fixture
+def three(tmp_path):
+    """Three files of 100,000 bytes, which a server has."""
+    (tmp_path / "served").mkdir()
+    for name in "abc":
+        (tmp_path / "served" / name).write_bytes(name.encode() * 100_000)
+    with serve(tmp_path / "served") as served:
+        yield served
+
+
+@pytest.mark.parametrize(("kind", "write"), KINDS)
+@pytest.mark.parametrize("workers", [INLINE, PROCESSES], ids=name_workers)
+def test_each_file_is_fetched_once_and_the_second_epoch_without_a_request(tmp_path, kind, write, workers):
+    (tmp_path / "served").mkdir()
+    for name in "abc":
+        write(tmp_path / "served" / name)
+    with serve(tmp_path / "served", drops=lambda tries: tries == 1) as served:
+        dataset = kind([f"{served.url}/{name}" for name in "abc"], cache_dir=tmp_path / "cache")
+        loader = DataLoader(dataset, places="cpu", batch_size=10, **workers)
+        epochs = []
+        for _ in range(2):
+            epochs.append([sample for batch in loader for sample in batch["x"]])
+            if len(epochs) == 1:
+                requests = served.requests + served.heads
+        assert sorted(map(int, epochs[1])) == sorted(list(range(90)) * 3)
+        assert sorted(map(int, epochs[0])) == sorted(map(int, epochs[1]))
+        assert served.requests + served.heads == requests
+        assert sum(count for count in served.tries.values()) == 6  # each once, and once more after the drop
+    assert len(cached(tmp_path / "cache")) == 3
+    del loader
+
+
+def test_files_used_longest_ago_make_room(tmp_path, three):
+    cache = tmp_path / "cache"
+
+    def fetch(name):
+        before = three.requests
+        assert read(f"{three.url}/{name}", cache, 250_000) == name.encode() * 100_000
+        assert sum(path.stat().st_size for path in cached(cache)) <= 250_000
+        time.sleep(0.01)  # for the times of use to differ
+        return three.requests - before
+
+    assert [fetch(name) for name in "abacab"] == [1, 1, 0, 1, 0, 1]
+
+
+def test_a_file_that_is_removed_while_it_is_read_is_read_to_its_end(tmp_path, three):
+    cache = tmp_path / "cache"
+    with open_source(f"{three.url}/a", Tries.of(1, 10, None, cache, 100_000)) as file:
+        assert read(f"{three.url}/b", cache, 100_000)[:1] == b"b"
+        assert len(cached(cache)) == 1
+        assert file.read() == b"a" * 100_000
+
+
+def test_a_file_larger_than_the_cache_and_bad_options_are_errors(tmp_path, three):
+    with pytest.raises(SourceError, match=r"has 100,000 bytes, more than cache_size=99,999"):
+        read(f"{three.url}/a", tmp_path / "cache", 99_999)
+    with pytest.raises(ValueError, match="cache_size needs cache_dir"):
+        CSVDataset("a.csv", cache_size=1)
+    with pytest.raises(ValueError, match="cache_size must be"):
+        TarDataset("a.tar", cache_dir=tmp_path, cache_size=0)
+
+
+def test_the_checksum_of_the_store_is_verified(tmp_path, three, monkeypatch):
+    from fsspec.implementations.http import HTTPFileSystem
+
+    told = HTTPFileSystem._info
+    right = base64.b64encode(hashlib.md5(b"a" * 100_000).digest()).decode()
+
+    async def tell(*args, **options):
+        return {**await told(*args, **options), "md5Hash": right}
+
+    monkeypatch.setattr(HTTPFileSystem, "_info", tell)
+    monkeypatch.setattr(HTTPFileSystem, "cachable", False)  # not one that was made before
+    assert read(f"{three.url}/a", tmp_path / "cache") == b"a" * 100_000
+    with pytest.raises(SourceError, match="another MD5 checksum"):
+        read(f"{three.url}/b", tmp_path / "cache")
+    assert len(cached(tmp_path / "cache")) == 1
+
+
+def fetch_all(url, cache, started):
+    started.wait()
+    for name in "abcabc":
+        assert read(f"{url}/{name}", cache) == name.encode() * 100_000
+
+
+def test_processes_that_need_the_same_files_fetch_each_once(tmp_path, three):
+    context = multiprocessing.get_context("forkserver")
+    started = context.Event()
+    arguments = (three.url, tmp_path / "cache", started)
+    processes = [context.Process(target=fetch_all, args=arguments) for _ in range(4)]
+    for process in processes:
+        process.start()
+    started.set()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    assert three.requests == three.heads == 3
+
+
+def test_a_process_that_is_killed_while_it_fetches_leaves_no_lock_and_no_half_file(tmp_path, three):
+    cache = tmp_path / "cache"
+    program = (
+        "import sys, time; from gpuloader.sources.files import remote_files as files\n"
+        "read = files.RemoteFile.readinto\n"
+        "files.RemoteFile.readinto = lambda self, buffer: time.sleep(600)\n"
+        "files.open_source(sys.argv[1], files.Tries.of(1, 10, None, sys.argv[2]))"
+    )
+    command = [sys.executable, "-c", program, f"{three.url}/a", str(cache)]
+    with subprocess.Popen(command) as process:
+        wait_until(lambda: list(cache.glob(".*.part")) if cache.exists() else None)
+        os.kill(process.pid, signal.SIGKILL)
+    assert cached(cache) == []
+    assert read(f"{three.url}/a", cache) == b"a" * 100_000
+    assert list(cache.glob(".*.part")) == []
+    assert 1 <= len(list(cache.glob(".lock-*"))) <= remote_files._LOCKS
