@@ -27,6 +27,7 @@ from gpuloader.order.plan import BulkPlan, DealtPlan, GroupedPlan, OrderedPlan, 
 from gpuloader.order.samplers import (
     BatchSampler,
     BucketSampler,
+    Budgeted,
     DistributedBatchSampler,
     MixSampler,
     RandomSampler,
@@ -34,6 +35,7 @@ from gpuloader.order.samplers import (
     SequenceSampler,
     check_length,
     check_sized,
+    find_batches,
     make_sampler,
     walk,
 )
@@ -223,7 +225,7 @@ def find_shared(sampler: GivenSampler) -> Sampler[Any] | None:
         raise ValueError(f"{name} already divides the dataset among ranks: pass it or shard, not both")
     grouped: Any = given
     if sampler.in_batches:
-        kinds: list[type[Any]] = [BatchSampler, *find_classes("BatchSampler")]
+        kinds: list[type[Any]] = [BatchSampler, BucketSampler, *find_classes("BatchSampler")]
         # One that only groups another's indices; Paddle's planner may make it group several batches.
         groups = any(isinstance(given, kind) and type(given).__iter__ is kind.__iter__ for kind in kinds)
         groups = groups and getattr(given, "_acc_steps", 1) == 1
@@ -342,6 +344,8 @@ class Batching:
             # Batch samplers of PyTorch and Paddle have it; a user-defined class may use the name differently.
             found = getattr(batches, "batch_size", None)
             size = int(found) if isinstance(found, int | np.integer) and found >= 1 else None
+            if isinstance(getattr(batches, "sampler", None), Budgeted):
+                size = None  # what was found is the size of the largest batch
             drop_last = isinstance(batches, BatchSampler) and batches.drop_last
             random = find_torch_sampler(batches)
             return cls(None, batches, size, None, drop_last, seed, given, order, torch_sampler=random)
@@ -482,6 +486,9 @@ class Batching:
     def is_seeded(self) -> bool:
         """Whether the order depends on the seed."""
         order = self.order(0, 0)
+        inside = getattr(self.batch_sampler, "sampler", None)
+        if isinstance(inside, Budgeted):
+            return inside.shuffles
         # In doubt it does: an order of the user's may use the seed, and asking for one costs less than ranks
         # that read different samples.
         if isinstance(order, Mixed):
@@ -537,9 +544,8 @@ class Batching:
             return OrderedPlan(order, size, self.drop_last, division or ALONE, base)
         if self.sampler is None:
             assert self.batch_sampler is not None
-            if division is not None:
-                return DealtPlan(self.batch_sampler, division, base)
-            return SampledPlan(self.batch_sampler)
+            batches = find_batches(self.batch_sampler, seed, epoch)
+            return SampledPlan(batches) if division is None else DealtPlan(batches, division, base)
         if division is not None:
             # The sampler, whose epoch has been set, yields the same on all ranks. ListedSampler, it can be
             # sliced, so that a resume with another number of ranks divides it anew.

@@ -24,6 +24,7 @@ from gpuloader.order.dividing import ALONE, Division, Share
 from gpuloader.order.order import (
     Bucketed,
     Drawn,
+    IndexArray,
     InOrder,
     Mapped,
     Mixed,
@@ -37,6 +38,7 @@ from gpuloader.order.order import (
     check_whole,
     iterate,
 )
+from gpuloader.order.permutation import BUCKETED, derive_key, sort_hashes
 from gpuloader.order.randomness import GeneratorLike, draw_seed
 from gpuloader.order.worker_info import find_rank
 from gpuloader.system.iterators import Steady
@@ -525,24 +527,38 @@ class BucketSampler(BatchSampler):
     of a batch and the order of the batches still differ from epoch to epoch. The samples that do not fill a
     batch are chosen at random, not by their length.
 
-    The order depends only on the seed, the epoch, the lengths, `batch_size` and `pool`. So a loader can
-    resume in the middle of it, on another number of ranks too, but not with another batch size.
+    With `max_tokens`, batches have a budget instead of a number of samples: many short ones or few long ones.
+    The samples are sorted by length and divided into groups of similar length. Every epoch shuffles each
+    group, cuts it into batches and shuffles all batches, so every epoch has equally many.
+
+    The order depends only on the seed, the epoch, the lengths and these arguments. So a loader can resume in
+    the middle of it, on another number of ranks too, but not with another batch size or budget.
 
     Parameters
     ----------
     source : array-like or sized
         The length of every sample, 0 or more, such as a number of tokens or of seconds; or, with `key`, the
         map-style dataset itself. A loader checks that there is one for each sample of its dataset.
-    batch_size : int
-        Samples per batch, 1 or more. With `shard`, per batch of one rank.
+    batch_size : int or None
+        Samples per batch, 1 or more. With `shard`, per batch of one rank. With `max_tokens`, the most
+        samples of a batch; None sets no limit.
+    max_tokens : int, float or None
+        The most that a padded batch may hold: its samples times its greatest length.
     key : callable or None
         Returns the length of a sample of the dataset. All samples are loaded once, when the sampler is made.
     shuffle : bool
         False sorts all samples by length, the shortest first, in every epoch.
     drop_last : bool
-        Whether to drop a smaller last batch.
+        Whether to drop a smaller last batch. With `max_tokens` it is the one that the last group, of the
+        shortest samples, leaves over.
     pool : int
         Batches to sort together, 1 or more. More of them make lengths more similar and batches less random.
+        With `max_tokens`, the number of groups; more are made where lengths differ by more than a tenth.
+
+    Raises
+    ------
+    ValueError
+        A number is out of range, or a sample alone exceeds `max_tokens`.
 
     Examples
     --------
@@ -554,31 +570,141 @@ class BucketSampler(BatchSampler):
     [(2, 9), (2, 1), (2, 8)]
     >>> sorted(len(batch) for batch in BucketSampler(words, 4, key=len))
     [2, 4]
+    >>> sorted(len(batch) for batch in BucketSampler(words, max_tokens=9, key=len))
+    [1, 1, 1, 3]
     """
 
     sampler: Sampler[int]
+    max_tokens: float | None = None
 
     def __init__(
         self,
         source: ArrayLike | Sized,
-        batch_size: int,
+        batch_size: int | None = None,
         *,
+        max_tokens: float | None = None,
         key: Callable[[Any], float] | None = None,
         shuffle: bool = True,
         drop_last: bool = False,
         pool: int = 100,
     ) -> None:
         check_flags(shuffle=shuffle)
+        if batch_size is None and max_tokens is None:
+            raise BadValue("pass batch_size, the samples per batch, or max_tokens, the budget of a batch")
         lengths = _as_lengths(source if key is None else _measure(source, key))
-        size, pool = check_count("batch_size", batch_size), check_count("pool", pool)
-        sampler = _Buckets(lengths, size, pool, shuffle)
+        pool, size = (
+            check_count("pool", pool),
+            0 if batch_size is None else check_count("batch_size", batch_size),
+        )
+        self.max_tokens = max_tokens
+        sampler: _Buckets | Budgeted
+        if max_tokens is None:
+            sampler = _Buckets(lengths, size, pool, shuffle)
+        else:
+            sampler = Budgeted(lengths, max_tokens, size, pool, shuffle, drop_last)
+            size = sampler.largest
         super().__init__(sampler=sampler, batch_size=size, drop_last=drop_last)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        if isinstance(self.sampler, Budgeted):
+            return (batch.tolist() for batch in self.sampler.batches(draw_seed(None), 0))
+        return super().__iter__()
+
+    def __len__(self) -> int:
+        if isinstance(self.sampler, Budgeted):
+            return len(self.sampler.cuts)
+        return super().__len__()
+
+    def order(self, seed: int, epoch: int) -> Order | None:
+        """Return an epoch's indices, all batches concatenated, or None if only `__iter__` knows them.
+
+        With `max_tokens` it returns None, because the indices alone do not tell where a batch ends.
+        """
+        return self.sampler.order(seed, epoch) if type(self).__iter__ is BucketSampler.__iter__ else None
 
     @property
     def lengths(self) -> NDArray[Any]:
         """The length of every sample."""
-        assert isinstance(self.sampler, _Buckets)
+        assert isinstance(self.sampler, _Buckets | Budgeted)
         return self.sampler.lengths
+
+
+def find_batches(sampler: Iterable[Any], seed: int, epoch: int) -> Iterable[Any]:
+    """Return the batches of an epoch if they follow from the seed, or else the batch sampler itself.
+
+    >>> sampler = BucketSampler([1, 2, 1], max_tokens=2)
+    >>> [batch.tolist() for batch in find_batches(sampler, seed=1, epoch=0)]
+    [[1], [2, 0]]
+    """
+    inside = getattr(sampler, "sampler", None)
+    if isinstance(inside, Budgeted) and type(sampler).__iter__ is BucketSampler.__iter__:
+        return inside.batches(seed, epoch)
+    return sampler
+
+
+_ALIKE = 0.9  # the least that the shortest sample of a group has of the length of its longest
+_MIXED = 4  # batches of a group, if lengths allow: with one, the same samples would meet in every epoch
+
+
+class Budgeted(Sampler[int]):
+    """The samples of a `BucketSampler` with a budget, in groups whose batches are of one size.
+
+    Batches are `cuts` of all samples in descending order of length.
+    """
+
+    # As the groups do not depend on the epoch, neither does the number of batches, which schedules rely on.
+
+    def __init__(
+        self,
+        lengths: NDArray[Any],
+        max_tokens: float,
+        most: int,
+        pool: int,
+        shuffle: bool,
+        drop_last: bool,
+    ) -> None:
+        super().__init__(lengths)
+        is_number = isinstance(max_tokens, int | float | np.number) and not isinstance(max_tokens, bool)
+        if not is_number or not 0 < max_tokens < np.inf:
+            raise BadValue(f"max_tokens must be a number above 0, got {max_tokens!r}")
+        if len(long := np.flatnonzero(lengths > max_tokens)):
+            raise BadValue(
+                f"sample {long[0]} has length {lengths[long[0]]}, but a whole batch may have "
+                f"max_tokens={max_tokens}; {len(long)} samples are too long: cut them, leave them out, or "
+                "allow more"
+            )
+        self.lengths, self.shuffles = lengths, shuffle
+        ascending = np.argsort(lengths, kind="stable")
+        sizes, count, start = lengths[ascending], len(lengths), 0
+        self._sorted, self._group = ascending[::-1], np.empty(count, np.int64)
+        self.cuts: list[slice] = []
+        while start < count:
+            longest = sizes[count - 1 - start]
+            size = count if longest * count <= max_tokens else int(max_tokens // longest)
+            size = min(size, most or size)
+            # Whole batches, so that only the last group leaves one over.
+            alike = count - start - int(np.searchsorted(sizes, longest * _ALIKE))
+            wanted = min(alike, max(count // pool, _MIXED * size))
+            end = start - (-max(wanted, 1) // size) * size
+            self._group[self._sorted[start:end]] = start
+            self.cuts += [slice(at, min(at + size, count)) for at in range(start, min(end, count), size)]
+            start = end
+        self.largest = max((cut.stop - cut.start for cut in self.cuts), default=1)
+        if drop_last and start > count:
+            self.cuts.pop()
+
+    def __iter__(self) -> Iterator[int]:
+        for batch in self.batches(draw_seed(None), 0):
+            yield from batch.tolist()
+
+    def batches(self, seed: int, epoch: int) -> list[IndexArray]:
+        """Return the indices of each batch of an epoch."""
+        if not self.shuffles:
+            return [self._sorted[cut] for cut in reversed(self.cuts)]
+        drawn = Shuffled(len(self.lengths), seed, epoch).slice(0, len(self.lengths))
+        arranged = drawn[np.argsort(self._group[drawn], kind="stable")]
+        turns = sort_hashes(len(self.cuts), derive_key(seed, epoch, BUCKETED))
+        return [arranged[self.cuts[turn]] for turn in turns.tolist()]
 
 
 class _Buckets(_Seeded):

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import ArrayLike, NDArray
 
-from gpuloader.checks import check_count
+from gpuloader.checks import check_count, check_flags
 from gpuloader.fields.spec import is_stageable
 from gpuloader.foreign import as_array, describe_dtype, torch_name
 from gpuloader.order.order import IndexArray, as_indices
@@ -16,8 +16,8 @@ from gpuloader.sources.array_rows import ArrayRows, locate
 from gpuloader.sources.dataset import Dataset
 
 
-class TokenWindows(Dataset[NDArray[Any]]):
-    """Windows of equal length over an array of tokens; a sample is one window.
+class TokenWindows(Dataset[Any]):
+    """Windows of equal length over an array of tokens; a sample is a window, or a pair of inputs and targets.
 
     The loader copies the windows of a batch straight into its slot and runs no Python code per window. The
     array may be a memory-mapped file larger than the memory. A slice, or a list, array or tensor of indices
@@ -28,8 +28,10 @@ class TokenWindows(Dataset[NDArray[Any]]):
     tokens : array-like
         One dimension of numbers, such as ``np.memmap("train.bin", np.uint16, "r")``. It is not copied.
     length : int
-        Tokens per window. A model that predicts the next token needs one more than its context: its inputs
-        are ``batch[:, :-1]`` and its targets ``batch[:, 1:]``, without a copy.
+        Tokens per window.
+    targets : bool
+        Whether a sample is a pair of arrays of `length` tokens, for a model that predicts the next token: the
+        inputs, and the targets, which begin and end one token later.
     stride : int or None
         Tokens from the start of one window to the start of the next. None means `length`, so that windows do
         not overlap. With 1, a window starts at every token; draw them at random with
@@ -54,13 +56,25 @@ class TokenWindows(Dataset[NDArray[Any]]):
     ...     print(batch.tolist())
     [[0, 1, 2, 3], [3, 4, 5, 6]]
     [[6, 7, 8, 9]]
+    >>> inputs, targets = TokenWindows(range(10), 4, targets=True)[1]
+    >>> inputs.tolist(), targets.tolist()
+    ([4, 5, 6, 7], [5, 6, 7, 8])
     >>> [window.tolist() for window in TokenWindows(range(10), 3, documents=[0, 4, 6])]
     [[0, 1, 2], [6, 7, 8]]
     """
 
+    _targets = False  # in pickles that were made before windows had targets
+
     def __init__(
-        self, tokens: ArrayLike, length: int, *, stride: int | None = None, documents: ArrayLike | None = None
+        self,
+        tokens: ArrayLike,
+        length: int,
+        *,
+        stride: int | None = None,
+        documents: ArrayLike | None = None,
+        targets: bool = False,
     ) -> None:
+        check_flags(targets=targets)
         # A view of the base class, because every operation on a memmap takes some microseconds longer.
         self.tokens: NDArray[Any] = np.asarray(as_array(tokens))
         dtype = self.tokens.dtype
@@ -71,7 +85,7 @@ class TokenWindows(Dataset[NDArray[Any]]):
             )
         self.length = check_count("length", length)
         self.stride = self.length if stride is None else check_count("stride", stride)
-        self._within = documents is not None
+        self._targets, self._within = bool(targets), documents is not None
         # A document at 0 that is listed too begins twice, and the first time it has no windows.
         begins = as_indices("documents", [] if documents is None else documents)
         count = len(self.tokens)
@@ -80,39 +94,48 @@ class TokenWindows(Dataset[NDArray[Any]]):
         if (sizes < 0).any():
             expected = f"documents must be ascending positions from 0 to {count}, the number of tokens"
             raise ValueError(f"{expected}, got {begins[:8]} …")
-        counts = np.maximum((sizes - self.length) // self.stride + 1, 0)
+        counts = np.maximum((sizes - self._span) // self.stride + 1, 0)
         if not counts.any():
             what = "the array has" if documents is None else "the longest document has"
-            raise ValueError(f"no window of {self.length} tokens fits: {what} {sizes.max(initial=0)}")
+            raise ValueError(f"no window of {self._span} tokens fits: {what} {sizes.max(initial=0)}")
         self._starts = WindowStarts(bounds[:-1][counts > 0], counts[counts > 0], self.stride)
 
-    def __getitem__(self, index: Any) -> NDArray[Any]:
+    @property
+    def _span(self) -> int:
+        return self.length + self._targets  # the last target is one token behind the last input
+
+    def __getitem__(self, index: Any) -> Any:
         rows = locate(self, index)
         if isinstance(rows, int):
             start = int(self._starts[np.array([rows])][0])
-            return self.tokens[start : start + self.length]
-        windows: NDArray[Any] = sliding_window_view(self.tokens, self.length)[self._starts[rows]]
-        return windows
+            windows = self.tokens[start : start + self._span]
+        else:
+            windows = sliding_window_view(self.tokens, self._span)[self._starts[rows]]
+        return (windows[..., :-1], windows[..., 1:]) if self._targets else windows
 
     def __len__(self) -> int:
         return len(self._starts)
 
     def __repr__(self) -> str:
         count = len(self._starts.first)
+        and_targets = " and targets" if self._targets else ""
         within = f" within {count:,} documents" if self._within else ""
         return (
-            f"<{type(self).__name__}: {len(self):,} windows of {self.length:,} tokens, at a stride of "
-            f"{self.stride:,}{within}; {len(self.tokens):,} tokens of {self.tokens.dtype}>"
+            f"<{type(self).__name__}: {len(self):,} windows of {self.length:,} tokens{and_targets}, at a "
+            f"stride of {self.stride:,}{within}; {len(self.tokens):,} tokens of {self.tokens.dtype}>"
         )
 
     def _array_rows(self) -> ArrayRows:
-        windows = sliding_window_view(self.tokens, self.length)
+        windows, starts = sliding_window_view(self.tokens, self._span), None
         # Within one document, the windows are a plain slice, and rows need no lookup.
         if len(self._starts.first) == 1:
             start = int(self._starts.first[0])
             windows = windows[start : start + len(self) * self.stride : self.stride]
-            return ArrayRows((windows,), bare=True)
-        return ArrayRows((windows,), self._starts, bare=True)
+        else:
+            starts = self._starts
+        if self._targets:
+            return ArrayRows((windows[:, :-1], windows[:, 1:]), starts)
+        return ArrayRows((windows,), starts, bare=True)
 
 
 class WindowStarts:

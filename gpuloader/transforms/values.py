@@ -26,18 +26,22 @@ class Cast(KeepsLayout):
     Attributes
     ----------
     field : str or None
-        The field to transform; None means the first array field.
+        The field to transform; None means the first array field, as in ``Cast(dtype="int64")``.
     dtype, scale : dtype-like, float
-        The result's dtype, and the factor that is applied before. Integers wrap around, as with NumPy's
-        ``astype``. Floats out of an integer's range saturate and NaN becomes 0, on CPUs and GPUs alike.
-        "bfloat16" is a dtype of PyTorch's; other outputs get its bits in uint16.
+        The result's dtype, which must be given, and the factor that is applied before. Integers wrap around,
+        as with NumPy's ``astype``. Floats out of an integer's range saturate and NaN becomes 0, on CPUs and
+        GPUs alike. "bfloat16" is a dtype of PyTorch's; other outputs get its bits in uint16.
     """
 
-    field: str | None
-    dtype: DTypeLike
+    field: str | None = None
+    dtype: DTypeLike | None = None
     scale: float = 1.0
 
     def __post_init__(self) -> None:
+        if self.dtype is None:  # NumPy would take it for float64
+            raise TypeError(
+                "Cast needs the dtype to convert to: write Cast(dtype='int64'), or Cast(field, dtype)"
+            )
         resolve_target(self.dtype, _NUMBERS)
         check_scale(self.scale)
 

@@ -1,5 +1,6 @@
 """Batches of similar length: a random order that depends on seed and epoch, and can be entered anywhere."""
 
+import itertools
 import json
 import pickle
 from functools import partial
@@ -21,6 +22,7 @@ from gpuloader import (
     WeightedRandomSampler,
 )
 from gpuloader.order.order import Shuffled
+from gpuloader.order.samplers import find_batches
 from tests.loading import resume
 from tests.rank_loaders import make
 from tests.sample_sets import INLINE, PROCESSES, WORKERS, MadeAtOnce, name_workers, values
@@ -232,3 +234,109 @@ def test_a_state_for_another_batch_size_is_refused():
         plain.load_state_dict(state)
     with pytest.raises(ValueError, match="the state is a position in an order for any batch size"):
         load().load_state_dict(plain.state_dict())
+
+
+class TestBudgets:
+    """Batches of at most so many tokens, padding included."""
+
+    @given(
+        lengths=st.lists(st.integers(0, 30) | st.floats(0, 30), max_size=60),
+        most=st.none() | st.integers(1, 6),
+        pool=st.integers(1, 9),
+        shuffle=st.booleans(),
+        drop_last=st.booleans(),
+        seed=st.integers(0, 2**64 - 1),
+    )
+    def test_every_batch_keeps_within_it(self, lengths, most, pool, shuffle, drop_last, seed):
+        sampler = BucketSampler(lengths, most, max_tokens=60, pool=pool, shuffle=shuffle, drop_last=drop_last)
+        batches = [one.tolist() for one in find_batches(sampler, seed, 3)]
+        assert [one.tolist() for one in find_batches(pickle.loads(pickle.dumps(sampler)), seed, 3)] == batches
+        assert len(batches) == len(sampler) == len(list(sampler))
+        found = sorted(itertools.chain.from_iterable(batches))
+        whole = len(BucketSampler(lengths, most, max_tokens=60, pool=pool))
+        assert len(batches) in ((whole - 1, whole) if drop_last else (whole,))
+        assert found == list(range(len(lengths))) or (len(set(found)) == len(found) and len(batches) < whole)
+        for batch in batches:
+            assert len(batch) * max(lengths[one] for one in batch) <= 60
+            assert 0 < len(batch) <= min(most or 60, sampler.batch_size)
+        assert sampler.order(seed, 3) is None
+
+    def test_batches_are_full_and_differ_from_epoch_to_epoch(self):
+        sampler = BucketSampler(LENGTHS, max_tokens=4000)
+        epochs = [find_batches(sampler, seed, epoch) for seed in (1, 2) for epoch in (0, 1)]
+        for batches in epochs:
+            padded = sum(LENGTHS[one].max() * len(one) for one in batches)
+            assert LENGTHS.sum() / padded > 0.9
+            assert padded / (4000 * len(batches)) > 0.95
+            sizes = [len(one) for one in batches]
+            assert max(sizes) > 10 * min(sizes)
+            assert abs(np.corrcoef(np.arange(len(sizes)), sizes)[0, 1]) < 0.4
+        assert len({len(batches) for batches in epochs}) == 1
+        groups = [{tuple(sorted(one.tolist())) for one in batches} for batches in epochs]
+        assert all(len(one & other) < 15 for one, other in itertools.combinations(groups, 2))
+        assert [one.tolist() for one in find_batches(sampler, 1, 0)] == [one.tolist() for one in epochs[0]]
+        small = BucketSampler([3, 1, 2, 1, 3, 2, 1], max_tokens=6, pool=2)
+        assert [one.tolist() for one in find_batches(small, 7, 1)] == [[6, 2, 5], [3, 1], [0, 4]]
+
+    def test_without_shuffling_the_shortest_come_first(self):
+        sampler = BucketSampler([5, 1, 4, 1, 3], max_tokens=6, shuffle=False)
+        assert list(sampler) == [[1], [4, 3], [2], [0]]
+        divided = DataLoader(range(5), places="cpu", batch_sampler=sampler, shard=(1, 2), uneven="drop")
+        assert values(divided) == [[4, 3], [0]]
+
+    @staticmethod
+    def load(most=400, **options):
+        sampler = BucketSampler(LENGTHS[:80], max_tokens=most)
+        return DataLoader(range(80), places="cpu", batch_sampler=sampler, **{"seed": 3, **options})
+
+    @pytest.mark.parametrize("workers", [*WORKERS, PROCESSES], ids=name_workers)
+    def test_a_loader_resumes_in_the_middle(self, workers):
+        whole = values(self.load(**INLINE))
+        assert len(whole) == len(self.load())
+        assert values(self.load(**INLINE)) == whole
+        before, again = resume(lambda: self.load(**workers), 5)
+        assert [batch.tolist() for batch in before] + values(again) == whole
+
+    def test_ranks_take_batches_in_turn_and_others_resume(self):
+        whole = values(self.load(seed=5))
+
+        def ranks(count):
+            return [self.load(seed=5, shard=(rank, count), uneven="drop") for rank in range(count)]
+
+        steps = zip(*map(values, ranks(2)), strict=True)
+        assert [batch for step in steps for batch in step] == whole[: len(whole) // 2 * 2]
+        found = ranks(2)
+        epochs = [iter(one) for one in found]
+        for _ in range(3):
+            for epoch in epochs:
+                next(epoch)
+        others = ranks(3)
+        for one in others:
+            one.load_state_dict(json.loads(json.dumps(found[1].state_dict())))
+        steps = zip(*map(values, others), strict=True)
+        assert [batch for step in steps for batch in step] == whole[6 : 6 + (len(whole) - 6) // 3 * 3]
+
+    def test_ranks_need_one_seed_and_states_one_budget(self):
+        with pytest.raises(ValueError, match="all ranks need the same order: pass the same seed"):
+            self.load(seed=None, shard=(0, 2), uneven="drop")
+        with pytest.raises(ValueError, match="this loader reads an order for batches of 34 samples"):
+            self.load(4000).load_state_dict(self.load().state_dict())
+
+    @pytest.mark.parametrize(
+        ("lengths", "options", "message"),
+        [
+            ([1], {}, "pass batch_size, the samples per batch, or max_tokens"),
+            (
+                [1, 9, 7],
+                {"max_tokens": 6},
+                "sample 1 has length 9, but .* max_tokens=6; 2 samples are too long",
+            ),
+            *(
+                ([1], {"max_tokens": bad}, "max_tokens must be a number above 0")
+                for bad in (0, -1, "8", True, np.inf)
+            ),
+        ],
+    )
+    def test_bad_arguments(self, lengths, options, message):
+        with pytest.raises(ValueError, match=message):
+            BucketSampler(lengths, **options)

@@ -50,8 +50,36 @@ def test_by_default_windows_touch_and_a_batch_is_an_array_that_keeps_its_dtype()
     windows = TokenWindows(np.arange(8, dtype=np.uint16), 3)
     (batch,) = DataLoader(windows, places="cpu", batch_size=3)
     assert (batch.dtype, batch.tolist()) == (np.uint16, [[0, 1, 2], [3, 4, 5]])
-    (batch,) = DataLoader(windows, places="cpu", batch_size=3, transforms=[Cast(None, "int32")])
+    (batch,) = DataLoader(windows, places="cpu", batch_size=3, transforms=[Cast(dtype="int32")])
     assert batch.dtype == np.int32
+
+
+@pytest.mark.parametrize("options", [{}, {"stride": 2}, {"documents": [5]}])
+@pytest.mark.parametrize("workers", [*WORKERS, PROCESSES], ids=name_workers)
+def test_inputs_come_with_targets(options, workers):
+    tokens = np.arange(20, dtype=np.uint16)
+    windows = TokenWindows(tokens, 3, targets=True, **options)
+    wider = TokenWindows(tokens, 4, **{"stride": 3, **options})
+    assert [[*map(list, pair)] for pair in windows] == [[list(one[:-1]), list(one[1:])] for one in wider]
+    inputs, targets = windows[1:3]
+    assert (inputs == wider[1:3][:, :-1]).all()
+    assert (targets == wider[1:3][:, 1:]).all()
+    assert len(find_arrays(windows).arrays) == 2
+    cast = [Cast("0", "int64"), Cast("1", "int64")]
+    loader = DataLoader(windows, places="cpu", batch_size=2, transforms=cast, **workers)
+    inputs, targets = map(np.concatenate, zip(*loader, strict=True))
+    assert (inputs.dtype, targets.dtype) == (np.int64, np.int64)
+    assert (targets == inputs + 1).all()
+    assert len(inputs) == len(wider)
+    assert repr(windows).startswith(f"<TokenWindows: {len(windows)} windows of 3 tokens and targets, at ")
+
+
+def test_windows_with_targets_need_one_token_more():
+    assert len(TokenWindows(range(5), 4, targets=True)) == 1
+    with pytest.raises(ValueError, match="no window of 5 tokens fits: the array has 4"):
+        TokenWindows(range(4), 4, targets=True)
+    with pytest.raises(TypeError, match="targets must be"):
+        TokenWindows(range(4), 2, targets=1)
 
 
 @pytest.fixture

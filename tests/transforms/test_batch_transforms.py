@@ -580,6 +580,7 @@ class TestErrors:
             (lambda: Cast("0", "float32", scale="half"), TypeError, "scale must be a number or None, got"),
             (lambda: OneHot("0", 0), ValueError, "classes must be an integer of 1 or more, got 0"),
             (lambda: OneHot("0", 3, "text"), TypeError, "dtype must be one of"),
+            (lambda: Cast("0"), TypeError, r"Cast needs the dtype .* Cast\(dtype='int64'\)"),
             (lambda: Cast("0", "complex64"), TypeError, "dtype must be one of"),
             (lambda: Cast("0", "bool"), TypeError, "dtype must be one of"),
             (lambda: Pad("0", -1), ValueError, "length must be an integer of 1 or more, got -1"),
