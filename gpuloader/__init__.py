@@ -60,6 +60,7 @@ if TYPE_CHECKING:  # the same names once more, where type checkers and editors f
     from gpuloader.sources.images.image import Picture as Picture
     from gpuloader.sources.images.showing import show as show
     from gpuloader.sources.packed import PackedList as PackedList
+    from gpuloader.sources.packed_sequences import PackedSequences as PackedSequences
     from gpuloader.sources.readers.decorators import batch as batch
     from gpuloader.sources.tables.table import TableDataset as TableDataset
     from gpuloader.sources.tokens import TokenWindows as TokenWindows
@@ -101,6 +102,7 @@ _HOMES = {
     "gpuloader.sources.images.image": "Image Picture",
     "gpuloader.sources.images.showing": "show",
     "gpuloader.sources.packed": "PackedList",
+    "gpuloader.sources.packed_sequences": "PackedSequences",
     "gpuloader.sources.readers.decorators": "batch",
     "gpuloader.sources.tables.table": "TableDataset",
     "gpuloader.sources.tokens": "TokenWindows",

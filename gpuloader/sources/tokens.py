@@ -75,25 +75,12 @@ class TokenWindows(Dataset[Any]):
         targets: bool = False,
     ) -> None:
         check_flags(targets=targets)
-        # A view of the base class, because every operation on a memmap takes some microseconds longer.
-        self.tokens: NDArray[Any] = np.asarray(as_array(tokens))
-        dtype = self.tokens.dtype
-        if self.tokens.ndim != 1 or not is_stageable(dtype) or torch_name(dtype) is not None:
-            raise TypeError(
-                f"tokens must be one dimension of numbers, got shape {self.tokens.shape} of "
-                f"{describe_dtype(dtype)}; join texts and pass documents; open a file with np.memmap"
-            )
+        self.tokens = as_tokens(tokens)
         self.length = check_count("length", length)
         self.stride = self.length if stride is None else check_count("stride", stride)
         self._targets, self._within = bool(targets), documents is not None
-        # A document at 0 that is listed too begins twice, and the first time it has no windows.
-        begins = as_indices("documents", [] if documents is None else documents)
-        count = len(self.tokens)
-        bounds = np.concatenate([[0], begins, [count]])
+        bounds = find_bounds([] if documents is None else documents, len(self.tokens))
         sizes = np.diff(bounds)
-        if (sizes < 0).any():
-            expected = f"documents must be ascending positions from 0 to {count}, the number of tokens"
-            raise ValueError(f"{expected}, got {begins[:8]} …")
         counts = np.maximum((sizes - self._span) // self.stride + 1, 0)
         if not counts.any():
             what = "the array has" if documents is None else "the longest document has"
@@ -136,6 +123,35 @@ class TokenWindows(Dataset[Any]):
         if self._targets:
             return ArrayRows((windows[:, :-1], windows[:, 1:]), starts)
         return ArrayRows((windows,), starts, bare=True)
+
+
+def as_tokens(tokens: ArrayLike) -> NDArray[Any]:
+    """Return tokens as an array of one dimension, not copied where possible, or raise `TypeError`."""
+    # A view of the base class, because every operation on a memmap takes some microseconds longer.
+    array: NDArray[Any] = np.asarray(as_array(tokens))
+    if array.ndim != 1 or not is_stageable(array.dtype) or torch_name(array.dtype) is not None:
+        raise TypeError(
+            f"tokens must be one dimension of numbers, got shape {array.shape} of "
+            f"{describe_dtype(array.dtype)}; join texts and pass documents; open a file with np.memmap"
+        )
+    return array
+
+
+def find_bounds(documents: ArrayLike, count: int) -> IndexArray:
+    """Return where documents begin among `count` tokens, and the end.
+
+    Raises `ValueError` if they do not ascend.
+
+    >>> find_bounds([0, 4], 9)
+    array([0, 0, 4, 9])
+    """
+    # A document at 0 that is listed too begins twice, and the first time it is empty.
+    begins = as_indices("documents", documents)
+    bounds = np.concatenate([[0], begins, [count]])
+    if (np.diff(bounds) < 0).any():
+        expected = f"documents must be ascending positions from 0 to {count}, the number of tokens"
+        raise ValueError(f"{expected}, got {begins[:8]} …")
+    return bounds
 
 
 class WindowStarts:
