@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
+from gpuloader.checks import check_count, check_word
 from gpuloader.errors import SampleError
 from gpuloader.fields.convert import Conversion, convert
 from gpuloader.fields.spec import Array, Dims
+
+SIDES = ("right", "left")
 
 
 def array_module(array: Any) -> Any:
@@ -29,6 +33,9 @@ def array_module(array: Any) -> Any:
 class Ragged:
     """A batch of sequences, or of sequences of sequences, of varying length.
 
+    It has the length of the batch, and iterates over its rows: arrays, or `Ragged` at level 2. A number
+    selects one row. A slice, or a list or array of numbers or booleans, selects several, as a `Ragged`.
+
     Attributes
     ----------
     values : array
@@ -43,6 +50,8 @@ class Ragged:
     >>> batch = Ragged.from_samples([[1, 2, 3], [4]], "int64", (1,))
     >>> batch.values.tolist(), batch.row_splits[0].tolist(), len(batch)
     ([[1], [2], [3], [4]], [0, 3, 4], 2)
+    >>> batch[0].tolist(), [len(row) for row in batch[::-1]]
+    ([[1], [2], [3]], [1, 3])
     """
 
     values: Any
@@ -79,9 +88,77 @@ class Ragged:
         return len(self.row_splits[0]) - 1
 
     @property
+    def _rows(self) -> Any:
+        """What the outermost row splits index: the steps, or a `Ragged` of the level below."""
+        return Ragged(self.values, tuple(self.row_splits[1:])) if self.row_splits[1:] else self.values
+
+    def __iter__(self) -> Iterator[Any]:
+        rows = self._rows
+        # One copy of the row splits to the host, instead of two for each row.
+        for start, stop in itertools.pairwise(self.row_splits[0].tolist()):
+            yield rows[start:stop]
+
+    def __getitem__(self, index: Any) -> Any:
+        chosen = np.arange(len(self))[index]
+        splits = self.row_splits[0]
+        if not chosen.ndim:
+            return self._rows[int(splits[int(chosen)]) : int(splits[int(chosen) + 1])]
+        if (np.diff(chosen) == 1).all():  # a view, also of no rows
+            first = int(chosen[0]) if len(chosen) else 0
+            splits = splits[first : first + len(chosen) + 1]
+            start = int(splits[0])
+            rows, splits = self._rows[start : int(splits[-1])], splits - start
+        else:
+            bounds = np.array(splits.tolist(), np.int64)
+            steps = np.concatenate([np.arange(bounds[row], bounds[row + 1]) for row in chosen])
+            rows = self._rows[steps]
+            # The first difference is 0, with which row splits begin.
+            before = np.concatenate([chosen[:1], chosen])
+            after = np.concatenate([chosen[:1], chosen + 1])
+            splits = (splits[after] - splits[before]).cumsum(0)
+        below = rows if isinstance(rows, Ragged) else Ragged(rows, ())
+        return Ragged(below.values, (splits, *below.row_splits))
+
+    @property
     def dtype(self) -> Any:
         """The dtype of the values."""
         return self.values.dtype
+
+    @property
+    def lengths(self) -> Any:
+        """The length of every row, an array where the values lie; at level 2 the number of its sequences.
+
+        >>> Ragged.from_samples([[1, 2, 3], [4]], "int64").lengths
+        array([3, 1])
+        """
+        return self.row_splits[0][1:] - self.row_splits[0][:-1]
+
+    @property
+    def cu_seqlens(self) -> Any:
+        """The innermost row splits as int32, which variable-length attention takes.
+
+        >>> Ragged.from_samples([[1, 2, 3], [4]], "int64").cu_seqlens
+        array([0, 3, 4], dtype=int32)
+        """
+        splits = self.row_splits[-1]
+        return splits.int() if array_module(splits).__name__ == "torch" else splits.astype("int32")
+
+    def to_nested(self) -> Any:
+        """Return the rows as a nested tensor of PyTorch, in its jagged layout, without a copy of the values.
+
+        Raises `TypeError` unless the values are a tensor of PyTorch, and the level is 1.
+        """
+        torch = array_module(self.values)
+        if torch.__name__ != "torch" or len(self.row_splits) != 1:
+            raise TypeError(
+                "a nested tensor is made of tensors of PyTorch with one level of row splits, got an array of "
+                f"{torch.__name__} with {len(self.row_splits)}; pass output='torch' to the loader"
+            )
+        lengths = self.lengths.tolist() or [0]
+        # Without the greatest length, PyTorch pads each row to the length of all together.
+        return torch.nested.nested_tensor_from_jagged(
+            self.values, self.row_splits[0], min_seqlen=min(lengths), max_seqlen=max(lengths)
+        )
 
     def recursive_sequence_lengths(self) -> list[list[int]]:
         """Return the length of every row, one list per level, like Paddle's LoDTensor.
@@ -91,8 +168,17 @@ class Ragged:
         """
         return [(splits[1:] - splits[:-1]).tolist() for splits in self.row_splits]
 
-    def to_padded(self, fill: float = 0) -> Any:
+    def to_padded(self, fill: float = 0, *, side: str = "right", multiple: int = 1) -> Any:
         """Return a dense array on the device of the values, with short rows padded with `fill`.
+
+        Parameters
+        ----------
+        fill : float
+            The value that fills up short rows.
+        side : str
+            Where short sequences are filled up: 'right', behind their steps, or 'left'.
+        multiple : int
+            The length of the sequences is rounded up to a multiple of this.
 
         Returns
         -------
@@ -103,10 +189,14 @@ class Ragged:
         --------
         >>> Ragged.from_samples([[1, 2, 3], [4]], "int64").to_padded(fill=-1).tolist()
         [[1, 2, 3], [4, -1, -1]]
+        >>> Ragged.from_samples([[1, 2, 3], [4]], "int64").to_padded(side="left", multiple=4).tolist()
+        [[0, 1, 2, 3], [0, 0, 0, 4]]
         """
-        dense = self.values
-        for splits in reversed(self.row_splits):
-            dense = _pad_rows(dense, splits, fill)
+        check_word("side", side, SIDES)
+        *outer, innermost = self.row_splits
+        dense = _pad_rows(self.values, innermost, fill, side, check_count("multiple", multiple))
+        for splits in reversed(outer):
+            dense = _pad_rows(dense, splits, fill, "right", 1)
         return dense
 
 
@@ -180,27 +270,34 @@ def splits_of(lengths: list[int]) -> Array:
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
 
 
-def _pad_rows(values: Any, splits: Any, fill: float) -> Any:
+def round_up(length: int, multiple: int) -> int:
+    """Return the smallest multiple that is not below a length."""
+    return -(-length // multiple) * multiple
+
+
+def _pad_rows(values: Any, splits: Any, fill: float, side: str, multiple: int) -> Any:
     # NumPy and CuPy compute where the values lie, without a copy of the row splits to the host.
     xp = array_module(values)
     if xp.__name__ not in ("numpy", "cupy"):
-        return _pad_tensor(values, splits, fill)
+        return _pad_tensor(values, splits, fill, side, multiple)
     lengths = splits[1:] - splits[:-1]
-    longest = int(lengths.max()) if lengths.size else 0
+    longest = round_up(int(lengths.max()) if lengths.size else 0, multiple)
     padded = xp.full((lengths.size, longest, *values.shape[1:]), fill, dtype=values.dtype)
     steps = xp.arange(values.shape[0])
     row = xp.searchsorted(splits, steps, side="right") - 1
-    padded[row, steps - splits[row]] = values
+    begins = splits if side == "right" else splits[1:] - longest
+    padded[row, steps - begins[row]] = values
     return padded
 
 
-def _pad_tensor(values: Any, splits: Any, fill: float) -> Any:
+def _pad_tensor(values: Any, splits: Any, fill: float, side: str, multiple: int) -> Any:
     """Pad a tensor by indexing only, which torch, JAX and Paddle all support, each on its own stream."""
     bounds = np.array(splits.tolist(), np.int64)
     lengths = np.diff(bounds)
-    columns = np.arange(lengths.max(initial=0))
-    inside = columns < lengths[:, None]
-    padded = values[np.where(inside, bounds[:-1, None] + columns, 0)]
+    columns = np.arange(round_up(int(lengths.max(initial=0)), multiple))
+    steps = columns + (bounds[:-1] if side == "right" else bounds[1:] - len(columns))[:, None]
+    inside = (bounds[:-1, None] <= steps) & (steps < bounds[1:, None])
+    padded = values[np.where(inside, steps, 0)]
     if hasattr(padded, "at"):  # a JAX array, which is immutable
         return padded.at[~inside].set(fill)
     padded[~inside] = fill

@@ -107,9 +107,43 @@ class TestOnAHost:
     def test_rows_of_varying_length_are_padded_as_on_the_host(self, name, samples, step, level):
         rows = Ragged.from_samples(samples, "float32", step, level)
         values, *splits = open_output(name, HostDevice()).convert([rows.values, *rows.row_splits], None)
-        padded = Ragged(values, tuple(splits)).to_padded(7)
-        assert (type(padded), padded.dtype) == (type(values), values.dtype)
-        np.testing.assert_array_equal(as_numpy(padded), rows.to_padded(7), strict=True)
+        for options in ({}, {"side": "left"}, {"side": "left", "multiple": 4}):
+            padded = Ragged(values, tuple(splits)).to_padded(7, **options)
+            assert (type(padded), padded.dtype) == (type(values), values.dtype)
+            np.testing.assert_array_equal(as_numpy(padded), rows.to_padded(7, **options), strict=True)
+
+    @pytest.mark.parametrize("level", [1, 2])
+    def test_rows_are_selected_as_on_the_host(self, name, level):
+        samples = [[[1], [2, 3]], [], [[4, 5, 6]], [[7], []]]
+        samples = samples if level == 2 else [[1, 2, 3], [], [4, 5], [6]]
+        rows = Ragged.from_samples(samples, "float32", (), level)
+        values, *splits = open_output(name, HostDevice()).convert([rows.values, *rows.row_splits], None)
+        there = Ragged(values, tuple(splits))
+        for index in (0, -1, slice(1, 3), slice(None, None, -2), [2, 0, 0], [True, False, True, False], []):
+            here, found = rows[index], there[index]
+            assert type(here) is Ragged if level == 2 or not isinstance(index, int) else np.ndarray
+            if isinstance(here, Ragged):
+                here, found = ([one.values, *one.row_splits] for one in (here, found))
+                assert all(type(one) is type(values) for one in found)
+                assert all(map(np.array_equal, map(as_numpy, found), here))
+            else:
+                np.testing.assert_array_equal(as_numpy(found), here)
+        assert [len(row) for row in there] == [len(sample) for sample in samples]
+        assert as_numpy(there.lengths).tolist() == [len(sample) for sample in samples]
+        assert "int32" in str(there.cu_seqlens.dtype)
+        assert as_numpy(there.cu_seqlens).tolist() == rows.row_splits[-1].tolist()
+
+    def test_rows_make_a_nested_tensor_of_pytorch(self, name):
+        samples = [np.arange(n + 1, dtype=np.float32) for n in range(3)]
+        [batch] = DataLoader(samples, places="cpu", batch_size=3, output=name, ragged=["0"])
+        if name != "torch":
+            with pytest.raises(TypeError, match="made of tensors of PyTorch with one level"):
+                batch.to_nested()
+            return
+        nested = batch.to_nested()
+        assert [row.tolist() for row in nested.unbind()] == [sample.tolist() for sample in samples]
+        assert nested.values().data_ptr() == batch.values.data_ptr()
+        assert nested.to_padded_tensor(-1.0).tolist() == batch.to_padded(-1).tolist()
 
     def test_nested_fields_and_ragged_ones(self, name):
         samples = [

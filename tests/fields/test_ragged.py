@@ -101,3 +101,67 @@ def test_fields_are_gathered_from_flat_arrays():
     assert (dense, last) == ("dense", "last")
     assert ragged.values == "values"
     assert [one.tolist() for one in ragged.row_splits] == [[0, 1], [0, 2]]
+
+
+def rows_of(ragged):
+    """Return a `Ragged` as nested lists."""
+    return [rows_of(row) if isinstance(row, Ragged) else row.tolist() for row in ragged]
+
+
+INDICES = st.one_of(
+    st.slices(5),
+    st.lists(st.integers(0, 4), max_size=6),
+    st.lists(st.booleans(), min_size=5, max_size=5).map(np.array),
+)
+
+
+@given(samples=st.lists(rows, min_size=5, max_size=5), index=INDICES, level=st.sampled_from([1, 2]))
+def test_it_is_selected_from_like_a_list(samples, index, level):
+    if level == 1:
+        samples = [[step for row in sample for step in row] for sample in samples]
+    ragged = Ragged.from_samples(samples, "int64", lod_level=level)
+    numbers = np.arange(5)[index].tolist()
+    chosen = ragged[index]
+    assert rows_of(ragged) == samples
+    assert rows_of(chosen) == [samples[number] for number in numbers]
+    assert isinstance(chosen, Ragged)
+    assert len(chosen) == len(numbers)
+    assert all(splits[0] == 0 and splits.dtype == np.int64 for splits in chosen.row_splits)
+    assert len(chosen.values) == chosen.row_splits[-1][-1]
+    one = ragged[-2]
+    assert (rows_of(one) if level == 2 else one.tolist()) == samples[-2]
+    assert ragged.lengths.tolist() == [len(sample) for sample in samples]
+    assert ragged.cu_seqlens.tolist() == ragged.row_splits[-1].tolist()
+    assert ragged.cu_seqlens.dtype == np.int32
+
+
+def test_rows_and_slices_are_views():
+    ragged = Ragged.from_samples([[1, 2], [3], [4, 5]], "int64")
+    ragged[1][:] = 7
+    ragged[1:].values[-1] = 8
+    assert ragged.values.tolist() == [1, 2, 7, 4, 8]
+    for outside in (3, -4):
+        with pytest.raises(IndexError):
+            ragged[outside]
+
+
+@given(samples=rows, fill=st.integers(-1, 1), left=st.booleans(), multiple=st.integers(1, 4))
+def test_padding_on_either_side_to_a_multiple(samples, fill, left, multiple):
+    side = "left" if left else "right"
+    ragged = Ragged.from_samples(samples, "int64")
+    padded = ragged.to_padded(fill, side=side, multiple=multiple)
+    longest = -(-max(map(len, samples), default=0) // multiple) * multiple
+    fillers = [[fill] * (longest - len(row)) for row in samples]
+    expected = [more + row if left else row + more for row, more in zip(samples, fillers, strict=True)]
+    assert padded.tolist() == expected
+    assert padded.shape == (len(samples), longest)
+
+
+def test_padding_that_makes_no_sense():
+    ragged = Ragged.from_samples([[1]], "int64")
+    with pytest.raises(ValueError, match="side must be one of 'right', 'left', got 'top'"):
+        ragged.to_padded(side="top")
+    with pytest.raises(ValueError, match="multiple must be"):
+        ragged.to_padded(multiple=0)
+    with pytest.raises(TypeError, match="got an array of numpy with 1; pass output='torch'"):
+        ragged.to_nested()
