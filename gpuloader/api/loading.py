@@ -17,6 +17,7 @@ from gpuloader.devices.places import default_place, parse_places
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.fetch.contract import WorkerOptions, most_workers
 from gpuloader.fields.convert import check_fill
+from gpuloader.fields.padding import as_pad
 from gpuloader.fields.spec import FeedSpec, resolve_feeds
 from gpuloader.order.batching import Batching, as_sampler, yields_numbers
 from gpuloader.order.order import InOrder
@@ -359,7 +360,13 @@ def _check_declared(feeds: tuple[FeedSpec, ...], collation: Collation) -> None:
         raise ValueError(f"pad names {wrong}, which the feed_list does not declare with lod_level=1")
     for feed in feeds:
         if feed.name in pads:
-            check_fill(pads[feed.name], feed.dtype)
+            pad = as_pad(pads[feed.name])
+            check_fill(pad.value, feed.dtype)
+            if pad.lengths or pad.mask or pad.axes != (0,):
+                raise ValueError(
+                    f"pad of the field {feed.name!r} is {pad}, but a feed_list declares all fields of a "
+                    "batch and which axes vary: pass no feed_list, or Pad without axes, lengths and mask"
+                )
 
 
 def split_transforms(

@@ -107,7 +107,7 @@ class Assembler:
                 return None
         columns, objects = block_columns(block, schema, self.collation.pads or {})
         staged, _ = stage_columns(
-            columns, schema.levels, self.collation, number, reserve, schema.tree, objects
+            columns, schema.batch_levels, self.collation, number, reserve, schema.batch_tree, objects
         )
         return complete(self.collation, staged, keys)
 
@@ -476,8 +476,9 @@ class KeptBatch(SampleBatch):
         objects = object_columns(schema.tree, len(samples))
         arrays = array_leaves(schema.tree, samples, 0, objects)
         columns = split_columns(arrays, schema.fields, collation.pads)
+        tree, levels = schema.batch_tree, schema.batch_levels
         self._staged, self._regions = stage_columns(
-            columns, schema.levels, collation, self.number, self._reserve, schema.tree, objects.values()
+            columns, levels, collation, self.number, self._reserve, tree, objects.values()
         )
         return len(samples) if self._regions else 0
 

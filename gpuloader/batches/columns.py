@@ -20,7 +20,8 @@ from gpuloader.batches.schema import Collation, Schema
 from gpuloader.batches.staged import Reserve, StagedBatch, needed_nbytes
 from gpuloader.batches.tree import Branch, Leaf, Tree, is_object
 from gpuloader.errors import PictureError, SampleError, describe_error, unlike_first
-from gpuloader.fields.ragged import Ragged, check_step, split_rows, splits_of
+from gpuloader.fields.padding import Pad, as_pad, settle_shape, write_lengths, write_mask, write_padded
+from gpuloader.fields.ragged import Ragged, check_step, round_up, split_rows, splits_of
 from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.sources.block import Block, Chunked, Rows, take_each
 from gpuloader.sources.images.regions import Encoded, Region
@@ -88,11 +89,11 @@ def _stack(rows: Sequence[Array], target: Array) -> None:
 _LONG = 4096  # bytes of a row from which a copy of each row takes less time than a mask over all
 
 
-def _pad(parts: Sequence[Array], lengths: list[int], fill: float, target: Array) -> None:
+def _pad(parts: Sequence[Array], lengths: list[int], pad: Pad, target: Array) -> None:
     """Write rows of these lengths, which lie one after another in the parts, and fill up the short ones.
 
     >>> target = np.zeros((2, 3), int)
-    >>> _pad([np.array([1, 2, 3, 4])], [3, 1], -1, target)
+    >>> _pad([np.array([1, 2, 3, 4])], [3, 1], Pad(-1), target)
     >>> target
     array([[ 1,  2,  3],
            [ 4, -1, -1]])
@@ -101,13 +102,18 @@ def _pad(parts: Sequence[Array], lengths: list[int], fill: float, target: Array)
     if parts and (is_short or [*map(len, parts)] != lengths):
         values = parts[0] if len(parts) == 1 else np.concatenate(parts)
         if is_short:
-            target[...] = fill
-            target[np.arange(target.shape[1]) < np.array(lengths)[:, None]] = values
+            inside = np.empty(target.shape[:2], bool)
+            write_mask(pad, np.array(lengths)[:, None], inside)
+            target[...] = pad.value
+            target[inside] = values
             return
         parts = np.split(values, np.cumsum(lengths)[:-1])
-    for index, part in enumerate(parts):
-        target[index, : len(part)] = part
-        target[index, len(part) :] = fill
+    for row, part in zip(target, parts, strict=True):
+        short = len(row) - len(part)
+        if pad.side == "left":
+            row[:short], row[short:] = pad.value, part
+        else:
+            row[: len(part)], row[len(part) :] = part, pad.value
 
 
 def _take(pieces: list[tuple[Any, Rows]], target: Array) -> None:
@@ -141,12 +147,13 @@ def _sequences(
     splits: Iterable[Array],
     step: tuple[int, ...],
     feed: FeedSpec,
-    pads: Mapping[str, float],
+    pads: Mapping[str, float | Pad],
 ) -> list[Column]:
     """Return the columns of a field of varying length: padded, or values and row splits."""
     if feed.name in pads:
-        shape = (len(lengths), max(lengths, default=0), *step)
-        return [Column(shape, feed.dtype, partial(_pad, parts, lengths, pads[feed.name]))]
+        pad = as_pad(pads[feed.name])
+        shape = (len(lengths), round_up(max(lengths, default=0), pad.multiple), *step)
+        return [Column(shape, feed.dtype, partial(_pad, parts, lengths, pad))]
     return [Column((sum(lengths), *step), feed.dtype, partial(_join, parts)), *map(_whole, splits)]
 
 
@@ -154,11 +161,11 @@ def _sequences(
 
 
 def split_columns(
-    samples: Iterable[Any], rows: SampleRows, pads: Mapping[str, float] | None = None
+    samples: Iterable[Any], rows: SampleRows, pads: Mapping[str, float | Pad] | None = None
 ) -> list[Column | RegionColumn]:
     """Return one column per dense or padded field, and several per ragged field: values, then row splits.
 
-    `pads` names the ragged fields of level 1 to pad, with their fill values.
+    `pads` says how to pad the ragged fields of level 1 that it names. Their lengths and masks come last.
 
     Raises
     ------
@@ -167,6 +174,8 @@ def split_columns(
     """
     values = [fields_of(sample, rows.feeds, index) for index, sample in enumerate(samples)]
     columns: list[Column | RegionColumn] = []
+    extras: list[Column] = []
+    pads = pads or {}
     for field, feed in enumerate(rows.feeds):
         column = [sample[field] for sample in values]
         if not feed.lod_level:
@@ -176,12 +185,48 @@ def split_columns(
             if column and isinstance(column[0], Region | Encoded):
                 columns += _image_columns(column, feed)
                 continue
+            pad = as_pad(pads[feed.name]) if feed.name in pads else None
+            if pad is not None and pad.axes != (0,):
+                padded, *more = _padded_columns(column, rows, feed, pad)
+                columns.append(padded)
+                extras += more
+                continue
             parts, splits = split_rows(column, feed.dtype, feed.sample_shape, feed.lod_level, rows.conversion)
         except SampleError as error:
             error.field = feed.name
             raise
         step = parts[0].shape[1:] if parts else _sizes(feed)
-        columns += _sequences(parts, [*map(len, parts)], splits, step, feed, pads or {})
+        columns += _sequences(parts, [*map(len, parts)], splits, step, feed, pads)
+        if pad is not None:
+            extras += _extra_columns(pad, np.array([*map(len, parts)])[:, None], columns[-1].shape)
+    return [*columns, *extras]
+
+
+def _padded_columns(values: list[Any], rows: SampleRows, feed: FeedSpec, pad: Pad) -> list[Column]:
+    """Return the columns of a field that is padded along other axes than its first one."""
+    parts = []
+    for index, value in enumerate(values):
+        try:
+            parts.append(rows.conversion(value, feed.dtype, (None, *feed.sample_shape)))
+        except SampleError as error:
+            error.index = index
+            raise
+    shapes = [part.shape for part in parts]
+    shape = (len(parts), *settle_shape(pad, shapes))
+    sizes = np.array([[one[axis] for axis in pad.axes] for one in shapes])
+    column = Column(shape, feed.dtype, partial(write_padded, pad, parts))
+    return [column, *_extra_columns(pad, sizes, tuple(shape[axis + 1] for axis in (-1, *pad.axes)))]
+
+
+def _extra_columns(pad: Pad, sizes: Array, shape: tuple[int, ...]) -> list[Column]:
+    """Return the lengths and the mask that follow a padded field, whose padded axes begin its `shape`."""
+    columns = []
+    if pad.lengths is not None:
+        of_lengths = sizes.shape if len(pad.axes) > 1 else sizes.shape[:1]
+        columns.append(Column(of_lengths, np.dtype(np.int64), partial(write_lengths, sizes)))
+    if pad.mask is not None:
+        of_mask = shape[: len(pad.axes) + 1]
+        columns.append(Column(of_mask, np.dtype(bool), partial(write_mask, pad, sizes)))
     return columns
 
 
@@ -295,10 +340,11 @@ def _find_first(pieces: list[tuple[Any, Rows, np.dtype[Any] | None]]) -> Any:
 
 
 def block_columns(
-    block: Block, schema: Schema, pads: Mapping[str, float]
+    block: Block, schema: Schema, pads: Mapping[str, float | Pad]
 ) -> tuple[list[Column], list[list[Any]]]:
     """Return the columns of a block that `fits`: those of its arrays, and those of all other values."""
     columns: list[Column] = []
+    extras: list[Column] = []
     objects: list[list[Any]] = []
     feeds = iter(schema.feeds)
     for leaf in schema.tree.leaves:
@@ -320,13 +366,16 @@ def block_columns(
                     parts += rows
                     lengths += map(len, rows)
             columns += _sequences(parts, lengths, [splits_of(lengths)], _sizes(feed), feed, pads)
+            if feed.name in pads:
+                sizes = np.array(lengths)[:, None]
+                extras += _extra_columns(as_pad(pads[feed.name]), sizes, columns[-1].shape)
         elif any(isinstance(_first_piece(column), Ragged) for column, _ in pieces):
             # Lists that all have the length of a dense field.
             rows = [row for column, chosen in pieces for row in take_each(column, chosen)]
             columns.append(Column((len(block), *rows[0].shape), feed.dtype, partial(_stack, rows)))
         else:
             columns.append(Column((len(block), *_sizes(feed)), feed.dtype, partial(_take, pieces)))
-    return columns, objects
+    return [*columns, *extras], objects
 
 
 def _first_piece(column: Any) -> Any:

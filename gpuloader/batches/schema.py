@@ -21,6 +21,7 @@ from gpuloader.batches.rows import IN_FEEDS, SampleRows, fields_of
 from gpuloader.batches.tree import Tree, all_leaves, is_array, is_object
 from gpuloader.errors import SampleError
 from gpuloader.fields.convert import IF_A_LIST, Conversion, as_numbers, check_fill, convert, convert_alike
+from gpuloader.fields.padding import Pad, as_pad, name_extras
 from gpuloader.fields.spec import FeedSpec
 from gpuloader.foreign import warn_of_class
 from gpuloader.sources.images.regions import Encoded, Region
@@ -72,7 +73,7 @@ class Collation:
     function: Callable[[Any], Any] | None = None
     batched: bool = True
     ragged: frozenset[str] = frozenset()
-    pads: Mapping[str, float] | None = None
+    pads: Mapping[str, float | Pad] | None = None
     programmer: Programmer | None = None
     on_host: bool = True
     keeps_gradients: bool = False
@@ -119,7 +120,8 @@ class Schema:
     There is one spec and one level for each array field of the tree: 0 for a dense or padded field, and a
     ragged field of level n has 1 + n arrays. Samples are converted to fields that the user `declared`, whose
     free dimensions have the sizes in `shapes`; one that `keeps_dtypes` refuses arrays of another dtype, and
-    `flat` ones are tuples of arrays. A
+    `flat` ones are tuples of arrays. Fields named `extras`, the lengths and masks of padded ones, follow in
+    the batch, whose tree and levels are `batch_tree` and `batch_levels`. A
     `chunk` is how many samples to fetch before they are written; `fullest` is the most samples of a batch
     that was full.
     """
@@ -131,6 +133,9 @@ class Schema:
     keeps_dtypes: bool = False
     flat: bool = False
     shapes: tuple[tuple[int, ...], ...] | None = None
+    extras: tuple[str, ...] = ()
+    batch_tree: Tree = field(init=False, compare=False)
+    batch_levels: tuple[int, ...] = field(init=False, compare=False)
     fields: SampleRows = field(init=False, compare=False)
     chunk: int = field(default=1, compare=False)
     fullest: int = field(default=0, compare=False)
@@ -139,6 +144,8 @@ class Schema:
     _arranging: threading.Lock = field(default_factory=threading.Lock, compare=False)
 
     def __post_init__(self) -> None:
+        self.batch_tree = self.tree.extend(self.extras) if self.extras else self.tree
+        self.batch_levels = (*self.levels, *[0] * len(self.extras))
         nbytes, specs = 1, []
         for feed, level in zip(self.feeds, self.levels, strict=True):
             shape, size = feed.shape[1:], feed.dtype.itemsize
@@ -162,11 +169,11 @@ class Schema:
         self.fields = SampleRows(self.feeds, conversion, self.shapes, self.keeps_dtypes)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        names = "tree", "feeds", "levels", "declared", "keeps_dtypes", "flat", "shapes"
+        names = "tree", "feeds", "levels", "declared", "keeps_dtypes", "flat", "shapes", "extras"
         return Schema, tuple(getattr(self, name) for name in names)
 
     @classmethod
-    def of_feeds(cls, feeds: Sequence[FeedSpec], pads: Mapping[str, float] | None) -> Schema:
+    def of_feeds(cls, feeds: Sequence[FeedSpec], pads: Mapping[str, float | Pad] | None) -> Schema:
         """Return the schema of samples that are tuples with one value per declared feed."""
         levels = tuple(0 if pads and feed.name in pads else feed.lod_level for feed in feeds)
         return cls(Tree.flat([feed.name for feed in feeds]), tuple(feeds), levels, declared=True)
@@ -331,7 +338,14 @@ def infer_schema(samples: Sequence[Any], collation: Collation) -> Schema:
             if leaf.name in varying:
                 dtype, shape, level = _find_steps(tree, number, samples)
                 if leaf.name in pads:
-                    check_fill(pads[leaf.name], dtype)
+                    pad = as_pad(pads[leaf.name])
+                    check_fill(pad.value, dtype)
+                    if pad.axes[-1] > len(shape):
+                        raise SampleError(
+                            f"pad has axis {pad.axes[-1]}, but the sample has {len(shape) + 1} dimensions"
+                        )
+                    varying_sizes = [None if at in pad.axes else size for at, size in enumerate(shape, 1)]
+                    shape = tuple(varying_sizes)
             else:
                 dtype, shape, level = _settle(value, varies=False)
         except SampleError as error:
@@ -340,7 +354,10 @@ def infer_schema(samples: Sequence[Any], collation: Collation) -> Schema:
         feeds.append(FeedSpec(leaf.name, (None, *shape), dtype, lod_level=min(level, 2)))
         levels.append(0 if leaf.name in pads else level)
     keeps_dtypes = collation.fallback is not None
-    return Schema(tree, tuple(feeds), tuple(levels), keeps_dtypes=keeps_dtypes, flat=collation.flat)
+    extras = name_extras([feed.name for feed in feeds], pads)
+    return Schema(
+        tree, tuple(feeds), tuple(levels), keeps_dtypes=keeps_dtypes, flat=collation.flat, extras=extras
+    )
 
 
 def _find_steps(tree: Tree, field: int, samples: Sequence[Any]) -> _FieldSpec:

@@ -350,6 +350,34 @@ class Tree:
         keys = tuple(names) if kind is dict else None
         return cls(Branch(kind, keys, tuple(Leaf(name, True) for name in names), ""))
 
+    def extend(self, names: Sequence[str]) -> Tree:
+        """Return this tree with further array fields at its top: keys of a dict, or the last of a tuple.
+
+        Raises `SampleError` if the names are keys already, or a sample is neither a dict nor a tuple.
+
+        >>> Tree.of({"a": np.zeros(2)}).extend(["b"]).build(["a's", "b's"])
+        {'a': "a's", 'b': "b's"}
+        """
+        root = self.root
+        plain = isinstance(root, Branch) and not isinstance(root.template, ObjectTemplate)
+        if (
+            not isinstance(root, Branch)
+            or not plain
+            or (root.keys is None and root.kind not in (list, tuple))
+        ):
+            raise SampleError(
+                f"expected samples that are dicts or tuples, to which pad adds the fields {list(names)}, got "
+                f"{self.describe()}"
+            )
+        if len({*names, *(root.keys or ())}) < len(names) + len(root.keys or ()):
+            raise SampleError(
+                f"pad adds the fields {list(names)}, but the fields {list(root.keys or ())} are there "
+                "already: give lengths and mask names of their own"
+            )
+        keys = None if root.keys is None else (*root.keys, *names)
+        children = (*root.children, *(Leaf(name, True) for name in names))
+        return Tree(dataclasses.replace(root, keys=keys, children=children), self.keeps_tuples)
+
     def describe(self) -> str:
         """Return what a sample of this tree is, for error messages.
 
