@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain as chained
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ from gpuloader.watch.autotuner import BUDGET
 
 if TYPE_CHECKING:
     from gpuloader.batches.image_samples import ImageStage
+    from gpuloader.sources.images.annotations import Annotation
 
 
 def _draw_seed() -> int:
@@ -92,7 +94,9 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
         options.dataset, by_key=by_key, encoded=options.decode is not None, in_columns=in_columns
     )
     feeds = None if options.feed_list is None else resolve_feeds(options.feed_list)
-    of_images, of_batches = split_transforms(options.transforms) if options.transforms else ({}, [])
+    of_images, of_batches, along = (
+        split_transforms(options.transforms) if options.transforms else ({}, [], {})
+    )
     stage = None
     if of_images or options.decode or source.holds_images:
         # Imported late, because only loaders of images need it.
@@ -101,7 +105,7 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
 
         load_pillow()
         declared = None if feeds is None else tuple(map(attrgetter("name"), feeds))
-        stage = ImageStage(of_images, options.decode is not None, declared)
+        stage = ImageStage(of_images, options.decode is not None, declared, along=along)
 
     follows_torch = framework.follows_torch and options.seed is None
     workers = _choose_workers(options, source, in_threads=stage is not None)
@@ -217,12 +221,18 @@ def _choose_collation(
     as_returned = framework.keeps_values and as_tensors and feeds is None
     if as_returned and function is None and options.batch_size is None:
         function = framework.convert
+    ragged = frozenset(options.ragged)
+    if stage is not None and stage.along and feeds is None and function is None and options.batch_size:
+        from gpuloader.sources.images.annotations import varying_names
+
+        # Boxes that leave the image go, so nobody need say that their number varies.
+        ragged |= varying_names(chained.from_iterable(stage.along.values())) - (options.pad or {}).keys()
     by_rows_only = programmer is not None or stage is not None or options.cache is not None
     collation = Collation(
         feeds,
         function,
         options.batch_size is not None,
-        frozenset(options.ragged),
+        ragged,
         options.pad or {},
         programmer,
         delivery.on_host,
@@ -371,22 +381,41 @@ def _check_declared(feeds: tuple[FeedSpec, ...], collation: Collation) -> None:
 
 def split_transforms(
     transforms: Sequence[Any],
-) -> tuple[dict[str | None, tuple[Any, ...]], list[Any]]:
-    """Return the transforms of single images by field, and those of batches, which must follow them."""
+) -> tuple[dict[str | None, tuple[Any, ...]], list[Any], dict[str | None, tuple[Annotation, ...]]]:
+    """Return the transforms of single images by field, those of batches, and what moves along with images.
+
+    The transforms of batches must follow those of images.
+    """
     images: dict[str | None, tuple[Any, ...]] = {}
     others: list[Any] = []
+    along: dict[str | None, tuple[Annotation, ...]] = {}
     for transform in transforms:
         if find_unit(transform) == "batches":
             others.append(transform)
             continue
+        # Imported late, because only loaders of images need it.
+        from gpuloader.sources.images.annotations import names_of, split_fields
+
+        name, annotations = split_fields(transform.field)
         for before in others:
-            if before.field == transform.field:
+            if before.field == name or before.field in names_of(annotations):
                 raise ValueError(
                     f"{type(transform).__name__} is done to single images, and {type(before).__name__} to "
                     f"batches, so in transforms it must come before {type(before).__name__}"
                 )
-        images[transform.field] = (*images.get(transform.field, ()), transform)
-    return images, others
+        if getattr(transform, "moves", True) and along.setdefault(name, annotations) != annotations:
+            raise ValueError(
+                f"the transforms of {name!r} differ in what moves along with it: {annotations} in "
+                f"{type(transform).__name__}, and {along[name]} before; name the same fields in all of them"
+            )
+        images[name] = (*images.get(name, ()), transform)
+    along = {name: annotations for name, annotations in along.items() if annotations}
+    seen: set[str | None] = {*images}
+    for annotations in along.values():
+        if both := sorted(name for name in names_of(annotations) if name in seen):
+            raise ValueError(f"{both} move along with an image; they cannot be images or follow another one")
+        seen |= names_of(annotations)
+    return images, others, along
 
 
 def plan_transforms(

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpuloader.batches.tree import entries_of, with_entries
+from gpuloader.batches.tree import entries_of, join_name, with_entries
 from gpuloader.errors import SampleError
 from gpuloader.order.randomness import Draw
-from gpuloader.sources.images.image import Geometry, Image, as_image, is_encoded, size_of
+from gpuloader.sources.images.annotations import Annotation, move_annotations, names_of
+from gpuloader.sources.images.image import Affine, Geometry, Image, as_image, is_encoded, size_of
 from gpuloader.transforms.image_transforms import ImageTransform, Plan, finish_plan
 
 if TYPE_CHECKING:
@@ -33,8 +34,15 @@ class ImageStage:
     # The chains whose images are made on a GPU, and by what, of the regions that are staged here.
     staged: Mapping[str | None, Resample] = field(default_factory=dict)
     encoded: bool = False  # whether the GPU decodes these images, too, as far as it can
+    # What moves along with the images of a chain, and the names of all these fields.
+    along: Mapping[str | None, tuple[Annotation, ...]] = field(default_factory=dict)
+    carried: frozenset[str] = field(init=False, default=frozenset())
     # The names of the fields that have been images so far, for error messages.
     found: set[str] = field(default_factory=set, compare=False)
+
+    def __post_init__(self) -> None:
+        names = frozenset().union(*map(names_of, self.along.values()))
+        object.__setattr__(self, "carried", names)
 
     def make(self, sample: Any, draw: Draw, key: object) -> Any:
         """Return a sample with its images as arrays, or as regions for a GPU.
@@ -45,8 +53,10 @@ class ImageStage:
         """
         # Numbers of their own for each sample, so that its crops are the same whichever worker makes them.
         making = _Making(self, draw.make_generator(key, _PURPOSE), key)
+        named: list[tuple[str, Any]] | None = None
         if self.names is not None and isinstance(sample, tuple | list) and len(sample) == len(self.names):
-            made: Any = [making.walk(one, name) for name, one in zip(self.names, sample, strict=True)]
+            named = [*zip(self.names, sample, strict=True)]
+            made: Any = [making.walk(one, name) for name, one in named]
         else:
             made = making.walk(sample, "")
         # A transform that met no image is a mistyped field, which would otherwise pass in silence.
@@ -54,7 +64,18 @@ class ImageStage:
             missing = next(name for name in self.chains if name not in making.done)
             what = "no image (encoded or uint8 pixels)" if missing is None else f"no field {missing!r}"
             raise SampleError(f"{what} to transform; the sample has the fields {making.seen}")
-        return made
+        if not self.along:
+            return made
+        for name in sorted(self.carried - making.carried.keys()):
+            problem = f"no field {name!r} to move with the image; the sample has the fields {making.seen}"
+            raise SampleError(problem, field=name)
+        moved: dict[str, Any] = {}
+        for chain, along in self.along.items():
+            steps = [step for step in making.plans[chain] if isinstance(step, Geometry | Affine)]
+            moved |= move_annotations(along, making.carried, making.sizes[chain], steps)
+        if named is not None:
+            return [_put(one, name, moved) for (name, _), one in zip(named, made, strict=True)]
+        return _put(made, "", moved)
 
 
 @dataclass(slots=True)
@@ -66,10 +87,18 @@ class _Making:
     key: object
     done: set[str | None] = field(default_factory=set)  # the chains
     seen: list[str] = field(default_factory=list)  # the fields
+    # The values of what moves along; and the plans of the images and their sizes, by chain.
+    carried: dict[str, Any] = field(default_factory=dict)
+    plans: dict[str | None, Plan] = field(default_factory=dict)
+    sizes: dict[str | None, tuple[int, int]] = field(default_factory=dict)
 
     def walk(self, value: Any, name: str) -> Any:
         """Return a value with all images in it made: those that a chain names, and those that can be told."""
         stage, chains, named = self.stage, self.stage.chains, name or "0"
+        if name in stage.carried:
+            self.carried[name] = value
+            self.seen.append(name)
+            return value
         # A transform without a field is for the first image; a mask or a second view next to it stays.
         is_first = None in chains and None not in self.done
         is_container = isinstance(value, list | tuple)
@@ -89,7 +118,8 @@ class _Making:
             for part, entry in entries:
                 path = f"{name}.{part}" if name else str(part)
                 # Labels are numbers: the commonest entries next to images, and they never hold any.
-                if (type(entry) is int or type(entry) is float) and path not in chains:
+                is_number = type(entry) is int or type(entry) is float
+                if is_number and path not in chains and path not in stage.carried:
                     self.seen.append(path)
                     made.append(entry)
                 else:
@@ -118,6 +148,7 @@ class _Making:
             plan: Plan = [Geometry.of(*size_of(image))]
             for transform in transforms:
                 transform.extend(plan, self.rng)
+            self.plans[chain], self.sizes[chain] = plan, size_of(image)
             if made_by is None:
                 return finish_plan(image, plan)
             # Imported late, because it loads the kernels.
@@ -129,3 +160,13 @@ class _Making:
         except SampleError as error:
             error.field = error.field or named
             raise
+
+
+def _put(value: Any, name: str, moved: Mapping[str, Any]) -> Any:
+    """Return a value in which the fields that have moved are replaced."""
+    if name in moved:
+        return moved[name]
+    if name and not any(one.startswith(f"{name}.") for one in moved):
+        return value
+    entries = entries_of(value) or []
+    return with_entries(value, [_put(entry, join_name(name, key), moved) for key, entry in entries])

@@ -25,11 +25,16 @@ from typing import TYPE_CHECKING
 from gpuloader.system.lazy_imports import import_on_demand
 
 if TYPE_CHECKING:
+    from gpuloader.sources.images.annotations import Boxes as Boxes
+    from gpuloader.sources.images.annotations import Keypoints as Keypoints
+    from gpuloader.sources.images.annotations import Mask as Mask
     from gpuloader.transforms.batch_transforms import Normalize as Normalize
     from gpuloader.transforms.batch_transforms import RandomCropFlip as RandomCropFlip
     from gpuloader.transforms.batch_transforms import RandomErasing as RandomErasing
     from gpuloader.transforms.image_transforms import CenterCrop as CenterCrop
     from gpuloader.transforms.image_transforms import ColorJitter as ColorJitter
+    from gpuloader.transforms.image_transforms import PadImage as PadImage
+    from gpuloader.transforms.image_transforms import RandomAffine as RandomAffine
     from gpuloader.transforms.image_transforms import RandomFlip as RandomFlip
     from gpuloader.transforms.image_transforms import RandomResizedCrop as RandomResizedCrop
     from gpuloader.transforms.image_transforms import Resize as Resize
@@ -40,8 +45,11 @@ if TYPE_CHECKING:
     from gpuloader.transforms.values import Pad as Pad
 
 _HOMES = {
+    "gpuloader.sources.images.annotations": "Boxes Keypoints Mask",
     "gpuloader.transforms.batch_transforms": "Normalize RandomCropFlip RandomErasing",
-    "gpuloader.transforms.image_transforms": "CenterCrop ColorJitter RandomFlip RandomResizedCrop Resize",
+    "gpuloader.transforms.image_transforms": (
+        "CenterCrop ColorJitter PadImage RandomAffine RandomFlip RandomResizedCrop Resize"
+    ),
     "gpuloader.transforms.mixing": "CutMix MixUp",
     "gpuloader.transforms.values": "Cast OneHot Pad",
 }

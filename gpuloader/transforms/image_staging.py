@@ -24,7 +24,7 @@ from gpuloader.errors import SampleError
 from gpuloader.kernels.recolor import MOST_CONTRASTS, PARTS, recolor
 from gpuloader.kernels.resample import Interpolation, resample
 from gpuloader.sources.images.decoding import Pixels, is_plain, shrink_size
-from gpuloader.sources.images.image import Geometry, Image
+from gpuloader.sources.images.image import Affine, Geometry, Image
 from gpuloader.sources.images.regions import NUMBERS, Code, Encoded, Part, Region
 from gpuloader.transforms.batch_transforms import Normalize, finish_options
 from gpuloader.transforms.image_transforms import (
@@ -33,7 +33,9 @@ from gpuloader.transforms.image_transforms import (
     Coloring,
     ColorJitter,
     ImageTransform,
+    PadImage,
     Plan,
+    RandomAffine,
     RandomFlip,
     RandomResizedCrop,
     Resize,
@@ -126,7 +128,9 @@ def plan_resampling(field: str | None, transforms: Sequence[ImageTransform]) -> 
             size = None
         elif isinstance(transform, CenterCrop | RandomResizedCrop | Resize):
             size = both(transform.size)
-        elif not isinstance(transform, RandomFlip):
+        elif isinstance(transform, PadImage):
+            size = size and transform._grow(size)
+        elif not isinstance(transform, RandomFlip | RandomAffine):
             return None  # the user's own may make any plan
     contrasts = changes.count("contrast")
     # The slot is laid out before an image is read, so the size must be known; and each contrast takes a sum.
@@ -190,6 +194,8 @@ def find_pass(plan: Plan, made_by: Resample) -> tuple[Geometry, Floats] | None:
     for step in plan[1:]:
         if isinstance(step, Coloring):
             changes += step.steps
+        elif isinstance(step, Affine):
+            return None
         elif step == Geometry.of(*geometry.window[2:]).mirrored(flip=step.flip, flop=step.flop):
             # What is mirrored after its colors have changed may as well be mirrored before.
             geometry = geometry.mirrored(flip=step.flip, flop=step.flop)

@@ -18,8 +18,9 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from gpuloader.checks import check_count, check_word
+from gpuloader.sources.images.annotations import Fields, Step, split_fields
 from gpuloader.sources.images.decoding import Pixels, load_pillow
-from gpuloader.sources.images.image import FILTERS, Geometry
+from gpuloader.sources.images.image import FILTERS, Affine, Geometry
 
 # ---------------------------------------------------------------------------------------------------------
 # Plans
@@ -36,24 +37,28 @@ class Coloring:
     steps: tuple[tuple[str, float], ...]
 
 
-Plan = list[Geometry | Coloring]
+Plan = list[Step | Coloring]
 """The steps in their order; the first is a `Geometry` of the decoded image."""
 
 
 @runtime_checkable
 class ImageTransform(Protocol):
-    """A transform of single images, as the user specifies it."""
+    """A transform of single images, as the user specifies it.
+
+    A false attribute ``moves`` says that it changes nothing but colors, so that it need not name what moves
+    along with the image.
+    """
 
     @property
-    def field(self) -> str | None:
-        """Name of the field; None means the first image of the sample."""
+    def field(self) -> Fields:
+        """Name of the field, None for the sample's first image; or a tuple of it and what moves along."""
 
     def extend(self, plan: Plan, rng: np.random.Generator) -> None:
         """Add to the plan of one image, with random numbers from the sample's generator."""
 
 
 def find_geometry(plan: Plan) -> Geometry:
-    """Return the geometry that ends a plan, after adding one if the plan ends with colors.
+    """Return the geometry that ends a plan, after adding one if the plan ends with another step.
 
     >>> find_geometry([Geometry.of(4, 6)]).size
     (4, 6)
@@ -78,6 +83,8 @@ def finish_plan(image: Any, plan: Plan) -> Pixels:
     for step in plan:
         if isinstance(step, Geometry):
             image = apply_geometry(image, step)
+        elif isinstance(step, Affine):
+            image = step.transform(as_pillow(image), step.filter)
         else:
             image = apply_coloring(as_pillow(image), step)
     return as_pixels(image)
@@ -126,8 +133,9 @@ class Resize:
 
     Attributes
     ----------
-    field : str or None
-        The field of images; None means the first one.
+    field : str, None or tuple
+        The field of images; None means the first one. A tuple of it and of masks, `Mask`, `Boxes` or
+        `Keypoints` moves these along: ``("image", "mask", Boxes("boxes", labels="labels"))``.
     size : int or tuple of int
         Height and width of the result. A number is the length of the shorter side, and the image keeps its
         aspect ratio.
@@ -148,12 +156,13 @@ class Resize:
     (2, 32, 24, 3)
     """
 
-    field: str | None
+    field: Fields
     size: int | tuple[int, int]
     filter: str = "bilinear"
     scaled: bool = False
 
     def __post_init__(self) -> None:
+        split_fields(self.field)
         check_size(self.size)
         check_word("filter", self.filter, tuple(FILTERS))
 
@@ -174,8 +183,8 @@ class CenterCrop:
 
     Attributes
     ----------
-    field, size : str or None, int or tuple of int
-        The field of images, None for the first one; and height and width of the result, one number for both.
+    field, size : str, None or tuple, int or tuple of int
+        The field of images, as for `Resize`; and height and width of the result, one number for both.
 
     Examples
     --------
@@ -188,10 +197,11 @@ class CenterCrop:
     array([11, 12, 13], dtype=uint8)
     """
 
-    field: str | None
+    field: Fields
     size: int | tuple[int, int]
 
     def __post_init__(self) -> None:
+        split_fields(self.field)
         check_size(self.size)
 
     def extend(self, plan: Plan, rng: np.random.Generator) -> None:  # noqa: ARG002
@@ -204,7 +214,7 @@ class CenterCrop:
             -((wanted - length) // 2) if wanted > length else round((length - wanted) / 2)
             for length, wanted in zip(lengths, size, strict=True)
         )
-        plan[-1] = geometry.cut(top, left, *size)
+        _cut(plan, geometry, top, left, *size)
 
 
 @dataclass(frozen=True)
@@ -216,8 +226,8 @@ class RandomResizedCrop:
 
     Attributes
     ----------
-    field, size : str or None, int or tuple of int
-        The field of images, None for the first one; and height and width of the result, one number for both.
+    field, size : str, None or tuple, int or tuple of int
+        The field of images, as for `Resize`; and height and width of the result, one number for both.
     scale, ratio : tuple of float
         The least and the greatest part of the image's area that the window takes; and the least and the
         greatest width of the window, in units of its height.
@@ -235,7 +245,7 @@ class RandomResizedCrop:
     (2, 32, 32, 3)
     """
 
-    field: str | None
+    field: Fields
     size: int | tuple[int, int]
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
@@ -243,6 +253,7 @@ class RandomResizedCrop:
     scaled: bool = False
 
     def __post_init__(self) -> None:
+        split_fields(self.field)
         check_size(self.size)
         check_range("scale", self.scale, 1.0)
         check_range("ratio", self.ratio)
@@ -262,8 +273,8 @@ class RandomFlip:
 
     Attributes
     ----------
-    field, p : str or None, float
-        The field of images, None for the first one; and the probability, 0 to 1.
+    field, p : str, None or tuple, float
+        The field of images, as for `Resize`; and the probability, 0 to 1.
     axis : str
         'horizontal' mirrors left to right, 'vertical' top to bottom.
 
@@ -278,11 +289,12 @@ class RandomFlip:
     [[1, 2, 3], [3, 2, 1]]
     """
 
-    field: str | None
+    field: Fields
     p: float = 0.5
     axis: str = "horizontal"
 
     def __post_init__(self) -> None:
+        split_fields(self.field)
         check_probability(self.p)
         check_word("axis", self.axis, ("horizontal", "vertical"))
 
@@ -292,6 +304,148 @@ class RandomFlip:
         if rng.random() < self.p:
             across = self.axis == "horizontal"
             plan[-1] = geometry.mirrored(flip=across, flop=not across)
+
+
+@dataclass(frozen=True)
+class PadImage:
+    """Adds a black margin to images.
+
+    Attributes
+    ----------
+    field : str, None or tuple
+        The field of images, as for `Resize`.
+    padding : int or tuple of int
+        The pixels to add on each side; or those to add left, top, right and bottom.
+
+    Examples
+    --------
+    >>> import numpy as np, pytest
+    >>> from gpuloader import DataLoader
+    >>> _ = pytest.importorskip("PIL")
+    >>> images = [np.full((1, 2, 1), 9, np.uint8)]
+    >>> loader = DataLoader(images, places="cpu", transforms=[PadImage(None, (1, 0, 2, 1))])
+    >>> next(iter(loader))[0, :, :, 0].tolist()
+    [[0, 9, 9, 0, 0], [0, 0, 0, 0, 0]]
+    """
+
+    field: Fields
+    padding: int | tuple[int, int, int, int]
+
+    def __post_init__(self) -> None:
+        split_fields(self.field)
+        sides = self._sides()
+        if len(sides) != 4 or not all(isinstance(one, int | np.integer) and one >= 0 for one in sides):
+            raise ValueError(
+                f"padding must be a number of 0 or more, or (left, top, right, bottom), got {self.padding!r}"
+            )
+
+    def _sides(self) -> tuple[int, ...]:
+        return tuple(self.padding) if isinstance(self.padding, tuple | list) else (self.padding,) * 4
+
+    def extend(self, plan: Plan, rng: np.random.Generator) -> None:  # noqa: ARG002
+        """Add a margin to the result of the plan so far."""
+        geometry = find_geometry(plan)
+        left, top, _, _ = self._sides()
+        _cut(plan, geometry, -top, -left, *self._grow(geometry.window[2:]))
+
+    def _grow(self, size: tuple[int, int]) -> tuple[int, int]:
+        left, top, right, bottom = self._sides()
+        return size[0] + top + bottom, size[1] + left + right
+
+
+@dataclass(frozen=True)
+class RandomAffine:
+    """Turns, moves, scales and slants images at random; they keep their size, and what comes in is black.
+
+    The parameters are torchvision's, and Pillow makes the pixels, on a GPU place as well.
+
+    Attributes
+    ----------
+    field : str, None or tuple
+        The field of images, as for `Resize`.
+    degrees : float or tuple of float
+        The angles, clockwise: from -degrees to degrees, or the least and the greatest.
+    translate : tuple of float
+        How far an image moves to the left or right at most, as a part of its width, and up or down, of its
+        height.
+    scale : tuple of float
+        The least and the greatest factor.
+    shear : float or tuple of float
+        The angle by which it is slanted along x, as for `degrees`.
+    filter : str
+        'nearest', 'bilinear' or 'bicubic'.
+
+    Examples
+    --------
+    >>> import numpy as np, pytest
+    >>> from gpuloader import DataLoader
+    >>> _ = pytest.importorskip("PIL")
+    >>> images = [np.array([[1, 2], [3, 4]], np.uint8)]
+    >>> loader = DataLoader(images, places="cpu", transforms=[RandomAffine(None, (90, 90))])
+    >>> next(iter(loader))[0, :, :, 0].tolist()
+    [[3, 1], [4, 2]]
+    """
+
+    field: Fields
+    degrees: float | tuple[float, float] = 0.0
+    translate: tuple[float, float] = (0.0, 0.0)
+    scale: tuple[float, float] = (1.0, 1.0)
+    shear: float | tuple[float, float] = 0.0
+    filter: str = "bilinear"
+
+    def __post_init__(self) -> None:
+        split_fields(self.field)
+        check_range("scale", self.scale)
+        check_word("filter", self.filter, ("nearest", *FILTERS))
+        _as_angles("degrees", self.degrees, 360)
+        _as_angles("shear", self.shear, 89)
+        if len(self.translate) != 2 or not all(0 <= part <= 1 for part in self.translate):
+            raise ValueError(f"translate must be two parts from 0 to 1, got {self.translate!r}")
+
+    def extend(self, plan: Plan, rng: np.random.Generator) -> None:
+        """Turn the result of the plan so far."""
+        size = height, width = find_geometry(plan).window[2:]
+        angle, right, down, scale, shear = (
+            low + (high - low) * rng.random()
+            for low, high in (
+                _as_angles("degrees", self.degrees, 360),
+                (-self.translate[0] * width, self.translate[0] * width),
+                (-self.translate[1] * height, self.translate[1] * height),
+                self.scale,
+                _as_angles("shear", self.shear, 89),
+            )
+        )
+        turn, slant = math.radians(angle), math.tan(math.radians(shear))
+        # The inverse of a rotation after a shear, around the middle, which then moves.
+        a, d = math.cos(turn), math.sin(turn)
+        b, e = -a * slant - d, -d * slant + a
+        a, b, d, e = e / scale, -b / scale, -d / scale, a / scale
+        x, y = width * 0.5 + round(right), height * 0.5 + round(down)
+        c, f = width * 0.5 - a * x - b * y, height * 0.5 - d * x - e * y
+        plan.append(Affine((a, b, c, d, e, f), size, self.filter))
+
+
+def _as_angles(name: str, given: object, most: float) -> tuple[float, float]:
+    """Return the least and the greatest angle; raise `ValueError` if they are none."""
+    pair = given if isinstance(given, tuple | list) else (given, given)
+    if len(pair) != 2 or not all(isinstance(one, int | float | np.number) for one in pair):
+        raise ValueError(f"{name} must be a number or a pair of numbers, got {given!r}")
+    low, high = float(pair[0]), float(pair[1])
+    low = low if pair is given else -high
+    if not -most <= low <= high <= most:
+        raise ValueError(f"{name} must rise and lie between -{most:g} and {most:g}, got {given!r}")
+    return low, high
+
+
+def _cut(plan: Plan, geometry: Geometry, top: int, left: int, height: int, width: int) -> None:
+    """Let a plan end with a window of its geometry's result, which may have a margin."""
+    tall, wide = geometry.window[2:]
+    inside = 0 <= top <= tall - height and 0 <= left <= wide - width
+    if inside or geometry.window == (0, 0, *geometry.size):
+        plan[-1] = geometry.cut(top, left, height, width)
+    else:
+        # What was cut off before is no part of a margin.
+        plan.append(Geometry.of(tall, wide).cut(top, left, height, width))
 
 
 def _resize(
@@ -356,8 +510,8 @@ class ColorJitter:
 
     Attributes
     ----------
-    field : str or None
-        The field of images; None means the first one.
+    field : str, None or tuple
+        The field of images; None means the first one. A tuple is taken, too; only the image changes.
     brightness, contrast, saturation : float or tuple of float
         A number b stands for factors from max(0, 1 - b) to 1 + b; a pair is the least and the greatest
         factor. 0 changes nothing.
@@ -377,13 +531,16 @@ class ColorJitter:
     True
     """
 
-    field: str | None
+    field: Fields
     brightness: Amount = 0
     contrast: Amount = 0
     saturation: Amount = 0
     hue: Amount = 0
 
+    moves = False
+
     def __post_init__(self) -> None:
+        split_fields(self.field)
         self._ranges()
 
     def _ranges(self) -> dict[str, tuple[float, float]]:

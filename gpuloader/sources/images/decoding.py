@@ -204,6 +204,19 @@ def decode_briefly(
         raise_for_file(error, file)
 
 
+def decode_as_stored(data: bytes, header: Header, file: str = "") -> NDArray[Any]:
+    """Return the values of an encoded image as they are stored, such as the numbers of a palette's colors.
+
+    Raises `PictureError` if the data is damaged or truncated.
+    """
+    try:
+        with open_by_pillow(data) as image:
+            values = np.array(image)
+        return values if header.orientation == 1 else _turn(values, header.orientation)
+    except Exception as error:
+        raise_for_file(error, file)
+
+
 def _turn(pixels: Pixels, orientation: int) -> Pixels:
     """Return pixels turned upright."""
     if orientation > 4:

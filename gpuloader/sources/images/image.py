@@ -119,6 +119,23 @@ class Geometry:
         return top, left, max(min(bottom + 1, height), top + 1), max(min(right + 1, width), left + 1)
 
 
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """How to turn, move, stretch and slant an image, which keeps its size; what lies outside is black."""
+
+    # a, b, c, d, e and f, as Pillow has them: x and y in the result are a * x + b * y + c and
+    # d * x + e * y + f in the image.
+    matrix: tuple[float, float, float, float, float, float]
+    size: tuple[int, int]  # the image's height and width
+    filter: str
+
+    def transform(self, image: Any, filter: str, fill: int = 0) -> Any:  # noqa: A002
+        """Return the result of an image of Pillow, with another filter; `fill` is what lies outside."""
+        pillow = load_pillow()
+        kind, (height, width) = pillow.Resampling[filter.upper()], self.size
+        return image.transform((width, height), pillow.Transform.AFFINE, self.matrix, kind, fillcolor=fill)
+
+
 # ---------------------------------------------------------------------------------------------------------
 # Encoded images
 

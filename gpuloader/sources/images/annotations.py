@@ -1,0 +1,462 @@
+"""What moves along with an image: masks, boxes and keypoints, under the geometry that the image gets.
+
+All of it happens in the worker, on every kind of place: masks are picked from, and boxes are a few numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuloader.checks import check_word
+from gpuloader.errors import SampleError
+from gpuloader.fields.spec import Array
+from gpuloader.foreign import is_instance
+from gpuloader.sources.images.decoding import decode_as_stored, load_pillow
+from gpuloader.sources.images.image import Affine, Geometry, Image, as_image, is_encoded
+
+Floats = NDArray[np.float64]
+Step = Geometry | Affine
+Size = tuple[int, int]
+
+# ---------------------------------------------------------------------------------------------------------
+# What a transform's fields say
+
+
+@dataclass(frozen=True)
+class Mask:
+    """A field with a value for each pixel of the image, of which the nearest is taken, as Pillow does.
+
+    Attributes
+    ----------
+    field : str
+        The field: an array of any dtype, an image of Pillow, or an encoded image, whose palette or gray
+        levels are taken as they are stored. Its height and width are those of the image.
+    fill : int or float
+        The value of what lies outside of the image.
+    stacked : bool
+        Whether the mask is an array of masks, of shape (n, height, width), and not (height, width) or
+        (height, width, channels).
+
+    Examples
+    --------
+    >>> import numpy as np, pytest
+    >>> from gpuloader import DataLoader
+    >>> from gpuloader.transforms import CenterCrop
+    >>> _ = pytest.importorskip("PIL")
+    >>> samples = [{"image": np.zeros((1, 2, 3), np.uint8), "mask": np.array([[3, 4]])}]
+    >>> crop = CenterCrop(("image", Mask("mask", fill=255)), (1, 4))
+    >>> next(iter(DataLoader(samples, places="cpu", transforms=[crop])))["mask"].tolist()
+    [[[255, 3, 4, 255]]]
+    """
+
+    field: str
+    fill: float = 0
+    stacked: bool = False
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """A field of boxes, which are moved and clipped with the image; those left with too little go.
+
+    Attributes
+    ----------
+    field : str
+        The field: an array of shape (n, 4). The result is float32, or float64 if the boxes are.
+    labels : str or tuple of str
+        The fields with one entry for each box, whose entries go with the boxes. They may be fields that
+        move with the image themselves, such as stacked masks.
+    format : str
+        'xyxy' for left, top, right, bottom; 'xywh' for left, top, width, height; 'cxcywh' for the center,
+        width and height.
+    fractions : bool
+        Whether the numbers are fractions of the image's width and height, and not pixels.
+    min_area, min_visible : float
+        What a box needs to stay: its area in pixels of the result, and the part of it that is left, 0 to 1.
+
+    Examples
+    --------
+    >>> import numpy as np, pytest
+    >>> from gpuloader import DataLoader
+    >>> from gpuloader.transforms import RandomFlip
+    >>> _ = pytest.importorskip("PIL")
+    >>> samples = [{"image": np.zeros((8, 10, 3), np.uint8), "boxes": [[1, 2, 5, 6]], "labels": [7]}]
+    >>> flip = RandomFlip(("image", Boxes("boxes", "labels")), p=1)
+    >>> batch = next(iter(DataLoader(samples, places="cpu", transforms=[flip])))
+    >>> batch["boxes"].values.tolist(), batch["labels"].values.tolist()
+    ([[5.0, 2.0, 9.0, 6.0]], [7])
+    """
+
+    field: str
+    labels: str | tuple[str, ...] = ()
+    format: str = "xyxy"
+    fractions: bool = False
+    min_area: float = 1.0
+    min_visible: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_word("format", self.format, ("xyxy", "xywh", "cxcywh"))
+        if not 0 <= self.min_visible <= 1:
+            raise ValueError(f"min_visible must be a part from 0 to 1, got {self.min_visible!r}")
+        if not self.min_area >= 0:
+            raise ValueError(f"min_area must be 0 or more, got {self.min_area!r}")
+
+    def read(self, value: Any, size: Size) -> Floats:
+        """Return boxes as left, top, right and bottom in pixels of an image of this height and width."""
+        boxes = _as_floats(value, "boxes", (4,))
+        first, second = np.split(boxes * _scale(size, self.fractions, 2), 2, axis=1)
+        if self.format == "xywh":
+            second = first + second
+        elif self.format == "cxcywh":
+            first, second = first - second / 2, first + second / 2
+        return np.concatenate([first, second], 1)
+
+    def write(self, corners: Floats, size: Size) -> Floats:
+        """Return the boxes that `read` reads as these."""
+        first, second = np.split(corners, 2, axis=1)
+        if self.format == "xywh":
+            second = second - first
+        elif self.format == "cxcywh":
+            first, second = (first + second) / 2, second - first
+        return np.concatenate([first, second], 1) / _scale(size, self.fractions, 2)
+
+
+@dataclass(frozen=True)
+class Keypoints:
+    """A field of points, which move with the image.
+
+    Attributes
+    ----------
+    field : str
+        The field: an array of shape (n, 2) or (instances, n, 2), of x and y; or with 3 as the last
+        dimension, of x, y and the visibility, as in COCO. Points that have no visibility, and those that
+        leave the image, are then three zeros. The result is float32, or float64 if the points are.
+    labels : str or tuple of str
+        With `drop`, the fields with one entry for each point.
+    fractions, drop : bool
+        Whether the numbers are fractions of the image's width and height; and whether points of an array of
+        two dimensions that leave the image go.
+    mirrored : tuple of int or None
+        In a mirrored image, the number of the point that each becomes: the left eye is the right eye then.
+
+    Examples
+    --------
+    >>> import numpy as np, pytest
+    >>> from gpuloader import DataLoader
+    >>> from gpuloader.transforms import RandomFlip
+    >>> _ = pytest.importorskip("PIL")
+    >>> samples = [{"image": np.zeros((8, 10, 3), np.uint8), "eyes": np.float32([[2, 3], [7, 4]])}]
+    >>> flip = RandomFlip(("image", Keypoints("eyes", mirrored=(1, 0))), p=1)
+    >>> next(iter(DataLoader(samples, places="cpu", transforms=[flip])))["eyes"].tolist()
+    [[[3.0, 4.0], [8.0, 3.0]]]
+    """
+
+    field: str
+    labels: str | tuple[str, ...] = ()
+    fractions: bool = False
+    drop: bool = False
+    mirrored: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.mirrored is not None and sorted(self.mirrored) != [*range(len(self.mirrored))]:
+            raise ValueError(f"mirrored must have each number of a point once, got {self.mirrored!r}")
+
+
+Annotation = Mask | Boxes | Keypoints
+Fields = str | None | tuple[str | Annotation | None, ...]
+
+
+def split_fields(given: Fields) -> tuple[str | None, tuple[Annotation, ...]]:
+    """Return the field of images that a transform names, and what moves along with it.
+
+    >>> split_fields(("image", "mask"))
+    ('image', (Mask(field='mask', fill=0, stacked=False),))
+    """
+    if isinstance(given, str) or given is None:
+        return given, ()
+    if not isinstance(given, tuple) or not given or not isinstance(given[0], str | None):
+        raise TypeError(
+            f"expected the name of a field of images, or a tuple of it and what moves along, got {given!r}"
+        )
+    along: list[Annotation] = []
+    for one in given[1:]:
+        if not isinstance(one, str | Annotation):
+            raise TypeError(f"expected the name of a mask, Mask, Boxes or Keypoints, got {one!r}")
+        along.append(Mask(one) if isinstance(one, str) else one)
+    names = [given[0], *(one.field for one in along)]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"the field {twice[0]!r} is named twice in {given!r}")
+    return given[0], tuple(along)
+
+
+def labels_of(annotation: Annotation) -> tuple[str, ...]:
+    """Return the fields whose entries go with those of an annotation.
+
+    >>> labels_of(Boxes("boxes", "class")), labels_of(Mask("mask"))
+    (('class',), ())
+    """
+    labels = () if isinstance(annotation, Mask) else annotation.labels
+    return (labels,) if isinstance(labels, str) else labels
+
+
+def names_of(annotations: Iterable[Annotation]) -> frozenset[str]:
+    """Return all fields that annotations read and write."""
+    return frozenset(name for one in annotations for name in (one.field, *labels_of(one)))
+
+
+def varying_names(annotations: Iterable[Annotation]) -> frozenset[str]:
+    """Return the fields whose number of entries differs from sample to sample.
+
+    >>> sorted(varying_names([Mask("mask"), Boxes("boxes", "class"), Keypoints("pose")]))
+    ['boxes', 'class']
+    """
+    drops = (one for one in annotations if isinstance(one, Boxes) or getattr(one, "drop", False))
+    return names_of(drops)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Moving the annotations of one sample
+
+
+def move_annotations(
+    annotations: Sequence[Annotation], values: Mapping[str, Any], size: Size, steps: Sequence[Step]
+) -> dict[str, Any]:
+    """Return the new values of what moves along with an image of this height and width.
+
+    Raises `SampleError` that names the field if a value is not what was announced, or does not fit the image.
+    """
+    moved: dict[str, Any] = {}
+    # Boxes last: what goes with a box may be a mask or points, which have been moved then.
+    for one in sorted(annotations, key=lambda one: isinstance(one, Boxes)):
+        keep: Array | None = None
+        try:
+            if isinstance(one, Mask):
+                moved[one.field] = _move_mask(one, values[one.field], size, steps)
+            elif isinstance(one, Boxes):
+                moved[one.field], keep = _move_boxes(one, values[one.field], size, steps)
+            else:
+                moved[one.field], keep = _move_points(one, values[one.field], size, steps)
+        except SampleError as error:
+            error.field = error.field or one.field
+            raise
+        if keep is not None:
+            for label in labels_of(one):
+                moved[label] = _keep(moved.get(label, values[label]), keep, label, one.field)
+    return moved
+
+
+def _keep(value: Any, keep: Array, label: str, field: str) -> Any:
+    count = len(value) if hasattr(value, "__len__") else -1
+    if count != len(keep):
+        found = "a single value" if count < 0 else count
+        raise SampleError(
+            f"expected one entry for each of the {len(keep)} of {field!r}, got {found}", field=label
+        )
+    # An empty list has no dtype, which those of other samples tell.
+    return np.asarray(value)[keep] if count else value
+
+
+def _as_floats(value: Any, what: str, last: tuple[int, ...], most: int = 2) -> Floats:
+    """Return an array whose last dimension is one of `last`; raise `SampleError` for other values."""
+    try:
+        found = np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        raise SampleError(f"expected {what} as numbers, got {type(value).__name__}") from None
+    if not found.size and found.ndim < 2:  # the list of an image without any
+        found = found.reshape(0, last[0])
+    if not 2 <= found.ndim <= most or found.shape[-1] not in last:
+        raise SampleError(f"expected {what} of shape (n, {' or '.join(map(str, last))}), got {found.shape}")
+    if not np.isfinite(found).all():
+        raise SampleError(f"expected finite numbers, got {found[~np.isfinite(found)][0]} in {what}")
+    return found
+
+
+def _as_given(made: Floats, value: Any) -> Array:
+    return made if getattr(value, "dtype", None) == np.float64 else made.astype(np.float32)
+
+
+def _scale(size: Size, fractions: bool, times: int = 1) -> Floats:
+    """Return the units of x and y in pixels, so many times."""
+    return np.array([size[1], size[0]] * times if fractions else [1, 1] * times, np.float64)
+
+
+def _size_after(size: Size, steps: Sequence[Step]) -> Size:
+    last = steps[-1] if steps else None
+    return size if last is None else last.window[2:] if isinstance(last, Geometry) else last.size
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Boxes and keypoints
+
+
+def _move_boxes(one: Boxes, value: Any, size: Size, steps: Sequence[Step]) -> tuple[Array, Array]:
+    """Return the boxes that stay, and which did."""
+    corners = one.read(value, size)
+    # One pixel is left for rounding, such as that of the tools that people mark boxes with.
+    low, high = corners[:, :2], corners[:, 2:]
+    bad = (low < -1).any(1) | (high > (size[1] + 1, size[0] + 1)).any(1) | (high < low).any(1)
+    if bad.any():
+        row = int(bad.argmax())
+        given = np.asarray(value)[row].tolist()
+        raise SampleError(
+            f"expected boxes within the image of {size[0]} x {size[1]} pixels, in the format {one.format!r} "
+            f"of {'fractions' if one.fractions else 'pixels'}, got {given} as box {row}"
+        )
+    corners = _clip(corners, size)
+    visible = np.ones(len(corners))
+    for step in steps:
+        # The corners of each box, of which the result is the box around.
+        points = move_points(corners[:, [[0, 1], [2, 1], [2, 3], [0, 3]]], step)
+        around = np.concatenate([points.min(1), points.max(1)], 1)
+        corners = _clip_by(around, step)
+        before = _area(around)
+        visible *= np.divide(_area(corners), before, out=np.zeros_like(before), where=before > 0)
+    after, area = _size_after(size, steps), _area(corners)
+    # Below one in a million, a difference is one of rounding.
+    keep = (area > 0) & (area >= one.min_area) & (visible >= one.min_visible - 1e-6)
+    return _as_given(one.write(corners[keep], after), value), keep
+
+
+def move_points(points: Floats, step: Step) -> Floats:
+    """Return where x and y, of shape (..., 2), lie in the result of a step.
+
+    >>> step = Geometry.of(10, 20).cut(2, 4, 8, 8).resized((4, 4), "bilinear").mirrored(flip=True)
+    >>> move_points(np.array([[4.0, 2.0], [8.0, 4.0]]), step).tolist()
+    [[4.0, 0.0], [2.0, 1.0]]
+    """
+    if isinstance(step, Affine):
+        a, b, c, d, e, f = step.matrix
+        forward = np.linalg.inv([[a, b], [d, e]])
+        return np.asarray((points - (c, f)) @ forward.T)
+    left, top, right, bottom = step.box
+    tall, wide = step.size
+    y, x, height, width = step.window
+    moved = (points - (left, top)) * (wide / (right - left), tall / (bottom - top)) - (x, y)
+    turned = np.array([step.flip, step.flop])
+    return np.where(turned, (width, height) - moved, moved)
+
+
+def _clip(corners: Floats, size: Size) -> Floats:
+    return np.asarray(corners.clip(0, [size[1], size[0]] * 2))
+
+
+def _clip_by(corners: Floats, step: Step) -> Floats:
+    """Return boxes clipped to what a step leaves of the image; a margin around it is no part of that."""
+    if isinstance(step, Affine):
+        return _clip(corners, step.size)
+    y, x, height, width = step.window
+    ends = np.array([[-x, -y], [step.size[1] - x, step.size[0] - y]])
+    if step.flip:
+        ends[:, 0] = width - ends[::-1, 0]
+    if step.flop:
+        ends[:, 1] = height - ends[::-1, 1]
+    (left, top), (right, bottom) = ends.clip(0, [width, height]).tolist()
+    return np.asarray(corners.clip([left, top] * 2, [right, bottom] * 2))
+
+
+def _area(corners: Floats) -> Floats:
+    return np.asarray((corners[:, 2] - corners[:, 0]) * (corners[:, 3] - corners[:, 1]))
+
+
+def _move_points(one: Keypoints, value: Any, size: Size, steps: Sequence[Step]) -> tuple[Array, Array | None]:
+    """Return the points that stay, and which did; None for all."""
+    given = _as_floats(value, "points", (2, 3), 2 if one.drop else 3)
+    points, inside = given[..., :2] * _scale(size, one.fractions), np.ones(given.shape[:-1], bool)
+    mirrored = False
+    for step in steps:
+        points = move_points(points, step)
+        corners = np.concatenate([points, points], -1).reshape(-1, 4)
+        inside &= (_clip_by(corners, step) == corners).all(1).reshape(inside.shape)
+        mirrored ^= isinstance(step, Geometry) and step.flip != step.flop
+    made = given.copy()
+    made[..., :2] = points / _scale(_size_after(size, steps), one.fractions)
+    if given.shape[-1] == 3:
+        inside &= given[..., 2] > 0
+        if not one.drop:
+            made[~inside] = 0
+    if mirrored and one.mirrored is not None:
+        if len(one.mirrored) != given.shape[-2]:
+            raise SampleError(f"expected {len(one.mirrored)} points, as mirrored has, got {given.shape[-2]}")
+        made, inside = made[..., list(one.mirrored), :], inside[..., list(one.mirrored)]
+    keep = inside if one.drop else None
+    return _as_given(made if keep is None else made[keep], value), keep
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Masks
+
+
+def _move_mask(one: Mask, value: Any, size: Size, steps: Sequence[Step]) -> Array:
+    mask = _as_mask(value)
+    found = mask.shape
+    if one.stacked and mask.ndim == 3:
+        mask = mask.transpose(1, 2, 0)
+    if mask.shape[:2] != size or mask.ndim not in ((3,) if one.stacked else (2, 3)):
+        kind = "masks of shape (n, height, width)" if one.stacked else "a mask"
+        raise SampleError(
+            f"expected {kind} of {size[0]} x {size[1]} pixels, as the image has, got the shape {found}"
+        )
+    for step in steps:
+        try:
+            mask = _take(mask, step, one.fill)
+        except (OverflowError, ValueError):
+            raise SampleError(f"the fill {one.fill!r} is no value of a mask of {mask.dtype}") from None
+    return np.ascontiguousarray(mask.transpose(2, 0, 1) if one.stacked else mask)
+
+
+def _as_mask(value: Any) -> Array:
+    """Return a mask as an array, its values as they are stored."""
+    if isinstance(value, Image) or is_encoded(value):
+        image: Any = as_image(value)
+        return decode_as_stored(image.data, image.header, image.file)
+    if is_instance(value, "PIL.Image", "Image") or hasattr(value, "__array__"):
+        found = np.asarray(value)
+        if found.dtype.kind in "biuf":
+            return found
+        raise SampleError(f"expected a mask of numbers, got {found.dtype}")
+    raise SampleError(
+        f"expected a mask: an array, or an image of Pillow's or encoded, got {type(value).__name__}"
+    )
+
+
+def _take(mask: Array, step: Step, fill: float) -> Array:
+    """Return a mask after a step: for each pixel the nearest value, and `fill` for those outside."""
+    if isinstance(step, Affine):
+        # Pillow itself says which pixel is the nearest: it moves the numbers of the pixels.
+        numbers = np.arange(mask.shape[0] * mask.shape[1], dtype=np.int32).reshape(mask.shape[:2])
+        source = np.asarray(step.transform(load_pillow().fromarray(numbers), "nearest", -1))
+        made = mask.reshape(numbers.size, *mask.shape[2:]).take(source, 0, mode="clip")
+        made[source < 0] = fill
+        return made
+    left, top, right, bottom = step.box
+    y, x, height, width = step.window
+    rows = _nearest(top, bottom, step.size[0], y, height, step.flop)
+    columns = _nearest(left, right, step.size[1], x, width, step.flip)
+    made = mask.take(rows, 0, mode="clip").take(columns, 1, mode="clip")
+    if rows.min() < 0:
+        made[rows < 0] = fill
+    if columns.min() < 0:
+        made[:, columns < 0] = fill
+    return made
+
+
+def _nearest(
+    low: float, high: float, count: int, begin: int, length: int, mirrored: bool
+) -> NDArray[np.intp]:
+    """Return the pixel nearest to each of a window of `low` to `high` in so many steps; -1 if it is outside.
+
+    >>> _nearest(0, 10, 4, -1, 5, False).tolist()
+    [-1, 1, 3, 6, 8]
+    """
+    # A sum after the other, as in Pillow, which rounds otherwise than a product.
+    steps = np.full(count, (high - low) / count)
+    steps[0] = low + steps[0] * 0.5
+    found = np.full(length, -1, np.intp)
+    first, last = max(begin, 0), min(begin + length, count)
+    if first < last:
+        found[first - begin : last - begin] = np.add.accumulate(steps)[first:last]
+    return found[::-1] if mirrored else found
