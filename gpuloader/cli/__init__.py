@@ -27,6 +27,7 @@ EXAMPLES = """examples:
   gpuloader mnist --async --epochs 5 --save digits.npz
   gpuloader bench --case images    time loaders on this machine
   gpuloader convert photos out     write a folder of pictures as shards
+  gpuloader show photos            draw augmented images, masks and boxes
 """
 
 
@@ -63,7 +64,7 @@ def make_parser() -> Parser:
     """Return the parser of all commands; `run` of the parsed options returns the exit code."""
     # Imported here, because these modules import this one. They import what they need when they run, so that
     # the help appears at once.
-    from gpuloader.cli import bench, convert, demonstration, doctor
+    from gpuloader.cli import bench, convert, demonstration, doctor, showing
 
     # An abbreviation that works today would break when an option with the same beginning is added.
     style: Any = {"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter}
@@ -73,7 +74,13 @@ def make_parser() -> Parser:
     parser.add_argument("--version", action="store_true", help="show the version")
     parser.set_defaults(run=lambda options: show_version() if options.version else parser.print_help())
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    known = {"mnist": demonstration, "doctor": doctor, "bench": bench, "convert": convert}
+    known = {
+        "mnist": demonstration,
+        "doctor": doctor,
+        "bench": bench,
+        "convert": convert,
+        "show": showing,
+    }
     for name, module in known.items():
         text = inspect.cleandoc(module.run.__doc__ or "")
         command = commands.add_parser(name, help=text.partition(".")[0], description=text, **style)

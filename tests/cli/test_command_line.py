@@ -14,10 +14,11 @@ from tests.cli.running import invoke, run
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        *((given, ["mnist", "doctor", "bench", "examples"]) for given in ([], ["-h"], ["--help"])),
+        *((given, ["mnist", "doctor", "bench", "show", "examples"]) for given in ([], ["-h"], ["--help"])),
         (["mnist", "--help"], ["--epochs"]),
         (["doctor", "--help"], ["--json"]),
         (["bench", "--help"], ["--repeats"]),
+        (["show", "--help"], ["--count"]),
     ],
 )
 def test_the_help_names_commands_and_options(arguments, words):

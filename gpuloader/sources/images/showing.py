@@ -10,15 +10,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.checks import check_count
+from gpuloader.fields.ragged import Ragged
 from gpuloader.foreign import is_tensor, tensor_array
-from gpuloader.sources.images.decoding import load_pillow
+from gpuloader.sources.images.annotations import Annotation, Boxes, Fields, Mask, labels_of, split_fields
+from gpuloader.sources.images.decoding import Pixels, load_pillow
 
 _GAP = 4
 _LINE = 14  # the height of a line of text
+# Of the values of masks, and of the boxes of an image; whatever is 0 stays as it is.
+_COLORS = ((np.arange(256)[:, None] * (97, 57, 191) + (160, 40, 20)) % 256).astype(np.uint8)
 
 
-def show(batch: Any, *, columns: int | None = None, classes: Sequence[str] | None = None) -> Any:
+def show(
+    batch: Any,
+    *,
+    columns: int | None = None,
+    classes: Sequence[str] | None = None,
+    fields: Fields = None,
+) -> Any:
     """Return a batch of images as one image of Pillow, which notebooks display, with their labels below.
+
+    With `fields`, masks, boxes and keypoints are drawn into the images.
 
     Parameters
     ----------
@@ -31,6 +43,10 @@ def show(batch: Any, *, columns: int | None = None, classes: Sequence[str] | Non
         Images per row; None makes the grid about square.
     classes : sequence of str or None
         The names of the labels 0, 1, 2, …
+    fields : str, tuple or None
+        The field of images and what moves along with it, as in the transforms: ``("image", "mask",
+        Boxes("boxes", labels="labels"))``. A box is named by the first of its labels; no labels are below
+        the images then. None takes the first two entries of the batch.
 
     Returns
     -------
@@ -42,8 +58,8 @@ def show(batch: Any, *, columns: int | None = None, classes: Sequence[str] | Non
     TypeError
         `batch` is not a batch, but for example a loader.
     ValueError
-        The batch has no images, or not one label for each; a label has no name in `classes`; or `columns`
-        is not an integer of 1 or more.
+        The batch has no images, or not one label for each; it lacks one of `fields`; a label has no name in
+        `classes`; or `columns` is not an integer of 1 or more.
     MissingPackage
         Pillow is not installed.
 
@@ -57,7 +73,8 @@ def show(batch: Any, *, columns: int | None = None, classes: Sequence[str] | Non
     pillow = load_pillow()
     from PIL import ImageDraw
 
-    images, labels = _split(batch)
+    name, along = split_fields(fields)
+    images, labels = _split(batch) if fields is None else (_to_host(_find(batch, name)), None)
     pixels = _as_bytes(images)
     count, tall, wide, _ = pixels.shape
     if labels is not None and (not labels.ndim or len(labels) != count):
@@ -70,10 +87,78 @@ def show(batch: Any, *, columns: int | None = None, classes: Sequence[str] | Non
     for position, image in enumerate(pixels):
         row, column = divmod(position, columns)
         left, top = _GAP + column * across, _GAP + row * down
-        grid.paste(pillow.fromarray(image), (left, top))
+        grid.paste(_annotate(image, position, batch, along, classes), (left, top))
         if labels is not None:
             draw.text((left, top + tall + 1), _describe(labels[position], classes), "black")
     return grid
+
+
+def _annotate(
+    pixels: Pixels, position: int, batch: Any, along: Sequence[Annotation], classes: Sequence[str] | None
+) -> Any:
+    """Return an image of a batch with its masks, boxes and keypoints."""
+    from PIL import ImageDraw
+
+    size = pixels.shape[:2]
+    for one in along:  # masks first, below the boxes
+        if not isinstance(one, Mask):
+            continue
+        values = _rows_of(batch, one.field, position)
+        layers = values if one.stacked else values[None]
+        if layers.shape[1:] != size:
+            raise ValueError(
+                f"expected masks of {size[0]} x {size[1]} pixels in {one.field!r}, got {values.shape}"
+            )
+        for number, layer in enumerate(layers, 1):
+            numbers = layer.astype(np.int64) * number
+            colors = _COLORS[numbers % 256] // 2 + pixels // 2
+            pixels = np.where((numbers != 0)[..., None], colors, pixels)
+    image = load_pillow().fromarray(pixels)
+    draw = ImageDraw.Draw(image)
+    for one in along:
+        if isinstance(one, Mask):
+            continue
+        rows = _rows_of(batch, one.field, position)
+        if not isinstance(one, Boxes):
+            points = rows.reshape(-1, rows.shape[-1])
+            seen = points[points[:, 2] > 0] if points.shape[1] == 3 else points
+            for x, y in (seen[:, :2] * (size[::-1] if one.fractions else (1, 1))).tolist():
+                draw.ellipse((x - 2, y - 2, x + 2, y + 2), "yellow", "black")
+            continue
+        names = [_rows_of(batch, name, position) for name in labels_of(one)[:1]]
+        for row, corners in enumerate(one.read(rows, size).tolist()):
+            if corners[2] > corners[0]:  # what fills up short rows is no box
+                color = tuple(_COLORS[(row + 1) % 256].tolist())
+                draw.rectangle(corners, outline=color, width=2)
+                if names and not np.ndim(names[0][row]):
+                    draw.text((corners[0] + 3, corners[1] + 2), _describe(names[0][row], classes), color)
+    return image
+
+
+def _rows_of(batch: Any, name: str, position: int) -> NDArray[Any]:
+    """Return what a field of a batch holds for one sample."""
+    value = _find(batch, name)
+    if isinstance(value, Ragged):
+        begin, end = _to_host(value.row_splits[0])[position : position + 2].tolist()
+        return _to_host(value.values)[begin:end]
+    return np.asarray(_to_host(value)[position])
+
+
+def _find(batch: Any, name: str | None) -> Any:
+    """Return a field of a batch, whose names are as in the transforms."""
+    if name is None:
+        name = next(iter(batch)) if isinstance(batch, Mapping) else "0"
+    if name == "0" and not isinstance(batch, Mapping | tuple | list):
+        return batch
+    value = batch
+    for part in name.split("."):
+        entries = value if isinstance(value, Mapping) else dict(enumerate(value))
+        entries = {str(key): entry for key, entry in entries.items()}
+        entries |= {field: getattr(value, field) for field in getattr(value, "_fields", ())}
+        if part not in entries:
+            raise ValueError(f"the batch has no field {name!r}, but {[*entries]}")
+        value = entries[part]
+    return value
 
 
 def _split(batch: Any) -> tuple[NDArray[Any], NDArray[Any] | None]:

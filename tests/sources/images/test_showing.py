@@ -5,7 +5,8 @@ import warnings
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, show
+from gpuloader import DataLoader, Ragged, show
+from gpuloader.transforms import Boxes, Keypoints, Mask
 from tests.picture_files import make_pixels
 
 pytest.importorskip("PIL")
@@ -66,3 +67,78 @@ def test_what_is_no_batch_is_an_error_that_asks_for_one(batch):
 
 def test_text_labels_are_drawn():
     assert show((FOUR, ["cat", "dog", "owl", "ant"])).size == show((FOUR, range(4))).size
+
+
+BOXES = np.float32([[1, 1, 6, 6], [2, 2, 8, 7], [0, 0, 0, 0]])
+BATCHES = {
+    "dict": {
+        "image": FOUR,
+        "boxes": Ragged(BOXES, (np.array([0, 2, 2, 2, 3]),)),
+        "labels": np.array([0, 1, 0]),
+    },
+    "tuple": (FOUR, np.stack([BOXES, *[BOXES * 0] * 3]), np.zeros((4, 3), int)),
+    "nested": {
+        "image": FOUR,
+        "target": {"boxes": np.stack([BOXES, *[BOXES * 0] * 3]), "labels": np.zeros((4, 3))},
+    },
+}
+BATCHES["dict"]["labels"] = Ragged(BATCHES["dict"]["labels"], BATCHES["dict"]["boxes"].row_splits)
+NAMES = {
+    "dict": ("image", "boxes", "labels"),
+    "tuple": (None, "1", "2"),
+    "nested": ("image", "target.boxes", "target.labels"),
+}
+
+
+@pytest.mark.parametrize("kind", BATCHES)
+@pytest.mark.parametrize("form", ["xyxy", "xywh"])
+def test_boxes_are_drawn_where_they_are(kind, form):
+    name, boxes, labels = NAMES[kind]
+    batch, one = BATCHES[kind], Boxes(boxes, (form == "xyxy" and labels) or (), form)
+    plain = np.asarray(show(FOUR, columns=4)).astype(int)
+    drawn = np.asarray(show(batch, columns=4, fields=(name, one), classes=["cat", "dog"])).astype(int)
+    changed = (plain != drawn).any(2)
+    own = changed[4:12, 4:13]
+    assert own[1, 1:7].all()  # the upper edge of the first box
+    assert own[1:7, 1].all()
+    assert not own[0].any()
+    assert not changed[:, 13:].any()  # what fills up short rows is no box
+
+
+def test_masks_and_points_are_drawn():
+    masks = np.zeros((4, 8, 9), np.uint8)
+    masks[0, 2:4], masks[1, :, 3] = 1, 2
+    stacked = Ragged(masks[:2] > 0, (np.array([0, 2, 2, 2, 2]),))
+    points = np.zeros((4, 2, 3), np.float32)
+    points[2, 0] = 4, 4, 1
+    batch = {"image": FOUR, "mask": masks, "masks": stacked, "pose": points}
+    plain = np.asarray(show(FOUR, columns=4)).astype(int)
+
+    def find(*along):
+        changed = (plain != np.asarray(show(batch, columns=4, fields=("image", *along)))).any(2)
+        return [changed[4:12, left : left + 9] for left in range(4, 56, 13)]
+
+    for image, mask in zip(find("mask"), masks, strict=True):
+        assert (image <= (mask > 0)).all()
+        assert image.sum() >= 0.9 * (mask > 0).sum()
+    first, *others = find(Mask("masks", stacked=True))
+    assert (first <= (masks[:2] > 0).any(0)).all()
+    assert first.sum() > 20
+    assert not any(map(np.any, others))
+    *_, third, fourth = find(Keypoints("pose"))
+    assert third[4, 4]
+    assert not third[0].any()
+    assert not fourth.any()
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        (("image", "mask"), r"no field 'mask', but \['image', 'small'\]"),
+        (("picture",), "no field 'picture'"),
+        (("image", "small"), r"expected masks of 8 x 9 pixels in 'small', got \(4, 4\)"),
+    ],
+)
+def test_fields_that_the_batch_lacks_are_an_error(fields, problem):
+    with pytest.raises(ValueError, match=problem):
+        show({"image": FOUR, "small": np.zeros((4, 4, 4))}, fields=fields)

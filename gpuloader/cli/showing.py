@@ -1,0 +1,124 @@
+"""``gpuloader show``: draw what training would see of a folder of images."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gpuloader.cli import fail, parse_count
+
+FILE = Path("show.png")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of images")
+    parser.add_argument("--output", type=Path, default=FILE, metavar="FILE", help=f"default: {FILE}")
+    parser.add_argument("--count", type=parse_count, default=16, help="images to draw (default: 16)")
+    parser.add_argument("--size", type=parse_count, default=224, help="height and width (default: 224)")
+    parser.add_argument("--seed", type=int, default=0, help="of the choice and the augmentation (default: 0)")
+    parser.add_argument("--plain", action="store_true", help="resize and crop only, without augmentation")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Draw augmented images of a folder, with their masks and boxes, as a PNG.
+
+    FOLDER has a folder of images for each class, or images. Or it has the folders images and masks, with a
+    mask of the same name for each image, or images and labels, with a text file of the same name for each:
+    a line "class x y width height" per box, the center and the size as fractions of the image's.
+    """
+    from gpuloader.errors import LoaderError
+
+    try:
+        draw(options)
+    except (LoaderError, OSError, ValueError) as error:
+        fail(error)
+    return 0
+
+
+def draw(options: argparse.Namespace) -> None:
+    """Draw images of the folder, and tell what was drawn."""
+    from gpuloader import DataLoader, show
+    from gpuloader.transforms import CenterCrop, ColorJitter, RandomFlip, RandomResizedCrop, Resize
+
+    dataset, fields, classes = open_folder(options.folder)
+    changes: list[Any] = [RandomResizedCrop(fields, options.size, scale=(0.25, 1.0)), RandomFlip(fields)]
+    changes.append(ColorJitter(fields, brightness=0.2, contrast=0.2, saturation=0.2))
+    if options.plain:
+        changes = [Resize(fields, options.size), CenterCrop(fields, options.size)]
+    count = min(options.count, len(dataset))
+    loader = DataLoader(
+        dataset, places="cpu", batch_size=count, shuffle=True, seed=options.seed, transforms=changes
+    )
+    batch = next(iter(loader))
+    drawn = show(batch, classes=classes, fields=fields if isinstance(fields, tuple) else None)
+    drawn.save(options.output)
+    print(f"{options.output}: {count} of {len(dataset):,} images of {options.folder}")
+
+
+def open_folder(folder: Path) -> tuple[Any, Any, Sequence[str] | None]:
+    """Return the images of a folder as a dataset, the fields to transform, and the names of classes."""
+    from gpuloader import ImageFiles, ImageFolder
+    from gpuloader.sources.images.folder import EXTENSIONS
+    from gpuloader.transforms import Boxes
+
+    def find(where: Path) -> list[Path]:
+        return sorted(path for path in where.rglob("*") if path.suffix.lower() in EXTENSIONS)
+
+    if not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is not a folder")
+    marks = [name for name in ("masks", "labels") if (folder / name).is_dir()]
+    if marks and (folder / "images").is_dir():
+        paths = find(folder / "images")
+        masks: dict[Path, Path] = {}
+        if "masks" in marks:
+            masks = {
+                path.relative_to(folder / "masks").with_suffix(""): path for path in find(folder / "masks")
+            }
+        labels = folder / "labels" if "labels" in marks else None
+        along = [
+            *(["mask"] if masks else []),
+            *([Boxes("boxes", "labels", "cxcywh", True)] if labels else []),
+        ]
+        if paths:
+            return Annotated(folder / "images", paths, masks, labels), ("image", *along), None
+    elif any(path.parent != folder for path in find(folder)):
+        dataset = ImageFolder(folder, allow_empty=True)
+        return dataset, "image", dataset.classes
+    elif paths := find(folder):
+        return ImageFiles(paths), None, None
+    raise FileNotFoundError(f"no images in {folder}; their names end with {', '.join(EXTENSIONS)}")
+
+
+class Annotated:
+    """Images with masks or boxes, in files of the same names in other folders."""
+
+    def __init__(self, root: Path, paths: list[Path], masks: dict[Path, Path], labels: Path | None) -> None:
+        self.root, self.paths, self.masks, self.labels = root, paths, masks, labels
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        import numpy as np
+
+        from gpuloader import Image
+
+        path = self.paths[index]
+        name = path.relative_to(self.root).with_suffix("")
+        sample: dict[str, Any] = {"image": Image.read(path)}
+        if self.masks:
+            if name not in self.masks:
+                raise FileNotFoundError(f"{path} has no mask of the same name")
+            sample["mask"] = Image.read(self.masks[name])
+        if self.labels is not None:
+            file = self.labels / name.with_suffix(".txt")
+            lines = file.read_text().split("\n") if file.exists() else []  # without a file, there is no box
+            rows = [line.split() for line in lines if line.strip()]
+            if any(len(row) != 5 for row in rows):
+                raise ValueError(f"{file}: expected lines of class, x, y, width and height")
+            numbers = np.array(rows, np.float32).reshape(-1, 5)
+            sample |= {"boxes": numbers[:, 1:], "labels": numbers[:, 0].astype(np.int64)}
+        return sample
