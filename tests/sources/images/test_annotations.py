@@ -243,6 +243,7 @@ BOX = [[1, 1, 5, 5]]
             np.zeros((4, 6), np.uint8),
             r"expected a mask of 8 x 6 pixels, .* got the shape \(4, 6\)",
         ),
+        (Mask("x"), np.zeros((2, 4)), r"if these are boxes, pass Boxes\('x'\)"),
         (Mask("x"), np.zeros(6), r"got the shape \(6,\)"),
         (Mask("x"), "mask.png", "expected a mask: an array, or an image of Pillow's or encoded, got str"),
         (Mask("x"), np.full((8, 6), "a"), "expected a mask of numbers"),
