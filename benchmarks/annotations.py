@@ -144,7 +144,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     result = Result(
         title, "µs of one core per sample", next(iter(rows)), "at most half of torchvision's", rows
     )
-    return {"machine": describe_machine(), "results": [result.to_json()]}
+    return {"machine": describe_machine(), "repeats": options.repeats, "cases": [result.to_json()]}
 
 
 def main() -> None:

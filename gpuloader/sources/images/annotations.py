@@ -107,8 +107,8 @@ class Boxes:
 
     def read(self, value: Any, size: Size) -> Floats:
         """Return boxes as left, top, right and bottom in pixels of an image of this height and width."""
-        boxes = _as_floats(value, "boxes", (4,))
-        first, second = np.split(boxes * _scale(size, self.fractions, 2), 2, axis=1)
+        boxes = _as_floats(value, "boxes", (4,)) * _scale(size, self.fractions, 2)
+        first, second = boxes[:, :2], boxes[:, 2:]
         if self.format == "xywh":
             second = first + second
         elif self.format == "cxcywh":
@@ -117,7 +117,7 @@ class Boxes:
 
     def write(self, corners: Floats, size: Size) -> Floats:
         """Return the boxes that `read` reads as these."""
-        first, second = np.split(corners, 2, axis=1)
+        first, second = corners[:, :2], corners[:, 2:]
         if self.format == "xywh":
             second = second - first
         elif self.format == "cxcywh":
