@@ -15,14 +15,14 @@ DIFFERENCES = {
         "a dataset may return anything, and needs no collate_fn for it",
     ),
     "an-error-ends-the-epoch": (
-        "the epoch goes on with the next batch after an error",
+        "the epoch continues with the next batch after an error",
         "the epoch is over",
         "an epoch that lost samples is not an epoch",
     ),
     "no-descriptors-per-tensor": (
         "every tensor from a worker takes a file descriptor, and a RuntimeError says when they run out",
-        "batches lie in memory that was mapped before, so any number can be kept",
-        "nothing runs out",
+        "batches lie in memory that is already mapped, so you can keep any number",
+        "training can't run out of descriptors",
     ),
     "options-without-workers": (
         "timeout, prefetch_factor and multiprocessing_context are errors without workers",
@@ -32,17 +32,17 @@ DIFFERENCES = {
     "bools-are-bools": (
         "shuffle=3 means True",
         "a TypeError",
-        "a number in such a place is a mistake in the order of arguments",
+        "a number there means that arguments are in the wrong order",
     ),
     "no-warning-of-workers": (
         "a warning of more workers than processors",
         "no warning; explain() says what limits the loop",
-        "more workers pay if the dataset waits for a disk or a network",
+        "extra workers help a dataset that waits for a disk or a network",
     ),
     "read-once": (
         "the second epoch over a generator object is empty",
         "a ReaderError",
-        "a run that trains on nothing should not look like one that trains",
+        "training on nothing should not look like training",
     ),
     "no-warning-of-more-items": (
         "a warning if an iterable dataset yields more items than its length",
@@ -52,7 +52,7 @@ DIFFERENCES = {
     "arrays-need-no-workers": (
         "num_workers processes load a TensorDataset, and run worker_init_fn",
         "the loader gathers its batches itself; no worker starts, and worker_init_fn is not called",
-        "one take per field is faster than to ask a process for it",
+        "one indexing call per field is faster than asking a process",
     ),
     "batches-have-no-gradient": (
         "a batch of tensors that require a gradient leads back to them",
