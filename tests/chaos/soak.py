@@ -22,7 +22,8 @@ from tests.chaos.subject import open_descriptors, read_status, wait_for_residue
 
 # With seed 27 and Arrow's own allocator, an hour took a process from 160 to 186 MiB: 2,499 loaders, 105,220
 # batches. Between, it was at 144 and at 204 MiB. At the end, Arrow gave back 1 MiB when asked to, and the C
-# library 4. A leak of 22 KiB a loader would exceed the limit.
+# library 4. A leak of 22 KiB a loader would exceed the limit. No source leaks by
+# itself: 150 loaders over it, inline, grow a process by 0.2 KiB each at most, if as many came before them.
 GROWTH = 32 << 20
 """Bytes that the process may grow by between the first part of the soak and its last."""
 WARM = 0.2

@@ -18,7 +18,8 @@ from gpuloader.system.processes import (
     starting,
     wait_for,
 )
-from tests.fakes import nothing_left_behind
+from tests.fakes import is_running, nothing_left_behind
+from tests.fetch.faulty import run_program
 from tests.processes import run_in_fork
 
 
@@ -109,3 +110,21 @@ def test_a_fork_closes_its_copies_of_links():
     assert ours.fileno() >= 0
     close_link(ours)
     theirs.close()
+
+
+def test_what_was_printed_before_a_fork_is_printed_once_and_who_hangs_in_c_code_ends_at_exit(monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    program = """
+        import ctypes
+        from gpuloader.system.processes import start_child, starting
+
+        print("once")
+        with starting():
+            assert start_child("fork", "short", int).exit_code(60) == 0
+            hanging = start_child("fork", "hangs", ctypes.PyDLL(None).sleep, 1000)  # and holds the GIL
+        print(hanging.pid)
+    """
+    done = run_program(program)
+    word, pid = done.stdout.split()
+    assert (word, done.stderr, done.returncode) == ("once", "", 0)
+    assert not is_running(int(pid))
