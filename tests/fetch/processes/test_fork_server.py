@@ -26,7 +26,7 @@ from tests.fakes import is_running, no_other_collection, run_threads, wait_until
 from tests.fetch import faulty
 from tests.fetch.faulty import Faulty, indices, loader, plain
 from tests.loading import load
-from tests.processes import run_in_fork
+from tests.processes import descendants, run_in_fork
 from tests.sample_sets import Made
 
 pytestmark = [
@@ -241,6 +241,20 @@ def test_the_parent_of_the_workers_of_every_epoch(options):
     found = [{*batch.tolist()} for _ in range(3) for batch in one]
     forks = default_method() == "fork" and not options
     assert found == [{os.getpid() if forks else server_pid(one)}] * 3
+
+
+def test_a_server_keeps_no_descriptor_of_workers_that_have_ended():
+    one = load(Made(parent_of, 2), batch_size=2, num_workers=1, **SERVED)
+
+    def count():
+        return len(os.listdir(f"/proc/{server_pid(one)}/fd"))
+
+    list(one)
+    wait_until(lambda: not descendants(server_pid(one)))
+    most = count()
+    for _ in range(3):
+        list(one)
+    wait_until(lambda: count() <= most)
 
 
 def test_a_server_that_was_killed_is_replaced():
