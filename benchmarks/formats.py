@@ -48,6 +48,11 @@ def write(folder: Path) -> None:
     pq.write_table(pa.table({"x": lists}), folder / "lists.parquet", row_group_size=50_000)
     words = [f"the text of row {row}, and a few words more" for row in range(rows)]
     pq.write_table(pa.table({"x": words}), folder / "strings.parquet", row_group_size=50_000)
+    with (folder / "rows.csv").open("w") as csv, (folder / "rows.jsonl").open("w") as lines:
+        csv.write("x,n,t\n")
+        for row in range(rows):
+            csv.write(f"{row / 8},{row},text of row {row}\n")
+            lines.write(f'{{"x": {row / 8}, "n": {row}, "t": "text of row {row}"}}\n')
     pixels = random.integers(0, 256, (60_000, 32, 32, 3), np.uint8)
     if importlib.util.find_spec("zarr"):
         import zarr
@@ -81,7 +86,8 @@ def arrow(path: Path) -> Iterator[Any]:
     """Yield record batches of `pyarrow.dataset`."""
     from pyarrow import dataset
 
-    return dataset.dataset(path).to_batches(batch_size=BATCH)
+    kind = {".csv": "csv", ".jsonl": "json"}.get(path.suffix, "parquet")
+    return dataset.dataset(path, format=kind).to_batches(batch_size=BATCH)
 
 
 def arrow_columns(folder: Path) -> Iterable[Any]:
@@ -119,6 +125,12 @@ def arrow_strings(folder: Path) -> Iterable[Any]:
     """Yield the strings of a batch."""
     for batch in arrow(folder / "strings.parquet"):
         yield [batch.column(0).to_pylist()]
+
+
+def arrow_text(folder: Path, name: str) -> Iterable[Any]:
+    """Yield copies of two columns of numbers of a batch, and one of strings."""
+    for batch in arrow(folder / name):
+        yield [*(batch[column].to_numpy().copy() for column in ("x", "n")), batch["t"].to_pylist()]
 
 
 def zarr_order(folder: Path) -> Iterable[Any]:
@@ -188,6 +200,20 @@ def parquet(name: str, **options: Any) -> Callable[[Path, int], Iterable[Any]]:
     return load
 
 
+def text(kind: str, name: str) -> Callable[[Path, int], Iterable[Any]]:
+    """Return a candidate over a file of text."""
+
+    def load(folder: Path, workers: int = 0) -> Iterable[Any]:
+        import gpuloader
+
+        dataset = getattr(gpuloader, kind)(folder / name)
+        loader = gpuloader.DataLoader(dataset, places="cpu", batch_size=BATCH, num_workers=workers)
+        for batch in loader:
+            yield list(batch.values())
+
+    return load
+
+
 def stored(kind: str, url: str, name: str, *, shuffled: bool = False) -> Callable[[Path, int], Iterable[Any]]:
     """Return a candidate over an array."""
 
@@ -247,6 +273,8 @@ OWN: dict[str, Callable[..., Iterable[Any]]] = {
     "Parquet, float32[128]": parquet("vectors"),
     "Parquet, padded lists": parquet("lists", pad={"x": 0}),
     "Parquet, strings": parquet("strings"),
+    "CSV, two numbers and a string": text("CSVDataset", "rows.csv"),
+    "JSON Lines, the same": text("JSONLDataset", "rows.jsonl"),
     "Zarr, in order": stored("ZarrDataset", "pixels.zarr", "pixels"),
     "Zarr, shuffled subset": stored("ZarrDataset", "pixels.zarr", "pixels", shuffled=True),
     "HDF5, in order": stored("HDF5Dataset", "pixels.h5", "x"),
@@ -259,6 +287,8 @@ PEERS: dict[str, dict[str, Callable[..., Iterable[Any]]]] = {
     "Parquet, float32[128]": {"pyarrow": arrow_vectors},
     "Parquet, padded lists": {"pyarrow": arrow_lists},
     "Parquet, strings": {"pyarrow": arrow_strings},
+    "CSV, two numbers and a string": {"pyarrow": lambda folder: arrow_text(folder, "rows.csv")},
+    "JSON Lines, the same": {"pyarrow": lambda folder: arrow_text(folder, "rows.jsonl")},
     "Zarr, in order": {"zarr": zarr_order},
     "Zarr, shuffled subset": {"zarr": zarr_subset},
     "HDF5, in order": {"h5py": hdf5_order},
