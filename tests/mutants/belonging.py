@@ -72,7 +72,8 @@ MORE: dict[str, str] = {
     "order/samplers.py": "order/bucket_sampler order/plan api/endings",
     "order/worker_info.py": "api/rank_streams sources/files/shards",
     "sources/dataset.py": "sources/array_rows",
-    "sources/files/remote_files.py": "sources/files/opening",
+    "sources/files/remote_files.py": "sources/files/opening sources/files/file_cache",
+    "sources/files/stored_samples.py": "api/write_shards",
     "sources/files/stored_arrays.py": "sources/files/arrays",
     "sources/images/decoding.py": "sources/images/turbojpeg api/pictures",
     "sources/images/image.py": "sources/images/resampling transforms/image_transforms "
