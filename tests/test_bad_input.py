@@ -13,6 +13,7 @@ import pytest
 from gpuloader import (
     CPUPlace,
     DataLoader,
+    Dataset,
     ImageFolder,
     LoaderError,
     ReaderError,
@@ -50,6 +51,17 @@ def consume(loader):
     with pytest.raises(StopIteration):
         next(epoch)
     return steps, caught.value
+
+
+class Growing(Dataset):
+    def __init__(self, count):
+        self.values = list(range(count))
+
+    def __len__(self):
+        return len(self.values)
+
+    def __getitem__(self, index):
+        return self.values[index]
 
 
 class Attached:
@@ -305,6 +317,25 @@ class TestAdvice:
             match=f"index {index}(, worker 0)?: the sampler's index {index} is out of range for 5",
         ):
             load("abcde", sampler=[0, 1, index], **options)
+
+    @pytest.mark.parametrize("options", [{}, {"start_method": "spawn"}], ids=str)
+    def test_a_dataset_that_has_grown_says_that_workers_have_it_as_it_was(self, options):
+        dataset = Growing(5)
+        loader = DataLoader(
+            dataset, places="cpu", batch_size=5, num_workers=1, persistent_workers=True, **options
+        )
+        assert len(list(loader)) == 1
+        dataset.values += range(5, 10)
+        message = (
+            "index 5 is out of range for 5 samples; if the dataset has grown, .*persistent_workers=False"
+        )
+        with pytest.raises(SampleError, match=message):
+            list(loader)
+        # What the message advises works.
+        loader = DataLoader(dataset, places="cpu", batch_size=5, num_workers=1, **options)
+        assert len(list(loader)) == 2
+        dataset.values += range(10, 15)
+        assert [batch.tolist() for batch in loader][2] == [10, 11, 12, 13, 14]
 
     def test_an_index_error_of_the_dataset_itself_stays(self):
         with pytest.raises(SampleError, match="the dataset raised IndexError: list index out of range"):

@@ -47,6 +47,10 @@ from gpuloader.staging.ring import Slot, Views
 
 # NumPy and others take None for a new dimension, so the sample would be another one.
 _NO_INDEX = "the sampler yielded None instead of an index"
+_GROWN = (
+    "if the dataset has grown, workers that persist still read it as it was when they started: pass "
+    "persistent_workers=False, which starts them with every epoch, or num_workers=0 to read it where it grows"
+)
 
 
 class Assembler:
@@ -228,11 +232,15 @@ class Assembler:
     def failure(self, error: Exception, number: int, position: int | None, index: object) -> SampleError:
         """Return the error to raise for an exception of the dataset."""
         part = self.source.name_part(index)
-        problem = f"the dataset raised {describe_error(error)}{part and f'; the sample is from {part}'}"
+        part = part and f"the sample is from {part}"
+        problem = f"the dataset raised {describe_error(error)}"
         if isinstance(error, IndexError) and isinstance(index, int | np.integer):
             count = len(self.source.dataset) if isinstance(self.source.dataset, Sized) else None
             if count is not None and not -count <= index < count:
                 problem = f"the sampler's index {index} is out of range for {count} samples"
+                # A process has the dataset as it was when the process started.
+                part = part if self.worker is None or index < 0 else _GROWN
+        problem = f"{problem}; {part}" if part else problem
         return SampleError(problem, batch=number, index=position, dataset_index=index, worker=self.worker)
 
     def locate(
