@@ -20,7 +20,15 @@ from gpuloader.batches.schema import Collation, Schema
 from gpuloader.batches.staged import Reserve, StagedBatch, needed_nbytes
 from gpuloader.batches.tree import Branch, Leaf, Tree, is_object
 from gpuloader.errors import PictureError, SampleError, describe_error, unlike_first
-from gpuloader.fields.padding import Pad, as_pad, settle_shape, write_lengths, write_mask, write_padded
+from gpuloader.fields.padding import (
+    Pad,
+    as_pad,
+    find_inside,
+    settle_shape,
+    write_lengths,
+    write_mask,
+    write_padded,
+)
 from gpuloader.fields.ragged import Ragged, check_step, round_up, split_rows, splits_of
 from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.sources.block import Block, Chunked, Rows, take_each
@@ -102,10 +110,8 @@ def _pad(parts: Sequence[Array], lengths: list[int], pad: Pad, target: Array) ->
     if parts and (is_short or [*map(len, parts)] != lengths):
         values = parts[0] if len(parts) == 1 else np.concatenate(parts)
         if is_short:
-            inside = np.empty(target.shape[:2], bool)
-            write_mask(pad, np.array(lengths)[:, None], inside)
             target[...] = pad.value
-            target[inside] = values
+            target[find_inside(pad, np.array(lengths), target.shape[1])] = values
             return
         parts = np.split(values, np.cumsum(lengths)[:-1])
     for row, part in zip(target, parts, strict=True):
@@ -197,7 +203,7 @@ def split_columns(
             raise
         step = parts[0].shape[1:] if parts else _sizes(feed)
         columns += _sequences(parts, [*map(len, parts)], splits, step, feed, pads)
-        if pad is not None:
+        if pad is not None and (pad.lengths or pad.mask):
             extras += _extra_columns(pad, np.array([*map(len, parts)])[:, None], columns[-1].shape)
     return [*columns, *extras]
 

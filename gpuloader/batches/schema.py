@@ -354,7 +354,7 @@ def infer_schema(samples: Sequence[Any], collation: Collation) -> Schema:
         feeds.append(FeedSpec(leaf.name, (None, *shape), dtype, lod_level=min(level, 2)))
         levels.append(0 if leaf.name in pads else level)
     keeps_dtypes = collation.fallback is not None
-    extras = name_extras([feed.name for feed in feeds], pads)
+    extras = name_extras((feed.name for feed in feeds), pads) if pads else ()
     return Schema(
         tree, tuple(feeds), tuple(levels), keeps_dtypes=keeps_dtypes, flat=collation.flat, extras=extras
     )

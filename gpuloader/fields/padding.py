@@ -130,10 +130,20 @@ def write_lengths(sizes: Array, target: Array) -> None:
     target[...] = sizes.reshape(target.shape)
 
 
+def find_inside(pad: Pad, sizes: Array, longest: int) -> Array:
+    """Return where the values of rows of these sizes are, once padded along one axis.
+
+    >>> find_inside(Pad(side="left"), np.array([1, 2]), 3)
+    array([[False, False,  True],
+           [False,  True,  True]])
+    """
+    place, size = np.arange(longest), sizes[:, None]
+    return place < size if pad.side == "right" else place >= longest - size
+
+
 def write_mask(pad: Pad, sizes: Array, target: Array) -> None:
     """Write True where a sample's values are, given its sizes along the padded axes."""
     target[...] = True
     for axis, longest in enumerate(target.shape[1:]):
-        place, size = np.arange(longest), sizes[:, axis, None]
-        inside = place < size if pad.side == "right" else place >= longest - size
+        inside = find_inside(pad, sizes[:, axis], longest)
         target &= np.expand_dims(inside, [one for one in range(1, target.ndim) if one != axis + 1])
