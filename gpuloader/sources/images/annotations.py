@@ -398,9 +398,8 @@ def _move_mask(one: Mask, value: Any, size: Size, steps: Sequence[Step]) -> Arra
     if mask.shape[:2] != size or mask.ndim not in ((3,) if one.stacked else (2, 3)):
         kind = "masks of shape (n, height, width)" if one.stacked else "a mask"
         advice = f"; if these are boxes, pass Boxes({one.field!r})" if found[1:] == (4,) else ""
-        raise SampleError(
-            f"expected {kind} of {size[0]} x {size[1]} pixels, as the image has, got the shape {found}{advice}"
-        )
+        expected = f"expected {kind} of {size[0]} x {size[1]} pixels, as the image has"
+        raise SampleError(f"{expected}, got the shape {found}{advice}")
     for step in steps:
         try:
             mask = _take(mask, step, one.fill)
