@@ -62,7 +62,7 @@ from gpuloader.watch.stats import Meter
 
 
 @dataclass(slots=True, weakref_slot=True)
-class DrawnAhead:
+class DrawnOrder:
     """The seed of an epoch whose iterator was made, and its order if PyTorch has drawn that."""
 
     seed: int
@@ -108,7 +108,7 @@ class Epochs:
         """Return the position at the start of an epoch."""
         return Position(None, epoch)
 
-    def draw_ahead(self) -> DrawnAhead | None:
+    def draw_ahead(self) -> DrawnOrder | None:
         """Return what an epoch draws when its iterator is made; None if it draws nothing, or nothing yet."""
         return None
 
@@ -131,7 +131,7 @@ class Epochs:
             if not device.direct and device.is_capturing(output.stream()):
                 raise tell_capture(device.name)
 
-    def begin(self, ahead: DrawnAhead | None = None) -> Iteration:
+    def begin(self, ahead: DrawnOrder | None = None) -> Iteration:
         """Open the next epoch, or the one to resume; if that fails, nothing has changed."""
         self.check_ready()
         with self._beginning:
@@ -149,7 +149,7 @@ class Epochs:
                 epoch.prepare()
             self._prepared = position, epoch, self._resumed, os.getpid()
 
-    def _open_next(self, ahead: DrawnAhead | None = None) -> tuple[Position, Iteration]:
+    def _open_next(self, ahead: DrawnOrder | None = None) -> tuple[Position, Iteration]:
         prepared, self._prepared = self._prepared, None
         if prepared is not None:
             position, epoch, resumed, process = prepared
@@ -250,7 +250,7 @@ class DatasetEpochs(Epochs):
         self.seed = plan.batching.seed  # None until an epoch needs one
         self._has_drawn = False
         self._follows_torch = plan.follows_torch
-        self._ahead: weakref.ref[DrawnAhead] | None = None  # what an iterator drew that has not begun yet
+        self._ahead: weakref.ref[DrawnOrder] | None = None  # what an iterator drew that has not begun yet
         self.deliver_to(plan.delivery)
         self._masks = Masks(plan.delivery.locker)
         # Whoever passes shard has asked for more than PyTorch does.
@@ -405,7 +405,7 @@ class DatasetEpochs(Epochs):
             self.seed, self._has_drawn = 0 if alike else drawn, True
         return self.seed
 
-    def draw_ahead(self) -> DrawnAhead | None:
+    def draw_ahead(self) -> DrawnOrder | None:
         """Return what PyTorch's loader draws when an iterator is made; None if it draws nothing then."""
         if not self._follows_torch or self._resumed is not None or self._prepared is not None:
             return None
@@ -420,7 +420,7 @@ class DatasetEpochs(Epochs):
             order = self._draw_order(self._next, batching)
         if order is not None:
             order.draw_until(self._count_asked(Position(seed, self._next), batching))
-        ahead = DrawnAhead(seed, order)
+        ahead = DrawnOrder(seed, order)
         self._ahead = weakref.ref(ahead)
         return ahead
 
@@ -648,7 +648,7 @@ class DatasetEpochs(Epochs):
 
     # What the loader's attributes tell and change.
 
-    def _open_next(self, ahead: DrawnAhead | None = None) -> tuple[Position, Iteration]:
+    def _open_next(self, ahead: DrawnOrder | None = None) -> tuple[Position, Iteration]:
         self._ahead = None
         # Trainers such as Lightning tell their own sampler which epoch follows one that was saved at its end.
         if self._resumed is not None and self._epoch_setter is not None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic
 
-from gpuloader.api.epochs import DatasetEpochs, DrawnAhead, EpochOf, UpcomingBatches
+from gpuloader.api.epochs import DatasetEpochs, DrawnOrder, EpochOf, UpcomingBatches
 from gpuloader.api.generator_loader import from_dataset, from_generator
 from gpuloader.api.loading import Framework, decide
 from gpuloader.api.options import DEPRECATED, Options, warn
@@ -286,7 +286,7 @@ class DataLoader(Measured, Generic[S]):
         """Return an iterator over the next epoch, which begins when its first step is requested."""
         return Iteration(partial(self._begin, self._epochs.draw_ahead()), self._epochs.count_steps)
 
-    def _begin(self, ahead: DrawnAhead | None) -> Iteration:
+    def _begin(self, ahead: DrawnOrder | None) -> Iteration:
         if self._cache is not None:
             self._fill_cache()
         return self._epochs.begin(ahead)

@@ -64,7 +64,7 @@ def make_parser() -> Parser:
     """Return the parser of all commands; `run` of the parsed options returns the exit code."""
     # Imported here, because these modules import this one. They import what they need when they run, so that
     # the help appears at once.
-    from gpuloader.cli import bench, convert, demonstration, doctor, showing
+    from gpuloader.cli import bench, conversion, demonstration, doctor, preview
 
     # An abbreviation that works today would break when an option with the same beginning is added.
     style: Any = {"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter}
@@ -78,8 +78,8 @@ def make_parser() -> Parser:
         "mnist": demonstration,
         "doctor": doctor,
         "bench": bench,
-        "convert": convert,
-        "show": showing,
+        "convert": conversion,
+        "show": preview,
     }
     for name, module in known.items():
         text = inspect.cleandoc(module.run.__doc__ or "")

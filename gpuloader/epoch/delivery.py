@@ -25,7 +25,7 @@ from gpuloader.system.cores import Cores, find_cores_near
 
 
 @dataclass(frozen=True, slots=True)
-class Mask:
+class SampleMask:
     """The mask of one batch in host memory, for a place's device to copy; nobody writes to it."""
 
     array: Array  # bool, read-only
@@ -50,7 +50,7 @@ class Masks:
     _longest: int = 0
     _arena: Arena | None = None
 
-    def get(self, own: int, size: int) -> Mask:
+    def get(self, own: int, size: int) -> SampleMask:
         """Return the mask of a batch of `size` samples whose first `own` are not padding."""
         if self._arena is None or size > self._longest:
             self._longest = max(size, 2 * self._longest, 1)
@@ -60,7 +60,7 @@ class Masks:
         window = self._arena.bytes[start : start + size]
         array = window.view(bool)
         array.flags.writeable = False  # because later batches share the memory
-        return Mask(array, window, self._arena.address + start, self._arena)
+        return SampleMask(array, window, self._arena.address + start, self._arena)
 
 
 def add_mask(batch: Any, mask: Any) -> Any:

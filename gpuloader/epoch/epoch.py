@@ -30,7 +30,7 @@ from typing import Any
 
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.base import Device
-from gpuloader.epoch.delivery import Delivery, Mask
+from gpuloader.epoch.delivery import Delivery, SampleMask
 from gpuloader.epoch.device_slots import StaticSlot
 from gpuloader.epoch.lane import InFlightBatch, Lane, count_slots
 from gpuloader.errors import LoaderError, Misuse, QueueClosed, SampleError
@@ -288,7 +288,7 @@ def apply_setting(buffers: EpochBuffers, fetch: Any, fetching: Fetching, setting
 DeliveredStep = list[tuple[StagedBatch, list[Any]]]
 """One entry per place: the staged batch, and its arrays in layout order, with its mask last if it has one."""
 
-Masking = Callable[[StagedBatch], Mask]
+Masking = Callable[[StagedBatch], SampleMask]
 """Returns the mask of a batch that may end in repeated samples; called once per batch, in order."""
 
 
@@ -546,7 +546,7 @@ class Epoch:
             return
         self._flying.append(batches)
 
-    def _mask(self, staged: StagedBatch) -> Mask | None:
+    def _mask(self, staged: StagedBatch) -> SampleMask | None:
         """Return a batch's mask; if that fails, the batch's slot returns to the ring."""
         assert self.masking is not None
         try:

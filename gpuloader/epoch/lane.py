@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpuloader.batches.staged import StagedBatch, find_program
 from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, Event, Stream, tell_capture
 from gpuloader.devices.outputs import NativeOutput, Output
-from gpuloader.epoch.delivery import Mask
+from gpuloader.epoch.delivery import SampleMask
 from gpuloader.epoch.device_slots import SPARE, DeviceSlot, DeviceSlots, StaticSlot, find_moves
 from gpuloader.errors import LoaderError
 from gpuloader.staging.arena import FieldLayout, Layout, align
@@ -60,7 +60,7 @@ class InFlightBatch:
 
     staged: StagedBatch
     slot: DeviceSlot | None  # None on a direct device
-    mask: Mask | None = None
+    mask: SampleMask | None = None
     mask_at: int = 0  # the mask's offset in the device slot, behind all fields
     ready: Event = None  # after which the batch can be used; None once the host knows that it is reached
     arrays: list[Any] | None = None  # what the user gets, once it has been delivered
@@ -134,7 +134,7 @@ class Lane:
 
     # A batch comes: its copy is issued, and its kernels behind it.
 
-    def issue(self, staged: StagedBatch, mask: Mask | None = None) -> InFlightBatch:
+    def issue(self, staged: StagedBatch, mask: SampleMask | None = None) -> InFlightBatch:
         """Issue the copy of a staged batch on the copy stream; its host slot returns after the copy."""
         if self.device.direct:
             return InFlightBatch(staged, None, mask)
@@ -329,7 +329,7 @@ class Lane:
         self._stream = None
         return self.device.consumer_stream() if stream is None else stream  # no batch has had arrays yet
 
-    def lease(self, staged: StagedBatch, mask: Mask | None = None) -> list[Any]:
+    def lease(self, staged: StagedBatch, mask: SampleMask | None = None) -> list[Any]:
         """Return a batch's arrays on a direct device: views of the host slot, or a private copy."""
         layout = staged.layout
         if self.static is not None:
