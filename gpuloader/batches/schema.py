@@ -272,31 +272,25 @@ class SchemaCache:
         """
         if self.declared is not None:
             return self.declared
-        if self._open is not None:
-            return self._close(self._open, samples[0])
-        # Latest first: most datasets have one schema, and those that alternate have few.
         first = samples[0]
-        for known in self.recent:
-            if known.is_settled_by(first):
-                return known
-        try:
-            schema = infer_schema(samples, self._collation)
-        except SampleError as error:
-            if error.index is None:
-                error.index = 0
-            raise
-        return self._keep(schema)
-
-    def _close(self, declared: Schema, first: Any) -> Schema:
-        """Return the declared schema with the sizes that a batch's first sample has in free dimensions."""
-        convert = declared.fields.convert
-        shapes = tuple([convert(at, 0, one).shape for at, one in enumerate(fields_of(first, declared.feeds))])
-        for known in self.recent:
-            if known.shapes == shapes:
-                return known
-        return self._keep(replace(declared, shapes=shapes))
-
-    def _keep(self, schema: Schema) -> Schema:
+        if self._open is not None:  # the sizes of free dimensions are those of the batch's first sample
+            convert, feeds = self._open.fields.convert, self._open.feeds
+            shapes = tuple([convert(at, 0, one).shape for at, one in enumerate(fields_of(first, feeds))])
+            for known in self.recent:
+                if known.shapes == shapes:
+                    return known
+            schema = replace(self._open, shapes=shapes)
+        else:
+            # Latest first: most datasets have one schema, and those that alternate have few.
+            for known in self.recent:
+                if known.is_settled_by(first):
+                    return known
+            try:
+                schema = infer_schema(samples, self._collation)
+            except SampleError as error:
+                if error.index is None:
+                    error.index = 0
+                raise
         with self._settling:  # threads that settle the same schema at once must get the same object
             for known in self.recent:
                 if known == schema:  # the sample left it unclear, for example by a class with attributes

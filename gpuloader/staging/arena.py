@@ -223,17 +223,13 @@ class Arena:
     __del__ = calling("_end")
 
 
-def check_available(nbytes: int) -> None:
-    """Raise `StagingMemoryError` if there is less memory than that, as far as the system tells.
-
-    >>> check_available(1)
-    """
-    check_memory(nbytes, _shortage)
-
-
 def _shortage(nbytes: int, reason: str) -> str:
     return (
         f"{nbytes:,} bytes of host memory for the loader's slots could not be reserved: {reason}; "
         "lower the batch size, prefetch_factor or the capacity, or raise the memory limit of this machine or "
         "container"
     )
+
+
+check_available = partial(check_memory, shortage=_shortage)
+"""Raise `StagingMemoryError` if there is less memory than a number of bytes, as far as the system tells."""

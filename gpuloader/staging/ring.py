@@ -117,9 +117,18 @@ class Ring:
         batch grows individually. Raises `QueueClosed` if the consumer has closed the loader, and
         `StagingMemoryError` if there is too little memory.
         """
-        slot = self._take(nbytes, waits=True)
-        if slot is None:
+        while True:
+            try:
+                credit = self._credits.get_nowait()
+            except Empty:
+                if self._extend(nbytes):
+                    continue
+                credit = self._credits.get()
+            break
+        if not credit:
+            self._credits.put(False)  # for the next one that waits
             raise QueueClosed("the consumer has closed the loader")
+        slot = self._free.pop()
         if nbytes > slot.nbytes:
             try:
                 self.fit(slot, nbytes)
@@ -130,18 +139,13 @@ class Ring:
 
     def take(self) -> Slot | None:
         """Take a free slot of any size without waiting, or return None if none is free or reserved yet."""
-        return self._take(0, waits=False)
-
-    def _take(self, nbytes: int, *, waits: bool) -> Slot | None:
         while True:
             try:
                 credit = self._credits.get_nowait()
             except Empty:
-                if (waits or self.allocated) and self._extend(nbytes):
-                    continue
-                if not waits:
+                if not (self.allocated and self._extend(0)):
                     return None
-                credit = self._credits.get()
+                continue
             if credit:
                 return self._free.pop()
             self._credits.put(False)
@@ -219,7 +223,8 @@ class Ring:
             slot = self.freed.popleft()
             if slot.in_ring:
                 self.leased -= 1
-                self.release(slot)
+                self._free.append(slot)
+                self._credits.put(True)
 
     @property
     def free(self) -> int:

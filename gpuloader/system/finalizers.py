@@ -217,7 +217,7 @@ class Living(LivingKeys[T, None]):
 
     def add(self, one: T) -> None:
         """Add an object, which must not define what equals it."""
-        self.set(one, None)
+        self._values[weakref.ref(one, self._values.pop)] = None
 
 
 class LivingValues(Generic[K, T]):
