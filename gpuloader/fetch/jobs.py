@@ -59,7 +59,7 @@ class Window:
 
     def __post_init__(self) -> None:
         self.exhausted = False  # no more jobs to hand out
-        self._delivered = 0
+        self.delivered = 0
         # Reentrant: a finalizer that runs inside `reserve` may close the epoch of this window.
         self._slotting = threading.RLock()
         # Oldest first. Only the consumer adds and removes jobs, and only while it holds the lock under which
@@ -68,7 +68,7 @@ class Window:
 
     def next_job(self) -> Job | None:
         """Return a new job with its slot; None if the window is full, no slot is free or the plan is done."""
-        if self.exhausted or len(self.jobs) >= min(self.ahead, max(FIRST_JOBS, 2 * self._delivered)):
+        if self.exhausted or len(self.jobs) >= min(self.ahead, max(FIRST_JOBS, 2 * self.delivered)):
             return None
         # The slot first: indices that the plan has yielded could not be put back.
         slot = self.ring.take()
@@ -127,7 +127,7 @@ class Window:
                 return None
             with self._slotting:  # a worker's `reserve` may be looking at the others
                 self.jobs.remove(job)
-            self._delivered += job.staged is not None or job.error is not None
+            self.delivered += job.staged is not None or job.error is not None
             if job.staged is not None:
                 self.meter.fetched(job.busy, job.staged.layout.nbytes, job.staged.skipped)
                 return job.staged

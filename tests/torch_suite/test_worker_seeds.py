@@ -1,6 +1,7 @@
 """What workers know: their number, their seed, and what worker_init_fn gives them."""
 
 import functools
+import itertools
 import random
 
 import numpy as np
@@ -84,6 +85,26 @@ def test_the_items_that_iterable_datasets_draw(persistent):
         drawn = Items(lambda: (random.random() + float(torch.rand(1)) for _ in range(5)))
         loader = lib.DataLoader(drawn, 2, num_workers=2, **persistent)
         return [values(loader) for _ in range(2)]
+
+    assert_same_on_both(epochs)
+
+
+EARLY = {"samples": (Made(draw, 41), {"shuffle": True}), "items": (Items(lambda: map(draw, range(21))), {})}
+
+
+@pytest.mark.parametrize("name", EARLY)
+@pytest.mark.parametrize("steps", [[1, 1], [3, 7], [9, 10]], ids=str)
+def test_what_persistent_workers_draw_after_epochs_that_were_left(name, steps):
+    """PyTorch's workers fetch all that they were asked for before they begin the next epoch."""
+    dataset, options = EARLY[name]
+
+    def epochs(lib):
+        options_of_workers = {"num_workers": 2, "persistent_workers": True, "prefetch_factor": 3}
+        loader = lib.DataLoader(dataset, 2, **options, **options_of_workers)
+        return [
+            [[field.tolist() for field in batch] for batch in itertools.islice(loader, count)]
+            for count in [*steps, None]
+        ]
 
     assert_same_on_both(epochs)
 

@@ -68,6 +68,9 @@ if TYPE_CHECKING:
 # Seconds that a worker has to end by itself after its link closes; then it is killed.
 GRACE = 1.0
 
+# Seconds that persistent workers have to draw what PyTorch's would have drawn in an epoch that was left.
+REST = 5.0
+
 # Workers to start before the first batch is requested; the others start while the loop waits or runs.
 FIRST = 2
 
@@ -374,6 +377,7 @@ class ProcessWorkers:
         self._active = options.count
         # Who reads a batch decides the items of an iterable dataset, and with PyTorch's seeds what is drawn.
         self._in_turn = not self._by_index or (epoch.follows_torch and options.in_order and not options.most)
+        self._sent = 0
         self._turns = deque(range(self._active))
         self._turns.rotate(-epoch.turn)
         # Workers skip the tasks of other epochs, so one that the user has left costs its rest no time.
@@ -475,6 +479,7 @@ class ProcessWorkers:
                 return
             job.worker = worker.number
             worker.jobs.append(job)
+            self._sent += 1
             if self._in_turn:
                 self._turns.rotate(-1)
             self._send_task(worker, job)
@@ -644,15 +649,19 @@ class ProcessWorkers:
         pool = self.pool
         if os.getpid() != pool.process:
             return False
-        self._closing = True
         deadline = monotonic() + GRACE
         intact = bool(pool.workers)
         for worker in pool.workers:
             intact = intact and not worker.is_closed
+        may_stay = intact and self.options.persistent and not self._broken
         stays = False
         try:
-            stays = intact and self.options.persistent and not self._broken and self._call_off(deadline)
+            if may_stay and self._in_turn and self.epoch.follows_torch:
+                self._draw_rest(monotonic() + REST)
+            self._closing, deadline = True, monotonic() + GRACE
+            stays = may_stay and not self._broken and self._call_off(deadline)
         finally:
+            self._closing = True
             if not stays:
                 pool.close(max(deadline - monotonic(), 0))
             for job in self.window.jobs:
@@ -660,6 +669,20 @@ class ProcessWorkers:
             self.window.drop_done()
             self.give_back(pool)
         return intact
+
+    def _draw_rest(self, deadline: float) -> None:
+        """Fetch what PyTorch's workers have been asked for by now, without delivering it."""
+        # They fetch that before the next epoch begins, whose random numbers follow those drawn there.
+        window, options = self.window, self.options
+        asked = window.delivered + options.count * options.prefetch_factor
+        with contextlib.suppress(LoaderError, OSError):
+            while not self._broken and monotonic() < deadline:
+                window.drop_done()
+                window.ahead = len(window.jobs) + max(asked - self._sent, 0)
+                self._hand_out()
+                if not any(worker.jobs for worker in self.pool.workers):
+                    return
+                self._hear(max(deadline - monotonic(), 0) * 1000)
 
     def _call_off(self, deadline: float) -> bool:
         """Make the workers finish or skip their tasks; return False if that takes longer than `deadline`."""
