@@ -175,8 +175,6 @@ class Assembler:
         draw = current_draw()
         many, make = self.fetch_many, self.collation.images
         if many is not None:
-            # It reads many samples in one call, so what it draws belongs to none of them.
-            draw.index = draw.generator = None
             try:
                 samples += self._fetch_many(many, [*indices], start)
                 if make is not None:
@@ -203,18 +201,24 @@ class Assembler:
             samples.append(sample)
 
     def _fetch_many(self, many: Callable[[list[Any]], Any], indices: list[Any], start: int) -> list[Any]:
+        asked = len(indices)  # the dataset may change its list
+        found: list[Any] = self.read_together(lambda indices: [*many(indices)], indices, start)
+        if len(found) != asked:
+            raise SampleError(f"__getitems__ returned {len(found)} samples for {asked} indices")
+        return found
+
+    def read_together(self, many: Callable[[list[Any]], Any], indices: list[Any], start: int = 0) -> Any:
+        """Return what `many` makes of indices in one call, whose draws belong to no single sample."""
         if None in indices:
             raise SampleError(_NO_INDEX, index=start + indices.index(None))
-        asked = len(indices)  # the dataset may change its list
+        draw = current_draw()
+        draw.index = draw.generator = None
         try:
-            found = [*many(indices)]
+            return many(indices)
         except Exception as error:
             asked_for = reprlib.repr(indices)  # abridged to the first few
             problem = f"__getitems__ raised {describe_error(error)} for the indices {asked_for}"
             raise SampleError(problem) from error
-        if len(found) != asked:
-            raise SampleError(f"__getitems__ returned {len(found)} samples for {asked} indices")
-        return found
 
     def make_images(self, sample: Any, draw: Draw, key: object, position: int) -> Any:
         """Return a sample with its images made, or a `LeftOut`; `key` stands for its index."""
@@ -453,13 +457,19 @@ class KeptBatch(SampleBatch):
 
     def __init__(self, assembler: Assembler, number: int, indices: Indices, reserve: Reserve) -> None:
         super().__init__(assembler, number, indices, reserve)
-        self.samples: list[Any] = [None] * len(indices)
+        self.samples: Any = [None] * len(indices)
         self._regions: list[tuple[Array, RegionColumn]] = []
         self._bad: dict[int, str] | None = None
         self._staged: StagedBatch | None = None
 
     def fetch(self, start: int, stop: int) -> None:
         """Fetch samples `start` to `stop` of the batch."""
+        many, collation = self._assembler.fetch_many, self._assembler.collation
+        as_it_is = collation.as_returned and collation.whole and not (collation.skips or collation.images)
+        if many is not None and as_it_is and stop - start == len(self.samples):
+            # A PyTorch dataset may return a whole batch, in any form that its collate_fn takes.
+            self.samples = self._assembler.read_together(many, [*self._indices])
+            return
         samples: list[Any] = []
         self._assembler.fetch(samples, self._indices[start:stop], self.number, start)
         # Each part has its own rows, and assigning a list to a slice is one step for Python's threads.

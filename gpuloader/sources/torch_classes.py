@@ -73,7 +73,10 @@ class ConcatDataset(_Summand, dataset.ConcatDataset[S], _Joined):  # type: ignor
 
 
 class Subset(_Summand, dataset.Subset[S], _Part):  # type: ignore[misc, valid-type]
-    """A `gpuloader.Subset` that is also PyTorch's; parameters and errors are the same.
+    """A `gpuloader.Subset` that is also PyTorch's.
+
+    Parameters are the same. As in PyTorch, the dataset need not have a length, and an index that does not
+    exist raises `IndexError` when it is read.
 
     Examples
     --------

@@ -38,6 +38,34 @@ def test_a_subset_reads_several(lib):
     assert lib.Subset(Made(lambda index: index**2), [4, 1, 3]).__getitems__([0, 2]) == [16, 9]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_reads_several_may_return_a_whole_batch_for_collate_fn(lib, workers):
+    for options, expected in (({}, [[0, 1], [2, 3]]), ({"sampler": [3, 0, 2]}, [[3, 0], [2]])):
+        loader = lib.DataLoader(Rows(), 2, num_workers=workers, collate_fn=lambda rows: rows * 1, **options)
+        batches = list(loader)
+        assert [type(batch) for batch in batches] == [torch.Tensor] * 2
+        assert [batch.tolist() for batch in batches] == expected
+
+
+class Endless:
+    """A dataset without a length."""
+
+    def __getitem__(self, index):
+        return index * 10
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_subset_looks_at_its_dataset_when_it_is_read(lib, workers):
+    grown = [1, 2]
+    part = lib.Subset(grown, [0, 3])
+    assert part[0] == 1
+    with lib.raises(IndexError):
+        list(lib.DataLoader(part, 2, num_workers=workers))
+    grown += [3, 4]
+    loaders = [lib.DataLoader(one, 2, num_workers=workers) for one in (part, lib.Subset(Endless(), [5, 7]))]
+    assert [batch.tolist() for loader in loaders for batch in loader] == [[1, 4], [50, 70]]
+
+
 def test_an_error_in_a_subset_names_the_sample(lib):
     with pytest.raises(gpuloader.SampleError, match="dataset index 0"):
         list(gpuloader.torch.DataLoader(lib.Subset(Made({}.__getitem__), [3, 1])))
