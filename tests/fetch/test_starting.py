@@ -5,6 +5,7 @@ import os
 import threading
 from functools import partial
 from multiprocessing import resource_tracker
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -136,6 +137,9 @@ def test_too_few_descriptors_are_one_error_and_cost_none(method):
     resource_tracker.ensure_running()
     errors = []
     options = {"places": "cpu", "num_workers": 2, "start_method": method}
+    list(
+        DataLoader(Made(np.arange, 8), **options)
+    )  # imports what is imported late, which the limit would refuse
     for left in range(0, 14, 2):
         loader = DataLoader(Made(np.arange, 8), **options)
         with nothing_left_behind():
@@ -167,3 +171,10 @@ def test_a_message_that_the_system_cannot_receive(monkeypatch):
     monkeypatch.setattr("gpuloader.fetch.processes.workers.receive", partial(fail, errno.ENOMEM))
     loader = DataLoader(Made(np.arange, 8), places="cpu", num_workers=1, start_method="fork")
     refuse_to_start(loader, "could not receive a message of worker 0: .*Cannot allocate memory")
+
+
+def test_memory_that_a_worker_cannot_map_is_not_the_datasets_fault(monkeypatch):
+    refusing = SimpleNamespace(mmap=partial(fail, errno.EMFILE))
+    monkeypatch.setattr("gpuloader.fetch.processes.worker.mmap", refusing)
+    loader = DataLoader(Made(np.arange, 8), places="cpu", num_workers=1, start_method="fork")
+    refuse_to_start(loader, "worker 0 .*the loader's memory could not be mapped: .*Too many open files")
