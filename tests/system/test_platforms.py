@@ -6,6 +6,7 @@ every Python process of a program in tests of whole loaders.
 
 import errno
 import fcntl
+import mmap
 import os
 import resource
 import signal
@@ -15,6 +16,7 @@ import sys
 import textwrap
 import threading
 import types
+from contextlib import nullcontext
 from unittest.mock import Mock
 
 import numpy as np
@@ -81,6 +83,19 @@ def test_where_pages_cannot_be_populated_they_are_touched(lacking, monkeypatch):
         after = page_faults()
         assert mapping[:: 1 << 12] == bytes(1 << 12)
         assert page_faults() - after < 1 << 6
+
+
+class Busy(mmap.mmap):
+    def madvise(self, *_):
+        raise OSError(self.number, os.strerror(self.number))
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ENOMEM])
+def test_pages_that_cannot_be_populated_at_this_moment_are_touched_unless_memory_is_out(number):
+    with Busy(-1, 1 << 16) as mapping:
+        mapping.number = number
+        with pytest.raises(OSError, match="memory") if number == errno.ENOMEM else nullcontext():
+            platforms.prefault(mapping)
 
 
 def page_faults():
