@@ -183,8 +183,9 @@ class TestDecoratingReaders:
 
 def test_feed_lists():
     data("by name", [None, 1])
-    feeder = DataFeeder(["by name"], "cpu", program=object())  # a program is taken and left alone
-    assert feeder.feed([(1,)])["by name"].tolist() == [[1.0]]
+    assert DataFeeder(["by name"], "cpu").feed([(1,)])["by name"].tolist() == [[1.0]]
+    # A program is asked for names only.
+    assert DataFeeder([LABEL], "cpu", program=object()).feed([(1,)])["label"].tolist() == [[1]]
 
 
 @pytest.mark.parametrize(

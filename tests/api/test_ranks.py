@@ -203,7 +203,7 @@ class TestDefaultPlaces:
 
     def show(self, monkeypatch, visible, local):
         cuda = types.ModuleType("gpuloader.devices.cuda")
-        cuda.require_cuda = lambda index: visible
+        cuda.require_cuda, cuda.warn_if_broken = lambda index: visible, lambda: None
         monkeypatch.setitem(sys.modules, "gpuloader.devices.cuda", cuda)
         for name in ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID", "PADDLE_RANK_IN_NODE"):
             monkeypatch.delenv(name, raising=False)
