@@ -6,7 +6,7 @@ Each entry is named by the cases in which it shows. `docs/coming-from-paddle.md`
 DIFFERENCES = {
     "random-orders": (
         "`np.random.seed(0)` makes a `RandomSampler` yield `np.random.permutation`",
-        "the order is repeatable, but another one; see [Random orders](#random-orders)",
+        "the order is repeatable, but different; see [Random orders](#random-orders)",
         "an order that depends only on seed and epoch can be resumed and divided among ranks",
     ),
     "oversampling": (
@@ -26,9 +26,9 @@ DIFFERENCES = {
         "the error for a missing length is also a `TypeError`, which `list` expects",
     ),
     "nothing-is-dropped": (
-        "a loader over a dataset drops a last step that lacks a batch for a place, whatever `drop_last` is",
+        "a loader over a dataset drops a last step that lacks a batch for a place, regardless of `drop_last`",
         "it delivers the step with fewer entries, unless `drop_last` is True",
-        "nothing is dropped that nobody asked to drop",
+        "nothing is dropped unless you ask for it",
     ),
     "ended-is-ended": (
         "`next` after the end of an epoch may be a `RuntimeError`",
@@ -53,7 +53,7 @@ DIFFERENCES = {
     "nothing-hangs": (
         "a batch taken before `start()`, `start()` twice or without a source, and persistent workers over an "
         "iterable dataset: a hang",
-        "`Misuse`, at once; the workers work",
+        "`Misuse`, immediately; the workers work",
         "nothing hangs",
     ),
     "no-threads": ("`xmap_readers` with `process_num=0` hangs", "`ValueError`", "nothing hangs"),
