@@ -339,6 +339,8 @@ class TestInOtherDatasets:
         assert (box["box"].shape, row.tolist()) == ((7, 2), list(range(7)))
 
 
+# Where a test before this one has computed with JAX, a fork server starts the workers.
+@pytest.mark.filterwarnings("ignore:importing .* starts threads:RuntimeWarning")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("streamed", [False, True], ids=["rows", "stream"])
 def test_shards_hold_pictures_as_they_are_stored(tmp_path, streamed, workers):
