@@ -129,7 +129,7 @@ class TestEveryLibrary:
 
     @pytest.mark.parametrize("columns", [numbers, mixed])
     def test_an_index_out_of_range_is_named(self, library, columns):
-        with pytest.raises(SampleError, match="(has no sample 23|index 23 is out of range for 23 samples)"):
+        with pytest.raises(SampleError, match=r"(has no sample 23|index 23 is out of range for 23 samples)"):
             list(load(make_table(library, columns()), sampler=[0, 23]))
 
     @pytest.mark.parametrize("rows", [[4, 0, -1], [], slice(2, 7), np.arange(ROWS) % 5 == 0], ids=repr)
