@@ -319,9 +319,11 @@ def check_mask(value: object) -> None:
     Traceback (most recent call last):
     gpuloader.errors.SampleError: expected numbers, got an array with masked elements, ...
     """
-    masked = sys.modules.get("numpy.ma")
-    if masked is None or type(value) is np.ndarray:
+    if "numpy.ma" not in sys.modules or type(value) is np.ndarray:
         return
+    # Another thread may be in the middle of importing it, with nothing in it yet: this waits for that.
+    import numpy.ma as masked
+
     if _has_masked(value if isinstance(value, list | tuple) else (value,), masked):
         raise SampleError(
             "expected numbers, got an array with masked elements, which a batch cannot hold; fill them, e.g. "
