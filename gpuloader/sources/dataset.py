@@ -313,9 +313,7 @@ def count_items(dataset: object) -> int:
         raise BadTypeOrValue(f"{problem} {describe_error(error)}") from error
 
 
-def check_map_style(
-    name: str, dataset: object, *, by_key: bool = False, has_length: bool = True
-) -> MapStyle[Any]:
+def check_map_style(name: str, dataset: object, *, by_key: bool = False, sized: bool = True) -> MapStyle[Any]:
     """Return `dataset` if it is map-style, else raise `TypeError`; `by_key` if it is read by key or label."""
     kind = type(dataset).__name__
     if is_iterable(dataset):
@@ -328,7 +326,7 @@ def check_map_style(
             f"{name} must have samples at the indices 0, 1, 2, …, got a {kind} whose keys are text; if its "
             "values are columns, pass TableDataset(columns); if they are samples, pass list(samples.values())"
         )
-    if not (hasattr(dataset, "__getitem__") and (isinstance(dataset, Sized) or not has_length)):
+    if not (hasattr(dataset, "__getitem__") and (isinstance(dataset, Sized) or not sized)):
         raise BadType(f"{name} must have __getitem__ and __len__, got {kind}")
     return cast("MapStyle[Any]", dataset if by_key else values_by_position(dataset))
 
@@ -402,15 +400,14 @@ class Subset(Dataset[S]):
         refuse_mix(dataset, f"a {type(self).__name__}", "take subsets of its datasets first, then mix those")
         # In PyTorch, the dataset may have no length, or be filled later.
         checks = not self._follows_torch or isinstance(indices, slice)
-        check_map_style("dataset", dataset, by_key=True, has_length=checks)
+        self.dataset: MapStyle[S] = check_map_style("dataset", dataset, by_key=True, sized=checks)
         listed: Any = values_by_position(indices)
         if isinstance(indices, slice):
             listed = range(*indices.indices(len(dataset)))
         # Text and tuples are keys, and one entry tells of all.
         by_key = isinstance(listed, Iterable) and isinstance(next(iter(listed), None), str | bytes | tuple)
-        is_empty = isinstance(listed, Sized) and not len(listed)
-        by_key_only = by_key or is_empty
-        self.dataset: MapStyle[S] = check_map_style("dataset", dataset, by_key=by_key_only, has_length=checks)
+        if not by_key and not (isinstance(listed, Sized) and not len(listed)):
+            self.dataset = check_map_style("dataset", dataset, sized=checks)
         self._by_key = by_key or hasattr(self.dataset, "keys")
         if self._by_key:
             self.indices: Any = listed if hasattr(listed, "__getitem__") else list(listed)
