@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import math
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from time import perf_counter
+from typing import Any, TextIO
 
+from gpuloader.checks import check_seconds
+from gpuloader.errors import BadValue
 from gpuloader.system.platforms import has_gil
 from gpuloader.watch.read_ahead_policy import SURE, ReadAheadPolicy
 from gpuloader.watch.stats import LoaderStats, Meter
@@ -70,6 +77,69 @@ class Measured:
                 "belongs to another"
             )
         return explain(passed, configuration)
+
+    @contextmanager
+    def watch(self, seconds: float = 1.0, file: TextIO | None = None) -> Iterator[None]:
+        """Show rates, waiting, slots and workers of this loader while the ``with`` block runs.
+
+        A terminal shows one line, which changes; other files get a line each time, and so does the end.
+
+        Parameters
+        ----------
+        seconds : float
+            Time between two lines, over which the rates are taken.
+        file : file object or None
+            Where to write; None writes to ``sys.stderr``.
+
+        Raises
+        ------
+        BadValue
+            `seconds` is 0, negative or not a number.
+
+        Examples
+        --------
+        >>> import io
+        >>> from gpuloader import DataLoader
+        >>> loader, shown = DataLoader(range(100), places="cpu", batch_size=10), io.StringIO()
+        >>> with loader.watch(file=shown):
+        ...     for batch in loader: pass
+        >>> print(shown.getvalue().partition(", ")[0])
+        10 steps in all
+        """
+        if not check_seconds("seconds", seconds):
+            raise BadValue("seconds must be more than 0, got 0")
+        out = sys.stderr if file is None else file
+        # `\r` and "erase to the end of the line", which every terminal of today knows.
+        start, end = ("\r\x1b[K", "") if out.isatty() else ("", "\n")
+        stopped = threading.Event()
+
+        def tell(before: LoaderStats, begun: float, end: str, in_all: str = "") -> tuple[LoaderStats, float]:
+            stats, now = self.stats(), perf_counter()
+            part, took = stats - before, now - begun
+            # A wait counts when it ends, and may have begun before this part.
+            waiting = min((part.startup + part.wait) / took, 1)
+            out.write(
+                f"{start}{in_all}{part.steps / took:,.0f} steps/s, {_bytes(part.nbytes / took)}/s, "
+                f"{waiting:.0%} waiting, {stats.slots_in_use} of {stats.slots} slots in use, "
+                f"{_name_readers(self._epochs.configuration)}{end}"
+            )
+            out.flush()
+            return stats, now
+
+        def show() -> None:
+            before = first
+            while not stopped.wait(seconds):
+                before = tell(*before, end)
+
+        first = self.stats(), perf_counter()
+        thread = threading.Thread(target=show, name="gpuloader-watch", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stopped.set()
+            thread.join()
+            tell(*first, "\n", f"{self.stats().steps - first[0].steps:,} steps in all, ")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,19 @@
 """Explanations of what limits a loop: from invented times, and from real loops that are slow by design."""
 
+import io
 import re
 import sys
+import threading
 import time
 from dataclasses import replace
 
 import pytest
 
+from gpuloader.errors import BadValue
 from gpuloader.watch.explaining import Configuration, explain
 from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
 from gpuloader.watch.stats import TIMES, LoaderStats
+from tests.fakes import wait_until
 from tests.loading import load
 from tests.watch.loops import Waiting, read_slowly
 
@@ -217,3 +221,30 @@ def test_it_says_how_it_reads_ahead_and_why():
     assert re.search(told, explain_loop(True))
     assert "because the option is 'thread'" in explain_loop("thread")
     assert "Batches are read" not in explain_loop(False)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("kind", "start", "end"), [(io.StringIO, "", "\n"), (Terminal, "\r\x1b[K", "")])
+def test_watching_shows_a_running_loop_and_its_sum(kind, start, end):
+    file, loader = kind(), load(range(8), batch_size=2, num_workers=1, worker_type="thread")
+    with loader.watch(0.01, file):
+        for _ in loader:
+            length = len(file.getvalue())
+            wait_until(lambda: len(file.getvalue()) > length)  # noqa: B023
+    rates = r"[\d,]+ steps/s, [\d.]+ (bytes|KB)/s, \d+% waiting, \d+ of \d+ slots in use, 1 worker thread"
+    lines = f"({re.escape(start)}{rates}{end}){{4,}}{re.escape(start)}4 steps in all, {rates}\n"
+    assert re.fullmatch(lines, file.getvalue())
+    assert "gpuloader-watch" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_an_error_ends_watching_and_a_wrong_interval_is_refused():
+    file, loader = io.StringIO(), load(range(8))
+    with pytest.raises(ZeroDivisionError), loader.watch(file=file):
+        raise ZeroDivisionError
+    assert file.getvalue().startswith("0 steps in all")
+    with pytest.raises(BadValue, match="more than 0"), loader.watch(0):
+        pass
