@@ -323,6 +323,7 @@ class OwnChild(ChildHandle):
             super().__init__(pid, sentinel, closing_once(descriptor), popen.close)
         if descriptor is None:
             self._longest_look = PAUSE  # a pipe stays open in what the process has started
+        self.link = link
         self._popen = popen
 
     def _is_gone(self) -> bool:

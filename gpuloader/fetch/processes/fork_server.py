@@ -58,10 +58,6 @@ if TYPE_CHECKING:
 
 _GRACE = 1.0  # seconds for a server that closed its link, or a worker, to end
 
-# A request: the number of the worker and the bytes of the names of modules, which follow.
-_REQUEST = struct.Struct("<II")
-# The answer is pickled: a pid, the name of a module that starts threads, or an OSError.
-_LONGEST_ANSWER, _LONGEST_NAME = 4000, 1000
 # What the server writes to `status` at the end: the exit code, as `multiprocessing` counts it.
 _CODE = struct.Struct("<i")
 
@@ -168,16 +164,14 @@ class ForkServer:
         control, _ = self._servers[-1]
         ours, theirs = process_link()
         try:
-            with deferred_interrupt():  # half an exchange would be worse than none
-                names = "\n".join(modules).encode()
-                data = _REQUEST.pack(number, len(names)) + names
-                sent = socket.send_fds(control, [data], [link.fileno(), theirs.fileno()])
-                control.sendall(data[sent:])
-                answer = control.recv(_LONGEST_ANSWER)
-            if not answer:
-                raise ConnectionResetError
-            found: int | str | OSError = pickle.loads(answer)
+            with deferred_interrupt(), control.makefile("rb") as answers:  # never half an exchange
+                socket.send_fds(control, [b"\0"], [link.fileno(), theirs.fileno()])
+                control.sendall(pickle.dumps((number, modules)))
+                # Without limit, because importing may take any time; it ends with the server.
+                found: int | str | OSError = pickle.load(answers)
             return ServedChild(found, ours.detach()) if isinstance(found, int) else found
+        except (EOFError, pickle.UnpicklingError):
+            raise ConnectionResetError from None
         finally:
             close_quietly(ours, theirs)
 
@@ -228,16 +222,18 @@ def serve(control: socket.socket) -> None:
 
     def fork() -> int | str | OSError:
         """Handle a request, and return the answer."""
-        number, modules, received = _receive_request(control)
+        _, received, _, _ = socket.recv_fds(control, 1, 2)
+        with control.makefile("rb") as requests:
+            number, modules = pickle.load(requests)
         status: socket.socket | None = None
         try:
             if len(received) < 2:  # what the system could not open here is not there
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             if culprit := _import(modules):
-                return culprit[:_LONGEST_NAME]
+                return culprit
             status = socket.socket(fileno=received[1])
             received.pop()
-            others = {status.fileno(), *workers}
+            others = {status.fileno(), *workers, *[child.link for child, _ in workers.values()]}
             others |= set() if owner is None else {owner}
             child = fork_child(f"gpuloader-worker-{number}", work, received[0], number, *others)
         except OSError as error:
@@ -256,7 +252,7 @@ def serve(control: socket.socket) -> None:
         if descriptor == control.fileno():
             try:
                 control.sendall(pickle.dumps(fork()))
-            except (EOFError, OSError):  # the loader has gone, or the system is out of memory
+            except (EOFError, OSError, pickle.UnpicklingError):  # the loader has gone, or no memory is left
                 os._exit(0)
         elif descriptor not in workers:
             os._exit(0)
@@ -272,20 +268,6 @@ def serve(control: socket.socket) -> None:
             child.end()  # it may only have closed its link
             with contextlib.suppress(OSError), status:
                 status.sendall(_CODE.pack(code or 0))
-
-
-def _receive_request(control: socket.socket) -> tuple[int, list[str], list[int]]:
-    """Return the number of a worker, modules to import, and the descriptors that could be received."""
-    data, descriptors, _, _ = socket.recv_fds(control, _REQUEST.size, 2)
-    with control.makefile("rb") as rest:
-        data += rest.read(_REQUEST.size - len(data)) if data else b""
-        if len(data) < _REQUEST.size:
-            raise EOFError
-        number, nbytes = _REQUEST.unpack(data)
-        names = rest.read(nbytes)
-    if len(names) < nbytes:
-        raise EOFError
-    return number, names.decode().splitlines(), descriptors
 
 
 def _import(modules: list[str]) -> str:

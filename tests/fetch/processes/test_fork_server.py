@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpuloader import LoaderError
+from gpuloader import LoaderError, WorkerTimeout
 from gpuloader.fetch.processes.fork_server import ServedChild
 from gpuloader.system import processes
 from gpuloader.system.processes import default_method, wait_for
@@ -257,6 +257,40 @@ def test_a_server_keeps_no_descriptor_of_workers_that_have_ended():
     wait_until(lambda: count() <= most)
 
 
+def opened(pid):
+    """Return what the descriptors of a process refer to; all process descriptors have one name."""
+    folder = Path(f"/proc/{pid}/fd")
+    return [os.readlink(path) for path in folder.iterdir() if path.is_symlink()]
+
+
+def test_a_worker_inherits_nothing_that_belongs_to_its_server_or_to_another_worker():
+    """An open copy would hide from the loader that the server or the other worker has died."""
+    one = loader(Faulty(24), **SERVED, num_workers=3, persistent_workers=True)
+    assert indices(one) == plain()
+    server = server_pid(one)
+    pids = descendants(server)
+    assert len(pids) == 3
+    sockets = [{name for name in opened(pid) if name.startswith("socket:")} for pid in (server, *pids)]
+    ours = {name for name in opened(os.getpid()) if name.startswith("socket:")}
+    for number, some in enumerate(sockets):
+        assert some
+        for others in (ours, *sockets[:number]):
+            assert not some & others
+    # Of the server, whose end it watches; not of the loader nor of another worker.
+    assert [opened(pid).count("anon_inode:[pidfd]") for pid in pids] == [1, 1, 1]
+
+
+def test_a_worker_that_hangs_is_killed_and_its_server_goes_on(tmp_path):
+    path = tmp_path / "pid"
+    one = loader(Faulty(4, {0: partial(faulty.say_where, path, 100)}), **SERVED, num_workers=1, timeout=1)
+    with pytest.raises(WorkerTimeout):
+        list(one)
+    server, worker = server_pid(one), int(path.read_text())
+    wait_until(lambda: not is_running(worker), 5)
+    assert is_running(server)
+    one.close()
+
+
 def test_a_server_that_was_killed_is_replaced():
     one = loader(Faulty(24), **SERVED)
     assert indices(one) == plain()
@@ -286,8 +320,8 @@ def test_a_server_with_too_many_open_files_refuses_one_worker_and_goes_on():
     one = loader(Faulty(24), **SERVED, num_workers=1, persistent_workers=True)
     assert indices(one) == plain()
     server = server_pid(one)
-    opened = {int(name) for name in os.listdir(f"/proc/{server}/fd")}
-    least = min(set(range(len(opened) + 1)) - opened)
+    used = {int(name) for name in os.listdir(f"/proc/{server}/fd")}
+    least = min(set(range(len(used) + 1)) - used)
     another = loader(Faulty(24), **SERVED, num_workers=1)
     another._epochs._fetching._server = one._epochs._fetching._server
     before = resource.prlimit(server, resource.RLIMIT_NOFILE)
@@ -341,10 +375,9 @@ def test_a_shared_memory_segment_outlives_the_workers_that_attach_to_it():
 
 def socket_names(pid):
     """Return the names of a process's sockets, to which others on the machine could connect."""
-    folder = Path(f"/proc/{pid}/fd")
-    opened = {os.readlink(path) for path in folder.iterdir() if path.is_symlink()}
+    sockets = set(opened(pid))
     named = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
-    return [words[7] for words in named if len(words) > 7 and f"socket:[{words[6]}]" in opened]
+    return [words[7] for words in named if len(words) > 7 and f"socket:[{words[6]}]" in sockets]
 
 
 def test_a_killed_program_leaves_no_file_and_no_process(tmp_path):
