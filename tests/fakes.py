@@ -37,32 +37,49 @@ def loader_threads():
     return [one for one in threading.enumerate() if one.name.startswith("gpuloader")]
 
 
-def count_arenas():
-    """Return the number of live arena objects plus the number of mapped arena files."""
-    with open("/proc/self/maps") as maps:
-        mapped = sum("gpuloader-arena" in line for line in maps)
-    return mapped + len(list(_arenas))
-
-
 def children():
     """Return the processes below this one, also those that have ended and were not waited for."""
     return {pid for pid in descendants(os.getpid()) if not is_tracker(pid)}
 
 
+def descriptors():
+    """Return the open descriptors of this process, each with what it refers to."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the one that listed them
+            found.add((int(name), os.readlink(f"/proc/self/fd/{name}")))
+    return found
+
+
+def segments():
+    """Return the memory that this process may share with others: the inodes and names of mapped files."""
+    with open("/proc/self/maps") as maps:
+        lines = [line.split(maxsplit=5)[4:] for line in maps]
+    return {(inode, *name) for inode, *name in lines if name and name[0].startswith(("/memfd:", "/dev/shm/"))}
+
+
+def arenas():
+    return {getattr(arena, "number", id(arena)) for arena in _arenas}
+
+
+KINDS = threading.enumerate, children, descriptors, segments, arenas
+
+
 @contextmanager
-def nothing_left_behind():
-    """Fail if the block leaves behind a thread, process, descriptor or mapping."""
+def nothing_left_behind(seconds=10.0):
+    """Fail if the block leaves behind a thread, process, descriptor, shared segment or arena."""
     gc.collect()
-    threads, processes = set(threading.enumerate()), children()
-    descriptors = len(os.listdir("/proc/self/fd"))
-    arenas = count_arenas()
+    before = [set(look()) for look in KINDS]
     yield
-    gc.collect()
-    wait_until(lambda: not [one for one in threading.enumerate() if one not in threads])
-    wait_until(lambda: children() <= processes)
-    gc.collect()
-    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors)
-    wait_until(lambda: count_arenas() <= arenas)
+
+    def left(count):
+        return [new for look, old in zip(KINDS[:count], before, strict=False) if (new := set(look()) - old)]
+
+    for count in (2, len(KINDS)):  # what the threads and processes held is garbage only when they have ended
+        gc.collect()
+        with suppress(AssertionError):
+            wait_until(lambda: not left(count), seconds)  # noqa: B023 - called before the next round
+    assert left(len(KINDS)) == []
 
 
 def leave_early(loader, ending):

@@ -21,7 +21,7 @@ import numpy as np
 
 from gpuloader import DataLoader, Dataset, IterableDataset, get_worker_info
 from gpuloader.system import processes
-from tests.fakes import is_running, nothing_left_behind, wait_until
+from tests.fakes import nothing_left_behind
 from tests.processes import descendants
 
 
@@ -159,11 +159,6 @@ def end(pid):
         os.close(descriptor)
 
 
-def count_mappings():
-    with open("/proc/self/maps") as maps:
-        return sum("gpuloader-" in line for line in maps)
-
-
 @cache
 def warm_up():
     """Start the resource tracker, which stays and keeps descriptors open, and import what workers need."""
@@ -173,14 +168,11 @@ def warm_up():
 
 @contextmanager
 def all_gone():
-    """Fail if the block leaves a process, thread, descriptor or mapping behind."""
+    """Fail if the block leaves a process, thread, descriptor or shared segment behind."""
     warm_up()
     gc.freeze()  # exclude existing objects from collections, which would take most of the time
     try:
-        before, mappings = offspring(), count_mappings()
         with nothing_left_behind():
             yield
-        wait_until(lambda: not [pid for pid in offspring() - before if is_running(pid)])
-        wait_until(lambda: count_mappings() <= mappings)
     finally:
         gc.unfreeze()

@@ -18,9 +18,9 @@ from gpuloader.epoch.epoch import Epoch
 from gpuloader.fetch.processes import fork_server, workers
 from gpuloader.fetch.processes.messages import Kind
 from gpuloader.system import processes
-from tests.fakes import leave_early, run_threads, wait_until
+from tests.fakes import is_running, leave_early, run_threads, wait_until
 from tests.fetch import faulty
-from tests.fetch.faulty import Faulty, FaultyStream, indices, is_running, loader, plain
+from tests.fetch.faulty import Faulty, FaultyStream, indices, loader, plain
 from tests.fetch.ways import PROCESSES, WORKERS
 from tests.processes import run_in_fork
 

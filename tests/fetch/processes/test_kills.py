@@ -17,9 +17,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from tests.fakes import wait_until
+from tests.fakes import is_running, wait_until
 from tests.fetch import faulty
-from tests.fetch.faulty import Faulty, FaultyStream, Growing, is_running, loader
+from tests.fetch.faulty import Faulty, FaultyStream, Growing, loader
 
 KILLS = int(os.environ.get("GPULOADER_KILLS", "30"))
 PARENT_KILLS = int(os.environ.get("GPULOADER_PARENT_KILLS", "4"))
