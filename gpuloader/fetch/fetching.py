@@ -16,7 +16,7 @@ from gpuloader.checks import THREAD
 from gpuloader.fetch.contract import EpochRequest, Fetch, WorkerOptions, WorkerSetup
 from gpuloader.fetch.jobs import Window
 from gpuloader.fetch.read_ahead import STRETCH, InlineFetch, ReadAhead, stage_inline
-from gpuloader.fetch.worker_threads import PART_NBYTES, ThreadStreams, ThreadWorkers
+from gpuloader.fetch.worker_threads import PART_NBYTES, ThreadWorkers
 from gpuloader.order.dividing import Division, RankInfo
 from gpuloader.sources.array_rows import held_by
 from gpuloader.staging.ring import Ring
@@ -163,7 +163,14 @@ class Fetching:
                 self._held, self._gatherer = held, self._make_gatherer()
         workers = self._workers
         if self.count:
-            window = Window(epoch.numbered, ring, self.ahead, meter, in_order=workers.in_order)
+            turns: deque[int] | None = None
+            # Who reads decides the items of an iterable dataset, and with PyTorch's seeds what is drawn.
+            follows = epoch.follows_torch and self.in_processes and workers.in_order and not workers.most
+            if epoch.reached is not None or follows:
+                turns = deque(range(workers.count))
+                turns.rotate(-epoch.turn)
+            in_order = workers.in_order
+            window = Window(epoch.numbered, ring, self.ahead, meter, in_order=in_order, turns=turns)
             start = self._open_processes if self.in_processes else self._open_threads
             fetch: Fetch | None = None
             try:
@@ -195,12 +202,12 @@ class Fetching:
 
     def _open_threads(self, epoch: EpochRequest, window: Window) -> Fetch:
         count = self._workers.count
-        shared = window, self._make_setup(), epoch, self._workers.timeout
-        if epoch.reached is None:
-            return ThreadWorkers(*shared, self._gatherer or self._assembler, count)
+        streams: list[Pass] = []
         # Threads share the dataset object, so its state is the position of one thread only if it is alone.
-        streams = [self._open_stream(number, epoch, keep_state=count == 1) for number in range(count)]
-        return ThreadStreams(*shared, streams)
+        if epoch.reached is not None:
+            streams = [self._open_stream(number, epoch, keep_state=count == 1) for number in range(count)]
+        assembler, timeout = self._gatherer or self._assembler, self._workers.timeout
+        return ThreadWorkers(window, self._make_setup(), epoch, timeout, assembler, count, streams)
 
     def _open_processes(self, epoch: EpochRequest, window: Window) -> Fetch:
         # Imported late, because these modules take as long to import as the rest of the package.

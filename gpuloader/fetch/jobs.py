@@ -56,6 +56,7 @@ class Window:
     meter: Meter
     _: KW_ONLY
     in_order: bool
+    turns: deque[int] | None = None  # the workers that take turns, the next one first; None: whoever is free
 
     def __post_init__(self) -> None:
         self.exhausted = False  # no more jobs to hand out
@@ -66,8 +67,19 @@ class Window:
         # a worker's `reserve` looks at them.
         self.jobs: deque[Job] = deque()
 
+    def whose_turn(self) -> int:
+        """Return the worker that gets the next job; -1 if any may, or if none has items left."""
+        if self.turns is None:
+            return -1
+        for job in self.jobs:
+            if job.done and job.staged is None and job.error is None and job.worker in self.turns:
+                self.turns.remove(job.worker)  # it has no items left
+        self.exhausted = self.exhausted or not self.turns
+        return self.turns[0] if self.turns else -1
+
     def next_job(self) -> Job | None:
         """Return a new job with its slot; None if the window is full, no slot is free or the plan is done."""
+        worker = self.whose_turn()
         if self.exhausted or len(self.jobs) >= min(self.ahead, max(FIRST_JOBS, 2 * self.delivered)):
             return None
         # The slot first: indices that the plan has yielded could not be put back.
@@ -78,7 +90,7 @@ class Window:
         try:
             entry = next(self.numbered, None)
             if entry is not None:
-                job = Job(*entry)
+                job = Job(*entry, worker=worker)
         except Exception as error:
             # Queue the error like a batch, so that the consumer gets the earlier batches first.
             failed = Job(-1, ())
@@ -93,6 +105,8 @@ class Window:
         with self._slotting:
             job.slot = slot or self.ring.take()
             self.jobs.append(job)
+        if self.turns:
+            self.turns.rotate(-1)
         return job
 
     def reserve(self, job: Job, nbytes: int) -> Slot:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter_ns
 
 from gpuloader.batches.items import Pass
-from gpuloader.batches.staged import BatchAssembler, BatchBuilder, StagedBatch
+from gpuloader.batches.staged import BatchAssembler, BatchBuilder, Reserve, StagedBatch
 from gpuloader.errors import LoaderError, SampleError, in_a_fork
 from gpuloader.fetch.contract import (
     CLOSING_TIME,
@@ -40,50 +39,56 @@ from gpuloader.watch.tracing import WORKER, mark
 # The least bytes that each thread gathers from arrays; for less, handing over the task costs more.
 PART_NBYTES = 1 << 20
 
-# A function to call with the thread's number, its job, and the start and stop of its part of the samples.
-Task = tuple[Callable[[int], None], Job, int, int]
+# A job, and the start and stop of the part of its samples that a thread fetches or writes.
+Task = tuple["DividedJob", int, int]
 
 # What threads wait for; None ends one of them.
 Tasks = SimpleQueue[Task | None]
 
 
 @dataclass(eq=False)
-class Threads:
-    """The worker threads of one epoch, each with its queue of tasks; several may share one.
+class ThreadWorkers:
+    """The worker threads of one epoch; only the consumer calls the public methods.
 
-    Only the consumer calls the public methods.
+    Each batch of a map-style dataset is cut into one part per thread: so the first one is ready soonest, and
+    few slots are needed. Of an iterable dataset, each thread reads one of the `streams`, in turn.
     """
 
     window: Window
     setup: WorkerSetup
     epoch: EpochRequest
     timeout: float  # seconds to wait for a batch; 0 means no limit
+    assembler: BatchAssembler
+    count: int
+    streams: Sequence[Pass] = ()
 
     def __post_init__(self) -> None:
         self._process = os.getpid()
         self._threads: list[StartedThread] = []
-        self._queues: list[Tasks] = []  # of each thread
+        self._queues: list[Tasks] = [SimpleQueue() for _ in range(len(self.streams) or 1)]
         self._at_work: list[Task | None] = []  # what each thread is doing
         self._failures: list[LoaderError] = []
         self.bell: SimpleQueue[None] = SimpleQueue()  # an entry wakes the consumer: a job has ended
         self.closed = threading.Event()  # the epoch is over
+        self._start(self.count)
 
-    def _add(self, *queues: Tasks) -> None:
-        """Start one more thread for each of these queues, from which it takes its tasks."""
+    def _tasks(self, number: int) -> Tasks:
+        return self._queues[number % len(self._queues)]
+
+    def _start(self, count: int) -> None:
+        """Start so many more threads."""
         try:
-            for tasks in queues:
-                self._queues.append(tasks)
+            for number in range(len(self._threads), len(self._threads) + count):
                 self._at_work.append(None)
-                number = len(self._threads)
                 with deferred_interrupt():  # nobody would wait for a thread that is not noted
-                    self._threads.append(start_thread(f"{WORKER}-{number}", self._work, number, tasks))
+                    self._threads.append(start_thread(f"{WORKER}-{number}", self._work, number))
         except BaseException:
             self._end()
             raise
 
-    def _work(self, number: int, tasks: Tasks) -> None:
+    def _work(self, number: int) -> None:
         """Run tasks until the queue says None: the main function of a worker thread."""
-        setup, epoch = self.setup, self.epoch
+        setup, epoch, tasks = self.setup, self.epoch, self._tasks(number)
         bind(setup.cores)
         seed = setup.worker_seed(epoch.seed, epoch.epoch, number, follows_torch=epoch.follows_torch)
         exchange_worker(WorkerInfo(number, setup.count, seed, setup.spec.source.dataset, setup.rank.ranks))
@@ -97,15 +102,19 @@ class Threads:
                 self.bell.put(None)
                 return
             exchange_draw(Draw(epoch.seed, epoch.epoch))
-            while (task := tasks.get()) is not None:
+            while (task := tasks.get()) is not None:  # without limit: `_end` sends the None
                 self._at_work[number] = task
-                task[0](number)
+                task[0].run(task[1], task[2], number)
                 # Forget the task while waiting for the next one: it holds the batch.
                 self._at_work[number] = task = None
 
-    def _hand_out(self) -> None:
-        """Give the threads as many jobs as the window has for them."""
-        raise NotImplementedError
+    def resize(self, workers: int, ahead: int) -> None:
+        """Use `workers` threads from now on, and keep up to `ahead` batches in progress."""
+        self._start(workers - self.count)
+        for _ in range(workers, self.count):
+            self._queues[0].put(None)  # the thread that takes it ends
+        self.count = workers
+        self.window.ahead = ahead
 
     def get(self) -> StagedBatch:
         """Wait for the next batch and return it.
@@ -132,7 +141,9 @@ class Threads:
         job = next((job for job in self.window.jobs if not job.done), None)
         if job is None:
             raise timed_out("no worker thread", self._process, self.timeout, None, ())
-        tasks = [(number, *task[2:]) for number, task in enumerate(self._at_work) if task and task[1] is job]
+        tasks = [
+            (number, *task[1:]) for number, task in enumerate(self._at_work) if task and task[0].job is job
+        ]
         who = " and ".join(f"worker {number} (a thread)" for number, *_ in tasks) or "no worker thread"
         held = [index for _, start, stop in tasks for index in plain_indices(job.indices[start:stop])]
         raise timed_out(who, self._process, self.timeout, job.number, held or job.indices)
@@ -143,8 +154,21 @@ class Threads:
             raise in_a_fork("the loader's worker threads")
         if self._failures:
             raise self._failures[0]
-        self._hand_out()
-        return self.window.deliver()
+        window = self.window
+        while (job := window.next_job()) is not None:
+            reserve, count = partial(window.reserve, job), 1
+            try:
+                if self.streams:
+                    builder: BatchBuilder = _StreamBuilder(self.streams[job.worker], job.number, reserve)
+                else:
+                    builder, count = self.assembler.begin(job.number, job.indices, reserve), self.count
+            except Exception as error:
+                job.finish(None, error)
+                continue
+            if builder.nbytes is not None:
+                count = max(min(count, builder.nbytes // PART_NBYTES), 1)
+            DividedJob(job, builder, count, self, self._tasks(job.worker)).hand_out(len(job.indices))
+        return window.deliver()
 
     def close(self) -> bool:
         """Stop the threads and return the slots they are not writing to; return False if one did not end."""
@@ -156,13 +180,15 @@ class Threads:
             for job in self.window.jobs:
                 job.done = True
         self.window.drop_done()
+        for stream in self.streams if ended else ():
+            stream.close()
         return ended
 
     def _end(self) -> bool:
         """Stop the threads; return False if one did not end in time."""
         self.closed.set()
-        for tasks in self._queues:
-            tasks.put(None)
+        for number in range(len(self._at_work)):
+            self._tasks(number).put(None)
         # A thread that hangs in the user's dataset cannot be stopped from outside: it stays, harmless, until
         # the dataset returns or the process ends.
         deadline = monotonic() + CLOSING_TIME
@@ -170,34 +196,55 @@ class Threads:
         return all(ended)
 
 
-class _DividedJob:
+@dataclass(eq=False)
+class _StreamBuilder(BatchBuilder):
+    """Stages the next batch of an iterable dataset, all of it in one thread."""
+
+    stream: Pass
+    number: int
+    reserve: Reserve
+
+    def fetch(self, start: int, stop: int) -> None:  # noqa: ARG002
+        self.staged = self.stream.stage(self.number, self.reserve)
+
+    def finish(self) -> StagedBatch | None:  # type: ignore[override]
+        return self.staged
+
+    def locate(self, error: SampleError) -> None:
+        """Add nothing: the stream has said where."""
+
+
+@dataclass(eq=False)
+class DividedJob:
     """A job whose samples are divided among several threads."""
 
-    def __init__(self, job: Job, builder: BatchBuilder, count: int, threads: Threads, tasks: Tasks) -> None:
-        self._job = job
-        self._builder = builder
-        self._fetch = builder.fetch
-        self._left = self._count = count
-        self._threads = threads
-        self._tasks = tasks
-        self._error: tuple[int, int, BaseException] | None = None  # worker, start of its part, error
-        self._lock = threading.Lock()
+    job: Job
+    builder: BatchBuilder
+    count: int
+    threads: ThreadWorkers
+    tasks: Tasks
+    _error: tuple[int, int, BaseException] | None = None  # worker, start of its part, error
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._fetch = self.builder.fetch
+        self._left = self.count
 
     def hand_out(self, samples: int) -> None:
         """Give each part of the samples to a thread."""
-        self._left = count = min(self._count, samples) or 1  # a batch without samples is one part, too
+        self._left = count = min(self.count, samples) or 1  # a batch without samples is one part, too
         for part in range(count):
-            start, stop = part * samples // count, (part + 1) * samples // count
-            self._tasks.put((partial(self.run, start, stop), self._job, start, stop))
+            self.tasks.put((self, part * samples // count, (part + 1) * samples // count))
 
     def run(self, start: int, stop: int, worker: int) -> None:
         """Fetch or write a part; the thread that fetches the last one finishes the job."""
+        job, builder, closed = self.job, self.builder, self.threads.closed
         begun = perf_counter_ns()
         error: BaseException | None = None
         failed = self._error
         try:
             # A part before one that has failed may hold an earlier error, and the earliest one is raised.
-            if (failed is None or start < failed[1]) and not self._threads.closed.is_set():
+            if (failed is None or start < failed[1]) and not closed.is_set():
                 self._fetch(start, stop)
         except BaseException as raised:
             error = raised
@@ -207,122 +254,30 @@ class _DividedJob:
             # Keep the error that is first in the batch's order, not in time.
             if error is not None and (self._error is None or start < self._error[1]):
                 self._error = worker, start, error
-            self._job.busy += ended - begun
+            job.busy += ended - begun
             self._left -= 1
             if self._left:
                 return
         # Only one thread comes here, so the rest needs no lock.
         staged: StagedBatch | None = None
         error = None
-        builder = self._builder
         if self._error is not None:
             worker, _, error = self._error
         try:
-            if error is None and not self._threads.closed.is_set():
+            if error is None and not closed.is_set():
                 # Where images lie in the slot is known only now, so that they can be decoded into it.
-                if self._fetch == builder.fetch:
-                    unwritten = builder.lay_out()
-                    if unwritten:
-                        self._fetch = builder.write
-                        self.hand_out(unwritten)
-                        return
+                if self._fetch == builder.fetch and (unwritten := builder.lay_out()):
+                    self._fetch = builder.write
+                    self.hand_out(unwritten)
+                    return
                 staged = builder.finish()
         except BaseException as raised:
             error = raised
         if isinstance(error, SampleError):
             builder.locate(error)
-        _end_job(self._job, staged, error, worker, self._threads)
-
-
-def _end_job(
-    job: Job, staged: StagedBatch | None, error: BaseException | None, worker: int, threads: Threads
-) -> None:
-    if error is not None:
-        error = as_failure(error, job.number, worker)
-        if isinstance(error, SampleError):
-            error.worker = worker
-    job.finish(staged, error)
-    threads.bell.put(None)
-
-
-@dataclass(eq=False)
-class ThreadWorkers(Threads):
-    """Threads that fetch a map-style dataset.
-
-    Each batch is cut into one part per thread: so the first one is ready soonest, and few slots are needed.
-    """
-
-    assembler: BatchAssembler
-    count: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._tasks: Tasks = SimpleQueue()
-        self._add(*[self._tasks] * self.count)
-
-    def resize(self, workers: int, ahead: int) -> None:
-        """Use `workers` threads from now on, and keep up to `ahead` batches in progress."""
-        self._add(*[self._tasks] * (workers - self.count))
-        for _ in range(workers, self.count):
-            self._tasks.put(None)  # the thread that takes it ends
-        self.count = workers
-        self.window.ahead = ahead
-
-    def _hand_out(self) -> None:
-        window = self.window
-        while (job := window.next_job()) is not None:
-            try:
-                builder = self.assembler.begin(job.number, job.indices, partial(window.reserve, job))
-            except Exception as error:
-                job.finish(None, error)
-                continue
-            samples, count = len(job.indices), self.count
-            if builder.nbytes is not None:
-                count = max(min(count, samples, builder.nbytes // PART_NBYTES), 1)
-            _DividedJob(job, builder, count, self, self._tasks).hand_out(samples)
-
-
-@dataclass(eq=False)
-class ThreadStreams(Threads):
-    """Threads that each read an iterable dataset; their batches come in turn, first that of thread `turn`."""
-
-    streams: Sequence[Pass]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._turns = deque(range(len(self.streams)))
-        self._turns.rotate(-self.epoch.turn)
-        self._add(*(SimpleQueue() for _ in self.streams))
-
-    def _hand_out(self) -> None:
-        window = self.window
-        for ended in window.jobs:  # of a thread that has no items left
-            if ended.done and ended.staged is None and ended.worker in self._turns:
-                self._turns.remove(ended.worker)
-        if not self._turns:
-            window.exhausted = True
-        while self._turns and (job := window.next_job()) is not None:
-            job.worker = self._turns[0]
-            self._turns.rotate(-1)
-            self._queues[job.worker].put((partial(self._run, job), job, 0, 0))
-
-    def _run(self, job: Job, worker: int) -> None:
-        staged: StagedBatch | None = None
-        error: BaseException | None = None
-        begun = perf_counter_ns()
-        try:
-            if not self.closed.is_set():
-                staged = self.streams[worker].stage(job.number, partial(self.window.reserve, job))
-        except BaseException as raised:
-            error = raised
-        ended = perf_counter_ns()
-        job.busy = ended - begun
-        mark("fetch", begun, ended)
-        _end_job(job, staged, error, worker, self)
-
-    def close(self) -> bool:
-        """Stop the threads and close their streams; return False if one did not end in time."""
-        closed = super().close()
-        for stream in self.streams if closed else ():
-            stream.close()
-        return closed
+        if error is not None:
+            error = as_failure(error, job.number, worker)
+            if isinstance(error, SampleError):
+                error.worker = worker
+        job.finish(staged, error)
+        self.threads.bell.put(None)

@@ -14,7 +14,7 @@ from gpuloader.batches.assembly import Assembler
 from gpuloader.batches.schema import Collation
 from gpuloader.fetch import worker_threads as threads
 from gpuloader.fetch.jobs import Job
-from gpuloader.fetch.worker_threads import _DividedJob
+from gpuloader.fetch.worker_threads import DividedJob
 from gpuloader.sources.describing import describe
 from gpuloader.staging.ring import Slot
 from gpuloader.testing import simulated_places
@@ -66,7 +66,7 @@ def test_the_error_is_of_the_first_bad_sample_whichever_was_fetched_first(parts)
 
 def test_the_error_is_of_the_first_bad_sample_whichever_failed_first():
     job, threads = Job(0, range(3)), SimpleNamespace(closed=threading.Event(), bell=SimpleQueue())
-    parts = _DividedJob(job, begin_bad(), 3, threads, SimpleQueue())
+    parts = DividedJob(job, begin_bad(), 3, threads, SimpleQueue())
     for start in (0, 2, 1):
         parts.run(start, start + 1, 0)
     assert job.error.dataset_index == 1

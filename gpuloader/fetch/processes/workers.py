@@ -375,11 +375,7 @@ class ProcessWorkers:
         self._has_looked = self._broken = self._closing = False
         self._reached: dict[int, ItemState] = dict(epoch.reached or {})
         self._active = options.count
-        # Who reads a batch decides the items of an iterable dataset, and with PyTorch's seeds what is drawn.
-        self._in_turn = not self._by_index or (epoch.follows_torch and options.in_order and not options.most)
         self._sent = 0
-        self._turns = deque(range(self._active))
-        self._turns.rotate(-epoch.turn)
         # Workers skip the tasks of other epochs, so one that the user has left costs its rest no time.
         pool.serial += 1
         pool.current[0] = pool.serial
@@ -480,17 +476,13 @@ class ProcessWorkers:
             job.worker = worker.number
             worker.jobs.append(job)
             self._sent += 1
-            if self._in_turn:
-                self._turns.rotate(-1)
             self._send_task(worker, job)
 
     def _next_worker(self) -> WorkerProcess | None:
         workers = self.pool.workers
-        if self._in_turn:
-            if not self._turns:
-                self.window.exhausted = True
-                return None
-            return None if self._turns[0] >= len(workers) else workers[self._turns[0]]
+        if self.window.turns is not None:
+            turn = self.window.whose_turn()  # -1, and the window has no job, once none has items left
+            return workers[turn] if turn < len(workers) else None
         worker = workers[0]
         for other in workers[1 : self._active]:
             if len(other.jobs) < len(worker.jobs):
@@ -568,8 +560,6 @@ class ProcessWorkers:
             job.finish(None, unpack_failure(message.payload))
         elif message.kind == Kind.END:
             job.finish(None)
-            if not self._by_index and worker.number in self._turns:
-                self._turns.remove(worker.number)
         else:
             begun, end = message.c, message.d
             job.busy = end - begun
@@ -656,7 +646,7 @@ class ProcessWorkers:
         may_stay = intact and self.options.persistent and not self._broken
         stays = False
         try:
-            if may_stay and self._in_turn and self.epoch.follows_torch:
+            if may_stay and self.window.turns is not None and self.epoch.follows_torch:
                 self._draw_rest(monotonic() + REST)
             self._closing, deadline = True, monotonic() + GRACE
             stays = may_stay and not self._broken and self._call_off(deadline)
