@@ -15,7 +15,6 @@ import itertools
 import mmap
 import os
 import pickle
-import struct
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -32,19 +31,16 @@ from numpy.typing import NDArray
 from gpuloader.errors import StagingMemoryError
 from gpuloader.foreign import can_stage, is_tensor, tensor_array, tensor_over
 from gpuloader.sources.packed import PackedList
+from gpuloader.staging.arena import align
 from gpuloader.system.finalizers import calling, closing_once
 from gpuloader.system.platforms import check_memory, open_memory_file, reserve, seal
 
 # Arrays of at least this many bytes are stored outside the pickle.
 OUT_OF_BAND = 64 << 10
 
-_ALIGNMENT = 256  # bytes, as for the fields of a slot
-_PIECE = 4 << 20  # bytes of a strided array that are made contiguous at a time
 _PROBE = 1 << 20  # bytes of pickle after which a part is not searched further
 _STEP = 16 << 20  # bytes of pickle between two checks of the available memory
 _DEEPEST, _WIDEST = 6, 64  # how many levels, and parts per level, `blame` searches
-_HEADER = struct.Struct("<QQ")  # bytes of the pickle, and entries of the table, which follows it
-_ENTRY = struct.Struct("<QQ")  # a buffer's offset and its bytes
 _MAIN = ("__main__", "__mp_main__")  # the second is the first's name in a spawned process
 
 
@@ -105,7 +101,7 @@ def pack(value: object) -> Parcel:
     except OSError as error:
         raise Unshippable(f"cannot create a memory file that shares the dataset: {error}") from error
     try:
-        pickled = _PickleFile(None, descriptor)
+        pickled = _PickleFile(descriptor=descriptor)
         try:
             contents = dump(value, pickled)
         except MemoryError:
@@ -135,13 +131,12 @@ def unpack(descriptor: int, lists: Sequence[int] = ()) -> Any:
     # Private: pages are shared with all other processes until this one writes to them, and its writes stay
     # its own. The mapping lives as long as any of the arrays.
     mapped = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
-    pickle_nbytes, count = _HEADER.unpack_from(mapped)
-    table = _HEADER.size + pickle_nbytes
-    entries = _ENTRY.iter_unpack(mapped[table : table + count * _ENTRY.size])
-    buffers = [mapped[start : start + size] for start, size in entries]
+    numbers = mapped.cast("q")  # the last ones say where the buffers lie, and how many there are
+    bounds = numbers[-1 - 2 * numbers[-1] : -1]
+    buffers = [mapped[start:stop] for start, stop in zip(bounds[::2], bounds[1::2], strict=True)]
     _received.lists = lists
     try:
-        return pickle.loads(mapped[_HEADER.size : table], buffers=buffers)
+        return pickle.loads(mapped, buffers=buffers)
     finally:
         del _received.lists
 
@@ -429,13 +424,13 @@ def _parts(value: Any) -> Iterator[tuple[str, object]]:
     return ((f".{name}", part) for name, part in getattr(value, "__dict__", {}).items())
 
 
-# The memory file: header, pickle, table of buffers, and the buffers at aligned offsets.
+# The memory file: the pickle, the buffers at aligned offsets, and where they lie.
 
 
 class _PickleFile:
-    """The target of a pickle: writes behind the header of a memory file, or only counts; has a limit."""
+    """The target of a pickle: the beginning of a memory file, or nothing, which only counts; has a limit."""
 
-    def __init__(self, limit: int | None, descriptor: int | None = None) -> None:
+    def __init__(self, limit: int | None = None, descriptor: int | None = None) -> None:
         self.limit = limit
         self.descriptor = descriptor
         self.nbytes = 0
@@ -450,61 +445,41 @@ class _PickleFile:
             # would kill the whole program at its limit, without an error.
             if self.nbytes // _STEP != end // _STEP:
                 check_memory(view.nbytes + _STEP, _shortage)
-            _write(self.descriptor, view, _HEADER.size + self.nbytes)
+            try:
+                while view:  # one call writes at most 2 GiB, and less if a signal interrupts it
+                    view = view[os.write(self.descriptor, view) :]
+            except OSError as error:
+                raise StagingMemoryError(_shortage(view.nbytes, str(error))) from error
         self.nbytes = end
 
 
 def _write_beside(descriptor: int, pickle_nbytes: int, memory: list[NDArray[Any]]) -> int:
-    """Write the header, the table and the arrays around the pickle; return the size of the whole file."""
-    table_start = _HEADER.size + pickle_nbytes
-    end = table_start + len(memory) * _ENTRY.size
+    """Write the arrays, and last where each lies, behind the pickle; return the size of the whole file."""
+    end = pickle_nbytes
     placed: dict[Any, tuple[int, NDArray[Any]]] = {}
-    table = bytearray()
+    bounds: list[int] = []
     for one in memory:
         # Memory that occurs twice, as of an array and its reshaped view, is written once and shared.
         same = (one.__array_interface__["data"][0], one.shape, one.strides, one.itemsize)
         if same not in placed:
-            start = -(-end // _ALIGNMENT) * _ALIGNMENT
-            placed[same] = start, one
-            end = start + one.nbytes
-        table += _ENTRY.pack(placed[same][0], one.nbytes)
-    check_memory(end - table_start, _shortage)
+            placed[same] = align(end), one
+            end = align(end) + one.nbytes
+        start, _ = placed[same]
+        bounds += start, start + one.nbytes
+    index = np.array([*bounds, len(memory)], np.int64)
+    start = align(end)
+    end = start + index.nbytes
+    check_memory(end - pickle_nbytes, _shortage)
     try:
         reserve(descriptor, end)
+        with mmap.mmap(descriptor, end) as mapping:
+            for at, one in (*placed.values(), (start, index)):
+                # As bytes: an array of records would leave out what lies between its fields.
+                elements = one.view(np.dtype((np.void, one.itemsize)))
+                np.ndarray(one.shape, elements.dtype, mapping, at)[...] = elements
     except OSError as error:
         raise StagingMemoryError(_shortage(end, str(error))) from error
-    _write(descriptor, _HEADER.pack(pickle_nbytes, len(memory)), 0)
-    _write(descriptor, table, table_start)
-    for start, one in placed.values():
-        for piece in _pieces(one):
-            _write(descriptor, piece, start)
-            start += piece.nbytes
     return end
-
-
-def _pieces(array: NDArray[Any]) -> Iterator[memoryview]:
-    """Yield the bytes of an array in C order, copying at most one piece at a time."""
-    if array.flags.c_contiguous:
-        yield array.reshape(-1).view(np.uint8).data
-    elif array.nbytes <= _PIECE:
-        yield from _pieces(np.ascontiguousarray(array))
-    elif len(array) == 1:
-        yield from _pieces(array[0])
-    else:
-        middle = len(array) // 2
-        yield from _pieces(array[:middle])
-        yield from _pieces(array[middle:])
-
-
-def _write(descriptor: int, data: Any, start: int) -> None:
-    view = memoryview(data)
-    try:
-        while view:
-            # One call writes at most 2 GiB, and less if a signal interrupts it.
-            written = os.pwrite(descriptor, view, start)
-            view, start = view[written:], start + written
-    except OSError as error:
-        raise StagingMemoryError(_shortage(view.nbytes, str(error))) from error
 
 
 def _shortage(nbytes: int, reason: str) -> str:
