@@ -229,51 +229,38 @@ def explain(stats: LoaderStats, configuration: Configuration) -> Explanation:
     >>> print(explain(DataLoader([1], places="cpu").stats(), Configuration("samples", 0, "process", 2)))
     0 steps so far; an explanation needs at least 5.
     """
-    tuned = list(filter(None, (configuration.tuned, configuration.started)))
-    if configuration.policy is not None:
-        tuned.append(describe_policy(configuration.policy))
+    policy, workers = configuration.policy, configuration.workers
+    told = configuration.tuned, configuration.started, "" if policy is None else describe_policy(policy)
+    tuned = tuple(filter(None, told))
     if stats.steps < FEWEST_STEPS or stats.seconds <= stats.startup:
         steps = "1 step" if stats.steps == 1 else f"{stats.steps} steps"
-        told = f"{steps} so far; an explanation needs at least {FEWEST_STEPS}."
-        return Explanation("unknown", 0.0, told, notes=tuple(tuned))
-    parts = {
-        name: getattr(stats, name) / stats.steps
-        for name in ("wait", "transfer", "compute", "fetch", "stage", "copy")
-    }
+        summary = f"{steps} so far; an explanation needs at least {FEWEST_STEPS}."
+        return Explanation("unknown", 0.0, summary, notes=tuned)
+    names = ("wait", "transfer", "compute", "fetch", "stage", "copy")
+    parts = {name: getattr(stats, name) / stats.steps for name in names}
     wait, transfer, compute = parts["wait"], parts["transfer"], parts["compute"]
-    loop = wait + transfer + compute
-    work = parts["fetch"] + parts["stage"]
+    loop, work = wait + transfer + compute, parts["fetch"] + parts["stage"]
     copying = parts["copy"] / configuration.places
     notes: list[str] = []
     # The bound is the first that applies. Copies come first: a loop that they limit waits for its input, too,
     # because slots return only after their copy.
     if copying >= COPY_SHARE * loop:
-        bound, share = "copy", min(copying / loop, 1.0)
-        summary = (
-            f"Bound by copying: copies take {_time(copying)} of each {_time(loop)} step ({share:.0%}), at "
-            f"{stats.nbytes / stats.copy / 1e9:.1f} GB/s."
-        )
+        bound, seconds, speed = "copy", min(copying, loop), stats.nbytes / stats.copy / 1e9
+        what = f"copying: copies take {_time(copying)}", f", at {speed:.1f} GB/s."
         advice = [
             "transforms=[Normalize(...)]: copy fields in a small dtype such as uint8 and convert them on the "
             "device, so that fewer bytes are copied",
             "cache='device': copies the data only once, if it fits in the device's memory",
         ]
     elif wait >= INPUT_SHARE * loop:
-        bound, share, rest = "input", wait / loop, transfer + compute
+        bound, seconds, rest = "input", wait, transfer + compute
         faster = f" Faster input could make steps up to {loop / rest:.1f} times as fast." if rest else ""
-        summary = (
-            f"Bound by input: your loop waits for data {_time(wait)} of each {_time(loop)} step "
-            f"({share:.0%}).{faster}"
-        )
-        notes = [f"Loading one step takes {_time(work)} of work, done by {_name_readers(configuration)}."]
+        what = f"input: your loop waits for data {_time(wait)}", f".{faster}"
+        notes.append(f"Loading one step takes {_time(work)} of work, done by {_name_readers(configuration)}.")
         advice = advise_on_input(configuration, parts, loop, rest)
     elif transfer >= TRANSFER_SHARE * loop:
-        bound, share = "handing over", transfer / loop
-        size = _bytes(stats.nbytes / max(stats.batches, 1))
-        summary = (
-            f"Bound by handing over: delivering batches of {size} takes {_time(transfer)} of "
-            f"each {_time(loop)} step ({share:.0%})."
-        )
+        bound, seconds, size = "handing over", transfer, _bytes(stats.nbytes / max(stats.batches, 1))
+        what = f"handing over: delivering batches of {size} takes {_time(transfer)}", "."
         advice = [
             "increase batch_size, if the model allows: delivery costs about the same for larger batches"
         ]
@@ -282,50 +269,45 @@ def explain(stats: LoaderStats, configuration: Configuration) -> Explanation:
                 f"{_switch(configuration)}: in steps this short, a reader thread costs more than it saves"
             )
     else:
-        bound, share = "compute", compute / loop
-        summary = (
-            f"Bound by compute: your code takes {_time(compute)} of each {_time(loop)} step "
-            f"({share:.0%}); the loader keeps up."
-        )
-        busy, copied = work / max(configuration.workers, 1), copying / loop
+        bound, seconds = "compute", compute
+        what = f"compute: your code takes {_time(compute)}", "; the loader keeps up."
+        busy, copied = work / max(workers, 1), copying / loop
         if configuration.overlaps and busy:
             notes.append(f"The input could supply steps {loop / busy:.1f} times as fast.")
         if copied:
             overlap = ", in parallel with your code" if configuration.overlaps else ""
             notes.append(f"Copies take {copied:.0%} of the time{overlap}.")
-        ahead = configuration.workers or configuration.policy
         # A loop that reads nothing ahead issues a copy only when it asks for the batch.
         advice = [
             f"{_switch(configuration)}: copies batches ahead; without it, a step that waits for the device, "
             "for example to read a loss, also waits for the copy of its batch"
-        ] * (not ahead and copied >= INPUT_SHARE)
-    startup = stats.startup / stats.seconds
+        ] * (not (workers or policy) and copied >= INPUT_SHARE)
+    share, startup = seconds / loop, stats.startup / stats.seconds
+    summary = f"Bound by {what[0]} of each {_time(loop)} step ({share:.0%}){what[1]}"
     if startup >= STARTUP_SHARE:
-        told = f"starting epochs takes {startup:.0%} of the time"
-        processes = configuration.workers and configuration.worker_type == "process"
-        if processes and not configuration.persistent and configuration.reads != "reader":
-            advice.append(
-                f"persistent_workers=True: {told}, and this keeps the worker processes between epochs"
-            )
-        else:
-            advice.append(f"longer epochs, or a faster first batch: {told}")
+        begun = f"starting epochs takes {startup:.0%} of the time"
+        processes = workers and configuration.worker_type == "process" and configuration.reads != "reader"
+        advice.append(
+            f"persistent_workers=True: {begun}, and this keeps the worker processes between epochs"
+            if processes and not configuration.persistent
+            else f"longer epochs, or a faster first batch: {begun}"
+        )
     return Explanation(bound, share, summary, parts, (*notes, *tuned), tuple(advice))
 
 
 def _name_readers(configuration: Configuration) -> str:
-    if not configuration.workers:
+    count, kind = configuration.workers, configuration.worker_type
+    if not count:
         return "a reader thread" if configuration.overlaps else "your loop's own thread"
     if configuration.reads in ("reader", "batches"):
-        return f"{configuration.workers} reader thread"
-    names = {"thread": ("thread", "threads"), "process": ("process", "processes")}
-    return f"{configuration.workers} worker {names[configuration.worker_type][configuration.workers > 1]}"
+        return f"{count} reader thread"
+    return f"{count} worker {kind}{'es' if kind == 'process' else 's'}" if count > 1 else f"1 worker {kind}"
 
 
 def _switch(configuration: Configuration) -> str:
     """Return the option with which the loader itself chooses how to read ahead."""
-    if configuration.reads == "batches":
-        return "prefetch=2"
-    return f"use_{'double_buffer' if configuration.reads == 'reader' else 'buffer_reader'}=True"
+    switches = {"batches": "prefetch=2", "reader": "use_double_buffer=True"}
+    return switches.get(configuration.reads, "use_buffer_reader=True")
 
 
 def describe_policy(policy: ReadAheadPolicy) -> str:
@@ -360,7 +342,7 @@ def advise_on_input(
     `loop` are the seconds per step in all, and `rest` those without waiting.
     """
     work = parts["fetch"] + parts["stage"]
-    cores, workers = configuration.cores, configuration.workers
+    cores, workers, most = configuration.cores, configuration.workers, configuration.most
     if configuration.reads in ("reader", "batches"):
         return _advise_on_thread(configuration, parts, loop)
     if configuration.tuned and configuration.since is None:
@@ -371,19 +353,15 @@ def advise_on_input(
             "costs less per sample"
         ]
     # So many workers load a step while the loop computes one; with a loop that does nothing else, all cores.
-    needed = math.ceil(work / rest) if rest * cores > work else cores
+    needed = max(min(math.ceil(work / rest), cores), 1) if rest * cores > work else cores
     indexed = configuration.reads == "samples"  # an iterable dataset takes neither 'auto' nor a cache
     auto = ", or num_workers='auto'" if indexed else ""
-    cheaper = "cache='host', or cheaper samples" if indexed else "cheaper samples"
     if not workers:
         if loop < TOO_SHORT:
             return ["increase batch_size: in steps this short, workers cost more than they save"]
-        more = (
-            f"num_workers={max(min(needed, cores), 1)}{auto}: workers load the next batches while your "
-            "loop computes"
-        )
-        cache = "cache='host': reads each sample only once, if the data fits in RAM"
-        return [more, cache] if indexed else [more]
+        more = f"num_workers={needed}{auto}: workers load the next batches while your loop computes"
+        return [more, *["cache='host': reads each sample only once, if the data fits in RAM"] * indexed]
+    cheaper = "cache='host', or cheaper samples" if indexed else "cheaper samples"
     # Whether samples are made by Python code or wait for a disk cannot be seen from outside, so both is said.
     threads = configuration.worker_type == "thread"
     python = [
@@ -394,14 +372,13 @@ def advise_on_input(
         told = f"the workers are busy only {busy:.0%} of the time"
         if loop < TOO_SHORT:
             return [f"num_workers=0: {told}, and in steps this short they cost more than they save"]
-        return [f"increase prefetch_factor: {told}; reading further ahead evens out slow batches", *python]
-    if configuration.tuned and workers >= configuration.most:
-        most = configuration.most
+        more = f"increase prefetch_factor: {told}; reading further ahead evens out slow batches"
+    elif configuration.tuned and workers >= most:
         more = f"num_workers={2 * most}: 'auto' stops at {most} workers, and more may still help"
     elif configuration.tuned:
         more = f"{cheaper}: 'auto' tried more workers and gained nothing"  # so it need not be tried again
     elif workers < cores:
-        more = f"num_workers={min(needed, cores)} (now {workers}){auto}: all workers are busy"
+        more = f"num_workers={needed} (now {workers}){auto}: all workers are busy"
     else:
         waits = "worker_type='thread' with more workers"
         if threads:
@@ -419,17 +396,12 @@ def _advise_on_thread(configuration: Configuration, parts: dict[str, float], loo
     """Return what to change if a loop waits for the one thread that reads its batches."""
     is_reader, busy = configuration.reads == "reader", (parts["fetch"] + parts["stage"]) / loop
     if not configuration.workers and loop < TOO_SHORT:
-        larger, thread = "larger batches", "a thread that reads them"
-        if is_reader:
-            larger, thread = "increase batch_size", "a reader thread"
-        return [f"{larger}: in steps this short, {thread} costs more than it saves"]
+        larger = "increase batch_size" if is_reader else "larger batches"
+        return [f"{larger}: in steps this short, a thread that reads them costs more than it saves"]
     if not configuration.workers and configuration.policy is None:
-        if is_reader:
-            return ["use_double_buffer=True: a thread reads the next batch while your loop computes"]
-        return ["prefetch=2: reads and copies the next batches while your loop computes"]
+        return [f"{_switch(configuration)}: reads and copies the next batches while your loop computes"]
     if busy < BUSY_SHARE:
-        who = "the reader thread is busy" if is_reader else "batches are read"
-        told = f"{who} only {busy:.0%} of the time"
+        told = f"the thread is busy only {busy:.0%} of the time"
         # Reading further ahead cannot help a thread that spends its time on hand-overs.
         if loop < SHORT and configuration.forced:
             return [f"use_double_buffer=True: {told}, and in steps this short it costs more than it saves"]
@@ -460,9 +432,8 @@ def _time(seconds: float) -> str:
     >>> _time(0.0000042), _time(0.0313), _time(2.5)
     ('4.2 µs', '31 ms', '2.5 s')
     """
-    units = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
-    unit = next((unit for unit, size in units.items() if seconds >= size), "µs")
-    value = seconds / units[unit]
+    unit, size = ("s", 1.0) if seconds >= 1 else ("ms", 1e-3) if seconds >= 1e-3 else ("µs", 1e-6)
+    value = seconds / size
     return f"{value:.0f} {unit}" if value >= 10 else f"{value:.1f} {unit}"
 
 
