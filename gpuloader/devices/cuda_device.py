@@ -344,7 +344,8 @@ class Context:
             self._handle = self._driver.ctxGetCurrent()
 
         # A thread of its own sets the device and ends: the device of the calling thread must stay, and
-        # setting it back would create the context of that one.
+        # setting it back would create the context of that one. It is waited for without limit, as for any
+        # call of CUDA: one that hangs would hang here, too.
         with ThreadPoolExecutor(1, f"gpuloader: context of gpu:{self._index}") as pool:
             pool.submit(find).result()
         return self._handle

@@ -25,7 +25,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from queue import Empty, SimpleQueue
 from time import perf_counter_ns
@@ -166,17 +166,16 @@ class _Shared:
     capacity: int
     policy: ReadAheadPolicy
     mode: Mode
-
-    def __post_init__(self) -> None:
-        self.items: deque[StagedBatch] = deque()
-        self.ending: BaseException | None = None  # what follows the last of the items
-        self.closed = False
-        self.turn = threading.Lock()
-        self.mutex = threading.Lock()
-        self.consumer_sleeps = self.reader_sleeps = False
-        self.sleeps_since = 0
-        self.for_consumer: SimpleQueue[None] = SimpleQueue()  # permits
-        self.for_reader: SimpleQueue[None] = SimpleQueue()
+    items: deque[StagedBatch] = field(default_factory=deque)
+    ending: BaseException | None = None  # what follows the last of the items
+    closed: bool = False
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    mutex: threading.Lock = field(default_factory=threading.Lock)
+    consumer_sleeps: bool = False
+    reader_sleeps: bool = False
+    sleeps_since: int = 0
+    for_consumer: SimpleQueue[None] = field(default_factory=SimpleQueue)  # permits
+    for_reader: SimpleQueue[None] = field(default_factory=SimpleQueue)
 
     @property
     def must_wait(self) -> bool:
@@ -220,7 +219,7 @@ class _Shared:
             if self.consumer_sleeps and (self.items or self.ending is not None):
                 self.consumer_sleeps = False
                 return
-        self.for_consumer.get()
+        self.for_consumer.get()  # without limit: the thread gives the permit after each batch and at its end
 
     def wait_for_room(self) -> None:
         """Wait, in the reading thread, until it may read again."""
@@ -230,7 +229,7 @@ class _Shared:
             self.reader_sleeps = True
         self.wake_consumer()  # before a sleep, whatever there is
         if self.mode is not TURNS or self.policy.trying:
-            self.for_reader.get()
+            self.for_reader.get()  # without limit: so does the consumer when it waits, and when it closes
             return
         # In turns, the consumer wakes this thread by waiting. If it has long not asked for a batch, its step
         # is a long one, and this thread reads beside it.

@@ -167,8 +167,8 @@ class Arena:
         self.descriptor: int | None = None
         check_available(nbytes)
         try:
-            # A short-lived thread on the cores near the GPU touches the pages first, so the kernel places
-            # them there. That needs no system call for memory policies, which containers forbid.
+            # This thread touches the pages first, on the cores near the GPU, so the kernel places them
+            # there. That needs no system call for memory policies, which containers forbid.
             self._mapping = call_near(near, partial(self._map, nbytes, locker is not None, shared))
         except (OSError, ValueError) as error:
             raise StagingMemoryError(_shortage(nbytes, str(error))) from error

@@ -113,11 +113,11 @@ def read_nodes(root: Path = Path("/")) -> dict[int, Cores]:
     >>> read_nodes(Path("/nowhere"))
     {}
     """
-    nodes = {
-        int(folder.name.removeprefix("node")): parse_cores(read_text(folder / "cpulist"))
-        for folder in (root / "sys/devices/system/node").glob("node[0-9]*")
-    }
-    return {number: nodes[number] for number in sorted(nodes) if nodes[number]}
+    nodes: dict[int, Cores] = {}
+    for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
+        if cores := parse_cores(read_text(folder / "cpulist")):
+            nodes[int(folder.name.removeprefix("node"))] = cores
+    return dict(sorted(nodes.items()))
 
 
 def parse_cores(text: str) -> Cores:
@@ -176,18 +176,22 @@ def bind(cores: Cores) -> None:
 
 
 def call_near(cores: Cores, function: Callable[[], T]) -> T:
-    """Call a function on given cores, in a thread of its own, so that memory it first writes to lies there.
+    """Call a function on given cores, so that memory it first writes to lies there.
 
     >>> call_near(own_cores(), lambda: 5), call_near(frozenset(), lambda: 6)
     (5, 6)
     """
     if not cores:
         return function()
-    from concurrent.futures import ThreadPoolExecutor  # imported late: few machines have several nodes
-
-    name = "gpuloader: memory near a GPU"
-    with ThreadPoolExecutor(1, name, initializer=bind, initargs=(cores,)) as pool:
-        return pool.submit(function).result()
+    # In the calling thread: to wait for another one would have no limit if that hung.
+    before = own_cores()
+    try:
+        bind(cores)
+        return function()
+    finally:
+        if before:
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(0, before)
 
 
 def show_cores(cores: Iterable[int]) -> str:

@@ -48,5 +48,6 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
         except ImportError:  # on Windows, nothing keeps others out
             yield
             return
+        # Without limit: the system frees the lock when the process that holds it ends.
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield  # closing the file frees the lock

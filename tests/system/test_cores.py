@@ -188,8 +188,3 @@ class TestBinding:
         assert own_cores() == frozenset()
         bind(frozenset({0}))
         assert call_near(frozenset({0}), threading.active_count)
-
-
-def test_no_thread_starts_without_need(monkeypatch):
-    monkeypatch.setattr(threading, "Thread", lambda **_: pytest.fail("started"))
-    assert call_near(frozenset(), lambda: 3) == 3

@@ -161,7 +161,7 @@ def _read_rest(link: socket.socket, data: bytes) -> bytes:
             missing += _HEADER.unpack_from(data)[2]
         if not missing:
             return data
-        more = link.recv(missing, socket.MSG_WAITALL)
+        more = link.recv(missing, socket.MSG_WAITALL)  # without limit: the sender sends all, or dies
         if not more:
             return b""
         data += more

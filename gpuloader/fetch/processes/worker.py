@@ -118,7 +118,7 @@ class _Worker:
 
     def _receive(self) -> Message:
         try:
-            message = receive(self._link)
+            message = receive(self._link)  # without limit: the link closes with the loader
         except OSError as error:
             raise _LinkFailed(f"a message could not be received: {error}") from error
         if message is None:
