@@ -35,6 +35,8 @@ This applies to slots on hosts and on devices.
 """
 FIRST_SLOTS = 64
 """The slots that are reserved at once; the others of a ring that has more follow when they are needed."""
+LARGE = 1 << 20
+"""Bytes of a slot from which those that the user may hold are reserved only when they are needed."""
 MOST_STRETCHED = 40
 """The most slots of a ring that is stretched because its slots are small."""
 
@@ -174,10 +176,12 @@ class Ring:
             size = self.slot_nbytes = align(max(nbytes, 1))
             # Small slots cost little memory, and with more of them a thread reads short batches in bursts.
             stretched = max(min(self.stretch // size, MOST_STRETCHED) - self.count, 0)
-            first = max(FIRST_SLOTS, 2 * self.spare)
-            if self.count > first:
+            # Few loops hold as many batches as they may, and large slots take long to fault in.
+            now = self.count - self.spare if size >= LARGE else self.count + stretched
+            now = max(min(now, max(FIRST_SLOTS, 2 * self.spare)), 1)
+            if self.count > now:
                 check_available(size * self.count)  # before the first batch, not in the middle of an epoch
-            self._add(min(self.count + stretched, first))
+            self._add(now)
             self.count += stretched
             self.stretched = stretched
             self.reserved_in = perf_counter_ns() - begun
