@@ -130,11 +130,9 @@ class DeviceSlots:
         A slot can be written only after the work on its last batch, so with too few, a copy waits for work
         that it could overlap with. Raises `StagingMemoryError` if the device has too little memory.
         """
-        slot = None
-        if len(self.free) + self._out < least:
-            slot = self._add_early(nbytes)
-        if slot is None and self.free:
-            slot = self.free.popleft()
+        if nbytes <= self._nbytes:
+            self.reserve(least, 1)
+        slot = self.free.popleft() if self.free else None
         if slot is None or slot.memory.nbytes < nbytes:
             if slot is not None:
                 self._outgrown.append(slot)
@@ -152,27 +150,18 @@ class DeviceSlots:
                 memory = self.device.alloc(self._nbytes)
             slot = DeviceSlot(self.device, memory)
         self._out += 1
-        if self._out > self._most:
-            self._most = self._out
+        self._most = max(self._most, self._out)
         return slot
 
-    def _add_early(self, nbytes: int) -> DeviceSlot | None:
-        """Return a new slot although one may be free, if the device has room for it."""
-        if self._is_full or nbytes > self._nbytes:
-            return None
-        try:
-            return DeviceSlot(self.device, self.device.alloc(self._nbytes))
-        except StagingMemoryError:
-            self._is_full = True  # such a slot only saves time: the epoch goes on without it
-            return None
-
-    def reserve(self, least: int) -> None:
-        """Allocate the slots that later batches of the present size will take."""
-        while self._nbytes and len(self.free) + self._out < least:
-            slot = self._add_early(self._nbytes)
-            if slot is None:
+    def reserve(self, least: int, most: int) -> None:
+        """Add up to `most` free slots of the present size while there are fewer than `least`."""
+        for _ in range(min(most, least - len(self.free) - self._out) if self._nbytes else 0):
+            if self._is_full:
                 return
-            self.free.append(slot)
+            try:
+                self.free.appendleft(DeviceSlot(self.device, self.device.alloc(self._nbytes)))
+            except StagingMemoryError:
+                self._is_full = True  # such slots only save time: the epoch goes on without them
 
     def give_back(self, slot: DeviceSlot) -> None:
         """Take back a slot that no user has; the next copy waits for what runs in it."""

@@ -122,7 +122,7 @@ class Lane:
         self._copying: deque[tuple[Event, InFlightBatch, Timing | None]] = deque()
         self._spare: list[Event] = []
         self._is_late = False
-        self._stream: Stream = None  # the consumer's, from the question for a capture to the delivery
+        self._stream: Stream = None  # the consumer's, as of the latest question for a capture
         self._begun: DeviceCalls | None = None  # in this `next`, and not since a batch was issued
         self._copy_stream = None if device.direct else device.stream(urgent=urgent)
         # Of their own, so that the copy of a batch runs while kernels compute the one before.
@@ -143,7 +143,14 @@ class Lane:
             program = find_program(self.programmer, staged.tree, staged.levels, staged.layout, drawn=True)
             decoded: Sequence[Decoded] = ()
             if program is not None and program.decodings:
-                decoded = self._decode(staged, program)
+                if self._decoder is None:
+                    # Imported late, because only loaders of images need it.
+                    from gpuloader.epoch.image_decoding import BatchDecoder
+
+                    self._decoder = BatchDecoder(self.device, urgent=self._urgent)
+                before = len(staged.skipped)
+                decoded = self._decoder.decode(staged, program)
+                self._meter.left_out(staged.skipped[before:])
                 # Samples may be left out, which changes the layout.
                 program = find_program(self.programmer, staged.tree, staged.levels, staged.layout, drawn=True)
             nbytes = staged.layout.nbytes if program is None else program.whole.nbytes
@@ -188,18 +195,6 @@ class Lane:
             staged.layout, staged.levels = program.delivered, program.levels
         return batch
 
-    def _decode(self, staged: StagedBatch, program: BatchProgram) -> list[Decoded]:
-        """Decode the batch's images; the decoder may leave samples out."""
-        if self._decoder is None:
-            # Imported late, because only loaders of images need it.
-            from gpuloader.epoch.image_decoding import BatchDecoder
-
-            self._decoder = BatchDecoder(self.device, urgent=self._urgent)
-        before = len(staged.skipped)
-        decoded = self._decoder.decode(staged, program)
-        self._meter.left_out(staged.skipped[before:])
-        return decoded
-
     def _copy(
         self, device: DeviceCalls, batch: InFlightBatch, slot: DeviceSlot, program: BatchProgram | None
     ) -> Timing | None:
@@ -242,7 +237,8 @@ class Lane:
         if batch.slot is not None:
             if batch.ready is not None:
                 self.device.synchronize(batch.ready)
-            self._slots.reserve(self.prefetch + self._behind)  # so that no step has to
+            least = self.prefetch + self._behind
+            self._slots.reserve(least, least)  # so that no step has to
         if self.static is not None:
             self.static.fit(batch.staged)
 
@@ -278,8 +274,8 @@ class Lane:
     def follow(self, batch: InFlightBatch) -> None:
         """Order a delivered batch, which the user has not got yet, before the user's present stream, too."""
         # A Ctrl-C came when the next batch was read, and the user may have asked again on another stream.
-        stream = self._take_stream()
         assert batch.slot is not None
+        stream = self.device.consumer_stream() if self._stream is None else self._stream
         with self.device.current() as device:
             if self.static is not None:
                 self.static.follow(device, stream)
@@ -293,7 +289,8 @@ class Lane:
         slot = batch.slot
         assert slot is not None
         try:
-            stream = self._take_stream()
+            # None: no batch has had arrays yet
+            stream = self.device.consumer_stream() if self._stream is None else self._stream
             if batch.ready is not None:
                 device.wait(stream, batch.ready)  # the host does not wait
             stream = device.keep(stream)
@@ -322,12 +319,6 @@ class Lane:
             self._slots.give_back(slot)
             arrays = device.views(memory, fixed, self.static.lend(staged.number, stream))
         return self._output.convert(layout.turn(arrays) if layout.turned else arrays, batch.ready)
-
-    def _take_stream(self) -> Stream:
-        """Return the consumer's stream, which was asked for already or is asked for now."""
-        stream = self._output.stream() if self._stream is None else self._stream
-        self._stream = None
-        return self.device.consumer_stream() if stream is None else stream  # no batch has had arrays yet
 
     def lease(self, staged: StagedBatch, mask: SampleMask | None = None) -> list[Any]:
         """Return a batch's arrays on a direct device: views of the host slot, or a private copy."""
@@ -402,7 +393,7 @@ class Lane:
             while self._copying:
                 with suppress(LoaderError):  # its time cannot be told
                     self._end_oldest_copy(self.device)
-        self._begun = None
+        self._begun = self._stream = None
         if not self.device.direct:
             self._slots.trim(self.prefetch + 1)
 

@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 
 from gpuloader.errors import LoaderError
@@ -136,14 +137,14 @@ class _ThisThread(threading.local):
 this_thread = _ThisThread()
 
 
+@dataclass(frozen=True, slots=True)
 class StartedThread:
     """A thread of this package, which does not belong to the garbage when its holder does."""
 
-    def __init__(self, thread: threading.Thread) -> None:
-        # The standard library keeps all threads in a weak set, which removes them in Python code. A Ctrl-C
-        # that arrives while a thread is collected with the epoch that has started it would be lost there. So
-        # this refers to the thread weakly; as long as it runs, it keeps itself.
-        self._thread = weakref.ref(thread)
+    # The standard library keeps all threads in a weak set, which removes them in Python code. A Ctrl-C
+    # that arrives while a thread is collected with the epoch that has started it would be lost there. So
+    # this refers to the thread weakly; as long as it runs, it keeps itself.
+    _thread: weakref.ref[threading.Thread]
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until the thread has ended, at most `timeout` seconds; return whether it has.
@@ -171,11 +172,11 @@ def start_thread(name: str, target: Callable[..., object], *arguments: object) -
     """
     owner = this_thread.reads_for
 
-    def run() -> None:
+    def run(*arguments: object) -> None:
         this_thread.reads_for = owner
         target(*arguments)
 
-    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread = threading.Thread(target=target if owner is None else run, name=name, args=arguments, daemon=True)
     try:
         # A Ctrl-C within `start` may become a RuntimeError about a lock.
         with deferred_interrupt():
@@ -185,4 +186,4 @@ def start_thread(name: str, target: Callable[..., object], *arguments: object) -
             f"the thread {name} could not be started ({error}), and {threading.active_count()} are running; "
             "use fewer workers, or raise the limit of processes (ulimit -u, or that of the container)"
         ) from error
-    return StartedThread(thread)
+    return StartedThread(weakref.ref(thread))
