@@ -175,22 +175,20 @@ class Explanation:
 
     def __rich__(self) -> Any:
         from rich.console import Group
-        from rich.table import Table
         from rich.text import Text
 
         colors = {"wait": "yellow", "transfer": "magenta", "compute": "green"}  # the parts of the loop
-        table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
         longest = max(self.parts.values(), default=0.0)
+        lines = [Text(self.summary, style="bold")]
         for name, seconds in self.parts.items():
-            if not seconds and name not in colors:
-                continue
-            bar = Text("█" * max(round(40 * seconds / longest), 1 if seconds else 0) if longest else "")
-            bar.stylize(colors.get(name, "blue"))
-            where = "" if name in colors else "may overlap the loop"
-            table.add_row(name, _time(seconds), bar, Text(where, style="dim"))
-        texts = [Text(self.summary, style="bold"), *map(Text, self.notes)]
-        advice = [Text("→ ", style="cyan") + Text(one) for one in self.advice]
-        return Group(texts[0], table, *texts[1:], *advice) if self.parts else Group(*texts, *advice)
+            if seconds or name in colors:
+                bar = "█" * max(round(40 * seconds / longest), 1) if seconds else ""
+                where = "" if name in colors else "may overlap the loop"
+                line = Text(f"{name:10}{_time(seconds):10}")
+                lines.append(line.append(f"{bar:42}", colors.get(name, "blue")).append(where, "dim"))
+        lines += map(Text, self.notes)
+        lines += [Text("→ ", style="cyan") + Text(one) for one in self.advice]
+        return Group(*lines)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -143,7 +144,7 @@ def chrome_trace(spans: list[Span]) -> dict[str, Any]:
 
     spans = list(spans)  # to which a thread may still append
     events = [describe(0, "process_name", name="gpuloader")]
-    placed: list[tuple[Span, int]] = []
+    timed: list[dict[str, Any]] = []
     row = 0
     for thread in sort_rows(spans):
         own = [one for one in spans if one.thread == thread]
@@ -152,12 +153,12 @@ def chrome_trace(spans: list[Span]) -> dict[str, Any]:
             name = thread if number == 1 else f"{thread} ({number})"
             events.append(describe(row, "thread_name", name=name))
             events.append(describe(row, "thread_sort_index", sort_index=row))
-            placed += [(one, row) for one in nested]
+            for one in nested:
+                event = {"ph": "X", "name": one.name, "cat": "gpuloader", "pid": process, "tid": row}
+                timed.append({**event, "ts": one.start / 1000, "dur": (one.end - one.start) / 1000})
             row += 1
-    for one, row in sorted(placed, key=lambda both: both[0].start):
-        event = {"ph": "X", "name": one.name, "cat": "gpuloader", "pid": process, "tid": row}
-        events.append({**event, "ts": one.start / 1000, "dur": (one.end - one.start) / 1000})
-    return {"traceEvents": events, "displayTimeUnit": "ms"}
+    timed.sort(key=itemgetter("ts"))
+    return {"traceEvents": events + timed, "displayTimeUnit": "ms"}
 
 
 def _split_overlapping(spans: list[Span]) -> list[list[Span]]:
