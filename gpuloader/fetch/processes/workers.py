@@ -110,12 +110,11 @@ def choose_start(setup: WorkerSetup, method: str | None) -> tuple[str, WorkerSet
     why = f"Workers start by {chosen!r}: {why}."
     if chosen != "fork":
         return chosen, setup, _pack(setup), why
-    hazard = ""
     if jax_has_computed():
         hazard = "JAX has computed in this process"
     elif method is None and "polars" in sys.modules and names_module(setup, "polars"):
         hazard = "the dataset refers to Polars"
-    if not hazard:
+    else:
         return chosen, setup, None, why
     parcel = None
     if method is None:
@@ -640,9 +639,7 @@ class ProcessWorkers:
         if os.getpid() != pool.process:
             return False
         deadline = monotonic() + GRACE
-        intact = bool(pool.workers)
-        for worker in pool.workers:
-            intact = intact and not worker.is_closed
+        intact = bool(pool.workers) and not any(worker.is_closed for worker in pool.workers)
         may_stay = intact and self.options.persistent and not self._broken
         stays = False
         try:
