@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gpuloader.errors import QueueClosed, StagingMemoryError
 from gpuloader.staging.arena import arrange
-from gpuloader.staging.ring import FIRST_SLOTS, MOST_STRETCHED, Lease, Ring, Slot, lease_views
+from gpuloader.staging.ring import FIRST_SLOTS, LARGE, MOST_STRETCHED, Lease, Ring, Slot, lease_views
 from tests.fakes import run_threads
 
 LAYOUT = arrange((((2, 3), np.dtype("int64")),))
@@ -276,6 +276,17 @@ def test_of_many_slots_only_the_first_are_reserved_until_all_are_in_use(spare, f
     for slot in slots:
         ring.release(slot)
     assert ring.rearm()
+
+
+@pytest.mark.parametrize(("nbytes", "first"), [(LARGE, 4), (LARGE // 2, 7)])
+def test_large_slots_that_users_may_hold_are_reserved_when_they_are_needed(nbytes, first):
+    ring = Ring(7, 3)
+    slots = [ring.acquire(nbytes)]
+    assert ring.free == 6
+    slots += [ring.take() for _ in range(6)]
+    assert ring.take() is None
+    memory = [slot.memory for slot in slots]
+    assert [memory.count(one) for one in dict.fromkeys(memory)] == [first] + [3] * (first < 7)
 
 
 def test_many_slots_that_do_not_fit_into_memory_are_an_error_before_the_first():
