@@ -33,7 +33,7 @@ from gpuloader.batches.staged import (
     Reserve,
     StagedBatch,
     complete,
-    needed_nbytes,
+    reserve_batch,
 )
 from gpuloader.batches.tree import ObjectColumns, array_leaves, object_columns
 from gpuloader.errors import DataFileError, LoaderError, PictureError, SampleError, describe_error
@@ -299,7 +299,7 @@ class RowBatch(SampleBatch):
         self._first: Any = None  # the sample that settled the schema
         self._refused: SampleError | None = None  # why the samples cannot be written into rows
         self._placing = threading.Lock()
-        self._placed: tuple[Schema, SampleRows, Slot, Views, ObjectColumns] | None = None
+        self._placed: tuple[Schema, SampleRows, StagedBatch, Views, ObjectColumns] | None = None
 
     def fetch(self, start: int, stop: int) -> None:
         """Fetch samples `start` to `stop` of the batch; the part that begins at 0 settles the schema."""
@@ -348,13 +348,17 @@ class RowBatch(SampleBatch):
             with self._placing:  # the part that arrives first reserves the slot
                 placed = self._placed
                 if placed is None:
-                    collation, table = self._assembler.collation, schema.rows(count)
-                    nbytes = table.layout.nbytes
-                    if collation.programmer is not None:
-                        nbytes = needed_nbytes(collation, schema.tree, schema.levels, table.layout)
-                    slot = self._reserve(nbytes)
-                    objects = object_columns(schema.tree, count)
-                    placed = schema, table, slot, slot.views(table.layout), objects
+                    table, objects = schema.rows(count), object_columns(schema.tree, count)
+                    staged = reserve_batch(
+                        self._assembler.collation,
+                        table.layout,
+                        schema.levels,
+                        self.number,
+                        self._reserve,
+                        schema.tree,
+                        objects.values(),
+                    )
+                    placed = schema, table, staged, staged.slot.views(table.layout), objects
                     self._placed, self._chunk = placed, schema.chunk
         schema, table, _, views, objects = placed
         table.write(views, array_leaves(schema.tree, samples, row, objects), row)
@@ -368,20 +372,15 @@ class RowBatch(SampleBatch):
         if self._refused is not None:
             return self._fall_back(self._refused)
         assert self._placed is not None
-        schema, table, slot, _, objects = self._placed
-        columns = tuple(objects.values())
-        staged = StagedBatch(slot, table.layout, schema.levels, self.number, schema.tree, columns)
-        if self._assembler.collation.programmer is None:
-            return staged
-        return complete(self._assembler.collation, staged, self._indices)
+        return complete(self._assembler.collation, self._placed[2], self._indices)
 
     def _fall_back(self, refused: SampleError) -> StagedBatch:
         """Return the batch that the framework's own function makes of the samples."""
         samples: list[Any] = [None] * len(self._indices)
         slot: Slot | None = None
         if self._placed is not None:
-            schema, _, slot, views, objects = self._placed
-            tree = schema.tree
+            schema, _, staged, views, objects = self._placed
+            slot, tree = staged.slot, schema.tree
             firsts = tree.flatten(self._first)
             for row in range(len(samples)):
                 rest = iter(views)
@@ -521,6 +520,6 @@ class KeptBatch(SampleBatch):
         if self.gaps is not None:
             staged.skipped = self.gaps.reasons
         # What a collate_fn returns is the user's, and has no fields to transform.
-        if collation.whole or collation.programmer is None:
+        if collation.whole:
             return staged
         return complete(collation, staged, keys if self.gaps is None else self.gaps.take(keys))

@@ -17,7 +17,7 @@ import numpy as np
 
 from gpuloader.batches.rows import IN_FEEDS, SampleRows, fields_of
 from gpuloader.batches.schema import Collation, Schema
-from gpuloader.batches.staged import Reserve, StagedBatch, needed_nbytes
+from gpuloader.batches.staged import Reserve, StagedBatch, reserve_batch
 from gpuloader.batches.tree import Branch, Leaf, Tree, is_object
 from gpuloader.errors import PictureError, SampleError, describe_error, unlike_first
 from gpuloader.fields.padding import (
@@ -284,15 +284,15 @@ def stage_columns(
 ) -> tuple[StagedBatch, list[tuple[Array, RegionColumn]]]:
     """Write columns into a slot; return the batch, and the columns of regions, which the caller writes."""
     layout = arrange(tuple((column.shape, column.dtype) for column in columns))
-    slot = reserve(needed_nbytes(collation, tree, levels, layout))
+    staged = reserve_batch(collation, layout, levels, number, reserve, tree, objects)
     regions = []
-    for view, column in zip(slot.views(layout), columns, strict=True):
+    for view, column in zip(staged.slot.views(layout), columns, strict=True):
         # Decoding takes longer than all else here, and threads share it.
         if isinstance(column, RegionColumn):
             regions.append((view, column))
         else:
             column.write(view)
-    return StagedBatch(slot, layout, levels, number, tree, tuple(objects)), regions
+    return staged, regions
 
 
 # Columns of blocks.

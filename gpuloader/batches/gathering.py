@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.batches.schema import Collation
-from gpuloader.batches.staged import BatchBuilder, Reserve, StagedBatch, complete, needed_nbytes
+from gpuloader.batches.staged import BatchBuilder, Reserve, StagedBatch, complete, reserve_batch
 from gpuloader.batches.tree import Leaf, Tree
 from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array, Indices
@@ -39,7 +39,6 @@ class Gatherer:
         tree: Tree | None = None,
     ) -> None:
         self._collation = collation or Collation()
-        self._has_transforms = self._collation.programmer is not None
         self._arrays = tuple(arrays)
         self._rows = rows
         self._count = len(arrays[0]) if rows is None else len(rows)
@@ -107,11 +106,7 @@ class Gatherer:
             raise
 
     def _reserve(self, layout: Layout, number: int, reserve: Reserve) -> StagedBatch:
-        """Return batch `number` in a slot, without its samples."""
-        nbytes = layout.nbytes
-        if self._has_transforms:
-            nbytes = needed_nbytes(self._collation, self._tree, self._levels, layout)
-        return StagedBatch(reserve(nbytes), layout, self._levels, number, self._tree)
+        return reserve_batch(self._collation, layout, self._levels, number, reserve, self._tree)
 
     def assemble(self, number: int, indices: Indices, reserve: Reserve) -> StagedBatch:
         """Take and stage batch `number`; raises what `begin` raises."""
@@ -128,7 +123,7 @@ class Gatherer:
 
     def complete(self, staged: StagedBatch, indices: Indices | Stretch) -> StagedBatch:
         """Write the random draws of the transforms, and on a CPU place run them."""
-        return complete(self._collation, staged, indices) if self._has_transforms else staged
+        return complete(self._collation, staged, indices)
 
     def _find_rows(self, indices: Indices) -> range | NDArray[Any]:
         """Return the rows of the samples, after checking that all of them exist."""

@@ -10,19 +10,18 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
-import operator
 import pickle
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import length_hint
 from typing import Any
 
 import numpy as np
 
 from gpuloader.batches.assembly import Assembler, KeptBatch
-from gpuloader.batches.rows import AT_ONCE, write_gradually
 from gpuloader.batches.schema import Collation
-from gpuloader.batches.staged import Reserve, StagedBatch, complete, needed_nbytes, write_arrays
+from gpuloader.batches.staged import Reserve, StagedBatch, complete, reserve_batch
 from gpuloader.batches.tree import array_leaves, object_columns
 from gpuloader.errors import BadValue, LoaderError, QueueClosed, SampleError
 from gpuloader.order.dividing import Division
@@ -31,12 +30,14 @@ from gpuloader.order.samplers import skip
 from gpuloader.order.worker_info import WorkerInfo, count_rank_questions, exchange_worker
 from gpuloader.sources.block import Block
 from gpuloader.sources.describing import Source
-from gpuloader.staging.ring import Slot
+from gpuloader.staging.arena import check_available
 from gpuloader.system.iterators import Steady, close_iterator
 
 Keys = Sequence[Any] | None
 """What stands in for the indices of a batch, as items have none; by default its number and the position."""
 
+AT_ONCE = 64 << 20
+"""Bytes up to which a slot for a full batch is reserved before its samples have arrived."""
 _END = object()
 
 
@@ -110,58 +111,53 @@ class ItemAssembler(Assembler):
         first = next(items, _END)
         if first is _END:
             return None
-        fallback, samples = self.collation.fallback, [first]
+        collation, samples = self.collation, [first]
         refused: SampleError | None = None
         try:
             schema = self.schemas.declared or self.find_schema(samples)
         except SampleError as error:
-            if fallback is None:
+            if collation.fallback is None:
                 raise
             refused = error
-        if fallback is not None and (refused is not None or schema.chunk >= size):
+        # The number of items is unknown, and a last batch may be far smaller than `size` allows. So nothing
+        # large is reserved before one batch has been full: its memory grows with the items.
+        is_large = refused is None and schema.is_large(size, AT_ONCE) and length_hint(items) < size - 1
+        if is_large:  # before anything is read: a slot for all of them would take the machine down with it
+            check_available(schema.rows(1).layout_of(size).nbytes)
+        reads_all = is_large or refused is not None
+        if collation.fallback is not None and not reads_all:
             # So small that it costs nothing to have all of them, in case that one does not fit.
-            samples += itertools.islice(items, size - 1)
-            if len(samples) < least:  # a batch that is dropped need not fit together
+            reads_all = schema.chunk >= size
+        rest = itertools.islice(items, size - 1)
+        count = size
+        if reads_all:
+            every = itertools.chain(samples, rest)
+            samples = [*map(_copy, every)] if is_large else [*every]
+            count = len(samples)
+            if count < least:  # a batch that is dropped need not fit together
                 return None
         if refused is not None:
             return self.fall_back(samples, number, reserve, refused)
-        tree, levels = schema.tree, schema.levels
-        # The number of items is unknown, and a last batch may be far smaller than `size` allows. So nothing
-        # large is reserved before one batch has been full: its memory grows with the items.
-        gradually = schema.is_large(size, AT_ONCE) and operator.length_hint(items) < size - 1
-        objects = object_columns(tree, 0 if gradually else size)
-        rest = itertools.islice(items, size - 1) if len(samples) == 1 else ()
-        rows = iter(array_leaves(tree, itertools.chain(samples, rest), 0, objects))
-        slot: Slot | None = None
+        tree, table = schema.tree, schema.rows(count)
+        objects = object_columns(tree, count)
+        staged = reserve_batch(
+            collation, table.layout, schema.levels, number, reserve, tree, objects.values()
+        )
+        rows = array_leaves(tree, samples if reads_all else itertools.chain(samples, rest), 0, objects)
         try:
-            if gradually:
-                # The copy into a slot of its own size is the only time that the loader writes the bytes of a
-                # sample twice.
-                held, count = write_gradually(schema.rows, rows, size, objects)
-                layout = schema.rows(1).layout_of(count)
-            else:
-                table = schema.rows(size)
-                layout = table.layout
-                slot = reserve(needed_nbytes(self.collation, tree, levels, layout))
-                count = table.write(slot.views(layout), rows)
+            count = table.write(staged.slot.views(table.layout), rows)
         except SampleError as error:
-            if fallback is None or schema.chunk < size:
+            if collation.fallback is None or not reads_all:
                 raise
-            return self.fall_back(samples, number, reserve, error, slot)
+            return self.fall_back(samples, number, reserve, error, staged.slot)
         if count < least:
             return None
-        if slot is None:
-            slot = reserve(needed_nbytes(self.collation, tree, levels, layout))
-            write_arrays(held, slot.views(layout))
-        elif count < size:
-            layout = layout.shorten(count)
-        if count == size > schema.fullest:
-            schema.fullest = count
-        columns = tuple([column[:count] for column in objects.values()])
-        staged = StagedBatch(slot, layout, levels, number, tree, columns)
-        if self.collation.programmer is None:
-            return staged
-        return complete(self.collation, staged, keys or self._keys(number, count))
+        if count < table.count:
+            staged.layout = table.layout.shorten(count)
+            staged.objects = tuple([column[:count] for column in staged.objects])
+        elif count == size:
+            schema.fullest = max(schema.fullest, count)
+        return complete(collation, staged, keys or self._keys(number, count))
 
     def check_block(self, block: Block, number: int, size: int) -> None:
         """Raise `SampleError` if a block for batch `number` is empty or has more than `size` samples."""
@@ -191,6 +187,14 @@ class ItemAssembler(Assembler):
             if isinstance(error, LoaderError) and not isinstance(error, QueueClosed):
                 raise
             raise self.failure(error, *place(count), None) from error
+
+
+def _copy(sample: Any) -> Any:
+    """Return a copy of a sample, whose memory the source may fill again with the next one."""
+    try:
+        return copy.deepcopy(sample)
+    except Exception:  # the user's class may raise anything; its objects stay what they are
+        return sample
 
 
 @dataclass(frozen=True, slots=True)

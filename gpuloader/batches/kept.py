@@ -2,8 +2,8 @@
 
 `stage_whole` stages the result of a ``collate_fn`` or an unbatched sample. A `NestedStager` stages the
 batches of another loader, which may differ from one another in everything. Both take a value apart by its
-tree and write its arrays into a slot. What that has found out about a value serves the next one, as its
-`BatchSignature`.
+tree, into `Parts`, and write its arrays into a slot. What that has found out about a value serves the next
+one, as its `BatchSignature`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpuloader.batches.staged import (
     StagedBatch,
     complete,
     find_program,
-    needed_nbytes,
+    reserve_batch,
     write_arrays,
 )
 from gpuloader.batches.tree import Branch, Leaf, Node, Tree, is_proper_array, is_proper_value
@@ -40,24 +40,45 @@ from gpuloader.foreign import (
 )
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.staging.arena import Layout, arrange, arrange_last
+from gpuloader.transforms.program import Spec
 
 AS_IT_IS = Tree(Leaf("0", False), keeps_tuples=True)
 """The tree of a value that is not staged."""
-Turned = tuple[tuple[int, tuple[int, ...]], ...]
-"""The arrays to turn when they are delivered, as for `Layout`."""
-
-
 _NOTHING = arrange(())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Parts:
-    """A value in parts: the arrays of its array fields, several for a ragged one, and the other values."""
+    """A value in parts: the arrays of its array fields, several for a ragged one, and the other values.
+
+    The layout is that of the arrays, one after another.
+    """
 
     tree: Tree
     arrays: list[Array]
     levels: tuple[int, ...]
-    objects: tuple[Any, ...]
+    objects: Sequence[Any]
+    layout: Layout
+
+    def put_in_memory_order(self) -> None:
+        """Put the dimensions of dense arrays into memory's order; the layout says how to deliver them.
+
+        So a batch in PyTorch's channels_last format keeps it, and is copied as one block.
+        """
+        found = []
+        for number, array in enumerate(self.arrays):
+            if array.ndim > 1 and not array.flags.c_contiguous:
+                order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
+                turned = array.transpose(order)
+                if turned.flags.c_contiguous:
+                    self.arrays[number] = turned
+                    found.append((number, tuple(map(order.index, range(array.ndim)))))
+        if found:
+            self.layout = replace(arrange(_specs(self.arrays)), turned=tuple(found))
+
+
+def _specs(arrays: Sequence[Array]) -> tuple[Spec, ...]:
+    return tuple([(array.shape, array.dtype) for array in arrays])
 
 
 def take_apart(tree: Tree, value: Any, feeds: Sequence[FeedSpec] | None = None) -> Parts:
@@ -83,7 +104,7 @@ def take_apart(tree: Tree, value: Any, feeds: Sequence[FeedSpec] | None = None) 
             error.field = leaf.name
             raise
         levels.append(len(parts) - 1)
-    return Parts(tree, arrays, tuple(levels), tuple(objects))
+    return Parts(tree, arrays, tuple(levels), objects, arrange(_specs(arrays)))
 
 
 def keep_whole(value: Any, number: int, reserve: Reserve) -> StagedBatch:
@@ -111,48 +132,32 @@ def stage_whole(
     SampleError
         The value's fields are not those declared, or one of them does not hold numbers.
     """
+    feeds, by_user, as_returned = collation.feeds, collation.function is not None, collation.as_returned
     # A collate_fn returns batches of one kind but for the last, so most of them need no walk.
-    if signature is not None and (known := signature.stage(value, number, reserve)) is not None:
-        return known, signature
-    feeds, by_user = collation.feeds, collation.function is not None
-    as_returned = collation.as_returned
-    if feeds is not None:
-        tree = Tree.flat([feed.name for feed in feeds])
-    else:
-        staged_if, keeps = _find_staged(collation), by_user or as_returned
-        tree = Tree.of(value, staged=staged_if, keeps_tuples=keeps, keeps_classes=as_returned)
+    parts = None if signature is None else signature.take_apart(value)
+    if parts is None:
+        if feeds is not None:
+            tree = Tree.flat([feed.name for feed in feeds])
+        else:
+            staged_if, keeps = _find_staged(collation), by_user or as_returned
+            tree = Tree.of(value, staged=staged_if, keeps_tuples=keeps, keeps_classes=as_returned)
+        if as_returned:
+            arrays = [
+                one for leaf, one in zip(tree.leaves, tree.flatten(value), strict=True) if leaf.is_array
+            ]
+            if len(set(map(id, arrays))) < len(arrays):
+                tree = AS_IT_IS  # pickled together, what is one object stays one
+        if collation.warns:
+            _warn_of_classes(tree, value)
+        parts = take_apart(tree, value, None if collation.batched or by_user else feeds)
+        # Declared fields convert every value, so one value says nothing about the next.
+        signature = None if feeds is not None else BatchSignature.of(value, parts)
     if as_returned:
-        arrays = [one for leaf, one in zip(tree.leaves, tree.flatten(value), strict=True) if leaf.is_array]
-        if len(set(map(id, arrays))) < len(arrays):
-            tree = AS_IT_IS  # pickled together, what is one object stays one
-    if collation.warns:
-        _warn_of_classes(tree, value)
-    parts = take_apart(tree, value, None if collation.batched or by_user else feeds)
-    turned = put_in_memory_order(parts.arrays) if as_returned else ()
-    layout = arrange(tuple((array.shape, array.dtype) for array in parts.arrays))
-    if turned:
-        layout = replace(layout, turned=turned)
-    slot = reserve(layout.nbytes)
-    write_arrays(parts.arrays, slot.views(layout))
-    # Declared fields convert every value, so one value says nothing about the next.
-    staged = StagedBatch(slot, layout, parts.levels, number, parts.tree, parts.objects)
-    return staged, None if feeds is not None else BatchSignature.of(value, staged, parts.arrays)
-
-
-def put_in_memory_order(arrays: list[Array]) -> Turned:
-    """Put the dimensions of dense arrays into memory's order; return how to deliver them.
-
-    So a batch in PyTorch's channels_last format keeps it, and is copied as one block.
-    """
-    found = []
-    for number, array in enumerate(arrays):
-        if array.ndim > 1 and not array.flags.c_contiguous:
-            order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
-            turned = array.transpose(order)
-            if turned.flags.c_contiguous:
-                arrays[number] = turned
-                found.append((number, tuple(map(order.index, range(array.ndim)))))
-    return tuple(found)
+        parts.put_in_memory_order()
+    layout = parts.layout
+    staged = reserve_batch(collation, layout, parts.levels, number, reserve, parts.tree, parts.objects)
+    write_arrays(parts.arrays, staged.slot.views(layout))
+    return staged, signature
 
 
 def _warn_of_classes(tree: Tree, value: Any) -> None:
@@ -192,63 +197,49 @@ def _convert_sample(value: Any, feed: FeedSpec) -> Array | Ragged:
 
 PLAIN = (str, int, float, bool, type(None), bytes)
 """The classes of values that are never staged."""
-SMALL = 32 << 10
-"""Bytes below which a page-locked array goes through the slot: a copy of its own would take longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSignature:
-    """What identifies values that are staged alike: their tree, and the arrays in it.
+    """What identifies values that are taken apart alike: their tree, and the arrays in it.
 
     Only arrays, tensors and plain values have one: for any other leaf it would have to be asked again whether
-    it is staged. `fields` has for each leaf its class, and for one that is staged its dtype, its shape, and
-    whether it is large.
+    it is staged. `fields` has for each leaf its class, and for one that is staged its dtype and its shape.
     """
 
     tree: Tree
     layout: Layout
-    fields: tuple[tuple[Any, Any, tuple[int, ...], bool], ...]
+    fields: tuple[tuple[Any, Any, tuple[int, ...]], ...]
 
     @classmethod
-    def of(
-        cls, value: Any, staged: StagedBatch, arrays: Sequence[Array], host: Collection[str] = ()
-    ) -> BatchSignature | None:
-        """Return the signature of a value that was staged without transforms; None if it has none.
-
-        `arrays` were written into the slot; fields in `host` are never staged.
-        """
-        tree = staged.tree
+    def of(cls, value: Any, parts: Parts, host: Collection[str] = ()) -> BatchSignature | None:
+        """Return the signature of a value in parts, if it has one; fields in `host` are never staged."""
+        tree = parts.tree
         # A ragged field has a length of its own in every batch, and so has the layout.
-        if tree is None or not tree.has_plain_keys or any(staged.levels):
-            return None
-        entries = tree.match(value)
+        entries = tree.match(value) if tree.has_plain_keys and not any(parts.levels) else None
         if entries is None:
             return None
-        fields: list[tuple[Any, Any, tuple[int, ...], bool]] = []
-        rest = iter(arrays)
+        fields: list[tuple[Any, Any, tuple[int, ...]]] = []
+        arrays = iter(parts.arrays)
         for leaf, entry in zip(tree.leaves, entries, strict=True):
-            if leaf.is_array:
-                array = next(rest)
-                if not (type(entry) is np.ndarray or is_tensor(entry)):
-                    return None
-                fields.append((type(entry), array.dtype, array.shape, array.nbytes >= SMALL))
-            elif type(entry) in PLAIN or leaf.name in host:
-                fields.append((type(entry), None, (), False))
+            if leaf.is_array and (type(entry) is np.ndarray or is_tensor(entry)):
+                array = next(arrays)
+                fields.append((type(entry), array.dtype, array.shape))
+            elif not leaf.is_array and (type(entry) in PLAIN or leaf.name in host):
+                fields.append((type(entry), None, ()))
             else:
                 return None
-        return cls(tree, staged.layout, tuple(fields))
+        return cls(tree, parts.layout, tuple(fields))
 
-    def stage(
-        self, value: Any, number: int, reserve: Reserve, is_apart: Callable[[Array], bool] | None = None
-    ) -> StagedBatch | None:
-        """Stage a value that is like this one; return None for another, or if a large array `is_apart`."""
+    def take_apart(self, value: Any) -> Parts | None:
+        """Return the parts of a value that is like this one; None for another."""
         entries = self.tree.match(value)
         if entries is None or len(entries) != len(self.fields):
             return None
         arrays: list[Array] = []
         objects: list[Any] = []
         distinct = set[int]()
-        for entry, (kind, dtype, shape, is_large) in zip(entries, self.fields):  # noqa: B905 - costs time
+        for entry, (kind, dtype, shape) in zip(entries, self.fields):  # noqa: B905 - costs time
             if dtype is None:
                 if type(entry) is not kind and type(entry) not in PLAIN:
                     return None
@@ -265,21 +256,18 @@ class BatchSignature:
                     array = entry.numpy()
                 except (RuntimeError, TypeError):  # its numbers are not what lies in its memory
                     return None
-            # Not contiguous: it may be delivered with its dimensions in another order.
-            if array.dtype is not dtype or array.shape != shape or not array.flags.c_contiguous:
-                return None
-            if is_large and is_apart is not None and is_apart(array):
+            if array.dtype is not dtype or array.shape != shape:
                 return None
             arrays.append(array)
         if len(distinct) < len(arrays):  # one object in two fields may have to stay one
             return None
-        slot = reserve(self.layout.nbytes)
-        write_arrays(arrays, slot.views(self.layout))
-        return StagedBatch(slot, self.layout, (0,) * len(arrays), number, self.tree, tuple(objects))
+        return Parts(self.tree, arrays, (0,) * len(arrays), objects, self.layout)
 
 
 # Batches of other loaders.
 
+SMALL = 32 << 10
+"""Bytes below which a page-locked array goes through the slot: a copy of its own would take longer."""
 _END = object()
 _MOST_KEPT = 64  # addresses of arrays
 
@@ -311,11 +299,10 @@ class NestedStager:
         self._intake = intake
         self._draw = draw
         self._unchecked = intake.host
-        self._tree: Tree | None = None
         self._settled = intake.output is not None
         self._library = intake.output
-        self._key: Any = None
-        self._layouts = arrange(()), arrange(())
+        self._arranged: Any = None
+        self._layouts = _NOTHING, _NOTHING
         self._signature: BatchSignature | None = None
         self._pageable: set[tuple[int, int]] = set()
 
@@ -324,66 +311,40 @@ class NestedStager:
         batch = next(items, _END)
         if batch is _END:
             return None
-        if self._signature is not None:
-            known = self._signature.stage(batch, number, reserve, self._is_apart)
-            if known is not None:
-                return known
-        tree = self._open(batch)
-        _warn_of_classes(tree, batch)
-        parts = take_apart(tree, batch)
-        # The first batch that has arrays decides the library for all: a later one may have none to tell by.
-        if parts.arrays and not self._settled:
-            owners = map(find_library, parts.tree.flatten(batch))
-            library = next((one for one in owners if one not in (None, "numpy")), None)
-            self._library = self._intake.settle(library)
-            self._settled = True
+        intake = self._intake
+        parts = None if self._signature is None else self._signature.take_apart(batch)
+        if parts is None:
+            tree = self._find_tree(batch)
+            _warn_of_classes(tree, batch)
+            parts = take_apart(tree, batch)
+            self._signature = BatchSignature.of(batch, parts, intake.host)
+            # The first batch with arrays decides the library for all: a later one may have none to tell by.
+            if parts.arrays and not self._settled:
+                owners = map(find_library, parts.tree.flatten(batch))
+                library = next((one for one in owners if one not in (None, "numpy")), None)
+                self._library = intake.settle(library)
+                self._settled = True
+        # A transform reads fields by their shapes, and arrays of JAX and Paddle lie in C order only.
+        if intake.collation.programmer is None and self._library not in ("jax", "paddle"):
+            parts.put_in_memory_order()
         # Transforms draw by this epoch, whichever thread reads and whatever other loaders it serves.
         before = exchange_draw(self._draw)
         try:
-            # A transform reads fields by their shapes, and arrays of JAX and Paddle lie in C order only.
-            in_order = self._intake.collation.programmer is not None or self._library in ("jax", "paddle")
-            turned = () if in_order else put_in_memory_order(parts.arrays)
-            apart = tuple(
-                number
-                for number, array in enumerate(parts.arrays)
-                if array.nbytes >= SMALL and array.flags.c_contiguous and self._is_apart(array)
-            )
-            staged = self._stage(parts, turned, apart, number, reserve)
+            return self._stage(parts, number, reserve)
         finally:
             exchange_draw(before)
-        self._signature = None
-        if self._intake.collation.programmer is None and not (turned or apart):
-            self._signature = BatchSignature.of(batch, staged, parts.arrays, self._intake.host)
-        return staged
 
-    def _open(self, batch: Any) -> Tree:
+    def _find_tree(self, batch: Any) -> Tree:
         """Return the tree of a batch, whose array fields are the arrays to stage."""
         intake = self._intake
         as_it_is = intake.stays and intake.output is None
         if as_it_is and not self._unchecked:
             return AS_IT_IS
-        tree = self._tree
-        if tree is None or not self._has_tree(tree, batch):
-            tree = self._tree = Tree.of(
-                batch, staged=self._is_staged, keeps_tuples=True, opens=True, kept=intake.host
-            )
+        tree = Tree.of(batch, staged=self._is_staged, keeps_tuples=True, opens=True, kept=intake.host)
         if self._unchecked:
             _check_names(self._unchecked, tree)
             self._unchecked = frozenset()
         return AS_IT_IS if as_it_is else tree
-
-    def _has_tree(self, tree: Tree, batch: Any) -> bool:
-        """Return whether a batch has the tree of the one before; False also if that is unclear."""
-        entries = tree.match(batch) if tree.has_plain_keys else None
-        if entries is None:
-            return False
-        for leaf, entry in zip(tree.leaves, entries, strict=True):
-            if type(entry) is np.ndarray or is_tensor(entry):
-                if self._is_staged(entry) != leaf.is_array and leaf.name not in self._intake.host:
-                    return False
-            elif type(entry) not in PLAIN or leaf.is_array:
-                return False
-        return True
 
     def _is_staged(self, value: Any) -> bool:
         intake = self._intake
@@ -393,7 +354,7 @@ class NestedStager:
         """Return whether a device can copy an array from where it lies, because it is page-locked."""
         place = _address(array), array.nbytes
         ask = self._intake.is_page_locked
-        if ask is None or place in self._pageable:
+        if place in self._pageable or ask is None:
             return False
         if ask(*place):
             return True
@@ -404,57 +365,49 @@ class NestedStager:
         self._pageable.add(place)
         return False
 
-    def _stage(
-        self, parts: Parts, turned: Turned, apart: tuple[int, ...], number: int, reserve: Reserve
-    ) -> StagedBatch:
-        collation, tree, levels = self._intake.collation, parts.tree, parts.levels
-        whole, inside = self._arrange(parts, turned, apart)
-        slot = reserve(inside.nbytes if apart else needed_nbytes(collation, tree, levels, whole))
-        write_arrays(
-            [array for index, array in enumerate(parts.arrays) if index not in apart], slot.views(inside)
-        )
-        staged = StagedBatch(slot, whole, levels, number, tree, parts.objects)
-        keys = number_samples(number, parts.arrays)
+    def _stage(self, parts: Parts, number: int, reserve: Reserve) -> StagedBatch:
+        collation, arrays, levels = self._intake.collation, parts.arrays, parts.levels
+        apart: tuple[int, ...] = ()
+        if self._intake.is_page_locked is not None:
+            found = (array.nbytes >= SMALL and array.flags.c_contiguous for array in arrays)
+            apart = tuple([at for at, fits in enumerate(found) if fits and self._is_apart(arrays[at])])
+        keys = () if collation.programmer is None else number_samples(number, arrays)
+        # Layouts are found again, because a slot keeps its views for the same one.
+        arranged = parts.layout, apart, levels, parts.tree
+        if arranged != self._arranged:
+            whole = inside = parts.layout
+            if apart:
+                # The random draws of transforms are copied with the batch, so they need a place too.
+                program = find_program(collation.programmer, parts.tree, levels, whole)
+                drawn = () if program is None else program.copied.fields[len(arrays) :]
+                draws = tuple((one.shape, one.dtype) for one in drawn)
+                whole, inside = arrange_last((*_specs(arrays), *draws), apart)
+                whole = replace(whole, turned=parts.layout.turned)
+            self._arranged, self._layouts = arranged, (whole, inside)
+        whole, inside = self._layouts
         if not apart:
+            staged = reserve_batch(collation, whole, levels, number, reserve, parts.tree, parts.objects)
+            write_arrays(arrays, staged.slot.views(whole))
             return complete(collation, staged, keys)
         # The device copies the slot's part and each array apart to where one layout has them all, so what
         # follows on the device is the same as for a batch in one piece.
+        slot = reserve(inside.nbytes)
+        views = slot.views(inside)
+        write_arrays([array for index, array in enumerate(arrays) if index not in apart], views)
+        staged = StagedBatch(slot, whole, levels, number, parts.tree, tuple(parts.objects))
         staged.in_slot = inside.nbytes
         staged.apart = tuple(
-            Apart(
-                parts.arrays[one].reshape(-1).view(np.uint8),
-                _address(parts.arrays[one]),
-                whole.fields[one].offset,
-            )
+            Apart(arrays[one].reshape(-1).view(np.uint8), _address(arrays[one]), whole.fields[one].offset)
             for one in apart
         )
-        program = find_program(collation.programmer, tree, levels, whole, drawn=True)
+        program = find_program(collation.programmer, parts.tree, levels, whole, drawn=True)
         if program is not None and collation.programmer is not None:
-            views = iter(slot.views(inside))
-            arrays = [parts.arrays[one] if one in apart else next(views) for one in range(len(whole.fields))]
+            rest = iter(views)
+            arrays = [arrays[one] if one in apart else next(rest) for one in range(len(whole.fields))]
             program.check(arrays)
             if program.drawn:
                 collation.programmer.fill_draws(program, arrays, keys)
         return staged
-
-    def _arrange(self, parts: Parts, turned: Turned, apart: tuple[int, ...]) -> tuple[Layout, Layout]:
-        """Return where the arrays lie on a device, and those of them that are in the slot."""
-        specs = tuple((array.shape, array.dtype) for array in parts.arrays)
-        # Which program runs depends on the names of the fields too.
-        names = () if self._intake.collation.programmer is None else (*parts.tree.array_names,)
-        key = specs, turned, apart, parts.levels, names
-        if key != self._key:
-            whole = inside = arrange(specs)
-            if apart:
-                # The random draws of transforms are copied with the batch, so they need a place too.
-                program = find_program(self._intake.collation.programmer, parts.tree, parts.levels, whole)
-                drawn = () if program is None else program.copied.fields[len(specs) :]
-                draws = tuple((one.shape, one.dtype) for one in drawn)
-                whole, inside = arrange_last((*specs, *draws), apart)
-            if turned:
-                whole = replace(whole, turned=turned)
-            self._key, self._layouts = key, (whole, inside)
-        return self._layouts
 
 
 def is_copied(value: Any) -> bool:

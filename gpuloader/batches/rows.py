@@ -2,18 +2,16 @@
 
 `SampleRows` knows the fields and where they lie in a slot. `write` is the innermost loop of the loader: what
 fits its row as it is, C writes after checking it; anything else is converted, or refused with an error that
-names the sample and the field. `write_gradually` writes a large batch of unknown length, as readers and
-iterable datasets have them. Below stand the targets, one for each field of a slot, and the packers for
+names the sample and the field. Below stand the targets, one for each field of a slot, and the packers for
 numbers and lists.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +27,8 @@ from gpuloader.fields.convert import (
 )
 from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.foreign import is_tensor
-from gpuloader.staging.arena import FieldLayout, Layout, arrange, check_available
-from gpuloader.staging.ring import Slot, Views
+from gpuloader.staging.arena import FieldLayout, Layout, arrange
+from gpuloader.staging.ring import Views
 
 IN_FEEDS = (
     "if its length varies, declare the field in feed_list with lod_level=1, or make batches of samples of "
@@ -95,8 +93,8 @@ class SampleRows:
         """Write samples into the rows of `views`, starting at row `start`; return the row after the last."""
         targets = self._targets(views)
         fields = len(targets)
-        if fields == 2:
-            return self._write_pairs(targets, samples, start)
+        if 0 < fields < 3:
+            return self._write_one_or_two(targets, samples, start)
         regions = [(target[0], target[1], target[2], target) for target in targets]
         array = np.ndarray
         index = start - 1
@@ -120,20 +118,24 @@ class SampleRows:
                         self._convert_and_write(target, index, value)
         return index + 1
 
-    def _write_pairs(self, targets: list[Target], samples: Iterable[Any], start: int) -> int:
-        """Write samples of two fields, such as an image and its label, as `write` does.
+    def _write_one_or_two(self, targets: list[Target], samples: Iterable[Any], start: int) -> int:
+        """Write samples such as an image, or an image and its label, as `write` does.
 
         This takes a quarter less time than the loop of `write`, which serves any number of fields.
         """
-        one_target, two_target = targets
+        fields, one_target, two_target = len(targets), targets[0], targets[-1]
+        is_pair = fields == 2
         one_rows, one_region, one_places, *_ = one_target
         _, two_region, two_places, two_numbers, two_kinds, *_ = two_target
         one_dtype = one_rows.dtype
         array, index = np.ndarray, start - 1
         for index, sample in enumerate(samples, start):
-            if (type(sample) is not tuple and not isinstance(sample, _SAMPLE_TYPES)) or len(sample) != 2:
+            if (type(sample) is not tuple and not isinstance(sample, _SAMPLE_TYPES)) or len(sample) != fields:
                 fields_of(sample, self.feeds, index)
-            one, two = sample
+            if is_pair:
+                one, two = sample
+            else:
+                [one] = sample
             if type(one) is not array:
                 self._write_other(one_target, index, one)
             elif one_region is None:
@@ -146,6 +148,8 @@ class SampleRows:
                     one_region[one_places[index]] = one
                 except UNFIT:
                     self._convert_and_write(one_target, index, one)
+            if not is_pair:
+                continue
             kind = type(two)
             if kind not in two_kinds and (kind is not array or two_region is None):
                 self._write_other(two_target, index, two)
@@ -233,48 +237,6 @@ def fields_of(sample: Any, feeds: Sequence[FeedSpec] | None, index: int = 0) -> 
     if not sample:
         raise SampleError("expected one value per field, got an empty tuple", index=index)
     return sample
-
-
-# Batches of unknown length.
-
-AT_ONCE = 64 << 20
-"""Bytes up to which a slot for a full batch is reserved before its samples have arrived."""
-_FIRST_NBYTES = 1 << 20
-
-
-def write_gradually(
-    rows: Callable[[int], SampleRows], samples: Iterator[Any], size: int, objects: Any = None
-) -> tuple[list[Array], int]:
-    """Write at most `size` samples into memory that grows; return one array per field, and their number.
-
-    `rows` returns the table for a number of samples, with its layout arranged. `objects` are the columns of
-    fields that are not arrays, without any rows.
-
-    Raises
-    ------
-    StagingMemoryError
-        A full batch is larger than the memory that there is.
-    SampleError
-        A sample does not fit its field.
-    """
-    # Before anything is read: doubling until memory is full would take the machine down with it.
-    table = rows(1)
-    check_available(table.layout_of(size).nbytes)
-    capacity = min(max(_FIRST_NBYTES // max(table.layout_of(1).nbytes, 1), 1), size)
-    count, held = 0, list[Array]()
-    while True:
-        table = rows(capacity)
-        memory = np.empty(max(table.layout.nbytes, 1), np.uint8)
-        views = Slot(memory, memory, in_ring=False).views(table.layout)
-        for part, view in zip(held, views, strict=False):
-            view[:count] = part
-        for column in (objects or {}).values():
-            column += [None] * (capacity - len(column))
-        count = table.write(views, itertools.islice(samples, capacity - count), count)
-        held = [view[:count] for view in views]
-        if count < capacity or capacity == size:
-            return held, count
-        capacity = min(2 * capacity, size)
 
 
 Packer = Callable[[Any, int, Any], None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -141,14 +141,21 @@ def find_program(
     return programmer.program(tree.array_names, levels, layout, drawn=drawn)
 
 
-def needed_nbytes(collation: Collation, tree: Tree | None, levels: Sequence[int], layout: Layout) -> int:
-    """Return the bytes a slot needs for a batch of this layout, including what its transforms need."""
-    if collation.programmer is None:
-        return layout.nbytes
+def reserve_batch(
+    collation: Collation,
+    layout: Layout,
+    levels: tuple[int, ...],
+    number: int,
+    reserve: Reserve,
+    tree: Tree | None = None,
+    objects: Iterable[Any] = (),
+) -> StagedBatch:
+    """Return batch `number`, which is yet to be written, in a slot with room for what its transforms need."""
+    nbytes = layout.nbytes
     program = find_program(collation.programmer, tree, levels, layout)
-    if program is None:
-        return layout.nbytes
-    return (program.whole if collation.on_host else program.copied).nbytes
+    if program is not None:
+        nbytes = (program.whole if collation.on_host else program.copied).nbytes
+    return StagedBatch(reserve(nbytes), layout, levels, number, tree, tuple(objects))
 
 
 def complete(collation: Collation, staged: StagedBatch, keys: Indices | Stretch) -> StagedBatch:
@@ -159,17 +166,16 @@ def complete(collation: Collation, staged: StagedBatch, keys: Indices | Stretch)
     SampleError
         A transform does not accept its field.
     """
-    if collation.programmer is None:
-        return staged
-    program = find_program(collation.programmer, staged.tree, staged.levels, staged.layout)
-    if program is None:
+    programmer = collation.programmer
+    program = find_program(programmer, staged.tree, staged.levels, staged.layout)
+    if programmer is None or program is None:
         return staged
     # On a CPU place the results lie behind the fields in the slot; on a GPU they are in the device's slot.
     arrays = staged.slot.views(program.whole if collation.on_host else program.copied)
     if program.checked:  # before a kernel meets what it cannot report, such as a label out of range
         program.check(arrays)
     if program.drawn:
-        collation.programmer.fill_draws(program, arrays, keys)
+        programmer.fill_draws(program, arrays, keys)
     if collation.on_host:
         program.run_on_host(arrays)
         staged.layout, staged.levels = program.delivered, program.levels

@@ -23,6 +23,7 @@ import dataclasses
 from collections import OrderedDict, UserDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 from operator import is_, itemgetter
 from typing import Any
@@ -47,52 +48,88 @@ _CLEAR: tuple[tuple[type, Callable[[Any], None]], ...] = (
 )
 
 
-def _copy_empty(value: Any, clear: Callable[[Any], None]) -> Any:
-    """Return a copy of an object that `clear` has emptied; None if its class cannot be copied."""
-    try:
-        empty = copy.copy(value)
-        if empty is value or type(empty) is not type(value):
-            return None
-        clear(empty)
-    except Exception:  # the user's class may raise anything
-        return None
-    return empty
-
-
 class Template:
-    """An empty copy of a container, such as a `defaultdict` or the user's own dict with attributes.
+    """An object without its entries: a container, a dataclass's object, or a graph of PyTorch Geometric.
 
-    Batches are filled into copies of it, so they have the class and the attributes of their first sample, as
-    torch's ``default_collate`` returns them.
+    Batches are filled into copies of it, without a call of the class. So a `defaultdict`, or a dict with
+    attributes, has the class and the attributes of its first sample, as torch's ``default_collate`` returns
+    it. Frozen dataclasses, those whose `__init__` takes other arguments, and attributes that are not fields
+    all come out as they went in. `names` are the fields of such an object, None for a container. Of a graph,
+    `keys` has the store's number and the key there for each of them.
 
     >>> from collections import defaultdict
-    >>> template = Template.of(defaultdict(list, a=1))
-    >>> template.fill({"a": "batch"})
+    >>> Template.of(defaultdict(list, a=1)).fill({"a": "batch"})
     defaultdict(<class 'list'>, {'a': 'batch'})
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class Pair:
+    ...     first: int
+    ...     second: str
+    >>> template = Template.of(Pair(1, "a"), opens=True)
+    >>> template.entries(Pair(2, "b")), template.fill({"first": 3, "second": "c"})
+    ([2, 'b'], Pair(first=3, second='c'))
     """
 
-    __slots__ = ("_value",)
+    __slots__ = ("_keys", "_value", "names")
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, names: tuple[str, ...] | None, keys: list[tuple[int, str]] | None) -> None:
         self._value = value
+        self.names = names
+        self._keys = keys
 
     @classmethod
-    def of(cls, value: Any) -> Template | None:
-        """Return the template of a container; None if its class alone is enough to make it again."""
-        # Calling such a class with the batch's entries is cheaper than copying a template.
-        if type(value) in _PLAIN:
+    def of(cls, value: Any, *, opens: bool = False) -> Template | None:
+        """Return the template of a value; None if its class alone is enough to make it again.
+
+        None too for what cannot be copied, and for objects with fields, unless it `opens` those.
+        """
+        names: tuple[str, ...] | None = None
+        if not opens:
+            # Calling a plain class with the batch's entries is cheaper than copying a template.
+            plain = type(value) in _PLAIN
+            clear = next((clear for base, clear in _CLEAR if isinstance(value, base) and not plain), None)
+        elif is_instance(value, "torch_geometric.data.data", "BaseData"):
+            keys, found = [], []
+            empty = copy.copy(value)
+            for number, store in enumerate(value.stores):
+                kind = store._key if isinstance(store._key, str | None) else "__".join(store._key)
+                for key in store:
+                    keys.append((number, key))
+                    found.append(key if kind is None else f"{kind}.{key}")
+                    empty.stores[number][key] = None  # which deletes it
+            return cls(empty, tuple(found), keys)
+        else:
+            # `Ragged` is a dataclass too, but a single value.
+            is_open = hasattr(type(value), "__dataclass_fields__") and not isinstance(value, Ragged)
+            fields = dataclasses.fields(value) if is_open else ()
+            names = tuple(one.name for one in fields if hasattr(value, one.name))
+            clear = partial(_set_fields, entries=dict.fromkeys(names)) if is_open else None
+        try:
+            empty = None if clear is None else copy.copy(value)
+            if clear is None or empty is value or type(empty) is not type(value):
+                return None
+            clear(empty)
+        except Exception:  # the user's class may raise anything
             return None
-        clear = next((clear for base, clear in _CLEAR if isinstance(value, base)), None)
-        empty = None if clear is None else _copy_empty(value, clear)
-        return None if empty is None else cls(empty)
+        return cls(empty, names, None)
+
+    def entries(self, value: Any) -> list[Any]:
+        """Return the values of the fields of an object of the same class."""
+        if self._keys is None:
+            return [getattr(value, name) for name in self.names or ()]
+        stores = value.stores
+        return [stores[number][key] for number, key in self._keys]
 
     def fill(self, entries: Any) -> Any:
-        """Return a new container with these entries: a mapping or a list."""
+        """Return a new object with these entries: a mapping, or a list for a container without keys."""
         filled = copy.copy(self._value)
-        if isinstance(entries, Mapping):
-            filled.update(entries)
+        if self._keys is not None:
+            for (number, key), entry in zip(self._keys, entries.values(), strict=True):
+                filled.stores[number][key] = entry
+        elif self.names is not None:
+            _set_fields(filled, entries)
         else:
-            filled.extend(entries)
+            (filled.update if isinstance(entries, Mapping) else filled.extend)(entries)
         return filled
 
     def __eq__(self, other: object) -> bool:
@@ -108,74 +145,9 @@ class Template:
         return hash(type(self._value))
 
 
-class ObjectTemplate:
-    """An object of a dataclass without the values of its fields, or a graph of PyTorch Geometric without any.
-
-    Batches are filled into copies of it, without a call of the class. So frozen dataclasses, those whose
-    `__init__` takes other arguments, and attributes that are not fields all come out as they went in. Of a
-    graph, `keys` has the store's number and the key there for each of the `names`.
-
-    >>> from dataclasses import dataclass
-    >>> @dataclass(frozen=True)
-    ... class Pair:
-    ...     first: int
-    ...     second: str
-    >>> template = ObjectTemplate.of(Pair(1, "a"))
-    >>> template.entries(Pair(2, "b")), template.fill({"first": 3, "second": "c"})
-    ([2, 'b'], Pair(first=3, second='c'))
-    """
-
-    __slots__ = ("_keys", "_value", "names")
-
-    def __init__(
-        self, value: Any, names: tuple[str, ...], keys: tuple[tuple[int, str], ...] | None = None
-    ) -> None:
-        self._value = value
-        self.names = names
-        self._keys = keys
-
-    @classmethod
-    def of(cls, value: Any) -> ObjectTemplate | None:
-        """Return the template of a dataclass's object or of a graph; None for others that it cannot copy."""
-        if is_instance(value, "torch_geometric.data.data", "BaseData"):
-            keys, names = [], []
-            empty = copy.copy(value)
-            for number, store in enumerate(value.stores):
-                kind = store._key if isinstance(store._key, str | None) else "__".join(store._key)
-                for key in store:
-                    keys.append((number, key))
-                    names.append(key if kind is None else f"{kind}.{key}")
-                    empty.stores[number][key] = None  # which deletes it
-            return cls(empty, tuple(names), tuple(keys))
-        if not hasattr(type(value), "__dataclass_fields__"):
-            return None
-        fields = tuple(one.name for one in dataclasses.fields(value) if hasattr(value, one.name))
-
-        def clear(empty: Any) -> None:
-            for name in fields:
-                object.__setattr__(empty, name, None)
-
-        empty = _copy_empty(value, clear)
-        return None if empty is None else cls(empty, fields)
-
-    def entries(self, value: Any) -> list[Any]:
-        """Return the values of the fields of an object of the same class."""
-        if self._keys is None:
-            return [getattr(value, name) for name in self.names]
-        stores = value.stores
-        return [stores[number][key] for number, key in self._keys]
-
-    def fill(self, entries: Mapping[str, Any]) -> Any:
-        """Return a new object with these values of its fields."""
-        filled = copy.copy(self._value)
-        if self._keys is None:
-            for name, entry in entries.items():
-                object.__setattr__(filled, name, entry)
-            return filled
-        stores = filled.stores
-        for (number, key), entry in zip(self._keys, entries.values(), strict=True):
-            stores[number][key] = entry
-        return filled
+def _set_fields(value: Any, entries: Mapping[str, Any]) -> None:
+    for name, entry in entries.items():
+        object.__setattr__(value, name, entry)  # a frozen dataclass refuses any other way
 
 
 # The nodes of a tree.
@@ -201,7 +173,7 @@ class Branch:
     keys: tuple[Any, ...] | None
     children: tuple[Node, ...]
     name: str
-    template: Template | ObjectTemplate | None = None
+    template: Template | None = None
 
     def entries(self, value: Any) -> Sequence[Any]:
         """Return the values below `value`, one per child; raise `SampleError` if keys or length differ."""
@@ -209,7 +181,7 @@ class Branch:
         if self.keys is None:
             if isinstance(value, list | tuple) and len(value) == len(self.children):
                 return value
-        elif isinstance(self.template, ObjectTemplate):
+        elif self.template is not None and self.template.names is not None:
             return self.template.entries(value)
         elif isinstance(value, Mapping) and len(value) == len(self.keys):
             try:
@@ -325,9 +297,8 @@ class Tree:
                     # PyTorch wants the batch sizes of a packed sequence in host memory, wherever its data is.
                     nodes.append(grow(entry, join_name(name, part), _never if packed and at == 1 else staged))
                 return Branch(type(value), None, tuple(nodes), name, Template.of(value))
-            # `Ragged` is a dataclass too, but a single value.
-            template = ObjectTemplate.of(value) if opens and not isinstance(value, Ragged) else None
-            if template is None:
+            template = Template.of(value, opens=True) if opens else None
+            if template is None or template.names is None:
                 return Leaf(name or "0", staged(value))
             entries = zip(template.names, template.entries(value), strict=True)
             nodes = [grow(entry, join_name(name, key), staged) for key, entry in entries]
@@ -359,12 +330,9 @@ class Tree:
         {'a': "a's", 'b': "b's"}
         """
         root = self.root
-        plain = isinstance(root, Branch) and not isinstance(root.template, ObjectTemplate)
-        if (
-            not isinstance(root, Branch)
-            or not plain
-            or (root.keys is None and root.kind not in (list, tuple))
-        ):
+        # Further fields of an object would be lost.
+        is_open = isinstance(root, Branch) and root.template is not None and root.template.names is not None
+        if not isinstance(root, Branch) or is_open or (root.keys is None and root.kind not in (list, tuple)):
             raise SampleError(
                 f"expected samples that are dicts or tuples, to which pad adds the fields {list(names)}, got "
                 f"{self.describe()}"

@@ -11,7 +11,6 @@ import pytest
 
 from gpuloader import DataLoader, IterableDataset, SampleError, StagingMemoryError
 from gpuloader.batches import items
-from gpuloader.batches import rows as gradual
 from gpuloader.testing import simulated_places
 from tests.fakes import nothing_left_behind
 from tests.loading import load
@@ -139,7 +138,6 @@ def test_many_batches_beyond_the_first_slots(workers, drop_last):
 def small_blocks(monkeypatch):
     """Make batches of eight larger than what is reserved before their samples have arrived."""
     monkeypatch.setattr(items, "AT_ONCE", 100)
-    monkeypatch.setattr(gradual, "_FIRST_NBYTES", 40)
 
 
 @pytest.mark.usefixtures("small_blocks")

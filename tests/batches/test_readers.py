@@ -1,5 +1,6 @@
 """Batches of a reader: samples one by one or in lists, and the loop around them."""
 
+import copy
 import itertools
 
 import numpy as np
@@ -93,13 +94,22 @@ def test_samples_are_staged_a_batch_at_a_time(gradually, drop_last, size):
     assert meter.batches == len(batches)
 
 
-def test_memory_grows_with_the_samples_only_until_a_batch_has_been_full(monkeypatch):
-    written, original = [], module.write_gradually
+@pytest.mark.parametrize("make", [copy.deepcopy, lambda sample: 1 / 0], ids=["copied", "not copied"])
+def test_memory_grows_with_the_samples_only_until_a_batch_has_been_full(monkeypatch, make):
+    """Until then, the samples are copied, because the reader may fill its memory again, if they can be."""
+    copied = []
     monkeypatch.setattr(module, "AT_ONCE", 0)
-    monkeypatch.setattr(module, "write_gradually", lambda *given: written.append(1) or original(*given))
-    stager = SampleStager(None, 2, drop_last=False)
-    assert len(batches_of(stager, pairs(7))) == 4
-    assert len(written) == 1
+    monkeypatch.setattr(module.copy, "deepcopy", lambda sample: copied.append(1) or make(sample))
+    buffer = np.zeros(2)
+
+    def reuse():
+        for number in range(7):
+            buffer[:] = number
+            yield (buffer if make is copy.deepcopy else buffer.copy(),)
+
+    found = batches_of(SampleStager(None, 3, drop_last=False), reuse())
+    assert [[row[0] for row in rows] for [rows] in found] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert len(copied) == 3
 
 
 UNLIKE = [
