@@ -13,13 +13,16 @@ import re
 import sys
 import threading
 from functools import cache
-from importlib import import_module, resources
+from importlib import import_module
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuloader.errors import LoaderError, install_command
 from gpuloader.system.platforms import usable_cores
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
 
 # Compute capabilities times ten, from Turing to Blackwell: the architectures CUDA 13 compiles for.
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
@@ -32,13 +35,19 @@ class CompileError(LoaderError):
     """A kernel does not compile without errors and warnings; the message has the compiler's output."""
 
 
+def _find_folder() -> Traversable:
+    from importlib import resources  # imported late, with fifteen modules: most programs compile nothing
+
+    return resources.files("gpuloader.kernels")
+
+
 def kernel_names() -> list[str]:
     """Return the names of all kernels' files.
 
     >>> kernel_names()[:5]
     ['cast', 'crop', 'gather', 'mix', 'normalize']
     """
-    files = resources.files("gpuloader.kernels").iterdir()
+    files = _find_folder().iterdir()
     return sorted(Path(file.name).stem for file in files if file.name.endswith(".cu"))
 
 
@@ -62,7 +71,7 @@ def read_source(name: str) -> str:
     """
     # CuPy keeps what it has compiled on disk by a hash of the source. An included file is no part of that
     # hash, so after a change of one, the old code would run.
-    folder = resources.files("gpuloader.kernels")
+    folder = _find_folder()
     source = folder.joinpath(f"{name}.cu").read_text()
     return re.sub(
         r'^#include "(\w+\.cuh)"$', lambda line: folder.joinpath(line[1]).read_text(), source, flags=re.M

@@ -123,6 +123,10 @@ def align(nbytes: int) -> int:
 _numbers = itertools.count()
 
 
+_CERTAIN = 4 << 20
+"""Bytes that are reserved without asking whether there are as many: the question takes longer."""
+
+
 class PageLocker(Protocol):
     """A device that can page-lock the host memory it copies from."""
 
@@ -165,7 +169,8 @@ class Arena:
         self._end = once(partial(self._ended.append, True))
         self.page_locked = False
         self.descriptor: int | None = None
-        check_available(nbytes)
+        if nbytes > _CERTAIN:
+            check_available(nbytes)
         try:
             # This thread touches the pages first, on the cores near the GPU, so the kernel places them
             # there. That needs no system call for memory policies, which containers forbid.

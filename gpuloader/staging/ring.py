@@ -175,9 +175,10 @@ class Ring:
             begun = perf_counter_ns()
             size = self.slot_nbytes = align(max(nbytes, 1))
             # Small slots cost little memory, and with more of them a thread reads short batches in bursts.
+            # These are reserved when the others are in use: a loop that reads by itself needs none of them.
             stretched = max(min(self.stretch // size, MOST_STRETCHED) - self.count, 0)
             # Few loops hold as many batches as they may, and large slots take long to fault in.
-            now = self.count - self.spare if size >= LARGE else self.count + stretched
+            now = self.count - self.spare if size >= LARGE else self.count
             now = max(min(now, max(FIRST_SLOTS, 2 * self.spare)), 1)
             if self.count > now:
                 check_available(size * self.count)  # before the first batch, not in the middle of an epoch

@@ -23,7 +23,6 @@ import math
 import mmap
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +32,7 @@ from gpuloader.errors import LoaderError, StagingMemoryError
 from gpuloader.system.cores import own_cores, read_control_group, read_text
 
 if TYPE_CHECKING:
+    import socket
     from multiprocessing.connection import Connection
 
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; missing from the mmap module
@@ -187,6 +187,8 @@ def keep_freed_memory() -> None:
 
 def message_pair() -> tuple[socket.socket, socket.socket]:
     """Return connected sockets that can pass descriptors and, if possible, preserve message boundaries."""
+    import socket  # imported late: only workers need it
+
     if hasattr(socket, "SOCK_SEQPACKET"):
         try:
             return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections.abc import Iterator
@@ -124,6 +123,8 @@ def trace(path: str | os.PathLike[str] | None = None, *, nvtx: bool = False) -> 
     finally:
         _spans = _nvtx = None
         if path is not None:
+            import json  # imported late: most programs write no trace
+
             Path(path).write_text(json.dumps(chrome_trace(spans)))
 
 

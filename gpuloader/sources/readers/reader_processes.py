@@ -9,7 +9,6 @@ import itertools
 import os
 import pickle
 import sys
-import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -238,6 +237,8 @@ def _work(reader: Reader, pipe: Connection, room: Any) -> None:
         _send_all(iterate(reader), pipe, room)
         last: tuple[int, Any, str] = (_END, None, "")
     except BaseException as error:
+        import traceback  # imported late: most readers do not fail
+
         last = (_ERROR, portable(error), traceback.format_exc())
     flush_output()  # now: the parent kills this process after the last message
     with suppress(OSError):  # the parent may be gone
