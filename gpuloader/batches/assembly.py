@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import reprlib
 import threading
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
-from gpuloader.batches.columns import RegionColumn, block_columns, fits, split_columns, stage_columns
+from gpuloader.batches.columns import Column, block_columns, fits, split_columns, stage_columns
 from gpuloader.batches.kept import BatchSignature, keep_whole, stage_whole
-from gpuloader.batches.rows import SampleRows
 from gpuloader.batches.schema import Collation, Schema, SchemaCache
 from gpuloader.batches.staged import (
     BatchBuilder,
@@ -35,7 +34,7 @@ from gpuloader.batches.staged import (
     complete,
     reserve_batch,
 )
-from gpuloader.batches.tree import ObjectColumns, array_leaves, object_columns
+from gpuloader.batches.tree import array_leaves, object_columns
 from gpuloader.errors import DataFileError, LoaderError, PictureError, SampleError, describe_error
 from gpuloader.fields.convert import IF_IMAGES, IF_IT_VARIES
 from gpuloader.fields.spec import Array, Indices
@@ -43,7 +42,7 @@ from gpuloader.foreign import is_tensor, tensor_over
 from gpuloader.order.randomness import Draw, current_draw
 from gpuloader.sources.block import Block
 from gpuloader.sources.describing import Source
-from gpuloader.staging.ring import Slot, Views
+from gpuloader.staging.ring import Slot
 
 # NumPy and others take None for a new dimension, so the sample would be another one.
 _NO_INDEX = "the sampler yielded None instead of an index"
@@ -283,6 +282,23 @@ class SampleBatch(BatchBuilder):
         self._assembler.locate(error, self.number, self.gaps, self._indices)
 
 
+class BatchRows:
+    """The rows of a batch in its slot, where `count` samples of a schema are written."""
+
+    def __init__(
+        self, collation: Collation, schema: Schema, count: int, number: int, reserve: Reserve
+    ) -> None:
+        self.tree, self._table = schema.tree, schema.rows(count)
+        self.objects, layout = object_columns(self.tree, count), self._table.layout
+        fields = self.tree, self.objects.values()
+        self.staged = reserve_batch(collation, layout, schema.levels, number, reserve, *fields)
+        self.views = self.staged.slot.views(layout)
+
+    def write(self, samples: Iterable[Any], row: int = 0) -> int:
+        """Write samples into the rows from `row` on; return the row after the last."""
+        return self._table.write(self.views, array_leaves(self.tree, samples, row, self.objects), row)
+
+
 class RowBatch(SampleBatch):
     """Samples of fixed size: each is written into its row as soon as the first one has settled the schema.
 
@@ -299,7 +315,7 @@ class RowBatch(SampleBatch):
         self._first: Any = None  # the sample that settled the schema
         self._refused: SampleError | None = None  # why the samples cannot be written into rows
         self._placing = threading.Lock()
-        self._placed: tuple[Schema, SampleRows, StagedBatch, Views, ObjectColumns] | None = None
+        self._placed: BatchRows | None = None
 
     def fetch(self, start: int, stop: int) -> None:
         """Fetch samples `start` to `stop` of the batch; the part that begins at 0 settles the schema."""
@@ -344,24 +360,13 @@ class RowBatch(SampleBatch):
         # Large samples are written one by one. So all writes but the first find here what they need.
         placed = self._placed
         if placed is None:
-            schema, count = self._schema, len(self._indices)
+            schema, collation, count = self._schema, self._assembler.collation, len(self._indices)
             with self._placing:  # the part that arrives first reserves the slot
                 placed = self._placed
                 if placed is None:
-                    table, objects = schema.rows(count), object_columns(schema.tree, count)
-                    staged = reserve_batch(
-                        self._assembler.collation,
-                        table.layout,
-                        schema.levels,
-                        self.number,
-                        self._reserve,
-                        schema.tree,
-                        objects.values(),
-                    )
-                    placed = schema, table, staged, staged.slot.views(table.layout), objects
+                    placed = BatchRows(collation, schema, count, self.number, self._reserve)
                     self._placed, self._chunk = placed, schema.chunk
-        schema, table, _, views, objects = placed
-        table.write(views, array_leaves(schema.tree, samples, row, objects), row)
+        placed.write(samples, row)
         return True
 
     def finish(self) -> StagedBatch:
@@ -372,21 +377,22 @@ class RowBatch(SampleBatch):
         if self._refused is not None:
             return self._fall_back(self._refused)
         assert self._placed is not None
-        return complete(self._assembler.collation, self._placed[2], self._indices)
+        return complete(self._assembler.collation, self._placed.staged, self._indices)
 
     def _fall_back(self, refused: SampleError) -> StagedBatch:
         """Return the batch that the framework's own function makes of the samples."""
         samples: list[Any] = [None] * len(self._indices)
         slot: Slot | None = None
         if self._placed is not None:
-            schema, _, staged, views, objects = self._placed
-            slot, tree = staged.slot, schema.tree
+            tree, slot = self._placed.tree, self._placed.staged.slot
             firsts = tree.flatten(self._first)
             for row in range(len(samples)):
-                rest = iter(views)
+                rest = iter(self._placed.views)
                 samples[row] = tree.build(
                     [
-                        _as_it_was(next(rest)[row], first) if leaf.is_array else objects[field][row]
+                        _as_it_was(next(rest)[row], first)
+                        if leaf.is_array
+                        else self._placed.objects[field][row]
                         for field, (leaf, first) in enumerate(zip(tree.leaves, firsts, strict=True))
                     ]
                 )
@@ -457,7 +463,7 @@ class KeptBatch(SampleBatch):
     def __init__(self, assembler: Assembler, number: int, indices: Indices, reserve: Reserve) -> None:
         super().__init__(assembler, number, indices, reserve)
         self.samples: Any = [None] * len(indices)
-        self._regions: list[tuple[Array, RegionColumn]] = []
+        self._regions: list[tuple[Array, Column]] = []
         self._bad: dict[int, str] | None = None
         self._staged: StagedBatch | None = None
 

@@ -50,38 +50,32 @@ class Column:
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    write: Callable[[Array], None]
+    write: Callable[..., None]
+    in_parts: bool = False  # whether it is written in parts, by `_write_regions`
 
 
-@dataclass(frozen=True, slots=True)
-class RegionColumn:
-    """The pixels of a field of regions, which are decoded as they are written.
+def _write_regions(
+    regions: Sequence[Region | Encoded],
+    splits: Array,
+    name: str,
+    target: Array,
+    start: int = 0,
+    stop: int | None = None,
+    bad: dict[int, str] | None = None,
+) -> None:
+    """Decode the regions of samples `start` to `stop` into the array of field `name`, where `splits` says.
 
-    `splits` says where each region begins and ends in the array; `name` is the field's, for errors.
+    The dict `bad` receives the numbers of those that cannot be decoded, and why. Without it, they raise
+    `PictureError`.
     """
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    regions: Sequence[Region | Encoded]
-    splits: Array
-    name: str
-
-    def write(
-        self, target: Array, start: int = 0, stop: int | None = None, bad: dict[int, str] | None = None
-    ) -> None:
-        """Write the regions of samples `start` to `stop` into the whole column's array.
-
-        The dict `bad` receives the numbers of those that cannot be decoded, and why. Without it, they
-        raise `PictureError`.
-        """
-        for row in range(len(self.regions))[start:stop]:
-            try:
-                self.regions[row].write(target[self.splits[row] : self.splits[row + 1]])
-            except PictureError as error:
-                if bad is None:
-                    error.index, error.field = row, error.field or self.name
-                    raise
-                bad[row] = describe_error(error)
+    for row in range(len(regions))[start:stop]:
+        try:
+            regions[row].write(target[splits[row] : splits[row + 1]])
+        except PictureError as error:
+            if bad is None:
+                error.index, error.field = row, error.field or name
+                raise
+            bad[row] = describe_error(error)
 
 
 def _join(parts: Sequence[Array], target: Array) -> None:
@@ -153,14 +147,15 @@ def _sequences(
     splits: Iterable[Array],
     step: tuple[int, ...],
     feed: FeedSpec,
-    pads: Mapping[str, float | Pad],
-) -> list[Column]:
-    """Return the columns of a field of varying length: padded, or values and row splits."""
-    if feed.name in pads:
-        pad = as_pad(pads[feed.name])
-        shape = (len(lengths), round_up(max(lengths, default=0), pad.multiple), *step)
-        return [Column(shape, feed.dtype, partial(_pad, parts, lengths, pad))]
-    return [Column((sum(lengths), *step), feed.dtype, partial(_join, parts)), *map(_whole, splits)]
+    pad: Pad | None,
+) -> tuple[list[Column], list[Column]]:
+    """Return the columns of a field of varying length: padded, with its extras, or values and row splits."""
+    if pad is None:
+        values = Column((sum(lengths), *step), feed.dtype, partial(_join, parts))
+        return [values, *map(_whole, splits)], []
+    shape = (len(lengths), round_up(max(lengths, default=0), pad.multiple), *step)
+    padded = Column(shape, feed.dtype, partial(_pad, parts, lengths, pad))
+    return [padded], _extra_columns(pad, np.array(lengths, np.int64)[:, None], shape)
 
 
 # Columns of samples that were kept.
@@ -168,7 +163,7 @@ def _sequences(
 
 def split_columns(
     samples: Iterable[Any], rows: SampleRows, pads: Mapping[str, float | Pad] | None = None
-) -> list[Column | RegionColumn]:
+) -> list[Column]:
     """Return one column per dense or padded field, and several per ragged field: values, then row splits.
 
     `pads` says how to pad the ragged fields of level 1 that it names. Their lengths and masks come last.
@@ -179,7 +174,7 @@ def split_columns(
         A value does not fit its field; the error names sample and field.
     """
     values = [fields_of(sample, rows.feeds, index) for index, sample in enumerate(samples)]
-    columns: list[Column | RegionColumn] = []
+    columns: list[Column] = []
     extras: list[Column] = []
     pads = pads or {}
     for field, feed in enumerate(rows.feeds):
@@ -194,17 +189,15 @@ def split_columns(
             pad = as_pad(pads[feed.name]) if feed.name in pads else None
             if pad is not None and pad.axes != (0,):
                 padded, *more = _padded_columns(column, rows, feed, pad)
-                columns.append(padded)
-                extras += more
+                columns, extras = [*columns, padded], [*extras, *more]
                 continue
             parts, splits = split_rows(column, feed.dtype, feed.sample_shape, feed.lod_level, rows.conversion)
         except SampleError as error:
             error.field = feed.name
             raise
         step = parts[0].shape[1:] if parts else _sizes(feed)
-        columns += _sequences(parts, [*map(len, parts)], splits, step, feed, pads)
-        if pad is not None and (pad.lengths or pad.mask):
-            extras += _extra_columns(pad, np.array([*map(len, parts)])[:, None], columns[-1].shape)
+        made, more = _sequences(parts, [*map(len, parts)], splits, step, feed, pad)
+        columns, extras = columns + made, extras + more
     return [*columns, *extras]
 
 
@@ -248,7 +241,7 @@ def _dense_column(column: list[Any], rows: SampleRows, field: int) -> Column:
     return Column((len(parts), *shape), feed.dtype, partial(_stack, parts))
 
 
-def _image_columns(images: list[Any], feed: FeedSpec) -> list[Column | RegionColumn]:
+def _image_columns(images: list[Any], feed: FeedSpec) -> list[Column]:
     """Return the three arrays of a field of `Region`, or the four of one of `Encoded`."""
     encoded, step = isinstance(images[0], Encoded), images[0].step
     numbers, pixels, nbytes = [], [0], [0]
@@ -261,9 +254,10 @@ def _image_columns(images: list[Any], feed: FeedSpec) -> list[Column | RegionCol
     splits, geometry = np.array(pixels, np.int64), np.stack(numbers)
     shape: tuple[int, ...] = (pixels[-1], *step)
     if not encoded:
-        column = RegionColumn(shape, feed.dtype, images, splits, feed.name)
-        return [column, _whole(splits), _whole(geometry)]
-    column = RegionColumn((nbytes[-1],), feed.dtype, images, np.array(nbytes, np.int64), feed.name)
+        write = partial(_write_regions, images, splits, feed.name)
+        return [Column(shape, feed.dtype, write, in_parts=True), _whole(splits), _whole(geometry)]
+    write = partial(_write_regions, images, np.array(nbytes, np.int64), feed.name)
+    column = Column((nbytes[-1],), feed.dtype, write, in_parts=True)
     # The last array has no bytes. Its shape carries the number of pixels to whoever allocates them on the
     # device, and from there on the field looks like one of regions.
     return [column, _whole(splits), _whole(geometry), _whole(np.empty((*shape, 0), np.uint8))]
@@ -274,21 +268,21 @@ def _sizes(feed: FeedSpec) -> tuple[int, ...]:
 
 
 def stage_columns(
-    columns: Sequence[Column | RegionColumn],
+    columns: Sequence[Column],
     levels: tuple[int, ...],
     collation: Collation,
     number: int,
     reserve: Reserve,
     tree: Tree | None = None,
     objects: Iterable[list[Any]] = (),
-) -> tuple[StagedBatch, list[tuple[Array, RegionColumn]]]:
+) -> tuple[StagedBatch, list[tuple[Array, Column]]]:
     """Write columns into a slot; return the batch, and the columns of regions, which the caller writes."""
     layout = arrange(tuple((column.shape, column.dtype) for column in columns))
     staged = reserve_batch(collation, layout, levels, number, reserve, tree, objects)
     regions = []
     for view, column in zip(staged.slot.views(layout), columns, strict=True):
         # Decoding takes longer than all else here, and threads share it.
-        if isinstance(column, RegionColumn):
+        if column.in_parts:
             regions.append((view, column))
         else:
             column.write(view)
@@ -371,10 +365,9 @@ def block_columns(
                     rows = take_each(column, chosen)
                     parts += rows
                     lengths += map(len, rows)
-            columns += _sequences(parts, lengths, [splits_of(lengths)], _sizes(feed), feed, pads)
-            if feed.name in pads:
-                sizes = np.array(lengths)[:, None]
-                extras += _extra_columns(as_pad(pads[feed.name]), sizes, columns[-1].shape)
+            pad = as_pad(pads[feed.name]) if feed.name in pads else None
+            made, more = _sequences(parts, lengths, [splits_of(lengths)], _sizes(feed), feed, pad)
+            columns, extras = columns + made, extras + more
         elif any(isinstance(_first_piece(column), Ragged) for column, _ in pieces):
             # Lists that all have the length of a dense field.
             rows = [row for column, chosen in pieces for row in take_each(column, chosen)]

@@ -19,10 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.batches.assembly import Assembler, KeptBatch
+from gpuloader.batches.assembly import Assembler, BatchRows, KeptBatch
 from gpuloader.batches.schema import Collation
-from gpuloader.batches.staged import Reserve, StagedBatch, complete, reserve_batch
-from gpuloader.batches.tree import array_leaves, object_columns
+from gpuloader.batches.staged import Reserve, StagedBatch, complete
 from gpuloader.errors import BadValue, LoaderError, QueueClosed, SampleError
 from gpuloader.order.dividing import Division
 from gpuloader.order.randomness import current_draw, mixed_seed
@@ -138,26 +137,22 @@ class ItemAssembler(Assembler):
                 return None
         if refused is not None:
             return self.fall_back(samples, number, reserve, refused)
-        tree, table = schema.tree, schema.rows(count)
-        objects = object_columns(tree, count)
-        staged = reserve_batch(
-            collation, table.layout, schema.levels, number, reserve, tree, objects.values()
-        )
-        rows = array_leaves(tree, samples if reads_all else itertools.chain(samples, rest), 0, objects)
+        placed = BatchRows(collation, schema, count, number, reserve)
+        staged = placed.staged
         try:
-            count = table.write(staged.slot.views(table.layout), rows)
+            written = placed.write(samples if reads_all else itertools.chain(samples, rest))
         except SampleError as error:
             if collation.fallback is None or not reads_all:
                 raise
             return self.fall_back(samples, number, reserve, error, staged.slot)
-        if count < least:
+        if written < least:
             return None
-        if count < table.count:
-            staged.layout = table.layout.shorten(count)
-            staged.objects = tuple([column[:count] for column in staged.objects])
+        if written < count:
+            staged.layout = staged.layout.shorten(written)
+            staged.objects = tuple([column[:written] for column in staged.objects])
         elif count == size:
             schema.fullest = max(schema.fullest, count)
-        return complete(collation, staged, keys or self._keys(number, count))
+        return complete(collation, staged, keys or self._keys(number, written))
 
     def check_block(self, block: Block, number: int, size: int) -> None:
         """Raise `SampleError` if a block for batch `number` is empty or has more than `size` samples."""

@@ -18,13 +18,7 @@ from typing import Any
 import numpy as np
 
 from gpuloader.errors import SampleError, unlike_first
-from gpuloader.fields.convert import (
-    EXACT,
-    IF_A_LIST,
-    Conversion,
-    convert,
-    convert_dtype,
-)
+from gpuloader.fields.convert import EXACT, IF_A_LIST, Conversion, convert, convert_dtype
 from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.foreign import is_tensor
 from gpuloader.staging.arena import FieldLayout, Layout, arrange

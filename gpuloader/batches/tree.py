@@ -193,6 +193,18 @@ class Branch:
             advice = IF_IT_VARIES if self.name else IF_A_LIST
         raise unlike_first(self.describe(), _describe(value), advice, field=self.name or None)
 
+    def match(self, value: Any) -> Sequence[Any] | None:
+        """Return the values below `value` if it has the very same class and keys; None otherwise.
+
+        None too where that is unclear, because a class has more than entries.
+        """
+        kind: object = self.kind  # by this annotation mypy goes on taking the value for anything
+        if type(value) is not kind or self.template is not None or len(value) != len(self.children):
+            return None
+        if self.keys is None:
+            return (*value,)
+        return [value[key] for key in self.keys] if (*value,) == self.keys else None
+
     def describe(self) -> str:
         """Return what the container is, for messages."""
         if self.keys is not None:
@@ -372,31 +384,13 @@ class Tree:
 
         A list instead of a tuple, another mapping, or another order of keys is accepted.
         """
-        root = self.root
-        if isinstance(root, Leaf):
-            return (sample,)
-        entries = root.entries(sample)
-        if self.depth == 1:
-            return entries
-        found: list[Any] = []
-        _flatten(root.children, entries, found)
+        found = _flatten(self, sample, Branch.entries)
+        assert found is not None
         return found
 
     def match(self, sample: Any) -> Sequence[Any] | None:
-        """Return the values of the leaves of a sample of the very same classes and keys; None for others.
-
-        None too where that is unclear, because a class has more than entries.
-        """
-        root = self.root
-        if self.depth == 1 and isinstance(root, Branch) and root.template is None:
-            kind: object = root.kind  # by this annotation mypy goes on taking the sample for anything
-            if type(sample) is not kind or len(sample) != len(root.children):
-                return None
-            if root.keys is None:
-                return (*sample,)
-            return [sample[key] for key in root.keys] if (*sample,) == root.keys else None
-        found: list[Any] = []
-        return found if _match(root, sample, found) else None
+        """Return the values of the leaves of a sample of the very same classes and keys; None for others."""
+        return _flatten(self, sample, Branch.match)
 
     def build(self, fields: Sequence[Any]) -> Any:
         """Return one value per leaf in the tree of a sample."""
@@ -439,32 +433,27 @@ def _never(value: Any) -> bool:  # noqa: ARG001
     return False
 
 
-def _flatten(children: Sequence[Node], values: Sequence[Any], found: list[Any]) -> None:
-    for child, value in zip(children, values, strict=True):
-        if isinstance(child, Leaf):
-            found.append(value)
-        else:
-            _flatten(child.children, child.entries(value), found)
+def _flatten(
+    tree: Tree, sample: Any, entries_of: Callable[[Branch, Any], Sequence[Any] | None]
+) -> Sequence[Any] | None:
+    """Return the values of a sample's leaves; None if `entries_of` returns None for a container."""
+    root = tree.root
+    if isinstance(root, Leaf):
+        return (sample,)
+    entries = entries_of(root, sample)
+    if entries is None or tree.depth == 1:
+        return entries
+    found: list[Any] = []
 
-
-def _match(node: Node, value: Any, found: list[Any]) -> bool:
-    """Append the values of a sample's leaves to `found`; return False if its tree is not the node's."""
-    if isinstance(node, Leaf):
-        found.append(value)
+    def walk(children: Sequence[Node], values: Sequence[Any]) -> bool:
+        for child, value in zip(children, values, strict=True):
+            if isinstance(child, Leaf):
+                found.append(value)
+            elif (entries := entries_of(child, value)) is None or not walk(child.children, entries):
+                return False
         return True
-    kind: object = type(value)
-    if kind is not node.kind or node.template is not None or len(value) != len(node.children):
-        return False
-    if node.keys is not None:
-        if (*value,) != node.keys:
-            return False
-        value = [value[key] for key in node.keys]
-    for child, entry in zip(node.children, value, strict=True):
-        if type(child) is Leaf:
-            found.append(entry)
-        elif not _match(child, entry, found):
-            return False
-    return True
+
+    return found if walk(root.children, entries) else None
 
 
 def _build(node: Node, fields: Iterator[Any], keeps_tuples: bool) -> Any:
