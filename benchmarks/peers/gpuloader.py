@@ -37,7 +37,8 @@ def open_loaders(case: Case) -> dict[str, Loader]:
         case "ready" | "ready_images":
             capacity = 8 if case.name == "ready" else 4
             made = {way: _pass_on(dataset, ahead, capacity) for way, ahead in _WAYS.items()}
-            return made | _iterate(case)
+            made["generator, sync, copy=False"] = _pass_on(dataset, False, capacity, copy=False)
+            return made | _iterate(case) | _iterate(case, copy=False)
     return {}
 
 
@@ -83,14 +84,15 @@ def _open_pictures(case: Case, dataset: Pictures) -> dict[str, Loader]:
     }
 
 
-def _iterate(case: Case) -> dict[str, Loader]:
+def _iterate(case: Case, **options: Any) -> dict[str, Loader]:
     stream: Stream = case.make(case.length)
 
     class Iterated(IterableDataset[Any]):
         def __iter__(self) -> Iterator[Any]:
             return stream.samples()
 
-    return {"IterableDataset": DataLoader(Iterated(), places="cpu", batch_size=case.batch_size)}
+    name = ", ".join(["IterableDataset", *(f"{option}={value}" for option, value in options.items())])
+    return {name: DataLoader(Iterated(), places="cpu", batch_size=case.batch_size, **options)}
 
 
 def _generate(case: Case, stream: Any, ahead: bool) -> Any:
@@ -99,6 +101,8 @@ def _generate(case: Case, stream: Any, ahead: bool) -> Any:
     return loader.set_sample_generator(lambda: iter(stream), batch_size=case.size, places="cpu")
 
 
-def _pass_on(stream: Any, ahead: bool, capacity: int) -> Any:
-    loader = DataLoader.from_generator(capacity=capacity, return_list=True, use_double_buffer=ahead)
+def _pass_on(stream: Any, ahead: bool, capacity: int, copy: bool = True) -> Any:
+    loader = DataLoader.from_generator(
+        capacity=capacity, return_list=True, use_double_buffer=ahead, copy=copy
+    )
     return loader.set_batch_generator(lambda: iter(stream), places="cpu")

@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Any, Protocol, Self, runtime_checkable
 
 from gpuloader.api.epochs import ReadingEpochs
-from gpuloader.api.options import check_option
+from gpuloader.api.options import check_option, check_uncopied
 from gpuloader.api.state import Position, end_epoch, find_spent_reader, read_state
 from gpuloader.batches.readers import BatchStager, SampleListStager, SampleStager, Stager, check_takes_state
 from gpuloader.checks import THREAD, check_count, check_read_ahead
@@ -97,8 +97,10 @@ class GeneratorLoader(Measured):
         output: str | None = None,
         stream: object = None,
         static: bool = False,
+        copy: bool = True,
     ) -> None:
         given = {"output": output, "stream": stream, "static": static}
+        self._copies: bool = check_option("copy", copy)
         self._outputs: dict[str, Any] = {name: check_option(name, value) for name, value in given.items()}
         self._drop_last = drop_last
         capacity = check_count("capacity", capacity)
@@ -194,7 +196,7 @@ class GeneratorLoader(Measured):
         >>> [float(images.sum()) for images, in loader.set_batch_generator(reader, places="cpu")]
         [0.0, 6.0]
         """
-        stager = partial(BatchStager, self._feeds)
+        stager = partial(BatchStager, self._feeds, copies=self._copies)
         return self._set(reader, places, stager, "batches")
 
     def _set(
@@ -229,6 +231,8 @@ class GeneratorLoader(Measured):
         epochs = self._epochs
         ahead = 0 if epochs.policy is None else 1
         delivery = Delivery.of(parsed, prefetch=ahead, drop_last=self._drop_last, **self._outputs)
+        if not self._copies:
+            check_uncopied(delivery, makes=kind != "batches", static=self._outputs["static"])
         if epochs.source is not None and epochs.delivery.places == parsed:
             # A graph may have been captured over the addresses where the earlier source's batches lay.
             delivery = replace(delivery, statics=epochs.delivery.statics)
@@ -414,6 +418,7 @@ def from_generator(
     output: str | None = None,
     stream: object = None,
     static: bool = False,
+    copy: bool = True,
 ) -> GeneratorLoader:
     """Return a loader that reads from a generator function, like Paddle's `DataLoader.from_generator`.
 
@@ -442,6 +447,9 @@ def from_generator(
     output, stream, static
         The library whose arrays make up a batch, the CUDA stream on which you use it, and whether every batch
         is delivered at the same addresses, as for `DataLoader`.
+    copy : bool
+        False delivers the arrays of a batch generator as they are, on a CPU place. The reader must then make
+        new arrays for each batch, and not write to them after it has yielded them. True copies them.
 
     Returns
     -------
@@ -468,7 +476,7 @@ def from_generator(
     [[0, 1], [2, 3], [4, 5]]
     """
     by_feeds = feed_list, capacity, use_double_buffer, iterable, return_list, use_multiprocess, drop_last
-    return GeneratorLoader(*by_feeds, output, stream, static)
+    return GeneratorLoader(*by_feeds, output, stream, static, copy)
 
 
 # `DataLoader.from_dataset`: make a loader over a dataset of text files, as in Paddle.

@@ -162,6 +162,10 @@ class DataLoader(Measured, Generic[S]):
         the arrays of the last one, once the work on them has run. All batches must have the same shape, and
         still holding a batch when you ask for the second one after it is an error. False gives each batch its
         own memory.
+    copy : bool
+        False delivers the arrays that the dataset yields with ``batch_size=None``, or that the collate_fn
+        returns, as they are, on a CPU place and without worker processes. Your code must then not write to an
+        array again after it has handed it over. True copies them, so that it may.
     shard : str, tuple of int or None
         The rank whose part of each step to read, as a pair (rank, world size). 'auto' asks torch.distributed
         or the launcher; None reads everything. All ranks get the same number of batches. A random order needs
@@ -242,6 +246,7 @@ class DataLoader(Measured, Generic[S]):
         stream: object = None,
         copy_priority: str | None = None,
         static: bool = False,
+        copy: bool = True,
         shard: str | tuple[int, int] | None = None,
         uneven: str | None = None,
         pin_memory: bool = False,
@@ -253,8 +258,8 @@ class DataLoader(Measured, Generic[S]):
             collate_fn, num_workers, use_buffer_reader, prefetch_factor, use_shared_memory, timeout,
             worker_init_fn, persistent_workers, sampler, seed, generator, prefetch, memory_budget, in_order,
             worker_type, start_method, multiprocessing_context, on_worker_death, ragged, pad, transforms,
-            decode, on_bad, cache, split, remainder, output, stream, copy_priority, static, shard, uneven,
-            pin_memory, pin_memory_device,
+            decode, on_bad, cache, split, remainder, output, stream, copy_priority, static, copy, shard,
+            uneven, pin_memory, pin_memory_device,
         )
         # fmt: on
         for name, advice in DEPRECATED.items():

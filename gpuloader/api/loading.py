@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpuloader.api.options import OWN_BATCHES, Options, find_unit
+from gpuloader.api.options import OWN_BATCHES, Options, check_uncopied, find_unit
 from gpuloader.batches.schema import Collation, Fallback
 from gpuloader.checks import AUTO
 from gpuloader.devices.places import default_place, parse_places
@@ -246,7 +246,15 @@ def _choose_collation(
         as_returned,
         framework.fallback if as_returned and not by_rows_only else None,
         framework.keeps_values and (by_rows_only or not as_returned),
+        copies=options.copy,
     )
+    if not options.copy:
+        check_uncopied(delivery, makes=not collation.whole, static=options.static)
+        if options.num_workers and options.worker_type != "thread":
+            raise ValueError(
+                "copy=False needs batches that are made in this process: pass num_workers=0, or "
+                "worker_type='thread'"
+            )
     if feeds is not None and (options.ragged or options.pad):
         _check_declared(feeds, collation)
     # A GPU makes images from a batch that lies whole in a slot of its own, and that nobody collates before.

@@ -19,6 +19,7 @@ import numpy as np
 from gpuloader.checks import AUTO, check_count, check_flags, check_read_ahead, check_seconds, check_word
 from gpuloader.devices.outputs import OUTPUTS, check_stream
 from gpuloader.epoch.cache import CACHES
+from gpuloader.epoch.delivery import Delivery
 from gpuloader.errors import BadType, BadValue
 from gpuloader.fetch.contract import METHODS
 from gpuloader.fields.padding import Pad
@@ -174,6 +175,7 @@ class Options:
     stream: object = option(None, check_stream)
     copy_priority: str | None = None
     static: bool = option(False, bool)
+    copy: bool = option(True, bool)
     shard: str | tuple[int, int] | None = None
     uneven: str | None = option(None, UNEVEN)
     pin_memory: bool = False
@@ -214,6 +216,24 @@ class Options:
 
 
 OWN_BATCHES = "need batches that the loader collates itself: pass no collate_fn, and an integer batch_size"
+
+
+def check_uncopied(delivery: Delivery, *, makes: bool, static: bool) -> None:
+    """Raise `ValueError` unless batches can be delivered without a copy.
+
+    It `makes` batches if the user's code does not. A device copies from slots, as does one fixed address.
+    """
+    if makes:
+        raise ValueError(
+            "copy=False delivers arrays that your code has made, but this loader makes batches of samples: "
+            "pass batch_size=None for a dataset of ready batches, a collate_fn, or set_batch_generator"
+        )
+    if not delivery.on_host or delivery.locker is not None or static:
+        what = "static=True" if static else f"batches for {delivery.devices[0].name}"
+        raise ValueError(
+            f"copy=False delivers arrays where they lie, in ordinary host memory, but {what} must be copied "
+            "to memory of the loader: pass places='cpu' without static, or leave out copy"
+        )
 
 
 def check_option(name: str, value: Any) -> Any:

@@ -155,6 +155,10 @@ def stage_whole(
     if as_returned:
         parts.put_in_memory_order()
     layout = parts.layout
+    if not collation.copies:
+        objects = tuple(parts.objects)
+        batch = StagedBatch(reserve(0), layout, parts.levels, number, parts.tree, objects, own=parts.arrays)
+        return batch, signature
     staged = reserve_batch(collation, layout, parts.levels, number, reserve, parts.tree, parts.objects)
     write_arrays(parts.arrays, staged.slot.views(layout))
     return staged, signature

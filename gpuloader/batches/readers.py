@@ -202,11 +202,12 @@ class BatchStager:
     """Stages the batches that a batch generator yields.
 
     Dtypes stay as they are. With feeds, every array must fit its feed's shape. Without feeds, each batch may
-    have other arrays than the one before.
+    have other arrays than the one before. Without `copies`, the reader's own arrays are delivered.
     """
 
-    def __init__(self, feeds: Sequence[FeedSpec] | None) -> None:
+    def __init__(self, feeds: Sequence[FeedSpec] | None, *, copies: bool = True) -> None:
         self._feeds = feeds
+        self._copies = copies
         self._layout = arrange(())
         self._levels: tuple[int, ...] = ()
 
@@ -217,9 +218,13 @@ class BatchStager:
             return None
         # Most readers yield batches of one kind, so their fields and their layout are worked out once.
         arrays = item if self._is_like_last(item) else self._check(item)
-        slot = reserve(self._layout.nbytes)
-        write_arrays(arrays, slot.views(self._layout))
-        return StagedBatch(slot, self._layout, self._levels, number)
+        slot = reserve(self._layout.nbytes if self._copies else 0)
+        staged = StagedBatch(slot, self._layout, self._levels, number)
+        if self._copies:
+            write_arrays(arrays, slot.views(self._layout))
+        else:
+            staged.own = list(arrays)
+        return staged
 
     def _is_like_last(self, item: Any) -> bool:
         fields = self._layout.fields

@@ -56,7 +56,8 @@ class Collation:
     otherwise they are staged like any other, without it. `as_returned` delivers all that the function returns
     as it is: its classes, arrays of NumPy, and what is one object. Batches that `fallback` is for are made by
     it, and so are those whose samples do not fit together. `warns` of the classes of tensors, which a slot
-    does not keep. `flat` samples are tuples with one array per field, as readers yield them.
+    does not keep. With `copies` unset, arrays of a function or an unbatched sample are delivered as they are.
+    `flat` samples are tuples with one array per field, as readers yield them.
 
     Attributes
     ----------
@@ -83,6 +84,7 @@ class Collation:
     fallback: Fallback | None = None
     warns: bool = False
     flat: bool = False
+    copies: bool = True
     whole: bool = field(init=False)
     fixed: bool = field(init=False)
     keeps: bool = field(init=False)

@@ -60,6 +60,8 @@ class StagedBatch:
         the whole layout.
     skipped : sequence of str
         The reasons of the samples that were left out.
+    own : list of numpy.ndarray or None
+        The arrays that the user gets on a host in place of those in the slot, which has no bytes of them.
     """
 
     slot: Slot
@@ -72,6 +74,7 @@ class StagedBatch:
     apart: tuple[Apart, ...] = ()
     in_slot: int | None = None
     skipped: Sequence[str] = ()
+    own: list[Array] | None = None
 
 
 class BatchBuilder(Protocol):

@@ -334,8 +334,12 @@ class Lane:
                 self._ring.release(staged.slot)
             lease = self.static.lend(staged.number, device.consumer_stream())
             return self._output.convert(layout.turn(device.views(memory, fixed, lease)), None)
-        # The user gets the slot's own views, so a batch is written once and never copied.
-        arrays: list[Any] = lease_views(self._ring.lend(staged.slot, layout), layout, self._ring.freed)
+        if staged.own is not None:
+            arrays: list[Any] = staged.own
+            self._ring.release(staged.slot)
+        else:
+            # The user gets the slot's own views, so a batch is written once and never copied.
+            arrays = lease_views(self._ring.lend(staged.slot, layout), layout, self._ring.freed)
         if layout.turned:
             arrays = layout.turn(arrays)
         if mask is not None:  # shared and read-only, which a tensor cannot be, so the tensor gets a copy

@@ -23,6 +23,7 @@ from gpuloader import (
     data,
 )
 from gpuloader.api.options import Options
+from gpuloader.testing import simulated_places
 from tests.fakes import nothing_left_behind
 from tests.loading import load
 from tests.sample_sets import (
@@ -64,6 +65,7 @@ class Unfinished(Dataset):
 
 TOO_BIG = "^batch_size must be an integer of at most 9223372036854775807"
 FEED, LEVEL = data("x", [None]), data("x", [None], "uint8", 1)
+UNCOPIED, DEVICE = {"copy": False, "batch_size": None}, simulated_places(1)
 OF_BATCHES = {"batch_size": 2, "shuffle": True, "drop_last": True, "sampler": [1]}
 OWN_ORDER = "an iterable dataset determines its own order: (shuffle|sampler|batch_sampler) cannot"
 OF_ORDER = {"shuffle": True, "sampler": [0], "sampler of an array": np.arange(3), "sampler of nothing": [],
@@ -88,6 +90,11 @@ BAD_OPTIONS = {
     "shuffle": ({"shuffle": "no"}, TypeError, "shuffle must be True or False, got 'no'"),
     "drop_last": ({"drop_last": 1}, TypeError, "drop_last must be True or False, got 1"),
     "static": ({"static": 1}, TypeError, "static must be True or False, got 1"),
+    "copy": ({"copy": 0}, TypeError, "copy must be True or False, got 0"),
+    "copy of samples": ({"copy": False}, ValueError, "makes batches of samples: pass batch_size=None"),
+    "copy to a device": ({**UNCOPIED, "places": DEVICE}, ValueError, "batches for simulated:0 must"),
+    "copy, static": ({**UNCOPIED, "static": True}, ValueError, "but static=True must be copied"),
+    "copy, processes": ({**UNCOPIED, "num_workers": 1}, ValueError, "pass num_workers=0, or worker_t"),
     "stream": ({"stream": "0"}, TypeError, "^stream must have __cuda_stream__, .*, got str"),
     "collate_fn": ({"collate_fn": [1]}, TypeError, "collate_fn must be callable, got list"),
     "num_workers": ({"num_workers": -1}, ValueError, "must be 'auto' or an integer of 0 or more, got -1"),

@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
-from gpuloader import SampleError, data
+from gpuloader import DataLoader, SampleError, data
 from gpuloader.batches import items as module
 from gpuloader.batches.readers import ReadSoFar, SampleListStager, SampleStager, stage_all
 from gpuloader.batches.staged import StagedBatch
@@ -222,3 +222,22 @@ def test_samples_of_varying_length_are_kept_until_their_batch_is_complete(drop_l
 def test_a_list_of_samples_must_be_one(given):
     with pytest.raises(SampleError, match="expected a list of samples"):
         SampleListStager(None)(iter([given]), 0, make_slot)
+
+
+def test_arrays_that_are_not_copied_are_those_of_the_reader():
+    """And of a dataset of ready batches, or of a function that makes them; in a thread, too."""
+    made = [np.full((2, 3), number) for number in range(5)]
+    loader = DataLoader.from_generator(capacity=2, copy=False).set_batch_generator(
+        lambda: ([one] for one in made), "cpu"
+    )
+    threads = {"num_workers": 2, "worker_type": "thread"}
+    for batches in (
+        [batch for [batch] in loader],
+        list(DataLoader((one for one in made), places="cpu", batch_size=None, copy=False)),
+        list(DataLoader(made, places="cpu", batch_size=None, copy=False, **threads)),
+        list(DataLoader(range(5), places="cpu", collate_fn=lambda samples: made[samples[0]], copy=False)),
+    ):
+        assert all(batch is one for batch, one in zip(batches, made, strict=True))
+    assert loader.stats().slots_in_use == 0
+    with pytest.raises(ValueError, match=r"copy=False .* set_batch_generator"):
+        loader.set_sample_generator(lambda: made, 2, places="cpu")
