@@ -25,15 +25,7 @@ import numpy as np
 from gpuloader.batches.columns import Column, block_columns, fits, split_columns, stage_columns
 from gpuloader.batches.kept import BatchSignature, keep_whole, stage_whole
 from gpuloader.batches.schema import Collation, Schema, SchemaCache
-from gpuloader.batches.staged import (
-    BatchBuilder,
-    Gaps,
-    LeftOut,
-    Reserve,
-    StagedBatch,
-    complete,
-    reserve_batch,
-)
+from gpuloader.batches.staged import BatchBuilder, Gaps, LeftOut, Reserve, StagedBatch, begin_batch, complete
 from gpuloader.batches.tree import array_leaves, object_columns
 from gpuloader.errors import DataFileError, LoaderError, PictureError, SampleError, describe_error
 from gpuloader.fields.convert import IF_IMAGES, IF_IT_VARIES
@@ -109,9 +101,7 @@ class Assembler:
             if not fits(block, schema):
                 return None
         columns, objects = block_columns(block, schema, self.collation.pads or {})
-        staged, _ = stage_columns(
-            columns, schema.batch_levels, self.collation, number, reserve, schema.batch_tree, objects
-        )
+        staged, _ = stage_columns(columns, schema, self.collation, number, reserve, objects)
         return complete(self.collation, staged, keys)
 
     def stage_whole(self, samples: list[Any], number: int, reserve: Reserve) -> StagedBatch:
@@ -175,7 +165,12 @@ class Assembler:
         many, make = self.fetch_many, self.collation.images
         if many is not None:
             try:
-                samples += self._fetch_many(many, [*indices], start)
+                found: list[Any] = self.read_together(lambda asked: [*many(asked)], [*indices], start)
+                if len(found) != len(indices):
+                    raise SampleError(
+                        f"__getitems__ returned {len(found)} samples for {len(indices)} indices"
+                    )
+                samples += found
                 if make is not None:
                     for row, (index, sample) in enumerate(zip(indices, samples, strict=True)):
                         samples[row] = self.make_images(sample, draw, index, start + row)
@@ -198,13 +193,6 @@ class Assembler:
             if make is not None:
                 sample = self.make_images(sample, draw, index, position)
             samples.append(sample)
-
-    def _fetch_many(self, many: Callable[[list[Any]], Any], indices: list[Any], start: int) -> list[Any]:
-        asked = len(indices)  # the dataset may change its list
-        found: list[Any] = self.read_together(lambda indices: [*many(indices)], indices, start)
-        if len(found) != asked:
-            raise SampleError(f"__getitems__ returned {len(found)} samples for {asked} indices")
-        return found
 
     def read_together(self, many: Callable[[list[Any]], Any], indices: list[Any], start: int = 0) -> Any:
         """Return what `many` makes of indices in one call, whose draws belong to no single sample."""
@@ -291,7 +279,7 @@ class BatchRows:
         self.tree, self._table = schema.tree, schema.rows(count)
         self.objects, layout = object_columns(self.tree, count), self._table.layout
         fields = self.tree, self.objects.values()
-        self.staged = reserve_batch(collation, layout, schema.levels, number, reserve, *fields)
+        self.staged = begin_batch(collation, layout, schema.levels, number, reserve, *fields)
         self.views = self.staged.slot.views(layout)
 
     def write(self, samples: Iterable[Any], row: int = 0) -> int:
@@ -499,10 +487,8 @@ class KeptBatch(SampleBatch):
         objects = object_columns(schema.tree, len(samples))
         arrays = array_leaves(schema.tree, samples, 0, objects)
         columns = split_columns(arrays, schema.fields, collation.pads)
-        tree, levels = schema.batch_tree, schema.batch_levels
-        self._staged, self._regions = stage_columns(
-            columns, levels, collation, self.number, self._reserve, tree, objects.values()
-        )
+        where = self.number, self._reserve
+        self._staged, self._regions = stage_columns(columns, schema, collation, *where, objects.values())
         return len(samples) if self._regions else 0
 
     def write(self, start: int, stop: int) -> None:

@@ -17,8 +17,8 @@ import numpy as np
 
 from gpuloader.batches.rows import IN_FEEDS, SampleRows, fields_of
 from gpuloader.batches.schema import Collation, Schema
-from gpuloader.batches.staged import Reserve, StagedBatch, reserve_batch
-from gpuloader.batches.tree import Branch, Leaf, Tree, is_object
+from gpuloader.batches.staged import Reserve, StagedBatch, begin_batch
+from gpuloader.batches.tree import Branch, Leaf, is_object
 from gpuloader.errors import PictureError, SampleError, describe_error, unlike_first
 from gpuloader.fields.padding import (
     Pad,
@@ -269,16 +269,16 @@ def _sizes(feed: FeedSpec) -> tuple[int, ...]:
 
 def stage_columns(
     columns: Sequence[Column],
-    levels: tuple[int, ...],
+    schema: Schema,
     collation: Collation,
     number: int,
     reserve: Reserve,
-    tree: Tree | None = None,
-    objects: Iterable[list[Any]] = (),
+    objects: Iterable[list[Any]],
 ) -> tuple[StagedBatch, list[tuple[Array, Column]]]:
     """Write columns into a slot; return the batch, and the columns of regions, which the caller writes."""
     layout = arrange(tuple((column.shape, column.dtype) for column in columns))
-    staged = reserve_batch(collation, layout, levels, number, reserve, tree, objects)
+    fields = schema.batch_tree, objects
+    staged = begin_batch(collation, layout, schema.batch_levels, number, reserve, *fields)
     regions = []
     for view, column in zip(staged.slot.views(layout), columns, strict=True):
         # Decoding takes longer than all else here, and threads share it.

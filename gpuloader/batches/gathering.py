@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.batches.schema import Collation
-from gpuloader.batches.staged import BatchBuilder, Reserve, StagedBatch, complete, reserve_batch
+from gpuloader.batches.staged import BatchBuilder, Reserve, StagedBatch, begin_batch, complete
 from gpuloader.batches.tree import Leaf, Tree
 from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array, Indices
@@ -74,11 +74,10 @@ class Gatherer:
         """
         try:
             rows = self._find_rows(indices)
-            staged = self._reserve(self.layout(len(rows)), number, reserve)
-            return Gathering(self, indices, rows, staged)
         except SampleError as error:
             locate(error, number, indices)
             raise
+        return Gathering(self, indices, rows, self._reserve(self.layout(len(rows)), number, reserve))
 
     def check_all(self) -> None:
         """Run the transforms' checks on all samples at once, for batches that are gathered on a device.
@@ -106,7 +105,7 @@ class Gatherer:
             raise
 
     def _reserve(self, layout: Layout, number: int, reserve: Reserve) -> StagedBatch:
-        return reserve_batch(self._collation, layout, self._levels, number, reserve, self._tree)
+        return begin_batch(self._collation, layout, self._levels, number, reserve, self._tree)
 
     def assemble(self, number: int, indices: Indices, reserve: Reserve) -> StagedBatch:
         """Take and stage batch `number`; raises what `begin` raises."""
@@ -116,14 +115,10 @@ class Gatherer:
             rows = self._find_rows(indices)
             staged = self._reserve(self.layout(len(rows)), number, reserve)
             self.take(rows, staged.slot.views(staged.layout))
-            return self.complete(staged, indices)
+            return complete(self._collation, staged, indices)
         except SampleError as error:
             locate(error, number, indices)
             raise
-
-    def complete(self, staged: StagedBatch, indices: Indices | Stretch) -> StagedBatch:
-        """Write the random draws of the transforms, and on a CPU place run them."""
-        return complete(self._collation, staged, indices)
 
     def _find_rows(self, indices: Indices) -> range | NDArray[Any]:
         """Return the rows of the samples, after checking that all of them exist."""
@@ -207,7 +202,7 @@ class RowStager(Gatherer):
             _, span = staged.slot.views(staged.layout)
             span[0], span[1] = indices.first, indices.last
             # Only random draws need the indices. Without them, the host never has to compute the permutation.
-            return self.complete(staged, indices if self._draws else ())
+            return complete(self._collation, staged, indices if self._draws else ())
         except SampleError as error:
             error.batch = number
             raise
@@ -232,7 +227,7 @@ class Gathering(BatchBuilder):
 
     def finish(self) -> StagedBatch:
         """Return the staged batch; all its rows must have been taken."""
-        return self._gatherer.complete(self._staged, self._indices)
+        return complete(self._gatherer._collation, self._staged, self._indices)
 
     def locate(self, error: SampleError) -> None:
         """Add the batch and the sample's index to an error."""

@@ -53,19 +53,14 @@ class ImageStage:
         """
         # Numbers of their own for each sample, so that its crops are the same whichever worker makes them.
         making = _Making(self, draw.make_generator(key, _PURPOSE), key)
-        named: list[tuple[str, Any]] | None = None
-        if self.names is not None and isinstance(sample, tuple | list) and len(sample) == len(self.names):
-            named = [*zip(self.names, sample, strict=True)]
-            made: Any = [making.walk(one, name) for name, one in named]
-        else:
-            made = making.walk(sample, "")
+        names = self.names or ()
+        is_named = bool(names) and isinstance(sample, tuple | list) and len(sample) == len(names)
+        made = making.walk(dict(zip(names, sample, strict=True)) if is_named else sample, "")
         # A transform that met no image is a mistyped field, which would otherwise pass in silence.
         if not self.chains.keys() <= making.done:
             missing = next(name for name in self.chains if name not in making.done)
             what = "no image (encoded or uint8 pixels)" if missing is None else f"no field {missing!r}"
             raise SampleError(f"{what} to transform; the sample has the fields {making.seen}")
-        if not self.along:
-            return made
         for name in sorted(self.carried - making.carried.keys()):
             problem = f"no field {name!r} to move with the image; the sample has the fields {making.seen}"
             raise SampleError(problem, field=name)
@@ -73,9 +68,8 @@ class ImageStage:
         for chain, along in self.along.items():
             steps = [step for step in making.plans[chain] if isinstance(step, Geometry | Affine)]
             moved |= move_annotations(along, making.carried, making.sizes[chain], steps)
-        if named is not None:
-            return [_put(one, name, moved) for (name, _), one in zip(named, made, strict=True)]
-        return _put(made, "", moved)
+        made = _put(made, "", moved) if moved else made
+        return [*made.values()] if is_named else made
 
 
 @dataclass(slots=True)

@@ -19,9 +19,9 @@ from gpuloader.batches.staged import (
     Apart,
     Reserve,
     StagedBatch,
+    begin_batch,
     complete,
     find_program,
-    reserve_batch,
     write_arrays,
 )
 from gpuloader.batches.tree import Branch, Leaf, Node, Tree, is_proper_array, is_proper_value
@@ -159,7 +159,7 @@ def stage_whole(
         objects = tuple(parts.objects)
         batch = StagedBatch(reserve(0), layout, parts.levels, number, parts.tree, objects, own=parts.arrays)
         return batch, signature
-    staged = reserve_batch(collation, layout, parts.levels, number, reserve, parts.tree, parts.objects)
+    staged = begin_batch(collation, layout, parts.levels, number, reserve, parts.tree, parts.objects)
     write_arrays(parts.arrays, staged.slot.views(layout))
     return staged, signature
 
@@ -390,7 +390,7 @@ class NestedStager:
             self._arranged, self._layouts = arranged, (whole, inside)
         whole, inside = self._layouts
         if not apart:
-            staged = reserve_batch(collation, whole, levels, number, reserve, parts.tree, parts.objects)
+            staged = begin_batch(collation, whole, levels, number, reserve, parts.tree, parts.objects)
             write_arrays(arrays, staged.slot.views(whole))
             return complete(collation, staged, keys)
         # The device copies the slot's part and each array apart to where one layout has them all, so what

@@ -12,7 +12,6 @@ import functools
 import math
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -89,27 +88,21 @@ class SampleRows:
         fields = len(targets)
         if 0 < fields < 3:
             return self._write_one_or_two(targets, samples, start)
-        regions = [(target[0], target[1], target[2], target) for target in targets]
+        regions = [(target[1], target[2], target) for target in targets]
         array = np.ndarray
         index = start - 1
         for index, sample in enumerate(samples, start):
             if (type(sample) is not tuple and not isinstance(sample, _SAMPLE_TYPES)) or len(sample) != fields:
                 fields_of(sample, self.feeds, index)
             # No strict=True: here it would cost a tenth of the time that a whole sample takes.
-            for (rows, region, places, target), value in zip(regions, sample):  # noqa: B905
-                if type(value) is not array:
+            for (region, places, target), value in zip(regions, sample):  # noqa: B905
+                if type(value) is not array or region is None:
                     self._write_other(target, index, value)
-                elif region is None:
-                    # Compared in line, because a call for each sample would be felt.
-                    if value.shape == places and value.dtype == rows.dtype:
-                        rows[index] = value
-                    else:
-                        self._convert_and_write(target, index, value)
-                else:
-                    try:
-                        region[places[index]] = value
-                    except UNFIT:
-                        self._convert_and_write(target, index, value)
+                    continue
+                try:
+                    region[places[index]] = value
+                except UNFIT:
+                    self._convert_and_write(target, index, value)
         return index + 1
 
     def _write_one_or_two(self, targets: list[Target], samples: Iterable[Any], start: int) -> int:
@@ -203,15 +196,15 @@ class SampleRows:
             found: list[Target] = prepared[1]
             return found
         targets: list[Target] = []
-        for field, (rows, row) in enumerate(zip(views, self._places, strict=True)):
-            if not row.flat:
-                targets.append((rows, None, rows.shape[1:], None, row.kinds, row.packers, None, field))
+        for field, (rows, parts) in enumerate(zip(views, self._places, strict=True)):
+            places, kinds, packers, numbers_only = parts
+            if not places:
+                targets.append((rows, None, rows.shape[1:], None, kinds, packers, None, field))
                 continue
             flat = rows.reshape(-1)
-            numbers = flat.data
-            region = numbers.toreadonly() if row.numbers_only else numbers
-            memory = flat.view(np.uint8).data if row.packers else None
-            targets.append((rows, region, row.places, numbers, row.kinds, row.packers, memory, field))
+            region = flat.data.toreadonly() if numbers_only else flat.data
+            memory = flat.view(np.uint8).data if packers else None
+            targets.append((rows, region, places, flat.data, kinds, packers, memory, field))
         if isinstance(views, Views):
             views.prepared = self._places, targets
         return targets
@@ -248,20 +241,12 @@ their shape, and only an array of exactly this shape and the rows' dtype is assi
 would broadcast or convert any other silently, but that decision is up to `SampleRows.convert`.
 """
 
+_RowPlaces = tuple[Sequence[slice], frozenset[type], dict[type, Packer], bool]
+"""What of a `Target` does not depend on the slot: places, none without a region; kinds and packers.
 
-@dataclass(frozen=True, slots=True)
-class _RowPlaces:
-    """The parts of a field's `Target` that do not depend on the slot.
-
-    With `numbers_only`, no array is accepted as it is, so that one of a single number is not taken for that
-    number.
-    """
-
-    flat: bool
-    places: Sequence[slice]
-    kinds: frozenset[type]
-    packers: dict[type, Packer]
-    numbers_only: bool = False
+The last one says that no array is accepted as it is, so that one of a single number is not taken for that
+number.
+"""
 
 
 def _row_places(field: FieldLayout, strict: bool, keeps_dtypes: bool) -> _RowPlaces:
@@ -270,7 +255,7 @@ def _row_places(field: FieldLayout, strict: bool, keeps_dtypes: bool) -> _RowPla
     count, elements = field.shape[0], math.prod(field.shape[1:])
     # Structured dtypes have no buffer format, nor do those of other packages, such as bfloat16.
     if len(field.shape) > 2 or not count or not elements or field.dtype.isbuiltin != 1:
-        return _RowPlaces(False, (), frozenset(), {})
+        return (), frozenset(), {}, False
     stops = range(elements, (count + 1) * elements, elements)
     places = [*map(slice, range(0, count * elements, elements), stops)]
     # A memoryview takes an array of one number for that number, of whatever shape. A field without dimensions
@@ -281,13 +266,19 @@ def _row_places(field: FieldLayout, strict: bool, keeps_dtypes: bool) -> _RowPla
     packers: dict[type, Packer] = {}
     if elements == 1 and (single or not strict):
         kinds = exact_types(code, strict=strict)
-        packers |= number_packers(code, strict=strict)
+        # Other numbers are packed by `struct`, which raises an error for one that is out of range.
+        if code == "d" and strict:
+            packers[int] = _pack_integer
+        elif code in ("e", "f"):
+            others = (frozenset(_FLOATS[code]) if strict else _REAL) - kinds
+            pack = functools.partial(_pack_number, _struct(1, code).pack_into, field.dtype.itemsize)
+            packers |= dict.fromkeys(others, pack)
         if keeps_dtypes and own not in _PYTHONS:
             kinds &= {own}
             packers = {kind: packer for kind, packer in packers.items() if kind is own}
     if not (single and strict):
         packers |= list_packers(code, elements, strict=strict)
-    return _RowPlaces(True, places, kinds, packers, single and strict)
+    return places, kinds, packers, single and strict
 
 
 # Numbers and lists that C writes into a row as they are, after checking their range; by their types.
@@ -321,40 +312,24 @@ def exact_types(code: str, *, strict: bool) -> frozenset[type]:
     >>> int in exact_types("B", strict=True)
     True
     """
-    if code == "?":
-        return frozenset([bool, np.bool_])
-    if code == "d":
-        return frozenset(_FLOATS["d"]) if strict else _REAL
-    if code == "f":  # a memoryview turns what is out of range into infinity
-        return frozenset(_FLOATS["f"])
-    return frozenset(_INTEGERS) if code not in ("", "e") else frozenset()
-
-
-def number_packers(code: str, *, strict: bool) -> dict[type, Packer]:
-    r"""Return how to write other single numbers, by their types.
-
-    They raise `struct.error` or OverflowError for a number that is out of the dtype's range, or with `strict`
-    if the dtype cannot hold it exactly.
-
-    >>> memory = bytearray(8)
-    >>> number_packers("f", strict=False)[float](memory, 1, 2.0)
-    >>> memory
-    bytearray(b'\x00\x00\x00\x00\x00\x00\x00@')
-    """
-    if code == "d":
-        return {int: _pack_integer} if strict else {}
-    if code not in _FLOATS:
-        return {}
-    packed = _struct(1, code)
-    kinds = frozenset(_FLOATS[code]) if strict else _REAL
-    return dict.fromkeys(
-        kinds - exact_types(code, strict=strict),
-        functools.partial(_pack_number, packed.pack_into, packed.size),
-    )
+    if code == "d" and not strict:
+        return _REAL
+    # Of "f" only these, because a memoryview turns what is out of range into infinity.
+    others = {"": (), "e": (), "?": (bool, np.bool_), "d": _FLOATS["d"], "f": _FLOATS["f"]}
+    return frozenset(others.get(code, _INTEGERS))
 
 
 def list_packers(code: str, length: int, *, strict: bool) -> dict[type, Packer]:
-    """Return how to write a list of `length` numbers, as `number_packers` does; empty if nothing can."""
+    """Return how to write a list of `length` numbers; empty if nothing can.
+
+    It raises `struct.error` or OverflowError for numbers that are out of the dtype's range, or with `strict`
+    if the dtype cannot hold them exactly.
+
+    >>> memory = bytearray(8)
+    >>> list_packers("h", 2, strict=True)[list](memory, 1, [3, 4])
+    >>> list(memory)
+    [0, 0, 0, 0, 3, 0, 4, 0]
+    """
     if code in ("", "?"):
         return {}
     packed = _struct(length, code)

@@ -9,6 +9,7 @@ one. With declared feeds there is a single schema, known before the first sample
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -93,10 +94,8 @@ class Collation:
         # Decided here, once: every batch asks for some of these.
         whole = self.function is not None or not self.batched
         stages_regions = self.images is not None and bool(self.images.staged)
-        varies, is_open = bool(self.ragged or self.pads), False
-        for feed in self.feeds or ():
-            varies |= bool(feed.lod_level)
-            is_open |= None in feed.shape[1:]
+        varies = bool(self.ragged or self.pads) or any(feed.lod_level for feed in self.feeds or ())
+        is_open = any(None in feed.shape[1:] for feed in self.feeds or ())
         fixed = not (whole or varies or stages_regions)
         object.__setattr__(self, "whole", whole)
         object.__setattr__(self, "fixed", fixed)
@@ -150,11 +149,9 @@ class Schema:
         self.batch_levels = (*self.levels, *[0] * len(self.extras))
         nbytes, specs = 1, []
         for feed, level in zip(self.feeds, self.levels, strict=True):
-            shape, size = feed.shape[1:], feed.dtype.itemsize
+            shape = feed.shape[1:]
             specs.append((feed.dtype, shape, max(feed.lod_level, level)))  # a padded field has level 0
-            for length in shape:
-                size *= length or 0
-            nbytes += size
+            nbytes += feed.dtype.itemsize * math.prod(length or 0 for length in shape)
         rest = iter(specs)
         for leaf in self.tree.leaves:
             self._specs.append(next(rest) if leaf.is_array else None)
@@ -208,9 +205,6 @@ class Schema:
 
     def rows(self, count: int) -> SampleRows:
         """Return the row table for a batch of `count` dense samples, with its layout arranged."""
-        table = self._tables.get(count)
-        if table is not None:
-            return table
         with self._arranging:  # two threads of one batch must write by the same table
             table = self._tables.get(count)
             if table is None:
@@ -219,7 +213,7 @@ class Schema:
                 if len(self._tables) >= _MOST_TABLES:  # a batch sampler may use a new batch size every time
                     self._tables.clear()
                 self._tables[count] = table
-        return table
+            return table
 
 
 def _is_like(value: Any, spec: _FieldSpec | None, is_flat: bool) -> bool:
@@ -340,8 +334,7 @@ def infer_schema(samples: Sequence[Any], collation: Collation) -> Schema:
                         raise SampleError(
                             f"pad has axis {pad.axes[-1]}, but the sample has {len(shape) + 1} dimensions"
                         )
-                    varying_sizes = [None if at in pad.axes else size for at, size in enumerate(shape, 1)]
-                    shape = tuple(varying_sizes)
+                    shape = tuple([None if at in pad.axes else size for at, size in enumerate(shape, 1)])
             else:
                 dtype, shape, level = _settle(value, varies=False)
         except SampleError as error:

@@ -106,16 +106,6 @@ class BatchBuilder(Protocol):
         """Add the batch and the sample to an error that one of the other methods has raised."""
 
 
-class BatchAssembler(Protocol):
-    """Makes batches of the samples at given indices, by one of the strategies; any thread may call it."""
-
-    def begin(self, number: int, indices: Indices, reserve: Reserve) -> BatchBuilder:
-        """Begin batch `number`; the caller then fetches its parts, and finishes it."""
-
-    def assemble(self, number: int, indices: Indices, reserve: Reserve) -> StagedBatch:
-        """Return batch `number`, fetched and staged in the calling thread; a `SampleError` says where."""
-
-
 def write_arrays(arrays: Sequence[Array], views: Sequence[Array]) -> None:
     """Write arrays into as many views of a slot, which have their shapes and dtypes; others may follow.
 
@@ -144,7 +134,7 @@ def find_program(
     return programmer.program(tree.array_names, levels, layout, drawn=drawn)
 
 
-def reserve_batch(
+def begin_batch(
     collation: Collation,
     layout: Layout,
     levels: tuple[int, ...],

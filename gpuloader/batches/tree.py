@@ -611,8 +611,6 @@ def object_columns(tree: Tree, count: int) -> ObjectColumns:
     >>> object_columns(Tree.of((1, "cat")), 2)
     {1: [None, None]}
     """
-    if len(tree.array_names) == len(tree.leaves):
-        return {}
     return {field: [None] * count for field, leaf in enumerate(tree.leaves) if not leaf.is_array}
 
 

@@ -10,8 +10,10 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter_ns
 
+from gpuloader.batches.assembly import Assembler
+from gpuloader.batches.gathering import Gatherer
 from gpuloader.batches.items import Pass
-from gpuloader.batches.staged import BatchAssembler, BatchBuilder, Reserve, StagedBatch
+from gpuloader.batches.staged import BatchBuilder, Reserve, StagedBatch
 from gpuloader.errors import LoaderError, SampleError, in_a_fork
 from gpuloader.fetch.contract import (
     CLOSING_TIME,
@@ -58,7 +60,7 @@ class ThreadWorkers:
     setup: WorkerSetup
     epoch: EpochRequest
     timeout: float  # seconds to wait for a batch; 0 means no limit
-    assembler: BatchAssembler
+    assembler: Assembler | Gatherer
     count: int
     streams: Sequence[Pass] = ()
 
