@@ -183,10 +183,10 @@ class Schema:
         values, specs = sample if is_flat else self.tree.match(sample), self._specs
         if values is None or len(values) != len(specs):
             return False
-        # No strict=True: this runs for every batch. That is also why arrays, the commonest values, are
+        # No strict=True: this runs for every batch. That is also why arrays and NumPy's numbers are
         # compared here and not in `_is_like`.
         for value, spec in zip(values, specs):  # noqa: B905
-            if type(value) is np.ndarray and spec is not None:
+            if spec is not None and (type(value) is np.ndarray or isinstance(value, np.generic)):
                 dtype, shape, level = spec
                 if value.dtype != dtype or (value.shape[1:] if level else value.shape) != shape:
                     return False

@@ -611,6 +611,8 @@ def object_columns(tree: Tree, count: int) -> ObjectColumns:
     >>> object_columns(Tree.of((1, "cat")), 2)
     {1: [None, None]}
     """
+    if len(tree.array_names) == len(tree.leaves):  # most samples, so that a batch of few does not loop
+        return {}
     return {field: [None] * count for field, leaf in enumerate(tree.leaves) if not leaf.is_array}
 
 
