@@ -1,7 +1,7 @@
 """Turns a .cu file into kernels: loads them through CuPy on a GPU, or compiles them without one.
 
 ``python -m gpuloader.kernels.compiler`` compiles every kernel for every architecture and treats warnings as
-errors. It needs a compiler, nvcc or NVRTC, but no GPU.
+errors. It needs NVRTC, with which CuPy compiles, but no GPU.
 
 A file holds either one kernel of its own name or several entries, which its Python module lists in
 ``ENTRIES``: kernels of other names, or templates, each with the types that launches use for its parameters.
@@ -110,24 +110,6 @@ def _load(name: str, entry: str, device: int) -> Any:
     return module.get_function(entry)
 
 
-def compile_kernel(name: str, architecture: int, entries: tuple[str, ...] | None = None) -> bytes:
-    """Return the machine code of entries of a kernel for one architecture; None is all of them.
-
-    Uses NVRTC if it is installed, otherwise nvcc. Any thread may call this. Raises `CompileError` if the
-    compiler reports an error or a warning, or if there is none.
-    """
-    import shutil  # here and below: every program imports this file, and only our own checks compile ahead
-
-    nvrtc, entries = find_nvrtc(), kernel_entries(name) if entries is None else entries
-    if nvrtc is not None:
-        return _compile_by_nvrtc(nvrtc, name, architecture, entries)
-    if shutil.which("nvcc"):
-        return _compile_by_nvcc(name, architecture, entries)
-    raise CompileError(
-        f"no CUDA compiler: install NVRTC with {install_command('kernels')}, or put nvcc on the PATH"
-    )
-
-
 @cache
 def find_nvrtc() -> Any:
     """Return CuPy's binding of NVRTC, or None if the binding or the library is missing."""
@@ -140,7 +122,15 @@ def find_nvrtc() -> Any:
     return nvrtc
 
 
-def _compile_by_nvrtc(nvrtc: Any, name: str, architecture: int, entries: tuple[str, ...]) -> bytes:
+def compile_kernel(name: str, architecture: int, entries: tuple[str, ...] | None = None) -> bytes:
+    """Return the machine code of entries of a kernel for one architecture; None is all of them.
+
+    Any thread may call this. Raises `CompileError` if the compiler reports an error or a warning, or if there
+    is none.
+    """
+    nvrtc, entries = find_nvrtc(), kernel_entries(name) if entries is None else entries
+    if nvrtc is None:
+        raise CompileError(f"no CUDA compiler: install NVRTC with {install_command('kernels')}")
     program = nvrtc.createProgram(read_source(name), f"{name}.cu", (), ())
     try:
         for entry in entries:
@@ -163,46 +153,27 @@ def _compile_by_nvrtc(nvrtc: Any, name: str, architecture: int, entries: tuple[s
         nvrtc.destroyProgram(program)
 
 
-def _compile_by_nvcc(name: str, architecture: int, entries: tuple[str, ...]) -> bytes:
-    import subprocess
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder, f"{name}.cu"), Path(folder, f"{name}.cubin")
-        # A template is compiled only where it is used; taking its address counts as a use.
-        used = ", ".join(f"(void*)({entry})" for entry in entries)
-        source.write_text(f"{read_source(name)}\nvoid* entries_of_{name}[] = {{{used}}};\n")
-        command = ["nvcc", "-cubin", "-ftz=true", "-Werror", "all-warnings", f"-arch=sm_{architecture}"]
-        done = subprocess.run(
-            [*command, *OPTIONS, "-o", target, source], capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            raise CompileError(f"{name}.cu for sm_{architecture}: {done.stderr or done.stdout}")
-        return target.read_bytes()
-
-
 def main() -> int:
     """Compile every kernel for every architecture and print one line each; return 0 if all compiled."""
     from concurrent.futures import ThreadPoolExecutor
 
-    def attempt(wanted: tuple[str, int]) -> bytes | CompileError:
+    def attempt(wanted: tuple[str, int]) -> tuple[bool, str]:
+        name, architecture = wanted
+        line = f"{name:12} sm_{architecture:<4}"
         try:
-            return compile_kernel(*wanted)
+            made = compile_kernel(name, architecture)
         except CompileError as error:
-            return error  # the other kernels are still compiled, so that one run shows all errors
+            # The others are still compiled, so that one run shows all errors.
+            return False, f"{line} FAILED\n{error}"
+        return True, f"{line} {len(kernel_entries(name)):4} entries {len(made):11,} bytes"
 
     wanted = [(name, architecture) for name in kernel_names() for architecture in ARCHITECTURES]
-    failed = 0
-    with ThreadPoolExecutor(usable_cores()) as pool:  # NVRTC runs without the GIL, nvcc is a process
-        for (name, architecture), made in zip(wanted, pool.map(attempt, wanted), strict=True):
-            line = f"{name:12} sm_{architecture:<4}"
-            if isinstance(made, CompileError):
-                failed += 1
-                print(f"{line} FAILED\n{made}", flush=True)  # noqa: T201
-            else:
-                entries = len(kernel_entries(name))
-                print(f"{line} {entries:4} entries {len(made):11,} bytes", flush=True)  # noqa: T201
-    return 1 if failed else 0
+    has_failed = False
+    with ThreadPoolExecutor(usable_cores()) as pool:  # NVRTC runs without the GIL
+        for is_compiled, line in pool.map(attempt, wanted):
+            has_failed |= not is_compiled
+            print(line, flush=True)  # noqa: T201
+    return int(has_failed)
 
 
 if __name__ == "__main__":

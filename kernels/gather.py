@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.kernels import launching
 from gpuloader.kernels.cast import WORDS, find_word
 from gpuloader.kernels.launching import KernelLaunch, Work, count_lanes, declare, spread_rows, takes
 
@@ -91,21 +91,20 @@ def fuse_gathers(launches: Sequence[KernelLaunch]) -> list[KernelLaunch]:
     The arrays must live as long as the launches are repeated.
     """
     fused: list[KernelLaunch] = []
-    gathers: list[KernelLaunch] = []
     # Only neighbors: a launch in between may write what a later gather reads.
-    for launch in launches:
-        gathered = launch.entry in _SIZES
-        if gathers and not (gathered and _are_alike(gathers[0], launch) and len(gathers) < _MOST_FIELDS):
-            fused.append(_fuse(gathers))
-            gathers = []
-        (gathers if gathered else fused).append(launch)
-    return [*fused, _fuse(gathers)] if gathers else fused
+    for rows, group in groupby(launches, _find_rows):
+        neighbors = [*group]
+        step = 1 if rows is None else _MOST_FIELDS
+        fused += (_fuse(neighbors[first : first + step]) for first in range(0, len(neighbors), step))
+    return fused
 
 
-def _are_alike(one: KernelLaunch, other: KernelLaunch) -> bool:
-    """Return whether two gathers take the same rows."""
-    (_, indices, span, _, rows, _), (_, *same, _, count, _) = one.arguments, other.arguments
-    return indices is same[0] and span is same[1] and bool(rows == count)
+def _find_rows(launch: KernelLaunch) -> tuple[int, int, int] | None:
+    """Return which rows a launch gathers, and how many; None if it is no gather."""
+    if launch.entry not in _SIZES:
+        return None
+    _, indices, span, _, count, _ = launch.arguments
+    return id(indices), id(span), int(count)
 
 
 def _fuse(gathers: list[KernelLaunch]) -> KernelLaunch:
@@ -116,11 +115,10 @@ def _fuse(gathers: list[KernelLaunch]) -> KernelLaunch:
         source, _, _, out, _, words = gathered.arguments
         lanes = count_lanes(int(words))
         # Each field divides a block into lanes along its own rows; a product with the inverse is no division.
-        numbers = words, _SIZES[gathered.entry], lanes, -(-_ONE // lanes)
+        numbers = words, _SIZES[str(gathered.entry)], lanes, -(-_ONE // lanes)
         fields["fields"][number] = source.data.ptr, out.data.ptr, *numbers
     # Fields differ in what they need of a grid: the largest need is enough for all, because kernels loop.
     sizes = zip(*(gathered.grid for gathered in gathers), strict=True)
     grid = *map(max, sizes), len(gathers)
     _, indices, span, _, rows, _ = gathers[0].arguments
-    kernel = launching.load_kernel("gather", "gather_fields")
-    return KernelLaunch("gather_fields", kernel, grid, (_THREADS,), (indices, span, rows, fields))
+    return KernelLaunch("gather", "gather_fields", grid, (_THREADS,), (indices, span, rows, fields))

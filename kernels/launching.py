@@ -15,7 +15,7 @@ signature of both launcher and twin, checks what the decorator cannot say, and r
 
     invert(cupy_array), invert.on_host(numpy_array)
 
-Below the declaration: the checks, the launch itself, the recording of launches, and the sizes of grids.
+Below the declaration: the checks, devices and streams, and the sizes of grids.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, update_wrapper
 from types import EllipsisType
@@ -49,6 +48,8 @@ Shape = tuple[int | str | EllipsisType | None, ...]
 # Grid and block of a launch.
 Grid = tuple[tuple[int, ...], tuple[int, ...]]
 
+_NULL = np.uint64(0)  # stands for an array that is left out
+
 
 class ArrayParameter(NamedTuple):
     """What an array parameter of a kernel takes, as `takes` makes it."""
@@ -66,17 +67,35 @@ def takes(
     return ArrayParameter(tuple(map(np.dtype, dtypes)), shape, optional, written)
 
 
+class KernelLaunch(NamedTuple):
+    """A launch of an entry of a kernel's file, with all that is needed to repeat it.
+
+    Arguments are CuPy arrays, NumPy scalars and structures, of exactly the types that the kernel takes: CuPy
+    passes their bytes on, and nobody compares them with the parameters.
+    """
+
+    file: str
+    entry: str | Callable[..., Any]  # a function of Python takes what a kernel does
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    arguments: tuple[Any, ...]
+
+    def load(self) -> Any:
+        """Return the kernel for the current device; see `load_kernel`."""
+        return load_kernel(self.file, self.entry) if isinstance(self.entry, str) else self.entry
+
+
 class Work(NamedTuple):
     """What follows from checked arguments: the result, and how either side writes it.
 
-    `on_device` yields launches one by one, so that a kernel can do something between two of them. A kernel
-    that works in place names its array in `into`.
+    `on_device` yields launches: an entry, or a function that is called like one. A kernel that works in place
+    names its array in `into`.
     """
 
     shape: tuple[int, ...]
     dtype: DTypeLike
     on_host: Callable[[Any], None]
-    on_device: Callable[[Any], Iterator[tuple[str, Grid, tuple[Any, ...]]]]
+    on_device: Callable[[Any], Iterator[tuple[str | Callable[..., Any], Grid, tuple[Any, ...]]]]
     into: Any = None
 
 
@@ -120,19 +139,35 @@ class Kernel(Generic[Parameters]):
 
     def __call__(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Any:
         """Launch the kernel, and return the result."""
+        result, device, launches = self._prepare(*args, **kwargs)
+        for one in launches:
+            # A kernel belongs to the device that it was loaded for, so that one has to be current.
+            with on_device(device):
+                one.load()(one.grid, one.block, one.arguments, stream=kwargs.get("stream"))
+        return result
+
+    def launches(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> list[KernelLaunch]:
+        """Return the launches of a call, to be made later and repeated."""
+        return self._prepare(*args, **kwargs)[2]
+
+    def _prepare(
+        self, *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> tuple[Any, Any, list[KernelLaunch]]:
+        """Return the result, its device, and the launches that compute it."""
         given = self._check("cupy", args, kwargs)
         work, out = self.__wrapped__(*args, **kwargs), kwargs.get("out")
         # A kernel without inputs runs where its result is; CuPy allocates on the current device.
         device = find_device(**given) if given else getattr(out, "device", None) or current_device()
         result = work.into
         if result is None:
-            result = obtain("out", out, "cupy", work.shape, work.dtype, device)
+            result = obtain("out", out, "cupy", work.shape, work.dtype, device, kwargs.get("stream"))
         # What writes nothing is not launched: the sizes that its grid is divided by may be 0.
-        if result.nbytes or any(self.arrays[name].written and one.nbytes for name, one in given.items()):
-            stream = kwargs.get("stream")
-            for entry, shape, arguments in work.on_device(result):
-                launch(self.file, entry, shape, arguments, device, stream)
-        return result
+        writes = result.nbytes or any(self.arrays[name].written and one.nbytes for name, one in given.items())
+        launches = [
+            KernelLaunch(self.file, entry, *shape, tuple(_NULL if one is None else one for one in arguments))
+            for entry, shape, arguments in (work.on_device(result) if writes else ())
+        ]
+        return result, device, launches
 
     def on_host(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> NDArray[Any]:
         """Compute the same with NumPy, and return the result."""
@@ -236,13 +271,21 @@ def check_size(name: str, value: object, least: int, limit: int = 2**63) -> int:
 
 
 def obtain(
-    name: str, out: Any, library: Library, shape: tuple[int, ...], dtype: DTypeLike, device: Any = None
+    name: str,
+    out: Any,
+    library: Library,
+    shape: tuple[int, ...],
+    dtype: DTypeLike,
+    device: Any = None,
+    stream: Any = None,
 ) -> Any:
-    """Return the array to write the result into: `out`, which must fit exactly, or a new array for None."""
+    """Return the array that launches on `stream` write to: `out`, which must fit, or a new one for None."""
     if out is None and library == "numpy":
         return np.empty(shape, dtype)
     if out is None:
-        with on_device(device):
+        # CuPy's pool ties memory to the stream that is current when it is allocated. Otherwise, other work on
+        # that stream could get what is dropped here while launches on this one still use it.
+        with on_device(device), on_stream(stream):
             return sys.modules[library].empty(shape, dtype)
     check_array(name, out, library, ArrayParameter((np.dtype(dtype),), shape, False, True), {})
     if device is not None and out.device.id != device.id:
@@ -286,86 +329,15 @@ def on_stream(stream: Any) -> contextlib.AbstractContextManager[Any]:
     return context
 
 
-# ---------------------------------------------------------------------------------------------------------
-# The launch
-
-
-class KernelLaunch(NamedTuple):
-    """A launch of a kernel, with all that is needed to repeat it."""
-
-    entry: str
-    kernel: Any
-    grid: tuple[int, ...]
-    block: tuple[int, ...]
-    arguments: tuple[Any, ...]
-
-
-_NULL = np.uint64(0)
-
-
-def launch(
-    name: str, entry: str | None, shape: Grid, arguments: tuple[Any, ...], device: Any, stream: Any
-) -> None:
-    """Launch an entry of a kernel's file; see `load_kernel`.
-
-    Arguments are CuPy arrays, NumPy scalars and structures, of exactly the types that the kernel takes: CuPy
-    passes their bytes on, and nobody compares them with the parameters. None is a null pointer.
-    """
-    if _recording.kernels is not None:
-        _recording.kernels.append((name, entry))
-        return
-    grid, block = shape
-    passed = tuple(_NULL if argument is None else argument for argument in arguments)
-    # A kernel belongs to the device that it was loaded for, so that one has to be current.
-    with on_device(device):
-        kernel = load_kernel(name, entry)
-        kernel(grid, block, passed, stream=stream)
-    if _recording.launches is not None:
-        _recording.launches.append(KernelLaunch(entry or name, kernel, grid, block, passed))
-
-
 def by_value(numbers: ArrayLike, dtype: DTypeLike = np.uint32) -> NDArray[Any]:
     """Return numbers as a structure of the .cu file, whose fields follow one another in the same order.
 
     >>> by_value([2, 3]).shape, by_value([2, 3]).nbytes
     ((1,), 8)
     """
-    # `launch` passes an array of one element by value, and any other not at all.
+    # CuPy passes an array of one element by value, and any other not at all.
     array = np.asarray(numbers, dtype).reshape(-1)
     return array.view(f"V{array.nbytes}")
-
-
-# ---------------------------------------------------------------------------------------------------------
-# Launches that are recorded, to be repeated; or only noted, so that what they need can be compiled ahead
-
-# A kernel's file and entry, as in `load_kernel`.
-KernelName = tuple[str, str | None]
-
-
-# Of a thread: while one thread notes what to compile ahead, others launch.
-class _Recording(threading.local):
-    launches: list[KernelLaunch] | None = None
-    kernels: list[KernelName] | None = None
-
-
-_recording = _Recording()
-
-
-@contextlib.contextmanager
-def collect(what: Literal["launches", "kernels"]) -> Iterator[list[Any]]:
-    """Collect this thread's launches in the block; or only the kernels they need, and launch nothing.
-
-    >>> with collect("kernels") as kernels:
-    ...     launch("spin", None, spread(1), (np.uint64(10**9),), device=None, stream=None)
-    >>> kernels
-    [('spin', None)]
-    """
-    before, found = getattr(_recording, what), list[Any]()
-    setattr(_recording, what, found)
-    try:
-        yield found
-    finally:
-        setattr(_recording, what, before)
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -93,7 +93,9 @@ def recolor(
         # before each, which adds up parts; the next launches add up the parts' sums. Integers, whose sum does
         # not depend on the order of threads.
         shape = samples, contrasts, PARTS
-        parts = obtain("sums", sums, "cupy", shape, np.uint64, result.device) if contrasts else None
+        parts = None
+        if contrasts:
+            parts = obtain("sums", sums, "cupy", shape, np.uint64, result.device, stream)
         counts = by_value([samples, height * width, out_layout == "CHW", row, first, contrasts])
         for contrast in range(contrasts):
             grid = spread(PARTS * _THREADS, samples)

@@ -7,7 +7,12 @@
 // rounded to 22 bits. Each pass rounds its sums to bytes. Doubles are computed by instructions that round
 // every operation, because a product and a sum that the compiler contracts differ in the last bit.
 //
-// A block makes tiles of the result, one below the other. It computes the weights of a tile's rows, and of its
+// Doubles are slow, above all on GPUs that have few units for them. So `tabulate` runs first and computes the taps
+// of every column and row of every result once; from then on, all is integers. An image's table has so many lines of
+// one number for each column and then each row: the first tap, the count of taps, the most of an output on that
+// axis, whether the image is possible, and the weights. Neighboring lanes access neighboring numbers.
+//
+// A block makes tiles of the result, one below the other. It loads the weights of a tile's rows, and of its
 // columns unless the tile before had the same; resizes the input rows that the tile needs along x into shared
 // memory, and from there along y into the result. So the bytes in between never leave the chip. A lane makes a
 // column: neighboring lanes load neighboring pixels, which the tile's rows and taps find in L1, and store to
@@ -17,8 +22,9 @@
 //
 // Shared memory is bounded, and scales are not. If the weights or the rows of a whole tile do not fit, fewer
 // columns are made at once, then fewer rows. If not even one output's rows fit, its sums continue from one
-// portion of rows to the next. If not even one output's weights fit, each is computed when it is used; that
-// is slow, but needs a scale above 250.
+// portion of rows to the next. Where an output has more taps than a table holds, the blocks compute the weights
+// themselves, each tile anew. If not even one output's weights fit, each is computed when it is used; that is
+// slow, but needs a scale above 250.
 //
 // Of an image, only the region that the result depends on may be there. An image's geometry is 13 floats:
 // height and width of the region, its top and left in the image; left, top, right and bottom of the box in
@@ -28,7 +34,7 @@
 // An image whose geometry is impossible is black: nothing outside its values may be read, and the host
 // cannot check sizes on the device without waiting for it.
 //
-// Launch: any grid, one-dimensional blocks. Declaration and twin: resample.py.
+// Launch: `tabulate`, then `resample`; any grid, one-dimensional blocks. Declaration and twin: resample.py.
 
 #include "numbers.cuh"
 #include "wide.cuh"
@@ -37,6 +43,9 @@
 constexpr int COLUMNS = 32, ROWS = 32;  // of a tile
 constexpr int AT_ONCE = 4;              // taps
 constexpr int WEIGHTS = 1024;           // kept per axis
+constexpr int TABLED = 28;              // weights of an output in a table: of scales up to 13, bicubic 6.5
+enum Line { FIRST, COUNT, MOST_TAPS, IS_POSSIBLE, TAPS };  // of a table
+constexpr int TABLE_LINES = TAPS + TABLED;
 constexpr int LINES = 80;               // input rows, resized along x
 constexpr int BITS = 22;                // of a weight's fraction
 constexpr int GREATEST = 1 << 24;       // height or width: exact as a float, like the edges of a box
@@ -88,6 +97,20 @@ struct alignas(16) Shared {
     Axis x_axis, y_axis;
 };
 
+// An empty image, which is black.
+__device__ inline Geometry no_image(int out_height, int out_width) {
+    return {0, 0, 0, 0, 0.0f, 0.0f, 1.0f, 1.0f, out_height, out_width, 0, 0, 0};
+}
+
+__device__ inline Geometry to_geometry(const float* numbers) {
+    int integers[13];
+    for (int number = 0; number < 13; ++number) {
+        integers[number] = static_cast<int>(numbers[number]);
+    }
+    return {integers[0], integers[1], integers[2], integers[3], numbers[4],   numbers[5],  numbers[6],
+            numbers[7],  integers[8], integers[9], integers[10], integers[11], integers[12]};
+}
+
 // Comparisons with NaN are false.
 __device__ inline bool is_between(float number, double low, double high) {
     const double value = float_to_double(number);
@@ -109,15 +132,7 @@ __device__ inline Geometry read_geometry(const float* numbers, long long pixels,
         const long long height = static_cast<long long>(numbers[0]);
         is_possible = height * static_cast<long long>(numbers[1]) <= pixels;
     }
-    if (!is_possible) {  // an empty image
-        return {0, 0, 0, 0, 0.0f, 0.0f, 1.0f, 1.0f, out_height, out_width, 0, 0, 0};
-    }
-    int integers[13];
-    for (int number = 0; number < 13; ++number) {
-        integers[number] = static_cast<int>(numbers[number]);
-    }
-    return {integers[0], integers[1], integers[2], integers[3], numbers[4],   numbers[5],  numbers[6],
-            numbers[7],  integers[8], integers[9], integers[10], integers[11], integers[12]};
+    return is_possible ? to_geometry(numbers) : no_image(out_height, out_width);
 }
 
 __device__ inline Axis make_axis(int begin, int size, float low, float high, int out, int cubic) {
@@ -196,28 +211,57 @@ __device__ inline int round_to_byte(int sum) {
     return value < 0 ? 0 : value > 255 ? 255 : value;
 }
 
+// Part of a table: from one column or row on.
+struct Table {
+    const int* numbers;
+    int outputs;  // columns and rows
+
+    __device__ int at(int line, int output) const { return numbers[static_cast<long long>(line) * outputs + output]; }
+    __device__ Table from(int output) const { return {numbers + output, outputs}; }
+};
+
+// Reads an axis; what only weights beyond a table depend on is left out where there are none.
+__device__ inline Axis read_axis(const Table& table, int begin, int size, float low, float high, int out, int cubic) {
+    const int most = table.at(MOST_TAPS, 0);
+    if (most > TABLED) {
+        return make_axis(begin, size, low, high, out, cubic);
+    }
+    return {0.0, 0.0, 0.0, 0.0, begin, begin + size, out, most, cubic};
+}
+
+// Reads the taps of an output of the table, which is output `output` of the axis.
+__device__ inline Taps read_taps(const Axis& axis, const Table& table, int number, int output) {
+    if (axis.most > TABLED) {
+        return find_taps(axis, output);
+    }
+    return {0.0, 0.0, table.at(FIRST, number), table.at(COUNT, number)};
+}
+
 // Keeps the weights of a span, `axis.most` for each output, if there is room for them.
-__device__ inline void keep_weights(const Axis& axis, const Taps* taps, int count, int* kept) {
+__device__ inline void keep_weights(const Axis& axis, const Table& table, const Taps* taps, int count, int* kept) {
     if (axis.most > WEIGHTS) {
         return;
     }
     for (int item = threadIdx.x; item < count * axis.most; item += blockDim.x) {
-        const int output = item / axis.most, tap = item - output * axis.most;
-        kept[item] = tap < taps[output].count ? find_weight(axis, taps[output], tap) : 0;
+        const int tap = item / count, output = item - tap * count;
+        int weight = 0;
+        if (tap < taps[output].count) {
+            weight = axis.most > TABLED ? find_weight(axis, taps[output], tap) : table.at(TAPS + tap, output);
+        }
+        kept[output * axis.most + tap] = weight;
     }
 }
 
 template <bool is_kept>
 __device__ inline Four<int> read_weights(const Axis& axis, const Taps* taps, const int* kept, int output, int tap) {
-    if constexpr (is_kept) {
+    if (is_kept || axis.most <= WEIGHTS) {  // perhaps only the other axis has none kept
         return *reinterpret_cast<const Four<int>*>(kept + output * axis.most + tap);
-    } else {
-        Four<int> weights;
-        for (int i = 0; i < AT_ONCE; ++i) {
-            weights.at[i] = tap + i < taps[output].count ? find_weight(axis, taps[output], tap + i) : 0;
-        }
-        return weights;
     }
+    Four<int> weights;
+    for (int i = 0; i < AT_ONCE; ++i) {
+        weights.at[i] = tap + i < taps[output].count ? find_weight(axis, taps[output], tap + i) : 0;
+    }
+    return weights;
 }
 
 // How many of `whole` outputs have their weights kept at once.
@@ -372,8 +416,9 @@ __device__ inline void resize_down(Shared& shared, const Axis& axis, const Span&
 // Makes the columns and rows of a tile whose upper left corner is at (top, left); their taps are known, and the
 // weights of the columns unless they are new.
 template <int channels, typename Target>
-__device__ inline void make_tile(Shared& shared, const Axis& x_axis, const Axis& y_axis, int wide, int tall,
-                                 int top, int left, bool is_new, const unsigned char* image,
+__device__ inline void make_tile(Shared& shared, const Axis& x_axis, const Axis& y_axis, const Table& across,
+                                 const Table& down, int wide, int tall, int top, int left, bool is_new,
+                                 const unsigned char* image,
                                  const Extent& array, const Result<channels, Target>& result,
                                  const Channels& constants) {
     const int most_columns = part_of(wide, x_axis.most), most_rows = part_of(tall, y_axis.most);
@@ -385,7 +430,8 @@ __device__ inline void make_tile(Shared& shared, const Axis& x_axis, const Axis&
         columns.count = left_over < most_columns ? left_over : most_columns;
         __syncthreads();  // the taps are known
         if (is_new || columns.count < wide) {
-            keep_weights(x_axis, shared.columns + columns.first, columns.count, shared.across);
+            keep_weights(x_axis, across.from(columns.first), shared.columns + columns.first, columns.count,
+                         shared.across);
         }
         for (rows.first = 0; rows.first < tall; rows.first += rows.count) {
             const Taps* const taps = shared.rows + rows.first;
@@ -396,7 +442,7 @@ __device__ inline void make_tile(Shared& shared, const Axis& x_axis, const Axis&
             }
             const int end = taps[rows.count - 1].end();
             __syncthreads();  // the span before is made
-            keep_weights(y_axis, taps, rows.count, shared.down);
+            keep_weights(y_axis, down.from(rows.first), taps, rows.count, shared.down);
             int from = first;
             do {
                 const int to = end - from < LINES ? end : from + LINES;
@@ -422,13 +468,53 @@ __device__ inline void make_tile(Shared& shared, const Axis& x_axis, const Axis&
     }
 }
 
+// Makes the tables of all images.
+extern "C" __global__ void tabulate(const long long* __restrict__ splits, const float* __restrict__ geometries,
+                                    int* __restrict__ tables, const __grid_constant__ Images images) {
+    __shared__ Geometry geometry;
+    __shared__ Axis x_axis, y_axis;
+    const int width = images.out_width, outputs = width + images.out_height;
+    for (unsigned long long sample = blockIdx.y; sample < images.samples; sample += gridDim.y) {
+        const long long begin = splits[sample], end = splits[sample + 1];
+        const bool is_inside = begin >= 0 && begin <= end && end <= images.pixels;
+        __syncthreads();  // the sample before is made
+        if (threadIdx.x == 0) {
+            geometry = read_geometry(geometries + sample * images.numbers, is_inside ? end - begin : 0,
+                                     images.out_height, width);
+            x_axis = make_axis(geometry.x_begin, geometry.width, geometry.left, geometry.right, geometry.wide,
+                               images.cubic);
+            y_axis = make_axis(geometry.y_begin, geometry.height, geometry.top, geometry.bottom, geometry.tall,
+                               images.cubic);
+        }
+        __syncthreads();
+        int* const table = tables + sample * TABLE_LINES * outputs;
+        const int first = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+        for (int output = first; output < outputs; output += static_cast<int>(gridDim.x * blockDim.x)) {
+            const bool is_row = output >= width;
+            const Axis& axis = is_row ? y_axis : x_axis;
+            int* const to = table + output;
+            to[MOST_TAPS * outputs] = axis.most;
+            to[IS_POSSIBLE * outputs] = geometry.height > 0;
+            if (axis.most <= TABLED) {
+                const Taps taps = find_taps(axis, is_row ? geometry.y + output - width : geometry.x + output);
+                to[FIRST * outputs] = taps.first;
+                to[COUNT * outputs] = taps.count;
+                for (int tap = 0; tap < taps.count; ++tap) {
+                    to[(TAPS + tap) * outputs] = find_weight(axis, taps, tap);
+                }
+            }
+        }
+    }
+}
+
 template <int channels, typename Target>
 __global__ void resample(const unsigned char* __restrict__ values, const long long* __restrict__ splits,
-                         const float* __restrict__ geometries, Target* __restrict__ out,
+                         const float* __restrict__ geometries, const int* __restrict__ tables,
+                         Target* __restrict__ out,
                          const __grid_constant__ Images images,
                          const __grid_constant__ Channels constants) {
     __shared__ Shared shared;
-    const int out_height = images.out_height, out_width = images.out_width;
+    const int out_height = images.out_height, out_width = images.out_width, outputs = out_width + out_height;
     const int below = out_height / ROWS + (out_height % ROWS != 0);
     const int tiles = below * (out_width / COLUMNS + (out_width % COLUMNS != 0));
     const int each = tiles / gridDim.x + (tiles % gridDim.x != 0);
@@ -436,17 +522,17 @@ __global__ void resample(const unsigned char* __restrict__ values, const long lo
     const Axis &x_axis = shared.x_axis, &y_axis = shared.y_axis;
     const Geometry& geometry = shared.geometry;
     for (unsigned long long sample = blockIdx.y; sample < images.samples; sample += gridDim.y) {
-        const long long begin = splits[sample], end = splits[sample + 1];
-        const bool is_inside = begin >= 0 && begin <= end && end <= images.pixels;
-        const unsigned char* image = values + (is_inside ? begin : 0) * channels;
+        const Table table = {tables + sample * TABLE_LINES * outputs, outputs};
+        const bool is_possible = table.at(IS_POSSIBLE, 0) != 0;
+        const unsigned char* image = values + (is_possible ? splits[sample] : 0) * channels;
         __syncthreads();  // the sample before is made
         if (threadIdx.x == 0) {
-            shared.geometry = read_geometry(geometries + sample * images.numbers, is_inside ? end - begin : 0,
-                                            out_height, out_width);
-            shared.x_axis = make_axis(geometry.x_begin, geometry.width, geometry.left, geometry.right,
+            shared.geometry =
+                is_possible ? to_geometry(geometries + sample * images.numbers) : no_image(out_height, out_width);
+            shared.x_axis = read_axis(table, geometry.x_begin, geometry.width, geometry.left, geometry.right,
                                       geometry.wide, images.cubic);
-            shared.y_axis = make_axis(geometry.y_begin, geometry.height, geometry.top, geometry.bottom,
-                                      geometry.tall, images.cubic);
+            shared.y_axis = read_axis(table.from(out_width), geometry.y_begin, geometry.height, geometry.top,
+                                      geometry.bottom, geometry.tall, images.cubic);
         }
         __syncthreads();
         const Result<channels, Target> result = {
@@ -459,14 +545,17 @@ __global__ void resample(const unsigned char* __restrict__ values, const long lo
             const int tall = out_height - top < ROWS ? out_height - top : ROWS;
             const bool is_new = tile == first || top == 0;
             __syncthreads();  // the tile before is made
+            const Table across = table.from(left), down = table.from(out_width + top);
             for (int item = threadIdx.x; item < wide + tall; item += blockDim.x) {
                 if (item >= wide) {
-                    shared.rows[item - wide] = find_taps(y_axis, geometry.y + top + item - wide);
+                    const int row = item - wide;
+                    shared.rows[row] = read_taps(y_axis, down, row, geometry.y + top + row);
                 } else if (is_new) {
-                    shared.columns[item] = find_taps(x_axis, geometry.x + left + item);
+                    shared.columns[item] = read_taps(x_axis, across, item, geometry.x + left + item);
                 }
             }
-            make_tile(shared, x_axis, y_axis, wide, tall, top, left, is_new, image, array, result, constants);
+            make_tile(shared, x_axis, y_axis, across, down, wide, tall, top, left, is_new, image, array, result,
+                      constants);
         }
     }
 }

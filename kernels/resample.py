@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from gpuloader.checks import check_word
 from gpuloader.kernels.cast import cpp_type
 from gpuloader.kernels.crop import Layout, check_window, join_shape
-from gpuloader.kernels.launching import Work, check_shape, declare, spread, takes
+from gpuloader.kernels.launching import Work, check_shape, declare, obtain, spread, takes
 from gpuloader.kernels.normalize import CHANNELS, TARGETS, plan_finish
 
 Interpolation = Literal["bilinear", "bicubic"]
@@ -27,7 +27,10 @@ GEOMETRY = (
     *("tall", "wide", "y", "x", "turn"),
 )
 
-ENTRIES = {"resample<{}, {}>": (CHANNELS, tuple(map(cpp_type, TARGETS)))}
+# Numbers that `tabulate` keeps of each column and row of a result: the kernel's TABLE_LINES.
+TABLE_LINES = 32
+
+ENTRIES = {"tabulate": (), "resample<{}, {}>": (CHANNELS, tuple(map(cpp_type, TARGETS)))}
 
 # samples, pixels, out_height, out_width, out_planar, cubic, numbers
 _IMAGES = np.dtype("u8, i8, i4, i4, i4, i4, i4", align=True)
@@ -46,6 +49,7 @@ _MOST = np.array((*(_GREATEST,) * 12, 3), np.float32)
     values=takes("uint8", shape=(None, None)),
     geometry=takes("float32", shape=("samples", None)),
     row_splits=takes("int64", shape=(None,)),
+    tables=takes("int32", optional=True),
 )
 def resample(
     values: Any,
@@ -54,6 +58,7 @@ def resample(
     size: Sequence[int],
     *,
     interpolation: Interpolation = "bilinear",
+    tables: Any = None,
     mean: ArrayLike = 0.0,
     std: ArrayLike = 1.0,
     scale: float = 1.0,
@@ -78,6 +83,8 @@ def resample(
         are impossible is black.
     size, interpolation : (int, int), {"bilinear", "bicubic"}
         Height and width of the result, and the filter.
+    tables : array or None
+        Memory for the device's weights, int32 of shape (n, 32, height + width). None allocates it.
     mean, std, scale, out_layout, dtype, out, stream
         As for `normalize`; also dtype uint8, which is not normalized.
 
@@ -98,12 +105,15 @@ def resample(
     def on_device(result: Any) -> Iterator[Any]:
         numbers = out_layout == "CHW", interpolation == "bicubic", geometry.shape[1]
         images = np.array((samples, len(values), height, width, *numbers), _IMAGES)
+        shape = samples, TABLE_LINES, height + width
+        weights = obtain("tables", tables, "cupy", shape, np.int32, result.device, stream)
+        yield "tabulate", spread(height + width, samples), (row_splits, geometry, weights, images)
         # A block makes a tile, whose input rows it resizes along x into shared memory, and then along y.
         tiles = -(-width // _TILE_COLUMNS)
         if tiles * samples < _ENOUGH_BLOCKS:
             tiles *= -(-height // _TILE_ROWS)
         entry = f"resample<{channels}, {cpp_type(target)}>"
-        arguments = values, row_splits, geometry, result, images, constants
+        arguments = values, row_splits, geometry, weights, result, images, constants
         yield entry, spread(tiles * _THREADS, samples), arguments
 
     on_host = partial(_make_images, values, row_splits, geometry, (height, width), interpolation, write)

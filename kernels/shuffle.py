@@ -15,7 +15,6 @@ from gpuloader.kernels.launching import (
     check_size,
     declare,
     obtain,
-    on_device,
     on_stream,
     spread,
 )
@@ -67,12 +66,11 @@ def shuffle(
     def sorting(result: Any) -> Iterator[Any]:
         # The whole permutation is as large as its hashes, so they can be sorted in the result itself.
         given = result.view(np.uint64) if amount == count else None
-        with on_stream(stream):  # CuPy's pool ties memory to the stream that is current when it is allocated
-            hashes = obtain("hashes", given, "cupy", (count,), np.uint64, result.device)
+        hashes = obtain("hashes", given, "cupy", (count,), np.uint64, result.device, stream)
         # A hash keeps its high bits; the number it stands for takes the low ones, so one sort moves both.
         low = np.uint64(2 ** count.bit_length() - 1)
         yield "hash_numbers", spread(count), (hashes, np.uint64(count), low, np.uint64(key))
-        sort(hashes, result.device, stream)
+        yield sort, spread(count), (hashes,)
         arguments = hashes, result, np.uint64(start), np.uint64(amount), low
         yield "take_numbers", spread(amount), arguments
 
@@ -87,7 +85,7 @@ def shuffle(
     return Work((amount,), np.int64, on_host, sorting if is_sorted else permuting)
 
 
-def sort(array: Any, device: Any, stream: Any) -> None:
-    """Sort a CuPy array in place on a stream of its device; temporary memory comes from CuPy's pool."""
-    with on_device(device), on_stream(stream):
-        array.sort()
+def sort(grid: Any, block: Any, arguments: tuple[Any, ...], *, stream: Any) -> None:
+    """Sort a CuPy array in place, called like a kernel; temporary memory comes from CuPy's pool."""
+    with on_stream(stream):
+        arguments[0].sort()

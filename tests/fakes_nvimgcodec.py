@@ -108,13 +108,19 @@ def make_module(runtime=None, *, late=False, refuses=lambda data: False):
     pool = []
     module.calls = calls = []
 
+    def allocate():
+        if runtime is not None:
+            runtime.check("malloc")
+
     class Decoder:
         def __init__(self, device_id=-1, max_num_cpu_threads=0, backends=None, options=""):
+            allocate()
             module.made = SimpleNamespace(
                 device_id=device_id, threads=max_num_cpu_threads, backends=backends, options=options
             )
 
         def decode(self, srcs, *, images=None, params=None, cuda_stream=0):
+            allocate()
             calls.append((len(srcs), params.apply_exif_orientation, cuda_stream))
             module.regions = [source.region for source in srcs]
             return [self._decode(source, params, cuda_stream) for source in srcs]

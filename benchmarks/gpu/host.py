@@ -3,8 +3,9 @@
 python benchmarks/gpu/host.py [--case NAME ...] [--batches N] [--repeats N] [--json]
     [--beside FOLDER ...] [--rounds N] [--output FILE.json]
 
-The loop drops each batch at once. Times are the least of all repeats, in microseconds per batch; calls are
-those of CUDA per batch. `--beside` names checkouts of other commits. All take turns, each time in a new
+The loop drops each batch at once. Times are the least of all repeats, in microseconds per batch: those that
+have passed, and those of the processor in all threads, which count on a machine that does other work. Calls
+are those of CUDA per batch. `--beside` names checkouts of other commits. All take turns, each time in a new
 process, and the least of all rounds are compared.
 """
 
@@ -18,7 +19,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from time import perf_counter_ns
+from time import perf_counter_ns, process_time_ns
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -83,7 +84,7 @@ CASES: dict[str, Callable[[int], Epochs]] = {
 
 
 def measure(case: str, batches: int, repeats: int) -> dict[str, float]:
-    """Return the least microseconds and CUDA calls per batch of `repeats` epochs, after a warm one."""
+    """Return the least times and CUDA calls per batch of `repeats` epochs, after a warm one."""
     with counted_cuda() as runtime:
         epochs = CASES[case](batches)
         _run(runtime, epochs())
@@ -91,15 +92,15 @@ def measure(case: str, batches: int, repeats: int) -> dict[str, float]:
         gc.disable()
         runs = [_run(runtime, epochs()) for _ in range(repeats)]
         gc.enable()
-    nanoseconds, calls = (min(run[kind] for run in runs) for kind in (0, 1))
-    return {"us": round(nanoseconds / batches / 1000, 2), "calls": round(calls / batches, 2)}
+    passed, used, calls = (min(kind) / batches for kind in zip(*runs, strict=True))
+    return {"us": round(passed / 1000, 2), "cpu": round(used / 1000, 2), "calls": round(calls, 2)}
 
 
-def _run(runtime: CountedRuntime, epoch: Iterable[Any]) -> tuple[int, int]:
-    begun, before = perf_counter_ns(), runtime.calls
+def _run(runtime: CountedRuntime, epoch: Iterable[Any]) -> tuple[int, int, int]:
+    begun, used, before = perf_counter_ns(), process_time_ns(), runtime.calls
     for batch in epoch:
         del batch
-    return perf_counter_ns() - begun, runtime.calls - before
+    return perf_counter_ns() - begun, process_time_ns() - used, runtime.calls - before
 
 
 def compare(folders: list[Path], case: str, options: argparse.Namespace) -> list[dict[str, float] | None]:
@@ -113,8 +114,7 @@ def compare(folders: list[Path], case: str, options: argparse.Namespace) -> list
             done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False)
             if not done.returncode:
                 seen.append(json.loads(done.stdout)[case])
-    kinds = ("us", "calls")
-    return [{kind: min(one[kind] for one in seen) for kind in kinds} if seen else None for seen in runs]
+    return [{kind: min(one[kind] for one in seen) for kind in seen[0]} if seen else None for seen in runs]
 
 
 def _describe(folder: Path) -> str:
@@ -122,19 +122,23 @@ def _describe(folder: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
+def _show(figures: dict[str, float]) -> str:
+    return f"{figures['us']:.1f} µs, {figures['cpu']:.1f} µs of the processor, {figures['calls']:.1f} calls"
+
+
 def compare_all(options: argparse.Namespace) -> None:
     """Compare all checkouts case by case, and print a table."""
     folders = [*options.beside, Path(__file__).parents[2]]
     names = [_describe(folder) for folder in folders]
     report: dict[str, dict[str, dict[str, float] | None]] = {}
-    print(f"| case | {' | '.join(names)} | last / first |")
+    print(f"| case | {' | '.join(names)} | processor, last / first |")
     print("|---|" + "---:|" * (len(names) + 1))
     for case in options.case:
         found = compare(folders, case, options)
         report[case] = dict(zip(names, found, strict=True))
-        cells = ["" if one is None else f"{one['us']:.1f} µs, {one['calls']:.1f} calls" for one in found]
+        cells = ["" if one is None else _show(one) for one in found]
         first, last = found[0], found[-1]
-        share = f"{last['us'] / first['us']:.2f}" if first is not None and last is not None else ""
+        share = f"{last['cpu'] / first['cpu']:.2f}" if first is not None and last is not None else ""
         print(f"| `{case}` | {' | '.join(cells)} | {share} |", flush=True)
     if options.output is not None:
         taken = {name: getattr(options, name) for name in ("rounds", "batches", "repeats")}
@@ -162,7 +166,7 @@ def main() -> None:
         print(json.dumps(found))
         return
     for case, figures in found.items():
-        print(f"{case:22} {figures['us']:8.2f} µs {figures['calls']:8.2f} calls")
+        print(f"{case:22} {_show(figures)}")
 
 
 if __name__ == "__main__":

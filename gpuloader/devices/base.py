@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +76,8 @@ class Codec(Protocol):
 class DeviceCalls(Protocol):
     """The calls that are made for every batch, by the thread that asks for batches.
 
+    Where a method has a result already, it is that of devices without contexts, graphs and compiled kernels.
+
     `name`, such as 'cpu' or 'gpu:0', stands in messages. `direct` says that the user's arrays lie in the host
     slot itself, so that nothing is copied.
     """
@@ -100,15 +102,17 @@ class DeviceCalls(Protocol):
     ) -> None:
         """Enqueue a copy from byte `at` of `source` to `to` of `target`; once a batch at fixed addresses."""
 
-    def captures(self, stream: Stream) -> bool:
+    def captures(self, stream: Stream) -> bool:  # noqa: ARG002
         """Return whether `stream` is being captured into a graph; then nothing may be put on it."""
+        return False
 
-    def is_capturing(self, stream: Stream = None) -> bool:
+    def is_capturing(self, stream: Stream = None) -> bool:  # noqa: ARG002
         """Return whether the thread captures a graph, or `stream` is captured; before every batch.
 
         Only the states of streams are asked for. In PyTorch's mode, querying an event or allocating, by any
         thread, would invalidate the user's capture; and our events would become part of the graph.
         """
+        return False
 
     def record(self, event: Event, stream: Stream) -> None:
         """Mark the current end of `stream`; this replaces an earlier mark of the event.
@@ -130,12 +134,14 @@ class DeviceCalls(Protocol):
 
     def keep(self, stream: Stream) -> Stream:
         """Return a stream of the calling thread, or the user's, in a form that any thread can record on."""
+        return stream
 
-    def compile(self, program: BatchProgram, stop: Callable[[], bool]) -> None:
+    def compile(self, program: BatchProgram, stop: Callable[[], bool]) -> None:  # noqa: ARG002
         """Compile the kernels that `run` would launch for a program, one by one until `stop` returns True.
 
         A thread of its own calls it, while the first `next` waits for samples.
         """
+        return
 
     def views(self, memory: DeviceMemory, layout: Layout, lease: Lease) -> list[Any]:
         """Return one array per field, once a batch; each of their views keeps `lease` alive."""
@@ -153,16 +159,19 @@ class Device(DeviceCalls, Protocol):
 
     def current(self) -> AbstractContextManager[DeviceCalls]:
         """Return a block of one thread that yields the device's calls, which cost less there."""
+        return nullcontext(self)
 
-    def again(self, calls: DeviceCalls) -> AbstractContextManager[DeviceCalls]:
+    def again(self, calls: DeviceCalls) -> AbstractContextManager[DeviceCalls]:  # noqa: ARG002
         """Return another block like the one that has yielded `calls`, later in the same step and thread.
 
         If the user's code may have run between the blocks, it may have made another device current. Then only
         copies, `record`, `wait` and `query` are allowed, which work whichever device is current.
         """
+        return nullcontext(self)
 
     def bus_id(self) -> str:
         """Return the device's position on the PCI bus, such as '0000:3B:00.0'; empty if it has none."""
+        return ""
 
     def codec(self) -> Codec:
         """Return what decodes images on the device; once for each lane.
@@ -174,6 +183,7 @@ class Device(DeviceCalls, Protocol):
         LoaderError
             The device does not decode images, or a part that decoding needs is missing.
         """
+        raise LoaderError(f"{self.name} decodes no images: workers do")
 
     def alloc(self, nbytes: int) -> DeviceMemory:
         """Return new memory, for a slot or a cache; raise `StagingMemoryError` if there is too little."""
@@ -187,8 +197,9 @@ class Device(DeviceCalls, Protocol):
     def synchronize(self, event: Event) -> None:
         """Block the calling thread until the mark is reached."""
 
-    def is_page_locked(self, address: int, nbytes: int) -> bool:
+    def is_page_locked(self, address: int, nbytes: int) -> bool:  # noqa: ARG002
         """Return whether host memory is pinned, so that a copy can run from it; any thread may ask."""
+        return False
 
     def arrays(self, memory: DeviceMemory, layout: Layout) -> list[Any]:
         """Return the arrays that programs compute with, one per field; they keep the memory alive."""
@@ -198,37 +209,6 @@ class Device(DeviceCalls, Protocol):
 
     def holds(self, memory: DeviceMemory, array: Any) -> bool:
         """Return whether an array, of whichever library, lies in `memory`; for `record_stream`."""
-
-
-class Contextless:
-    """What devices without contexts, graphs and compiled kernels do about them: nothing."""
-
-    def current(self) -> AbstractContextManager[Self]:
-        """Return a block that changes nothing."""
-        return nullcontext(self)
-
-    def again(self, calls: DeviceCalls) -> AbstractContextManager[Self]:  # noqa: ARG002
-        """Return a block that changes nothing."""
-        return nullcontext(self)
-
-    def captures(self, stream: Stream) -> bool:  # noqa: ARG002
-        """Return False: there are no graphs."""
-        return False
-
-    def is_capturing(self, stream: Stream = None) -> bool:  # noqa: ARG002
-        """Return False: there are no graphs."""
-        return False
-
-    def is_page_locked(self, address: int, nbytes: int) -> bool:  # noqa: ARG002
-        """Return False: no memory is pinned."""
-        return False
-
-    def keep(self, stream: Stream) -> Stream:
-        """Return the stream itself."""
-        return stream
-
-    def compile(self, program: BatchProgram, stop: Callable[[], bool]) -> None:
-        """Do nothing, because the kernels' twins run."""
 
 
 def tell_capture(name: str, found: str = "its stream is being captured") -> LoaderError:

@@ -15,6 +15,7 @@ import numpy as np
 from gpuloader.devices.base import DeviceImage
 from gpuloader.errors import LoaderError, MissingPackage, describe_error, install_command
 from gpuloader.sources.images.regions import Code
+from gpuloader.system.driver import Relaxed
 from gpuloader.system.platforms import usable_cores
 
 # Chroma is interpolated as libjpeg-turbo does it on the CPU. Before nvJPEG 13.2, the outermost pixels of a
@@ -93,7 +94,8 @@ class JpegCodec:
         # the same stream has run (nvJPEG 12.3 to 13.2 on an H100). So the stream has no other work, and
         # memory is not given back before the host knows that nothing reads it any more.
         found: list[DeviceImage | None] = [None] * len(codes)
-        with self._lock:
+        # The decoder allocates, and waits for events, which would end a capture of another thread.
+        with self._lock, Relaxed():
             opened = [(number, *self._open(code)) for number, code in enumerate(codes)]
             # Whether orientation is applied is a parameter of a call, so there is one call for each answer.
             for turns in (False, True):

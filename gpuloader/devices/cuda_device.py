@@ -29,7 +29,7 @@ from gpuloader.foreign import ForeignStream, TorchStreams, as_stream, describe_u
 from gpuloader.kernels import launching
 from gpuloader.staging.arena import Layout, PageLocker
 from gpuloader.staging.ring import Lease
-from gpuloader.system import driver
+from gpuloader.system.driver import Relaxed
 from gpuloader.system.finalizers import Finalizer, once
 from gpuloader.transforms.program import BatchProgram, BoundProgram, find_kernels
 
@@ -63,22 +63,6 @@ class _Thread(threading.local):
 
 
 _this_thread = _Thread()
-
-
-class _Relaxed:
-    """A block whose calls leave alone what the user captures, in whichever thread."""
-
-    # While a stream is captured in CUDA's mode 'global', which is PyTorch's, calls that allocate, free, pin,
-    # load or ask for events are refused to all threads and end the capture. The user's threads get their mode
-    # back, which protects them from their own mistakes.
-
-    __slots__ = ("_before",)
-
-    def __enter__(self) -> None:
-        self._before = driver.exchange_capture_mode(driver.RELAXED)
-
-    def __exit__(self, *error: object) -> None:
-        driver.exchange_capture_mode(self._before)
 
 
 # Returns a function that makes a call with an address or a handle once, as soon as that can be done.
@@ -126,6 +110,7 @@ class CudaCalls:
         self._discarding = discarding
         self._stream_type, self._event_type = map(_undestroyed, (cupy.cuda.Stream, cupy.cuda.Event))
         self._home: int | None = index  # the GPU that the thread itself uses; None if it uses none
+        self._context = 0  # the handle of the primary one, once it is known
         self._torch = TorchStreams()
 
     def alloc(self, nbytes: int) -> CudaMemory:
@@ -133,7 +118,7 @@ class CudaCalls:
         # Not from CuPy's pool: it hands a freed block to the next copy while kernels on other streams may
         # still read it. `cudaFree` waits for them. Both calls stall the device, so slots are kept and reused.
         try:
-            with _Relaxed():
+            with Relaxed():
                 address = self._runtime.malloc(max(nbytes, 1))
             return CudaMemory(address, nbytes, self._discarding(self._runtime.free, address))
         except self._runtime.CUDARuntimeError as error:
@@ -232,7 +217,7 @@ class CudaCalls:
         """Return whether the work before `event` has run; raise `LoaderError` if the device has failed."""
         # `Event.done` of CuPy tests the status for 0 only. It takes a failed device for a busy one, and a
         # loop that polls it never ends. 600 is "not ready"; all else is an error, which CuPy returns as well.
-        with _Relaxed():
+        with Relaxed():
             status: int = self._runtime.eventQuery(event.ptr)
         if status in _CAPTURED:
             raise tell_capture(self.name, f"CUDA error {status}")
@@ -242,12 +227,12 @@ class CudaCalls:
 
     def synchronize(self, event: Any) -> None:
         """Block the calling thread, with the GIL released, until the work before `event` has run."""
-        with _Relaxed():
+        with Relaxed():
             self._runtime.eventSynchronize(event.ptr)
 
     def elapsed(self, start: Any, end: Any) -> float:
         """Return the seconds between two timed events that have been reached, to half a microsecond."""
-        with _Relaxed():
+        with Relaxed():
             milliseconds: float = self._runtime.eventElapsedTime(start.ptr, end.ptr)
         return milliseconds / 1000
 
@@ -293,7 +278,7 @@ class CudaCalls:
             memory.bound.clear()  # for batches that keep changing size
         arrays = self._arrays(memory, program.whole, None)  # they do not keep the memory that keeps them
         bound = memory.bound[id(program)] = BoundProgram(program, arrays)
-        with _Relaxed():  # the first launch of a kernel loads it
+        with Relaxed():  # the first launch of a kernel loads it
             bound.launch(stream)
 
     def compile(self, program: BatchProgram, stop: Callable[[], bool]) -> None:
@@ -304,51 +289,26 @@ class CudaCalls:
         for kernel in reversed(find_kernels(program, arrays)):
             if stop():
                 return
-            with _Relaxed():
+            with Relaxed():
                 launching.load_kernel(*kernel)
 
-
-class Context:
-    """The primary context of one GPU, which can be made current in any thread."""
-
-    # CuPy's `Device` sets the previous device again when its block ends. From CUDA 12 on, `cudaSetDevice`
-    # creates the context of its device, and the device of a fresh thread is the first GPU. So each thread
-    # that uses gpu:3 that way costs some 500 MiB on gpu:0. Making the context current through the driver, and
-    # removing it again, touches no other GPU.
-
-    __slots__ = ("_driver", "_handle", "_index", "_runtime")
-
-    def __init__(self, cupy: Any, index: int) -> None:
-        self._runtime = cupy.cuda.runtime
-        self._driver = cupy.cuda.driver
-        self._index = index
-        self._handle = 0
-
-    def enter(self) -> int:
-        """Make the GPU, which is not current, the thread's current one; return the context before, or 0."""
-        before: int = self._driver.ctxGetCurrent()
-        self._driver.ctxSetCurrent(self._handle or self._find())
-        return before
-
-    def leave(self, before: int) -> None:
-        """Make the context current that `enter` returned; 0 is none, and the thread's device is as before."""
-        self._driver.ctxSetCurrent(before)
-
-    def _find(self) -> int:
-        """Return the primary context, which the runtime may create now."""
-        from concurrent.futures import ThreadPoolExecutor  # here, because few programs need it
+    def find_context(self) -> int:
+        """Return the GPU's primary context, which the runtime may create now."""
 
         def find() -> None:
-            with _Relaxed():
-                self._runtime.setDevice(self._index)
-            self._handle = self._driver.ctxGetCurrent()
+            with Relaxed():
+                self._runtime.setDevice(self.index)
+            self._context = self._cupy.cuda.driver.ctxGetCurrent()
 
-        # A thread of its own sets the device and ends: the device of the calling thread must stay, and
-        # setting it back would create the context of that one. It is waited for without limit, as for any
-        # call of CUDA: one that hangs would hang here, too.
-        with ThreadPoolExecutor(1, f"gpuloader: context of gpu:{self._index}") as pool:
-            pool.submit(find).result()
-        return self._handle
+        if not self._context:
+            from concurrent.futures import ThreadPoolExecutor  # here, because few programs need it
+
+            # A thread of its own sets the device and ends: the device of the calling thread must stay, and
+            # setting it back would create the context of that one. It is waited for without limit, as for any
+            # call of CUDA: one that hangs would hang here, too.
+            with ThreadPoolExecutor(1, f"gpuloader: context of {self.name}") as pool:
+                pool.submit(find).result()
+        return self._context
 
 
 class _Here:
@@ -370,19 +330,25 @@ class _Here:
 
 
 class _Away(_Here):
-    """A block in which a GPU is the current device instead of the thread's own."""
+    """A block in which a GPU is the current device instead of the thread's own, which is `home`."""
 
-    __slots__ = ("_before", "_context", "_home")
+    # CuPy's `Device` sets the previous device again when its block ends. From CUDA 12 on, `cudaSetDevice`
+    # creates the context of its device, and the device of a fresh thread is the first GPU. So each thread
+    # that uses gpu:3 that way costs some 500 MiB on gpu:0. Making the context current through the driver, and
+    # removing it again, touches no other GPU.
 
-    def __init__(self, calls: CudaCalls, context: Context, home: int) -> None:
+    __slots__ = ("_before", "_home")
+
+    def __init__(self, calls: CudaCalls, home: int) -> None:
         super().__init__(calls)
-        self._context = context
         self._home = home
-        self._before = 0
+        self._before = 0  # the thread's context; 0 is none
 
     def __enter__(self) -> CudaCalls:
+        driver = cuda.cupy.cuda.driver
         try:
-            self._before = self._context.enter()
+            self._before = driver.ctxGetCurrent()
+            driver.ctxSetCurrent(self._calls.find_context())
         except Exception as error:
             raise _translate(self._calls.index, error) or error from error
         calls = copy.copy(self._calls)
@@ -395,7 +361,7 @@ class _Away(_Here):
             super().__exit__(kind, error, trace)  # while the GPU is current: the error may say what it holds
         finally:
             try:
-                self._context.leave(self._before)
+                cuda.cupy.cuda.driver.ctxSetCurrent(self._before)
             except Exception as second:
                 if error is None:  # otherwise keep the first error: a failed device refuses every later call
                     raise _translate(self._calls.index, second) or second from second
@@ -440,7 +406,6 @@ class CudaDevice(CudaCalls):
     def __init__(self, index: int) -> None:
         super().__init__(cuda.cupy, index, self._discard_late)
         self.locker: PageLocker | None = self
-        self._context = Context(cuda.cupy, index)
         self._calls = CudaCalls(cuda.cupy, index, self._discard_late)
         self._here = _Here(self._calls)
         self._discarded: deque[tuple[Callable[[int], None], int, object]] = deque()
@@ -455,7 +420,7 @@ class CudaDevice(CudaCalls):
             home: int = self._runtime.getDevice()
         except Exception as error:
             raise _translate(self.index, error) or error from error
-        return self._here if home == self.index else _Away(self._calls, self._context, home)
+        return self._here if home == self.index else _Away(self._calls, home)
 
     def again(self, calls: DeviceCalls) -> _Here:
         """Return a block later in the thread of the one that has yielded `calls`; nothing is asked again."""
@@ -479,7 +444,7 @@ class CudaDevice(CudaCalls):
             It cannot decode on this GPU, most likely because nvJPEG is missing.
         """
         if self._codec is None:
-            with self.current():
+            with self.current(), Relaxed():
                 self._codec = open_codec(self.index, self._runtime)
         return self._codec
 
@@ -494,7 +459,7 @@ class CudaDevice(CudaCalls):
         # Registering a mapping of the exact size: CuPy's pool of pinned memory rounds up to a power of two.
         with self.current():
             try:
-                with _Relaxed():
+                with Relaxed():
                     self._runtime.hostRegister(address, nbytes, _REGISTER_PORTABLE)
             except self._runtime.CUDARuntimeError as error:
                 raise OSError(f"cudaHostRegister: {error}") from error
@@ -527,7 +492,7 @@ class CudaDevice(CudaCalls):
         with contextlib.suppress(RuntimeError, IndexError):  # another thread may take the last entry
             if not self._discarded or cuda.forked or self.is_capturing():
                 return
-            with self.current(), _Relaxed():
+            with self.current(), Relaxed():
                 while True:
                     call, address, _ = self._discarded.popleft()
                     call(address)

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.devices.base import Codec, Contextless, HostMemory
-from gpuloader.errors import LoaderError
+from gpuloader.devices.base import Device, HostMemory
 from gpuloader.staging.arena import Layout, PageLocker
 from gpuloader.staging.ring import Lease
 from gpuloader.transforms.program import BatchProgram
@@ -28,8 +27,8 @@ class HostBuffer:
 
 
 @dataclass(eq=False)
-class HostDevice(Contextless):
-    """The host as a device; every event is reached as soon as it is recorded.
+class HostDevice(Device):
+    """The host as a device; no work is ever pending, so every event is reached.
 
     >>> device = HostDevice()
     >>> event = device.event()
@@ -41,14 +40,6 @@ class HostDevice(Contextless):
     # For a `CUDAPinnedPlace`: pins the slots, so that the user's own copies to a GPU run at full speed.
     locker: PageLocker | None = None
     direct = True
-
-    def bus_id(self) -> str:
-        """Return ''."""
-        return ""
-
-    def codec(self) -> Codec:
-        """Raise `LoaderError`: where a place is a host, workers decode."""
-        raise LoaderError(f"{self.name} decodes no images: workers do")
 
     def alloc(self, nbytes: int) -> HostBuffer:
         """Return new host memory."""
@@ -80,12 +71,12 @@ class HostDevice(Contextless):
     def wait(self, stream: str, event: str) -> None:
         """Do nothing: no work is ever pending."""
 
+    def synchronize(self, event: str) -> None:
+        """Do nothing: no work is ever pending."""
+
     def query(self, event: str) -> bool:
         """Return True: no work is ever pending."""
         return True
-
-    def synchronize(self, event: str) -> None:
-        """Do nothing: no work is ever pending."""
 
     def elapsed(self, start: str, end: str) -> float:
         """Return 0: no work is ever pending."""

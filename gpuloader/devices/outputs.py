@@ -194,7 +194,7 @@ def _current_stream(name: str, module: Any, index: int) -> Callable[[], Stream]:
 
     def current() -> Stream:
         nonlocal latest
-        found, stream = latest, None
+        found, stream = latest, None  # another thread may set the latest one meanwhile
         if raw is not None and found is not None:
             ptr = raw(index)
         else:  # the first call initializes PyTorch

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.devices.base import Codec, Contextless, DeviceImage, HostMemory
+from gpuloader.devices.base import Codec, Device, DeviceImage, HostMemory
 from gpuloader.errors import LoaderError, PictureError, StagingMemoryError
 from gpuloader.sources.images.image import decode_code
 from gpuloader.sources.images.regions import Code
@@ -60,21 +60,16 @@ class SimulatedEvent:
 
 @dataclass(eq=False)
 class SimulatedStream:
-    """A stream: its pending work, its vector clock, and the virtual time at which it is idle."""
+    """A stream: its pending work, its vector clock, and the virtual time at which it is idle.
+
+    The clock counts what of each stream happens before the next work on this one. The union of two, as of all
+    counters, takes the larger count of each stream.
+    """
 
     number: int
     work: deque[SimulatedWork] = field(default_factory=deque)
     clock: Counter[int] = field(default_factory=Counter)
     time: float = 0.0
-
-    def tick(self) -> Counter[int]:
-        """Count another use of memory by this stream, and return the clock at which it happens."""
-        self.clock[self.number] += 1
-        return self.clock
-
-    def join(self, clock: Counter[int]) -> None:
-        """Make everything in `clock` happen before the next work on this stream."""
-        self.clock |= clock  # the union of counters takes the larger count of each stream
 
 
 @dataclass(eq=False)
@@ -140,7 +135,7 @@ class SimulatedArray:
         return np.asarray(seen[0], dtype)
 
 
-class SimulatedDevice(Contextless):
+class SimulatedDevice(Device):
     """A device whose copies take virtual time and whose streams run in random order.
 
     Parameters
@@ -237,13 +232,13 @@ class SimulatedDevice(Contextless):
         """Put work on a stream; raise `RaceError` now if its uses of memory are not ordered behind others."""
         with self._lock:
             # Whatever the host has waited for, it has waited for before it enqueues this.
-            stream.join(self._known)
-            clock = stream.tick()
+            stream.clock |= self._known
+            stream.clock[stream.number] += 1
             for memory in reads:
                 memory.use(stream, writes=False)
             if writes is not None:
                 writes.use(stream, writes=True)
-            stream.work.append(SimulatedWork(self.now, duration, None, work, clock.copy()))
+            stream.work.append(SimulatedWork(self.now, duration, None, work, stream.clock.copy()))
             return stream.work[-1]
 
     def copy_async(
@@ -316,7 +311,7 @@ class SimulatedDevice(Contextless):
         with self._lock:
             # As in CUDA, the mark counts that the event has now, and recording again does not move the wait.
             if event.mark is not None:
-                stream.join(event.mark.clock)
+                stream.clock |= event.mark.clock
                 stream.work.append(SimulatedWork(after=event.mark))
 
     def query(self, event: SimulatedEvent) -> bool:

@@ -47,9 +47,9 @@ class Finding:
     advice: str
 
 
-def find(name: str, value: str, advice: str = "", verdict: Verdict = "note") -> Finding:
-    """Return a finding: good if there is nothing to advise, else with this verdict."""
-    return Finding(name, value, verdict if advice else "good", advice)
+def find(name: str, value: str, advice: str | bool = "", verdict: Verdict = "note") -> Finding:
+    """Return a finding: good if there is nothing to advise, such as False, else with this verdict."""
+    return Finding(name, value, verdict if advice else "good", str(advice or ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,39 +111,38 @@ def software_findings(machine: Machine) -> Iterator[Finding]:
 
     value = f"{machine.python} on {machine.system} {machine.architecture}"
     advice = "Worker processes need memory files and Unix sockets. Use worker_type='thread'."
-    yield find("Python", value, advice if machine.system == "Windows" else "")
+    yield find("Python", value, machine.system == "Windows" and advice)
 
     # Only the first two numbers: in a release candidate, the third is not a number.
     old = tuple(int(part) for part in machine.numpy.split(".")[:2] if part.isdecimal()) < (1, 26)
-    advice = "Install NumPy 1.26 or later: pip install 'numpy>=1.26'." if old else ""
-    yield find("NumPy", machine.numpy, advice, "bad")
+    yield find(
+        "NumPy", machine.numpy, old and "Install NumPy 1.26 or later: pip install 'numpy>=1.26'.", "bad"
+    )
 
     # The sources are package data, which a careless repackaging loses first.
     advice = f"The package is incomplete. Reinstall it: {install_command(force=True)}."
-    value = ", ".join(machine.kernels)
-    yield find("kernels", value or "none found", "" if value else advice, "bad")
+    yield find("kernels", ", ".join(machine.kernels) or "none found", not machine.kernels and advice, "bad")
 
     for name, without in (
         ("cloudpickle", "datasets that are defined in a notebook or hold closures are forked, not pickled."),
         ("threadpoolctl", "linear algebra in every worker process may start one thread per core."),
     ):
         advice = f"Without it, {without} Install it: {install_command('workers')}."
-        yield find(name, installed.get(name, "not installed"), "" if name in installed else advice)
+        yield find(name, installed.get(name, "not installed"), name not in installed and advice)
 
     present = [f"{name} {installed[name]}" for name in DECODERS if name in installed]
     value = ", ".join(present + ["TurboJPEG 3"] * machine.turbojpeg) or f"none of {', '.join(DECODERS)}"
-    missing = [name for name in DECODERS if name not in installed]
-    install = install_command("images-fast")
-    advice = f"Without {' and '.join(missing)}, images take longer. Install: {install}."
+    missing = " and ".join(name for name in DECODERS if name not in installed)
+    advice = f"Without {missing}, images take longer. Install: {install_command('images-fast')}."
     # Without Pillow nothing decodes images here, so nobody misses the packages that make it faster.
-    yield find("images", value, advice if missing and "pillow" in installed else "")
+    yield find("images", value, bool(missing) and "pillow" in installed and advice)
 
     # Paddle's build for GPUs is a distribution of its own.
-    versions = {
-        name: installed.get(distribution) or installed.get(f"{distribution}-gpu")
-        for name, distribution in FRAMEWORKS.items()
-    }
-    present = [f"{name} {version}" for name, version in versions.items() if version]
+    present = [
+        f"{name} {version}"
+        for name, package in FRAMEWORKS.items()
+        if (version := installed.get(package) or installed.get(f"{package}-gpu"))
+    ]
     yield find("frameworks", ", ".join(present) or f"none of {', '.join(FRAMEWORKS)}")
 
 
@@ -161,7 +160,7 @@ def gpu_findings(
         advice = "Install the NVIDIA driver, or give the container its GPUs, e.g. docker run --gpus all."
     install = install_command("cuda12" if known // 1000 == 12 else "cuda13")
     findings = [
-        find("driver", value or "none found", "" if value else advice, "bad" if wanted else "note"),
+        find("driver", value or "none found", not value and advice, "bad" if wanted else "note"),
         _cupy_finding(machine, wanted, spoilt, install),
         *(
             find(f"gpu:{index}", f"{name}, {show_bytes(nbytes)}, compute capability {capability}")
@@ -171,10 +170,11 @@ def gpu_findings(
     if not devices:
         return tuple(findings), Outcome()
 
-    has_compiler = machine.cuda.answer["nvrtc"]
-    value = "found; compiles each kernel at its first launch" if has_compiler else "not found"
-    advice = "" if has_compiler else f"Transforms and cache='device' fail on a GPU without it: {install}."
-    findings.append(find("NVRTC", value, advice))
+    if machine.cuda.answer["nvrtc"]:
+        findings.append(find("NVRTC", "found; compiles each kernel at its first launch"))
+    else:
+        advice = f"Transforms and cache='device' fail on a GPU without it: {install}."
+        findings.append(find("NVRTC", "not found", advice))
     findings += node_findings(machine)
     index = place.index if isinstance(place, CUDAPlace) else 0
     if index >= len(devices):  # CUDA numbers only the devices that it may see
@@ -264,9 +264,9 @@ def _copy_findings(name: str, copies: Outcome, spoilt: Verdict) -> Iterator[Find
         yield find("page-locking", f"refused: {answer['refusal']}", advice)
     else:
         yield find("page-locking", f"works, took {answer['seconds'] * 1e3:.0f} ms")
-        slow = "That is slow for page-locked memory. Check the PCIe link width with nvidia-smi -q -d PCIE."
+        advice = "That is slow for page-locked memory. Check the PCIe link width with nvidia-smi -q -d PCIE."
         speed = f"{answer['pinned'] / 1e9:.1f} GB/s to {name}"
-        yield find("page-locked copy", speed, slow if answer["pinned"] < SLOW_PINNED else "")
+        yield find("page-locked copy", speed, answer["pinned"] < SLOW_PINNED and advice)
     yield find("pageable copy", f"{answer['pageable'] / 1e9:.1f} GB/s to {name}")
 
 
@@ -290,16 +290,18 @@ def processor_findings(machine: Machine, attempt: Attempt) -> Iterator[Finding]:
     # A list such as "4,2" is for nested parallel regions; only its first number counts here.
     wrong = threads and (not threads.replace(",", "").isdecimal() or int(threads.split(",")[0]) < 1)
     value = threads or "not set; each worker gets a fair share of the cores"
-    advice = "Set OMP_NUM_THREADS to 1 thread or more, or unset it." if wrong else ""
-    yield find("OMP_NUM_THREADS", repr(threads) if wrong else value, advice)
+    advice = "Set OMP_NUM_THREADS to 1 thread or more, or unset it."
+    yield find("OMP_NUM_THREADS", repr(threads) if wrong else value, bool(wrong) and advice)
 
     if machine.file_limit is None:
         yield find("open files", f"{machine.files_open}, no limit")
     else:
         value = f"{machine.files_open} of {machine.file_limit:,}"
         left = machine.file_limit - machine.files_open
-        advice = "Raise the limit: ulimit -n 4096." if left < FEW_FILES else ""
-        yield find("open files", value, advice, "bad" if left < TOO_FEW_FILES else "note")
+        advice = "Raise the limit: ulimit -n 4096."
+        yield find(
+            "open files", value, left < FEW_FILES and advice, "bad" if left < TOO_FEW_FILES else "note"
+        )
 
     methods = machine.start_methods
     if "forkserver" not in methods:
@@ -332,8 +334,9 @@ def memory_findings(machine: Machine, *, pinning_refused: bool) -> Iterator[Find
         advice = (
             "A loader reserves all its slots at once. Lower batch_size or prefetch_factor, or free memory."
         )
-        verdict: Verdict = "bad" if left < TOO_LITTLE_MEMORY else "note"
-        yield find("memory", value, advice if left < LITTLE_MEMORY else "", verdict)
+        yield find(
+            "memory", value, left < LITTLE_MEMORY and advice, "bad" if left < TOO_LITTLE_MEMORY else "note"
+        )
 
     value, advice = "none" if group.version is None else f"version {group.version}, no memory limit", ""
     if group.memory_limit is not None:
@@ -366,18 +369,16 @@ def memory_findings(machine: Machine, *, pinning_refused: bool) -> Iterator[Find
             "gpuloader does not need it, but worker processes of torch and Paddle need more. In a container: "
             "docker run --shm-size=8g."
         )
-        yield find("/dev/shm", value, advice if free < SMALL_SHARED else "")
+        yield find("/dev/shm", value, free < SMALL_SHARED and advice)
 
     # The driver pins outside this limit, so a low one means nothing unless pinning was refused.
-    refused = pinning_refused and machine.lockable is not None
     advice = "Page-locking was refused. Try again without this limit: ulimit -l unlimited."
     value = "none" if machine.lockable is None else show_bytes(machine.lockable)
-    yield find("memlock limit", value, advice if refused else "")
+    yield find("memlock limit", value, pinning_refused and machine.lockable is not None and advice)
 
     bandwidth = host_bandwidth()
     advice = "That is slow. Other programs may be using this machine; several workers may stage faster."
-    slow = bandwidth < SLOW_HOST
-    yield find("host copy", f"{bandwidth / 1e9:.1f} GB/s on one core", advice if slow else "")
+    yield find("host copy", f"{bandwidth / 1e9:.1f} GB/s on one core", bandwidth < SLOW_HOST and advice)
 
 
 def host_bandwidth() -> float:

@@ -250,8 +250,6 @@ class Resident:
             if isinstance(order, Shuffled) and count:
                 # On the copy stream it lies behind the last gathers of the previous order and ahead of the
                 # first of this one. So it needs no event, and the same 8 bytes per sample serve every epoch.
-                # A program of its own for each epoch, because launches are repeated without what is between
-                # them, which is a sort here.
                 numbers = {"count": order.count, "seed": order.seed, "epoch": order.epoch, "stop": count}
                 call = KernelCall((), (((count,), np.dtype(np.int64)),), shuffle, numbers)
                 step = Step(call, (), (0,), "order", "shuffle")

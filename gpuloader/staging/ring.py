@@ -119,14 +119,9 @@ class Ring:
         batch grows individually. Raises `QueueClosed` if the consumer has closed the loader, and
         `StagingMemoryError` if there is too little memory.
         """
-        while True:
-            try:
-                credit = self._credits.get_nowait()
-            except Empty:
-                if self._extend(nbytes):
-                    continue
-                credit = self._credits.get()
-            break
+        credit = self._find_credit(nbytes)
+        if credit is None:
+            credit = self._credits.get()
         if not credit:
             self._credits.put(False)  # for the next one that waits
             raise QueueClosed("the consumer has closed the loader")
@@ -141,17 +136,21 @@ class Ring:
 
     def take(self) -> Slot | None:
         """Take a free slot of any size without waiting, or return None if none is free or reserved yet."""
+        credit = self._find_credit(0) if self.allocated else None
+        if credit:
+            return self._free.pop()
+        if credit is False:
+            self._credits.put(False)
+        return None
+
+    def _find_credit(self, nbytes: int) -> bool | None:
+        """Take a credit without waiting, reserving more slots if there is none; None if all are in use."""
         while True:
             try:
-                credit = self._credits.get_nowait()
+                return self._credits.get_nowait()
             except Empty:
-                if not (self.allocated and self._extend(0)):
+                if not self._extend(nbytes):
                     return None
-                continue
-            if credit:
-                return self._free.pop()
-            self._credits.put(False)
-            return None
 
     def fit(self, slot: Slot, nbytes: int) -> None:
         """Grow a slot that nobody is reading to at least `nbytes`, if it is smaller."""

@@ -43,5 +43,21 @@ def exchange_capture_mode(mode: int) -> int:
     return found.value
 
 
+class Relaxed:
+    """A block whose calls leave alone what the user captures, in whichever thread."""
+
+    # While a stream is captured in CUDA's mode 'global', which is PyTorch's, calls that allocate, free, pin,
+    # load or ask for events are refused to all threads and end the capture. The user's threads get their mode
+    # back, which protects them from their own mistakes.
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        self._before = exchange_capture_mode(RELAXED)
+
+    def __exit__(self, *error: object) -> None:
+        exchange_capture_mode(self._before)
+
+
 if __name__ == "__main__":
     print(find_cuda_version() // 1000 or "")  # noqa: T201 - to the Makefile

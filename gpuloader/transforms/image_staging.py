@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from gpuloader.errors import SampleError
 from gpuloader.kernels.recolor import MOST_CONTRASTS, PARTS, recolor
-from gpuloader.kernels.resample import Interpolation, resample
+from gpuloader.kernels.resample import TABLE_LINES, Interpolation, resample
 from gpuloader.sources.images.decoding import Pixels, is_plain, shrink_size
 from gpuloader.sources.images.image import Affine, Geometry, Image
 from gpuloader.sources.images.regions import NUMBERS, Code, Encoded, Part, Region
@@ -64,7 +64,7 @@ class Resample(Plain):
     normalize: Normalize | None = None  # computed in the same pass; None leaves uint8 pixels in layout HWC
     # The computation for each number of samples and of channels. Regions give every batch a layout of its
     # own, and to settle the kernels takes longer than all else in planning it.
-    _settled: dict[tuple[int, Spec], KernelCall | Chain] = dataclasses.field(
+    _settled: dict[tuple[int, Spec], Chain] = dataclasses.field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -84,7 +84,7 @@ class Resample(Plain):
         free = self.normalize is None and after.layout == "HWC"
         return replace(self, normalize=after) if free else None
 
-    def bind(self, inputs: Sequence[Spec]) -> KernelCall | Chain:
+    def bind(self, inputs: Sequence[Spec]) -> Chain:
         """Return the computation for a batch."""
         if len(inputs) != 3 or inputs[2][0][1:] != (NUMBERS + 2 * self.changes,):
             raise SampleError("expected a field of images")
@@ -97,15 +97,17 @@ class Resample(Plain):
         # The first kernel makes bytes, as Pillow does between resizing and coloring.
         plain: dict[str, Any] = {"out_layout": "HWC", "dtype": "uint8"}
         finish = plain if self.normalize is None else finish_options(self.normalize)
+        tables = (samples, TABLE_LINES, sum(self.size)), np.dtype(np.int32)
+        given["tables"] = tables
         first = KernelCall.settle(given, resample, **resize, **(plain if self.changes else finish))
-        made: KernelCall | Chain = first
+        made = Chain(((first, (0, 1, 2, 4), 3),), first.outputs, (tables,))
         if self.changes:
             [pixels] = first.outputs
             sums = (samples, self.contrasts, PARTS), np.dtype(np.uint64)
             given = {"images": pixels, "numbers": inputs[2], "sums": sums}
             second = KernelCall.settle(given, recolor, first=NUMBERS, contrasts=self.contrasts, **finish)
-            calls = (first, (0, 1, 2), 4), (second, (4, 2, 5), 3)
-            made = Chain(calls, second.outputs, (pixels, sums))
+            calls = (first, (0, 1, 2, 4), 5), (second, (5, 2, 6), 3)
+            made = Chain(calls, second.outputs, (tables, pixels, sums))
         self._settled[key] = made
         return made
 

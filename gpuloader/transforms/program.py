@@ -21,7 +21,7 @@ import numpy as np
 from gpuloader.errors import LoaderError, SampleError, describe_error
 from gpuloader.fields.spec import Array
 from gpuloader.kernels import gather
-from gpuloader.kernels.launching import Kernel, KernelLaunch, KernelName, collect
+from gpuloader.kernels.launching import Kernel, KernelLaunch
 from gpuloader.sources.images.regions import Encoded
 from gpuloader.staging.arena import Layout, align
 
@@ -312,38 +312,43 @@ class BoundProgram:
     """Launches a program over the same device arrays, batch after batch; the arrays of its `whole`.
 
     The first time, every operation checks its arrays, chooses its grid and makes its arguments. The package's
-    own operations only launch kernels, so later their launches are repeated, all gathers as one. A program
+    own operations only launch kernels, so these launches are kept and repeated, all gathers as one. A program
     with operations of the user's runs in full each time.
     """
 
     def __init__(self, program: BatchProgram, arrays: list[Any]) -> None:
         self.program = program
         self._arrays = arrays
-        self._launches: list[KernelLaunch] | None = None
+        self._launches: list[tuple[Any, ...]] = []  # the kernel, its grid, its block and its arguments
 
     def launch(self, stream: Any) -> None:
         """Launch the program on a stream of the device, which is the current one."""
-        if self._launches is not None:
-            for _, kernel, grid, block, arguments in self._launches:
-                kernel(grid, block, arguments, stream=stream)
-        elif all(isinstance(step.operation, KernelCall) for step in self.program.steps):
-            with collect("launches") as launches:
+        if not self._launches:
+            if not all(isinstance(step.operation, KernelCall) for step in self.program.steps):
                 self.program.run_on_device(self._arrays, stream)
+                return
             # A CuPy kernel looks its function up by device at every call, which takes longer than the launch.
-            fused = gather.fuse_gathers(launches)
-            self._launches = [one._replace(kernel=getattr(one.kernel, "kernel", one.kernel)) for one in fused]
-        else:
-            self.program.run_on_device(self._arrays, stream)
+            self._launches = [
+                (getattr(kernel := one.load(), "kernel", kernel), one.grid, one.block, one.arguments)
+                for one in _find_launches(self.program, self._arrays, stream)
+            ]
+        for kernel, grid, block, arguments in self._launches:
+            kernel(grid, block, arguments, stream=stream)
 
 
-def find_kernels(program: BatchProgram, arrays: list[Any]) -> list[KernelName]:
-    """Return the kernels that a program would launch, except for those of the user's own operations.
+def find_kernels(program: BatchProgram, arrays: list[Any]) -> list[tuple[str, str]]:
+    """Return the file and entry of the kernels that a program launches, except for the user's own operations.
 
     `arrays` have the shapes, dtypes and alignment of those in the program's `whole`; nothing is read or
     written.
     """
-    with collect("kernels") as kernels:
-        for step in program.steps:
-            if isinstance(step.operation, KernelCall):
-                step.operation.on_device(*step.take(arrays), None)
-    return list(dict.fromkeys(kernels))
+    launches = _find_launches(program, arrays)
+    return list(dict.fromkeys((one.file, one.entry) for one in launches if isinstance(one.entry, str)))
+
+
+def _find_launches(program: BatchProgram, arrays: list[Any], stream: Any = None) -> list[KernelLaunch]:
+    found: list[KernelLaunch] = []
+    for step in program.steps:
+        if isinstance(step.operation, KernelCall):
+            found += step.operation.kernel.launches(**step.operation.name(*step.take(arrays)), stream=stream)
+    return gather.fuse_gathers(found)

@@ -89,6 +89,14 @@ def test_batches_are_those_of_a_cpu_place(runtime, monkeypatch, late, prefetch):
     assert streams != {0}
 
 
+def test_it_does_not_end_a_capture_by_another_thread(runtime, monkeypatch):
+    install(monkeypatch, nvimgcodec.make_module(runtime))
+    samples = make_files()
+    runtime.begin_capture(99)
+    assert collect(runtime, load("gpu:0", samples)) == expect(samples)
+    runtime.end_capture(99)
+
+
 def test_what_it_is_asked_for(runtime, monkeypatch):
     module = nvimgcodec.make_module(runtime)
     install(monkeypatch, module)

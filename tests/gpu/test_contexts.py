@@ -67,15 +67,13 @@ def test_the_runtime_follows_the_current_context(gpus):
     assert run_python(
         ASK,
         """
-        from gpuloader.devices.cuda_device import Context
+        from gpuloader.devices.cuda_device import CudaDevice
 
         def work():
-            context = Context(cupy, 1)
-            before = context.enter()
-            print(before, cupy.cuda.runtime.getDevice(), cupy.empty(4).device.id)
-            context.leave(before)
-            print(cupy.cuda.runtime.getDevice(), active())
+            with CudaDevice(1).current():
+                print(cupy.cuda.runtime.getDevice(), cupy.empty(4).device.id)
+            print(cupy.cuda.driver.ctxGetCurrent(), cupy.cuda.runtime.getDevice(), active())
 
         in_a_fresh_thread(work)
     """,
-    ) == ["0 1 1", "0 [1]"]
+    ) == ["1 1", "0 0 [1]"]

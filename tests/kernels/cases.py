@@ -26,7 +26,7 @@ from gpuloader.kernels.normalize import normalize
 from gpuloader.kernels.one_hot import one_hot
 from gpuloader.kernels.pad import pad
 from gpuloader.kernels.recolor import recolor
-from gpuloader.kernels.resample import resample
+from gpuloader.kernels.resample import TABLE_LINES, resample
 from gpuloader.kernels.shuffle import shuffle
 from gpuloader.transforms.image_transforms import CHANGES
 from tests.kernels.shim import built_entries, launch_shapes
@@ -595,6 +595,7 @@ def resamplings(draw):
 
 RESAMPLE = Case(resample, 80, launch_shapes(1), resamplings())
 RESAMPLE.example.update(make_batch([make_picture(4, 5, 3, 0)], [(0, 0, 5, 4, 3, 3, 0, 0, 0)], (3, 3)))
+RESAMPLE.example["tables"] = np.zeros((1, TABLE_LINES, 6), np.int32)
 RESAMPLE.refused += [
     ({"values": np.zeros(20, np.uint8)}, ValueError, r"values must have shape \(any, any\)"),
     ({"values": np.zeros((20, 3), np.int8)}, TypeError, "values must have dtype uint8, got int8"),

@@ -62,7 +62,7 @@ def check_agreement(case, arguments, offsets, given_out):
         assert result is places[first_array(case)].array
     for name, one in places.items():
         one.check()
-        if name != "sums":  # memory of the device alone
+        if name not in ("sums", "tables"):  # memory of the device alone
             assert read(one.array).tobytes() == held[name].tobytes(), f"{name} differs"
     out.check()
 

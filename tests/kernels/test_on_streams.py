@@ -43,12 +43,12 @@ def runtime(kernels, monkeypatch):
 
         return launch
 
-    def sort(array, device, stream):
-        fake.launch(lambda: np.ndarray.sort(shim.read(array)), stream.ptr)
+    def sort(grid, block, arguments, *, stream):
+        fake.launch(lambda: np.ndarray.sort(shim.read(arguments[0])), stream.ptr)
 
     monkeypatch.setattr(launching, "load_kernel", load)
     monkeypatch.setattr(launching, "on_device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(shuffle, "on_stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(launching, "on_stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(shuffle, "sort", sort)
     with use_cupy(monkeypatch, make_cupy(cupy, fake)):
         yield fake
