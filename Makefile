@@ -78,7 +78,7 @@ mutants: .venv/dev.stamp .venv-mutants/stamp
 	.venv-mutants/bin/python -m tests.mutants --python $(BIN)/python $(MUTANTS) $(MODULE)
 
 kernels: .venv/dev.stamp
-	$(BIN)/python -m gpuloader.kernels.compiler
+	$(BIN)/python -m benchmarks.gpu.compiling
 
 # Builds into build/site; warnings are errors. The variable silences the theme's announcement of MkDocs 2.
 docs: .venv/docs.stamp

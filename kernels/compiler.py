@@ -1,7 +1,4 @@
-"""Turns a .cu file into kernels: loads them through CuPy on a GPU, or compiles them without one.
-
-``python -m gpuloader.kernels.compiler`` compiles every kernel for every architecture and treats warnings as
-errors. It needs NVRTC, with which CuPy compiles, but no GPU.
+"""Turns a .cu file into kernels, which CuPy compiles and loads on a GPU.
 
 A file holds either one kernel of its own name or several entries, which its Python module lists in
 ``ENTRIES``: kernels of other names, or templates, each with the types that launches use for its parameters.
@@ -10,7 +7,6 @@ A file holds either one kernel of its own name or several entries, which its Pyt
 from __future__ import annotations
 
 import re
-import sys
 import threading
 from functools import cache
 from importlib import import_module
@@ -18,21 +14,11 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuloader.errors import LoaderError, install_command
-from gpuloader.system.platforms import usable_cores
-
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
-# Compute capabilities times ten, from Turing to Blackwell: the architectures CUDA 13 compiles for.
-ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
-
-# Compiler options passed to CuPy. CuPy adds -ftz=true itself, so `compile_kernel` adds it too.
+# Compiler options passed to CuPy, which adds -ftz=true.
 OPTIONS = ("--std=c++17",)
-
-
-class CompileError(LoaderError):
-    """A kernel does not compile without errors and warnings; the message has the compiler's output."""
 
 
 def _find_folder() -> Traversable:
@@ -120,61 +106,3 @@ def find_nvrtc() -> Any:
     except (ImportError, RuntimeError, OSError):
         return None
     return nvrtc
-
-
-def compile_kernel(name: str, architecture: int, entries: tuple[str, ...] | None = None) -> bytes:
-    """Return the machine code of entries of a kernel for one architecture; None is all of them.
-
-    Any thread may call this. Raises `CompileError` if the compiler reports an error or a warning, or if there
-    is none.
-    """
-    nvrtc, entries = find_nvrtc(), kernel_entries(name) if entries is None else entries
-    if nvrtc is None:
-        raise CompileError(f"no CUDA compiler: install NVRTC with {install_command('kernels')}")
-    program = nvrtc.createProgram(read_source(name), f"{name}.cu", (), ())
-    try:
-        for entry in entries:
-            nvrtc.addNameExpression(program, entry)
-        try:
-            nvrtc.compileProgram(program, (*OPTIONS, "-ftz=true", f"-arch=sm_{architecture}"))
-        except nvrtc.NVRTCError as error:
-            log = nvrtc.getProgramLog(program)
-            raise CompileError(f"{name}.cu for sm_{architecture}: {error}\n{log}") from None
-        # The log of what compiled has nothing but warnings.
-        if warnings := nvrtc.getProgramLog(program).strip("\0 \n"):
-            raise CompileError(f"{name}.cu for sm_{architecture} compiles with warnings:\n{warnings}")
-        code: bytes = nvrtc.getCUBIN(program)
-        if missing := [
-            entry for entry in entries if nvrtc.getLoweredName(program, entry).encode() not in code
-        ]:
-            raise CompileError(f"{name}.cu for sm_{architecture} lacks {', '.join(missing)}")
-        return code
-    finally:
-        nvrtc.destroyProgram(program)
-
-
-def main() -> int:
-    """Compile every kernel for every architecture and print one line each; return 0 if all compiled."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    def attempt(wanted: tuple[str, int]) -> tuple[bool, str]:
-        name, architecture = wanted
-        line = f"{name:12} sm_{architecture:<4}"
-        try:
-            made = compile_kernel(name, architecture)
-        except CompileError as error:
-            # The others are still compiled, so that one run shows all errors.
-            return False, f"{line} FAILED\n{error}"
-        return True, f"{line} {len(kernel_entries(name)):4} entries {len(made):11,} bytes"
-
-    wanted = [(name, architecture) for name in kernel_names() for architecture in ARCHITECTURES]
-    has_failed = False
-    with ThreadPoolExecutor(usable_cores()) as pool:  # NVRTC runs without the GIL
-        for is_compiled, line in pool.map(attempt, wanted):
-            has_failed |= not is_compiled
-            print(line, flush=True)  # noqa: T201
-    return int(has_failed)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

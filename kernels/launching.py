@@ -306,14 +306,13 @@ def find_device(**arrays: Any) -> Any:
     return next(iter(devices.values()), None)
 
 
-def on_device(device: Any) -> contextlib.AbstractContextManager[Any]:
+def on_device(device: Any) -> Any:
     """Return a context in which `device` is the current device; None changes nothing."""
     # A device that is current is not entered: CuPy sets the previous device again when one is left, which
     # from CUDA 12 on creates that device's context, of some 500 MiB, though nothing may ever run there.
     if device is None or device.id == sys.modules["cupy"].cuda.runtime.getDevice():
         return contextlib.nullcontext()
-    context: contextlib.AbstractContextManager[Any] = device
-    return context
+    return device
 
 
 def current_device() -> Any:
@@ -323,10 +322,9 @@ def current_device() -> Any:
     return cupy.cuda.Device()
 
 
-def on_stream(stream: Any) -> contextlib.AbstractContextManager[Any]:
+def on_stream(stream: Any) -> Any:
     """Return a context in which `stream` is the current stream; None changes nothing."""
-    context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext() if stream is None else stream
-    return context
+    return contextlib.nullcontext() if stream is None else stream
 
 
 def by_value(numbers: ArrayLike, dtype: DTypeLike = np.uint32) -> NDArray[Any]:

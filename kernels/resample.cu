@@ -254,14 +254,16 @@ __device__ inline void keep_weights(const Axis& axis, const Table& table, const 
 
 template <bool is_kept>
 __device__ inline Four<int> read_weights(const Axis& axis, const Taps* taps, const int* kept, int output, int tap) {
-    if (is_kept || axis.most <= WEIGHTS) {  // perhaps only the other axis has none kept
-        return *reinterpret_cast<const Four<int>*>(kept + output * axis.most + tap);
+    if constexpr (!is_kept) {
+        if (axis.most > WEIGHTS) {  // or only the other axis has none kept
+            Four<int> weights;
+            for (int i = 0; i < AT_ONCE; ++i) {
+                weights.at[i] = tap + i < taps[output].count ? find_weight(axis, taps[output], tap + i) : 0;
+            }
+            return weights;
+        }
     }
-    Four<int> weights;
-    for (int i = 0; i < AT_ONCE; ++i) {
-        weights.at[i] = tap + i < taps[output].count ? find_weight(axis, taps[output], tap + i) : 0;
-    }
-    return weights;
+    return *reinterpret_cast<const Four<int>*>(kept + output * axis.most + tap);
 }
 
 // How many of `whole` outputs have their weights kept at once.

@@ -26,7 +26,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from gpuloader.kernels.compiler import compile_kernel, find_nvrtc
+from benchmarks.gpu.compiling import compile_kernel
+from gpuloader.kernels.compiler import find_nvrtc
 
 WINDOW = 12  # bytes that describe an image's window
 

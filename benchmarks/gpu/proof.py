@@ -63,7 +63,8 @@ def main(arguments: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) 
     print(f"GPU: {machine.get('gpu') or 'none: ' + machine.get('failure', '')}", flush=True)
     for part in chosen:
         report["parts"][part.name] = result = run_part(part, machine, end, options.output / "proof.log")
-        print(f"{part.name}: {result['result']}, {result['summary']}", flush=True)
+        times = f"{result['seconds']:.0f} s, {result.get('processor', 0):.0f} s of the processor"
+        print(f"{part.name}: {result['result']}, {times}, {result['summary']}", flush=True)
         write(report, options.output, parts)
     write(report, options.output, parts)
     print(f"wrote {options.output / 'proof.md'} and proof.json", flush=True)
@@ -155,32 +156,40 @@ def run_part(part: Part, machine: dict[str, str], end: float, log: Path) -> dict
 
     Its output is appended to `log`.
     """
-    if part.needs_gpu and not machine.get("gpu"):
+    rehearses = part.needs_gpu and not machine.get("gpu")
+    if rehearses and part.rehearsal is None:
         return _result(SKIPPED, "needs a GPU")
     if missing := part.find_missing():
         return _result(SKIPPED, missing)
     limit = min(part.limit, end - monotonic())
     if limit < min(part.least, part.limit):
         return _result(LEFT, "no time left; run the proof again")
-    begun = monotonic()
+    begun, used = monotonic(), _processor_seconds()
     with tempfile.TemporaryDirectory() as folder, log.open("a+b") as file:
         file.write(f"\n===== {part.name}\n".encode())
         file.flush()
         start = file.tell()
-        command = part.command(limit, Path(folder))
+        command = (part.rehearsal if rehearses and part.rehearsal else part.command)(limit, Path(folder))
         code = run_limited(
             command, limit, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, env=_environment()
         )
         file.seek(start)
         output = file.read().decode(errors="replace")
         figures = part.figures(output, Path(folder))
-    seconds = monotonic() - begun
+    seconds, used = monotonic() - begun, _processor_seconds() - used
     if code is None:
         return _result(STOPPED, f"took longer than {limit:.0f} s", seconds, output, figures)
     summary = part.summarize(output) or f"exit code {code}"
+    summary += ", without the GPU" * rehearses
     shown = "" if part.page_from is None else _from(output, part.page_from)
     result = _result(FAILED if code else PASSED, summary, seconds, output if code else shown, figures)
-    return result | ({"code": code} if code else {})
+    return result | {"processor": round(used, 1)} | ({"code": code} if code else {})
+
+
+def _processor_seconds() -> float:
+    """Return what the parts that have run took of the processor, over all their processes."""
+    used = os.times()
+    return used.children_user + used.children_system
 
 
 def _result(

@@ -20,9 +20,9 @@ def render_page(report: dict[str, Any], names: Sequence[str]) -> str:
     |---|---|
     | failure | no driver |
     <BLANKLINE>
-    | part | result | seconds | in short |
-    |---|---|---:|---|
-    | doctor | **failed** | 2 | 1 problems |
+    | part | result | seconds | of the processor | in short |
+    |---|---|---:|---:|---|
+    | doctor | **failed** | 2 | 0 | 1 problems |
     <BLANKLINE>
     ## doctor: failed
     <BLANKLINE>
@@ -36,11 +36,12 @@ def render_page(report: dict[str, Any], names: Sequence[str]) -> str:
     where = f"on {machine['gpu']}" if machine.get("gpu") else "without a GPU"
     lines = [f"# gpuloader {where}: {passed} of {len(names)} parts passed", "", "| machine | |", "|---|---|"]
     lines += [f"| {key} | {_cell(value)} |" for key, value in machine.items() if value]
-    lines += ["", "| part | result | seconds | in short |", "|---|---|---:|---|"]
+    lines += ["", "| part | result | seconds | of the processor | in short |", "|---|---|---:|---:|---|"]
     for name in names:
         part = parts[name]
         result = part["result"] if part["result"] != "failed" else "**failed**"
-        lines.append(f"| {name} | {result} | {part['seconds']:.0f} | {_cell(part['summary'])} |")
+        times = f"{part['seconds']:.0f} | {part.get('processor', 0):.0f}"
+        lines.append(f"| {name} | {result} | {times} | {_cell(part['summary'])} |")
     for name in names:
         if output := parts[name].get("output"):
             lines += ["", f"## {name}: {parts[name]['result']}", "", *_show(output)]

@@ -85,6 +85,8 @@ class Part:
         The fewest seconds within which it is worth starting.
     needs_gpu : bool
         Whether it runs only where there is a GPU.
+    rehearsal : callable or None
+        Returns the command of what can be run of it without a GPU, and takes what `command` takes.
     packages, programs : tuple of str
         The Python packages and the programs without which it is skipped.
     summarize : callable
@@ -102,6 +104,7 @@ class Part:
     limit: float
     least: float = 10.0
     needs_gpu: bool = True
+    rehearsal: Callable[[float, Path], list[str]] | None = None
     packages: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
     summarize: Callable[[str], str] = last_line
@@ -134,10 +137,15 @@ PARTS = (
         limit=300,
         least=60,
         packages=_TESTING,
+        # What the host does in the tests of kernels: the twins, which take most of the time.
+        rehearsal=lambda limit, folder: [  # noqa: ARG005
+            *("env", "GPULOADER_REHEARSE=1", *_PYTEST, "--durations=5", _KERNEL_TESTS[0]),
+            *("-k", "not loads and not shuffle and not launches_wait and not another_device"),
+        ],
     ),
     Part(
         "kernels",
-        lambda limit, folder: [sys.executable, "-m", "gpuloader.kernels.compiler"],  # noqa: ARG005
+        lambda limit, folder: [sys.executable, "-m", "benchmarks.gpu.compiling"],  # noqa: ARG005
         limit=420,
         least=60,
         needs_gpu=False,

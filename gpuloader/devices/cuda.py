@@ -7,10 +7,10 @@ without one pays for this module alone.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from typing import Any
 
 from gpuloader.errors import PlaceError, describe_error, install_command
-from gpuloader.system.driver import find_cuda_version
+from gpuloader.system.driver import find_cuda_version, show_cuda
 from gpuloader.system.platforms import after_fork
 
 _import_error = _cure = ""
@@ -62,11 +62,11 @@ def require_cuda(index: int) -> int:
         elif built // 1000 > known // 1000:
             instead = f"{install_command('cuda12')} instead" if known >= 12000 else "update the driver"
             why = (
-                f"CuPy {cupy.__version__} is built for CUDA {_version(built)}, but the driver supports at "
-                f"most {_version(known)}; {instead}"
+                f"CuPy {cupy.__version__} is built for CUDA {show_cuda(built)}, but the driver supports at "
+                f"most {show_cuda(known)}; {instead}"
             )
         else:
-            why = f"the driver supports CUDA {_version(known)} but shows no usable device {installed}"
+            why = f"the driver supports CUDA {show_cuda(known)} but shows no usable device {installed}"
         raise PlaceError(f"gpu:{index} is not available: {why}, or use CPUPlace()")
     count: int = cupy.cuda.runtime.getDeviceCount()
     if index >= count:
@@ -98,44 +98,34 @@ def refuse_fork(index: int) -> None:
     raise PlaceError(f"gpu:{index} cannot be used in a forked process: CUDA does not survive a fork")
 
 
-def _version(number: int) -> str:
-    return f"{number // 1000}.{number % 1000 // 10}"
-
-
 def current_index() -> int:
     """Return the index of the calling thread's current device; this creates no context."""
     index: int = cupy.cuda.runtime.getDevice()
     return index
 
 
-@dataclass(frozen=True, slots=True)
-class CudaMachine:
-    """CuPy, CUDA and the GPUs of this machine."""
+def describe_machine() -> dict[str, Any]:
+    """Return what this machine has; anything missing or failing is reported, never raised.
 
-    cupy: str | None = None  # its version; None if it cannot be imported
-    # The CUDA versions that CuPy was built for and that the driver supports, as 1000 major + 10 minor, or 0.
-    runtime: int = 0
-    driver: int = 0
-    devices: tuple[tuple[str, int, str], ...] = ()  # name, bytes of memory, compute capability
-    failure: str = ""  # why no devices were found
-    cure: str = ""  # what makes CuPy importable, other than installing it again
-    buses: tuple[str, ...] = ()  # each device's position on the PCI bus
-
-
-def describe_machine() -> CudaMachine:
-    """Return what this machine has; anything missing or failing is reported, never raised."""
+    ``cupy`` is its version, None if it cannot be imported; ``runtime`` and ``driver`` are the CUDA versions
+    that CuPy was built for and that the driver supports, as 1000 major + 10 minor, or 0; ``devices`` has
+    name, bytes of memory and compute capability of each GPU, and ``buses`` its position on the PCI bus;
+    ``failure`` says why there are none, and ``cure`` what makes CuPy importable, other than installing it.
+    """
+    found: dict[str, Any] = {"cupy": None, "runtime": 0, "driver": find_cuda_version(), "devices": ()}
+    found |= {"buses": (), "failure": "", "cure": ""}
     if cupy is None:
-        return CudaMachine(driver=find_cuda_version(), failure=_import_error, cure=_cure)
-    built, known = 0, find_cuda_version()
+        return found | {"failure": _import_error, "cure": _cure}
+    found["cupy"] = cupy.__version__
     try:
         runtime = cupy.cuda.runtime
-        built = runtime.runtimeGetVersion()
+        found["runtime"] = runtime.runtimeGetVersion()
         properties = [runtime.getDeviceProperties(index) for index in range(runtime.getDeviceCount())]
         buses = tuple(runtime.deviceGetPCIBusId(index) for index in range(len(properties)))
     except Exception as error:  # from CUDA, or because CuPy cannot find one of its libraries
-        return CudaMachine(cupy.__version__, built, known, failure=describe_error(error))
+        return found | {"failure": describe_error(error)}
     devices = tuple(
         (one["name"].decode(), int(one["totalGlobalMem"]), f"{one['major']}.{one['minor']}")
         for one in properties
     )
-    return CudaMachine(cupy.__version__, built, known, devices, buses=buses)
+    return found | {"devices": devices, "buses": buses}

@@ -10,20 +10,8 @@ from numpy.typing import NDArray
 
 from gpuloader.devices.base import Device, HostMemory
 from gpuloader.staging.arena import Layout, PageLocker
-from gpuloader.staging.ring import Lease
+from gpuloader.staging.ring import Lease, Slot
 from gpuloader.transforms.program import BatchProgram
-
-_ONLY_STREAM = "host"
-_ONLY_EVENT = "done"
-
-
-class HostBuffer:
-    """Host memory in the role of device memory."""
-
-    __slots__ = ("bytes",)
-
-    def __init__(self, nbytes: int) -> None:
-        self.bytes: NDArray[np.uint8] = np.empty(nbytes, np.uint8)
 
 
 @dataclass(eq=False)
@@ -41,27 +29,23 @@ class HostDevice(Device):
     locker: PageLocker | None = None
     direct = True
 
-    def alloc(self, nbytes: int) -> HostBuffer:
+    def alloc(self, nbytes: int) -> Slot:
         """Return new host memory."""
-        return HostBuffer(nbytes)
+        return Slot(np.empty(nbytes, np.uint8), None, in_ring=False)
 
     def stream(self, *, urgent: bool = False) -> str:
         """Return the host's only stream."""
-        return _ONLY_STREAM
+        return "host"
 
     def event(self, *, timed: bool = False) -> str:
         """Return the host's only event, which is always reached."""
-        return _ONLY_EVENT
+        return "done"
 
-    def copy_async(
-        self, target: HostBuffer, source: HostMemory, nbytes: int, stream: str, offset: int = 0
-    ) -> None:
+    def copy_async(self, target: Slot, source: HostMemory, nbytes: int, stream: str, offset: int = 0) -> None:
         """Copy immediately."""
         target.bytes[offset : offset + nbytes] = source.bytes[:nbytes]
 
-    def copy_between(
-        self, target: HostBuffer, source: HostBuffer, nbytes: int, stream: str, to: int, at: int
-    ) -> None:
+    def copy_between(self, target: Slot, source: Slot, nbytes: int, stream: str, to: int, at: int) -> None:
         """Copy immediately."""
         target.bytes[to : to + nbytes] = source.bytes[at : at + nbytes]
 
@@ -82,26 +66,24 @@ class HostDevice(Device):
         """Return 0: no work is ever pending."""
         return 0.0
 
-    def run(self, program: BatchProgram, memory: HostBuffer, stream: str) -> None:
+    def run(self, program: BatchProgram, memory: Slot, stream: str) -> None:
         """Run a program immediately."""
         program.run_on_host(self.arrays(memory, program.whole))
 
-    def arrays(self, memory: HostBuffer, layout: Layout) -> list[NDArray[Any]]:
+    def arrays(self, memory: Slot, layout: Layout) -> list[NDArray[Any]]:
         """Return one NumPy array per field."""
-        return [np.ndarray(one.shape, one.dtype, memory.bytes, one.offset) for one in layout.fields]
+        return [*memory.views(layout)]
 
-    def holds(self, memory: HostBuffer, array: Any) -> bool:
+    def holds(self, memory: Slot, array: Any) -> bool:
         """Return whether an array lies in `memory`."""
         return bool(np.may_share_memory(memory.bytes, array))
 
-    def consumer_stream(self) -> str:
-        """Return the host's only stream."""
-        return _ONLY_STREAM
+    consumer_stream = stream
 
-    def views(self, memory: HostBuffer, layout: Layout, lease: Lease) -> list[NDArray[Any]]:
+    def views(self, memory: Slot, layout: Layout, lease: Lease) -> list[NDArray[Any]]:
         """Return one NumPy array per field."""
         # NumPy keeps the object whose interface it reads, and every view keeps its base. So the lease ends
         # with the last view, and no finalizer has to know about slices and reshapes.
-        lease.__array_interface__ = memory.bytes.__array_interface__
+        lease.__array_interface__ = memory.interface
         region = np.asarray(lease)
         return [np.ndarray(field.shape, field.dtype, region, field.offset) for field in layout.fields]

@@ -39,13 +39,18 @@ class Output(Protocol):
 
 
 @dataclass(frozen=True)
-class NativeOutput:
-    """Delivers the device's own arrays: NumPy's on the host, CuPy's on a GPU."""
+class SharedOutput:
+    """Delivers arrays over the memory of the device's own; they keep it alive."""
 
-    stream: Callable[[], Stream]  # the device's consumer stream, or the user's stream if one was passed
+    # The stream on which the calling thread will use the next batch, when it is asked for.
+    stream: Callable[[], Stream]
+    # Makes the user's array of the device's own: a tensor of torch or Paddle, or one of JAX on the host.
+    wrap: Callable[[Any], Any] | None = None
 
     def convert(self, arrays: list[Any], ready: Event | None) -> list[Any]:  # noqa: ARG002
-        """Return the arrays unchanged; raise `LoaderError` for bits of a dtype that only torch has."""
+        """Return one array for each; raise `LoaderError` if the library has none of such a dtype."""
+        if self.wrap is not None:
+            return [_wrap(self.wrap, array) for array in arrays]
         for array in arrays:
             if array.dtype.names is not None and torch_name(array.dtype) is not None:
                 raise LoaderError(
@@ -54,18 +59,6 @@ class NativeOutput:
                     "samples, e.g. with tensor.float()"
                 )
         return arrays
-
-
-@dataclass(frozen=True)
-class ForeignOutput:
-    """Delivers tensors of torch, Paddle, or JAX on the host, which keep their memory alive."""
-
-    wrap: Callable[[Any], Any]  # returns a tensor over an array's memory
-    stream: Callable[[], Stream]  # that the framework currently computes on in the calling thread
-
-    def convert(self, arrays: list[Any], ready: Event | None) -> list[Any]:  # noqa: ARG002
-        """Return one tensor per array; raise `LoaderError` if the framework does not accept an array."""
-        return [_wrap(self.wrap, array) for array in arrays]
 
 
 class CopiedOutput:
@@ -130,7 +123,7 @@ def open_output(name: str | None, device: Device, stream: object = None) -> Outp
     """
     own = None if stream is None else _own_stream(stream)
     if name is None or name == ("numpy" if device.direct else "cupy"):
-        return NativeOutput(own or device.consumer_stream)
+        return SharedOutput(own or device.consumer_stream)
     if name in ("numpy", "cupy"):
         wanted = "a CPU place" if name == "numpy" else "a GPU"
         raise PlaceError(f"output={name!r} is for batches on {wanted}; these land on {device.name}")
@@ -155,11 +148,11 @@ def open_output(name: str | None, device: Device, stream: object = None) -> Outp
         )
     wrap = _find_wrap(name, device)
     if device.direct:
-        return ForeignOutput(wrap, device.consumer_stream)
+        return SharedOutput(device.consumer_stream, wrap)
     if name == "jax":
         return CopiedOutput(device, wrap, lambda array: module.numpy.array(array, copy=True))
     assert index is not None
-    return ForeignOutput(wrap, own or _current_stream(name, module, index))
+    return SharedOutput(own or _current_stream(name, module, index), wrap)
 
 
 def check_stream(_: str, stream: object) -> object:

@@ -35,7 +35,7 @@ class Machine:
     """Everything that the findings judge; sizes are bytes, and None means unknown or unlimited.
 
     `distributions` maps lower-case names to versions; `driver` is the NVIDIA kernel module's version, or "".
-    `cuda` is what CuPy says (`gpuloader.devices.cuda.CudaMachine` as plain data, and `nvrtc`).
+    `cuda` is what CuPy says (`gpuloader.devices.cuda.describe_machine`, and `nvrtc`).
     `node_of_gpu` has the NUMA node of each GPU, `cores` those that this process may run on. `memory` and
     `shared` (``/dev/shm``) are totals and what is free of them.
     """

@@ -16,6 +16,7 @@ from gpuloader.doctor.trials import TRIAL_SECONDS, Attempt, Outcome, attempt, be
 from gpuloader.errors import StagingMemoryError, install_command
 from gpuloader.staging.arena import Arena
 from gpuloader.system.cores import show_cores
+from gpuloader.system.driver import show_cuda
 from gpuloader.system.platforms import has_memory_files
 
 # "bad": a loader would fail here. "note": it works, but not as well as it could or not as expected.
@@ -397,12 +398,3 @@ def show_bytes(count: int) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count} bytes"
-
-
-def show_cuda(number: int) -> str:
-    """Format a CUDA version number for people.
-
-    >>> show_cuda(13020)
-    '13.2'
-    """
-    return f"{number // 1000}.{number % 1000 // 10}"

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -94,7 +94,7 @@ def describe_gpus() -> dict[str, Any]:
     """Return CuPy's and the driver's view of the machine, and whether NVRTC was found."""
     from gpuloader.devices.cuda import describe_machine
 
-    return {**asdict(describe_machine()), "nvrtc": find_nvrtc() is not None}
+    return describe_machine() | {"nvrtc": find_nvrtc() is not None}
 
 
 def fetch_by_worker() -> dict[str, Any]:
@@ -169,10 +169,8 @@ def answer(trial: Callable[..., dict[str, Any]], *arguments: str) -> None:
     """Run a trial, and print its answer for the process that attempts it."""
     try:
         found = trial(*arguments)
-    except LoaderError as error:
-        found = {"problem": str(error)}
     except Exception as error:
-        found = {"problem": describe_error(error)}
+        found = {"problem": str(error) if isinstance(error, LoaderError) else describe_error(error)}
     sys.stdout.write(json.dumps(found) + "\n")
 
 

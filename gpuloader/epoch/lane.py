@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuloader.batches.staged import StagedBatch, find_program
 from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, Event, Stream, tell_capture
-from gpuloader.devices.outputs import NativeOutput, Output
+from gpuloader.devices.outputs import Output, SharedOutput
 from gpuloader.epoch.delivery import SampleMask
 from gpuloader.epoch.device_slots import SPARE, DeviceSlot, DeviceSlots, StaticSlot, find_moves
 from gpuloader.errors import LoaderError
@@ -106,7 +106,7 @@ class Lane:
         self.programmer = None if device.direct else programmer
         # Whether nothing of the user's runs between `begin` and `issue`, not even to fetch a batch.
         self.runs_only_ours = False
-        self._output = output or NativeOutput(device.consumer_stream)
+        self._output = output or SharedOutput(device.consumer_stream)
         self._convert = None if output is None else output.convert
         self._ring = ring
         self._meter = meter
@@ -343,7 +343,8 @@ class Lane:
         if layout.turned:
             arrays = layout.turn(arrays)
         if mask is not None:  # shared and read-only, which a tensor cannot be, so the tensor gets a copy
-            arrays.append(mask.array if isinstance(self._output, NativeOutput) else mask.array.copy())
+            is_shared = isinstance(self._output, SharedOutput) and self._output.wrap is None
+            arrays.append(mask.array if is_shared else mask.array.copy())
         return arrays if self._convert is None else self._convert(arrays, None)
 
     # The batch goes: its slots come back.

@@ -67,7 +67,14 @@ def cast(array: Array, dtype: np.dtype[Any]) -> Array:
     # What is left to check is whether floats overflow, which integers and booleans cannot.
     if target in "bi" or not array.size:
         return array.astype(dtype)
-    return _to_floats(array, dtype, source)
+    if dtype.isbuiltin == 2:
+        return _to_ml_floats(array, dtype)
+    try:
+        with np.errstate(over="raise", under="ignore"):
+            return array.astype(dtype)
+    except FloatingPointError:
+        problem = f"expected numbers of dtype {dtype} (at most {np.finfo(dtype).max}), got larger ones"
+        raise SampleError(problem) from None
 
 
 def _plain(array: Array, dtype: np.dtype[Any]) -> tuple[Array, str]:
@@ -94,20 +101,10 @@ def _check_integers(array: Array, dtype: np.dtype[Any]) -> None:
         raise SampleError(f"expected numbers of dtype {dtype} ({limits.min} to {limits.max}), got {bad}")
 
 
-def _to_floats(array: Array, dtype: np.dtype[Any], source: str) -> Array:
-    if dtype.isbuiltin != 2 and source in "fc":
-        try:
-            with np.errstate(over="raise", under="ignore"):
-                return array.astype(dtype)
-        except FloatingPointError:
-            raise _too_large(dtype) from None
+def _to_ml_floats(array: Array, dtype: np.dtype[Any]) -> Array:
+    limits = _info(dtype, "f")
     with np.errstate(all="ignore"):
         converted = array.astype(dtype)
-        if dtype.isbuiltin != 2:
-            if dtype == np.float16 and not np.isfinite(converted).all():
-                raise _too_large(dtype)
-            return converted
-        limits = _info(dtype, "f")
         wide, back = array.astype(np.float64), converted.astype(np.float64)
         finite = np.isfinite(wide)
         # Dtypes without infinity or NaN turn them, and what is out of range, into something else.
@@ -117,11 +114,6 @@ def _to_floats(array: Array, dtype: np.dtype[Any], source: str) -> Array:
         bad = array[~kept].ravel()[0]
         raise SampleError(f"expected numbers of dtype {dtype} ({limits.min} to {limits.max}), got {bad}")
     return converted
-
-
-def _too_large(dtype: np.dtype[Any]) -> SampleError:
-    limit = np.finfo(dtype).max
-    return SampleError(f"expected numbers of dtype {dtype} (at most {limit}), got larger ones")
 
 
 def cast_exactly(array: Array, dtype: np.dtype[Any]) -> Array:
@@ -140,19 +132,11 @@ def cast_exactly(array: Array, dtype: np.dtype[Any]) -> Array:
         raise unlike_first(describe_dtype(dtype), describe_dtype(array.dtype), advice)
     array, _ = _plain(array, dtype)
     converted = cast(array, dtype)
-    if target != "i" and source != "b":
-        _check_exact(array, converted, source)
-    return converted
-
-
-def _check_exact(array: Array, converted: Array, source: str) -> None:
-    dtype = converted.dtype
+    if target == "i" or source == "b":
+        return converted
     with np.errstate(all="ignore"):
-        if source == "i":
-            same = _holds_integers(array, converted)
-        else:
-            back = converted.astype(np.float64) if dtype.isbuiltin == 2 else converted
-            same = _is_same(array, back)
+        wide = converted.astype(np.float64) if dtype.isbuiltin == 2 else converted
+        same = _holds_integers(array, wide.real) if source == "i" else _is_same(array, wide)
     if not same.all():
         bad = array[~same].ravel()[0]
         raise SampleError(
@@ -160,6 +144,7 @@ def _check_exact(array: Array, converted: Array, source: str) -> None:
             f"of {array.dtype}; return the same dtype in all samples, or declare the field in feed_list, "
             "which rounds"
         )
+    return converted
 
 
 def _is_same(one: Array, other: Array) -> Any:
@@ -167,11 +152,8 @@ def _is_same(one: Array, other: Array) -> Any:
     return (one == other) | ((one != one) & (other != other))
 
 
-def _holds_integers(array: Array, converted: Array) -> Any:
+def _holds_integers(array: Array, wide: Array) -> Any:
     """Return where floats equal the integers that they were converted from."""
-    wide = converted.real if converted.dtype.kind == "c" else converted
-    if wide.dtype.isbuiltin == 2:
-        wide = wide.astype(np.float64)
     info = np.iinfo(array.dtype)
     # One more than the largest integer is a power of two, so a float holds it. It cannot be cast back.
     inside = (wide >= float(info.min)) & (wide < float(info.max + 1))

@@ -31,6 +31,15 @@ def find_cuda_version() -> int:
     return version.value
 
 
+def show_cuda(number: int) -> str:
+    """Return a CUDA version number as people write it.
+
+    >>> show_cuda(13020)
+    '13.2'
+    """
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
 def exchange_capture_mode(mode: int) -> int:
     """Set in which mode the calling thread meets captures; return the one before, at first 0 for 'global'.
 

@@ -156,6 +156,16 @@ def test_without_a_gpu_only_what_needs_none_runs(prove, capsys):
     assert prove([broken], gpu=False, code="broken")[0] == 1
 
 
+def test_without_a_gpu_a_part_is_rehearsed_if_it_can_be(prove):
+    code = "sum(range(10**7)); print('twins')"
+    rehearsed = part("tests", "print('kernels')", rehearsal=part("", code).command)
+    status, report = prove([rehearsed], gpu=False)
+    assert status == 4
+    assert report["parts"]["tests"]["summary"] == "twins, without the GPU"
+    assert report["parts"]["tests"]["processor"] > 0
+    assert prove([rehearsed], code="other")[1]["parts"]["tests"]["summary"] == "kernels"
+
+
 def test_a_part_whose_packages_are_missing_is_skipped(prove):
     parts = [part("a", "", packages=("no_such_package",)), part("b", "", programs=("no-such-program",))]
     status, report = prove([*parts, part("c", "")])

@@ -135,7 +135,7 @@ def test_without_cupy_the_reason_is_told(monkeypatch):
     monkeypatch.setattr(cuda, "_import_error", "No module named 'cupy'")
     monkeypatch.setattr(cuda, "find_cuda_version", lambda: 12040)
     found = cuda.describe_machine()
-    assert (found.cupy, found.driver, found.failure) == (None, 12040, "No module named 'cupy'")
+    assert (found["cupy"], found["driver"], found["failure"]) == (None, 12040, "No module named 'cupy'")
 
 
 def test_copies_are_timed_from_both_kinds_of_memory_unless_the_driver_refuses_to_lock(runtime):

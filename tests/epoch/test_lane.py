@@ -92,8 +92,9 @@ class TestHostSlots:
         def compute(arrays, stream):
             held.append(runtime.block_stream(stream.ptr))
 
+        steps = [SimpleNamespace(operation="the user's")]
         program = SimpleNamespace(
-            whole=LAYOUT, delivered=LAYOUT, levels=(0,), steps=(), decodings=(), run_on_device=compute
+            whole=LAYOUT, delivered=LAYOUT, levels=(0,), steps=steps, decodings=(), run_on_device=compute
         )
         programmer = SimpleNamespace(program=lambda *_, drawn: program, sources=None)
         copying = Copying(runtime, monkeypatch, programmer=programmer)

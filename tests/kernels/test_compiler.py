@@ -2,16 +2,17 @@ import threading
 
 import pytest
 
+from benchmarks.gpu import compiling
 from gpuloader.kernels import compiler
 
 needs_nvrtc = pytest.mark.skipif(compiler.find_nvrtc() is None, reason="NVRTC is not installed")
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("architecture", compiler.ARCHITECTURES)
+@pytest.mark.parametrize("architecture", compiling.ARCHITECTURES)
 def test_every_entry_compiles(architecture):
     """Of one kernel; `make kernels` compiles them all for every architecture."""
-    assert compiler.compile_kernel("one_hot", architecture)[:4] == b"\x7fELF"
+    assert compiling.compile_kernel("one_hot", architecture)[:4] == b"\x7fELF"
 
 
 @needs_nvrtc
@@ -19,7 +20,7 @@ def test_every_entry_compiles(architecture):
 def test_an_entry_compiles_alone_as_cupy_has_it(name):
     """Code that only other entries use must not cause a warning."""
     for entry in {compiler.kernel_entries(name)[0], compiler.kernel_entries(name)[-1]}:
-        assert compiler.compile_kernel(name, 90, (entry,))
+        assert compiling.compile_kernel(name, 90, (entry,))
 
 
 @needs_nvrtc
@@ -33,9 +34,9 @@ def test_an_entry_compiles_alone_as_cupy_has_it(name):
     ids=["error", "warning", "missing entry"],
 )
 def test_errors_and_warnings_fail(monkeypatch, source):
-    monkeypatch.setattr(compiler, "read_source", lambda name: source)
-    with pytest.raises(compiler.CompileError, match="sm_90"):
-        compiler.compile_kernel("spin", 90)
+    monkeypatch.setattr(compiling, "read_source", lambda name: source)
+    with pytest.raises(compiling.CompileError, match="sm_90"):
+        compiling.compile_kernel("spin", 90)
 
 
 def test_what_is_included_is_part_of_the_source():
@@ -114,6 +115,6 @@ def test_a_kernel_that_several_threads_want_is_compiled_once(monkeypatch):
 
 
 def test_without_a_compiler_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(compiler, "find_nvrtc", lambda: None)
-    with pytest.raises(compiler.CompileError, match=r"pip install '.*\[kernels\]'"):
-        compiler.compile_kernel("spin", 90)
+    monkeypatch.setattr(compiling, "find_nvrtc", lambda: None)
+    with pytest.raises(compiling.CompileError, match=r"pip install '.*\[kernels\]'"):
+        compiling.compile_kernel("spin", 90)

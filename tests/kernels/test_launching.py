@@ -1,5 +1,7 @@
 """What every launch has in common: checks of arrays, grids, and the arguments that CuPy passes."""
 
+import contextlib
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from gpuloader.kernels.cast import cast
 from gpuloader.kernels.gather import gather
 from gpuloader.kernels.launching import find_device, spread, spread_rows
 from gpuloader.kernels.one_hot import one_hot
+from gpuloader.kernels.recolor import recolor
 from tests.kernels.shim import Placed, check_shape, pack, place
 
 
@@ -42,6 +45,29 @@ def test_an_out_on_another_device_is_refused(device):
     out = cupy.ndarray((24,), np.float32, Placed(np.zeros(24, np.float32), index=1).array.data)
     with pytest.raises(ValueError, match="out must be on gpu:0, got gpu:1"):
         cast(place(np.arange(24, dtype=np.uint8)), "float32", out=out)
+
+
+def test_memory_of_a_kernels_own_belongs_to_the_stream_of_its_launches(device, monkeypatch):
+    """Else other work on the current stream could get what is dropped while the launches still use it."""
+    import cupy
+
+    current, owners = [None], []
+
+    @contextlib.contextmanager
+    def enter(stream):
+        current.append(stream)
+        yield
+        current.pop()
+
+    def allocate(nbytes):
+        owners.append(current[-1])
+        return device.allocate(nbytes)
+
+    monkeypatch.setattr(launching, "on_stream", enter)
+    images, changes = np.ones((1, 2, 2, 3), np.uint8), np.array([[2, 0.5]], np.float32)
+    with cupy.cuda.using_allocator(allocate):
+        recolor(place(images), place(changes), contrasts=1, stream="side")
+    assert owners == ["side", "side"]  # of the result and of the sums
 
 
 @given(rows=st.integers(0, 2**40), words=st.integers(0, 2**40))

@@ -1,0 +1,80 @@
+"""Compiles kernels without a GPU: ``python -m benchmarks.gpu.compiling`` takes every kernel and architecture.
+
+Warnings are errors. It needs NVRTC, with which CuPy compiles on a GPU.
+"""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from gpuloader.errors import install_command
+from gpuloader.kernels.compiler import OPTIONS, find_nvrtc, kernel_entries, kernel_names, read_source
+from gpuloader.system.platforms import usable_cores
+
+# Compute capabilities times ten, from Turing to Blackwell: the architectures CUDA 13 compiles for.
+ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
+
+
+class CompileError(Exception):
+    """A kernel does not compile without errors and warnings; the message has the compiler's output."""
+
+
+def compile_kernel(name: str, architecture: int, entries: tuple[str, ...] | None = None) -> bytes:
+    """Return the machine code of entries of a kernel for one architecture; None is all of them.
+
+    Any thread may call this. Raises `CompileError` if the compiler reports an error or a warning, or if there
+    is none.
+    """
+    nvrtc, entries = find_nvrtc(), kernel_entries(name) if entries is None else entries
+    if nvrtc is None:
+        raise CompileError(f"no CUDA compiler: install NVRTC with {install_command('kernels')}")
+    program = nvrtc.createProgram(read_source(name), f"{name}.cu", (), ())
+    try:
+        for entry in entries:
+            nvrtc.addNameExpression(program, entry)
+        try:
+            nvrtc.compileProgram(program, (*OPTIONS, "-ftz=true", f"-arch=sm_{architecture}"))
+        except nvrtc.NVRTCError as error:
+            log = nvrtc.getProgramLog(program)
+            raise CompileError(f"{name}.cu for sm_{architecture}: {error}\n{log}") from None
+        # The log of what compiled has nothing but warnings.
+        if warnings := nvrtc.getProgramLog(program).strip("\0 \n"):
+            raise CompileError(f"{name}.cu for sm_{architecture} compiles with warnings:\n{warnings}")
+        code: bytes = nvrtc.getCUBIN(program)
+        if missing := [
+            entry for entry in entries if nvrtc.getLoweredName(program, entry).encode() not in code
+        ]:
+            raise CompileError(f"{name}.cu for sm_{architecture} lacks {', '.join(missing)}")
+        return code
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+def main() -> int:
+    """Compile every kernel for every architecture and print one line each; return 0 if all compiled."""
+
+    def attempt(wanted: tuple[str, int]) -> tuple[bool, str]:
+        name, architecture = wanted
+        line = f"{name:12} sm_{architecture:<4}"
+        try:
+            made = compile_kernel(name, architecture)
+        except CompileError as error:
+            # The others are still compiled, so that one run shows all errors.
+            return False, f"{line} FAILED\n{error}"
+        return True, f"{line} {len(kernel_entries(name)):4} entries {len(made):11,} bytes"
+
+    wanted = [(name, architecture) for name in kernel_names() for architecture in ARCHITECTURES]
+    has_failed = False
+    with ThreadPoolExecutor(usable_cores()) as pool:  # NVRTC runs without the GIL
+        for is_compiled, line in pool.map(attempt, wanted):
+            has_failed |= not is_compiled
+            print(line, flush=True)
+    return int(has_failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
