@@ -276,29 +276,18 @@ def round_up(length: int, multiple: int) -> int:
 
 
 def _pad_rows(values: Any, splits: Any, fill: float, side: str, multiple: int) -> Any:
-    # NumPy and CuPy compute where the values lie, without a copy of the row splits to the host.
-    xp = array_module(values)
-    if xp.__name__ not in ("numpy", "cupy"):
-        return _pad_tensor(values, splits, fill, side, multiple)
-    lengths = splits[1:] - splits[:-1]
-    longest = round_up(int(lengths.max()) if lengths.size else 0, multiple)
-    padded = xp.full((lengths.size, longest, *values.shape[1:]), fill, dtype=values.dtype)
-    steps = xp.arange(values.shape[0])
-    row = xp.searchsorted(splits, steps, side="right") - 1
-    begins = splits if side == "right" else splits[1:] - longest
-    padded[row, steps - begins[row]] = values
-    return padded
-
-
-def _pad_tensor(values: Any, splits: Any, fill: float, side: str, multiple: int) -> Any:
-    """Pad a tensor by indexing only, which torch, JAX and Paddle all support, each on its own stream."""
+    """Pad rows by indexing only, which all array libraries support, each on its own stream."""
     bounds = np.array(splits.tolist(), np.int64)
     lengths = np.diff(bounds)
     columns = np.arange(round_up(int(lengths.max(initial=0)), multiple))
     steps = columns + (bounds[:-1] if side == "right" else bounds[1:] - len(columns))[:, None]
     inside = (bounds[:-1, None] <= steps) & (steps < bounds[1:, None])
-    padded = values[np.where(inside, steps, 0)]
+    chosen, outside = np.where(inside, steps, 0), ~inside
+    xp = array_module(values)
+    if xp.__name__ == "cupy":  # which takes no indices of NumPy
+        chosen, outside = xp.asarray(chosen), xp.asarray(outside)
+    padded = values[chosen]
     if hasattr(padded, "at"):  # a JAX array, which is immutable
-        return padded.at[~inside].set(fill)
-    padded[~inside] = fill
+        return padded.at[outside].set(fill)
+    padded[outside] = fill
     return padded

@@ -11,6 +11,7 @@ from gpuloader import DataLoader, PlaceError, Ragged, TensorDataset
 from gpuloader.devices import cuda, cuda_device
 from gpuloader.devices.host import HostDevice
 from gpuloader.devices.outputs import CopiedOutput, open_output
+from gpuloader.devices.places import CUDAPlace, open_device
 from gpuloader.errors import LoaderError
 from gpuloader.foreign import ForeignStream
 from gpuloader.testing import simulated_places
@@ -395,6 +396,12 @@ class TestOnAGpu:
         list(epoch)
         own = {stream.ptr for stream in streams}
         assert [stream.ptr for _, stream in records if stream.ptr in own] == [one.ptr for one in streams]
+
+    def test_a_stream_is_one_object_as_long_as_its_handle_stays(self, runtime, fake_framework):
+        """So a slot needs no second event for it."""
+        fake_framework.current[0] = cuda.cupy.cuda.Stream(non_blocking=True)
+        output = open_output(fake_framework.name, open_device(CUDAPlace(0)))
+        assert output.stream() is output.stream()
 
     def test_masks_lie_with_their_batch(self, runtime, fake_framework):
         """On its device, in order on the framework's stream, and not shared with another batch."""
