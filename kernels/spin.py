@@ -1,8 +1,7 @@
-"""`spin`: keep a stream, or the host, busy for a given time, as a model would in tests and benchmarks."""
+"""`spin`: keep a stream busy for a given time, as a model would in tests and benchmarks."""
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,3 @@ from gpuloader.kernels.compiler import load_kernel
 def spin(nanoseconds: int, stream: Any = None) -> None:
     """Launch a kernel that runs for `nanoseconds` on a stream; the clock may add up to a microsecond."""
     load_kernel("spin")((1,), (1,), (np.uint64(nanoseconds),), stream=stream)
-
-
-def spin_on_host(nanoseconds: int, stream: Any = None) -> None:
-    """Keep the calling thread busy for `nanoseconds`: the twin of `spin`.
-
-    >>> spin_on_host(1000)
-    """
-    end = time.perf_counter_ns() + nanoseconds
-    while time.perf_counter_ns() < end:
-        pass

@@ -124,7 +124,7 @@ def test_the_installed_package_runs_away_from_the_checkout_and_importing_it_star
                  "multiprocessing.queues", "multiprocessing.resource_tracker", "concurrent.futures.process"]
         print([name for name in heavy if name in sys.modules])
         from gpuloader.kernels.compiler import kernel_names, read_source
-        gpuloader.kernels.spin.spin_on_host(1)
+        assert gpuloader.kernels.spin.spin
         assert all("__global__" in read_source(name) for name in kernel_names())
         print(gpuloader.__file__, gpuloader.kernels.__file__, kernel_names())
         print(importlib.util.find_spec("kernels"))

@@ -292,13 +292,18 @@ class CudaCalls:
             with Relaxed():
                 launching.load_kernel(*kernel)
 
+    def note_context(self) -> None:
+        """Remember the context of the calling thread, which is this GPU's."""
+        if not self._context:
+            self._context = self._cupy.cuda.driver.ctxGetCurrent()
+
     def find_context(self) -> int:
         """Return the GPU's primary context, which the runtime may create now."""
 
         def find() -> None:
             with Relaxed():
                 self._runtime.setDevice(self.index)
-            self._context = self._cupy.cuda.driver.ctxGetCurrent()
+            self.note_context()
 
         if not self._context:
             from concurrent.futures import ThreadPoolExecutor  # here, because few programs need it
@@ -479,6 +484,9 @@ class CudaDevice(CudaCalls):
         self, call: Callable[[int], None], address: int, memory: object = None
     ) -> Callable[[], object]:
         """Return a function that gives something up by a call, now or later; `memory` is kept until then."""
+        # A finalizer may run in a thread of another GPU. It must not start the thread that finds the context, as
+        # its own may hold the locks that a new thread needs. Here the GPU is current, or was until now.
+        self._calls.note_context()
         return partial(self._discard, once(partial(self._discarded.append, (call, address, memory))))
 
     def _discard(self, note: Callable[[], object]) -> None:

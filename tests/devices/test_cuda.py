@@ -9,6 +9,7 @@ import random
 import re
 import sys
 import threading
+from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -404,6 +405,18 @@ class TestContexts:
         del loader
         assert self.in_a_fresh_thread(lambda: next(held[0])) == 0
         assert self.in_a_fresh_thread(held.clear) == 0
+        assert runtime.contexts == {3}
+
+    def test_what_a_thread_of_another_device_drops_starts_no_thread(self, runtime, monkeypatch):
+        """A finalizer may run while its thread holds the locks that a new thread needs."""
+        runtime.setDevice(3)
+        device = open_device(CUDAPlace(3))
+        held = [device.alloc(64), device.stream()]
+        monkeypatch.setattr(futures, "ThreadPoolExecutor", lambda *_: pytest.fail("a thread was started"))
+        thread = threading.Thread(target=held.clear)
+        thread.start()
+        thread.join()
+        assert (runtime.calls["free"], runtime.calls["streamDestroy"]) == (1, 1)
         assert runtime.contexts == {3}
 
     def test_nor_by_an_event_that_is_asked(self, runtime):
