@@ -484,8 +484,8 @@ class CudaDevice(CudaCalls):
         self, call: Callable[[int], None], address: int, memory: object = None
     ) -> Callable[[], object]:
         """Return a function that gives something up by a call, now or later; `memory` is kept until then."""
-        # A finalizer may run in a thread of another GPU. It must not start the thread that finds the context, as
-        # its own may hold the locks that a new thread needs. Here the GPU is current, or was until now.
+        # A finalizer may run in a thread of another GPU. It must not start the thread that finds the context,
+        # because its own may hold the locks for that. Here the GPU is current, or was until now.
         self._calls.note_context()
         return partial(self._discard, once(partial(self._discarded.append, (call, address, memory))))
 
