@@ -93,8 +93,7 @@ _HOMES = {
     ),
     "gpuloader.order.worker_info": "get_worker_info",
     "gpuloader.sources.dataset": (
-        "ChainDataset ComposeDataset ConcatDataset Dataset IterableDataset MixDataset Subset "
-        "TensorDataset random_split"
+        "ChainDataset ComposeDataset ConcatDataset Dataset IterableDataset MixDataset Subset TensorDataset"
     ),
     "gpuloader.sources.files.parquet": "ParquetDataset",
     "gpuloader.sources.files.stored_arrays": "HDF5Dataset ZarrDataset",
@@ -106,6 +105,7 @@ _HOMES = {
     "gpuloader.sources.packed": "PackedList",
     "gpuloader.sources.packed_sequences": "PackedSequences",
     "gpuloader.sources.readers.decorators": "batch",
+    "gpuloader.sources.splitting": "random_split",
     "gpuloader.sources.tables.table": "TableDataset",
     "gpuloader.sources.tokens": "TokenWindows",
     "gpuloader.watch.stats": "LoaderStats",

@@ -24,8 +24,8 @@ from gpuloader.sources.dataset import (
     IterableDataset,
     Subset,
     TensorDataset,
-    random_split,
 )
+from gpuloader.sources.splitting import random_split
 
 __all__ = [
     "BatchSampler",

@@ -21,7 +21,7 @@ from gpuloader.api.prepared_loader import PreparedLoader
 from gpuloader.batches.schema import Fallback
 from gpuloader.foreign import has_own_class, is_tensor
 from gpuloader.order.randomness import GeneratorLike, draw_seed
-from gpuloader.sources import dataset as dataset_subset
+from gpuloader.sources import splitting
 from gpuloader.sources.dataset import MapStyle, Readable, S, Subset
 
 try:
@@ -479,6 +479,6 @@ def random_split(
         generator = torch.default_generator
     from gpuloader.sources.torch_classes import Subset
 
-    parts = dataset_subset.random_split(dataset, lengths, generator, seed=seed, stratify=stratify)
+    parts = splitting.random_split(dataset, lengths, generator, seed=seed, stratify=stratify)
     # Lists, as PyTorch's are: programs join them by `+`, or write them as JSON.
     return [Subset(dataset, part.indices.tolist()) for part in parts]

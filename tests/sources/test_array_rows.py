@@ -157,7 +157,7 @@ class TestShapes:
         with pytest.raises(TypeError, match=r"^PackedList takes an index, .* got 'x'$"):
             PackedList(WORDS)["x"]
         with pytest.raises(
-            TypeError, match=r"^a TableDataset is indexed by row, .* write table\[:\]\['x'\]$"
+            TypeError, match=r"^a TableDataset is indexed by row, .* write dataset\[:\]\['x'\]$"
         ):
             make_table()["x"]
 

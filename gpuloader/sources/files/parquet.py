@@ -8,18 +8,14 @@ from collections.abc import Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gpuloader.errors import DataFileError, LoaderError, import_package
 from gpuloader.order.worker_info import get_worker_info
 from gpuloader.sources.files.remote_files import (
-    ATTEMPTS,
-    TIMEOUT,
     RemoteFile,
-    Tries,
     as_urls,
-    check_names,
     find_files,
     is_remote,
     open_source,
@@ -44,6 +40,7 @@ _END = 64 << 10  # bytes at a file's end that Arrow reads to find the footer
 _READERS = 16  # threads that read footers, which is mostly waiting
 
 
+@dataclass(eq=False, repr=False)
 class ParquetDataset(TableShards):
     """The rows of Parquet files; a sample is a dict with one value per column.
 
@@ -122,28 +119,14 @@ class ParquetDataset(TableShards):
     >>> folder.cleanup()
     """
 
-    def __init__(
-        self,
-        urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-        columns: Sequence[str] | None = None,
-        *,
-        shuffle: bool = False,
-        shuffle_buffer: int | None = None,
-        seed: int = 0,
-        attempts: int = ATTEMPTS,
-        timeout: float = TIMEOUT,
-        storage_options: dict[str, Any] | None = None,
-        cache_dir: str | os.PathLike[str] | None = None,
-        cache_size: int | None = None,
-    ) -> None:
-        super().__init__(shuffle=shuffle, shuffle_buffer=shuffle_buffer, seed=seed)
-        names = None if columns is None else check_names("columns", columns)
-        self._tries = Tries.of(attempts, timeout, storage_options, cache_dir, cache_size)
-        self._urls = find_files(as_urls(urls), "*.parquet", self._tries)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._urls = find_files(as_urls(self.urls), "*.parquet", self._tries)
         self._footers: dict[int, Footer] = {}
         with ThreadPoolExecutor(min(_READERS, len(self._urls))) as pool:
-            found = list(pool.map(partial(self._read_footer, names), range(len(self._urls))))
-        self.schema = _choose(found[0][0], names, self._urls[0])
+            found = list(pool.map(self._read_footer, range(len(self._urls))))
+        first = found[0][0]
+        self.schema = self._choose(dict(zip(first.names, first.types, strict=True)))
         for url, (schema, _) in zip(self._urls, found, strict=True):
             _check_schema(self.schema, schema, url, self._urls[0])
         self._groups = [group for _, groups in found for group in groups]
@@ -155,10 +138,10 @@ class ParquetDataset(TableShards):
         """The number of row groups."""
         return len(self._groups)
 
-    def _read_footer(self, names: Sequence[str] | None, file: int) -> tuple[pa.Schema, list[Group]]:
+    def _read_footer(self, file: int) -> tuple[pa.Schema, list[Group]]:
         with self._opened(file) as opened:
             schema = opened.schema_arrow
-            return schema, _list_groups(opened.metadata, file, set(names or schema.names))
+            return schema, _list_groups(opened.metadata, file, set(self._names or schema.names))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_footers": {}}  # a process reads those that it needs
@@ -166,7 +149,8 @@ class ParquetDataset(TableShards):
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Pickles of earlier releases do not say how large row groups are: those are read one by one.
         groups = [one if isinstance(one, Group) else Group(*one) for one in state["_groups"]]
-        vars(self).update(state, _footers={}, _groups=groups, _counts=[group.rows for group in groups])
+        counts = [group.rows for group in groups]
+        super().__setstate__({**state, "_footers": {}, "_groups": groups, "_counts": counts})
 
     def _together(self, order: Sequence[int], first: int) -> int:
         nbytes, file = 0, self._groups[order[first]].file
@@ -323,22 +307,6 @@ def _list_groups(metadata: Any, file: int, names: Set[str]) -> list[Group]:
         Group(file, number, rows, int(size * stored), int(size * decoded))
         for number, (rows, size) in enumerate(sizes)
     ]
-
-
-def _choose(schema: pa.Schema, columns: list[str] | None, url: str) -> pa.Schema:
-    """Return the schema of the selected columns."""
-    from pyarrow import schema as make_schema
-
-    known = Counter(schema.names)
-    if not known:
-        raise DataFileError("the file has no columns", file=url)
-    names = columns or schema.names
-    for name in names:
-        if name not in known:
-            raise DataFileError(f"no column of this name; the file has {schema.names}", file=url, column=name)
-        if known[name] > 1:
-            raise DataFileError("several columns have this name; choose others", file=url, column=name)
-    return make_schema([schema.field(name) for name in names])
 
 
 def _check_schema(expected: pa.Schema, found: pa.Schema, url: str, first: str) -> None:

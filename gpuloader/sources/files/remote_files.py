@@ -55,6 +55,9 @@ _WORTH_ANOTHER_TRY = (408, 425, 429)  # the client errors (4xx) that may pass wi
 
 T = TypeVar("T")
 
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""A path or URL of files, a pattern or folder, or a list of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tries:

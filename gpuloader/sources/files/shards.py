@@ -6,24 +6,37 @@ seed, the epoch and the stream's number, so reading can resume anywhere in it.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuloader.checks import check_count
+from gpuloader.errors import DataFileError, import_package
 from gpuloader.order.order import Shuffled, check_whole
 from gpuloader.order.randomness import current_draw, mixed_seed
 from gpuloader.order.worker_info import find_share
 from gpuloader.sources.block import Block, Column, Part, Rows
 from gpuloader.sources.dataset import IterableDataset, S
-from gpuloader.sources.files.remote_files import LONGEST_WAIT, is_remote
+from gpuloader.sources.files.remote_files import (
+    ATTEMPTS,
+    LONGEST_WAIT,
+    TIMEOUT,
+    Paths,
+    Tries,
+    check_names,
+    is_remote,
+)
 from gpuloader.sources.readers.reader_threads import start_reading
 from gpuloader.sources.tables.arrow import columns_of
 from gpuloader.system.platforms import after_fork
 from gpuloader.system.threads import at_exit, exit_first
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 AHEAD, AHEAD_NBYTES = 16, 32 << 20
 """How many parts of remote files to read at a time, and how many stored bytes they may have together.
@@ -63,6 +76,7 @@ class Stream:
         return cls(number, count, count // workers, 0 if draw.seed is None else draw.epoch)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class ShardDataset(IterableDataset[S]):
     """The base of datasets in shards: divides them among streams, shuffles, and keeps the state.
 
@@ -70,14 +84,7 @@ class ShardDataset(IterableDataset[S]):
     of the shards. With a buffer as well, samples are shuffled in windows: the buffer is filled, emptied in
     random order, and filled again.
 
-    Parameters
-    ----------
-    shuffle : bool
-        Whether to read the shards in an order drawn from the seed and the epoch.
-    shuffle_buffer : int or None
-        Samples per window; None keeps the samples of a shard in order.
-    seed : int
-        The seed of all orders. Must be the same on all ranks, which divide the shards by it.
+    The fields are the parameters that all these datasets share; `ParquetDataset` describes them.
 
     Raises
     ------
@@ -85,19 +92,35 @@ class ShardDataset(IterableDataset[S]):
         A number is out of range, or a buffer is given without shuffling.
     """
 
-    def __init__(self, *, shuffle: bool, shuffle_buffer: int | None, seed: int) -> None:
-        if shuffle_buffer is not None:
-            if not shuffle:
+    urls: Paths = field(kw_only=False)
+    shuffle: bool = False
+    shuffle_buffer: int | None = None
+    seed: int = 0
+    attempts: int = ATTEMPTS
+    timeout: float = TIMEOUT
+    storage_options: dict[str, Any] | None = None
+    cache_dir: str | os.PathLike[str] | None = None
+    cache_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.shuffle_buffer is not None:
+            if not self.shuffle:
                 raise ValueError("shuffle_buffer needs shuffle=True")
-            check_count("shuffle_buffer", shuffle_buffer)
-        self._shuffle = bool(shuffle)
-        self._buffer = shuffle_buffer
-        self._seed = check_whole("seed", seed, 2**64)
+            check_count("shuffle_buffer", self.shuffle_buffer)
+        self.seed = check_whole("seed", self.seed, 2**64)
+        self._tries = Tries.of(
+            self.attempts, self.timeout, self.storage_options, self.cache_dir, self.cache_size
+        )
         self._resumed: tuple[Stream, Reached] | None = None
         self._come: tuple[Stream, Reached] | None = None
 
-    _counts: Sequence[int] | None = None  # samples per shard; needed to read shards together
-    _urls: Sequence[str] = ()
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Pickles of earlier releases have these under other names.
+        renamed = {"_shuffle": "shuffle", "_buffer": "shuffle_buffer", "_seed": "seed"}
+        vars(self).update({renamed.get(name, name): value for name, value in state.items()})
+
+    _counts: Sequence[int] | None = field(default=None, init=False)  # to read shards together
+    _urls: Sequence[str] = field(default=(), init=False)
 
     @property
     def shards(self) -> int:
@@ -133,9 +156,9 @@ class ShardDataset(IterableDataset[S]):
         """Return what the order of samples depends on, other than the stream and the epoch."""
         return {
             "shards": self.shards,
-            "shuffle": self._shuffle,
-            "shuffle_buffer": self._buffer,
-            "seed": self._seed,
+            "shuffle": self.shuffle,
+            "shuffle_buffer": self.shuffle_buffer,
+            "seed": self.seed,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -190,8 +213,8 @@ class ShardDataset(IterableDataset[S]):
         for start, pieces in self._windows(shards, reached):
             length = sum(map(len, pieces))
             order = None
-            if self._buffer is not None:
-                order = Shuffled(length, mixed_seed(self._seed, start.window), stream.epoch)
+            if self.shuffle_buffer is not None:
+                order = Shuffled(length, mixed_seed(self.seed, start.window), stream.epoch)
             samples, at = self._gather(pieces), start.taken
             pieces.clear()  # so that only the gathered samples are held while the next window is read
             while at < length:
@@ -209,7 +232,7 @@ class ShardDataset(IterableDataset[S]):
 
     def _behind(self, order: Sequence[int], start: Reached, at: int) -> Reached:
         """Return where to resume after the first `at` samples of a window."""
-        if self._buffer is None:
+        if self.shuffle_buffer is None:
             return Reached(*self._locate(order, start.shard, start.sample + at))
         return Reached(start.shard, start.sample, start.window, at)
 
@@ -223,17 +246,17 @@ class ShardDataset(IterableDataset[S]):
     def _order(self, stream: Stream) -> list[int]:
         """Return the stream's shards, in the order of its epoch."""
         shards: Any = range(self.shards)
-        if self._shuffle:
-            shards = Shuffled(self.shards, self._seed, stream.epoch).slice(0, self.shards).tolist()
+        if self.shuffle:
+            shards = Shuffled(self.shards, self.seed, stream.epoch).slice(0, self.shards).tolist()
         return list(shards[stream.number :: stream.count])
 
     def _windows(self, order: Sequence[int], reached: Reached) -> Iterator[tuple[Reached, list[Any]]]:
         """Yield where each window begins, and its samples; only the first may be partly taken already."""
         window, taken = reached.window, reached.taken
         held: list[Any] = []
-        room, start = self._buffer or 0, (reached.shard, reached.sample)
+        room, start = self.shuffle_buffer or 0, (reached.shard, reached.sample)
         for shard, sample, piece in self._pieces(order, *start):
-            if self._buffer is None:
+            if self.shuffle_buffer is None:
                 yield Reached(shard, sample), [piece]
                 continue
             at = 0
@@ -246,7 +269,7 @@ class ShardDataset(IterableDataset[S]):
                 at, room = at + len(part), room - len(part)
                 if not room:
                     yield Reached(*start, window, taken), held
-                    window, taken, held, room = window + 1, 0, [], self._buffer
+                    window, taken, held, room = window + 1, 0, [], self.shuffle_buffer
         if held:
             yield Reached(*start, window, taken), held
 
@@ -279,8 +302,28 @@ class ShardDataset(IterableDataset[S]):
             begun.clear()  # ends their threads, although the traceback of an error keeps this frame
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class TableShards(ShardDataset[dict[str, Any]]):
     """The base of datasets whose shards are Arrow tables; a sample is a dict of one value per column."""
+
+    columns: Sequence[str] | None = field(default=None, kw_only=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        import_package("pyarrow", "reading tables in files", "parquet")
+        self._names = None if self.columns is None else check_names("columns", self.columns)
+
+    def _choose(self, types: Mapping[str, pa.DataType]) -> pa.Schema:
+        """Return the schema of the selected columns, of those that there are."""
+        from pyarrow import schema
+
+        if not types:
+            raise DataFileError("the file has no columns, or no rows that tell them", file=self._urls[0])
+        for name in self._names or ():
+            if name not in types:
+                problem = f"no column of this name; the file has {list(types)}"
+                raise DataFileError(problem, file=self._urls[0], column=name)
+        return schema([(name, types[name]) for name in self._names or types])
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for block in self.iter_blocks(1):

@@ -22,9 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.errors import DataFileError, LoaderError, SourceError, describe_error, import_package
-from gpuloader.sources.array_rows import check_index, check_rows, locate
-from gpuloader.sources.block import Block, Part, SampleFields, each_row, of_arrays
-from gpuloader.sources.dataset import Dataset
+from gpuloader.sources.block import Block, Part, Rows, SampleFields, of_arrays
+from gpuloader.sources.column_dataset import ColumnDataset
 from gpuloader.sources.files.remote_files import (
     ATTEMPTS,
     BUFFER,
@@ -46,7 +45,7 @@ T = TypeVar("T")
 _DAMAGE = (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError)
 
 
-class StoredArrays(Dataset[dict[str, Any]]):
+class StoredArrays(ColumnDataset):
     """The rows of arrays that share their first dimension; the base of the two datasets below.
 
     The process that reads opens the store, so a forked process, or one that received the dataset in a
@@ -111,36 +110,14 @@ class StoredArrays(Dataset[dict[str, Any]]):
     def _close(self, store: Any) -> None:
         """Close the store."""
 
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: Any) -> dict[str, Any]:
-        found = locate(self, index)
-        if isinstance(found, int):
-            (sample,) = self.__getitems__([found])
-            return sample
-        return self._read_columns(np.fromiter(each_row(found), np.int64))
-
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Read several samples, reading each chunk of an array once."""
-        rows = np.array([check_index(self, index) for index in indices], np.int64)
-        columns = self._read_columns(rows)
-        return [{name: column[row] for name, column in columns.items()} for row in range(len(rows))]
-
-    @property
-    def take_block(self) -> Callable[[Sequence[int]], Block]:
-        """Reads several samples in columns; exists only if all arrays hold numbers."""
-        if any(dtype is None for dtype, _ in self._fields.fields.values()):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute 'take_block'")
-        return self._take_block
-
-    def _take_block(self, indices: Sequence[int]) -> Block:
-        rows = check_rows(self, np.asarray(indices, np.int64), len(self))
-        return Block([Part(self._read_columns(rows), slice(0, len(rows)))])
+    def _take(self, rows: Rows) -> Block:
+        read = self._read_columns(np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows)
+        count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+        return Block([Part(read, slice(0, count))])
 
     def _read_columns(self, rows: NDArray[np.int64]) -> dict[str, Any]:
         with self._naming_damage():
-            return {name: self._take(name, array, rows) for name, array in self._arrays().items()}
+            return {name: self._gather(name, array, rows) for name, array in self._arrays().items()}
 
     @contextmanager
     def _naming_damage(self) -> Iterator[None]:
@@ -155,7 +132,7 @@ class StoredArrays(Dataset[dict[str, Any]]):
     def _sample_fields(self) -> SampleFields:
         return self._fields
 
-    def _take(self, name: str, array: Any, rows: NDArray[np.int64]) -> NDArray[Any]:
+    def _gather(self, name: str, array: Any, rows: NDArray[np.int64]) -> NDArray[Any]:
         """Return rows of an array, in the order of `rows`."""
         if len(rows) and (np.diff(rows) == 1).all():
             with suppress(DataFileError):  # chunk by chunk, the error names the rows that cannot be read

@@ -8,11 +8,12 @@ import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, BinaryIO
 
 from gpuloader.errors import DataFileError, LoaderError
-from gpuloader.sources.files.remote_files import ATTEMPTS, TIMEOUT, Tries, as_urls, find_files, open_source
+from gpuloader.sources.files.remote_files import as_urls, find_files, open_source
 from gpuloader.sources.files.shards import ShardDataset
 from gpuloader.sources.images.folder import EXTENSIONS
 from gpuloader.sources.images.image import Image
@@ -34,6 +35,7 @@ The bytes decide, not the file name. The modules are imported by name: not every
 """
 
 
+@dataclass(eq=False, repr=False)
 class TarDataset(ShardDataset[Any]):
     """Samples in tar files: consecutive members that share a name up to its first dot form one sample.
 
@@ -106,25 +108,14 @@ class TarDataset(ShardDataset[Any]):
     >>> folder.cleanup()
     """
 
-    def __init__(
-        self,
-        urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-        decode: Callable[[dict[str, Any]], Any] | str | None = None,
-        *,
-        shuffle: bool = False,
-        shuffle_buffer: int | None = None,
-        seed: int = 0,
-        attempts: int = ATTEMPTS,
-        timeout: float = TIMEOUT,
-        storage_options: dict[str, Any] | None = None,
-        cache_dir: str | os.PathLike[str] | None = None,
-        cache_size: int | None = None,
-    ) -> None:
-        super().__init__(shuffle=shuffle, shuffle_buffer=shuffle_buffer, seed=seed)
+    decode: Callable[[dict[str, Any]], Any] | str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        decode = self.decode
         if not (decode is None or decode == IMAGE or callable(decode)):
             raise TypeError(f"decode must be callable or 'image', got {decode!r}")
-        self._tries = Tries.of(attempts, timeout, storage_options, cache_dir, cache_size)
-        named = [one for url in as_urls(urls) for part in url.split("::") for one in expand(part)]
+        named = [one for url in as_urls(self.urls) for part in url.split("::") for one in expand(part)]
         self._urls = find_files(named, "*.tar*", self._tries)
         self._decode: Any = take_images if decode == IMAGE else decode
         self.holds_pictures = decode == IMAGE

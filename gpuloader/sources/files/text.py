@@ -11,14 +11,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from gpuloader.errors import DataFileError, LoaderError, import_package
+from gpuloader.errors import DataFileError, LoaderError
 from gpuloader.sources.files.remote_files import (
-    ATTEMPTS,
-    TIMEOUT,
-    Tries,
     as_urls,
     check_names,
     find_files,
@@ -55,26 +52,21 @@ class TextFile:
     names: tuple[str, ...] = ()
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class TextDataset(TableShards):
     """The base of datasets in lines of text: which bytes make a shard, and how they are read."""
 
-    _quote = b""  # between two of which a line break belongs to a value
+    schema: Any = None
 
-    def __init__(
-        self,
-        urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-        pattern: str,
-        columns: Sequence[str] | None,
-        schema: Any,
-        tries: Tries,
-        **order: Any,
-    ) -> None:
-        super().__init__(**order)
-        arrow = import_package("pyarrow", "reading text files", "parquet")
-        names = None if columns is None else check_names("columns", columns)
-        given = arrow.schema(schema or {})
-        self._tries = tries
-        self._urls = find_files(as_urls(urls), pattern, tries)
+    _pattern: ClassVar[str]
+    _quote: bytes = field(default=b"", init=False)  # between two, a line break belongs to a value
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        import pyarrow as pa
+
+        given = pa.schema(self.schema or {})
+        self._urls = find_files(as_urls(self.urls), self._pattern, self._tries)
         with ThreadPoolExecutor(min(_READERS, len(self._urls))) as pool:
             self._files = list(pool.map(self._look_at, self._urls))
         total = sum(one.size for one in self._files)
@@ -89,19 +81,13 @@ class TextDataset(TableShards):
             for start in range(file.first, file.size, step):
                 self._parts.append((number, start, min(start + step, file.size)))
         types = dict(zip(given.names, given.types, strict=True))
-        if self._parts and (names is None or not set(names) <= set(types)):
+        if self._parts and (self._names is None or not set(self._names) <= set(types)):
             number, start, stop = self._parts[0]
             file = self._files[number]
             with self._opened(file, self._urls[number], start, max(stop, file.size)) as pieces:
                 first = self._parse(next(pieces, b""), file, None).schema
             types = dict(zip(first.names, first.types, strict=True)) | types
-        for name in names or []:
-            if name not in types:
-                problem = f"no column of this name; the first lines have {list(types)}, and schema no other"
-                raise DataFileError(problem, file=self._urls[0], column=name)
-        if not types:
-            raise DataFileError("the file has no rows, so its columns are unknown", file=self._urls[0])
-        self.schema: pa.Schema = arrow.schema([(name, types[name]) for name in names or types])
+        self.schema = self._choose(types)
 
     @property
     def shards(self) -> int:
@@ -218,6 +204,7 @@ def _end_of_rows(text: bytes, quote: bytes) -> int:
     return end
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class CSVDataset(TextDataset):
     r"""The rows of CSV files; a sample is a dict with one value per column.
 
@@ -294,35 +281,22 @@ class CSVDataset(TextDataset):
     >>> folder.cleanup()
     """
 
-    def __init__(
-        self,
-        urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-        columns: Sequence[str] | None = None,
-        *,
-        schema: Any = None,
-        delimiter: str = ",",
-        quote: str | None = '"',
-        column_names: Sequence[str] | None = None,
-        newlines_in_values: bool = False,
-        shuffle: bool = False,
-        shuffle_buffer: int | None = None,
-        seed: int = 0,
-        attempts: int = ATTEMPTS,
-        timeout: float = TIMEOUT,
-        storage_options: dict[str, Any] | None = None,
-        cache_dir: str | os.PathLike[str] | None = None,
-        cache_size: int | None = None,
-    ) -> None:
-        self._delimiter, self._quote_char = delimiter, quote
-        self._names = None if column_names is None else check_names("column_names", column_names)
-        for name, value in (("delimiter", delimiter), ("quote", quote or '"')):
+    delimiter: str = ","
+    quote: str | None = '"'
+    column_names: Sequence[str] | None = None
+    newlines_in_values: bool = False
+
+    _pattern = "*.csv*"
+
+    def __post_init__(self) -> None:
+        names = self.column_names
+        self._header = None if names is None else check_names("column_names", names)
+        for name, value in (("delimiter", self.delimiter), ("quote", self.quote or '"')):
             if not isinstance(value, str) or len(value.encode()) != 1 or value in "\r\n":
                 raise ValueError(f"{name} must be a single ASCII character, got {value!r}")
-        if newlines_in_values and quote:
-            self._quote = quote.encode()
-        tries = Tries.of(attempts, timeout, storage_options, cache_dir, cache_size)
-        order = {"shuffle": shuffle, "shuffle_buffer": shuffle_buffer, "seed": seed}
-        super().__init__(urls, "*.csv*", columns, schema, tries, **order)
+        if self.newlines_in_values and self.quote:
+            self._quote = self.quote.encode()
+        super().__post_init__()
         for url, file in zip(self._urls, self._files, strict=True):
             for name in self.schema.names:
                 if file.names.count(name) != 1:
@@ -333,8 +307,8 @@ class CSVDataset(TextDataset):
 
     def _look_at(self, url: str) -> TextFile:
         file = super()._look_at(url)
-        if self._names is not None:
-            return replace(file, names=tuple(self._names))
+        if self._header is not None:
+            return replace(file, names=tuple(self._header))
         with self._opened(file, url, 0, 1) as pieces:
             header = next(pieces, b"")
             names = self._parse(header, file, None).column_names if header else []
@@ -343,7 +317,7 @@ class CSVDataset(TextDataset):
     def _parse(self, text: bytes, file: TextFile, schema: pa.Schema | None) -> pa.Table:
         from pyarrow import BufferReader, csv
 
-        quote = self._quote_char
+        quote = self.quote
         if quote and not self._quote and text.count(quote.encode()) % 2:
             raise DataFileError(
                 f"quotes ({quote}) are not in pairs; if values hold line breaks, pass "
@@ -353,12 +327,13 @@ class CSVDataset(TextDataset):
             BufferReader(text),
             csv.ReadOptions(use_threads=False, block_size=len(text) + 1, column_names=file.names or None),
             csv.ParseOptions(
-                delimiter=self._delimiter, quote_char=quote or False, newlines_in_values=bool(self._quote)
+                delimiter=self.delimiter, quote_char=quote or False, newlines_in_values=bool(self._quote)
             ),
             csv.ConvertOptions(column_types=schema, include_columns=None if schema is None else schema.names),
         )
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class JSONLDataset(TextDataset):
     r"""The objects of JSON Lines files, one per line; a sample is a dict with one value per field.
 
@@ -407,32 +382,18 @@ class JSONLDataset(TextDataset):
     >>> folder.cleanup()
     """
 
-    def __init__(
-        self,
-        urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-        columns: Sequence[str] | None = None,
-        *,
-        schema: Any = None,
-        shuffle: bool = False,
-        shuffle_buffer: int | None = None,
-        seed: int = 0,
-        attempts: int = ATTEMPTS,
-        timeout: float = TIMEOUT,
-        storage_options: dict[str, Any] | None = None,
-        cache_dir: str | os.PathLike[str] | None = None,
-        cache_size: int | None = None,
-    ) -> None:
-        self._unexpected = "error" if columns is None else "ignore"
-        tries = Tries.of(attempts, timeout, storage_options, cache_dir, cache_size)
-        order = {"shuffle": shuffle, "shuffle_buffer": shuffle_buffer, "seed": seed}
-        super().__init__(urls, "*.json*", columns, schema, tries, **order)
+    _pattern = "*.json*"
 
     def _parse(self, text: bytes, file: TextFile, schema: pa.Schema | None) -> pa.Table:  # noqa: ARG002
         from pyarrow import BufferReader, json
 
         how = json.ParseOptions(
             explicit_schema=schema,
-            unexpected_field_behavior="infer" if schema is None else self._unexpected,
+            unexpected_field_behavior="infer"
+            if schema is None
+            else "error"
+            if self._names is None
+            else "ignore",
         )
         table = json.read_json(
             BufferReader(text), json.ReadOptions(use_threads=False, block_size=len(text) + 1), how

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpuloader.order.randomness import current_draw
 from gpuloader.order.worker_info import find_share
-from gpuloader.sources.array_rows import as_rows, locate
-from gpuloader.sources.block import Block, Column, Part, SampleFields, each_row, of_columns
-from gpuloader.sources.dataset import Dataset, IterableDataset
+from gpuloader.sources.array_rows import as_rows
+from gpuloader.sources.block import Block, Column, Part, Rows, SampleFields, of_columns
+from gpuloader.sources.column_dataset import ColumnDataset
+from gpuloader.sources.dataset import IterableDataset
 from gpuloader.sources.frameworks import has_told_torch
 from gpuloader.sources.tables.arrow import check_nulls, column_of, columns_of
 
@@ -60,7 +60,7 @@ def lies_in_columns(features: Mapping[str, Any], form: str | None, options: Mapp
     return known and not any(map(_decodes, features.values()))
 
 
-class HuggingFaceRows(Dataset[dict[str, Any]]):
+class HuggingFaceRows(ColumnDataset):
     """The rows of a `datasets.Dataset`, copied column by column from Arrow's memory.
 
     The selection of columns is that of the dataset's format. So are the dtypes of the formats for tensors:
@@ -81,25 +81,14 @@ class HuggingFaceRows(Dataset[dict[str, Any]]):
     def __getstate__(self) -> dict[str, Any]:
         return {"dataset": self.dataset}  # each process opens the files itself
 
-    def __len__(self) -> int:
+    @property
+    def _length(self) -> int:  # type: ignore[override]  # a dataset of Hugging Face may not change it either
         return len(self.dataset)
-
-    def __getitem__(self, index: Any) -> dict[str, Any]:
-        rows = locate(self, index)
-        if isinstance(rows, int):
-            return next(iter(self.take_block([rows])))
-        return self.take_block(list(each_row(rows))).columns()
-
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Return several samples at once."""
-        return list(self.take_block(indices))
 
     def _sample_fields(self) -> SampleFields:
         return of_columns(self._columns, self._dtypes)
 
-    def take_block(self, indices: Sequence[int] | NDArray[np.int64]) -> Block:
-        """Return the samples at `indices` in columns; raise `IndexError` if there is no such sample."""
-        rows = as_rows(self, indices, len(self))
+    def _take(self, rows: Rows) -> Block:
         if self._order is not None:
             chosen = Block([Part({"row": self._order}, rows)]).columns()["row"]
             rows = as_rows(self, chosen, self.dataset.data.num_rows)

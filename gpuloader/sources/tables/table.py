@@ -13,7 +13,7 @@ from gpuloader.fields.convert import check_mask
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import is_stageable, native
 from gpuloader.foreign import as_array, how_to_read, is_instance, name_table
-from gpuloader.sources.array_rows import ArrayRows, as_rows, locate
+from gpuloader.sources.array_rows import ArrayRows
 from gpuloader.sources.block import (
     Block,
     Column,
@@ -24,7 +24,7 @@ from gpuloader.sources.block import (
     describe_column,
     of_columns,
 )
-from gpuloader.sources.dataset import Dataset
+from gpuloader.sources.column_dataset import ColumnDataset
 from gpuloader.sources.tables.arrow import check_nulls, column_of, refuse_nulls
 
 # The columns of data frames, Arrow tables and dicts, in the form in which the loader reads them.
@@ -254,7 +254,7 @@ def _from_sequences(values: Sequence[Any], name: str) -> Column:
 _SHOWN = 8  # columns in a description
 
 
-class TableDataset(Dataset[dict[str, Any]]):
+class TableDataset(ColumnDataset):
     """The rows of a table; a sample is a dict with one value per column.
 
     `DataLoader` makes one of every data frame, Arrow table and dict of columns that it is given. Make it
@@ -326,27 +326,8 @@ class TableDataset(Dataset[dict[str, Any]]):
         more = f" and {len(columns) - _SHOWN} more" if len(columns) > _SHOWN else ""
         return f"<{type(self).__name__}: {count} of {', '.join(columns[:_SHOWN])}{more}>"
 
-    def __getitem__(self, index: Any) -> dict[str, Any]:
-        if isinstance(index, str):
-            raise TypeError(
-                f"a TableDataset is indexed by row, got the text {index!r}; for the values of a column, "
-                f"write table[:][{index!r}]"
-            )
-        rows = locate(self, index)
-        if isinstance(rows, int):
-            return next(iter(Block([Part(self._columns, slice(rows, rows + 1))])))
-        return Block([Part(self._columns, rows)]).columns()
-
-    def __len__(self) -> int:
-        return self._length
-
-    def take_block(self, indices: Sequence[int] | NDArray[np.int64]) -> Block:
-        """Return the samples at `indices` in columns; raise `IndexError` if there is no such sample."""
-        return Block([Part(self._columns, as_rows(self, indices, self._length))])
-
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Return several samples at once."""
-        return list(self.take_block(indices))
+    def _take(self, rows: Rows) -> Block:
+        return Block([Part(self._columns, rows)])
 
     def _sample_fields(self) -> SampleFields:
         return of_columns(self._columns)

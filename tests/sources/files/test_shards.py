@@ -20,7 +20,7 @@ class Numbers(ShardDataset):
     """Whole numbers in shards of given sizes, read three at a time."""
 
     def __init__(self, sizes, *, together=1, remote=False, nbytes=0, **options):
-        super().__init__(**{"shuffle": False, "shuffle_buffer": None, "seed": 0, **options})
+        super().__init__([], **options)
         self.sizes = self._counts = sizes
         self.together = together
         self.nbytes = nbytes

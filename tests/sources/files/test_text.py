@@ -192,11 +192,11 @@ def test_json_lists_and_missing_fields(tmp_path):
         (CSVDataset, "a,b\n1,2\n", {"columns": ["c"]}, r"column 'c': no column .* \['a', 'b'\]"),
         (CSVDataset, "a,a\n1,2\n", {}, "column 'a': several columns have this name"),
         (CSVDataset, "a,b\n1,2\n,3\n", {}, "column 'a': 1 of 2 values is null"),
-        (CSVDataset, "", {}, "has no rows"),
+        (CSVDataset, "", {}, "no rows that tell"),
         (JSONLDataset, '{"a": 1}\n[2]\n', {}, "changed from object to array"),
         (JSONLDataset, '{"a": 1}\n' * 200_000 + '{"b": 2}\n', {}, "unexpected field"),
         (JSONLDataset, '{"a": 1}\n{"a": null}\n', {}, "column 'a': 1 of 2 values is null"),
-        (JSONLDataset, "\n", {}, "has no rows"),
+        (JSONLDataset, "\n", {}, "no rows that tell"),
     ],
 )
 def test_errors_name_the_file(tmp_path, kind, content, options, problem):
