@@ -48,6 +48,7 @@ if TYPE_CHECKING:  # the same names once more, where type checkers and editors f
     from gpuloader.order.randomness import sample_rngs as sample_rngs
     from gpuloader.order.samplers import BucketSampler as BucketSampler
     from gpuloader.sources.dataset import MixDataset as MixDataset
+    from gpuloader.sources.files.arrow_files import ArrowDataset as ArrowDataset
     from gpuloader.sources.files.parquet import ParquetDataset as ParquetDataset
     from gpuloader.sources.files.stored_arrays import HDF5Dataset as HDF5Dataset
     from gpuloader.sources.files.stored_arrays import ZarrDataset as ZarrDataset
@@ -95,6 +96,7 @@ _HOMES = {
     "gpuloader.sources.dataset": (
         "ChainDataset ComposeDataset ConcatDataset Dataset IterableDataset MixDataset Subset TensorDataset"
     ),
+    "gpuloader.sources.files.arrow_files": "ArrowDataset",
     "gpuloader.sources.files.parquet": "ParquetDataset",
     "gpuloader.sources.files.stored_arrays": "HDF5Dataset ZarrDataset",
     "gpuloader.sources.files.tar": "TarDataset",

@@ -11,8 +11,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from gpuloader.errors import DataFileError, LoaderError, import_package
-from gpuloader.order.worker_info import get_worker_info
+import numpy as np
+
+from gpuloader.checks import check_count
+from gpuloader.errors import DataFileError, LoaderError, NoIndices, import_package
+from gpuloader.order.worker_info import ask_ranks, get_worker_info
+from gpuloader.sources.block import Block, Part, Rows
+from gpuloader.sources.column_dataset import ColumnDataset
 from gpuloader.sources.files.remote_files import (
     RemoteFile,
     as_urls,
@@ -20,8 +25,8 @@ from gpuloader.sources.files.remote_files import (
     is_remote,
     open_source,
 )
-from gpuloader.sources.files.shards import TableShards
-from gpuloader.sources.tables.arrow import check_values
+from gpuloader.sources.files.table_shards import TableShards
+from gpuloader.sources.tables.arrow import columns_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,6 +39,9 @@ TOGETHER_NBYTES = 4 << 20
 
 FOOTERS_NBYTES = 8 << 20
 """Bytes of footers to keep, as stored; in memory, Arrow takes about seven times as many."""
+
+HELD_NBYTES = 512 << 20
+"""Bytes of decoded row groups to hold for random access."""
 
 _SMALL = 1 << 20  # bytes of a remote file whose end is kept, because all of its data may lie there
 _END = 64 << 10  # bytes at a file's end that Arrow reads to find the footer
@@ -61,11 +69,22 @@ class ParquetDataset(TableShards):
     Parameters
     ----------
     urls : path, URL, or list of them
-        The files, all with the same schema. A pattern such as ``data/*.parquet`` or a folder stands for the
+        The files, all with the same columns. A pattern such as ``data/*.parquet`` or a folder stands for the
         files that match, in order of their names; a remote folder ends with a slash. fsspec reads URLs with
         a scheme and takes credentials from its own configuration.
     columns : list of str or None
         The columns to read; None reads all.
+    schema : pyarrow.Schema, dict or None
+        The types of columns, such as ``{"price": "float32", "day": "int32"}``, to which all files are cast.
+        By default, the first file's: others may differ from it in width or encoding.
+    filters : pyarrow.compute.Expression, list or None
+        Which rows to read, such as ``[("year", ">", 2020)]``. Row groups that their statistics exclude are
+        skipped. The filter compares what is stored, and may name columns that are not read.
+    fill : dict or None
+        The values to take for nulls, by column, such as ``{"age": -1}``. Without one, a null among numbers is
+        an error.
+    map : callable or None
+        Called with each sample, a dict, in the worker that reads it; it returns what the loader gets.
     shuffle : bool
         True reads the row groups in an order drawn from `seed` and the epoch. False reads them in turn.
     shuffle_buffer : int or None
@@ -101,9 +120,10 @@ class ParquetDataset(TableShards):
     SourceError
         A file cannot be read, or none matches a pattern.
     DataFileError
-        A file is truncated, is not a Parquet file, lacks a column, or has another schema than the first. Also
-        raised while reading if a row group is damaged, has a null among its numbers or text that is not
-        UTF-8, or if the file has changed. The message names the file, the row group and the column.
+        A file is truncated, is not a Parquet file, lacks a column, or has one of another kind than the first
+        file's. Also raised while reading if a row group is damaged, has a null among its numbers, a value
+        that does not fit or text that is not UTF-8, or if the file has changed. The message names the file,
+        the row group and the column.
 
     Examples
     --------
@@ -125,21 +145,50 @@ class ParquetDataset(TableShards):
         self._footers: dict[int, Footer] = {}
         with ThreadPoolExecutor(min(_READERS, len(self._urls))) as pool:
             found = list(pool.map(self._read_footer, range(len(self._urls))))
-        first = found[0][0]
-        self.schema = self._choose(dict(zip(first.names, first.types, strict=True)))
-        for url, (schema, _) in zip(self._urls, found, strict=True):
-            _check_schema(self.schema, schema, url, self._urls[0])
+        self._choose(schema for schema, _ in found)
         self._groups = [group for _, groups in found for group in groups]
-        self._counts = [group.rows for group in self._groups]
-        self.rows = sum(self._counts)
+        self.rows = sum(group.rows for group in self._groups)
+        if self.filters is None:
+            self._counts = [group.rows for group in self._groups]
+
+    def __len__(self) -> int:
+        if self.filters is not None or ask_ranks()[1] > 1:
+            raise NoIndices(
+                "a ParquetDataset has no length with filters, nor on several ranks, each of which reads row "
+                "groups of its own; its attribute rows is the number in all files"
+            )
+        return self.rows
 
     @property
     def shards(self) -> int:
         """The number of row groups."""
         return len(self._groups)
 
+    def random_access(self, *, memory: int = HELD_NBYTES) -> ParquetRows:
+        """Return the rows as a map-style dataset, which can be split, and shuffled as a whole.
+
+        A batch decodes the row groups that its rows lie in, unless they are held already: `memory` is the
+        bytes of decoded row groups that each process holds. A shuffle of everything is fast if they all fit;
+        else, let the dataset shuffle in windows. The dataset must be without `filters` and `map`.
+
+        Examples
+        --------
+        >>> import tempfile, pytest
+        >>> from gpuloader import random_split
+        >>> pa, pq = (pytest.importorskip(name) for name in ("pyarrow", "pyarrow.parquet"))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     pq.write_table(pa.table({"x": range(9)}), f"{folder}/a.parquet", row_group_size=2)
+        ...     rows = ParquetDataset(f"{folder}/a.parquet").random_access()
+        ...     train, test = random_split(rows, [6, 3], seed=0)
+        ...     len(rows), rows[-1], rows[[7, 0]], test[[0, 1, 2]]["x"]
+        (9, {'x': np.int64(8)}, {'x': array([7, 0])}, array([2, 3, 5]))
+        """
+        if self._counts is None or self.map is not None:
+            raise ValueError("a dataset with filters or map has no random access to its rows")
+        return ParquetRows(self, self._counts, check_count("memory", memory))
+
     def _read_footer(self, file: int) -> tuple[pa.Schema, list[Group]]:
-        with self._opened(file) as opened:
+        with self._opened(file) as (opened, _):
             schema = opened.schema_arrow
             return schema, _list_groups(opened.metadata, file, set(self._names or schema.names))
 
@@ -153,6 +202,8 @@ class ParquetDataset(TableShards):
         super().__setstate__({**state, "_footers": {}, "_groups": groups, "_counts": counts})
 
     def _together(self, order: Sequence[int], first: int) -> int:
+        if self._counts is None:
+            return 1
         nbytes, file = 0, self._groups[order[first]].file
         # Scattered parts of a remote file need a request each: then they are read ahead, several at a time.
         scattered = is_remote(self._urls[file]) and self._file_nbytes[file] > TOGETHER_NBYTES
@@ -190,7 +241,7 @@ class ParquetDataset(TableShards):
         at_once //= max(sum(group.decoded for group in groups), PIECE_NBYTES)
         done = 0
         try:
-            with self._opened(file, number) as opened:
+            with self._opened(file, number) as (opened, source):
                 numbers = [group.number for group in groups]
                 there = range(opened.num_row_groups)
                 if [opened.metadata.row_group(one).num_rows for one in numbers if one in there] != [
@@ -198,14 +249,20 @@ class ParquetDataset(TableShards):
                 ]:
                     problem = "the file has changed since the dataset was made; make a new dataset"
                     raise DataFileError(problem, file=self._urls[file])
-                for batch in opened.iter_batches(
-                    max(at_once, 1), numbers, self.schema.names, use_threads=threads
-                ):
+                how = {"batch_size": max(at_once, 1), "columns": self.schema.names, "use_threads": threads}
+                batches = opened.iter_batches(row_groups=numbers, **how)
+                if self.filters is not None:
+                    from pyarrow.dataset import ParquetFileFormat
+
+                    # Arrow skips row groups whose statistics exclude the filter, and reads its columns too.
+                    part = ParquetFileFormat().make_fragment(source, row_groups=numbers)
+                    batches = part.to_batches(filter=self.filters, **how)
+                for batch in batches:
                     rest = batch[max(skip - done, 0) :]
                     if len(rest):
-                        piece = Table.from_batches([rest])
-                        check_values(piece, file=self._urls[file], row_group=number)
-                        yield piece
+                        yield self._prepare(
+                            Table.from_batches([rest]), file=self._urls[file], row_group=number
+                        )
                     done += len(batch)
         except DataFileError:
             if len(shards) == 1:
@@ -244,7 +301,7 @@ class ParquetDataset(TableShards):
                         if known and known[0] > _SMALL:
                             known = known[0], b""
                         self._keep(file, Footer(opened.metadata, stamp, known))
-                    yield opened
+                    yield opened, source
             except (LoaderError, MemoryError):  # Arrow's ArrowMemoryError is a MemoryError too
                 raise
             except (arrow.ArrowException, OSError) as error:
@@ -263,6 +320,48 @@ class ParquetDataset(TableShards):
             nbytes += one.nbytes
             if nbytes > FOOTERS_NBYTES and one is not footer:
                 self._footers.pop(number, None)
+
+
+class ParquetRows(ColumnDataset):
+    """The rows of Parquet files by number; `ParquetDataset.random_access` makes it, and describes it."""
+
+    _decodes = True  # so that worker processes pay, although samples are read in columns
+
+    def __init__(self, files: ParquetDataset, counts: Sequence[int], memory: int) -> None:
+        self._files, self._memory = files, memory
+        self._ends = np.cumsum(counts)
+        self._length = files.rows
+        self._held: dict[int, pa.Table] = {}  # by row group, the one used last behind the others
+
+    def _take(self, rows: Rows) -> Block:
+        from pyarrow import concat_tables
+
+        numbers = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+        owners = np.searchsorted(self._ends, numbers, side="right")
+        found = [self._files.schema.empty_table()]
+        for owner in np.unique(owners).tolist():
+            group = self._decode(owner)
+            found.append(group.take(numbers[owners == owner] - (self._ends[owner] - len(group))))
+        places = np.argsort(np.argsort(owners, kind="stable"))
+        columns = columns_of(concat_tables(found, promote_options="default").take(places))
+        return Block([Part(columns, slice(0, len(numbers)))])
+
+    def _decode(self, number: int) -> pa.Table:
+        from pyarrow import concat_tables
+
+        # Threads do this together. Each of these steps on the dict is one step for them.
+        group = self._held.pop(number, None)
+        if group is None:
+            group = concat_tables(self._files._read([number], 0), promote_options="default")
+        self._held[number] = group
+        for other, held in list(self._held.items()):
+            if sum(one.nbytes for one in list(self._held.values())) <= self._memory or held is group:
+                break
+            self._held.pop(other, None)
+        return group
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_held": {}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,17 +406,3 @@ def _list_groups(metadata: Any, file: int, names: Set[str]) -> list[Group]:
         Group(file, number, rows, int(size * stored), int(size * decoded))
         for number, (rows, size) in enumerate(sizes)
     ]
-
-
-def _check_schema(expected: pa.Schema, found: pa.Schema, url: str, first: str) -> None:
-    for field in expected:
-        kinds = [other.type for other in found if other.name == field.name]
-        if not kinds:
-            problem = f"no column of this name, unlike in {first}"
-        elif len(kinds) > 1:
-            problem = "several columns have this name"
-        elif kinds[0] != field.type:
-            problem = f"expected {field.type} as in {first}, got {kinds[0]}"
-        else:
-            continue
-        raise DataFileError(problem, file=url, column=field.name)

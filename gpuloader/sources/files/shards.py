@@ -12,14 +12,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpuloader.checks import check_count
-from gpuloader.errors import DataFileError, import_package
 from gpuloader.order.order import Shuffled, check_whole
 from gpuloader.order.randomness import current_draw, mixed_seed
 from gpuloader.order.worker_info import find_share
-from gpuloader.sources.block import Block, Column, Part, Rows
+from gpuloader.sources.block import Rows
 from gpuloader.sources.dataset import IterableDataset, S
 from gpuloader.sources.files.remote_files import (
     ATTEMPTS,
@@ -27,16 +26,11 @@ from gpuloader.sources.files.remote_files import (
     TIMEOUT,
     Paths,
     Tries,
-    check_names,
     is_remote,
 )
 from gpuloader.sources.readers.reader_threads import start_reading
-from gpuloader.sources.tables.arrow import columns_of
 from gpuloader.system.platforms import after_fork
 from gpuloader.system.threads import at_exit, exit_first
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 AHEAD, AHEAD_NBYTES = 16, 32 << 20
 """How many parts of remote files to read at a time, and how many stored bytes they may have together.
@@ -300,48 +294,6 @@ class ShardDataset(IterableDataset[S]):
                 begun.popleft()
         finally:
             begun.clear()  # ends their threads, although the traceback of an error keeps this frame
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class TableShards(ShardDataset[dict[str, Any]]):
-    """The base of datasets whose shards are Arrow tables; a sample is a dict of one value per column."""
-
-    columns: Sequence[str] | None = field(default=None, kw_only=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        import_package("pyarrow", "reading tables in files", "parquet")
-        self._names = None if self.columns is None else check_names("columns", self.columns)
-
-    def _choose(self, types: Mapping[str, pa.DataType]) -> pa.Schema:
-        """Return the schema of the selected columns, of those that there are."""
-        from pyarrow import schema
-
-        if not types:
-            raise DataFileError("the file has no columns, or no rows that tell them", file=self._urls[0])
-        for name in self._names or ():
-            if name not in types:
-                problem = f"no column of this name; the file has {list(types)}"
-                raise DataFileError(problem, file=self._urls[0], column=name)
-        return schema([(name, types[name]) for name in self._names or types])
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for block in self.iter_blocks(1):
-            yield from block
-
-    def iter_blocks(self, size: int) -> Iterator[Block]:
-        """Yield the samples of this worker's shards in columns, `size` per block, the last maybe fewer.
-
-        Raises the errors of the class.
-        """
-        for parts in self._takes(size):
-            yield Block([Part(columns, rows) for columns, rows in parts])
-
-    def _gather(self, pieces: Sequence[Any]) -> Mapping[str, Column]:
-        from pyarrow import concat_tables
-
-        # Files may disagree on whether a column is nullable; `check_values` has excluded nulls.
-        return columns_of(concat_tables(pieces, promote_options="default"))
 
 
 _READS = set[Any]()

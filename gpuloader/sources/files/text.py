@@ -22,8 +22,7 @@ from gpuloader.sources.files.remote_files import (
     is_remote,
     open_source,
 )
-from gpuloader.sources.files.shards import TableShards
-from gpuloader.sources.tables.arrow import check_values
+from gpuloader.sources.files.table_shards import TableShards
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,8 +55,6 @@ class TextFile:
 class TextDataset(TableShards):
     """The base of datasets in lines of text: which bytes make a shard, and how they are read."""
 
-    schema: Any = None
-
     _pattern: ClassVar[str]
     _quote: bytes = field(default=b"", init=False)  # between two, a line break belongs to a value
 
@@ -65,7 +62,6 @@ class TextDataset(TableShards):
         super().__post_init__()
         import pyarrow as pa
 
-        given = pa.schema(self.schema or {})
         self._urls = find_files(as_urls(self.urls), self._pattern, self._tries)
         with ThreadPoolExecutor(min(_READERS, len(self._urls))) as pool:
             self._files = list(pool.map(self._look_at, self._urls))
@@ -80,14 +76,14 @@ class TextDataset(TableShards):
             step = max(file.size, 1) if self._quote else nbytes
             for start in range(file.first, file.size, step):
                 self._parts.append((number, start, min(start + step, file.size)))
-        types = dict(zip(given.names, given.types, strict=True))
+        types = self._given
         if self._parts and (self._names is None or not set(self._names) <= set(types)):
             number, start, stop = self._parts[0]
             file = self._files[number]
             with self._opened(file, self._urls[number], start, max(stop, file.size)) as pieces:
                 first = self._parse(next(pieces, b""), file, None).schema
             types = dict(zip(first.names, first.types, strict=True)) | types
-        self.schema = self._choose(types)
+        self._choose([pa.schema(list(types.items()))])
 
     @property
     def shards(self) -> int:
@@ -119,10 +115,11 @@ class TextDataset(TableShards):
                 if text.isspace():
                     continue
                 piece = self._parse(text, file, self.schema)
+                if self.filters is not None:
+                    piece = piece.filter(self.filters)
                 rest, skip = piece[skip:], max(skip - len(piece), 0)
                 if len(rest):
-                    check_values(rest, file=url)
-                    yield rest
+                    yield self._prepare(rest, file=url)
 
     @contextmanager
     def _opened(self, file: TextFile, url: str, start: int, stop: int) -> Iterator[Iterator[bytes]]:
@@ -387,15 +384,10 @@ class JSONLDataset(TextDataset):
     def _parse(self, text: bytes, file: TextFile, schema: pa.Schema | None) -> pa.Table:  # noqa: ARG002
         from pyarrow import BufferReader, json
 
-        how = json.ParseOptions(
-            explicit_schema=schema,
-            unexpected_field_behavior="infer"
-            if schema is None
-            else "error"
-            if self._names is None
-            else "ignore",
-        )
-        table = json.read_json(
-            BufferReader(text), json.ReadOptions(use_threads=False, block_size=len(text) + 1), how
-        )
+        how = None
+        if schema is not None:
+            others = "error" if self._names is None else "ignore"
+            how = json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=others)
+        reading = json.ReadOptions(use_threads=False, block_size=len(text) + 1)
+        table = json.read_json(BufferReader(text), reading, how)
         return table if schema is None else table.select(schema.names)

@@ -96,6 +96,33 @@ def column_of(values: pa.ChunkedArray, name: str) -> Column:
     return Chunked(lengths, lambda number: _column(values.chunk(number), name))
 
 
+def are_alike(one: pa.DataType, other: pa.DataType) -> bool:
+    """Return whether types differ in width or encoding at most, so that values of one may fit the other.
+
+    >>> import pytest
+    >>> pa = pytest.importorskip("pyarrow")
+    >>> text = pa.dictionary(pa.int8(), pa.string())
+    >>> are_alike(pa.int8(), pa.int64()), are_alike(text, pa.large_string())
+    (True, True)
+    >>> are_alike(pa.int8(), pa.float32())
+    False
+    """
+    return _name_family(one) == _name_family(other)
+
+
+def _name_family(kind: pa.DataType) -> str:
+    from pyarrow import types
+
+    if types.is_dictionary(kind):
+        return _name_family(kind.value_type)
+    if _is_list(kind):
+        return f"list of {_name_family(kind.value_type)}"
+    for family in ("integer", "floating", "decimal", "timestamp"):
+        if getattr(types, f"is_{family}")(kind):
+            return family
+    return str(kind).removeprefix("large_").removesuffix("_view")
+
+
 def check_values(table: pa.Table, *, file: str | None = None, row_group: int | None = None) -> None:
     """Raise `DataFileError` if a column of numbers has a null, or a column of text is not valid UTF-8.
 

@@ -1,0 +1,98 @@
+"""`ArrowDataset`: the rows of files in Arrow's own format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from gpuloader.errors import DataFileError, LoaderError
+from gpuloader.sources.files.remote_files import as_urls, find_files, open_source
+from gpuloader.sources.files.table_shards import TableShards
+
+
+@dataclass(eq=False, repr=False)
+class ArrowDataset(TableShards):
+    """The rows of Arrow IPC files, also called Feather; a sample is a dict with one value per column.
+
+    A shard is a record batch, which one worker of one rank reads. Values are those of a `ParquetDataset`. To
+    shuffle everything, map a file that is not compressed, and pass the loader the table instead.
+
+    Memory: a worker holds one record batch, or those of a few remote files, and a `shuffle_buffer`.
+
+    Parameters
+    ----------
+    urls : path, URL, or list of them
+        The files, all with the same columns. A pattern such as ``data/*.feather`` stands for the files that
+        match, in order of their names, and a folder for those that end in ``.arrow``.
+    columns, schema, filters, fill, map
+        As for `ParquetDataset`; `filters` names columns that are in the files.
+    shuffle, shuffle_buffer, seed, attempts, timeout, storage_options, cache_dir, cache_size
+        As for `ParquetDataset`; it is the record batches that are shuffled.
+
+    Attributes
+    ----------
+    schema : pyarrow.Schema
+        The schema of the columns read.
+
+    Raises
+    ------
+    MissingPackage, SourceError, DataFileError
+        As for `ParquetDataset`.
+
+    Examples
+    --------
+    >>> import tempfile, numpy as np, pytest
+    >>> from gpuloader import DataLoader
+    >>> pa, feather = (pytest.importorskip(name) for name in ("pyarrow", "pyarrow.feather"))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     feather.write_feather(pa.table({"x": np.arange(5)}), f"{folder}/a.arrow", chunksize=2)
+    ...     loader = DataLoader(ArrowDataset(folder), places="cpu", batch_size=3)
+    ...     [batch["x"].tolist() for batch in loader]
+    [[0, 1, 2], [3, 4]]
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._urls = find_files(as_urls(self.urls), "*.arrow", self._tries)
+        self._batches: list[tuple[str, int]] = []
+        schemas = []
+        for url in self._urls:
+            with self._opened(url) as opened:
+                schemas.append(opened.schema)
+                self._batches += [(url, number) for number in range(opened.num_record_batches)]
+        self._choose(schemas)
+
+    @property
+    def shards(self) -> int:
+        """The number of record batches."""
+        return len(self._batches)
+
+    def _read(self, shards: Sequence[int], skip: int) -> Iterator[Any]:
+        from pyarrow import Table
+
+        (shard,) = shards
+        url, number = self._batches[shard]
+        with self._opened(url) as opened:
+            if number >= opened.num_record_batches:
+                raise DataFileError("the file has changed since the dataset was made", file=url)
+            table = Table.from_batches([opened.get_batch(number)])
+            if self.filters is not None:
+                table = table.filter(self.filters)
+            if skip < len(table):
+                yield self._prepare(table[skip:], file=url)
+
+    @contextmanager
+    def _opened(self, url: str) -> Iterator[Any]:
+        from pyarrow import ArrowException, ipc
+
+        # Not mapped: another process that cuts the file short would end this one.
+        with open_source(url, self._tries) as source:
+            try:
+                yield ipc.open_file(source)
+            except (LoaderError, MemoryError):
+                raise
+            except (ArrowException, OSError) as error:
+                problem = f"the file is truncated or not a file of Arrow's IPC format: {error}"
+                raise DataFileError(problem, file=url) from error

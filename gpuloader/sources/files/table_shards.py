@@ -1,0 +1,123 @@
+"""The base of datasets whose shards are Arrow tables: their columns, and what becomes of the values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gpuloader.errors import DataFileError, describe_error, import_package
+from gpuloader.sources.block import Block, Column, Part
+from gpuloader.sources.files.remote_files import check_names
+from gpuloader.sources.files.shards import ShardDataset
+from gpuloader.sources.tables.arrow import are_alike, check_values, columns_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class TableShards(ShardDataset[Any]):
+    """The base of datasets whose shards are Arrow tables; a sample is a dict of one value per column.
+
+    The fields are the parameters that all these datasets share; `ParquetDataset` describes them.
+    """
+
+    columns: Sequence[str] | None = field(default=None, kw_only=False)
+    schema: Any = None
+    filters: Any = None
+    fill: Mapping[str, Any] | None = None
+    map: Callable[[dict[str, Any]], Any] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        arrow = import_package("pyarrow", "reading tables in files", "parquet")
+        self._names = None if self.columns is None else check_names("columns", self.columns)
+        given = arrow.schema(self.schema or {})
+        self._given = dict(zip(given.names, given.types, strict=True))
+        if self.map is not None and not callable(self.map):
+            raise TypeError(f"map must be callable, got {self.map!r}")
+        if isinstance(self.filters, list | tuple):
+            from pyarrow.parquet import filters_to_expression
+
+            self.filters = filters_to_expression(self.filters)
+
+    def __iter__(self) -> Iterator[Any]:
+        for block in self._iter_blocks(1):
+            yield from block if self.map is None else map(self.map, block)
+
+    @property
+    def iter_blocks(self) -> Callable[[int], Iterator[Block]]:
+        """Yields this worker's samples in columns, so many per block; exists only without `map`."""
+        if self.map is not None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute 'iter_blocks'")
+        return self._iter_blocks
+
+    def _iter_blocks(self, size: int) -> Iterator[Block]:
+        for parts in self._takes(size):
+            yield Block([Part(columns, rows) for columns, rows in parts])
+
+    def _gather(self, pieces: Sequence[Any]) -> Mapping[str, Column]:
+        from pyarrow import concat_tables
+
+        # Files may disagree on whether a column is nullable; `check_values` has excluded nulls.
+        return columns_of(concat_tables(pieces, promote_options="default"))
+
+    # The columns, and their values.
+
+    def _choose(self, schemas: Iterable[pa.Schema]) -> None:
+        """Set the schema: the selected columns of the first file, of the types that the user gave.
+
+        Raises
+        ------
+        DataFileError
+            A file lacks a column, has two of its name, or one that differs in more than width or encoding.
+        """
+        from pyarrow import schema as make_schema
+
+        first, *_ = found = list(schemas)
+        types = dict(zip(first.names, first.types, strict=True)) | self._given
+        if not types:
+            raise DataFileError("the file has no columns, or no rows that tell them", file=self._urls[0])
+        names = self._names or list(types)
+        for name in names:
+            if name not in types:
+                problem = f"no column of this name; the file has {list(types)}"
+                raise DataFileError(problem, file=self._urls[0], column=name)
+        if unknown := set(self.fill or {}) - set(names):
+            raise ValueError(f"fill has columns that are not read: {sorted(unknown)}; these are {names}")
+        self.schema = make_schema([(name, types[name]) for name in names])
+        for url, schema in zip(self._urls, found, strict=False):
+            for name, kind in zip(names, self.schema.types, strict=True):
+                kinds = [one.type for one in schema if one.name == name]
+                if len(kinds) != 1:
+                    problem = "several columns have" if kinds else "no column has"
+                    problem += f" this name; the file has {schema.names}"
+                elif name in self._given or are_alike(kinds[0], kind):
+                    continue
+                else:
+                    problem = f"expected {kind} as in {self._urls[0]}, got {kinds[0]}; "
+                    problem += "give schema a type that holds the values of all files"
+                raise DataFileError(problem, file=url, column=name)
+
+    def _prepare(self, table: pa.Table, **where: Any) -> pa.Table:
+        """Return a table in the dataset's schema, with nulls filled; raise `DataFileError` if that fails."""
+        from pyarrow import ArrowException
+
+        if table.schema.names != self.schema.names:
+            table = table.select(self.schema.names)
+        fill = self.fill or {}
+        for number, (name, kind) in enumerate(zip(self.schema.names, self.schema.types, strict=True)):
+            column = stored = table.column(number)
+            try:
+                if column.type != kind:
+                    column = column.cast(kind)
+                if name in fill:
+                    column = column.fill_null(fill[name])
+            except (ArrowException, TypeError) as error:
+                problem = f"{describe_error(error)}; give schema or fill what fits all values"
+                raise DataFileError(problem, column=name, **where) from error
+            if column is not stored:
+                table = table.set_column(number, name, column)
+        check_values(table, **where)
+        return table

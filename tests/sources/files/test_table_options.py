@@ -1,0 +1,214 @@
+"""What datasets of tables in files share: casts, filters, nulls, a function per sample; and random access."""
+
+import json
+
+import numpy as np
+import pytest
+
+from gpuloader import (
+    ArrowDataset,
+    CSVDataset,
+    DataFileError,
+    DataLoader,
+    JSONLDataset,
+    ParquetDataset,
+    random_split,
+)
+from gpuloader.sources.files import parquet
+from tests.loading import resume
+from tests.rank_loaders import make
+from tests.sample_sets import INLINE, PROCESSES, THREADS, name_workers
+from tests.sources.files.parquet_files import COLUMNS, SHUFFLED, make_table, pa, pq
+from tests.sources.files.serving import serve
+
+feather = pytest.importorskip("pyarrow.feather")
+ROWS = 20
+
+
+def write_csv(table, path):
+    pytest.importorskip("pyarrow.csv").write_csv(table, path)
+
+
+def write_jsonl(table, path):
+    path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+
+
+def write_arrow(table, path):
+    feather.write_feather(table, path, chunksize=8)
+
+
+def write_parquet(table, path):
+    pq.write_table(table, path, row_group_size=8)
+
+
+KINDS = pytest.mark.parametrize(
+    ("kind", "write"),
+    [
+        (ParquetDataset, write_parquet),
+        (ArrowDataset, write_arrow),
+        (CSVDataset, write_csv),
+        (JSONLDataset, write_jsonl),
+    ],
+    ids=["parquet", "arrow", "csv", "jsonl"],
+)
+
+
+def read(dataset, workers=INLINE, batch_size=6):
+    return list(DataLoader(dataset, places="cpu", batch_size=batch_size, **workers))
+
+
+def joined(batches, name):
+    return [value for batch in batches for value in list(batch[name])]
+
+
+@pytest.fixture
+def table():
+    ages = [None if row % 5 == 0 else row for row in range(ROWS)]
+    return pa.table({"row": range(ROWS), "age": ages, "name": [f"n{row}" for row in range(ROWS)]})
+
+
+@KINDS
+@pytest.mark.parametrize("workers", [INLINE, PROCESSES], ids=name_workers)
+def test_rows_are_filtered_filled_cast_and_mapped(tmp_path, table, kind, write, workers):
+    write(table, tmp_path / "a")
+    options = {"filters": [("row", ">", 3)], "fill": {"age": -1}, "schema": {"row": "int16"}}
+    dataset = kind(tmp_path / "a", ["age", "row"], **options)
+    batches = read(dataset, workers)
+    ages = {row: -1 if row % 5 == 0 else row for row in range(4, ROWS)}
+    assert dict(zip(joined(batches, "row"), joined(batches, "age"), strict=True)) == ages
+    assert [(name, batches[0][name].dtype) for name in batches[0]] == [("age", np.int64), ("row", np.int16)]
+    mapped = kind(tmp_path / "a", **options, map=lambda sample: sample["row"] * 10)
+    assert sorted(np.concatenate(read(mapped, workers)).tolist()) == [10 * row for row in ages]
+    with pytest.raises(DataFileError, match=r"column 'age': \d of \d+ values (is|are) null"):
+        read(kind(tmp_path / "a"))
+
+
+@KINDS
+def test_a_filtered_dataset_resumes(tmp_path, table, kind, write):
+    write(table, tmp_path / "a")
+
+    def load():
+        dataset = kind(tmp_path / "a", ["row"], filters=[("row", "!=", 3)], **SHUFFLED)
+        return DataLoader(dataset, places="cpu", batch_size=4)
+
+    whole = [batch["row"].tolist() for batch in load()]
+    _, again = resume(load, 2)
+    assert [batch["row"].tolist() for batch in again] == whole[2:]
+
+
+def test_a_filter_reads_columns_of_its_own_and_skips_row_groups(tmp_path, remote):
+    table = pa.table({"row": range(40_000), "x": np.random.default_rng(0).random(40_000)})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=10_000)
+    with serve(tmp_path) as served:
+        dataset = ParquetDataset(f"{served.url}/a.parquet", ["x"], filters=[("row", "<", 5)])
+        served.ranges.clear()
+        (batch,) = read(dataset)
+        assert sum(nbytes for _, nbytes in served.ranges) < 300_000
+    assert batch["x"].tolist() == table["x"].to_pylist()[:5]
+    assert (dataset.rows, list(batch)) == (40_000, ["x"])
+
+
+@pytest.mark.parametrize(("kind", "write"), [(ParquetDataset, write_parquet), (ArrowDataset, write_arrow)])
+def test_files_may_differ_in_width_and_encoding(tmp_path, kind, write):
+    types = [
+        (pa.int32(), pa.string(), pa.list_(pa.float32()), pa.timestamp("ms")),
+        (pa.uint8(), pa.dictionary(pa.int8(), pa.string()), pa.large_list(pa.float64()), pa.timestamp("us")),
+    ]
+    for number, row in enumerate(types):
+        columns = zip(("n", "t", "x", "when"), ([number], ["a"], [[0.5]], [number * 1000]), row, strict=True)
+        table = pa.table({name: pa.array(values).cast(kind) for name, values, kind in columns})
+        write(table, tmp_path / str(number))
+    options = {"schema": {"when": "int64"}}
+    dataset = kind([tmp_path / "0", tmp_path / "1"], **options)
+    (batch,) = DataLoader(dataset, places="cpu", batch_size=2, ragged=["x"])
+    assert (batch["n"].dtype, batch["n"].tolist()) == (np.int32, [0, 1])
+    assert (batch["t"], batch["x"].values.dtype) == (["a", "a"], np.float32)
+    assert batch["when"].tolist() == [0, 1000]  # as each file counts
+
+
+def test_dates_and_decimals_are_cast_to_numbers(tmp_path):
+    days = pa.array([1, 2], pa.int32()).cast(pa.date32())
+    table = pa.table({"day": days, "price": pa.array(["1.5", "2.25"]).cast(pa.decimal128(5, 2))})
+    pq.write_table(table, tmp_path / "a.parquet")
+    (batch,) = read(ParquetDataset(tmp_path, schema={"day": "int32", "price": "float32"}))
+    assert (batch["day"].tolist(), batch["price"].tolist()) == ([1, 2], [1.5, 2.25])
+    assert (batch["day"].dtype, batch["price"].dtype) == (np.int32, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "problem"),
+    [
+        ({"schema": {"label": "int8"}}, DataFileError, r"row group 1, column 'label': .*give schema or fill"),
+        ({"fill": {"label": "x"}}, DataFileError, "column 'label': "),
+        ({"fill": {"lable": 0}}, ValueError, r"fill has columns that are not read: \['lable'\]"),
+        ({"map": 3}, TypeError, "map must be callable"),
+    ],
+)
+def test_what_does_not_fit_is_an_error(tmp_path, options, error, problem):
+    pq.write_table(pa.table({"label": range(100, 140)}), tmp_path / "a.parquet", row_group_size=20)
+    with pytest.raises(error, match=problem):
+        read(ParquetDataset(tmp_path, **options))
+
+
+def test_arrow_files_that_are_no_arrow_files(tmp_path, table):
+    path = tmp_path / "a.arrow"
+    write_arrow(table, path)
+    body = path.read_bytes()
+    dataset = ArrowDataset(tmp_path, ["row"])
+    path.write_bytes(body[: len(body) // 2])
+    for problem in (lambda: read(dataset), lambda: ArrowDataset(tmp_path)):
+        with pytest.raises(DataFileError, match=r"a\.arrow: the file is truncated or not a file of Arrow's"):
+            problem()
+
+
+class TestLength:
+    def test_it_is_that_of_all_files_unless_rows_depend_on_more(self, files, monkeypatch):
+        dataset = ParquetDataset(files)
+        assert (len(dataset), len(DataLoader(dataset, places="cpu", batch_size=30))) == (100, 4)
+        with pytest.raises(TypeError, match="no length with filters"):
+            len(ParquetDataset(files, filters=[("label", ">", 3)]))
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        with pytest.raises(TypeError, match="nor on several ranks"):
+            len(dataset)
+
+
+class TestRandomAccess:
+    @pytest.mark.parametrize("workers", [INLINE, THREADS, PROCESSES], ids=name_workers)
+    @pytest.mark.parametrize("memory", [1, parquet.HELD_NBYTES])
+    def test_every_row_has_a_number(self, files, workers, memory):
+        rows = ParquetDataset(files, COLUMNS).random_access(memory=memory)
+        loader = DataLoader(rows, places="cpu", batch_size=7, shuffle=True, seed=1, **workers)
+        labels = []
+        for batch in loader:
+            assert batch["name"] == [f"sample {label}" for label in batch["label"]]
+            assert (batch["image"] == batch["label"][:, None, None]).all()
+            labels += batch["label"].tolist()
+        assert (sorted(labels), labels != sorted(labels)) == (list(range(100)), True)
+        assert (len(loader), len(rows._held) <= (1 if memory == 1 else 14)) == (15, True)
+
+    def test_it_is_split_selected_and_divided(self, files):
+        rows = ParquetDataset(files, ["label", "words"]).random_access()
+        first, second = random_split(rows, [70, 30], seed=0)
+        assert sorted(one["label"] for part in (first, second) for one in part) == list(range(100))
+        assert rows[[99, 0, 50]]["label"].tolist() == [99, 0, 50]
+        assert rows[[]]["label"].tolist() == []
+        assert rows[7:9]["words"].recursive_sequence_lengths() == [[1, 2]]
+        with pytest.raises(IndexError, match="has no sample 100"):
+            rows[100]
+        ranks = [make(rows, rank, 2, ragged=["words"], uneven="drop") for rank in range(2)]
+        assert sorted(label for rank in ranks for batch in rank for label in batch["label"]) == [*range(100)]
+
+    def test_row_groups_are_held_within_a_bound(self, files, monkeypatch):
+        read = []
+        decode = ParquetDataset._read
+        monkeypatch.setattr(
+            ParquetDataset, "_read", lambda self, *given: read.append(1) or decode(self, *given)
+        )
+        size = make_table(0, 8).select(["label"]).nbytes
+        rows = ParquetDataset(files, ["label"]).random_access(memory=2 * size + size // 2)
+        for index in (0, 9, 1, 17, 2, 10):  # the row group used longest ago goes
+            assert rows[index]["label"] == index
+        assert (len(read), len(rows._held)) == (4, 2)
+        with pytest.raises(ValueError, match="filters or map has no random access"):
+            ParquetDataset(files, map=len).random_access()
