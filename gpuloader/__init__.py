@@ -47,7 +47,6 @@ if TYPE_CHECKING:  # the same names once more, where type checkers and editors f
     from gpuloader.order.randomness import sample_rng as sample_rng
     from gpuloader.order.randomness import sample_rngs as sample_rngs
     from gpuloader.order.samplers import BucketSampler as BucketSampler
-    from gpuloader.sources.dataset import MixDataset as MixDataset
     from gpuloader.sources.files.arrow_files import ArrowDataset as ArrowDataset
     from gpuloader.sources.files.parquet import ParquetDataset as ParquetDataset
     from gpuloader.sources.files.stored_arrays import HDF5Dataset as HDF5Dataset
@@ -61,6 +60,7 @@ if TYPE_CHECKING:  # the same names once more, where type checkers and editors f
     from gpuloader.sources.images.image import Image as Image
     from gpuloader.sources.images.image import Picture as Picture
     from gpuloader.sources.images.showing import show as show
+    from gpuloader.sources.mixing import MixDataset as MixDataset
     from gpuloader.sources.packed import PackedList as PackedList
     from gpuloader.sources.packed_sequences import PackedSequences as PackedSequences
     from gpuloader.sources.readers.decorators import batch as batch
@@ -94,7 +94,7 @@ _HOMES = {
     ),
     "gpuloader.order.worker_info": "get_worker_info",
     "gpuloader.sources.dataset": (
-        "ChainDataset ComposeDataset ConcatDataset Dataset IterableDataset MixDataset Subset TensorDataset"
+        "ChainDataset ComposeDataset ConcatDataset Dataset IterableDataset Subset TensorDataset"
     ),
     "gpuloader.sources.files.arrow_files": "ArrowDataset",
     "gpuloader.sources.files.parquet": "ParquetDataset",
@@ -104,6 +104,7 @@ _HOMES = {
     "gpuloader.sources.images.folder": "ImageFiles ImageFolder ImageSample",
     "gpuloader.sources.images.image": "Image Picture",
     "gpuloader.sources.images.showing": "show",
+    "gpuloader.sources.mixing": "MixDataset",
     "gpuloader.sources.packed": "PackedList",
     "gpuloader.sources.packed_sequences": "PackedSequences",
     "gpuloader.sources.readers.decorators": "batch",

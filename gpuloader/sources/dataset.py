@@ -12,10 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from contextlib import suppress
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
-import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gpuloader.checks import check_word
 from gpuloader.errors import BadType, BadTypeOrValue, BadValue, NoIndices, SampleError, describe_error
 from gpuloader.foreign import (
     COLUMNS,
@@ -28,8 +26,7 @@ from gpuloader.foreign import (
     tensor_over,
     values_by_position,
 )
-from gpuloader.order.order import AT_END, as_indices, as_weights
-from gpuloader.order.samplers import MixSampler, Sampler
+from gpuloader.order.order import as_indices
 from gpuloader.sources.array_rows import (
     ArrayRows,
     check_array,
@@ -41,6 +38,7 @@ from gpuloader.sources.array_rows import (
 )
 from gpuloader.sources.block import Block, each_row, join_samples
 from gpuloader.system.iterators import refuse_read
+from gpuloader.system.lazy_imports import import_on_demand
 
 
 def refuse_mix(dataset: object, reader: str, instead: str) -> None:
@@ -561,7 +559,7 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
         self.tensors = tuple([tensor_over(one) if was_tensor else one for one, was_tensor in pairs])
 
 
-# Datasets side by side, and mixed by weight.
+# Datasets side by side.
 
 
 class ComposeDataset(_Combined[tuple[Any, ...]]):
@@ -606,81 +604,4 @@ def _flatten(samples: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(itertools.chain.from_iterable(fields))
 
 
-class MixDataset(ConcatDataset[S]):
-    """Several map-style datasets, mixed in proportion to their weights.
-
-    A loader reads its epochs in the order of `default_sampler`: among every 4,096 samples, each dataset has
-    its share. With ``shuffle=True`` these are in random order, and each dataset is read in a new random order
-    in every pass over it. The order depends only on the seed and the epoch, so a loader can resume in its
-    middle, and ranks can divide it.
-
-    As a map-style dataset, it holds the samples of its datasets one after another, like `ConcatDataset`;
-    ``len(loader)`` is the length of an epoch. Only its own order honors the weights, so other datasets,
-    `random_split` and loaders with a sampler refuse a mix: split or concatenate before you mix. PyTorch's
-    DataLoader ignores the weights unless it gets ``sampler=mix.default_sampler(shuffle=True)``.
-
-    Parameters
-    ----------
-    datasets : sequence of map-style datasets
-        One or more datasets that are not empty. Their samples must have the same fields.
-    weights : array-like
-        One number above 0 per dataset; they need not sum to 1.
-    at_end : str
-        What happens when a dataset has been read to its end. 'stop' ends the epoch, so the other datasets are
-        read in part; with `shuffle`, a different part every epoch. 'repeat' reads it again, until all have
-        been read at least once. 'drop' continues with the others, so every sample is read once.
-
-    Raises
-    ------
-    TypeError
-        A dataset is not map-style, or is a `MixDataset` itself.
-    ValueError
-        There are no datasets, one is empty, there is not one weight above 0 for each, or `at_end` is unknown.
-
-    Examples
-    --------
-    >>> from gpuloader import DataLoader
-    >>> mix = MixDataset([["a", "b"], "stuvwxyz"], weights=[1, 2])
-    >>> len(mix), [letters for letters in DataLoader(mix, places="cpu", batch_size=3)]
-    (10, [['s', 'a', 't'], ['u', 'b', 'v']])
-    >>> mix = MixDataset([["a", "b"], "stuvwxyz"], [1, 2], at_end="repeat")
-    >>> "".join(letter for (letter,) in DataLoader(mix, places="cpu"))
-    'satubvwaxybz'
-    """
-
-    _instead_of_a_mix = "mix all datasets at once, each with the product of its weights"
-
-    def __init__(self, datasets: Iterable[MapStyle[S]], weights: ArrayLike, *, at_end: str = "stop") -> None:
-        super().__init__(datasets)
-        self.weights = as_weights(weights, 0, replacement=True, zero=False)
-        check_word("at_end", at_end, AT_END)
-        self.at_end = at_end
-        if len(self.weights) != len(self.datasets):
-            raise ValueError(
-                f"weights must be one number per dataset: {len(self.datasets)}, got {len(self.weights)}"
-            )
-        sizes = np.diff(self.cumulative_sizes, prepend=0)
-        if not sizes.all():
-            raise ValueError(f"dataset {sizes.argmin()} is empty; leave it out of the mix")
-        # Asked for here, because it raises if the epoch would be too long.
-        self.default_sampler(shuffle=False)
-
-    def __repr__(self) -> str:
-        weights = ", ".join(f"{weight:g}" for weight in self.weights[:8])
-        more = ", …" if len(self.weights) > 8 else ""
-        epoch = len(self.default_sampler(shuffle=False))
-        return (
-            f"<{type(self).__name__}: {len(self):,} samples of {len(self.datasets)} datasets with the "
-            f"weights {weights}{more}; {epoch:,} per epoch, at_end={self.at_end!r}>"
-        )
-
-    def default_sampler(self, shuffle: bool) -> Sampler[int]:
-        """Return the sampler with which loaders read the mix, unless they are given another.
-
-        `shuffle` shuffles each dataset, and the datasets among each other.
-
-        >>> list(MixDataset(["ab", "cd"], [1, 1]).default_sampler(shuffle=False))
-        [0, 2, 1, 3]
-        """
-        sizes = np.diff(self.cumulative_sizes, prepend=0).tolist()
-        return MixSampler(sizes, self.weights.tolist(), self.at_end, shuffle=shuffle)
+__getattr__ = import_on_demand(__name__, {"gpuloader.sources.mixing": "MixDataset"})  # for old pickles

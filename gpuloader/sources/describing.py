@@ -39,6 +39,7 @@ from gpuloader.sources.dataset import (
     is_iterable,
     refuse_mix,
 )
+from gpuloader.sources.mixing import MixedStreams
 from gpuloader.sources.tables.table import TableDataset
 from gpuloader.system.iterators import refuse_read
 
@@ -50,7 +51,8 @@ READ_ONCE = (
 )
 
 _SUBSET, _CHAIN, _SIDE_BY_SIDE = "subset", "chain", "side by side"
-_COMPOSED: dict[type, str] = {Subset: _SUBSET, ConcatDataset: _CHAIN, ComposeDataset: _SIDE_BY_SIDE}
+_COMPOSED: dict[type, str] = {Subset: _SUBSET, ConcatDataset: _CHAIN}
+_COMPOSED |= dict.fromkeys((ComposeDataset, MixedStreams), _SIDE_BY_SIDE)
 _FOREIGN = {kind.__name__: how for kind, how in _COMPOSED.items()} | {"StackDataset": _SIDE_BY_SIDE}
 
 

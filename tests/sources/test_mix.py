@@ -16,16 +16,20 @@ from gpuloader import (
     DistributedBatchSampler,
     IterableDataset,
     MixDataset,
+    ParquetDataset,
     RandomSampler,
     SequenceSampler,
     Subset,
+    TarDataset,
     TensorDataset,
+    get_worker_info,
     random_split,
 )
 from gpuloader.order.order import AT_END, Mixed
 from tests import loading
 from tests.rank_loaders import loaders_of, numbers
 from tests.sample_sets import INLINE, PROCESSES, WORKERS, MadeAtOnce, name_workers
+from tests.sources.files.tar_files import write_tar
 
 terms = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9)), min_size=1, max_size=4)
 
@@ -271,7 +275,10 @@ def test_bad_values(datasets, weights, at_end, message):
         (TensorDataset(np.zeros(2)), "datasets must be a list of datasets, got the dataset TensorDataset"),
         ("ab", "datasets must be a list of datasets, got the text 'ab'"),
         ([{"x": [1, 2]}, {"x": [3, 4]}], r"dataset 0 .* got a dict whose .* pass TableDataset\(columns\)"),
-        (["a", IterableDataset()], "dataset 1 must be map-style, got the IterableDataset IterableDataset"),
+        (
+            ["a", IterableDataset()],
+            "(dataset 1 must be map-style, got the Iter|dataset 0 must be iterable)",
+        ),
     ],
 )
 def test_what_is_no_list_of_datasets(compose, parts, message):
@@ -289,3 +296,137 @@ def test_the_description_tells_what_it_holds():
         "<MixDataset: 20 samples of 20 datasets with the weights 1, 1, 1, 1, 1, 1, 1, 1, …; 20 per epoch, "
         "at_end='stop'>"
     )
+
+
+class Letters(IterableDataset):
+    """Letters, or other items, divided among workers; some can tell their position."""
+
+    def __init__(self, letters, keeps=False):
+        self.letters = letters
+        self.at = 0
+        if keeps:
+            self.state_dict = lambda: {"at": self.at}
+            self.load_state_dict = lambda state: setattr(self, "start", state["at"])
+        self.start = 0
+
+    def __iter__(self):
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        start, self.start = self.start, 0
+        for at, letter in enumerate(self.letters[first::step][start:], start + 1):
+            self.at = at
+            yield letter
+
+
+def stream(count, start=0, **options):
+    return Letters(range(start, start + count), **options)
+
+
+load_stream = partial(loading.load, batch_size=7, seed=4)
+
+
+class TestStreams:
+    @pytest.mark.parametrize(
+        ("at_end", "times"),
+        [
+            ("drop", [1, 1, 1]),
+            ("repeat", [2, 2, 1]),
+            (["repeat", "drop", "drop"], [2, 1, 1]),
+            (["drop", "repeat", "drop"], [1, 2, 1]),
+        ],
+    )
+    def test_each_ends_or_repeats_as_asked(self, at_end, times):
+        mixed = MixDataset([stream(100), stream(300, 1000), stream(310, 2000)], [2, 3, 2.5], at_end=at_end)
+        found = samples(load_stream(mixed))
+        for at, (size, count) in enumerate(zip((100, 300, 310), times, strict=True)):
+            own = [one for one in found if one // 1000 == at]
+            assert own[:size] == list(range(1000 * at, 1000 * at + size))
+            assert (len(own) > size) is (count > 1)
+
+    def test_one_that_stops_ends_the_epoch(self):
+        mixed = MixDataset([stream(1000), stream(9000, 10_000)], [1, 3], at_end=["stop", "drop"])
+        found = np.array(samples(load_stream(mixed)))
+        assert np.bincount(found // 10_000)[0] == 1000
+        for start in range(0, 3072, 1024):  # every block of turns has the shares
+            assert abs((found[start : start + 1024] < 10_000).sum() - 256) <= 1
+        assert samples(load_stream(mixed)) == found.tolist() != samples(load_stream(mixed, seed=5))
+
+    @pytest.mark.parametrize("workers", [*WORKERS, PROCESSES], ids=name_workers)
+    @pytest.mark.parametrize("keeps", [False, True])
+    def test_it_resumes_in_mid_epoch_whoever_reads(self, workers, keeps):
+        def make():
+            parts = [stream(30, keeps=keeps), stream(200, 1000, keeps=keeps)]
+            return load_stream(MixDataset(parts, [1, 2], at_end="repeat"), **workers)
+
+        whole = [batch.tolist() for batch in make()]
+        assert set(range(30)) | set(range(1000, 1200)) == {one for batch in whole for one in batch}
+        for count in (1, 9, 20):
+            _, again = loading.resume(make, count)
+            assert [batch.tolist() for batch in again] == whole[count:]
+
+    def test_ranks_divide_it(self):
+        def make(**options):
+            return load_stream(MixDataset([stream(30), stream(90, 1000)], [1, 2], at_end="drop"), **options)
+
+        shares = [samples(make(shard=(rank, 2), uneven="drop")) for rank in range(2)]
+        assert sorted(shares[0] + shares[1]) == sorted(samples(make()))[: sum(map(len, shares))]
+
+    def test_a_worker_without_a_share_goes_on_with_the_others(self):
+        mixed = MixDataset([stream(1), stream(40, 1000)], [1, 1], at_end="repeat")
+        loader = load_stream(mixed, num_workers=2, worker_type="thread")
+        assert set(samples(loader)) == {0, *range(1000, 1040)}
+        assert samples(load_stream(MixDataset([stream(0), stream(0)], [1, 1], at_end="repeat"))) == []
+
+    @pytest.mark.parametrize("workers", [INLINE, PROCESSES], ids=name_workers)
+    def test_files_of_several_kinds(self, tmp_path, workers):
+        pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        write_tar(tmp_path / "a.tar", [(f"{row}.n", str(row).encode()) for row in range(40)])
+        pq.write_table(pa.table({"n": range(1000, 1200)}), tmp_path / "a.parquet", row_group_size=30)
+
+        def make():
+            tar = TarDataset(tmp_path / "a.tar", lambda sample: {"n": int(sample["n"])})
+            rows = ParquetDataset(tmp_path / "a.parquet", shuffle=True, shuffle_buffer=50)
+            return load_stream(MixDataset([tar, rows], [1, 2], at_end="repeat"), **workers)
+
+        whole = [batch["n"].tolist() for batch in make()]
+        found = [one for batch in whole for one in batch]
+        assert set(found) == {*range(40), *range(1000, 1200)}
+        for count in (1, 6, 25):
+            _, again = loading.resume(make, count)
+            assert [batch["n"].tolist() for batch in again] == whole[count:]
+
+    def test_a_stream_that_is_repeated_shuffles_anew(self, tmp_path):
+        pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        pq.write_table(pa.table({"n": range(60)}), tmp_path / "a.parquet")
+        rows = ParquetDataset(tmp_path, shuffle=True, shuffle_buffer=60)
+        mixed = MixDataset([rows, Letters([{"n": 1000}] * 200)], [1, 1], at_end=["repeat", "stop"])
+        found = [one for batch in load_stream(mixed) for one in batch["n"].tolist() if one < 1000]
+        assert sorted(found[:60]) == sorted(found[60:120]) == list(range(60))
+        assert found[:60] != found[60:120] != list(range(60))
+
+    @pytest.mark.parametrize(
+        ("datasets", "options", "error", "problem"),
+        [
+            (
+                [stream(3), "ab"],
+                {},
+                TypeError,
+                "dataset 1 must be iterable like the others",
+            ),
+            (
+                [stream(3), stream(3)],
+                {"weights": [1]},
+                ValueError,
+                "weights must be one per dataset: 2, got 1",
+            ),
+            ([stream(3)], {"at_end": ["stop"] * 2}, ValueError, "at_end must be one per dataset: 1, got 2"),
+            ([stream(3)], {"at_end": "end"}, ValueError, "at_end must be one of"),
+        ],
+    )
+    def test_bad_values(self, datasets, options, error, problem):
+        with pytest.raises(error, match=problem):
+            MixDataset(datasets, **{"weights": [1] * len(datasets), **options})
+
+    def test_a_state_of_other_streams_is_refused(self):
+        with pytest.raises(ValueError, match="not the state of a mix of 1 streams"):
+            MixDataset([stream(3)], [1]).load_state_dict({"drawn": 3, "streams": [[], []]})

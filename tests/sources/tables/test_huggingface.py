@@ -264,20 +264,24 @@ class TestStreams:
         assert labels(loader) == first
 
     @pytest.mark.parametrize("workers", [INLINE, ONE_THREAD, PROCESSES], ids=name_workers)
-    @pytest.mark.parametrize("kind", ["tables", "mapped", "buffer", "generator"])
+    @pytest.mark.parametrize("kind", ["tables", "mapped", "buffer", "generator", "mixed"])
     def test_a_loader_resumes_in_the_middle(self, data, workers, kind):
-        stream = {
-            "tables": lambda: data.to_iterable_dataset(num_shards=5),
-            "mapped": lambda: data.to_iterable_dataset(num_shards=5).map(lambda row: row),
-            "buffer": lambda: data.to_iterable_dataset(num_shards=5).shuffle(seed=1, buffer_size=8),
+        stream = data.to_iterable_dataset
+        source = {
+            "tables": lambda: stream(num_shards=5),
+            "mapped": lambda: stream(num_shards=5).map(lambda row: row),
+            "buffer": lambda: stream(num_shards=5).shuffle(seed=1, buffer_size=8),
             "generator": lambda: datasets.IterableDataset.from_generator(
                 count_up, gen_kwargs={"starts": [0, 10, 20, 30]}
             ),
+            "mixed": lambda: MixDataset(
+                [stream(num_shards=shards) for shards in (5, 3)], [2, 1], at_end="drop"
+            ),
         }[kind]()
-        options = {"pad": None, "ragged": [] if kind == "generator" else ["words"], **workers}
+        options = {"pad": None, "ragged": [] if kind == "generator" else ["words"], "seed": 1, **workers}
 
         def make():
-            loader = load(stream, **options)
+            loader = load(source, **options)
             loader.set_epoch(3)
             return loader
 
