@@ -226,6 +226,8 @@ def behave_as_dataset(dataset):
     if isinstance(dataset, mnist.DigitSet):
         return {"images": plain(dataset.images), "labels": plain(dataset.labels)}
     seen = {"samples": [plain(one) for one in itertools.islice(iter(dataset), 20)]}
+    if isinstance(dataset, gpuloader.IterableDataset):
+        return seen
     try:
         length = len(dataset)
     except TypeError:

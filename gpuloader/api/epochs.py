@@ -354,8 +354,9 @@ class DatasetEpochs(Epochs):
             EpochRequest, position.seed, position.epoch, owner=self._token, follows_torch=follows_torch
         )
         if batching.iterable:
-            reached, division = dict(position.workers), batching.division
-            counts = False
+            position.divide(self.plan.source.dataset, self._fetching.readers or 1)
+            position.size, reached = self.plan.size, dict(position.workers)
+            division, counts = batching.division, False
             if division is not None:
                 workers = range(max(self.workers.count, 1))
                 reached = {number: ItemState(number, 0, base=position.base) for number in workers}
@@ -505,9 +506,10 @@ class DatasetEpochs(Epochs):
                 f"{_name_order(batching.order_size)}; resume with the same batch sampler and batch size"
             )
         is_sharded, shards = batching.sharding is not None, plan.delivery.shards
-        same = (position.size, position.shards) == (plan.size, shards)
+        divides = not is_sharded and position.can_divide(plan.source.dataset)
+        same = (plan.size if divides else position.size, position.shards) == (plan.size, shards)
         if not is_sharded and position.step is None and same:
-            self._fetching.check_readers(position.readers)
+            self._fetching.check_readers(self._fetching.readers if divides else position.readers)
             with suppress(TypeError):  # the number of batches is unknown
                 _check_end("batches", position.batches, batching.count() * shards)
             self._take_seed(position)

@@ -96,6 +96,22 @@ class Position:
         elif self.step is None:  # a state of its own tells nothing to a loader with other batches
             self.own = state
 
+    def can_divide(self, dataset: Any) -> bool:
+        """Return whether other workers and ranks can go on in a dataset's files from here."""
+        # Several threads read one dataset, which then knows no position of each.
+        tell = all(one.state is not None or one.ended or not one.batches for one in self.workers.values())
+        return self.readers is not None and hasattr(dataset, "_divide_states") and tell
+
+    def divide(self, dataset: Any, readers: int) -> None:
+        """Make so many workers of this rank, as it is now, go on from here, if they can."""
+        if not self.can_divide(dataset):
+            return
+        begun = [self.workers.get(worker, ItemState(worker, 0)) for worker in range(self.readers or 0)]
+        states = dataset._divide_states([None if one.ended else one.state or {} for one in begun], readers)
+        for worker, state in enumerate(states or ()):
+            self.readers, self.turn = readers, 0
+            self.workers[worker] = ItemState(worker, 0, state, ended=state is None)
+
     def to_json(self) -> dict[str, Any]:
         """Return the state as plain data, which `read_state` reads."""
         state: dict[str, Any]

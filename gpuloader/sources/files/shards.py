@@ -10,7 +10,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
@@ -70,6 +70,14 @@ class Stream:
         return cls(number, count, count // workers, 0 if draw.seed is None else draw.epoch)
 
 
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What a reader has left: of its own stream, or of the streams of others, with which it goes on."""
+
+    reader: tuple[int, int]  # its number, and the number of readers on all ranks
+    streams: Sequence[tuple[Stream, Reached]]
+
+
 @dataclass(kw_only=True, eq=False, repr=False)
 class ShardDataset(IterableDataset[S]):
     """The base of datasets in shards: divides them among streams, shuffles, and keeps the state.
@@ -105,8 +113,8 @@ class ShardDataset(IterableDataset[S]):
         self._tries = Tries.of(
             self.attempts, self.timeout, self.storage_options, self.cache_dir, self.cache_size
         )
-        self._resumed: tuple[Stream, Reached] | None = None
-        self._come: tuple[Stream, Reached] | None = None
+        self._resumed: Left | None = None
+        self._come: Left | None = None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Pickles of earlier releases have these under other names.
@@ -142,9 +150,16 @@ class ShardDataset(IterableDataset[S]):
 
         A loader calls this after each batch and stores the result in its own state.
         """
-        stream, reached = self._come or (Stream.current(), Reached())
+        return self._to_state(self._come or _begin(Stream.current()))
+
+    def _to_state(self, left: Left) -> dict[str, Any]:
         # Flat, because it is made and copied after each batch.
-        return {**_fields(stream), **_fields(reached), **self._order_by()}
+        (stream, reached), *rest = left.streams
+        state = {**_fields(stream), **_fields(reached), **self._order_by()}
+        if rest or left.reader != (stream.number, stream.count):
+            state["reader"] = list(left.reader)
+            state["rest"] = [{**_fields(one), **_fields(at)} for one, at in rest]
+        return state
 
     def _order_by(self) -> dict[str, Any]:
         """Return what the order of samples depends on, other than the stream and the epoch."""
@@ -165,10 +180,19 @@ class ShardDataset(IterableDataset[S]):
         ValueError
             This is not the state of a dataset in shards, or the order of that dataset was another one.
         """
+        self._resumed = self._from_state(state)
+
+    def _from_state(self, state: Mapping[str, Any]) -> Left:
         try:
-            stream = Stream(**{name: state[name] for name in Stream.__slots__})
-            reached = Reached(**{name: state[name] for name in Reached.__slots__})
-        except (KeyError, TypeError) as error:
+            streams = [
+                (
+                    Stream(**{name: one[name] for name in Stream.__slots__}),
+                    Reached(**{name: one[name] for name in Reached.__slots__}),
+                )
+                for one in (state, *state.get("rest", ()))
+            ]
+            number, count = state.get("reader", (streams[0][0].number, streams[0][0].count))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"this is not the state of a dataset in shards: {state}") from error
         for name, here in self._order_by().items():
             if state.get(name) != here:
@@ -176,7 +200,73 @@ class ShardDataset(IterableDataset[S]):
                     f"the state is of a dataset with {name}={state.get(name)!r}, this one has {here!r}, "
                     "so its samples are in another order"
                 )
-        self._resumed = stream, reached
+        return Left((number, count), streams)
+
+    def _divide_states(self, states: Sequence[Any], workers: int) -> list[dict[str, Any] | None] | None:
+        """Return the states with which so many workers of this rank go on where others were.
+
+        `states` are those of the workers of a rank: empty for one that has not begun, and None for one that
+        has nothing left, also in what is returned. The result is None if each worker goes on with its own.
+
+        Raises
+        ------
+        ValueError
+            The states tell nothing of other ranks, which have divided the shards with them.
+        """
+        found = [self._from_state(state) if state else None for state in states]
+        known = next(filter(None, found), None)
+        if known is None:
+            return None
+        here, (number, count), epoch = Stream.current(), known.reader, known.streams[0][0].epoch
+        ranks, rank = count // len(states), number % (count // len(states))
+        own = here.number % here.ranks
+        if (ranks, rank, len(states)) == (here.ranks, own, workers):
+            return None
+        left: list[tuple[Stream, Reached]] = []
+        for owner in range(ranks) if ranks != here.ranks else [own]:
+            for worker, one in enumerate(found):
+                theirs = Stream(rank + worker * ranks, count, ranks, epoch)
+                streams = [(theirs, Reached())] if one is None else one.streams
+                if states[worker] is None:
+                    streams = [(theirs, Reached(len(self._order(theirs))))]
+                if owner != rank:
+                    stream = Stream(owner + worker * ranks, count, ranks, epoch)
+                    streams = [(stream, self._after(stream, streams))]
+                left += streams
+        readers = workers * (here.ranks if ranks != here.ranks else 1)
+        shares: list[list[tuple[Stream, Reached]]] = [[] for _ in range(readers)]
+        for turn, (stream, reached) in enumerate(left):
+            if self.shuffle_buffer is not None:  # a window stays whole
+                shares[turn % readers].append((stream, reached))
+                continue
+            for part in range(readers):
+                first = stream.number + stream.count * (reached.shard + part)
+                if first < self.shards:
+                    rest = Stream(first, stream.count * readers, here.ranks, epoch)
+                    begin = Reached(sample=0 if part else reached.sample)
+                    shares[(turn + part) % readers].append((rest, begin))
+        mine = shares if readers == workers else shares[own :: here.ranks]
+        of_all = here.ranks * workers
+        return [
+            self._to_state(Left((own + worker * here.ranks, of_all), share)) if share else None
+            for worker, share in enumerate(mine)
+        ]
+
+    def _after(self, stream: Stream, others: Sequence[tuple[Stream, Reached]]) -> Reached:
+        """Return where a stream is when as much of it has been read as of another rank's."""
+        if self._counts is None or len(others) > 1:
+            raise ValueError(
+                "one rank's state does not tell where other ranks are in these files; resume with as many "
+                "ranks, each with its own state, or make the loader divide the samples with shard='auto'"
+            )
+        ((theirs, reached),) = others
+        taken = sum(self._counts[shard] for shard in self._order(theirs)[: reached.shard])
+        taken += reached.sample + reached.taken
+        order = self._order(stream)
+        window, within = divmod(taken, self.shuffle_buffer) if self.shuffle_buffer else (0, 0)
+        if taken >= sum(self._counts[shard] for shard in order):
+            return Reached(len(order))
+        return Reached(*self._locate(order, 0, taken - within), window, within)
 
     def _takes(self, size: int) -> Iterator[list[tuple[Any, Rows]]]:
         """Yield `size` samples at a time, at last perhaps fewer, as rows of what `_gather` returned.
@@ -186,42 +276,41 @@ class ShardDataset(IterableDataset[S]):
         ValueError
             The state to resume from is that of another stream, or a rank would have nothing to read.
         """
-        stream, reached = Stream.current(), Reached()
-        if stream.ranks > max(self.shards, 1):
+        own = Stream.current()
+        if own.ranks > max(self.shards, 1):
             raise ValueError(
-                f"{stream.ranks} ranks cannot share {self.shards} shards: write smaller row groups or more "
+                f"{own.ranks} ranks cannot share {self.shards} shards: write smaller row groups or more "
                 "files, or make the loader divide the samples with shard='auto'"
             )
-        if self._resumed is not None:
-            (resumed, reached), self._resumed = self._resumed, None
-            if (resumed.number, resumed.count) != (stream.number, stream.count):
-                raise ValueError(
-                    f"the state is of stream {resumed.number} of {resumed.count}, this is stream "
-                    f"{stream.number} of {stream.count}; resume with the same number of ranks and workers"
-                )
-            stream = resumed
-        self._come = stream, reached
+        left, self._resumed = self._resumed or _begin(own), None
+        if left.reader != (own.number, own.count):
+            raise ValueError(
+                "the state is of stream {} of {}, this is stream {} of {}; load it into a loader, which goes "
+                "on with other workers and ranks".format(*left.reader, own.number, own.count)
+            )
+        self._come = left
         held: list[tuple[Any, Rows]] = []
         count = 0
-        shards = self._order(stream)
-        for start, pieces in self._windows(shards, reached):
-            length = sum(map(len, pieces))
-            order = None
-            if self.shuffle_buffer is not None:
-                order = Shuffled(length, mixed_seed(self.seed, start.window), stream.epoch)
-            samples, at = self._gather(pieces), start.taken
-            pieces.clear()  # so that only the gathered samples are held while the next window is read
-            while at < length:
-                stop = min(at + size - count, length)
-                held.append((samples, slice(at, stop) if order is None else order.slice(at, stop)))
-                count, at = count + stop - at, stop
-                if count == size:
-                    self._come = stream, self._behind(shards, start, at)
-                    yield held
-                    held, count = [], 0
-            del samples
+        for behind, (stream, reached) in enumerate(left.streams, 1):
+            shards = self._order(stream)
+            for start, pieces in self._windows(shards, reached):
+                length = sum(map(len, pieces))
+                order = None
+                if self.shuffle_buffer is not None:
+                    order = Shuffled(length, mixed_seed(self.seed, start.window), stream.epoch)
+                samples, at = self._gather(pieces), start.taken
+                pieces.clear()  # so that only the gathered samples are held while the next window is read
+                while at < length:
+                    stop = min(at + size - count, length)
+                    held.append((samples, slice(at, stop) if order is None else order.slice(at, stop)))
+                    count, at = count + stop - at, stop
+                    come = stream, self._behind(shards, start, at)
+                    self._come = replace(left, streams=[come, *left.streams[behind:]])
+                    if count == size:
+                        yield held
+                        held, count = [], 0
+                del samples
         if held:
-            self._come = stream, self._behind(shards, start, at)
             yield held
 
     def _behind(self, order: Sequence[int], start: Reached, at: int) -> Reached:
@@ -335,6 +424,10 @@ def _stop_reads() -> None:
 
 
 after_fork(_READS.clear)  # their threads are not in the child
+
+
+def _begin(stream: Stream) -> Left:
+    return Left((stream.number, stream.count), [(stream, Reached())])
 
 
 def _fields(one: Stream | Reached) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """Shards: their division among streams, their order, and resuming."""
 
 import itertools
+import json
 import threading
 from contextlib import contextmanager
 
@@ -237,6 +238,72 @@ def test_a_state_is_for_as_many_streams():
         list(dataset)
     with pytest.raises(ValueError, match="not the state of a dataset in shards"):
         dataset.load_state_dict({"batches": 3})
+
+
+BUFFERS = pytest.mark.parametrize(
+    "options", [{}, {"shuffle": True}, SHUFFLED], ids=["in order", "shards", "window"]
+)
+
+
+def load(sizes, workers, size, **options):
+    how = {"num_workers": workers, "start_method": "fork"} if workers > 1 else {}
+    return DataLoader(Numbers(sizes, **options), places="cpu", batch_size=size, **how)
+
+
+def leave(loader, count, state=None):
+    """Return the numbers of some batches of a loader, and its state after them."""
+    if state is not None:
+        loader.load_state_dict(json.loads(json.dumps(state)))
+    epoch = iter(loader)
+    found = [number for batch in itertools.islice(epoch, count) for number in batch.tolist()]
+    state = loader.state_dict()
+    epoch.close()
+    return found, state
+
+
+@BUFFERS
+@pytest.mark.parametrize("workers", [(1, 3, 2), (3, 1, 2), (2, 4, 1)], ids=str)
+def test_other_workers_and_batches_go_on_where_others_were(options, workers):
+    sizes = [7, 2, 0, 9, 4, 8, 3, 6, 5, 1, 12]
+    first, state = leave(load(sizes, workers[0], 4, **options), 5)
+    second, state = leave(load(sizes, workers[1], 3, **options), 4, state)
+    rest, state = leave(load(sizes, workers[2], 5, **options), None, state)
+    assert (len(first), 9 < len(second) <= 12) == (20, True)  # a worker that ends has a short batch
+    assert sorted(first + second + rest) == list(range(sum(sizes)))
+    assert leave(load(sizes, 1, 5, **options), None, state)[0] != rest  # the next epoch
+    assert state["epoch"] == 1
+
+
+@BUFFERS
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2), (2, 1), (2, 2)])
+def test_other_ranks_go_on_from_the_state_of_one(options, before, after, monkeypatch):
+    sizes = [6, 5, 7, 6, 8, 4, 6, 6, 7]
+
+    def run(ranks, count, workers=1, state=None):
+        monkeypatch.setenv("WORLD_SIZE", str(ranks))
+        found, states = [], []
+        for rank in range(ranks):
+            monkeypatch.setenv("RANK", str(rank))
+            numbers, at = leave(load(sizes, workers, 3, **options), count, state)
+            found, states = found + numbers, [*states, at]
+        return found, states
+
+    first, states = run(before, 4)
+    rest, _ = run(after, None, 2, states[before - 1])
+    assert sorted(first + rest) == list(range(sum(sizes)))
+
+
+def test_files_whose_lengths_are_unknown_keep_their_ranks(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    loader = load(SIZES, 1, 3)
+    loader.dataset._counts = None
+    _, state = leave(loader, 2)
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    other = load(SIZES, 1, 3)
+    other.dataset._counts = None
+    with pytest.raises(ValueError, match="resume with as many ranks, each with its own state, or make"):
+        leave(other, 1, state)
 
 
 @pytest.mark.parametrize(
