@@ -298,6 +298,10 @@ def fits(block: Block, schema: Schema) -> bool:
     The caller stages the samples of other blocks one by one. That converts them, or raises an error that
     names the sample and the field.
     """
+    # Most batches are further rows of the same arrays.
+    part = block.parts[0]
+    if part.columns is schema.fitting and not part.dtypes and len(block.parts) == 1:
+        return True
     # Rows of a table are flat dicts. Whatever the schema asks beyond that needs samples.
     root = schema.tree.root
     if schema.declared or not isinstance(root, Branch) or root.kind is not dict or root.keys != block.names:
@@ -312,6 +316,8 @@ def fits(block: Block, schema: Schema) -> bool:
             return False
         if feed is None and not is_object(_find_first(pieces)):
             return False
+    if not part.dtypes and all(isinstance(column, np.ndarray) for column in part.columns.values()):
+        schema.fitting = part.columns
     return True
 
 
@@ -346,7 +352,7 @@ def block_columns(
     columns: list[Column] = []
     extras: list[Column] = []
     objects: list[list[Any]] = []
-    feeds = iter(schema.feeds)
+    feeds, count = iter(schema.feeds), len(block)
     for leaf in schema.tree.leaves:
         pieces = [(column, rows) for column, rows, _ in block.pieces(leaf.name)]
         if not leaf.is_array:
@@ -371,9 +377,9 @@ def block_columns(
         elif any(isinstance(_first_piece(column), Ragged) for column, _ in pieces):
             # Lists that all have the length of a dense field.
             rows = [row for column, chosen in pieces for row in take_each(column, chosen)]
-            columns.append(Column((len(block), *rows[0].shape), feed.dtype, partial(_stack, rows)))
+            columns.append(Column((count, *rows[0].shape), feed.dtype, partial(_stack, rows)))
         else:
-            columns.append(Column((len(block), *_sizes(feed)), feed.dtype, partial(_take, pieces)))
+            columns.append(Column((count, *_sizes(feed)), feed.dtype, partial(_take, pieces)))
     return [*columns, *extras], objects
 
 

@@ -38,6 +38,7 @@ Keys = Sequence[Any] | None
 AT_ONCE = 64 << 20
 """Bytes up to which a slot for a full batch is reserved before its samples have arrived."""
 _END = object()
+_PLAIN = frozenset({int, float, bool, str, type(None)})
 
 
 class ItemAssembler(Assembler):
@@ -284,7 +285,9 @@ class ItemStream(Pass):
         if self._keep_state and not ended:
             try:
                 # A copy, because the dataset may go on to change this object, and it reads ahead of the user.
-                state = copy.deepcopy(assembler.dataset.state_dict())
+                state = assembler.dataset.state_dict()
+                is_flat = type(state) is dict and _PLAIN.issuperset(map(type, state.values()))
+                state = dict(state) if is_flat else copy.deepcopy(state)
             except Exception as error:
                 raise assembler.failure(error, number, None, None) from error
         self._reached = ItemState(

@@ -124,7 +124,7 @@ class Schema:
     `flat` ones are tuples of arrays. Fields named `extras`, the lengths and masks of padded ones, follow in
     the batch, whose tree and levels are `batch_tree` and `batch_levels`. A
     `chunk` is how many samples to fetch before they are written; `fullest` is the most samples of a batch
-    that was full.
+    that was full, and `fitting` are the columns of arrays that last fitted.
     """
 
     tree: Tree
@@ -140,6 +140,7 @@ class Schema:
     fields: SampleRows = field(init=False, compare=False)
     chunk: int = field(default=1, compare=False)
     fullest: int = field(default=0, compare=False)
+    fitting: Mapping[str, Any] | None = field(default=None, compare=False)
     _specs: list[_FieldSpec | None] = field(default_factory=list, compare=False)
     _tables: dict[int, SampleRows] = field(default_factory=dict, compare=False)
     _arranging: threading.Lock = field(default_factory=threading.Lock, compare=False)
