@@ -243,8 +243,8 @@ class CSVDataset(TextDataset):
     seed : int
         The seed of all orders; must be the same on all ranks. It is independent of the loader's seed, but the
         epoch is the loader's.
-    attempts, timeout, storage_options, cache_dir, cache_size
-        As for `ParquetDataset`.
+    filters, fill, map, attempts, timeout, storage_options, cache_dir, cache_size
+        As for `ParquetDataset`; `filters` names columns that are read.
 
     Attributes
     ----------
@@ -350,7 +350,9 @@ class JSONLDataset(TextDataset):
     schema : pyarrow.Schema, dict or None
         The types of fields, such as ``{"score": "float32"}``. The first MiB of the first file tells those of
         the others.
-    shuffle, shuffle_buffer, seed, attempts, timeout, storage_options, cache_dir, cache_size
+    filters, fill, map, shuffle, shuffle_buffer, seed
+        As for `CSVDataset`.
+    attempts, timeout, storage_options, cache_dir, cache_size
         As for `CSVDataset`.
 
     Attributes
