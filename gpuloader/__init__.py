@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # the same names once more, where type checkers and editors f
     from gpuloader.errors import StagingMemoryError as StagingMemoryError
     from gpuloader.errors import WorkerError as WorkerError
     from gpuloader.errors import WorkerTimeout as WorkerTimeout
-    from gpuloader.fields.padding import Pad as Pad
+    from gpuloader.fields.padding import Padding as Padding
     from gpuloader.fields.ragged import Ragged as Ragged
     from gpuloader.fields.spec import FeedSpec as FeedSpec
     from gpuloader.fields.spec import data as data
@@ -84,7 +84,7 @@ _HOMES = {
         "PictureError PlaceError ReaderError SampleError SourceError StagingMemoryError WorkerError "
         "WorkerTimeout"
     ),
-    "gpuloader.fields.padding": "Pad",
+    "gpuloader.fields.padding": "Padding",
     "gpuloader.fields.ragged": "Ragged",
     "gpuloader.fields.spec": "FeedSpec data",
     "gpuloader.order.randomness": "sample_rng sample_rngs",

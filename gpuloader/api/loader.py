@@ -16,7 +16,7 @@ from gpuloader.api.state import read_state
 from gpuloader.devices.places import Place
 from gpuloader.epoch.cache import ArraySource, materialise
 from gpuloader.epoch.epoch import Iteration
-from gpuloader.fields.padding import Pad
+from gpuloader.fields.padding import Padding
 from gpuloader.fields.spec import FeedSpec
 from gpuloader.order.batching import StoredOrder
 from gpuloader.order.randomness import GeneratorLike
@@ -122,7 +122,7 @@ class DataLoader(Measured, Generic[S]):
     ragged : list of str
         Names of fields of varying length to deliver as `Ragged`; a nested field is named ``outer.inner``.
     pad : mapping or None
-        Maps names of fields of varying length to the number that fills up short rows, or to a `Pad`, which
+        Maps names of fields of varying length to the number that fills up short rows, or to a `Padding`, which
         also says which axes vary, where they are filled up, and which lengths and masks the batch gets.
     transforms : list of Transform
         Operations from `gpuloader.transforms` that run where the batch lands. On a GPU they follow the copy,
@@ -235,7 +235,7 @@ class DataLoader(Measured, Generic[S]):
         multiprocessing_context: Any = None,
         on_worker_death: str = "raise",
         ragged: Sequence[str] = (),
-        pad: Mapping[str, float | Pad] | None = None,
+        pad: Mapping[str, float | Padding] | None = None,
         transforms: Sequence[Transform | ImageTransform] = (),
         decode: str | None = None,
         on_bad: str = "raise",

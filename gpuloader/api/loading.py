@@ -387,7 +387,7 @@ def _check_declared(feeds: tuple[FeedSpec, ...], collation: Collation) -> None:
             if pad.lengths or pad.mask or pad.axes != (0,):
                 raise ValueError(
                     f"pad of the field {feed.name!r} is {pad}, but a feed_list declares all fields of a "
-                    "batch and which axes vary: pass no feed_list, or Pad without axes, lengths and mask"
+                    "batch and which axes vary: pass no feed_list, or Padding without axes, lengths and mask"
                 )
 
 

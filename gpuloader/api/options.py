@@ -22,7 +22,7 @@ from gpuloader.epoch.cache import CACHES
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.errors import BadType, BadValue
 from gpuloader.fetch.contract import METHODS
-from gpuloader.fields.padding import Pad
+from gpuloader.fields.padding import Padding
 from gpuloader.order.dividing import UNEVEN
 from gpuloader.order.randomness import GeneratorLike
 
@@ -79,13 +79,13 @@ def check_names(name: str, value: Any) -> frozenset[str]:
     return frozenset(names)
 
 
-def check_pads(name: str, value: Any) -> Mapping[str, float | Pad]:
-    """Return how short rows are filled up, by field; raise `TypeError` unless numbers or `Pad` say how."""
+def check_pads(name: str, value: Any) -> Mapping[str, float | Padding]:
+    """Return how short rows are filled up, by field; raise `TypeError` unless numbers or `Padding` say how."""
     if not isinstance(value, Mapping) or not all(isinstance(field, str) for field in value):
         raise TypeError(f"{name} must map field names to fill values, got {value!r}")
     for field, fill in value.items():
-        if not isinstance(fill, int | float | np.number | Pad):
-            raise TypeError(f"{name} must fill field {field!r} with a number or a Pad, got {fill!r}")
+        if not isinstance(fill, int | float | np.number | Padding):
+            raise TypeError(f"{name} must fill field {field!r} with a number or a Padding, got {fill!r}")
     return dict(value)
 
 
@@ -164,7 +164,7 @@ class Options:
     multiprocessing_context: Any = None
     on_worker_death: str = option("raise", ("raise", "respawn"))
     ragged: Iterable[str] = option((), check_names)
-    pad: Mapping[str, float | Pad] | None = option(None, check_pads)
+    pad: Mapping[str, float | Padding] | None = option(None, check_pads)
     transforms: Sequence[Any] = option((), check_transforms)
     decode: str | None = option(None, ("image", "device"))
     on_bad: str = option("raise", ("raise", "skip"))

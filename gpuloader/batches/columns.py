@@ -21,7 +21,7 @@ from gpuloader.batches.staged import Reserve, StagedBatch, begin_batch
 from gpuloader.batches.tree import Branch, Leaf, is_object
 from gpuloader.errors import PictureError, SampleError, describe_error, unlike_first
 from gpuloader.fields.padding import (
-    Pad,
+    Padding,
     as_pad,
     find_inside,
     settle_shape,
@@ -91,11 +91,11 @@ def _stack(rows: Sequence[Array], target: Array) -> None:
 _LONG = 4096  # bytes of a row from which a copy of each row takes less time than a mask over all
 
 
-def _pad(parts: Sequence[Array], lengths: list[int], pad: Pad, target: Array) -> None:
+def _pad(parts: Sequence[Array], lengths: list[int], pad: Padding, target: Array) -> None:
     """Write rows of these lengths, which lie one after another in the parts, and fill up the short ones.
 
     >>> target = np.zeros((2, 3), int)
-    >>> _pad([np.array([1, 2, 3, 4])], [3, 1], Pad(-1), target)
+    >>> _pad([np.array([1, 2, 3, 4])], [3, 1], Padding(-1), target)
     >>> target
     array([[ 1,  2,  3],
            [ 4, -1, -1]])
@@ -147,7 +147,7 @@ def _sequences(
     splits: Iterable[Array],
     step: tuple[int, ...],
     feed: FeedSpec,
-    pad: Pad | None,
+    pad: Padding | None,
 ) -> tuple[list[Column], list[Column]]:
     """Return the columns of a field of varying length: padded, with its extras, or values and row splits."""
     if pad is None:
@@ -162,7 +162,7 @@ def _sequences(
 
 
 def split_columns(
-    samples: Iterable[Any], rows: SampleRows, pads: Mapping[str, float | Pad] | None = None
+    samples: Iterable[Any], rows: SampleRows, pads: Mapping[str, float | Padding] | None = None
 ) -> list[Column]:
     """Return one column per dense or padded field, and several per ragged field: values, then row splits.
 
@@ -201,7 +201,7 @@ def split_columns(
     return [*columns, *extras]
 
 
-def _padded_columns(values: list[Any], rows: SampleRows, feed: FeedSpec, pad: Pad) -> list[Column]:
+def _padded_columns(values: list[Any], rows: SampleRows, feed: FeedSpec, pad: Padding) -> list[Column]:
     """Return the columns of a field that is padded along other axes than its first one."""
     parts = []
     for index, value in enumerate(values):
@@ -217,7 +217,7 @@ def _padded_columns(values: list[Any], rows: SampleRows, feed: FeedSpec, pad: Pa
     return [column, *_extra_columns(pad, sizes, tuple(shape[axis + 1] for axis in (-1, *pad.axes)))]
 
 
-def _extra_columns(pad: Pad, sizes: Array, shape: tuple[int, ...]) -> list[Column]:
+def _extra_columns(pad: Padding, sizes: Array, shape: tuple[int, ...]) -> list[Column]:
     """Return the lengths and the mask that follow a padded field, whose padded axes begin its `shape`."""
     columns = []
     if pad.lengths is not None:
@@ -346,7 +346,7 @@ def _find_first(pieces: list[tuple[Any, Rows, np.dtype[Any] | None]]) -> Any:
 
 
 def block_columns(
-    block: Block, schema: Schema, pads: Mapping[str, float | Pad]
+    block: Block, schema: Schema, pads: Mapping[str, float | Padding]
 ) -> tuple[list[Column], list[list[Any]]]:
     """Return the columns of a block that `fits`: those of its arrays, and those of all other values."""
     columns: list[Column] = []

@@ -22,7 +22,7 @@ from gpuloader.batches.rows import IN_FEEDS, SampleRows, fields_of
 from gpuloader.batches.tree import Tree, all_leaves, is_array, is_object
 from gpuloader.errors import SampleError
 from gpuloader.fields.convert import IF_A_LIST, Conversion, as_numbers, check_fill, convert, convert_alike
-from gpuloader.fields.padding import Pad, as_pad, name_extras
+from gpuloader.fields.padding import Padding, as_pad, name_extras
 from gpuloader.fields.spec import FeedSpec
 from gpuloader.foreign import warn_of_class
 from gpuloader.sources.images.regions import Encoded, Region
@@ -75,7 +75,7 @@ class Collation:
     function: Callable[[Any], Any] | None = None
     batched: bool = True
     ragged: frozenset[str] = frozenset()
-    pads: Mapping[str, float | Pad] | None = None
+    pads: Mapping[str, float | Padding] | None = None
     programmer: Programmer | None = None
     on_host: bool = True
     keeps_gradients: bool = False
@@ -173,7 +173,7 @@ class Schema:
         return Schema, tuple(getattr(self, name) for name in names)
 
     @classmethod
-    def of_feeds(cls, feeds: Sequence[FeedSpec], pads: Mapping[str, float | Pad] | None) -> Schema:
+    def of_feeds(cls, feeds: Sequence[FeedSpec], pads: Mapping[str, float | Padding] | None) -> Schema:
         """Return the schema of samples that are tuples with one value per declared feed."""
         levels = tuple(0 if pads and feed.name in pads else feed.lod_level for feed in feeds)
         return cls(Tree.flat([feed.name for feed in feeds]), tuple(feeds), levels, declared=True)

@@ -14,7 +14,7 @@ from gpuloader.fields.spec import Array
 
 
 @dataclass(frozen=True)
-class Pad:
+class Padding:
     """How to pad a field whose samples differ in size; see `pad` of `DataLoader`.
 
     Attributes
@@ -39,7 +39,7 @@ class Pad:
     --------
     >>> from gpuloader import DataLoader
     >>> samples = [{"audio": np.ones(3)}, {"audio": np.ones(1)}]
-    >>> pad = {"audio": Pad(value=-1, side="left", lengths="length", mask="mask")}
+    >>> pad = {"audio": Padding(value=-1, side="left", lengths="length", mask="mask")}
     >>> [batch] = DataLoader(samples, places="cpu", batch_size=2, pad=pad)
     >>> for name, array in batch.items():
     ...     print(name, array.tolist())
@@ -73,26 +73,26 @@ class Pad:
                 raise BadType(f"lengths and mask must be names of fields, got {name!r}")
 
 
-def as_pad(pad: float | Pad) -> Pad:
+def as_pad(pad: float | Padding) -> Padding:
     """Return how a field is padded, of which a bare number is the value.
 
     >>> as_pad(3).value
     3
     """
-    return pad if isinstance(pad, Pad) else Pad(pad)
+    return pad if isinstance(pad, Padding) else Padding(pad)
 
 
-def name_extras(fields: Iterable[str], pads: Mapping[str, float | Pad]) -> tuple[str, ...]:
+def name_extras(fields: Iterable[str], pads: Mapping[str, float | Padding]) -> tuple[str, ...]:
     """Return the names of lengths and masks, in the order in which they follow all fields of a batch."""
     return tuple(name for field in fields if field in pads for name in name_fields(as_pad(pads[field])))
 
 
-def name_fields(pad: Pad) -> list[str]:
+def name_fields(pad: Padding) -> list[str]:
     """Return the names of the fields that padding one adds to a batch."""
     return [name for name in (pad.lengths, pad.mask) if name is not None]
 
 
-def settle_shape(pad: Pad, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+def settle_shape(pad: Padding, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """Return the shape to which samples of these shapes are padded.
 
     Raises `SampleError` if they differ along another axis.
@@ -106,13 +106,13 @@ def settle_shape(pad: Pad, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]
             differs = [size != shape[axis] for size in sizes].index(True)
             raise SampleError(
                 f"expected {shape[axis]} along axis {axis} as in the batch's first sample, got "
-                f"{sizes[differs]}; name the axis in axes of Pad if it varies",
+                f"{sizes[differs]}; name the axis in axes of Padding if it varies",
                 index=differs,
             )
     return tuple(shape)
 
 
-def write_padded(pad: Pad, samples: Sequence[Array], target: Array) -> None:
+def write_padded(pad: Padding, samples: Sequence[Array], target: Array) -> None:
     """Write samples into an array, filled up."""
     target[...] = pad.value
     for row, sample in zip(target, samples, strict=True):
@@ -130,10 +130,10 @@ def write_lengths(sizes: Array, target: Array) -> None:
     target[...] = sizes.reshape(target.shape)
 
 
-def find_inside(pad: Pad, sizes: Array, longest: int) -> Array:
+def find_inside(pad: Padding, sizes: Array, longest: int) -> Array:
     """Return where the values of rows of these sizes are, once padded along one axis.
 
-    >>> find_inside(Pad(side="left"), np.array([1, 2]), 3)
+    >>> find_inside(Padding(side="left"), np.array([1, 2]), 3)
     array([[False, False,  True],
            [False,  True,  True]])
     """
@@ -141,7 +141,7 @@ def find_inside(pad: Pad, sizes: Array, longest: int) -> Array:
     return place < size if pad.side == "right" else place >= longest - size
 
 
-def write_mask(pad: Pad, sizes: Array, target: Array) -> None:
+def write_mask(pad: Padding, sizes: Array, target: Array) -> None:
     """Write True where a sample's values are, given its sizes along the padded axes."""
     target[...] = True
     for axis, longest in enumerate(target.shape[1:]):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuloader import DataLoader, FeedSpec, Pad, SampleError, TableDataset
+from gpuloader import DataLoader, FeedSpec, Padding, SampleError, TableDataset
 from gpuloader.transforms import Cast
 from tests import loading
 from tests.sample_sets import PROCESSES, WORKERS, name_workers
@@ -43,7 +43,7 @@ def test_a_batch_is_that_of_numpy_pad(sizes, axes, side, multiple, value):
     first = sizes[0]
     shapes = [[size[at] if at in axes else first[at] for at in range(3)] for size in sizes]
     arrays = [np.random.default_rng(at).integers(-9, 9, shape) for at, shape in enumerate(shapes)]
-    pad = Pad(value, axes, side, multiple, lengths="sizes", mask="inside")
+    pad = Padding(value, axes, side, multiple, lengths="sizes", mask="inside")
     samples = [{"x": array, "name": f"n{at}", "label": at} for at, array in enumerate(arrays)]
     [batch] = DataLoader(samples, places="cpu", batch_size=len(samples), pad={"x": pad})
     assert list(batch) == ["x", "name", "label", "sizes", "inside"]
@@ -60,7 +60,7 @@ def test_a_batch_is_that_of_numpy_pad(sizes, axes, side, multiple, value):
 def test_long_rows_are_copied_one_by_one(side):
     """Their path is another one, for speed."""
     arrays = [np.arange(size, dtype=np.float64) for size in (2000, 1, 0, 1999)]
-    pad = Pad(-1, side=side, multiple=16, mask="mask")
+    pad = Padding(-1, side=side, multiple=16, mask="mask")
     [batch] = DataLoader([{"x": one} for one in arrays], places="cpu", batch_size=4, pad={"x": pad})
     wanted, _, mask = expect(arrays, pad)
     np.testing.assert_array_equal(batch["x"], wanted)
@@ -68,7 +68,7 @@ def test_long_rows_are_copied_one_by_one(side):
 
 
 SAMPLES = [{"a": np.arange(n % 5 + 1), "b": np.ones((2, n % 3 + 1))} for n in range(24)]
-PADS = {"b": Pad(axes=(1,), lengths="b_length"), "a": Pad(lengths="a_length", mask="a_mask")}
+PADS = {"b": Padding(axes=(1,), lengths="b_length"), "a": Padding(lengths="a_length", mask="a_mask")}
 
 
 def plain(batches):
@@ -89,7 +89,7 @@ def test_workers_make_the_same_batches_and_resume(workers):
 
 def test_a_table_and_an_iterable_dataset_are_padded_alike():
     table = {"a": [[1, 2, 3], [4], [], [5, 6]], "label": [1, 2, 3, 4]}
-    pad = {"a": Pad(9, side="left", lengths="length", mask="mask")}
+    pad = {"a": Padding(9, side="left", lengths="length", mask="mask")}
     [batch] = DataLoader(TableDataset(table), places="cpu", batch_size=4, pad=pad)
     assert plain([batch]) == [
         {
@@ -107,7 +107,7 @@ def test_a_table_and_an_iterable_dataset_are_padded_alike():
 def test_tuples_get_their_lengths_last_and_transforms_see_masks():
     samples = [(np.ones(n + 1, np.float32), n) for n in range(3)]
     options = {"places": "cpu", "batch_size": 3, "transforms": [Cast("mask", "float32")]}
-    pad = {"0": Pad(lengths="length", mask="mask")}
+    pad = {"0": Padding(lengths="length", mask="mask")}
     [(values, labels, lengths, mask)] = DataLoader(samples, pad=pad, **options)
     assert (values.shape, labels.tolist(), lengths.tolist()) == ((3, 3), [0, 1, 2], [1, 2, 3])
     assert mask.dtype == np.float32
@@ -116,9 +116,11 @@ def test_tuples_get_their_lengths_last_and_transforms_see_masks():
 
 def test_a_bare_number_stays():
     samples = [np.arange(n + 1) for n in range(3)]
-    first, second = (DataLoader(samples, places="cpu", batch_size=3, pad={"0": pad}) for pad in (-1, Pad(-1)))
+    first, second = (
+        DataLoader(samples, places="cpu", batch_size=3, pad={"0": pad}) for pad in (-1, Padding(-1))
+    )
     assert [one.tolist() for one in first] == [one.tolist() for one in second]
-    assert Pad(axes=1) == Pad(axes=(1,)) == pickle.loads(pickle.dumps(Pad(axes=(1,))))
+    assert Padding(axes=1) == Padding(axes=(1,)) == pickle.loads(pickle.dumps(Padding(axes=(1,))))
 
 
 @pytest.mark.parametrize(
@@ -135,26 +137,26 @@ def test_a_bare_number_stays():
 )
 def test_bad_arguments(options, problem):
     with pytest.raises((TypeError, ValueError), match=problem):
-        Pad(**options)
+        Padding(**options)
 
 
 @pytest.mark.parametrize(
     ("samples", "pad", "problem"),
     [
-        ([{"x": np.ones((2, 3))}, {"x": np.ones((2, 4))}], Pad(), r"expected .*shape"),
+        ([{"x": np.ones((2, 3))}, {"x": np.ones((2, 4))}], Padding(), r"expected .*shape"),
         (
             [{"x": np.ones((2, 3))}, {"x": np.ones((4, 4))}],
-            Pad(axes=(1,)),
+            Padding(axes=(1,)),
             "sample 1.*expected 2 along axis 0 .*, got 4; name the axis in axes",
         ),
-        ([{"x": np.ones(3)}], Pad(axes=(1,)), "pad has axis 1, but the sample has 1 dimensions"),
-        ([{"x": [1]}], Pad(0.5), "cannot pad rows of int64 with 0.5"),
+        ([{"x": np.ones(3)}], Padding(axes=(1,)), "pad has axis 1, but the sample has 1 dimensions"),
+        ([{"x": [1]}], Padding(0.5), "cannot pad rows of int64 with 0.5"),
         (
             [{"x": [1], "y": 1}],
-            Pad(mask="y"),
+            Padding(mask="y"),
             r"adds the fields \['y'\], but the fields \['x', 'y'\] are there",
         ),
-        ([{"x": [1]}], Pad(lengths="y", mask="y"), "give lengths and mask names of their own"),
+        ([{"x": [1]}], Padding(lengths="y", mask="y"), "give lengths and mask names of their own"),
     ],
 )
 def test_samples_that_do_not_fit(samples, pad, problem):
@@ -163,9 +165,9 @@ def test_samples_that_do_not_fit(samples, pad, problem):
 
 
 def test_what_has_no_place_for_lengths():
-    bare = DataLoader([np.ones(2)], places="cpu", pad={"0": Pad(lengths="length")})
+    bare = DataLoader([np.ones(2)], places="cpu", pad={"0": Padding(lengths="length")})
     with pytest.raises(SampleError, match="expected samples that are dicts or tuples, to which pad adds"):
         next(iter(bare))
     feeds = [FeedSpec("x", (None, None), "float32", lod_level=1)]
-    with pytest.raises(ValueError, match="pass no feed_list, or Pad without axes, lengths and mask"):
-        DataLoader([([1.0],)], feed_list=feeds, places="cpu", pad={"x": Pad(mask="mask")})
+    with pytest.raises(ValueError, match="pass no feed_list, or Padding without axes, lengths and mask"):
+        DataLoader([([1.0],)], feed_list=feeds, places="cpu", pad={"x": Padding(mask="mask")})
