@@ -5,44 +5,10 @@
 [[1, 2], [3]]
 """
 
-from gpuloader.api.loader import DataLoader
-from gpuloader.order.samplers import (
-    BatchSampler,
-    DistributedBatchSampler,
-    RandomSampler,
-    Sampler,
-    SequenceSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
-from gpuloader.order.worker_info import get_worker_info
-from gpuloader.sources.dataset import (
-    ChainDataset,
-    ComposeDataset,
-    ConcatDataset,
-    Dataset,
-    IterableDataset,
-    Subset,
-    TensorDataset,
-)
-from gpuloader.sources.splitting import random_split
+from gpuloader.system.lazy_imports import import_on_demand, read_stub
 
-__all__ = [
-    "BatchSampler",
-    "ChainDataset",
-    "ComposeDataset",
-    "ConcatDataset",
-    "DataLoader",
-    "Dataset",
-    "DistributedBatchSampler",
-    "IterableDataset",
-    "RandomSampler",
-    "Sampler",
-    "SequenceSampler",
-    "Subset",
-    "SubsetRandomSampler",
-    "TensorDataset",
-    "WeightedRandomSampler",
-    "get_worker_info",
-    "random_split",
-]
+_homes = read_stub(__file__)
+
+__all__ = sorted(_homes)
+
+__getattr__ = import_on_demand(__name__, _homes)

@@ -5,21 +5,10 @@
 [0, 1, 2]
 """
 
-from gpuloader.errors import ComposeNotAligned
-from gpuloader.sources.readers.decorators import batch, cache, chain, compose, firstn, map_readers, shuffle
-from gpuloader.sources.readers.reader_processes import multiprocess_reader
-from gpuloader.sources.readers.reader_threads import buffered, xmap_readers
+from gpuloader.system.lazy_imports import import_on_demand, read_stub
 
-__all__ = [
-    "ComposeNotAligned",
-    "batch",
-    "buffered",
-    "cache",
-    "chain",
-    "compose",
-    "firstn",
-    "map_readers",
-    "multiprocess_reader",
-    "shuffle",
-    "xmap_readers",
-]
+_homes = read_stub(__file__)
+
+__all__ = sorted(_homes)
+
+__getattr__ = import_on_demand(__name__, _homes)

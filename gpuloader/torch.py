@@ -51,15 +51,11 @@ else:
         "random_split",
     ]
 
-    __getattr__ = import_on_demand(
-        __name__,
-        {
-            "gpuloader.sources.torch_classes": " ".join(__all__),
-            "gpuloader.api.torch_loader": "DataLoader default_collate default_convert random_split",
-            "torch.utils.data": (
-                "DFIterDataPipe DataChunk DistributedSampler IterDataPipe MapDataPipe StackDataset "
-                "argument_validation functional_datapipe guaranteed_datapipes_determinism "
-                "non_deterministic runtime_validation runtime_validation_disabled"
-            ),
-        },
-    )
+    _PYTORCHS = """DFIterDataPipe DataChunk DistributedSampler IterDataPipe MapDataPipe StackDataset
+    argument_validation functional_datapipe guaranteed_datapipes_determinism non_deterministic
+    runtime_validation runtime_validation_disabled"""
+    _homes = dict.fromkeys(__all__, "gpuloader.sources.torch_classes")
+    for _name in ("DataLoader", "default_collate", "default_convert", "random_split"):
+        _homes[_name] = "gpuloader.api.torch_loader"
+    _homes |= dict.fromkeys(_PYTORCHS.split(), "torch.utils.data")
+    __getattr__ = import_on_demand(__name__, _homes)

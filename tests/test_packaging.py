@@ -89,7 +89,8 @@ def test_the_wheel_holds_every_module_and_every_file_that_is_read_and_nothing_el
         f"{name}/{path.relative_to(folder).as_posix()}"
         for folder, name in folders
         for path in folder.rglob("*")
-        if path.suffix in {".py", ".cu", ".cuh", ".npz"} and "kernels" not in path.relative_to(folder).parts
+        if path.suffix in {".py", ".pyi", ".cu", ".cuh", ".npz"}
+        and "kernels" not in path.relative_to(folder).parts
     }
     assert {"gpuloader/kernels/spin.cu", "gpuloader/sources/mnist/mnist-5k.npz"} <= expected
     shipped = {name for name in names if ".dist-info/" not in name}

@@ -1,7 +1,9 @@
 """The names of ``paddle.fluid.io`` that old loading code uses."""
 
-from gpuloader import reader
-from gpuloader.fluid.reader import DataLoader, PyReader
-from gpuloader.reader import *  # noqa: F403
+from gpuloader.system.lazy_imports import import_on_demand, read_stub
 
-__all__ = [*reader.__all__, "DataLoader", "PyReader"]
+_homes = read_stub(__file__)
+
+__all__ = sorted(_homes)
+
+__getattr__ = import_on_demand(__name__, _homes)

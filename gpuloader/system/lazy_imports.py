@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 
-def import_on_demand(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a ``__getattr__`` for a package; `homes` maps modules to the names in each, apart by spaces.
+def import_on_demand(package: str, homes: dict[str, str]) -> Callable[[str], Any]:
+    """Return a ``__getattr__`` for a package; `homes` says in which module each name is.
 
     The names in the package itself are its modules.
 
-    >>> find = import_on_demand("gpuloader.system", {"gpuloader.checks": "check_count check_word"})
+    >>> find = import_on_demand("gpuloader.system", {"check_count": "gpuloader.checks"})
     >>> find("check_count")("capacity", 4)
     4
     """
-    home_of = {name: home for home, names in homes.items() for name in names.split()}
 
     def __getattr__(name: str) -> Any:  # noqa: N807
-        if name not in home_of:
+        if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        home = home_of[name]
+        home = homes[name]
         found = import_module(f"{package}.{name}") if home == package else getattr(import_module(home), name)
         setattr(sys.modules[package], name, found)
         return found
 
     return __getattr__
+
+
+def read_stub(file: str) -> dict[str, str]:
+    """Return in which module each name of a package is, from the stub beside its `file`.
+
+    So the names stand in one place, where type checkers and editors look for them, too.
+    """
+    lines = map(str.split, Path(file).with_suffix(".pyi").read_text("utf-8").splitlines())
+    return {line[3]: line[1] for line in lines if line[:1] == ["from"]}  # from HOME import NAME as NAME
 
 
 def step_aside(name: str, file: str) -> None:

@@ -20,41 +20,11 @@ the loader's seed, the epoch and the sample's index.
 (2, 3, 6, 6) float32 1.0 [[0.0, 1.0, 0.0], [0.0, 1.0, 0.0]]
 """
 
-from typing import TYPE_CHECKING
+from gpuloader.system.lazy_imports import import_on_demand, read_stub
 
-from gpuloader.system.lazy_imports import import_on_demand
+_homes = read_stub(__file__)
 
-if TYPE_CHECKING:
-    from gpuloader.sources.images.annotations import Boxes as Boxes
-    from gpuloader.sources.images.annotations import Keypoints as Keypoints
-    from gpuloader.sources.images.annotations import Mask as Mask
-    from gpuloader.transforms.batch_transforms import Normalize as Normalize
-    from gpuloader.transforms.batch_transforms import RandomCropFlip as RandomCropFlip
-    from gpuloader.transforms.batch_transforms import RandomErasing as RandomErasing
-    from gpuloader.transforms.image_transforms import CenterCrop as CenterCrop
-    from gpuloader.transforms.image_transforms import ColorJitter as ColorJitter
-    from gpuloader.transforms.image_transforms import PadImage as PadImage
-    from gpuloader.transforms.image_transforms import RandomAffine as RandomAffine
-    from gpuloader.transforms.image_transforms import RandomFlip as RandomFlip
-    from gpuloader.transforms.image_transforms import RandomResizedCrop as RandomResizedCrop
-    from gpuloader.transforms.image_transforms import Resize as Resize
-    from gpuloader.transforms.mixing import CutMix as CutMix
-    from gpuloader.transforms.mixing import MixUp as MixUp
-    from gpuloader.transforms.values import Cast as Cast
-    from gpuloader.transforms.values import OneHot as OneHot
-    from gpuloader.transforms.values import Pad as Pad
-
-_HOMES = {
-    "gpuloader.sources.images.annotations": "Boxes Keypoints Mask",
-    "gpuloader.transforms.batch_transforms": "Normalize RandomCropFlip RandomErasing",
-    "gpuloader.transforms.image_transforms": (
-        "CenterCrop ColorJitter PadImage RandomAffine RandomFlip RandomResizedCrop Resize"
-    ),
-    "gpuloader.transforms.mixing": "CutMix MixUp",
-    "gpuloader.transforms.values": "Cast OneHot Pad",
-}
-
-__all__ = sorted(" ".join(_HOMES.values()).split())
+__all__ = sorted(_homes)
 
 # On demand, because the kernels of batches take a while to import.
-__getattr__ = import_on_demand(__name__, _HOMES)
+__getattr__ = import_on_demand(__name__, _homes)

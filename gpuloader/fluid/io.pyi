@@ -1,0 +1,13 @@
+from gpuloader.errors import ComposeNotAligned as ComposeNotAligned
+from gpuloader.fluid.reader import DataLoader as DataLoader
+from gpuloader.fluid.reader import PyReader as PyReader
+from gpuloader.sources.readers.decorators import batch as batch
+from gpuloader.sources.readers.decorators import cache as cache
+from gpuloader.sources.readers.decorators import chain as chain
+from gpuloader.sources.readers.decorators import compose as compose
+from gpuloader.sources.readers.decorators import firstn as firstn
+from gpuloader.sources.readers.decorators import map_readers as map_readers
+from gpuloader.sources.readers.decorators import shuffle as shuffle
+from gpuloader.sources.readers.reader_processes import multiprocess_reader as multiprocess_reader
+from gpuloader.sources.readers.reader_threads import buffered as buffered
+from gpuloader.sources.readers.reader_threads import xmap_readers as xmap_readers

@@ -1,0 +1,17 @@
+from gpuloader.api.loader import DataLoader as DataLoader
+from gpuloader.order.samplers import BatchSampler as BatchSampler
+from gpuloader.order.samplers import DistributedBatchSampler as DistributedBatchSampler
+from gpuloader.order.samplers import RandomSampler as RandomSampler
+from gpuloader.order.samplers import Sampler as Sampler
+from gpuloader.order.samplers import SequenceSampler as SequenceSampler
+from gpuloader.order.samplers import SubsetRandomSampler as SubsetRandomSampler
+from gpuloader.order.samplers import WeightedRandomSampler as WeightedRandomSampler
+from gpuloader.order.worker_info import get_worker_info as get_worker_info
+from gpuloader.sources.dataset import ChainDataset as ChainDataset
+from gpuloader.sources.dataset import ComposeDataset as ComposeDataset
+from gpuloader.sources.dataset import ConcatDataset as ConcatDataset
+from gpuloader.sources.dataset import Dataset as Dataset
+from gpuloader.sources.dataset import IterableDataset as IterableDataset
+from gpuloader.sources.dataset import Subset as Subset
+from gpuloader.sources.dataset import TensorDataset as TensorDataset
+from gpuloader.sources.splitting import random_split as random_split
