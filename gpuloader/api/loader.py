@@ -122,8 +122,8 @@ class DataLoader(Measured, Generic[S]):
     ragged : list of str
         Names of fields of varying length to deliver as `Ragged`; a nested field is named ``outer.inner``.
     pad : mapping or None
-        Maps names of fields of varying length to the number that fills up short rows, or to a `Padding`, which
-        also says which axes vary, where they are filled up, and which lengths and masks the batch gets.
+        Maps names of fields of varying length to the number that fills up short rows, or to a `Padding`,
+        which also says which axes vary, where they are filled up, and which lengths and masks the batch gets.
     transforms : list of Transform
         Operations from `gpuloader.transforms` that run where the batch lands. On a GPU they follow the copy,
         on its stream, so only their smaller input crosses the bus. On a CPU place they run as the batch is
@@ -205,6 +205,24 @@ class DataLoader(Measured, Generic[S]):
     _upcoming = UpcomingBatches  # the class of a batch sampler that the loader makes
     _epochs: DatasetEpochs
 
+    # Set when the loader is made, as in PyTorch; `__setattr__` refuses a change.
+    auto_collate_batch: bool
+    batch_size: int | None
+    collate_fn: Callable[[Any], Any] | None
+    dataset: Any
+    drop_last: bool
+    feed_list: Any
+    generator: GeneratorLike
+    in_order: bool
+    persistent_workers: bool
+    pin_memory: bool
+    pin_memory_device: str
+    places: list[Place]
+    return_list: bool
+    timeout: float
+    use_buffer_reader: bool | str
+    use_shared_memory: bool
+
     def __init__(
         self,
         dataset: Readable[S] | Iterable[S],
@@ -270,7 +288,13 @@ class DataLoader(Measured, Generic[S]):
     def _open(self, options: Options, framework: Framework | None = None) -> None:
         plan = decide(options, framework or self._framework)
         self._options = options
-        self._generator = options.generator
+        vars(self).update(
+            {name: getattr(options, name) for name in _AS_PASSED},
+            auto_collate_batch=not plan.batching.single,
+            batch_size=plan.batching.given_size,
+            persistent_workers=plan.workers.persistent,
+            places=list(plan.delivery.places),
+        )
         self._meter = vars(self).get("_meter") or Meter()
         self._epochs = DatasetEpochs(plan, self._meter)
         self._batches: Iterable[Any] | None = None  # what `batch_sampler` has made
@@ -427,17 +451,7 @@ class DataLoader(Measured, Generic[S]):
         """End persistent worker processes; the next loop starts new ones."""
         self._epochs.close()
 
-    # Readable options, under PyTorch's and Paddle's names. Only `worker_init_fn` can be set.
-
-    @property
-    def dataset(self) -> Any:
-        """The dataset."""
-        return self._options.dataset
-
-    @property
-    def batch_size(self) -> int | None:
-        """Samples per batch; None if samples are delivered singly or a batch sampler determines the size."""
-        return self._epochs.plan.batching.given_size
+    # Attributes that are computed when they are asked for.
 
     @property
     def sampler(self) -> Iterable[Any] | None:
@@ -474,11 +488,6 @@ class DataLoader(Measured, Generic[S]):
         return self._batches
 
     @property
-    def drop_last(self) -> bool:
-        """Whether an incomplete last batch is dropped; False if a batch sampler decides."""
-        return self._options.drop_last
-
-    @property
     def num_workers(self) -> int:
         """The number of workers; with 'auto', the number in use now."""
         workers = self._epochs.workers  # 'auto' changes them while loops run
@@ -488,21 +497,6 @@ class DataLoader(Measured, Generic[S]):
     def prefetch_factor(self) -> int | None:
         """Batches in progress per worker; None without workers."""
         return self._epochs.workers.prefetch_factor if self.num_workers else None
-
-    @property
-    def persistent_workers(self) -> bool:
-        """Whether worker processes are kept from one epoch to the next."""
-        return self._epochs.workers.persistent
-
-    @property
-    def in_order(self) -> bool:
-        """Whether batches are delivered in the sampler's order."""
-        return self._options.in_order
-
-    @property
-    def timeout(self) -> float:
-        """Seconds to wait for a batch; 0 means no limit."""
-        return self._options.timeout
 
     @property
     def worker_init_fn(self) -> Callable[[int], object] | None:
@@ -525,56 +519,6 @@ class DataLoader(Measured, Generic[S]):
         import multiprocessing  # imported late: the loader itself may never need it
 
         return multiprocessing.get_context(method)
-
-    @property
-    def collate_fn(self) -> Callable[[Any], Any] | None:
-        """The function that makes batches from lists of samples; None if the loader does it."""
-        return self._options.collate_fn
-
-    @property
-    def generator(self) -> GeneratorLike:
-        """The generator that the seed was drawn from, or None."""
-        return self._generator
-
-    @property
-    def feed_list(self) -> Any:
-        """The feeds that were passed, or None."""
-        return self._options.feed_list
-
-    @property
-    def places(self) -> list[Place]:
-        """The places where batches land."""
-        return list(self._epochs.delivery.places)
-
-    @property
-    def return_list(self) -> bool:
-        """Whether a batch is nested like a sample, also if there is a feed_list."""
-        return self._options.return_list
-
-    @property
-    def use_buffer_reader(self) -> bool | str:
-        """Whether steps are read and copied ahead; 'thread' if a thread always reads them."""
-        return self._options.use_buffer_reader
-
-    @property
-    def use_shared_memory(self) -> bool:
-        """What was passed; it has no effect."""
-        return self._options.use_shared_memory
-
-    @property
-    def auto_collate_batch(self) -> bool:
-        """Whether samples make up batches; False if they are delivered singly."""
-        return not self._epochs.plan.batching.single
-
-    @property
-    def pin_memory(self) -> bool:
-        """What was passed; it has no effect."""
-        return self._options.pin_memory
-
-    @property
-    def pin_memory_device(self) -> str:
-        """What was passed; it has no effect."""
-        return self._options.pin_memory_device
 
     def __setattr__(self, name: str, value: object) -> None:
         # As PyTorch's loader refuses it. Silently ignored, `loader.batch_size = 64` would train on.
@@ -619,28 +563,26 @@ class DataLoader(Measured, Generic[S]):
         # A copy has the seed that was drawn from the generator, not the next one that it would give.
         if not self._epochs.plan.follows_torch:
             options |= {"seed": self._epochs.plan.batching.seed, "generator": None}
-        kind = type(self)
-        own = {
-            name: value
-            for name, value in vars(self).items()
-            if name not in _PRIVATE and not isinstance(getattr(kind, name, None), property)
-        }
+        own = {name: value for name, value in vars(self).items() if name not in _PRIVATE | FIXED}
         return {"options": options, "generator": self.generator, "own": own}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self._open(Options(**state["options"]))
-        self._generator = state["generator"]  # whose seed is an option now
+        vars(self)["generator"] = state["generator"]  # whose seed is an option now
         vars(self).update(state["own"])
 
 
-FIXED = frozenset(
-    name for name, found in vars(DataLoader).items() if isinstance(found, property) and found.fset is None
-)
+_AS_PASSED = (
+    "collate_fn", "dataset", "drop_last", "feed_list", "generator", "in_order", "pin_memory",
+    "pin_memory_device", "return_list", "timeout", "use_buffer_reader", "use_shared_memory",
+)  # fmt: skip
+"""The attributes that are options as they were passed."""
+FIXED = {*_AS_PASSED, "auto_collate_batch", "batch_size", "persistent_workers", "places"}
+FIXED |= {"batch_sampler", "multiprocessing_context", "num_workers", "prefetch_factor", "sampler"}
+"""The attributes that nobody can set."""
 _OF_READING = ("decode", "num_workers", "timeout", "worker_init_fn", "start_method", "on_worker_death")
 """The options with which the samples of a cache are read, as those of an epoch would be."""
-_PRIVATE = frozenset(
-    {"_options", "_epochs", "_batches", "_generator", "_meter", "_cache", "_prepared", "_grouping"}
-)
+_PRIVATE = {"_options", "_epochs", "_batches", "_meter", "_cache", "_prepared", "_seen"}
 """The attributes of a loader that a copy makes again; all others were added by a subclass or by the user."""
 
 

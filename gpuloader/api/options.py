@@ -80,7 +80,7 @@ def check_names(name: str, value: Any) -> frozenset[str]:
 
 
 def check_pads(name: str, value: Any) -> Mapping[str, float | Padding]:
-    """Return how short rows are filled up, by field; raise `TypeError` unless numbers or `Padding` say how."""
+    """Return how each field is filled up; raise `TypeError` unless numbers or `Padding` say how."""
     if not isinstance(value, Mapping) or not all(isinstance(field, str) for field in value):
         raise TypeError(f"{name} must map field names to fill values, got {value!r}")
     for field, fill in value.items():

@@ -19,6 +19,7 @@ from gpuloader.api.loading import Framework
 from gpuloader.api.options import Options
 from gpuloader.api.prepared_loader import PreparedLoader
 from gpuloader.batches.schema import Fallback
+from gpuloader.checks import AUTO
 from gpuloader.foreign import has_own_class, is_tensor
 from gpuloader.order.randomness import GeneratorLike, draw_seed
 from gpuloader.sources import splitting
@@ -119,32 +120,26 @@ def _find_grouping(batches: object) -> tuple[object, object, int] | None:
     return batches.batch_size, batches.drop_last, id(batches.sampler)
 
 
-class _Attribute(property):
-    """An attribute of PyTorch's loader, which can be set before the loader is made and between its epochs."""
+class _Computed:
+    """An attribute that the base class computes, unless the loader has a value for it in `vars`."""
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str) -> None:
+        self._read = vars(dataset_loader.DataLoader)[name].fget
 
-    def read(self, loader: Any) -> Any:
-        """Return what the loader has for it now."""
-        return super().__get__(loader)
-
-    def __get__(self, loader: Any, owner: type | None = None) -> Any:
-        # What a subclass sets before the loader is made; and these stay if the batch sampler is replaced.
-        if loader is not None and (self._name in _OF_BATCHES or "_epochs" not in vars(loader)):
-            if self._name not in vars(loader):
-                raise AttributeError(f"the loader has no {self._name} before it is made")
-            return vars(loader)[self._name]
-        return super().__get__(loader, owner)
-
-    def __set__(self, loader: Any, value: Any) -> None:
-        if "_epochs" in vars(loader):
-            loader._change(self._name, value)
-        else:
-            vars(loader)[self._name] = value
+    def __get__(self, loader: Any, owner: type) -> Any:
+        return self if loader is None else self._read(loader)
 
 
+# The order counts: a batch sampler is made of the sampler.
+_COMPUTED = (
+    "num_workers", "prefetch_factor", "worker_init_fn", "multiprocessing_context", "sampler", "batch_sampler",
+)  # fmt: skip
 _OF_BATCHES = ("batch_size", "drop_last", "sampler")
+# What can be set between epochs, and before the loader is made.
+_OPTIONS = {*_COMPUTED[:4], "collate_fn", "generator", "in_order", "timeout"}
+_OPTIONS |= {"pin_memory", "pin_memory_device"}
+_SETTABLE = {*_OPTIONS, *_OF_BATCHES, "batch_sampler", "dataset", "persistent_workers"}
+_FIXED = dataset_loader.FIXED - _OPTIONS
 
 
 class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[misc]
@@ -207,6 +202,9 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
 
     _prepared: PreparedLoader | None = None  # once Accelerate has it: tells Accelerate where an epoch ends
     __initialized = False  # by PyTorch's name, which subclasses set, too, to replace a sampler
+    num_workers, prefetch_factor, worker_init_fn, multiprocessing_context, sampler, batch_sampler = map(
+        _Computed, _COMPUTED
+    )
     _iterator = None  # what PyTorch's loader has there; frameworks ask for it
     _framework = Framework(
         _make_sampler,
@@ -245,48 +243,50 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
         use_buffer_reader: bool | str = False,
         **options: Any,
     ) -> None:
+        given = dict(locals())  # nothing but the parameters yet
         # As in PyTorch, so that a mistake there is one here. `gpuloader.DataLoader` lets both pass.
         if persistent_workers and not num_workers:
             raise ValueError("persistent_workers needs num_workers of 1 or more")
         if batch_size is None and drop_last:
             raise ValueError("batch_size=None yields single samples: there is no last batch to drop")
-        # fmt: off
-        super().__init__(
-            dataset, batch_size=batch_size, shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler,
-            num_workers=num_workers, collate_fn=collate_fn, pin_memory=pin_memory, drop_last=drop_last,
-            timeout=timeout, worker_init_fn=worker_init_fn, generator=generator,
-            multiprocessing_context=multiprocessing_context, prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers, pin_memory_device=pin_memory_device, in_order=in_order,
-            places=places, output=output, shard=shard, uneven=uneven,
-            use_buffer_reader=use_buffer_reader, **options,
-        )
-        # fmt: on
-
+        del given["self"], given["options"], given["__class__"]
+        super().__init__(**given, **options)
         self.__initialized = True
 
     def _open(self, options: Options, framework: Framework | None = None) -> None:
         super()._open(options, framework)
-        # Lightning makes another loader of what it finds in `vars`, by the names of the parameters.
+        shown, batching = self.__dict__, self._epochs.plan.batching
+        # Lightning makes another loader of what it finds there, by the names of the parameters.
         for name in Options.__dataclass_fields__.keys() - {"shuffle"}:  # Lightning passes shuffle=False
-            self.__dict__.setdefault(name, getattr(options, name))  # a subclass may call something else so
-        for name, attribute in _ATTRIBUTES.items():
-            if name != "collate_fn":  # None, so that the other one collates by itself, too
-                self.__dict__[name] = attribute.read(self)
-        batching = self._epochs.plan.batching
+            shown.setdefault(name, getattr(options, name))  # a subclass may call something else so
+        for name in _COMPUTED:
+            shown[name] = vars(DataLoader)[name].__get__(self, DataLoader)
+        if options.num_workers == AUTO:  # the number changes while loops run
+            del shown["num_workers"], shown["prefetch_factor"]
         # As PyTorch's loader has them, whether it asks them for anything or not.
         if batching.iterable:
-            self.__dict__["sampler"] = sampler = _InfiniteConstantSampler()
-            if self._options.batch_size is not None:
-                grouped = TorchBatchSampler(sampler, self._options.batch_size, self._options.drop_last)
-                self._batches = self.__dict__["batch_sampler"] = grouped
+            shown["sampler"] = sampler = _InfiniteConstantSampler()
+            if options.batch_size is not None:
+                grouped = TorchBatchSampler(sampler, options.batch_size, options.drop_last)
+                self._batches = shown["batch_sampler"] = grouped
         elif batching.batch_sampler is not None:
-            self.__dict__["sampler"] = SequentialSampler(self.dataset)
-        self._grouping = _find_grouping(self.__dict__["batch_sampler"])
+            shown["sampler"] = SequentialSampler(self.dataset)
+        self._see()
 
-    def _follow_batch_sampler(self) -> None:
-        """Follow what a program has changed in the batch sampler since the latest epoch, such as its size."""
-        batches = vars(self)["batch_sampler"]
-        now, before = _find_grouping(batches), self._grouping
+    def _see(self) -> None:
+        """Remember the samplers as they are, to see what a program changes."""
+        shown = self.__dict__
+        self._seen = shown["sampler"], shown["batch_sampler"], _find_grouping(shown["batch_sampler"])
+
+    def _follow(self) -> None:
+        """Follow what a program has changed in the samplers since the latest epoch, such as a batch size."""
+        sampler, batches, before = self._seen
+        if self.batch_sampler is not batches:
+            self._change("batch_sampler", self.batch_sampler)
+            return
+        if self.sampler is not sampler:
+            self._change("sampler", self.sampler)
+        now = _find_grouping(batches)
         if now == before or now is None or before is None:
             return
         changes: dict[str, Any] = {}
@@ -299,12 +299,12 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
 
     def __len__(self) -> int:
         """Return the number of steps in an epoch; raise `TypeError` if dataset or sampler has no length."""
-        self._follow_batch_sampler()
+        self._follow()
         return super().__len__()
 
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator over the next epoch, which begins when its first step is requested."""
-        self._follow_batch_sampler()
+        self._follow()
         return self._get_iterator()
 
     def _get_iterator(self) -> Iterator[Any]:
@@ -325,7 +325,7 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
             if self._options.static or not placed or not (alone or divided):
                 return False
             if state.device.type != "cpu":
-                self._change("places", state.device)
+                self._reopen({"places": state.device})
             self._prepared = PreparedLoader(self)
             self._prepared._iterate = super().__iter__  # its own would ask this loader, and so itself
             self.use_stateful_dataloader = True  # so `save_state` asks for the state
@@ -345,21 +345,25 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
         if self._prepared is not None:
             self._prepared._state = None
 
-    def _collate_fn(self) -> Callable[[Any], Any]:
+    @property
+    def collate_fn(self) -> Callable[[Any], Any]:  # type: ignore[override]
         """The function that was passed, or PyTorch's function for what the loader does by itself."""
-        # Trainers copy loaders by their attributes, and call this function themselves.
-        function = self._options.collate_fn
-        if function is None:
-            return (
-                default_convert if self.batch_size is None and self.batch_sampler is None else default_collate
-            )
-        return function
+        # Trainers copy loaders by their attributes, and call this function themselves. In `vars` it is None,
+        # so that a loader that Lightning makes of them collates by itself, too.
+        function: Callable[[Any], Any] | None = self.__dict__.get("collate_fn")
+        is_single = self.batch_size is None and self.batch_sampler is None
+        return function or (default_convert if is_single else default_collate)
 
     def __setattr__(self, name: str, value: object) -> None:
         # As PyTorch's loader refuses it. Silently ignored, `loader.batch_size = 64` would train on.
         if self.__initialized and name in _FIXED:
             raise dataset_loader.refuse_change(name)
-        object.__setattr__(self, name, value)
+        if name not in _SETTABLE:
+            object.__setattr__(self, name, value)
+        elif "_epochs" in vars(self):
+            self._change(name, value)
+        else:  # a subclass sets it before the loader is made
+            self.__dict__[name] = value
 
     def _change(self, name: str, value: Any) -> None:
         """Set an option for the epochs that begin from now on."""
@@ -375,11 +379,12 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
             self._reopen(changes)
         if name in _OF_BATCHES:
             self.__dict__[name] = value
+            self._see()
 
     def _reopen(self, changes: Mapping[str, Any]) -> None:
         """Decide anew with other options, and go on where the epochs were; the samplers stay."""
         before, batches = self._epochs, self._batches
-        shown = {name: vars(self)[name] for name in _OF_BATCHES}
+        shown = {name: self.__dict__[name] for name in _OF_BATCHES}
         sampler: Any = before.plan.batching.sampler
         if isinstance(getattr(sampler, "set_epoch", None), EpochOf):
             del sampler.set_epoch  # it leads to the epochs before
@@ -391,8 +396,8 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
             batches.lead_to(before if replaced else self._epochs, counts=replaced)
         if batches is not None and not replaced:
             self._batches = self.__dict__["batch_sampler"] = batches
-        self._grouping = _find_grouping(self.__dict__["batch_sampler"])
         self.__dict__.update(shown)
+        self._see()
 
 
 def _name_options() -> inspect.Signature:
@@ -405,20 +410,6 @@ def _name_options() -> inspect.Signature:
 
 
 DataLoader.__init__.__signature__ = _name_options()  # type: ignore[attr-defined]
-
-# The order counts: a batch sampler is made of the sampler.
-_NAMES = """dataset num_workers prefetch_factor pin_memory pin_memory_device timeout worker_init_fn
-multiprocessing_context in_order batch_size drop_last sampler batch_sampler generator collate_fn
-persistent_workers"""
-_ATTRIBUTES = {}
-for _name in _NAMES.split():
-    _found = vars(dataset_loader.DataLoader)[_name]
-    _read = DataLoader._collate_fn if _name == "collate_fn" else _found.fget
-    _ATTRIBUTES[_name] = _Attribute(_read, doc=_found.__doc__)
-    _ATTRIBUTES[_name].__set_name__(DataLoader, _name)
-    setattr(DataLoader, _name, _ATTRIBUTES[_name])
-_FIXED = {"batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"}
-_FIXED |= dataset_loader.FIXED - _ATTRIBUTES.keys()
 
 
 class _UpcomingBatches(UpcomingBatches, TorchBatchSampler):  # type: ignore[misc]

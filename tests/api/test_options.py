@@ -123,7 +123,7 @@ BAD_OPTIONS = {
     "ragged number": ({"ragged": 5}, TypeError, "ragged must be a list of field names, got 5"),
     "ragged numbers": ({"ragged": [0]}, TypeError, r"ragged must be a list of field names, got \[0\]"),
     "pad": ({"pad": ["x"]}, TypeError, "pad must map field names to fill values"),
-    "pad text": ({"pad": {"x": "0"}}, TypeError, "pad must fill field 'x' with a number or a Padding, got '0'"),
+    "pad text": ({"pad": {"x": "0"}}, TypeError, "fill field 'x' with a number or a Padding, got '0'"),
     "pad number": ({"pad": {0: 1}}, TypeError, "pad must map field names"),
     "both": ({"ragged": ["x"], "pad": {"x": 0}}, ValueError, r"\['x'\] are in both ragged and pad"),
     "ragged and collate_fn": ({"ragged": ["x"], "collate_fn": list}, ValueError, "ragged and pad need"),
