@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from gpuloader.api import loader as dataset_loader
 from gpuloader.api.epochs import EpochOf, UpcomingBatches
 from gpuloader.api.loading import Framework
-from gpuloader.api.options import Options
+from gpuloader.api.options import Options, warn
 from gpuloader.api.prepared_loader import PreparedLoader
 from gpuloader.batches.schema import Fallback
 from gpuloader.checks import AUTO
@@ -101,6 +101,8 @@ _PLAIN = frozenset((np.ndarray, np.memmap, int, float, str, bool, bytes))
 
 
 def _is_plain(sample: Any) -> bool:
+    if type(sample) is int:
+        return -(2**63) <= sample < 2**63  # PyTorch's function refuses others
     if type(sample) in _PLAIN:
         return not isinstance(sample, np.ndarray) or sample.dtype.names is None
     if is_tensor(sample):
@@ -176,6 +178,8 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
         ``DistributedSampler`` does; 'drop', 'pad' and 'error' are those of `gpuloader.DataLoader`.
     use_buffer_reader : bool or 'thread'
         False: without workers, the calling thread reads, as in PyTorch, and datasets may count on that.
+    snapshot_every_n_steps : int
+        Accepted for compatibility with torchdata, without effect: every state is that of the batch before.
     **options
         Other options of `gpuloader.DataLoader`, such as ``seed``, ``cache`` or ``transforms``.
 
@@ -241,6 +245,7 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
         shard: str | tuple[int, int] | None = "auto",
         uneven: str = "repeat",
         use_buffer_reader: bool | str = False,
+        snapshot_every_n_steps: int = 1,
         **options: Any,
     ) -> None:
         given = dict(locals())  # nothing but the parameters yet
@@ -249,7 +254,8 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
             raise ValueError("persistent_workers needs num_workers of 1 or more")
         if batch_size is None and drop_last:
             raise ValueError("batch_size=None yields single samples: there is no last batch to drop")
-        del given["self"], given["options"], given["__class__"]
+        for name in ("self", "options", "snapshot_every_n_steps", "__class__"):
+            del given[name]
         super().__init__(**given, **options)
         self.__initialized = True
 
@@ -324,6 +330,8 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
             # What we cannot divide or place, Accelerate does with a loader of PyTorch, made from this one.
             if self._options.static or not placed or not (alone or divided):
                 return False
+            if not alone and self._options.seed is None:
+                warn(_OWN_ORDER, UserWarning, 1)
             if state.device.type != "cpu":
                 self._reopen({"places": state.device})
             self._prepared = PreparedLoader(self)
@@ -408,6 +416,12 @@ def _name_options() -> inspect.Signature:
     others = [one for one in more if one.name not in own.parameters]
     return own.replace(parameters=[*known, *(one.replace(kind=one.KEYWORD_ONLY) for one in others)])
 
+
+_OWN_ORDER = (
+    "on several processes this loader divides the data itself, and not in Accelerate's order: for the "
+    "batches and losses of PyTorch's loader under Accelerate, pass shard=None to DataLoader, and Accelerate "
+    "reads with such a loader; or pass a seed to keep this loader and its order without this warning"
+)
 
 DataLoader.__init__.__signature__ = _name_options()  # type: ignore[attr-defined]
 

@@ -38,6 +38,8 @@ OPTIONS = {
     "save_after": 0,  # save the state after a step, and stop
     "folder": None,  # of the state
     "skip": 0,
+    "torchs": False,  # train with PyTorch's own loader
+    "rate": 0.0,  # the learning rate
     "join": False,  # train within join_uneven_inputs, as on several GPUs
 }
 
@@ -45,8 +47,12 @@ OPTIONS = {
 def main():
     output, given = sys.argv[1:]  # the rank is appended to the name of the file
     options = SimpleNamespace(**OPTIONS | json.loads(given))
-    kind = gpuloader.DataLoader if "shard" in options.loader else gpuloader.torch.DataLoader
+    is_torchs = options.rate or "shard" not in options.loader
+    kind = gpuloader.torch.DataLoader if is_torchs else gpuloader.DataLoader
     settings = {"batch_size": 4, "places": "cpu", "output": "torch", "shuffle": True, **options.loader}
+    if options.torchs:
+        kind, settings = torch.utils.data.DataLoader, {"batch_size": 4, "shuffle": True}
+    torch.manual_seed(3)
     loader = kind(np.arange(options.count, dtype="float32"), **settings)  # made before there are ranks
     accelerator = Accelerator(
         cpu=True,
@@ -54,8 +60,8 @@ def main():
         dataloader_config=DataLoaderConfiguration(**options.config),
     )
     model = torch.nn.Linear(1, 1)
-    optimizer = Steps(model.parameters(), lr=0.0)
-    found = {"seen": [], "gathered": [], "ends": [], "synced": []}
+    optimizer = Steps(model.parameters(), lr=options.rate)
+    found = {"seen": [], "gathered": [], "ends": [], "synced": [], "losses": []}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if options.prefetch:
@@ -64,7 +70,7 @@ def main():
             batches = gpuloader.prefetch(prepared, places="cpu", prefetch=3)
         elif options.plain:
             model, optimizer, batches = accelerator.prepare(model, optimizer, loader)
-            assert batches is loader
+            assert options.rate or batches is loader
         else:
             model, optimizer = accelerator.prepare(model, optimizer)
             batches = prepare(accelerator, loader)
@@ -86,7 +92,9 @@ def main():
             with joined:
                 for batch in active:
                     with accelerator.accumulate(model):
-                        accelerator.backward(model(batch.reshape(-1, 1)).sum())
+                        loss = model(batch.reshape(-1, 1)).sum()
+                        found["losses"].append(loss.item())
+                        accelerator.backward(loss)
                         optimizer.step()
                         optimizer.zero_grad()
                     found["seen"].append([epoch, batch.int().tolist()])

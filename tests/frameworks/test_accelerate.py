@@ -84,6 +84,17 @@ def test_a_plain_program_counts_every_sample_once(train):
         assert found["steps"] == 4
 
 
+def test_the_warning_names_the_line_that_gives_pytorchs_losses(train):
+    """45 samples in batches of 4 do not divide evenly; the model learns, so its losses tell the order."""
+    learns = {"plain": True, "count": 45, "rate": 1e-4}
+    own = train({}, **learns)
+    assert "pass shard=None" in own[0]["warnings"][0]
+    for config in ({}, {"split_batches": True}):
+        theirs = train({}, **learns, config=config, torchs=True)
+        ours = train({"shard": None}, **learns, config=config)
+        assert [one["losses"] for one in ours] == [one["losses"] for one in theirs] != own[0]["losses"]
+
+
 def test_uneven_inputs_are_joined(train):
     """Accelerate sets `even_batches` of the batch sampler; ranks have equally many batches anyway."""
     for found in train(plain=True, count=21, join=True):
