@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import threading
@@ -160,7 +161,7 @@ class Epochs:
             if process == os.getpid():
                 epoch.close()
         position = self._resumed or self.start(self._next)
-        if position.seed is None and ahead is not None:
+        if ahead is not None and (self._resumed is None or position.seed is None):
             position.seed, position.torch_order = ahead.seed, ahead.torch_order
         for static in self.delivery.statics:
             if static is not None:
@@ -282,6 +283,9 @@ class DatasetEpochs(Epochs):
         watch = warn_if_undivided(batching)
         if plan.batching.sharding is not None:
             self._number_batches(position, batching)
+        if position.copies == 0 and position is self._resumed:
+            # Before anything is drawn, because the state may be that of a global generator.
+            plan.source.dataset.load_state_dict(position.workers[0].state)
         self._draw(position, batching)
         fetching.divide(batching.division)  # ends persistent workers that read for another rank
         if tuner is not None:  # where the search of earlier epochs has arrived
@@ -366,6 +370,10 @@ class DatasetEpochs(Epochs):
             one = request(without_indices, reached, position.turn)
             return None, attrgetter("state") if counts else None, one
 
+        if position.copies is not None:
+            # Only of a state: the workers' copies go on by themselves from one epoch to the next.
+            own = position.workers if position is self._resumed else {}
+            request = partial(request, own=own, turn=position.batches % max(position.copies, 1))
         plan: Plan = batching.plan(position.seed, position.epoch, position.base, position.torch_order)
         order = None if self._resident is None else self._resident.find_order(plan)
         if order is not None and isinstance(plan, OrderedPlan):
@@ -482,6 +490,15 @@ class DatasetEpochs(Epochs):
             shards=plan.delivery.shards,
             order_size=batching.order_size,
         )
+        if self._follows_torch and self._fetching.copies is not None and self.ranks[1] == 1:
+            position.copies = self._fetching.copies
+            if not position.copies:
+                dataset = plan.source.dataset
+                position.workers = {0: ItemState(0, 0, copy.deepcopy(dataset.state_dict()))}
+            elif self.workers.persistent and self._latest is not None:
+                position.workers = dict(self._latest.workers)
+        if self._follows_torch and self.workers.persistent and self._has_drawn:
+            position.seed, position.persists = self.seed, True  # workers that stay draw no other
         if batching.sharding is not None:
             position.step, position.base = 1, taken
         elif taken:
@@ -504,6 +521,11 @@ class DatasetEpochs(Epochs):
             raise ValueError(
                 f"the state is a position in {_name_order(position.order_size)}, but this loader reads "
                 f"{_name_order(batching.order_size)}; resume with the same batch sampler and batch size"
+            )
+        if position.copies not in (None, self._fetching.copies):
+            raise ValueError(
+                f"the state has the dataset's own state in {position.copies} workers, and this loader has "
+                f"{self._fetching.count}: use the same num_workers to resume"
             )
         is_sharded, shards = batching.sharding is not None, plan.delivery.shards
         divides = not is_sharded and position.can_divide(plan.source.dataset)
@@ -537,12 +559,19 @@ class DatasetEpochs(Epochs):
         self._take_seed(position)
         resumed = self.start(position.epoch, taken)
         resumed.seed, resumed.torch_order = position.seed, position.torch_order
+        resumed.copies, resumed.workers = position.copies, position.workers
+        resumed.persists = position.persists
         # Here the numbers count from the position: another loader numbered its batches in another way.
         resumed.beyond = {number + resumed.batches for number in position.beyond}
         self.resume(resumed)
 
     def _take_seed(self, position: Position) -> None:
         """Continue with a state's seed, unless the epochs of both loaders draw their own."""
+        if self._follows_torch:
+            self._fetching.close()  # workers of another place in the epoch must not continue it
+            if position.persists:
+                self.seed, self._has_drawn = position.seed, True
+                return
         # A state with a seed and without what PyTorch drew comes from this package's order, which continues.
         made = self.plan.batching.given is None and self.plan.batching.torch_sampler is not None
         if not self._follows_torch or (made and position.torch_order is None and position.seed is not None):

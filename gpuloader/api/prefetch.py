@@ -25,6 +25,7 @@ from gpuloader.foreign import current_cuda_device
 from gpuloader.order.order import check_whole
 from gpuloader.order.randomness import Draw
 from gpuloader.order.worker_info import find_local_rank
+from gpuloader.sources.describing import has_state
 from gpuloader.system.finalizers import Finalizer
 from gpuloader.system.iterators import Steady, close_iterator, refuse_read
 from gpuloader.transforms.program import Transform
@@ -36,16 +37,10 @@ from gpuloader.watch.stats import Meter
 # One pass over the iterable that `prefetch` wraps, and the states of that iterable on the way.
 
 
-def has_state(batches: Any) -> bool:
-    """Return whether an iterable can return its state and resume from it.
-
-    >>> has_state([1, 2])
-    False
-    """
+def has_own_state(batches: Any) -> bool:
+    """Return whether an iterable can return its state and resume from it."""
     # Accelerate's loaders have the methods, whether or not the loader inside has.
-    inside = getattr(batches, "base_dataloader", batches)
-    methods = ("state_dict", "load_state_dict")
-    return all(callable(getattr(one, name, None)) for one in (batches, inside) for name in methods)
+    return has_state(batches, getattr(batches, "base_dataloader", batches))
 
 
 class PrefetchedSource:
@@ -270,7 +265,7 @@ class WrappedEpochs(ReadingEpochs):
         """Open the next pass and take its first step to its places, for the next `begin`."""
         self.check_ready()
         before = self._before
-        if before is _MISSING and has_state(self._batches):
+        if before is _MISSING and has_own_state(self._batches):
             before = self._batches.state_dict()
         super().prepare()
         self._before = before
@@ -282,7 +277,7 @@ class WrappedEpochs(ReadingEpochs):
     def open(self, position: Position, guard: Finalizer) -> Iteration:
         """Open a pass over the wrapped loader, whose state the user has loaded already."""
         delivery = self.delivery
-        source = PrefetchedSource(self._batches, stateful=has_state(self._batches))
+        source = PrefetchedSource(self._batches, stateful=has_own_state(self._batches))
         # One more than is copied ahead: a batch that is read when it is asked for would be copied late.
         capacity = (self.ahead + (not delivery.on_host or not self.ahead)) * len(delivery.devices)
         draw = Draw(position.seed, position.epoch)
@@ -316,7 +311,7 @@ class WrappedEpochs(ReadingEpochs):
     def state(self) -> dict[str, Any]:
         """Return the wrapped loader's state behind the batch received last, with the position here in it."""
         position = super().state()
-        if not has_state(self._batches):
+        if not has_own_state(self._batches):
             return position
         own = position.pop("source", _MISSING)
         if own is _MISSING:  # nothing is read ahead between two passes
@@ -327,7 +322,7 @@ class WrappedEpochs(ReadingEpochs):
 
     def resume_at(self, state: Any) -> None:
         """Give the wrapped loader its own state, if it takes one, and resume at the position here."""
-        position = self._split_state(state) if has_state(self._batches) else read_state(state)
+        position = self._split_state(state) if has_own_state(self._batches) else read_state(state)
         self.seed = self.seed if position.seed is None else position.seed
         position.seed = self.start(0).seed
         self.resume(position)

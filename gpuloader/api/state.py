@@ -39,6 +39,10 @@ class Position:
     workers: dict[int, ItemState] = field(default_factory=dict)
     readers: int | None = None
     turn: int = 0
+    persists: bool = False  # whether `seed` is that of PyTorch's workers, which stay for later epochs
+    # How many workers have a copy of a map-style dataset with a state of its own, which is in `workers`; 0 if
+    # this process reads it, None if no such state is kept.
+    copies: int | None = None
     own: Any = None  # the source's own state behind the last batch received
     # Samples per batch, and the parts that each batch is cut into. A part counts as a batch, and a count of
     # batches holds for these numbers alone.
@@ -140,6 +144,10 @@ class Position:
                 ]
             if self.own is not None:
                 state["source"] = self.own
+        if self.persists:
+            state["persists"] = True
+        if self.copies is not None:
+            state["dataset"] = [self.copies, [[one.worker, one.state] for one in self.workers.values()]]
         if self.order_size is not None:
             state["order_batch_size"] = self.order_size
         if self.torch_order is not None:
@@ -173,6 +181,10 @@ def read_state(state: object) -> Position:
             order_size=_count_or_none(state, "order_batch_size"),
             torch_order=_torch_order_or_none(state),
         )
+        read.persists = state.get("persists") is True
+        copies, own = state.get("dataset", (None, ()))
+        read.copies = None if copies is None else _count(copies)
+        read.workers = {_count(worker): ItemState(worker, 0, one) for worker, one in own}
         if version == _POSITIONED:
             read.seed = None if state["seed"] is None else read.seed
             read.step, read.base = 1, _count(state["position"])

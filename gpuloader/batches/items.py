@@ -12,8 +12,8 @@ import inspect
 import itertools
 import pickle
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from operator import length_hint
 from typing import Any
 
@@ -28,7 +28,7 @@ from gpuloader.order.randomness import current_draw, mixed_seed
 from gpuloader.order.samplers import skip
 from gpuloader.order.worker_info import WorkerInfo, count_rank_questions, exchange_worker
 from gpuloader.sources.block import Block
-from gpuloader.sources.describing import Source
+from gpuloader.sources.describing import Source, has_state
 from gpuloader.staging.arena import check_available
 from gpuloader.system.iterators import Steady, close_iterator
 
@@ -39,6 +39,8 @@ AT_ONCE = 64 << 20
 """Bytes up to which a slot for a full batch is reserved before its samples have arrived."""
 _END = object()
 _PLAIN = frozenset({int, float, bool, str, type(None)})
+_OF_DATASET, _OF_ITERATOR = "dataset", "gpuloader_iterator"
+"""The keys of a state that has those of a dataset and of its iterator; a dataset's alone stays as it is."""
 
 
 class ItemAssembler(Assembler):
@@ -237,6 +239,12 @@ class Pass:
         close_iterator(self._items)
 
 
+def _copy_state(state: Any) -> Any:
+    """Return a copy of a state, which the dataset may go on to change while it reads ahead of the user."""
+    is_flat = type(state) is dict and _PLAIN.issuperset(map(type, state.values()))
+    return dict(state) if is_flat else copy.deepcopy(state)
+
+
 class ItemStream(Pass):
     """One worker's pass over an iterable dataset, in batches of `size` items; used by one thread.
 
@@ -258,9 +266,10 @@ class ItemStream(Pass):
     ) -> None:
         super().__init__(assembler, size, drop_last=drop_last)
         self._reached = reached
-        self._keep_state = keep_state and assembler.source.keeps_state
-        if not self._keep_state:
-            self._reached = replace(reached, state=None)
+        self._keeps = keep_state
+        # What has a state: the dataset, its iterator, or both.
+        is_stateful = keep_state and assembler.source.keeps_state
+        self._stateful: dict[str, Any] = {_OF_DATASET: assembler.dataset} if is_stateful else {}
         self._number = 0
         self._asked_before = 0
 
@@ -282,12 +291,11 @@ class ItemStream(Pass):
         # A short batch has met the end. After a full one nobody knows, without reading one item too many.
         ended = inspect.getgeneratorstate(self._items) == inspect.GEN_CLOSED
         state = None
-        if self._keep_state and not ended:
+        if self._stateful and not ended:
             try:
-                # A copy, because the dataset may go on to change this object, and it reads ahead of the user.
-                state = assembler.dataset.state_dict()
-                is_flat = type(state) is dict and _PLAIN.issuperset(map(type, state.values()))
-                state = dict(state) if is_flat else copy.deepcopy(state)
+                state = {name: _copy_state(one.state_dict()) for name, one in self._stateful.items()}
+                if _OF_ITERATOR not in state:
+                    state = state[_OF_DATASET]
             except Exception as error:
                 raise assembler.failure(error, number, None, None) from error
         self._reached = ItemState(
@@ -307,17 +315,29 @@ class ItemStream(Pass):
         # A pass that had ended must not call the dataset again: its next iterator may be the next epoch's.
         if reached.ended:
             return iter(())
+        own: Any = reached.state
+        kept: Any = None
+        if isinstance(own, Mapping) and _OF_ITERATOR in own:
+            own, kept = own.get(_OF_DATASET), own[_OF_ITERATOR]
         try:
-            if reached.state is not None:
-                dataset.load_state_dict(reached.state)
-            made = self._iterate(self._size)
-            again = reached.state is not None and made is dataset
-            if again and pickle.dumps(dataset.state_dict()) != pickle.dumps(reached.state):
+            if _OF_DATASET not in self._stateful:
+                own = None
+            if own is not None:
+                dataset.load_state_dict(own)
+            made: Any = self._iterate(self._size)
+            if self._keeps and made is not dataset and has_state(made):
+                self._stateful[_OF_ITERATOR] = made
+                if kept is not None:
+                    made.load_state_dict(kept)
+            else:
+                kept = None
+            again = own is not None and made is dataset
+            if again and pickle.dumps(dataset.state_dict()) != pickle.dumps(own):
                 # An `__iter__` that returns the dataset itself may have started over. One that only continues
                 # must not get its state twice: it could begin the next epoch there.
-                dataset.load_state_dict(reached.state)
+                dataset.load_state_dict(own)
             items = Steady.of(made)
-            if reached.state is None and reached.batches:
+            if own is None and kept is None and reached.batches:
                 size = 1 if self._in_blocks else self._size
                 skip(items, reached.batches * size, size, "the dataset")
         except BadValue:  # from `skip`: the dataset is shorter than the state says, which is the user's news

@@ -86,6 +86,8 @@ class EpochRequest:
     # Whether worker k of n fetches batches k, k + n, ..., and its global generators are seeded once, when it
     # starts, as PyTorch's are. So a dataset draws there what it draws under PyTorch's loader.
     follows_torch: bool = False
+    # For a map-style dataset whose own states are kept: those to begin with. None for others.
+    own: Mapping[int, ItemState] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 import os
 from collections import deque
@@ -12,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from gpuloader.batches.gathering import Gatherer, tree_of
 from gpuloader.batches.items import BatchSpec, ItemState, Pass
+from gpuloader.batches.staged import BatchAssembler, Reserve, StagedBatch
 from gpuloader.checks import THREAD
 from gpuloader.fetch.contract import EpochRequest, Fetch, WorkerOptions, WorkerSetup
 from gpuloader.fetch.jobs import Window
 from gpuloader.fetch.read_ahead import STRETCH, InlineFetch, ReadAhead, stage_inline
 from gpuloader.fetch.worker_threads import PART_NBYTES, ThreadWorkers
+from gpuloader.fields.spec import Indices
 from gpuloader.order.dividing import Division, RankInfo
 from gpuloader.sources.array_rows import held_by
 from gpuloader.staging.ring import Ring
@@ -115,6 +118,18 @@ class Fetching:
             )
 
     @property
+    def copies(self) -> int | None:
+        """How many workers each read a copy of a map-style dataset with a state; 0: this process does.
+
+        None if there is no such state, or one that several workers change.
+        """
+        source, workers = self._spec.source, self._workers
+        if source.iterable or self._gatherer is not None or not source.keeps_state:
+            return None
+        alone = self.in_processes and workers.in_order and not workers.most
+        return self.count if alone or not self.count else None
+
+    @property
     def ahead(self) -> int:
         """The most batches that may be in progress with workers, or read ahead without them."""
         if not self.count:
@@ -182,11 +197,15 @@ class Fetching:
                 raise
             return fetch
         if epoch.reached is None:
-            batches = stage_inline(epoch, (self._gatherer or self._assembler).assemble, ring, meter)
+            builder = self._gatherer or self._assembler
+            assemble = builder.assemble
+            if epoch.own is not None:
+                assemble = partial(_assemble_and_keep, builder, self._spec.source.dataset)
+            batches = stage_inline(epoch, assemble, ring, meter)
         else:
             stream = self._open_stream(0, epoch, keep_state=True)
-            assemble = lambda number, _, reserve: stream.stage(number, reserve)  # noqa: E731
-            batches = stage_inline(epoch, assemble, ring, meter, stream.close)
+            stage = lambda number, _, reserve: stream.stage(number, reserve)  # noqa: E731
+            batches = stage_inline(epoch, stage, ring, meter, stream.close)
         if self.policy is None:
             return InlineFetch(batches)
         return ReadAhead(batches, ring, self.ahead, self.policy)
@@ -257,6 +276,15 @@ class Fetching:
         pool = self._take_pool()
         if pool is not None:
             pool.close()
+
+
+def _assemble_and_keep(
+    builder: BatchAssembler, dataset: Any, number: int, indices: Indices, reserve: Reserve
+) -> StagedBatch:
+    """Assemble a batch and keep the dataset's own state behind it."""
+    staged = builder.assemble(number, indices, reserve)
+    staged.state = ItemState(0, 0, copy.deepcopy(dataset.state_dict()))
+    return staged
 
 
 def _name_readers(readers: int | None) -> str:

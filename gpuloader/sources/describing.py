@@ -50,6 +50,18 @@ READ_ONCE = (
     "pass a generator function to DataLoader.from_generator, or an object whose __iter__ makes a new iterator"
 )
 
+
+def has_state(*owners: object) -> bool:
+    """Return whether all of these can return their state and resume from it.
+
+    >>> has_state([1, 2])
+    False
+    """
+    return all(
+        callable(getattr(one, name, None)) for one in owners for name in ("state_dict", "load_state_dict")
+    )
+
+
 _SUBSET, _CHAIN, _SIDE_BY_SIDE = "subset", "chain", "side by side"
 _COMPOSED: dict[type, str] = {Subset: _SUBSET, ConcatDataset: _CHAIN}
 _COMPOSED |= dict.fromkeys((ComposeDataset, MixedStreams), _SIDE_BY_SIDE)
@@ -98,8 +110,8 @@ class Source:
 
     @cached_property
     def keeps_state(self) -> bool:
-        """Whether an iterable dataset tells its position, and resumes there."""
-        return all(callable(getattr(self.dataset, name, None)) for name in ("state_dict", "load_state_dict"))
+        """Whether the dataset has a state of its own, and resumes there."""
+        return has_state(self.dataset)
 
     @cached_property
     def fields(self) -> SampleFields | None:

@@ -124,3 +124,12 @@ def test_objects_that_are_no_numbers(lib, value):
     else:
         with pytest.raises(TypeError, match="default_collate"):
             list(loader)
+
+
+@pytest.mark.parametrize(
+    "samples", [[2**63, 2**63], [1, 2**63], [{"a": 2**64}, {"a": 0}], [[-(2**63) - 1], [0]]], ids=str
+)
+@WORKERS
+def test_integers_beyond_64_bits_are_refused(lib, samples, workers):
+    with lib.raises(ValueError, match="Overflow"):
+        list(lib.DataLoader(samples, 2, num_workers=workers))

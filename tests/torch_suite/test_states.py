@@ -1,5 +1,11 @@
-"""States, in the semantics of torchdata: what is left of an epoch, and the epochs that follow it."""
+"""States, in the semantics of torchdata: what is left of an epoch, and the epochs that follow it.
 
+They follow `test/stateful_dataloader/test_state_dict.py` of torchdata. What differs: a state fits any number
+of workers unless the dataset has a state of its own; it has a random order itself and not as a state of the
+sampler; and that of an iterable dataset is kept between the first batch of an epoch and its last.
+"""
+
+import itertools
 import json
 
 import pytest
@@ -54,6 +60,70 @@ class Itself(Generator):
         return self.numbers[self.position - 1]
 
 
+class Position:
+    """An iterator with a state, to which the random numbers belong."""
+
+    def __init__(self, numbers):
+        self.numbers, self.position = numbers, 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.position >= len(self.numbers):
+            raise StopIteration
+        self.position += 1
+        return self.numbers[self.position - 1] + drawn()
+
+    def state_dict(self):
+        return {"position": self.position, **RANDOM.state_dict()}
+
+    def load_state_dict(self, state):
+        self.position = state["position"]
+        RANDOM.load_state_dict(state)
+
+
+class Iterators(data.IterableDataset):
+    def __iter__(self):
+        return Position(share())
+
+
+class Shifted(Iterators):
+    """Has a state besides that of its iterator."""
+
+    def __init__(self, shift):
+        self.shift = shift
+
+    def __iter__(self):
+        return Position([number + self.shift for number in share()])
+
+    def state_dict(self):
+        return {"shift": self.shift}
+
+    def load_state_dict(self, state):
+        self.shift = state["shift"]
+
+
+def drawn():
+    return 1000 * int(torch.randint(100, (1,)))
+
+
+class Drawing(Numbers):
+    """Samples with random numbers, whose generator is the state of the dataset."""
+
+    def __getitem__(self, index):
+        return index + drawn()
+
+    def state_dict(self):
+        return {"generator": torch.get_rng_state().tolist()}
+
+    def load_state_dict(self, state):
+        torch.set_rng_state(torch.tensor(state["generator"], dtype=torch.uint8))
+
+
+RANDOM = Drawing(COUNT)
+
+
 class Steps(data.Sampler):
     """A sampler of indices, or of batches, with a state that a loader need not ask for."""
 
@@ -90,6 +160,9 @@ LOADERS = {
     "itself": lambda: {"dataset": Itself()},
     "single items": lambda: {"dataset": Itself(), "batch_size": None},
     "items without the last": lambda: {"dataset": Generator(), "drop_last": True},
+    "iterators with a state": lambda: {"dataset": Iterators()},
+    "random samples": lambda: {"dataset": RANDOM},
+    "random samples, shuffled": lambda: {"dataset": RANDOM, "shuffle": True},
 }
 
 
@@ -101,14 +174,24 @@ def plain(batches):
     return [batch.tolist() if isinstance(batch, torch.Tensor) else batch for batch in batches]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+WITH = {"no workers": {}, "workers": {"num_workers": 2}}
+KEPT = {"num_workers": 2, "persistent_workers": True, "snapshot_every_n_steps": 3}
+STAYING = ["shuffled", "generator", "a generator", "random samples, shuffled"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*itertools.product(LOADERS, WITH.values()), *((name, KEPT) for name in STAYING)],
+    ids=str,
+)
 @pytest.mark.parametrize("taken", [0, 2, "all", "ended"])
-@pytest.mark.parametrize("name", LOADERS)
-def test_what_is_left(name, taken, workers):
+def test_what_is_left(name, taken, options):
     """Before the first batch, in the middle, after the last, and at the end; loaded once and twice."""
+    if not options and taken == 0 and name == "iterators with a state":
+        pytest.skip("there is no iterator yet, and so no state of it")
 
     def make():
-        return DataLoader(**{"dataset": NUMBERS, "batch_size": 3, "num_workers": workers, **LOADERS[name]()})
+        return DataLoader(**{"dataset": NUMBERS, "batch_size": 3, **options, **LOADERS[name]()})
 
     torch.manual_seed(5)
     loader = make()
@@ -157,3 +240,37 @@ def test_a_state_before_the_first_batch(workers):
     torch.rand(3)
     again.load_state_dict(json.loads(json.dumps(state)))
     assert plain(again) == plain(epoch)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 0), (0, 2), (2, 1)])
+def test_the_states_of_a_dataset_need_as_many_workers(before, after):
+    loader = DataLoader(RANDOM, 3, num_workers=before)
+    next(iter(loader))
+    state = loader.state_dict()
+    with pytest.raises(ValueError, match=f"in {before} workers, and this loader has {after}"):
+        DataLoader(RANDOM, 3, num_workers=after).load_state_dict(state)
+    DataLoader(RANDOM, 3, num_workers=before, worker_type="thread").state_dict()
+
+
+@pytest.mark.parametrize("options", [{}, WITH["workers"], KEPT], ids=str)
+def test_one_loader_goes_back(options):
+    """To its middle and to its start, whose random numbers come again."""
+    loader = DataLoader(RANDOM, 3, shuffle=True, **options)
+    epoch = iter(loader)
+    begun = loader.state_dict()
+    found = plain(itertools.islice(epoch, 4))
+    loader.load_state_dict(loader.state_dict())
+    found += plain(loader)
+    loader.load_state_dict(begun)
+    assert plain(loader) == found
+
+
+@pytest.mark.parametrize("options", WITH.values(), ids=WITH)
+def test_a_dataset_and_its_iterator_both_have_a_state(options):
+    loader, again = (DataLoader(Shifted(shift), 3, **options) for shift in (500, 0))
+    epoch = iter(loader)
+    next(epoch), next(epoch)
+    state = loader.state_dict()
+    expected = plain(epoch)
+    again.load_state_dict(state)
+    assert plain(again) == expected

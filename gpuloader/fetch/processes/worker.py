@@ -65,6 +65,7 @@ class _Worker:
         self._arenas: dict[int, NDArray[np.uint8]] = {}
         self._slots: dict[tuple[int, int], Slot] = {}
         self._told: tuple[Any, ...] = ()  # layout, levels and tree of the last batch
+        self._begin_with: ItemState | None = None  # the dataset's own state to load before the next batch
 
     def serve(self, setup: WorkerSetup | None) -> None:
         first = True
@@ -139,7 +140,10 @@ class _Worker:
 
     def _begin_epoch(self, message: Message, *, first: bool) -> None:
         seed, epoch, self._serial = message.b, message.c, message.d
-        reached: ItemState | None = pickle.loads(message.payload)
+        reached: ItemState | None
+        reached, self._keeps_state = pickle.loads(message.payload)
+        if reached is not None and not self._setup.spec.source.iterable:
+            self._begin_with = reached
         exchange_draw(Draw(seed, epoch))
         self._seeds = seed, epoch
         setup, spec = self._setup, self._setup.spec
@@ -210,7 +214,14 @@ class _Worker:
         # By the batch, so that what the dataset draws does not depend on the number of workers.
         if not self._follows_torch:
             seed_globals(mixed_seed(*self._seeds, task.b, 0, *self._setup.rank.salt))
-        return self._assembler.assemble(task.b, indices, reserve)
+        dataset = self._setup.spec.source.dataset
+        if self._begin_with is not None:  # behind `worker_init_fn`, which may seed what the state restores
+            dataset.load_state_dict(self._begin_with.state)
+            self._begin_with = None
+        staged = self._assembler.assemble(task.b, indices, reserve)
+        if self._keeps_state:
+            staged.state = ItemState(self._number, 0, dataset.state_dict())
+        return staged
 
     def _ask_for_slot(self, number: int, nbytes: int) -> Slot:
         self._tell(Message(Kind.NEED, b=number, c=nbytes))

@@ -372,7 +372,7 @@ class ProcessWorkers:
         pool, epoch, options = self.pool, self.epoch, self.options
         self._by_index = epoch.reached is None
         self._has_looked = self._broken = self._closing = False
-        self._reached: dict[int, ItemState] = dict(epoch.reached or {})
+        self._reached: dict[int, ItemState] = dict(epoch.reached or epoch.own or {})
         self._active = options.count
         self._sent = 0
         # Workers skip the tasks of other epochs, so one that the user has left costs its rest no time.
@@ -390,7 +390,7 @@ class ProcessWorkers:
             self._poll.register(descriptor, select.POLLIN)
         worker.awaits_room = False
         epoch, pool = self.epoch, self.pool
-        payload = pool.dumps(None if self._by_index else self._reached.get(worker.number))
+        payload = pool.dumps((self._reached.get(worker.number), epoch.own is not None))
         worker.facts = ()  # an epoch that was left may have missed some
         worker.send(
             Message(
