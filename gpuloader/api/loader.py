@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic
 
 from gpuloader.api.epochs import DatasetEpochs, DrawnOrder, EpochOf, UpcomingBatches
@@ -203,7 +204,10 @@ class DataLoader(Measured, Generic[S]):
     from_generator = staticmethod(from_generator)
     _framework = Framework()
     _upcoming = UpcomingBatches  # the class of a batch sampler that the loader makes
+    _options: Options
     _epochs: DatasetEpochs
+    _batches: Iterable[Any] | None
+    _cache: str | None
 
     # Set when the loader is made, as in PyTorch; `__setattr__` refuses a change.
     auto_collate_batch: bool
@@ -287,18 +291,19 @@ class DataLoader(Measured, Generic[S]):
 
     def _open(self, options: Options, framework: Framework | None = None) -> None:
         plan = decide(options, framework or self._framework)
-        self._options = options
+        meter = vars(self).get("_meter") or Meter()
         vars(self).update(
-            {name: getattr(options, name) for name in _AS_PASSED},
-            auto_collate_batch=not plan.batching.single,
+            zip(_AS_PASSED, attrgetter(*_AS_PASSED)(options), strict=True),
+            auto_collate_batch=options.batch_size is not None,
             batch_size=plan.batching.given_size,
             persistent_workers=plan.workers.persistent,
             places=list(plan.delivery.places),
+            _options=options,
+            _meter=meter,
+            _epochs=DatasetEpochs(plan, meter),
+            _batches=None,  # what `batch_sampler` has made
+            _cache=options.cache,  # until the first epoch fills it
         )
-        self._meter = vars(self).get("_meter") or Meter()
-        self._epochs = DatasetEpochs(plan, self._meter)
-        self._batches: Iterable[Any] | None = None  # what `batch_sampler` has made
-        self._cache = options.cache  # until the first epoch fills it
 
     def __call__(self) -> Iterator[Any]:
         """Begin the next epoch and return its iterator, as ``iter(loader)`` does."""

@@ -268,7 +268,7 @@ def _choose_collation(
 def _keeps_apart(source: Source, batching: Batching) -> bool:
     """Return whether every batch has samples of one dataset only, of those that `source` chains."""
     size = batching.size or 1
-    if size == 1 or not isinstance(batching.order(0, 0), InOrder):
+    if size == 1 or not isinstance(batching.any_order, InOrder):
         return size == 1
     # In the dataset's order, a part whose length is a multiple of the batch size ends with a batch.
     return all(len(part.dataset) % size == 0 for part in source.chained[:-1])

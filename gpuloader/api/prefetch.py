@@ -180,11 +180,7 @@ def prefetch(
     {'x': array([0, 1]), 'meta': ('batch 0', 0)}
     {'x': array([1, 2]), 'meta': ('batch 1', 1)}
     """
-    return PrefetchedLoader(batches, places, prefetch, output, host, transforms, stream, drop_last, seed)
-
-
-PrefetchOptions = tuple[Any, int, str | None, Sequence[str], Sequence[Transform], object, bool, int | None]
-"""The options of `prefetch`, in the order of its parameters."""
+    return PrefetchedLoader(**locals())
 
 
 class WrappedEpochs(ReadingEpochs):
@@ -196,9 +192,15 @@ class WrappedEpochs(ReadingEpochs):
         self,
         batches: Any,
         meter: Meter,
-        options: PrefetchOptions,
+        places: Any,
+        prefetch: int,
+        output: str | None,
+        host: Sequence[str],
+        transforms: Sequence[Transform],
+        stream: object,
+        drop_last: bool,
+        seed: int | None,
     ) -> None:
-        places, prefetch, output, host, transforms, stream, drop_last, seed = options
         self.ahead = ahead = check_whole("prefetch", prefetch, 1 << 31)
         if places is None:
             # The GPU that the program has selected, as torchrun's programs do by their local rank.
@@ -358,7 +360,7 @@ class PrefetchedLoader(Measured):
 
     _epochs: WrappedEpochs
 
-    def __init__(self, batches: Iterable[Any], *options: *PrefetchOptions) -> None:
+    def __init__(self, batches: Iterable[Any], **options: Any) -> None:
         if not isinstance(batches, Iterable) or isinstance(batches, str | bytes | Mapping | type):
             advice = "; call it, and pass what it returns" if callable(batches) else ""
             raise BadType(
@@ -368,7 +370,7 @@ class PrefetchedLoader(Measured):
         # Not by assignment: until `_batches` is there, no attribute can be looked up in it.
         vars(self).update(_batches=batches, _options=options)
         self._meter = Meter()
-        self._epochs = WrappedEpochs(batches, self._meter, options)
+        self._epochs = WrappedEpochs(batches, self._meter, **options)
 
     def __len__(self) -> int:
         """Return the number of steps in a pass; raise `TypeError` if the wrapped loader has no length."""
@@ -457,7 +459,7 @@ class PrefetchedLoader(Measured):
             setattr(self._batches, name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PrefetchedLoader, (self._batches, *self._options)
+        return _make, (self._batches, self._options)
 
     def __repr__(self) -> str:
         ahead, devices = self._epochs.ahead, self._epochs.delivery.devices
@@ -467,7 +469,7 @@ class PrefetchedLoader(Measured):
 
 
 def _make(batches: Iterable[Any], options: dict[str, Any]) -> PrefetchedLoader:
-    """Return the loader that version 0.1 has pickled."""
+    """Return the loader that was pickled, by version 0.1 with the options that were passed alone."""
     return prefetch(batches, **options)
 
 

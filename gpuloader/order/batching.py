@@ -23,7 +23,7 @@ from gpuloader.errors import BadType, BadValue
 from gpuloader.foreign import find_classes, foreign_name
 from gpuloader.order.dividing import ALONE, Division, Sharding
 from gpuloader.order.order import InOrder, Mapped, Mixed, Order, as_indices, iterate
-from gpuloader.order.plan import BulkPlan, DealtPlan, GroupedPlan, OrderedPlan, Plan, SampledPlan
+from gpuloader.order.plan import BulkPlan, DealtPlan, GroupedPlan, OrderedPlan, Plan
 from gpuloader.order.samplers import (
     BatchSampler,
     BucketSampler,
@@ -367,6 +367,11 @@ class Batching:
     # What follows from the options, so that no copy has to keep it in step with them.
 
     @property
+    def any_order(self) -> Order | None:
+        """Some epoch's order, whose kind and length are every epoch's; None if only iterating yields it."""
+        return self.order(0, 0)
+
+    @property
     def single(self) -> bool:
         """Whether samples are delivered individually, not in batches."""
         return self.batch_sampler is None and self.given_size is None
@@ -420,7 +425,7 @@ class Batching:
             divided = self._divide(sharding, dataset, in_order)
             # PyTorch accepts any sampler, so what is not certain to be the same on every rank stays as it is;
             # the loader warns of it when an epoch begins.
-            if not insists and divided.order(0, 0) is None:
+            if not insists and divided.any_order is None:
                 name = type(self.batch_sampler if self.sampler is None else self.sampler).__name__
                 raise ValueError(f"{name} may differ between ranks: {_IF_ALIKE}")
         except (TypeError, ValueError) as error:
@@ -485,7 +490,7 @@ class Batching:
     @property
     def is_seeded(self) -> bool:
         """Whether the order depends on the seed."""
-        order = self.order(0, 0)
+        order = self.any_order
         inside = getattr(self.batch_sampler, "sampler", None)
         if isinstance(inside, Budgeted):
             return inside.shuffles
@@ -535,17 +540,14 @@ class Batching:
             if outer is not self.torch_sampler:  # a batch sampler, which groups what was drawn
                 outer = copy.copy(outer)
                 outer.sampler = list(iterate(order))
-                return (
-                    SampledPlan(outer)
-                    if self.sampler is None
-                    else GroupedPlan(outer, size, self.drop_last, base)
-                )
+                grouped = (size, self.drop_last, base) if self.sampler is not None else ()
+                return GroupedPlan(outer, *grouped)
         if order is not None:
             return OrderedPlan(order, size, self.drop_last, division or ALONE, base)
         if self.sampler is None:
             assert self.batch_sampler is not None
             batches = find_batches(self.batch_sampler, seed, epoch)
-            return SampledPlan(batches) if division is None else DealtPlan(batches, division, base)
+            return GroupedPlan(batches) if division is None else DealtPlan(batches, division, base)
         if division is not None:
             # The sampler, whose epoch has been set, yields the same on all ranks. ListedSampler, it can be
             # sliced, so that a resume with another number of ranks divides it anew.
@@ -563,7 +565,7 @@ class Batching:
         """Whether any batch size yields the same samples in the same order, so a resume may change it."""
         if isinstance(self.batch_sampler, DistributedBatchSampler):
             return False  # it deals whole batches, so a rank's samples depend on the batch size
-        return self.sampler is not None or self.order(0, 0) is not None
+        return self.sampler is not None or self.any_order is not None
 
     def count(self, least: int = 1) -> int:
         """Return the number of batches per epoch, without a last one of fewer than `least` samples.
@@ -581,7 +583,7 @@ class Batching:
     def count_last(self) -> int | None:
         """Return the number of samples in an epoch's last batch, or None if it is not known in advance."""
         # Ranks share the last step evenly, so what a divided epoch ends with depends on their number.
-        order = None if self.drop_last or self.sharding is not None else self.order(0, 0)
+        order = None if self.drop_last or self.sharding is not None else self.any_order
         if order is None or self.size is None:
             return None
         return len(order) % self.size or self.size
@@ -590,7 +592,7 @@ class Batching:
         """Return the number of samples per epoch, over all ranks; raise `TypeError` like `count`."""
         if self.torch_sampler is not None and self.torch_sampler is self.sampler:
             return len(check_length(self.sampler))
-        order = self.order(0, 0)
+        order = self.any_order
         if order is not None:
             return len(order)
         if self.sampler is None:
@@ -629,7 +631,7 @@ class EpochSetter:
         self._warns = warns
         self._known: list[tuple[Any, object]] = []
         # Samplers with an order for each epoch are told the epoch when asked for the order.
-        if batching.given is not None and batching.order(0, 0) is None:
+        if batching.given is not None and batching.any_order is None:
             given = batching.given.given
             for one in (given, getattr(given, "sampler", None)):
                 if callable(getattr(one, "set_epoch", None)):

@@ -80,20 +80,6 @@ class OrderedPlan:
         return self.division.own(len(self.order) - taken, self.batch_size)
 
 
-@dataclass(frozen=True, slots=True)
-class SampledPlan:
-    """The batches of a batch sampler; to start at a later batch, those before it are drawn and discarded."""
-
-    sampler: Iterable[Any]
-
-    def batches(self, start: int) -> Iterator[Indices]:
-        """Yield the indices of batch `start` and of every later one."""
-        listed = walk(self.sampler)
-        skip(listed, start, 1, "the batch sampler")
-        for indices in listed:
-            yield _as_sequence(indices)
-
-
 @dataclass(slots=True)
 class DealtPlan:
     """One rank's batches of a batch sampler that yields the same batches on every rank.
@@ -155,20 +141,26 @@ class DealtPlan:
 
 @dataclass(frozen=True, slots=True)
 class GroupedPlan:
-    """The indices of a sampler, of whatever type the dataset accepts, grouped into batches from `base` on."""
+    """What a sampler yields from `base` on: indices of any type, grouped, or without a `batch_size` batches.
+
+    What comes before the start is drawn and dropped: a sampler that only yields cannot be entered in its
+    middle.
+    """
 
     sampler: Iterable[Any]
-    batch_size: int
-    drop_last: bool
+    batch_size: int | None = None
+    drop_last: bool = False
     base: int = 0
 
     def batches(self, start: int) -> Iterator[Indices]:
         """Yield the indices of batch `start` and of every later one."""
-        indices = walk(self.sampler)
-        # A sampler that only yields cannot be entered in its middle, so what came before is drawn and
-        # dropped.
-        skip(indices, self.base + start * self.batch_size, self.batch_size, "the sampler")
-        yield from group(indices, self.batch_size, self.drop_last)
+        listed, size = walk(self.sampler), self.batch_size or 1
+        what = "the batch sampler" if self.batch_size is None else "the sampler"
+        skip(listed, self.base + start * size, size, what)
+        if self.batch_size is None:
+            yield from map(_as_sequence, listed)
+        else:
+            yield from group(listed, size, self.drop_last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +200,8 @@ class ShardedPlan:
         # Batches with fewer samples than there are places are skipped if uneven samples are dropped, and
         # their parts get no numbers. A batch sampler may yield such a batch anywhere; otherwise only the last
         # batch can be one.
-        entered = 0 if isinstance(self.plan, SampledPlan) else start // self.shards
+        in_batches = isinstance(self.plan, GroupedPlan) and self.plan.batch_size is None
+        entered = 0 if in_batches else start // self.shards
         number = entered * self.shards
         divided = self.plan if isinstance(self.plan, OrderedPlan) and self.plan.pads else None
         for entry, indices in enumerate(self.plan.batches(entered), entered):

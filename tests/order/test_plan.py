@@ -12,7 +12,7 @@ from gpuloader.order import plan as plans
 from gpuloader.order.batching import Batching, as_sampler
 from gpuloader.order.dividing import Division
 from gpuloader.order.order import Drawn, InOrder, Mapped, Shuffled
-from gpuloader.order.plan import GroupedPlan, OrderedPlan, SampledPlan
+from gpuloader.order.plan import GroupedPlan, OrderedPlan
 
 
 def choose(dataset, sampler=None, batch_sampler=None, batch_size=1, shuffle=False, drop_last=False):
@@ -70,7 +70,7 @@ def test_a_divided_plan_knows_whether_a_rank_reads_from_the_start_again(count, b
 
 def test_a_batch_samplers_batches_are_copied():
     reused = [1, 2]
-    plan = SampledPlan([reused, (3,), range(4, 6), np.array([7, 8]), {9: None}, iter([10])])
+    plan = GroupedPlan([reused, (3,), range(4, 6), np.array([7, 8]), {9: None}, iter([10])])
     batches = list(plan.batches(0))
     reused.append(0)
     assert batches == [[1, 2], (3,), range(4, 6), [7, 8], [9], [10]]
@@ -80,7 +80,7 @@ def test_a_batch_samplers_batches_are_copied():
 
 @pytest.mark.parametrize("given", [3, "ab", b"ab", None, [], (), range(0), np.zeros(0, int), iter([])])
 def test_what_a_batch_sampler_must_not_yield(given):
-    batches = SampledPlan([[1], given]).batches(0)
+    batches = GroupedPlan([[1], given]).batches(0)
     assert next(batches) == [1]
     message = "at least one index per batch, got none"
     if isinstance(given, int | str | bytes | None):
@@ -110,8 +110,8 @@ def test_a_plan_of_ours_is_an_order_and_one_of_the_users_is_read():
         (choose("abc", sampler=RandomSampler("abc", generator=iter([0]))), GroupedPlan),
         (choose("abc", sampler=[2, 1]), GroupedPlan),
         (choose("abc", batch_sampler=BatchSampler("abc")), OrderedPlan),
-        (choose("abc", batch_sampler=BatchSampler(sampler=[1])), SampledPlan),
-        (choose("abc", batch_sampler=[[1]]), SampledPlan),
+        (choose("abc", batch_sampler=BatchSampler(sampler=[1])), GroupedPlan),
+        (choose("abc", batch_sampler=[[1]]), GroupedPlan),
     ]:
         assert type(batching.plan(0, 0)) is kind
 
