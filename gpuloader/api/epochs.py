@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count, repeat
 from operator import attrgetter
@@ -62,14 +62,6 @@ from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
 from gpuloader.watch.stats import Meter
 
 
-@dataclass(slots=True, weakref_slot=True)
-class DrawnOrder:
-    """The seed of an epoch whose iterator was made, and its order if PyTorch has drawn that."""
-
-    seed: int
-    torch_order: TorchOrder | None = None
-
-
 class Epochs:
     """The epochs of one loader; a class for each kind of loader says how its epochs `start` and `open`.
 
@@ -109,8 +101,8 @@ class Epochs:
         """Return the position at the start of an epoch."""
         return Position(None, epoch)
 
-    def draw_ahead(self) -> DrawnOrder | None:
-        """Return what an epoch draws when its iterator is made; None if it draws nothing, or nothing yet."""
+    def draw_ahead(self) -> Position | None:
+        """Return the seed, and the order if PyTorch draws it now, of an iterator that is made; or None."""
         return None
 
     def open(self, position: Position, guard: Finalizer) -> Iteration:
@@ -132,7 +124,7 @@ class Epochs:
             if not device.direct and device.is_capturing(output.stream()):
                 raise tell_capture(device.name)
 
-    def begin(self, ahead: DrawnOrder | None = None) -> Iteration:
+    def begin(self, ahead: Position | None = None) -> Iteration:
         """Open the next epoch, or the one to resume; if that fails, nothing has changed."""
         self.check_ready()
         with self._beginning:
@@ -150,7 +142,7 @@ class Epochs:
                 epoch.prepare()
             self._prepared = position, epoch, self._resumed, os.getpid()
 
-    def _open_next(self, ahead: DrawnOrder | None = None) -> tuple[Position, Iteration]:
+    def _open_next(self, ahead: Position | None = None) -> tuple[Position, Iteration]:
         prepared, self._prepared = self._prepared, None
         if prepared is not None:
             position, epoch, resumed, process = prepared
@@ -251,7 +243,7 @@ class DatasetEpochs(Epochs):
         self.seed = plan.batching.seed  # None until an epoch needs one
         self._has_drawn = False
         self._follows_torch = plan.follows_torch
-        self._ahead: weakref.ref[DrawnOrder] | None = None  # what an iterator drew that has not begun yet
+        self._ahead: weakref.ref[Position] | None = None  # what an iterator drew that has not begun yet
         self.deliver_to(plan.delivery)
         self._masks = Masks(plan.delivery.locker)
         # Whoever passes shard has asked for more than PyTorch does.
@@ -414,7 +406,7 @@ class DatasetEpochs(Epochs):
             self.seed, self._has_drawn = 0 if alike else drawn, True
         return self.seed
 
-    def draw_ahead(self) -> DrawnOrder | None:
+    def draw_ahead(self) -> Position | None:
         """Return what PyTorch's loader draws when an iterator is made; None if it draws nothing then."""
         if not self._follows_torch or self._resumed is not None or self._prepared is not None:
             return None
@@ -422,14 +414,13 @@ class DatasetEpochs(Epochs):
             batching = self.plan.batching.settle()
         except ValueError:
             return None  # the first step raises this again
-        seed, order = self.draw_seed(), None
+        ahead = Position(self.draw_seed(), self._next)
         # Its workers are asked for batches immediately, and so the sampler for indices. What ranks agree on
         # waits until it is known which epoch this will be.
         if self.workers.count and not self._agrees(batching):
-            order = self._draw_order(self._next, batching)
-        if order is not None:
-            order.draw_until(self._count_asked(Position(seed, self._next), batching))
-        ahead = DrawnOrder(seed, order)
+            ahead.torch_order = self._draw_order(self._next, batching)
+        if ahead.torch_order is not None:
+            ahead.torch_order.draw_until(self._count_asked(ahead, batching))
         self._ahead = weakref.ref(ahead)
         return ahead
 
@@ -498,7 +489,7 @@ class DatasetEpochs(Epochs):
             elif self.workers.persistent and self._latest is not None:
                 position.workers = dict(self._latest.workers)
         if self._follows_torch and self.workers.persistent and self._has_drawn:
-            position.seed, position.persists = self.seed, True  # workers that stay draw no other
+            position.seed = self.seed  # workers that stay draw no other
         if batching.sharding is not None:
             position.step, position.base = 1, taken
         elif taken:
@@ -560,7 +551,6 @@ class DatasetEpochs(Epochs):
         resumed = self.start(position.epoch, taken)
         resumed.seed, resumed.torch_order = position.seed, position.torch_order
         resumed.copies, resumed.workers = position.copies, position.workers
-        resumed.persists = position.persists
         # Here the numbers count from the position: another loader numbered its batches in another way.
         resumed.beyond = {number + resumed.batches for number in position.beyond}
         self.resume(resumed)
@@ -585,9 +575,12 @@ class DatasetEpochs(Epochs):
             ahead.torch_order = ahead.torch_order or self._draw_order(self._next, self.plan.batching.settle())
             position = self.start(self._next)
             position.seed, position.torch_order = ahead.seed, ahead.torch_order
-            return position.to_json()
-        state = super().state()
+            state = position.to_json()
+        else:
+            state = super().state()
         state.setdefault("seed")  # None: the next epoch draws it
+        if self._follows_torch and self.workers.persistent and state["seed"] is not None:
+            state["persists"] = True
         return state
 
     def _count_all(self) -> int | None:
@@ -679,7 +672,7 @@ class DatasetEpochs(Epochs):
 
     # What the loader's attributes tell and change.
 
-    def _open_next(self, ahead: DrawnOrder | None = None) -> tuple[Position, Iteration]:
+    def _open_next(self, ahead: Position | None = None) -> tuple[Position, Iteration]:
         self._ahead = None
         # Trainers such as Lightning tell their own sampler which epoch follows one that was saved at its end.
         if self._resumed is not None and self._epoch_setter is not None:

@@ -9,11 +9,11 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic
 
-from gpuloader.api.epochs import DatasetEpochs, DrawnOrder, EpochOf, UpcomingBatches
+from gpuloader.api.epochs import DatasetEpochs, EpochOf, UpcomingBatches
 from gpuloader.api.generator_loader import from_dataset, from_generator
 from gpuloader.api.loading import Framework, decide
 from gpuloader.api.options import DEPRECATED, Options, warn
-from gpuloader.api.state import read_state
+from gpuloader.api.state import Position, read_state
 from gpuloader.devices.places import Place
 from gpuloader.epoch.cache import ArraySource, materialise
 from gpuloader.epoch.epoch import Iteration
@@ -320,7 +320,7 @@ class DataLoader(Measured, Generic[S]):
         """Return an iterator over the next epoch, which begins when its first step is requested."""
         return Iteration(partial(self._begin, self._epochs.draw_ahead()), self._epochs.count_steps)
 
-    def _begin(self, ahead: DrawnOrder | None) -> Iteration:
+    def _begin(self, ahead: Position | None) -> Iteration:
         if self._cache is not None:
             self._fill_cache()
         return self._epochs.begin(ahead)

@@ -24,7 +24,7 @@ _MOST_BEYOND = 1 << 22
 """Batches of one run beyond the first that is missing; a damaged state may say anything."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Position:
     """The part of an epoch that the user has received; batches read ahead do not count."""
 
@@ -144,8 +144,6 @@ class Position:
                 ]
             if self.own is not None:
                 state["source"] = self.own
-        if self.persists:
-            state["persists"] = True
         if self.copies is not None:
             state["dataset"] = [self.copies, [[one.worker, one.state] for one in self.workers.values()]]
         if self.order_size is not None:

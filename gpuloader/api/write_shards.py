@@ -106,61 +106,72 @@ def write_shards(
         except BlockingIOError:
             raise ValueError(f"{target}: another process writes shards into this folder") from None
         index = _read_index(target, limits)
-        paths = [target / shard["file"] for shard in index["shards"]]
-        if index["complete"]:
-            return list(map(str, paths))
-        loader = DataLoader(
-            (_EncodedStream if source.iterable else _Encoded)(source.dataset),
-            places="cpu",
-            batch_size=SAMPLES,
-            collate_fn=partial(_encode, convert),
-            num_workers=num_workers,
-            worker_type=worker_type,
-        )
-        if index["state"] is not None:
-            loader.load_state_dict(index["state"])
-        state, begun = loader.state_dict(), index["taken"]
-        total = sum(shard["samples"] for shard in index["shards"])
-        opened = ExitStack()
-        shard: Any = None
+        if not index["complete"]:
+            loader = DataLoader(
+                (_EncodedStream if source.iterable else _Encoded)(source.dataset),
+                places="cpu",
+                batch_size=SAMPLES,
+                collate_fn=partial(_encode, convert),
+                num_workers=num_workers,
+                worker_type=worker_type,
+            )
+            _write_rest(loader, target, index, shard_kind, progress)
+    return [str(target / shard["file"]) for shard in index["shards"]]
 
-        def finish(state: Any, taken: int) -> None:
-            """Close the shard, and note at which samples of which batch the next one begins."""
-            nonlocal shard
-            shard.finish()
-            opened.close()
-            index["shards"].append({"file": paths[-1].name, "samples": shard.count})
-            try:
-                json.dumps(state)
-            except TypeError:  # a dataset's own state may hold anything: then it is read again from its start
-                state, taken = None, total
-            index.update(state=state, taken=taken)
-            _write_index(target, index)
-            shard = None
 
-        with opened:
-            for chunk in loader:
-                samples = pickle.loads(chunk)
-                at = min(begun, len(samples))
-                begun -= at
-                while at < len(samples):
-                    if shard is None:
-                        paths.append(target / f"shard-{len(paths):06}.{format}")
-                        shard = shard_kind(opened.enter_context(replacing(paths[-1])), paths[0], total)
-                        opened.callback(shard.release)
-                    stop = len(samples) if rows is None else min(at + rows - shard.count, len(samples))
-                    shard.write(samples[at:stop])
-                    total += stop - at
-                    at = stop
-                    if shard.count == rows or shard.nbytes >= size:
-                        finish(state, at)
-                state = loader.state_dict()
-                if progress is not None:
-                    progress(total)
-            if shard is not None:
-                finish(None, 0)
-        _write_index(target, {**index, "state": None, "complete": True})
-    return list(map(str, paths))
+def _write_rest(
+    loader: DataLoader[Any],
+    target: Path,
+    index: dict[str, Any],
+    shard_kind: Any,
+    progress: Callable[[int], object] | None,
+) -> None:
+    """Write the shards that an earlier call has not written, and note each in the index when it is whole."""
+    if index["state"] is not None:
+        loader.load_state_dict(index["state"])
+    rows, begun = index["rows"], index["taken"]  # of the first batch, samples that are written
+    shards = index["shards"]
+    total = sum(shard["samples"] for shard in shards)
+    opened, path, state = ExitStack(), target, loader.state_dict()
+    shard: Any = None
+
+    def finish(state: Any, taken: int) -> None:
+        """Close the shard, and note at which samples of which batch the next one begins."""
+        nonlocal shard
+        shard.finish()
+        opened.close()
+        shards.append({"file": path.name, "samples": shard.count})
+        try:
+            json.dumps(state)
+        except TypeError:  # a dataset's own state may hold anything: then it is read again from its start
+            state, taken = None, total
+        index.update(state=state, taken=taken)
+        _write_index(target, index)
+        shard = None
+
+    with opened:
+        for chunk in loader:
+            samples = pickle.loads(chunk)
+            at = min(begun, len(samples))
+            begun -= at
+            while at < len(samples):
+                if shard is None:
+                    path = target / f"shard-{len(shards):06}.{index['format']}"
+                    first = target / shards[0]["file"] if shards else path
+                    shard = shard_kind(opened.enter_context(replacing(path)), first, total)
+                    opened.callback(shard.release)
+                stop = len(samples) if rows is None else min(at + rows - shard.count, len(samples))
+                shard.write(samples[at:stop])
+                total += stop - at
+                at = stop
+                if shard.count == rows or shard.nbytes >= index["size"]:
+                    finish(state, at)
+            state = loader.state_dict()
+            if progress is not None:
+                progress(total)
+        if shard is not None:
+            finish(None, 0)
+    _write_index(target, {**index, "state": None, "complete": True})
 
 
 class _Encoded:

@@ -274,3 +274,17 @@ def test_a_dataset_and_its_iterator_both_have_a_state(options):
     expected = plain(epoch)
     again.load_state_dict(state)
     assert plain(again) == expected
+
+
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_workers_that_stay_draw_no_seed_again(epochs):
+    loader, again = (DataLoader(RANDOM, 3, shuffle=True, **KEPT) for _ in range(2))
+    for _ in range(epochs):
+        list(loader)
+    epoch = iter(loader)
+    next(epoch)
+    state, generator = loader.state_dict(), torch.get_rng_state()
+    expected = [plain(epoch), plain(loader), plain(loader)]
+    torch.set_rng_state(generator)
+    again.load_state_dict(state)
+    assert [plain(again) for _ in range(3)] == expected
