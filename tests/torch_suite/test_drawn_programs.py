@@ -40,6 +40,29 @@ def draw_sample(rng, depth=0):
     return lambda n: made(part(n) for part in parts)
 
 
+class AtOnce(Made):
+    """Loads the samples of a batch with one call."""
+
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+def draw_dataset(rng, sample, count):
+    """Return a function that makes a map-style dataset of that many samples, given the library."""
+    indices = [rng.randrange(count) for _ in range(count)]
+    kinds = {
+        "made": lambda lib: Made(sample, count),
+        "at once": lambda lib: AtOnce(sample, count),
+        "list": lambda lib: [sample(number) for number in range(count)],
+        "tensors": lambda lib: lib.TensorDataset(torch.arange(count), torch.rand(count, 2)),
+        "subset": lambda lib: lib.Subset(Made(sample, count), indices),
+        "joined": lambda lib: lib.ConcatDataset([Made(sample, 1), AtOnce(sample, count)]),
+        "half": lambda lib: lib.random_split(Made(sample, 2 * count), [count, count])[1],
+        "side by side": lambda lib: lib.StackDataset(Made(sample, count), range(count)),
+    }
+    return kinds[rng.choice(["made", *kinds])]
+
+
 def draw_options(rng, count, iterable):
     """Return a function that makes the options of a loader, given the library."""
     size, drop, shuffle = rng.choice([None, 1, 2, 3, count + 1]), rng.random() < 0.3, rng.random() < 0.4
@@ -47,6 +70,7 @@ def draw_options(rng, count, iterable):
     workers = {"num_workers": 2, "persistent_workers": kept} if rng.random() < 0.3 else {}
     seed = rng.choice([None, None, 7])
     kind = "none" if iterable or shuffle else rng.choice(["none", "list", "random", "weighted", "batches"])
+    collate = rng.choice([None, None, None, list, tuple])
     chosen = [rng.randrange(count) for _ in range(rng.randint(1, 9))]
 
     def make(lib):
@@ -55,11 +79,11 @@ def draw_options(rng, count, iterable):
             "batch_size": size,
             "drop_last": drop and size is not None,
             "generator": generator,
-            **workers,
+            "collate_fn": collate,
         }
         if kind == "batches":
             batches = lib.BatchSampler(lib.RandomSampler(range(count), generator=generator), 2, drop)
-            return {**workers, "batch_sampler": batches}
+            return {**workers, "batch_sampler": batches, "collate_fn": collate}
         samplers = {
             "none": lambda: None,
             "list": lambda: chosen,
@@ -77,11 +101,12 @@ def run(lib, seed):
     rng = random.Random(seed)
     count, iterable = rng.randint(1, 9), rng.random() < 0.2
     sample = draw_sample(rng)
-    dataset = Items(lambda: map(sample, range(count))) if iterable else Made(sample, count)
+    make = draw_dataset(rng, sample, count)
     options, left = draw_options(rng, count, iterable), rng.choice([None, None, 1])
     torch.manual_seed(seed)
     found = []
     try:
+        dataset = Items(lambda: map(sample, range(count))) if iterable else make(lib)
         loader = lib.DataLoader(dataset, **options(lib))
         for _ in range(2):
             for step, batch in enumerate(loader):
