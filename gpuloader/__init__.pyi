@@ -43,6 +43,9 @@ from gpuloader.order.samplers import SequenceSampler as SequenceSampler
 from gpuloader.order.samplers import SubsetRandomSampler as SubsetRandomSampler
 from gpuloader.order.samplers import WeightedRandomSampler as WeightedRandomSampler
 from gpuloader.order.worker_info import get_worker_info as get_worker_info
+from gpuloader.sources.audio import AudioFolder as AudioFolder
+from gpuloader.sources.audio import AudioSample as AudioSample
+from gpuloader.sources.audio import read_audio as read_audio
 from gpuloader.sources.dataset import ChainDataset as ChainDataset
 from gpuloader.sources.dataset import ComposeDataset as ComposeDataset
 from gpuloader.sources.dataset import ConcatDataset as ConcatDataset
@@ -63,6 +66,9 @@ from gpuloader.sources.images.folder import ImageSample as ImageSample
 from gpuloader.sources.images.image import Image as Image
 from gpuloader.sources.images.image import Picture as Picture
 from gpuloader.sources.images.showing import show as show
+from gpuloader.sources.images.video import Video as Video
+from gpuloader.sources.images.video import VideoFolder as VideoFolder
+from gpuloader.sources.images.video import VideoSample as VideoSample
 from gpuloader.sources.mixing import MixDataset as MixDataset
 from gpuloader.sources.packed import PackedList as PackedList
 from gpuloader.sources.packed_sequences import PackedSequences as PackedSequences

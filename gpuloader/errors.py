@@ -3,7 +3,7 @@
 LoaderError             base class of them all                              (also a RuntimeError)
  ├── SampleError        a sample could not be loaded, or does not fit its field (also a ValueError)
  │    ├── FeedError     a sample passed to a DataFeeder does not fit its feed   (also an AssertionError)
- │    └── PictureError  an encoded image cannot be decoded
+ │    └── PictureError  an encoded image, video or sound cannot be decoded
  ├── ReaderError        a reader, generator, iterator or setter is misused      (also a TypeError)
  ├── ComposeNotAligned  composed readers differ in length                       (also a ValueError)
  ├── DataFileError      a data file is truncated, of another format, or too big (also a ValueError)
@@ -191,12 +191,12 @@ class FeedError(SampleError, AssertionError):
 
 
 class PictureError(SampleError):
-    """An encoded image cannot be decoded: it is empty, damaged, truncated, or larger than is allowed.
+    """An encoded image, video or sound cannot be decoded: it is empty, damaged, truncated, or too large.
 
     Attributes
     ----------
     file : str
-        The image's file or name; empty if it has none.
+        The file or its name; empty if it has none.
 
     >>> print(PictureError("the file is empty", file="cat/1.jpg", index=3))
     sample 3: cat/1.jpg: the file is empty

@@ -30,7 +30,7 @@ _ERASED = 8  # values of an image for each thread; rectangles are a part of it
 ENTRIES = {"crop<{}>": (tuple(WORDS.values())[2:],), "erase<{}>": (NUMBER_WORDS,)}
 
 
-@declare(images=takes(shape=IMAGES), windows=takes("int32", shape=("samples", 3)))
+@declare(images=takes(shape=IMAGES), windows=takes("int32", shape=("windows", 3)))
 def crop(
     images: Any,
     size: Sequence[int],
@@ -44,7 +44,8 @@ def crop(
 
     Images have numbers of 1, 2, 4 or 8 bytes, and fewer than 2**31 values per sample. Each row of `windows`
     is top, left, and whether to mirror (0 or not 0). The window, of height and width `size`, is cut out
-    first, then mirrored. A window that reaches over the edge is moved inside.
+    first, then mirrored. A window that reaches over the edge is moved inside. Of n times as many images as
+    windows, n in a row share one, as the frames of a clip do.
 
     >>> images = np.arange(6, dtype=np.uint8).reshape(1, 2, 3, 1)
     >>> crop.on_host(images, (1, 2), np.array([[1, 1, 1]], np.int32)).ravel().tolist()
@@ -55,21 +56,29 @@ def crop(
     # The kernel knows neither dtypes nor layouts: an image is planes of rows of pixels, and these have bytes.
     planes, pixel = (1, channels) if layout == "HWC" else (channels, 1)
     pixel *= images.itemsize
+    samples = len(windows)
+    frames = len(images) // max(samples, 1)
+    if frames * samples != len(images):
+        raise ValueError(
+            f"there must be one window for each image or for each {frames} in a row, got {samples} "
+            f"for {len(images)}"
+        )
     if width * pixel >= _MOST_BYTES:
         raise ValueError(f"rows of images must have fewer than {_MOST_BYTES} bytes, got {width * pixel}")
     if len(images) * planes * height >= _MOST_ROWS:
         raise ValueError(f"images must have fewer than {_MOST_ROWS} rows in all, got shape {images.shape}")
 
     def on_host(result: NDArray[Any]) -> None:
-        cut_windows(as_hwc(images, layout), windows, as_hwc(result, layout))
+        cut_windows(as_hwc(images, layout), np.repeat(windows, frames, 0), as_hwc(result, layout))
 
     def on_device(result: Any) -> Iterator[Any]:
         row = out_width * pixel
         # Rows that begin at no multiple of 4 are stored in words of 4 as well, and their ends byte by byte.
         word = max(find_word(row, result.data.ptr), _LEAST_WORD)
         words = -(-row // word) + (row % word > 0 or result.data.ptr % word > 0)  # a row may begin within one
-        grid = spread_images(len(images), out_height, words, planes, _LANE // word)
-        counts = by_value([len(images), planes, height, width, pixel, out_height, out_width])
+        # The frames of a clip are planes of it.
+        grid = spread_images(samples, out_height, words, planes * frames, _LANE // word)
+        counts = by_value([samples, planes * frames, height, width, pixel, out_height, out_width])
         yield f"crop<{WORDS[word]}>", grid, (images, windows, result, counts)
 
     shape = (len(images), *join_shape(channels, out_height, out_width, layout))

@@ -5,18 +5,21 @@ For a place with a GPU, the regions that are needed are staged, and the GPU make
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain as chained
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpuloader.batches.tree import entries_of, join_name, with_entries
 from gpuloader.errors import SampleError
 from gpuloader.order.randomness import Draw
 from gpuloader.sources.images.annotations import Annotation, move_annotations, names_of
 from gpuloader.sources.images.image import Affine, Geometry, Image, as_image, is_encoded, size_of
-from gpuloader.transforms.image_transforms import ImageTransform, Plan, finish_plan
+from gpuloader.sources.images.video import Video
+from gpuloader.transforms.image_transforms import ImageTransform, Plan, finish_plan, make_plans
 
 if TYPE_CHECKING:
     from gpuloader.transforms.image_staging import Resample
@@ -66,8 +69,14 @@ class ImageStage:
             raise SampleError(problem, field=name)
         moved: dict[str, Any] = {}
         for chain, along in self.along.items():
-            steps = [step for step in making.plans[chain] if isinstance(step, Geometry | Affine)]
-            moved |= move_annotations(along, making.carried, making.sizes[chain], steps)
+            views = []
+            for plan in making.plans[chain]:
+                steps = [step for step in plan if isinstance(step, Geometry | Affine)]
+                views.append(move_annotations(along, making.carried, making.sizes[chain], steps))
+            one = len(views) == 1
+            moved |= (
+                views[0] if one else {name: np.stack([view[name] for view in views]) for name in views[0]}
+            )
         made = _put(made, "", moved) if moved else made
         return [*made.values()] if is_named else made
 
@@ -83,7 +92,7 @@ class _Making:
     seen: list[str] = field(default_factory=list)  # the fields
     # The values of what moves along; and the plans of the images and their sizes, by chain.
     carried: dict[str, Any] = field(default_factory=dict)
-    plans: dict[str | None, Plan] = field(default_factory=dict)
+    plans: dict[str | None, list[Plan]] = field(default_factory=dict)
     sizes: dict[str | None, tuple[int, int]] = field(default_factory=dict)
 
     def walk(self, value: Any, name: str) -> Any:
@@ -102,7 +111,7 @@ class _Making:
             not name and "0" in chains and not is_container and not isinstance(value, Mapping)
         ):
             chain = named
-        elif isinstance(value, Image):
+        elif isinstance(value, Image | Video):
             pass
         elif not is_container and is_encoded(value):
             if not (stage.decodes or is_first):
@@ -124,7 +133,8 @@ class _Making:
             if shape is None:  # an image of Pillow
                 is_image = hasattr(value, "__array_interface__")
             else:
-                is_image = getattr(value, "dtype", None) == np.uint8 and len(shape) in (2, 3)
+                is_clip = len(shape) == 4 and shape[3] in (1, 3)
+                is_image = getattr(value, "dtype", None) == np.uint8 and (len(shape) in (2, 3) or is_clip)
             if not (is_image and is_first):
                 if is_image:  # so that errors about its shape can say what to do about images
                     stage.found.add(named)
@@ -136,13 +146,22 @@ class _Making:
         stage.found.add(named)
         made_by = stage.staged.get(chain) if transforms else None
         try:
-            if not transforms and isinstance(value, Image):
+            if not transforms and isinstance(value, Image | Video):
                 return value.decode()
-            image = as_image(value)
-            plan: Plan = [Geometry.of(*size_of(image))]
-            for transform in transforms:
-                transform.extend(plan, self.rng)
-            self.plans[chain], self.sizes[chain] = plan, size_of(image)
+            is_clip = isinstance(value, Video) or getattr(value, "ndim", 0) == 4
+            frames = (
+                value.decode_frames()
+                if isinstance(value, Video)
+                else iter(value)
+                if is_clip
+                else iter([value])
+            )
+            image = as_image(next(frames))
+            self.sizes[chain] = size_of(image)
+            plans = self.plans[chain] = make_plans(self.sizes[chain], transforms, self.rng)
+            if is_clip or len(plans) > 1:
+                return _make_stack(chained([image], frames), plans, is_clip=is_clip)
+            [plan] = plans
             if made_by is None:
                 return finish_plan(image, plan)
             # Imported late, because it loads the kernels.
@@ -154,6 +173,21 @@ class _Making:
         except SampleError as error:
             error.field = error.field or named
             raise
+
+
+def _make_stack(frames: Iterable[Any], plans: Sequence[Plan], *, is_clip: bool) -> NDArray[np.uint8]:
+    """Return the views of an image or a clip, of which there is one for each plan; or the clip alone."""
+    if len(plans) > 1:  # each frame is decoded once for all views
+        frames = [one.decode() if isinstance(one, Image) else as_image(one) for one in frames]
+    views = []
+    for plan in plans:
+        made = [finish_plan(as_image(frame), plan) for frame in frames]
+        views.append(np.stack(made) if is_clip else made[0])
+    if len(shapes := {view.shape for view in views}) > 1:
+        raise SampleError(
+            f"expected views of one size, got the shapes {sorted(shapes)}; end with Resize or a crop"
+        )
+    return np.stack(views) if len(plans) > 1 else views[0]
 
 
 def _put(value: Any, name: str, moved: Mapping[str, Any]) -> Any:

@@ -1,6 +1,11 @@
 from gpuloader.sources.images.annotations import Boxes as Boxes
 from gpuloader.sources.images.annotations import Keypoints as Keypoints
 from gpuloader.sources.images.annotations import Mask as Mask
+from gpuloader.transforms.augmentation import GaussianBlur as GaussianBlur
+from gpuloader.transforms.augmentation import Grayscale as Grayscale
+from gpuloader.transforms.augmentation import RandAugment as RandAugment
+from gpuloader.transforms.augmentation import TrivialAugment as TrivialAugment
+from gpuloader.transforms.augmentation import Views as Views
 from gpuloader.transforms.batch_transforms import Normalize as Normalize
 from gpuloader.transforms.batch_transforms import RandomCropFlip as RandomCropFlip
 from gpuloader.transforms.batch_transforms import RandomErasing as RandomErasing

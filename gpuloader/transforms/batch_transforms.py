@@ -1,5 +1,7 @@
 """Transforms of images in whole batches, which become kernels on a GPU and NumPy on a CPU place.
 
+Samples may be clips, too, whose frames share what is drawn, or views of an image.
+
 First crops and normalization, then erasing. At the end, a loader's transforms are settled: which are computed
 together, and in which layout images are. Transforms of any values are in `values.py`, and those that mix
 images in `mixing.py`.
@@ -24,7 +26,7 @@ from gpuloader.kernels.crop import LAYOUTS, crop, erase, split_shape
 from gpuloader.kernels.normalize import as_constant, normalize
 from gpuloader.order.permutation import hash_positions
 from gpuloader.transforms.image_transforms import check_probability, check_range
-from gpuloader.transforms.program import KeepsLayout, KernelCall, Spec, Transform
+from gpuloader.transforms.program import Chain, KeepsLayout, KernelCall, Spec, Transform
 
 # ---------------------------------------------------------------------------------------------------------
 # Crops and normalization
@@ -49,7 +51,8 @@ class RandomCropFlip(KeepsLayout):
     Attributes
     ----------
     field : str or None
-        The field to transform, of any dtype of 1, 2, 4 or 8 bytes; None means the first array field.
+        The field to transform, of any dtype of 1, 2, 4 or 8 bytes; None means the first array field. Samples
+        are images, or clips with more dimensions before those of an image.
     size, flip : tuple of int, bool
         Height and width of the window; and whether to mirror each image with probability 1/2.
     layout : str or None
@@ -71,7 +74,7 @@ class RandomCropFlip(KeepsLayout):
 
     def draw(self, words: Array, inputs: Sequence[Spec]) -> Array:
         """Return top, left and flip of each sample."""
-        _, height, width = find_sizes(inputs, self.layout or "HWC")
+        _, height, width = find_sizes(inputs, self.layout or "HWC", clips=True)
         return draw_windows(words, (height, width), self.size, flip=self.flip)
 
     def _merge(self, after: Normalize) -> Normalize:
@@ -89,9 +92,9 @@ class RandomCropFlip(KeepsLayout):
     def bind(self, inputs: Sequence[Spec]) -> KernelCall:
         """Return the computation for a batch, when no `Normalize` includes it."""
         layout = self.layout or "HWC"
-        find_sizes(inputs, layout, self.size)
+        find_sizes(inputs, layout, self.size, clips=True)
         given = {"images": inputs[0], "windows": _WINDOWS}
-        return KernelCall.settle(given, crop, moves=True, size=tuple(self.size), layout=layout)
+        return KernelCall.settle(given, crop, moves=True, frames=True, size=tuple(self.size), layout=layout)
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,8 @@ class Normalize(KeepsLayout):
     ----------
     field : str or None
         The field to transform, uint8 or float32, with samples of shape (height, width, channels) or
-        (channels, height, width); None means the first array field.
+        (channels, height, width), or clips with more dimensions before these; None means the first array
+        field.
     mean, std, scale : float or sequence of float, float
         One number for all channels, or one per channel; and the factor applied first: ``1 / 255`` maps bytes
         to 0 to 1.
@@ -144,7 +148,7 @@ class Normalize(KeepsLayout):
 
     def draw(self, words: Array, inputs: Sequence[Spec]) -> Array:
         """Return top, left and flip of each sample."""
-        _, height, width = find_sizes(inputs, self.layout)
+        _, height, width = find_sizes(inputs, self.layout, clips=True)
         return draw_windows(words, (height, width), self.crop or (height, width), flip=self.flip)
 
     @property
@@ -152,12 +156,19 @@ class Normalize(KeepsLayout):
         """The result's layout in memory, and the order in which its dimensions are delivered."""
         return ("HWC", _CHANNELS_FIRST) if self.to == CHANNELS_LAST else (self.to, None)
 
-    def bind(self, inputs: Sequence[Spec]) -> KernelCall:
+    def bind(self, inputs: Sequence[Spec]) -> KernelCall | Chain:
         """Return the computation for a batch."""
-        _, *size = find_sizes(inputs, self.layout, self.crop, (np.uint8, np.float32))
-        given = {"images": inputs[0], "windows": _WINDOWS} if self.draws else {"images": inputs[0]}
-        options = {"layout": self.layout, "size": tuple(self.crop or size), **finish_options(self)}
-        return KernelCall.settle(given, normalize, **options)
+        _, *size = find_sizes(inputs, self.layout, self.crop, (np.uint8, np.float32), clips=True)
+        given, size = {"images": inputs[0]}, list(self.crop or size)
+        finish = {"layout": self.layout, "size": tuple(size), "frames": True, **finish_options(self)}
+        if not self.draws:
+            return KernelCall.settle(given, normalize, **finish)
+        if len(inputs[0][0]) == 4:
+            return KernelCall.settle({**given, "windows": _WINDOWS}, normalize, **finish)
+        # The kernel takes a window for each image, and the frames of a clip have one together.
+        first = RandomCropFlip(self.field, (size[0], size[1]), self.flip, self.layout).bind(inputs)
+        second = KernelCall.settle({"images": first.outputs[0]}, normalize, **finish)
+        return Chain(((first, (0, 1), 3), (second, (3,), 2)), second.outputs, first.outputs)
 
 
 def finish_options(last: Normalize) -> dict[str, Any]:
@@ -212,19 +223,23 @@ def find_sizes(
     layout: str,
     least: tuple[int, int] | None = None,
     dtypes: Sequence[DTypeLike] | None = None,
+    *,
+    clips: bool = False,
 ) -> tuple[int, int, int]:
     """Return the channels, height and width of a field of images; raise `SampleError` for other fields.
 
-    `least` is the height and width that the images must have at least.
+    `least` is the height and width that the images must have at least; `clips` says whether samples may have
+    more dimensions before those of an image.
 
     >>> find_sizes([((8, 3, 32, 40), np.dtype("uint8"))], "CHW")
     (3, 32, 40)
     """
     shape, dtype = inputs[0]
-    if len(inputs) != 1 or len(shape) != 4 or (dtypes is not None and dtype not in dtypes):
+    is_shaped = len(inputs) == 1 and (len(shape) == 4 or (clips and len(shape) > 4))
+    if not is_shaped or (dtypes is not None and dtype not in dtypes):
         expected = "" if dtypes is None else " or ".join(np.dtype(one).name for one in dtypes) + " "
         raise SampleError(f"expected {expected}images in layout {layout}, got {dtype} of shape {shape[1:]}")
-    channels, height, width = split_shape(shape[1:], layout)
+    channels, height, width = split_shape(shape[-3:], layout)
     if least is not None and (least[0] > height or least[1] > width):
         raise SampleError(
             f"expected images of at least {least[0]} x {least[1]}, got {height} x {width} in layout {layout}"

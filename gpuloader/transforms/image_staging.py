@@ -26,6 +26,7 @@ from gpuloader.kernels.resample import TABLE_LINES, Interpolation, resample
 from gpuloader.sources.images.decoding import Pixels, is_plain, shrink_size
 from gpuloader.sources.images.image import Affine, Geometry, Image
 from gpuloader.sources.images.regions import NUMBERS, Code, Encoded, Part, Region
+from gpuloader.transforms.augmentation import GaussianBlur, Grayscale, RandAugment, TrivialAugment
 from gpuloader.transforms.batch_transforms import Normalize, finish_options
 from gpuloader.transforms.image_transforms import (
     CHANGES,
@@ -44,9 +45,11 @@ from gpuloader.transforms.image_transforms import (
     find_shift,
     finish_plan,
 )
-from gpuloader.transforms.program import Chain, KernelCall, Plain, Spec
+from gpuloader.transforms.program import UNCHANGED, Chain, KernelCall, Plain, Spec, is_made
 
 Floats = NDArray[np.float32]
+
+_KEEP_SIZE = RandomFlip | RandomAffine | Grayscale | GaussianBlur | RandAugment | TrivialAugment
 
 # ---------------------------------------------------------------------------------------------------------
 # On the GPU: the transforms of a field, as one transform of its regions
@@ -86,6 +89,8 @@ class Resample(Plain):
 
     def bind(self, inputs: Sequence[Spec]) -> Chain:
         """Return the computation for a batch."""
+        if is_made(inputs):
+            return UNCHANGED if self.normalize is None else self.normalize.bind(inputs)
         if len(inputs) != 3 or inputs[2][0][1:] != (NUMBERS + 2 * self.changes,):
             raise SampleError("expected a field of images")
         samples = inputs[1][0][0] - 1
@@ -132,8 +137,8 @@ def plan_resampling(field: str | None, transforms: Sequence[ImageTransform]) -> 
             size = both(transform.size)
         elif isinstance(transform, PadImage):
             size = size and transform._grow(size)
-        elif not isinstance(transform, RandomFlip | RandomAffine):
-            return None  # the user's own may make any plan
+        elif not isinstance(transform, _KEEP_SIZE):
+            return None  # views are several images, and the user's own may make any plan
     contrasts = changes.count("contrast")
     # The slot is laid out before an image is read, so the size must be known; and each contrast takes a sum.
     if size is None or contrasts > MOST_CONTRASTS:
@@ -204,6 +209,10 @@ def find_pass(plan: Plan, made_by: Resample) -> tuple[Geometry, Floats] | None:
         else:
             return None
     if geometry.filter not in (None, made_by.interpolation):
+        return None
+    names = [name for name, _ in changes]
+    fits = len(names) <= made_by.changes and names.count("contrast") <= made_by.contrasts
+    if not fits or not {*names} <= {*CHANGES}:
         return None
     # As the kernel `recolor` takes them, padded to the most changes.
     numbers = np.zeros((made_by.changes, 2), np.float32)

@@ -11,8 +11,9 @@ the loader's seed, the epoch and the sample's index.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -28,10 +29,11 @@ from gpuloader.sources.images.image import FILTERS, Affine, Geometry
 
 @dataclass(frozen=True, slots=True)
 class Coloring:
-    """Changes of an image's colors, in order: what to change, and by which factor.
+    """Changes of an image's colors, in order: the name of one of `load_operations`, and its amount.
 
-    1 changes nothing of 'brightness', 'contrast' and 'saturation'. 'hue' is a shift, in turns of the color
-    wheel.
+    1 changes nothing of 'brightness', 'contrast', 'saturation' and 'sharpness'. 'hue' is a shift, in turns of
+    the color wheel, 'blur' the radius in pixels, 'posterize' the bits to keep, and 'solarize' the level from
+    which values are inverted. The others take no amount.
     """
 
     steps: tuple[tuple[str, float], ...]
@@ -46,7 +48,7 @@ class ImageTransform(Protocol):
     """A transform of single images, as the user specifies it.
 
     A false attribute ``moves`` says that it changes nothing but colors, so that it need not name what moves
-    along with the image.
+    along with the image. An attribute ``views`` says how many images it makes of each, by a plan of its own.
     """
 
     @property
@@ -55,6 +57,28 @@ class ImageTransform(Protocol):
 
     def extend(self, plan: Plan, rng: np.random.Generator) -> None:
         """Add to the plan of one image, with random numbers from the sample's generator."""
+
+
+def make_plans(
+    size: tuple[int, int], transforms: Sequence[ImageTransform], rng: np.random.Generator
+) -> list[Plan]:
+    """Return the plan of an image of this height and width; several if a transform makes views of it.
+
+    >>> make_plans((4, 6), [CenterCrop(None, 2)], np.random.default_rng(0))[0][0].window
+    (1, 2, 2, 2)
+    """
+    plans: list[Plan] = [[Geometry.of(*size)]]
+    for transform in transforms:
+        if (views := getattr(transform, "views", 1)) > 1:
+            plans = [[*plan] for plan in plans for _ in range(views)]
+        for plan in plans:
+            transform.extend(plan, rng)
+    return plans
+
+
+def find_size(plan: Plan) -> tuple[int, int]:
+    """Return the height and width of what a plan makes; only a geometry changes them."""
+    return next(step for step in reversed(plan) if isinstance(step, Geometry)).window[2:]
 
 
 def find_geometry(plan: Plan) -> Geometry:
@@ -66,8 +90,7 @@ def find_geometry(plan: Plan) -> Geometry:
     last = plan[-1]
     if isinstance(last, Geometry):
         return last
-    before = next(step for step in reversed(plan) if isinstance(step, Geometry))
-    geometry = Geometry.of(*before.window[2:])
+    geometry = Geometry.of(*find_size(plan))
     plan.append(geometry)
     return geometry
 
@@ -91,7 +114,7 @@ def finish_plan(image: Any, plan: Plan) -> Pixels:
 
 
 def apply_coloring(image: Any, coloring: Coloring) -> Any:
-    """Return an image of Pillow with changed colors, as ``ImageEnhance`` and torchvision change them.
+    """Return an image of Pillow with changed colors, as Pillow and torchvision change them.
 
     >>> import numpy as np, pytest
     >>> pillow = pytest.importorskip("PIL.Image")
@@ -100,18 +123,39 @@ def apply_coloring(image: Any, coloring: Coloring) -> Any:
     ...  for name, amount in {"brightness": 0.5, "contrast": 0, "saturation": 0, "hue": 0.5}.items()]
     [(100, 0, 0), (60, 60, 60), (60, 60, 60), (0, 200, 198)]
     """
-    from PIL import ImageEnhance
-
-    kinds = {"brightness": "Brightness", "contrast": "Contrast", "saturation": "Color"}
     for name, amount in coloring.steps:
-        if name != "hue":
-            image = getattr(ImageEnhance, kinds[name])(image).enhance(amount)
-        elif image.mode == "RGB":  # gray images have no hue
-            pillow = load_pillow()
-            hue, saturation, value = image.convert("HSV").split()
-            turned = np.asarray(hue) + np.uint8(find_shift(amount))
-            image = pillow.merge("HSV", (pillow.fromarray(turned), saturation, value)).convert("RGB")
+        image = load_operations()[name](image, amount)
     return image
+
+
+@cache
+def load_operations() -> Mapping[str, Callable[[Any, float], Any]]:
+    """Return what changes an image of Pillow by an amount, by name."""
+    from PIL import ImageEnhance, ImageFilter, ImageOps
+
+    return {
+        "brightness": lambda image, factor: ImageEnhance.Brightness(image).enhance(factor),
+        "contrast": lambda image, factor: ImageEnhance.Contrast(image).enhance(factor),
+        "saturation": lambda image, factor: ImageEnhance.Color(image).enhance(factor),
+        "hue": _turn_hue,
+        "sharpness": lambda image, factor: ImageEnhance.Sharpness(image).enhance(factor),
+        "gray": lambda image, _: image.convert("L").convert(image.mode),
+        "blur": lambda image, radius: image.filter(ImageFilter.GaussianBlur(radius)),
+        "posterize": lambda image, bits: ImageOps.posterize(image, int(bits)),
+        "solarize": lambda image, level: ImageOps.solarize(image, level),
+        "autocontrast": lambda image, _: ImageOps.autocontrast(image),
+        "equalize": lambda image, _: ImageOps.equalize(image),
+        "identity": lambda image, _: image,
+    }
+
+
+def _turn_hue(image: Any, turns: float) -> Any:
+    if image.mode != "RGB":  # gray images have no hue
+        return image
+    pillow = load_pillow()
+    hue, saturation, value = image.convert("HSV").split()
+    turned = pillow.fromarray(np.asarray(hue) + np.uint8(find_shift(turns)))
+    return pillow.merge("HSV", (turned, saturation, value)).convert("RGB")
 
 
 def find_shift(turns: float) -> int:
@@ -404,7 +448,7 @@ class RandomAffine:
 
     def extend(self, plan: Plan, rng: np.random.Generator) -> None:
         """Turn the result of the plan so far."""
-        size = height, width = find_geometry(plan).window[2:]
+        size = height, width = find_size(plan)
         angle, right, down, scale, shear = (
             low + (high - low) * rng.random()
             for low, high in (
@@ -415,14 +459,33 @@ class RandomAffine:
                 _as_angles("shear", self.shear, 89),
             )
         )
-        turn, slant = math.radians(angle), math.tan(math.radians(shear))
-        # The inverse of a rotation after a shear, around the middle, which then moves.
-        a, d = math.cos(turn), math.sin(turn)
-        b, e = -a * slant - d, -d * slant + a
-        a, b, d, e = e / scale, -b / scale, -d / scale, a / scale
-        x, y = width * 0.5 + round(right), height * 0.5 + round(down)
-        c, f = width * 0.5 - a * x - b * y, height * 0.5 - d * x - e * y
-        plan.append(Affine((a, b, c, d, e, f), size, self.filter))
+        shift = round(right), round(down)
+        plan.append(make_affine(size, self.filter, angle=angle, shift=shift, scale=scale, shear=(shear, 0.0)))
+
+
+def make_affine(
+    size: tuple[int, int],
+    filter: str,  # noqa: A002
+    *,
+    angle: float = 0.0,
+    shift: tuple[int, int] = (0, 0),
+    scale: float = 1.0,
+    shear: tuple[float, float] = (0.0, 0.0),
+    center: tuple[float, float] | None = None,
+) -> Affine:
+    """Return the step that torchvision's ``affine`` is: degrees clockwise, pixels, and degrees along x and y.
+
+    >>> make_affine((20, 10), "nearest", shift=(3, 0), shear=(45.0, 0.0), center=(0, 0)).matrix[:3]
+    (1.0, 0.9999999999999999, -3.0)
+    """
+    x, y = center or (size[1] * 0.5, size[0] * 0.5)
+    turn, across, down = math.radians(angle), math.tan(math.radians(shear[0])), math.radians(shear[1])
+    # The inverse of a rotation after a shear, around the center, which then moves.
+    a, d = math.cos(turn - down) / math.cos(down), math.sin(turn - down) / math.cos(down)
+    b, e = -(a * across + math.sin(turn)), math.cos(turn) - d * across
+    a, b, d, e = e / scale, -b / scale, -d / scale, a / scale
+    right, below = x + shift[0], y + shift[1]
+    return Affine((a, b, x - a * right - b * below, d, e, y - d * right - e * below), size, filter)
 
 
 def _as_angles(name: str, given: object, most: float) -> tuple[float, float]:
@@ -518,6 +581,8 @@ class ColorJitter:
     hue : float or tuple of float
         A number h stands for shifts from -h to h, in turns of the color wheel, at most 0.5; a pair is the
         least and the greatest shift.
+    p : float
+        The probability that an image changes at all, 0 to 1.
 
     Examples
     --------
@@ -536,11 +601,13 @@ class ColorJitter:
     contrast: Amount = 0
     saturation: Amount = 0
     hue: Amount = 0
+    p: float = 1.0
 
     moves = False
 
     def __post_init__(self) -> None:
         split_fields(self.field)
+        check_probability(self.p)
         self._ranges()
 
     def _ranges(self) -> dict[str, tuple[float, float]]:
@@ -555,6 +622,8 @@ class ColorJitter:
 
     def extend(self, plan: Plan, rng: np.random.Generator) -> None:
         """Change the colors of the result of the plan so far."""
+        if self.p < 1 and rng.random() >= self.p:
+            return
         drawn = {name: low + (high - low) * rng.random() for name, (low, high) in self._ranges().items()}
         order = sorted(drawn, key=dict(zip(drawn, rng.random(len(drawn)), strict=True)).__getitem__)
         if order:

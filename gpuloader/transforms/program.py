@@ -77,6 +77,7 @@ class KernelCall:
     axes: tuple[int, ...] | None = None  # the order in which the result's dimensions are delivered
     in_place: bool = False  # whether the first input is the result
     moves: bool = False  # whether the result has the first input's values, so that it is delivered like those
+    frames: bool = False  # whether the images are clips or views, whose frames the kernel takes for images
 
     @classmethod
     def settle(
@@ -87,17 +88,23 @@ class KernelCall:
         samples: int | None = None,
         axes: tuple[int, ...] | None = None,
         moves: bool = False,
+        frames: bool = False,
         **options: Any,
     ) -> KernelCall:
         """Return the call for so many samples, or as many as the first input has; inputs are by parameter.
+
+        With `frames`, samples of the first input may have dimensions before those of an image.
 
         Raises `SampleError` if the kernel does not accept such arrays, or the options do not fit them.
         """
         # The twin is tried without samples. Its result has the shape and dtype of a sample's, and the trial
         # finds whatever the kernel would refuse before the first batch, so nothing is checked here twice.
         empty: dict[str, Array] = {}
+        before: tuple[int, ...] = ()
         for name, (shape, kind) in inputs.items():
             samples = shape[0] if samples is None else samples
+            if frames and not empty:
+                before, shape = shape[1:-3], (0, *shape[-3:])
             # Where there is no row, there is one split.
             empty[name] = np.zeros((int(name == "row_splits"), *shape[1:]), kind)
         try:
@@ -107,11 +114,17 @@ class KernelCall:
         dtype = options.get("dtype")
         bits = dtype if isinstance(dtype, str) and dtype == "bfloat16" else None
         in_place = id(made) in map(id, empty.values())
-        output = (samples or 0, *made.shape[1:]), made.dtype
-        return cls(tuple(empty), (output,), kernel, options, bits, axes, in_place, moves)
+        output = (samples or 0, *before, *made.shape[1:]), made.dtype
+        if axes is not None:  # of an image, behind the dimensions that a clip has before
+            axes = (*range(1 + len(before)), *(axis + len(before) for axis in axes[1:]))
+        return cls(tuple(empty), (output,), kernel, options, bits, axes, in_place, moves, bool(before))
 
     def name(self, inputs: list[Any], outputs: list[Any]) -> dict[str, Any]:
         """Return all arguments by parameter."""
+        if self.frames:
+            images, *rest = inputs
+            inputs = [images.reshape(-1, *images.shape[-3:]), *rest]
+            outputs = [one.reshape(-1, *one.shape[-3:]) for one in outputs]
         named = dict(zip(self.inputs, inputs, strict=True)) | self.options
         return named if self.in_place else named | {"out": outputs[0]}
 
@@ -134,6 +147,11 @@ class Chain:
     calls: tuple[tuple[KernelCall, tuple[int, ...], int], ...]  # each with its inputs' and output's numbers
     outputs: tuple[Spec, ...]
     scratch: tuple[Spec, ...] = ()  # of further arrays, which only the calls write and read
+    in_place: bool = False  # whether the outputs are the inputs
+
+
+UNCHANGED = Chain((), (), in_place=True)
+"""What is done to images that workers have made already."""
 
 
 class Plain:
@@ -154,6 +172,15 @@ class Plain:
 
 class KeepsLayout(Plain):
     """Base class of transforms after which images have the layout that they had, or one that is stated."""
+
+
+def is_made(inputs: Sequence[Spec]) -> bool:
+    """Return whether a field that was to be made on a device has clips, which workers always make.
+
+    >>> is_made([((8, 16, 32, 40, 3), np.dtype("uint8"))])
+    True
+    """
+    return len(inputs) == 1 and len(inputs[0][0]) == 5
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -182,8 +209,10 @@ class Decode(Plain):
         """Return the name of the first field of encoded images, among fields of these names and levels."""
         return names[list(levels).index(Encoded.level)] if Encoded.level in levels else None
 
-    def bind(self, inputs: Sequence[Spec]) -> Decoding:
+    def bind(self, inputs: Sequence[Spec]) -> Decoding | Chain:
         """Return what is decoded for a batch."""
+        if is_made(inputs):
+            return UNCHANGED
         if len(inputs) != 1 + Encoded.level:
             raise SampleError("expected a field of images")
         (pixels, channels, _), dtype = inputs[-1]

@@ -520,7 +520,7 @@ class TestErrors:
         [
             ([Normalize("image")], r"field 'image': no such array field.*\['0', '1'\]"),
             ([Normalize("1")], r"field '1'.*: expected uint8 or float32 images in layout HWC, got int64"),
-            ([OneHot("0", 3), Normalize("0")], r"field '0'.*: expected uint8 or float32 images"),
+            ([OneHot("1", 3), Normalize("1")], r"field '1'.*: expected uint8 or float32 images"),
             ([RandomCropFlip("0", (10, 3)), Normalize("0")], r"at least 10 x 3, got 9 x 8 in layout HWC"),
             ([RandomCropFlip("0", (3, 10))], r"field '0'.*of at least 3 x 10, got 9 x 8"),
             ([RandomCropFlip("1", (3, 3))], r"field '1'.*: expected images in layout HWC, got int64"),

@@ -48,6 +48,13 @@ CHAINS = {
         t.RandomFlip("image", axis="vertical"),
     ],
     "validate": [t.Resize("image", 48), t.CenterCrop("image", 40)],
+    "augmented": [
+        t.RandomResizedCrop("image", 32),
+        t.RandAugment("image"),
+        t.ColorJitter("image", 0.4, p=0.5),
+        t.Grayscale("image", 0.3),
+        t.GaussianBlur("image", p=0.3),
+    ],
     "margin": [t.CenterCrop("image", 90)],
     "scaled": [t.RandomResizedCrop("image", 16, scaled=True)],
     "color": [t.RandomResizedCrop("image", 32), t.ColorJitter("image", 0.4, 0.4), t.RandomFlip("image")],

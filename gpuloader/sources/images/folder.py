@@ -1,4 +1,4 @@
-"""`ImageFolder` and `ImageFiles`: images in files, with their labels."""
+"""`ImageFolder` and `ImageFiles`: images in files, with their labels; and the base of other folders."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloader.order.randomness import current_draw, sample_rng
 from gpuloader.sources.array_rows import locate
 from gpuloader.sources.block import each_row, join_samples
 from gpuloader.sources.dataset import Dataset
@@ -20,6 +21,22 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", 
 """The endings of file names that are taken for images, as in torchvision."""
 
 Path = str | os.PathLike[str]
+
+
+def draw_position(at: float | None) -> float:
+    """Return where a clip lies in its file, from 0 to 1: as given, drawn for the sample, or the middle.
+
+    It is drawn while a loader fetches the sample.
+    """
+    if at is not None:
+        return at
+    return 0.5 if current_draw().seed is None else sample_rng().random()
+
+
+def check_position(at: float | None) -> None:
+    """Raise `ValueError` unless a position is None or a number from 0 to 1."""
+    if at is not None and not 0 <= at <= 1:
+        raise ValueError(f"at must be a part from 0 to 1, got {at!r}")
 
 
 class ImageSample(NamedTuple("_Pair", [("image", Any), ("label", Any)])):
@@ -47,14 +64,17 @@ class _Files(Dataset[ImageSample]):
 
     holds_pictures = True  # for the loader, which decodes them
 
+    _kind = "image"
+    _sample: Callable[[Any, Any], Any] = ImageSample
+
     def __init__(
         self,
         paths: list[str],
         labels: NDArray[Any] | None,
-        transform: Callable[[Any], Any] | None,
-        target_transform: Callable[[Any], Any] | None,
-        loader: Callable[[str], Any] | None,
-        upright: bool,
+        transform: Callable[[Any], Any] | None = None,
+        target_transform: Callable[[Any], Any] | None = None,
+        loader: Callable[[str], Any] | None = None,
+        upright: bool = False,
     ) -> None:
         given = {"transform": transform, "target_transform": target_transform, "loader": loader}
         for name, function in given.items():
@@ -83,7 +103,7 @@ class _Files(Dataset[ImageSample]):
         except IndexError:
             locate(self, index)  # raises the error with this dataset's name
             raise
-        image: Any = self.loader(path) if self.loader else Image.read(path, upright=self.upright)
+        image = self._load(path)
         if self.transform is not None:
             image = self.transform(image.to_pillow() if isinstance(image, Image) else image)
         if self._labels is None:
@@ -91,17 +111,92 @@ class _Files(Dataset[ImageSample]):
         label = self._labels[index]
         if not self._labels.ndim > 1:
             label = label.item()
-        return ImageSample(image, label if self.target_transform is None else self.target_transform(label))
+        return self._sample(image, label if self.target_transform is None else self.target_transform(label))
+
+    def _load(self, path: str) -> Any:
+        return self.loader(path) if self.loader else Image.read(path, upright=self.upright)
 
     def __repr__(self) -> str:
-        count = "1 image" if len(self) == 1 else f"{len(self):,} images"
+        count = f"1 {self._kind}" if len(self) == 1 else f"{len(self):,} {self._kind}s"
         return f"<{type(self).__name__}: {count}{self._describe_labels()}>"
 
     def _describe_labels(self) -> str:
         return "" if self._labels is None else " with labels"
 
 
-class ImageFolder(_Files):
+class Folder(_Files):
+    """The base of datasets of files in one folder per class."""
+
+    _extensions: tuple[str, ...] = EXTENSIONS
+
+    def __init__(
+        self,
+        root: Path,
+        is_valid_file: Callable[[str], bool] | None = None,
+        allow_empty: bool = False,
+        **how: Any,
+    ) -> None:
+        self.root = os.path.expanduser(os.fspath(root))  # noqa: PTH111
+        self.extensions = self._extensions if is_valid_file is None else None
+        self.classes, self.class_to_idx = self.find_classes(self.root)
+        paths: list[str] = []
+        labels: list[int] = []
+        empty: list[str] = []
+        for name, label in self.class_to_idx.items():
+            before = len(paths)
+            # In torchvision's order: folders by path, then files by name.
+            for folder, _, files in sorted(os.walk(os.path.join(self.root, name), followlinks=True)):  # noqa: PTH118
+                for file in sorted(files):
+                    path = os.path.join(folder, file)  # noqa: PTH118
+                    if is_valid_file(path) if is_valid_file else file.lower().endswith(self._extensions):
+                        paths.append(path)
+            labels += [label] * (len(paths) - before)
+            if len(paths) == before:
+                empty.append(name)
+        if empty and not allow_empty:
+            kind = self._kind
+            valid = "" if self.extensions is None else f"; {kind}s end with {', '.join(self.extensions)}"
+            raise FileNotFoundError(f"no {kind}s in the folders {empty} of {self.root}{valid}")
+        super().__init__(paths, np.array(labels, np.int64), **how)
+
+    def find_classes(self, directory: Path) -> tuple[list[str], dict[str, int]]:
+        """Return the names of the classes in a folder, and the label of each."""
+        try:
+            with os.scandir(directory) as entries:
+                classes = sorted(map(attrgetter("name"), filter(os.DirEntry.is_dir, entries)))
+        except (FileNotFoundError, NotADirectoryError) as error:
+            problem = "does not exist" if isinstance(error, FileNotFoundError) else "is a file"
+            raise FileNotFoundError(f"{directory} {problem}; expected a folder of folders") from None
+        if not classes:
+            raise FileNotFoundError(f"{directory} has no folders; expected one for each class")
+        return classes, dict(zip(classes, range(len(classes)), strict=True))
+
+    def _describe_labels(self) -> str:
+        classes = "1 class" if len(self.classes) == 1 else f"{len(self.classes):,} classes"
+        return f" of {classes} in {self.root}"
+
+    @property
+    def targets(self) -> list[int]:
+        """The label of each image."""
+        assert self._labels is not None
+        listed: list[int] = self._labels.tolist()
+        return listed
+
+    @cached_property
+    def samples(self) -> list[tuple[str, int]]:
+        """The path and the label of each image."""
+        return list(zip(map(os.fsdecode, self._paths), self.targets, strict=True))
+
+    @property
+    def imgs(self) -> list[tuple[str, int]]:
+        """The same as `samples`."""
+        return self.samples
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "samples"}
+
+
+class ImageFolder(Folder):
     """Images in one folder per class; a sample is the tuple ``(image, label)``.
 
     The order, the attributes and the parameters are those of torchvision's class of this name. The image is
@@ -166,63 +261,13 @@ class ImageFolder(_Files):
         *,
         upright: bool = False,
     ) -> None:
-        self.root = os.path.expanduser(os.fspath(root))  # noqa: PTH111
-        self.extensions = EXTENSIONS if is_valid_file is None else None
-        self.classes, self.class_to_idx = self.find_classes(self.root)
-        paths: list[str] = []
-        labels: list[int] = []
-        empty: list[str] = []
-        for name, label in self.class_to_idx.items():
-            before = len(paths)
-            # In torchvision's order: folders by path, then files by name.
-            for folder, _, files in sorted(os.walk(os.path.join(self.root, name), followlinks=True)):  # noqa: PTH118
-                for file in sorted(files):
-                    path = os.path.join(folder, file)  # noqa: PTH118
-                    if is_valid_file(path) if is_valid_file else file.lower().endswith(EXTENSIONS):
-                        paths.append(path)
-            labels += [label] * (len(paths) - before)
-            if len(paths) == before:
-                empty.append(name)
-        if empty and not allow_empty:
-            valid = "" if self.extensions is None else f"; images end with {', '.join(EXTENSIONS)}"
-            raise FileNotFoundError(f"no images in the folders {empty} of {self.root}{valid}")
-        super().__init__(paths, np.array(labels, np.int64), transform, target_transform, loader, upright)
-
-    def find_classes(self, directory: Path) -> tuple[list[str], dict[str, int]]:
-        """Return the names of the classes in a folder, and the label of each."""
-        try:
-            with os.scandir(directory) as entries:
-                classes = sorted(map(attrgetter("name"), filter(os.DirEntry.is_dir, entries)))
-        except (FileNotFoundError, NotADirectoryError) as error:
-            problem = "does not exist" if isinstance(error, FileNotFoundError) else "is a file"
-            raise FileNotFoundError(f"{directory} {problem}; expected a folder of folders") from None
-        if not classes:
-            raise FileNotFoundError(f"{directory} has no folders; expected one for each class")
-        return classes, dict(zip(classes, range(len(classes)), strict=True))
-
-    def _describe_labels(self) -> str:
-        classes = "1 class" if len(self.classes) == 1 else f"{len(self.classes):,} classes"
-        return f" of {classes} in {self.root}"
-
-    @property
-    def targets(self) -> list[int]:
-        """The label of each image."""
-        assert self._labels is not None
-        listed: list[int] = self._labels.tolist()
-        return listed
-
-    @cached_property
-    def samples(self) -> list[tuple[str, int]]:
-        """The path and the label of each image."""
-        return list(zip(map(os.fsdecode, self._paths), self.targets, strict=True))
-
-    @property
-    def imgs(self) -> list[tuple[str, int]]:
-        """The same as `samples`."""
-        return self.samples
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "samples"}
+        how = {
+            "transform": transform,
+            "target_transform": target_transform,
+            "loader": loader,
+            "upright": upright,
+        }
+        super().__init__(root, is_valid_file, allow_empty, **how)
 
 
 class ImageFiles(_Files):
@@ -270,4 +315,4 @@ class ImageFiles(_Files):
             raise ValueError(
                 f"expected one label per file, got {len(paths)} files and labels of {rows.shape}"
             )
-        super().__init__([os.fspath(path) for path in paths], rows, None, None, loader, upright)
+        super().__init__([os.fspath(path) for path in paths], rows, loader=loader, upright=upright)

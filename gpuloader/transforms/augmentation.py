@@ -1,0 +1,337 @@
+"""Transforms of single images that Pillow makes in the worker, on every kind of place, and views of an image.
+
+The operations are a table: changes of color by name, and geometry as affine steps, which masks, boxes and
+keypoints follow. Magnitudes are those of torchvision's ``transforms.v2``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuloader.checks import check_count, check_word
+from gpuloader.sources.images.annotations import Fields, split_fields, varying_names
+from gpuloader.sources.images.image import FILTERS, Affine
+from gpuloader.transforms.image_transforms import (
+    Coloring,
+    ImageTransform,
+    Plan,
+    check_probability,
+    check_range,
+    find_size,
+    make_affine,
+)
+
+
+@dataclass(frozen=True)
+class Grayscale:
+    """Takes the color out of images, at random if asked; they keep their channels.
+
+    Attributes
+    ----------
+    field, p : str, None or tuple, float
+        The field of images, as for `ColorJitter`; and the probability, 0 to 1.
+
+    Examples
+    --------
+    >>> import numpy as np, pytest
+    >>> from gpuloader import DataLoader
+    >>> _ = pytest.importorskip("PIL")
+    >>> images = [np.array([[[200, 100, 0]]], np.uint8)]
+    >>> next(iter(DataLoader(images, places="cpu", transforms=[Grayscale(None)]))).tolist()
+    [[[[118, 118, 118]]]]
+    """
+
+    field: Fields
+    p: float = 1.0
+
+    moves = False
+
+    def __post_init__(self) -> None:
+        split_fields(self.field)
+        check_probability(self.p)
+
+    def extend(self, plan: Plan, rng: np.random.Generator) -> None:
+        """Take the color out of the result of the plan so far, or do not."""
+        if rng.random() < self.p:
+            plan.append(Coloring((("gray", 0.0),)))
+
+
+@dataclass(frozen=True)
+class GaussianBlur:
+    """Blurs images by a random radius, as Pillow's ``ImageFilter.GaussianBlur`` does.
+
+    Attributes
+    ----------
+    field : str, None or tuple
+        The field of images, as for `ColorJitter`.
+    sigma : float or tuple of float
+        The radius in pixels, which is the standard deviation; or the least and the greatest.
+    p : float
+        The probability that an image is blurred, 0 to 1.
+
+    Examples
+    --------
+    >>> import numpy as np, pytest
+    >>> from gpuloader import DataLoader
+    >>> _ = pytest.importorskip("PIL")
+    >>> images = [np.array([[0, 0, 90, 0, 0]], np.uint8)]
+    >>> next(iter(DataLoader(images, places="cpu", transforms=[GaussianBlur(None, 0.5)]))).ravel().tolist()
+    [0, 10, 69, 10, 0]
+    """
+
+    field: Fields
+    sigma: float | tuple[float, float] = (0.1, 2.0)
+    p: float = 1.0
+
+    moves = False
+
+    def __post_init__(self) -> None:
+        split_fields(self.field)
+        check_range("sigma", self._range())
+        check_probability(self.p)
+
+    def _range(self) -> tuple[float, float]:
+        return self.sigma if isinstance(self.sigma, tuple | list) else (self.sigma, self.sigma)
+
+    def extend(self, plan: Plan, rng: np.random.Generator) -> None:
+        """Blur the result of the plan so far, or do not."""
+        low, high = self._range()
+        if rng.random() < self.p:
+            plan.append(Coloring((("blur", low + (high - low) * rng.random()),)))
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Random operations of a table
+
+Space = Mapping[str, tuple[float, float, bool]]
+"""Operations by name: the magnitudes of the first bin and of the last, and whether their sign is random."""
+
+
+def make_space(shear: float, across: float, down: float, turn: float, color: float, bits: int) -> Space:
+    """Return torchvision's operations, given the greatest magnitude of each kind."""
+    return {
+        "identity": (0, 0, False),
+        "shear_x": (0, shear, True),
+        "shear_y": (0, shear, True),
+        "translate_x": (0, across, True),
+        "translate_y": (0, down, True),
+        "rotate": (0, turn, True),
+        **dict.fromkeys(("brightness", "saturation", "contrast", "sharpness"), (0, color, True)),
+        "posterize": (8, bits, False),
+        "solarize": (255, 0, False),
+        "autocontrast": (0, 0, False),
+        "equalize": (0, 0, False),
+    }
+
+
+_GEOMETRY: Mapping[str, Callable[[tuple[int, int], str, float], Affine]] = {
+    "shear_x": lambda size, how, by: make_affine(size, how, shear=(_slant(by), 0.0), center=(0.0, 0.0)),
+    "shear_y": lambda size, how, by: make_affine(size, how, shear=(0.0, _slant(by)), center=(0.0, 0.0)),
+    "translate_x": lambda size, how, by: make_affine(size, how, shift=(int(by), 0)),
+    "translate_y": lambda size, how, by: make_affine(size, how, shift=(0, int(by))),
+    "rotate": lambda size, how, by: make_rotation(size, how, by),
+}
+
+
+def _slant(by: float) -> float:
+    return math.degrees(math.atan(by))
+
+
+def make_rotation(size: tuple[int, int], filter: str, angle: float) -> Affine:  # noqa: A002
+    """Return the step that Pillow's ``rotate`` by degrees, counterclockwise, is.
+
+    >>> make_rotation((4, 4), "nearest", 90).matrix
+    (0.0, -1.0, 4.0, 1.0, 0.0, 0.0)
+    """
+    x, y, turn = size[1] / 2, size[0] / 2, -math.radians(angle % 360.0)
+    a, b = round(math.cos(turn), 15), round(math.sin(turn), 15)
+    d, e = round(-math.sin(turn), 15), a
+    return Affine((a, b, a * -x + b * -y + x, d, e, d * -x + e * -y + y), size, filter)
+
+
+def add_operation(
+    plan: Plan,
+    space: Space,
+    number: int,
+    bins: int,
+    filter: str,  # noqa: A002
+    rng: np.random.Generator,
+) -> None:
+    """Add a random operation of a space to a plan, with the magnitude of one of so many bins."""
+    name = [*space][int(rng.random() * len(space))]
+    first, last, is_signed = space[name]
+    amount = first + (last - first) * number / (bins - 1)
+    if is_signed and rng.random() <= 0.5:
+        amount = -amount
+    if name in _GEOMETRY:
+        plan.append(_GEOMETRY[name](find_size(plan), filter, amount))
+    elif name == "posterize":
+        plan.append(Coloring(((name, round(amount)),)))
+    else:
+        # A change of color has a factor, which a magnitude of 0 leaves at 1.
+        plan.append(Coloring(((name, amount + is_signed),)))
+
+
+@dataclass(frozen=True)
+class RandAugment:
+    """Applies random operations of one strength to each image (Cubuk et al., 2020).
+
+    An operation shears, moves or turns the image, or changes brightness, color, contrast, sharpness or the
+    levels of its values. Masks, boxes and keypoints follow.
+
+    Attributes
+    ----------
+    field : str, None or tuple
+        The field of images, as for `Resize`.
+    num_ops, magnitude, num_magnitude_bins : int
+        How many operations; and their strength, from 0 to ``num_magnitude_bins - 1``.
+    filter : str
+        'nearest', 'bilinear' or 'bicubic'; what comes in is black.
+
+    Examples
+    --------
+    >>> import numpy as np, pytest
+    >>> from gpuloader import DataLoader
+    >>> _ = pytest.importorskip("PIL")
+    >>> images = [np.zeros((32, 32, 3), np.uint8)] * 2
+    >>> loader = DataLoader(images, places="cpu", batch_size=2, transforms=[RandAugment(None)])
+    >>> next(iter(loader)).shape
+    (2, 32, 32, 3)
+    """
+
+    field: Fields
+    num_ops: int = 2
+    magnitude: int = 9
+    num_magnitude_bins: int = 31
+    filter: str = "nearest"
+
+    def __post_init__(self) -> None:
+        split_fields(self.field)
+        check_count("num_ops", self.num_ops)
+        _check_bins(self.num_magnitude_bins, self.filter)
+        if not 0 <= self.magnitude < self.num_magnitude_bins:
+            most = self.num_magnitude_bins - 1
+            raise ValueError(f"magnitude must be a number from 0 to {most}, got {self.magnitude!r}")
+
+    def extend(self, plan: Plan, rng: np.random.Generator) -> None:
+        """Apply operations to the result of the plan so far."""
+        height, width = find_size(plan)
+        space = make_space(0.3, 150 / 331 * width, 150 / 331 * height, 30.0, 0.9, 4)
+        for _ in range(self.num_ops):
+            add_operation(plan, space, self.magnitude, self.num_magnitude_bins, self.filter, rng)
+
+
+@dataclass(frozen=True)
+class TrivialAugment:
+    """Applies one random operation of random strength to each image (Müller and Hutter, 2021).
+
+    The operations are those of `RandAugment`, and the strengths those of torchvision's
+    ``TrivialAugmentWide``.
+
+    Attributes
+    ----------
+    field : str, None or tuple
+        The field of images, as for `Resize`.
+    num_magnitude_bins, filter : int, str
+        How many strengths there are; and the filter, as for `RandAugment`.
+
+    Examples
+    --------
+    >>> import numpy as np, pytest
+    >>> from gpuloader import DataLoader
+    >>> _ = pytest.importorskip("PIL")
+    >>> images = [np.zeros((32, 32, 3), np.uint8)] * 2
+    >>> loader = DataLoader(images, places="cpu", batch_size=2, transforms=[TrivialAugment(None)])
+    >>> next(iter(loader)).shape
+    (2, 32, 32, 3)
+    """
+
+    field: Fields
+    num_magnitude_bins: int = 31
+    filter: str = "nearest"
+
+    def __post_init__(self) -> None:
+        split_fields(self.field)
+        _check_bins(self.num_magnitude_bins, self.filter)
+
+    def extend(self, plan: Plan, rng: np.random.Generator) -> None:
+        """Apply an operation to the result of the plan so far."""
+        bins = self.num_magnitude_bins
+        space = make_space(0.99, 32.0, 32.0, 135.0, 0.99, 2)
+        add_operation(plan, space, int(rng.random() * bins), bins, self.filter, rng)
+
+
+def _check_bins(bins: int, filter: str) -> None:  # noqa: A002
+    if check_count("num_magnitude_bins", bins) < 2:
+        raise ValueError(f"num_magnitude_bins must be 2 or more, got {bins}")
+    check_word("filter", filter, ("nearest", *FILTERS))
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Views
+
+
+@dataclass(frozen=True, init=False)
+class Views:
+    """Makes several images of each, which is decoded once: each by its own draws, for contrastive learning.
+
+    A sample's image becomes an array of shape (views, height, width, channels), and a batch has
+    (samples, views, ...); transforms of batches such as `Normalize` take it. Masks and keypoints get the
+    same dimension.
+
+    Attributes
+    ----------
+    views : int
+        How many images to make.
+    transforms : sequence
+        The transforms of single images that make a view, of one field, and of one size in the end.
+
+    Examples
+    --------
+    >>> import numpy as np, pytest
+    >>> from gpuloader import DataLoader
+    >>> from gpuloader.transforms import RandomFlip, RandomResizedCrop
+    >>> _ = pytest.importorskip("PIL")
+    >>> images = [np.zeros((40, 60, 3), np.uint8)] * 4
+    >>> views = Views(2, [RandomResizedCrop(None, 32), RandomFlip(None)])
+    >>> batch = next(iter(DataLoader(images, places="cpu", batch_size=4, transforms=[views])))
+    >>> batch.shape
+    (4, 2, 32, 32, 3)
+    """
+
+    views: int
+    transforms: tuple[ImageTransform, ...]
+
+    def __init__(self, views: int, transforms: Sequence[ImageTransform]) -> None:
+        if check_count("views", views) < 2:
+            raise ValueError(f"views must be 2 or more, got {views}")
+        others = [type(one).__name__ for one in transforms if not isinstance(one, ImageTransform)]
+        if others or not transforms:
+            got = f"{others[0]}; put it after Views" if others else "none"
+            raise TypeError(f"Views needs transforms of single images, got {got}")
+        object.__setattr__(self, "views", views)
+        object.__setattr__(self, "transforms", tuple(transforms))
+        name, along = split_fields(self.field)
+        for one in transforms:
+            found = split_fields(one.field)
+            if found != (name, along) and (found[0] != name or getattr(one, "moves", True)):
+                raise ValueError(
+                    f"the transforms of Views must be of one field, got {self.field!r} and {one.field!r}"
+                )
+        if varying := sorted(varying_names(along)):
+            raise ValueError(f"each view would have another number of {varying}, which Views cannot stack")
+
+    @property
+    def field(self) -> Fields:
+        """The field of images, and what moves along."""
+        moving = [one.field for one in self.transforms if getattr(one, "moves", True)]
+        return (moving or [self.transforms[0].field])[0]
+
+    def extend(self, plan: Plan, rng: np.random.Generator) -> None:
+        """Add to the plan of one view."""
+        for transform in self.transforms:
+            transform.extend(plan, rng)
