@@ -4,12 +4,12 @@
     python examples/train_images.py path/to/images --epochs 20             with train/CLASS/… and val/CLASS/…
     python examples/train_images.py path/to/images --compile --amp         compiled, in bfloat16 on a GPU
 
-The workers decode and augment each image; normalization runs where the batch lands. A run that is stopped
-continues where it was, in the middle of an epoch, with the same images in the same order and with the same
-augmentation:
+The workers decode and augment each image; normalization runs where the batch lands. With --checkpoint it
+saves after each epoch, and when Ctrl-C or SIGTERM stops it, as clusters do. It continues where it was, in the
+middle of an epoch, with the same images in the same order and with the same augmentation:
 
-    python examples/train_images.py --made 400 --stop-after 5 --checkpoint half.pt
-    python examples/train_images.py --made 400 --resume half.pt
+    python examples/train_images.py --made 400 --epochs 20 --checkpoint last.pt      (and Ctrl-C)
+    python examples/train_images.py --made 400 --epochs 20 --checkpoint last.pt --resume last.pt
 
 At the end of each epoch it prints the throughput, and what limits it.
 
@@ -19,6 +19,7 @@ The example needs torch (a CPU build is enough) and gpuloader's extra `images`.
 from __future__ import annotations
 
 import argparse
+import signal
 import tempfile
 from itertools import islice
 from pathlib import Path
@@ -126,9 +127,9 @@ def make_loaders(root: Path, options: argparse.Namespace) -> tuple[DataLoader, D
 
 
 def train_epoch(
-    model: nn.Module, optimizer: Any, loader: DataLoader, options: argparse.Namespace
+    model: nn.Module, optimizer: Any, loader: DataLoader, options: argparse.Namespace, stops: list[int]
 ) -> float | None:
-    """Take a step per batch; return the mean loss, or None if the epoch has no more batches."""
+    """Take a step per batch until a signal stops it; return the mean loss, or None if the epoch is over."""
     model.train()
     losses: list[Tensor] = []
     for images, labels in islice(iter(loader), options.stop_after):
@@ -138,6 +139,8 @@ def train_epoch(
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
+        if stops:
+            break
     return float(torch.stack(losses).mean()) if losses else None
 
 
@@ -161,8 +164,28 @@ def report(loader: DataLoader, before: Any, seconds: float) -> str:
     return f"{rate:,.0f} images/s; {loader.explain().summary}"
 
 
+def note_signals() -> list[int]:
+    """Return a list that gets the first signal to stop; a second one ends the program at once."""
+    stops: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        stops.append(number)
+        signal.signal(number, signal.SIG_DFL)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, note)
+    return stops
+
+
+def save(path: Path, **parts: Any) -> None:
+    """Write a checkpoint; whenever the program ends, the file is whole: the old one or the new."""
+    beside = path.with_name(f"{path.name}.part")
+    torch.save({name: part.state_dict() for name, part in parts.items()}, beside)
+    beside.replace(path)
+
+
 def run(root: Path, options: argparse.Namespace) -> None:
-    """Train and validate, and save a checkpoint on request."""
+    """Train and validate, and save checkpoints on request."""
     train, validation = make_loaders(root, options)
     if not len(train):
         raise SystemExit(
@@ -181,23 +204,25 @@ def run(root: Path, options: argparse.Namespace) -> None:
         train.load_state_dict(checkpoint["loader"])
         first = checkpoint["loader"]["epoch"]
     compiled = torch.compile(model) if options.compile else model
+    stops = note_signals()
     for epoch in range(first, options.epochs):
         before, begun = train.stats(), perf_counter()
-        loss = train_epoch(compiled, optimizer, train, options)
+        loss = train_epoch(compiled, optimizer, train, options, stops)
         if loss is None:
             continue  # the checkpoint was saved behind the last batch of this epoch
+        if options.checkpoint is not None:
+            save(options.checkpoint, model=model, optimizer=optimizer, loader=train)
+        if stops:
+            print(f"stopped by {signal.Signals(stops[0]).name} in epoch {epoch}")
+            break
         told = report(train, before, perf_counter() - begun)
         accuracy = validate(compiled, validation, options)
-        print(f"epoch {epoch}: loss {loss:.3f}, {accuracy:.1%} of {len(classes)} classes right; {told}")
+        print(
+            f"epoch {epoch}: loss {loss:.3f}, {accuracy:.1%} of {len(classes)} classes right; {told}",
+            flush=True,
+        )
         if options.stop_after:
             break
-    if options.checkpoint is not None:
-        saved = {
-            "model": model.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "loader": train.state_dict(),
-        }
-        torch.save(saved, options.checkpoint)
 
 
 def main() -> None:
@@ -219,7 +244,7 @@ def main() -> None:
     parser.add_argument("--amp", action="store_true", help="compute in bfloat16 where that is safe")
     parser.add_argument("--compile", action="store_true", help="compile the model")
     parser.add_argument("--stop-after", type=int, help="stop after this many steps")
-    parser.add_argument("--checkpoint", type=Path, help="file for the model and the loader's state")
+    parser.add_argument("--checkpoint", type=Path, help="file to save the model and the loader's state in")
     parser.add_argument("--resume", type=Path, help="checkpoint to go on from")
     options = parser.parse_args()
     if options.stop_after is not None and options.stop_after < 1:

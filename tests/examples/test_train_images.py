@@ -2,6 +2,8 @@
 
 import re
 import runpy
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -47,6 +49,24 @@ def test_it_resumes_in_the_middle_of_an_epoch(tmp_path):
     torch.testing.assert_close(
         weights(tmp_path / "both.pt"), weights(tmp_path / "whole.pt"), rtol=1e-4, atol=1e-4
     )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_stops_it_with_a_checkpoint_that_continues(number, tmp_path):
+    last, whole = tmp_path / "last.pt", tmp_path / "whole.pt"
+    command = [sys.executable, SCRIPT, *SMALL, "--epochs", 40, "--checkpoint", last]
+    with subprocess.Popen(
+        list(map(str, command)), env=launching.environment(), stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline().startswith("epoch 0: ")
+        process.send_signal(number)
+        [*_, stopped] = process.stdout.read().splitlines()
+    assert process.returncode == 0
+    epoch = int(re.fullmatch(rf"stopped by {number.name} in epoch (\d+)", stopped)[1])
+    run("--epochs", epoch + 2, "--checkpoint", last, "--resume", last)
+    run("--epochs", epoch + 2, "--checkpoint", whole)
+    torch.testing.assert_close(weights(last), weights(whole), rtol=1e-3, atol=1e-3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["last.pt", "whole.pt"]
 
 
 def test_an_epoch_that_is_over_is_neither_trained_nor_shown(tmp_path, monkeypatch, capsys):
