@@ -134,7 +134,7 @@ bench: .venv/bench.stamp
 
 .venv-frameworks/stamp: pyproject.toml | .venv/bin/python
 	$(BIN)/python -m venv .venv-frameworks
-	.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check -e '.[audio,images]' \
+	.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check -e '.[audio,images,video]' \
 	  hypothesis pytest pytest-timeout $(FRAMEWORKS)
 	@touch $@
 
