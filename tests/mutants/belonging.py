@@ -18,7 +18,7 @@ MORE: dict[str, str] = {
     "sources/tables/table",
     "batches/gathering.py": "epoch/cache transforms/batch_transforms",
     "batches/image_samples.py": "api/pictures api/annotated_pictures transforms/image_staging "
-    "epoch/image_decoding",
+    "epoch/image_decoding transforms/augmentation transforms/clips sources/images/video",
     "batches/items.py": "batches/columns api/endings api/pictures batches/assembly "
     "api/dataset_loader api/rank_streams api/rank_batches api/uneven",
     "batches/kept.py": "api/changing_schemas api/prefetching torch/prefetch torch/formats",
