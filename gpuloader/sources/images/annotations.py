@@ -412,7 +412,7 @@ def _as_mask(value: Any) -> Array:
     """Return a mask as an array, its values as they are stored."""
     if isinstance(value, Image) or is_encoded(value):
         image: Any = as_image(value)
-        return decode_as_stored(image.data, image.header, image.file)
+        return decode_as_stored(image.data, image.file, upright=image.upright)
     if is_instance(value, "PIL.Image", "Image") or hasattr(value, "__array__"):
         found = np.asarray(value)
         if found.dtype.kind in "biuf":

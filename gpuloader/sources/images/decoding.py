@@ -97,8 +97,7 @@ def read_header(data: bytes, file: str = "", *, upright: bool = False) -> Header
         # Without this mark near its start, a JPEG has no orientation, and Pillow need not look for it.
         if upright and not (bytes(data[:3]) == _JPEG and b"Exif\0\0" not in data[: 1 << 17]):
             with open_by_pillow(data) as image:
-                found = image.getexif().get(0x0112, 1)
-            orientation = found if isinstance(found, int) and 1 <= found <= 8 else 1
+                orientation = _find_orientation(image)
     except Exception as error:
         raise_for_file(error, file)
     stored = height, width
@@ -106,6 +105,11 @@ def read_header(data: bytes, file: str = "", *, upright: bool = False) -> Header
     if not is_turbo or orientation != 1 or not data.endswith(_LAST):
         unit = 0
     return Header(stored, (width, height) if orientation > 4 else stored, is_turbo, orientation, unit)
+
+
+def _find_orientation(image: Any) -> int:
+    found = image.getexif().get(0x0112, 1)
+    return found if isinstance(found, int) and 1 <= found <= 8 else 1
 
 
 def open_by_pillow(data: bytes) -> Any:
@@ -204,15 +208,19 @@ def decode_briefly(
         raise_for_file(error, file)
 
 
-def decode_as_stored(data: bytes, header: Header, file: str = "") -> NDArray[Any]:
+def decode_as_stored(data: bytes, file: str = "", *, upright: bool = False) -> NDArray[Any]:
     """Return the values of an encoded image as they are stored, such as the numbers of a palette's colors.
 
-    Raises `PictureError` if the data is damaged or truncated.
+    Raises `PictureError` if the data is damaged or truncated, or has more pixels than Pillow accepts.
     """
+    if not len(data):
+        raise PictureError("the file is empty", file=file)
     try:
+        # Opened once, without the header of other images, because opening takes as long as a small mask.
         with open_by_pillow(data) as image:
             values = np.array(image)
-        return values if header.orientation == 1 else _turn(values, header.orientation)
+            orientation = _find_orientation(image) if upright else 1
+        return values if orientation == 1 else _turn(values, orientation)
     except Exception as error:
         raise_for_file(error, file)
 
