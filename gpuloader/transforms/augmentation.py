@@ -169,11 +169,10 @@ def add_operation(
         amount = -amount
     if name in _GEOMETRY:
         plan.append(_GEOMETRY[name](find_size(plan), filter, amount))
-    elif name == "posterize":
-        plan.append(Coloring(((name, round(amount)),)))
     else:
         # A change of color has a factor, which a magnitude of 0 leaves at 1.
-        plan.append(Coloring(((name, amount + is_signed),)))
+        amount = round(amount) if name == "posterize" else amount + is_signed
+        plan.append(Coloring(((name, amount),)))
 
 
 @dataclass(frozen=True)
@@ -275,7 +274,7 @@ def _check_bins(bins: int, filter: str) -> None:  # noqa: A002
 # Views
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class Views:
     """Makes several images of each, which is decoded once: each by its own draws, for contrastive learning.
 
@@ -304,32 +303,31 @@ class Views:
     """
 
     views: int
-    transforms: tuple[ImageTransform, ...]
+    transforms: Sequence[ImageTransform]
 
-    def __init__(self, views: int, transforms: Sequence[ImageTransform]) -> None:
-        if check_count("views", views) < 2:
-            raise ValueError(f"views must be 2 or more, got {views}")
-        others = [type(one).__name__ for one in transforms if not isinstance(one, ImageTransform)]
-        if others or not transforms:
+    def __post_init__(self) -> None:
+        if check_count("views", self.views) < 2:
+            raise ValueError(f"views must be 2 or more, got {self.views}")
+        others = [type(one).__name__ for one in self.transforms if not isinstance(one, ImageTransform)]
+        if others or not self.transforms:
             got = f"{others[0]}; put it after Views" if others else "none"
             raise TypeError(f"Views needs transforms of single images, got {got}")
-        object.__setattr__(self, "views", views)
-        object.__setattr__(self, "transforms", tuple(transforms))
         name, along = split_fields(self.field)
-        for one in transforms:
+        for one in self.transforms:
             found = split_fields(one.field)
             if found != (name, along) and (found[0] != name or getattr(one, "moves", True)):
-                raise ValueError(
+                problem = (
                     f"the transforms of Views must be of one field, got {self.field!r} and {one.field!r}"
                 )
+                raise ValueError(problem)
         if varying := sorted(varying_names(along)):
             raise ValueError(f"each view would have another number of {varying}, which Views cannot stack")
 
     @property
     def field(self) -> Fields:
         """The field of images, and what moves along."""
-        moving = [one.field for one in self.transforms if getattr(one, "moves", True)]
-        return (moving or [self.transforms[0].field])[0]
+        moving = (one.field for one in self.transforms if getattr(one, "moves", True))
+        return next(moving, self.transforms[0].field)
 
     def extend(self, plan: Plan, rng: np.random.Generator) -> None:
         """Add to the plan of one view."""

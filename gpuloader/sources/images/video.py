@@ -45,6 +45,8 @@ class Video:
     ----------
     source, frames, rate, at : object
         What was passed.
+    file : str
+        The path; empty if the contents were passed.
     dtype : numpy.dtype
         uint8; the shape is (frames, height, width, 3).
 
@@ -81,16 +83,12 @@ class Video:
         at: float = 0.5,
     ) -> None:
         self.source = source if isinstance(source, bytes) else os.fspath(source)
+        self.file = "" if isinstance(self.source, bytes) else self.source
         self.frames = check_count("frames", frames)
         if rate is not None and not 0 < rate < 1e6:
             raise ValueError(f"rate must be frames per second, above 0, got {rate!r}")
         check_position(at)
         self.rate, self.at = rate, at
-
-    @property
-    def file(self) -> str:
-        """The path; empty if the contents were passed."""
-        return "" if isinstance(self.source, bytes) else self.source
 
     def decode_frames(self) -> Iterator[Pixels]:
         """Yield the frames, uint8 (height, width, 3); a frame that is shown for longer comes again."""
