@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from gpuloader.sources.images import resampling
-from gpuloader.sources.images.image import Geometry
 from gpuloader.sources.images.resampling import LateResizer
+from gpuloader.transforms.image_transforms import make_plans
 
 pillow = pytest.importorskip("PIL.Image")
 
@@ -54,7 +54,5 @@ def write_folder(root, classes=("cat", "dog"), count=4, form="JPEG", size=(40, 5
 
 def plan_image(size, transforms, rng):
     """Return the plan for a picture of this height and width, as a loader makes it."""
-    plan = [Geometry.of(*size)]
-    for transform in transforms:
-        transform.extend(plan, rng)
+    [plan] = make_plans(size, transforms, rng)
     return plan

@@ -9,12 +9,13 @@ from gpuloader.testing import simulated_places
 from tests.picture_files import make_pixels
 
 CLIPS = [np.stack([make_pixels(40, 50, seed=10 * clip + frame) for frame in range(3)]) for clip in range(4)]
-PLACES = pytest.mark.parametrize("places", ["cpu", "gpu"])
+PLACES = pytest.mark.parametrize("places", ["cpu", "gpu", "decoding gpu"])
 
 
 def load(clips, places, *transforms):
-    places = simulated_places(1) if places == "gpu" else places
-    loader = DataLoader(clips, places=places, batch_size=4, seed=2, transforms=transforms)
+    options = {"decode": "device"} if places == "decoding gpu" else {}
+    places = places if places == "cpu" else simulated_places(1)
+    loader = DataLoader(clips, places=places, batch_size=4, seed=2, transforms=transforms, **options)
     [batch] = loader
     return np.array(batch)
 
