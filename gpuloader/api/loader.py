@@ -189,6 +189,23 @@ class DataLoader(Measured, Generic[S]):
     TypeError
         A value has the wrong type.
 
+    Attributes
+    ----------
+    batch_size : int or None
+        Samples per batch; None if samples are delivered singly or a batch sampler determines the size.
+    collate_fn : callable or None
+        The function that makes batches from lists of samples; None if the loader does it.
+    places : list of places
+        Where batches land.
+    auto_collate_batch : bool
+        Whether samples make up batches; False if they are delivered singly.
+    persistent_workers : bool
+        Whether there are workers that are kept from one epoch to the next.
+    dataset, drop_last, feed_list, generator, in_order, return_list, timeout, use_buffer_reader : object
+        What was passed.
+    pin_memory, pin_memory_device, use_shared_memory : object
+        What was passed; it has no effect.
+
     Examples
     --------
     >>> import numpy as np

@@ -173,19 +173,13 @@ def test_other_kinds_of_values_will_do():
     assert batch["x"].values.tolist() == [0, 1, 0, 1, 2]
 
 
-def test_the_table_has_the_options_of_a_loader(monkeypatch):
-    """Same names, order and defaults as the parameters, and each lands under its own name."""
+def test_the_table_has_the_options_of_a_loader():
+    """Same names, order and defaults as the parameters."""
     table, parameters = (
         [(one.name, one.default) for one in inspect.signature(kind).parameters.values()]
         for kind in (Options, DataLoader)
     )
     assert table == parameters
-    monkeypatch.setattr(Options, "__post_init__", lambda options: None)  # any value will do
-    monkeypatch.setattr(DataLoader, "_open", lambda loader, options: passed.append(options))
-    passed, given = [], {name: object() for name, _ in parameters}
-    with pytest.warns(DeprecationWarning, match="is deprecated"):
-        DataLoader(**given)
-    assert {name: getattr(passed[0], name) for name in given} == given
 
 
 def test_the_documentation_has_every_option():
