@@ -41,7 +41,7 @@ def run_python(*arguments, folder=None, **environment):
     """Run Python in a folder, where it finds modules; return its output."""
     command, environment = [sys.executable, *arguments], {**os.environ, **environment}
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     return done.stdout.splitlines()
