@@ -21,7 +21,7 @@ from gpuloader.fields.convert import EXACT, IF_A_LIST, Conversion, convert, conv
 from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.foreign import is_tensor
 from gpuloader.staging.arena import FieldLayout, Layout, arrange
-from gpuloader.staging.ring import Views
+from gpuloader.staging.ring import SlotViews
 
 IN_FEEDS = (
     "if its length varies, declare the field in feed_list with lod_level=1, or make batches of samples of "
@@ -191,7 +191,7 @@ class SampleRows:
         them, each within the field's range. Both check in C, in less time than NumPy needs to assign a row.
         """
         # A slot returns every few batches with the same layout, and the memoryviews of its fields with it.
-        prepared = views.prepared if isinstance(views, Views) else None
+        prepared = views.prepared if isinstance(views, SlotViews) else None
         if prepared is not None and prepared[0] is self._places:
             found: list[Target] = prepared[1]
             return found
@@ -205,7 +205,7 @@ class SampleRows:
             region = flat.data.toreadonly() if numbers_only else flat.data
             memory = flat.view(np.uint8).data if packers else None
             targets.append((rows, region, places, flat.data, kinds, packers, memory, field))
-        if isinstance(views, Views):
+        if isinstance(views, SlotViews):
             views.prepared = self._places, targets
         return targets
 

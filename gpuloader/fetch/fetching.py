@@ -11,9 +11,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from gpuloader.batches.assembly import Assembler
 from gpuloader.batches.gathering import Gatherer, tree_of
 from gpuloader.batches.items import BatchSpec, ItemState, Pass
-from gpuloader.batches.staged import BatchAssembler, Reserve, StagedBatch
+from gpuloader.batches.staged import Reserve, StagedBatch
 from gpuloader.checks import THREAD
 from gpuloader.fetch.contract import EpochRequest, Fetch, WorkerOptions, WorkerSetup
 from gpuloader.fetch.jobs import Window
@@ -279,7 +280,7 @@ class Fetching:
 
 
 def _assemble_and_keep(
-    builder: BatchAssembler, dataset: Any, number: int, indices: Indices, reserve: Reserve
+    builder: Assembler | Gatherer, dataset: Any, number: int, indices: Indices, reserve: Reserve
 ) -> StagedBatch:
     """Assemble a batch and keep the dataset's own state behind it."""
     staged = builder.assemble(number, indices, reserve)

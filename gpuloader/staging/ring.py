@@ -41,7 +41,7 @@ MOST_STRETCHED = 40
 """The most slots of a ring that is stretched because its slots are small."""
 
 
-class Views(list[NDArray[Any]]):
+class SlotViews(list[NDArray[Any]]):
     """The arrays through which a batch is written into a slot."""
 
     prepared: Any = None  # what a writer keeps with them, so that it need not prepare it for every batch
@@ -62,10 +62,10 @@ class Slot:
         self.interface: dict[str, Any] = region.__array_interface__  # created once, for every lease
         self.address: int = self.interface["data"][0]
         self._layout: Layout | None = None
-        self._views = Views()
-        self._other: tuple[Layout | None, Views] = None, Views()
+        self._views = SlotViews()
+        self._other: tuple[Layout | None, SlotViews] = None, SlotViews()
 
-    def views(self, layout: Layout) -> Views:
+    def views(self, layout: Layout) -> SlotViews:
         """Return one array per field for writing a batch of this layout; the arrays hold no lease."""
         if layout is not self._layout:
             # A batch with random draws is written by two layouts, in turn.
@@ -73,7 +73,7 @@ class Slot:
             self._layout, self._views = self._other
             self._other = latest
         if layout is not self._layout:
-            self._views = Views()
+            self._views = SlotViews()
             for part in layout.fields:
                 self._views.append(np.ndarray(part.shape, part.dtype, self.bytes, part.offset))
             self._layout = layout

@@ -87,7 +87,7 @@ class Resample(Plain):
         free = self.normalize is None and after.layout == "HWC"
         return replace(self, normalize=after) if free else None
 
-    def bind(self, inputs: Sequence[Spec]) -> Chain:
+    def bind(self, inputs: Sequence[Spec]) -> Chain | KernelCall:
         """Return the computation for a batch."""
         if is_made(inputs):
             return UNCHANGED if self.normalize is None else self.normalize.bind(inputs)
