@@ -16,6 +16,7 @@ from gpuloader.devices.places import cuda_places as cuda_places
 from gpuloader.epoch.sending import record_stream as record_stream
 from gpuloader.errors import ComposeNotAligned as ComposeNotAligned
 from gpuloader.errors import DataFileError as DataFileError
+from gpuloader.errors import DecodeError as DecodeError
 from gpuloader.errors import EOFException as EOFException
 from gpuloader.errors import FeedError as FeedError
 from gpuloader.errors import LoaderError as LoaderError
@@ -28,6 +29,7 @@ from gpuloader.errors import SourceError as SourceError
 from gpuloader.errors import StagingMemoryError as StagingMemoryError
 from gpuloader.errors import WorkerError as WorkerError
 from gpuloader.errors import WorkerTimeout as WorkerTimeout
+from gpuloader.fields.padding import Pad as Pad
 from gpuloader.fields.padding import Padding as Padding
 from gpuloader.fields.ragged import Ragged as Ragged
 from gpuloader.fields.spec import FeedSpec as FeedSpec

@@ -3,7 +3,7 @@
 LoaderError             base class of them all                              (also a RuntimeError)
  ├── SampleError        a sample could not be loaded, or does not fit its field (also a ValueError)
  │    ├── FeedError     a sample passed to a DataFeeder does not fit its feed   (also an AssertionError)
- │    └── PictureError  an encoded image, video or sound cannot be decoded
+ │    └── DecodeError   an encoded image, video or sound cannot be decoded
  ├── ReaderError        a reader, generator, iterator or setter is misused      (also a TypeError)
  ├── ComposeNotAligned  composed readers differ in length                       (also a ValueError)
  ├── DataFileError      a data file is truncated, of another format, or too big (also a ValueError)
@@ -190,7 +190,7 @@ class FeedError(SampleError, AssertionError):
     """A sample passed to a `DataFeeder` does not fit its feed, or a feed list is invalid."""
 
 
-class PictureError(SampleError):
+class DecodeError(SampleError):
     """An encoded image, video or sound cannot be decoded: it is empty, damaged, truncated, or too large.
 
     Attributes
@@ -198,13 +198,17 @@ class PictureError(SampleError):
     file : str
         The file or its name; empty if it has none.
 
-    >>> print(PictureError("the file is empty", file="cat/1.jpg", index=3))
+    >>> print(DecodeError("the file is empty", file="cat/1.jpg", index=3))
     sample 3: cat/1.jpg: the file is empty
     """
 
     def __init__(self, problem: str, *, file: str = "", index: int | None = None) -> None:
         super().__init__(f"{file}: {problem}" if file else problem, index=index)
         self.file = file
+
+
+PictureError = DecodeError
+"""The name that it had in 0.1."""
 
 
 class ReaderError(LoaderError, TypeError):

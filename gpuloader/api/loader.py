@@ -135,7 +135,7 @@ class DataLoader(Measured, Generic[S]):
         decoded without it. 'device' does the same, but on a GPU nvImageCodec decodes JPEG files that a
         transform of images gives a size; its pixels are not exactly those of Pillow.
     on_bad : str
-        What to do about a sample that raises. 'raise' raises SampleError, or PictureError for an image that
+        What to do about a sample that raises. 'raise' raises SampleError, or DecodeError for an image that
         cannot be decoded. 'skip' leaves the sample out, so that its batch is shorter, counts it in
         ``stats().skipped``, and logs the first ten. Of a dataset without indices, only images are left out. A
         file that cannot be opened and a lack of memory still end the epoch.

@@ -27,7 +27,7 @@ from gpuloader.batches.kept import BatchSignature, keep_whole, stage_whole
 from gpuloader.batches.schema import Collation, Schema, SchemaCache
 from gpuloader.batches.staged import BatchBuilder, Gaps, LeftOut, Reserve, StagedBatch, begin_batch, complete
 from gpuloader.batches.tree import array_leaves, object_columns
-from gpuloader.errors import DataFileError, LoaderError, PictureError, SampleError, describe_error
+from gpuloader.errors import DataFileError, DecodeError, LoaderError, SampleError, describe_error
 from gpuloader.fields.convert import IF_IMAGES, IF_IT_VARIES
 from gpuloader.fields.spec import Array, Indices
 from gpuloader.foreign import is_tensor, tensor_over
@@ -215,7 +215,7 @@ class Assembler:
         try:
             return self.collation.images.make(sample, draw, key)
         except SampleError as error:
-            if self.collation.skips and isinstance(error, PictureError):
+            if self.collation.skips and isinstance(error, DecodeError):
                 return LeftOut(describe_error(error))
             error.index = position
             raise
@@ -393,7 +393,7 @@ class RowBatch(SampleBatch):
 def _is_about_data(error: Exception) -> bool:
     """Return whether a sample raised for what it is, and not because a file or memory is missing."""
     if isinstance(error, LoaderError):
-        return isinstance(error, PictureError | DataFileError)
+        return isinstance(error, DecodeError | DataFileError)
     # An OSError without a number is a decoder's, such as Pillow's for an image that it does not know.
     return not (isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None))
 
@@ -492,7 +492,7 @@ class KeptBatch(SampleBatch):
         return len(samples) if self._regions else 0
 
     def write(self, start: int, stop: int) -> None:
-        """Decode the images of samples `start` to `stop` into the slot; raise `PictureError` for one."""
+        """Decode the images of samples `start` to `stop` into the slot; raise `DecodeError` for one."""
         for view, column in self._regions:
             column.write(view, start, stop, self._bad)
 

@@ -19,7 +19,7 @@ from gpuloader.batches.rows import IN_FEEDS, SampleRows, fields_of
 from gpuloader.batches.schema import Collation, Schema
 from gpuloader.batches.staged import Reserve, StagedBatch, begin_batch
 from gpuloader.batches.tree import Branch, Leaf, is_object
-from gpuloader.errors import PictureError, SampleError, describe_error, unlike_first
+from gpuloader.errors import DecodeError, SampleError, describe_error, unlike_first
 from gpuloader.fields.padding import (
     Padding,
     as_pad,
@@ -66,12 +66,12 @@ def _write_regions(
     """Decode the regions of samples `start` to `stop` into the array of field `name`, where `splits` says.
 
     The dict `bad` receives the numbers of those that cannot be decoded, and why. Without it, they raise
-    `PictureError`.
+    `DecodeError`.
     """
     for row in range(len(regions))[start:stop]:
         try:
             regions[row].write(target[splits[row] : splits[row + 1]])
-        except PictureError as error:
+        except DecodeError as error:
             if bad is None:
                 error.index, error.field = row, error.field or name
                 raise

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.devices.base import Codec, Device, DeviceImage, HostMemory
-from gpuloader.errors import LoaderError, PictureError, StagingMemoryError
+from gpuloader.errors import DecodeError, LoaderError, StagingMemoryError
 from gpuloader.sources.images.image import decode_code
 from gpuloader.sources.images.regions import Code
 from gpuloader.staging.arena import Layout, PageLocker
@@ -401,7 +401,7 @@ class _SimulatedCodec:
     def _decode(self, code: Code, stream: SimulatedStream) -> DeviceImage | None:
         try:
             pixels = decode_code(code)
-        except PictureError:
+        except DecodeError:
             return None
         height, width, channels = pixels.shape
         memory = self._device.alloc(pixels.size)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gpuloader.batches.staged import StagedBatch, leave_out
 from gpuloader.devices.base import Device, DeviceCalls, DeviceImage, DeviceMemory, Stream
-from gpuloader.errors import PictureError, SampleError, describe_error
+from gpuloader.errors import DecodeError, SampleError, describe_error
 from gpuloader.sources.images.image import decode_code
 from gpuloader.sources.images.regions import Code, read_codes
 from gpuloader.transforms.program import BatchProgram, Decoding
@@ -50,7 +50,7 @@ class BatchDecoder:
         """Return the images of each field; what the device cannot decode, the CPU's decoders do.
 
         Samples whose images cannot be decoded may be left out of the batch, whose layout changes then. If
-        they may not, raises `PictureError`.
+        they may not, raises `DecodeError`.
         """
         # All failures are known before the first copy of the batch, so samples can still be left out of it.
         views = staged.slot.views(staged.layout)
@@ -82,7 +82,7 @@ class BatchDecoder:
                 one.images[:] = [image for number, image in enumerate(one.images) if number not in bad]
         return decoded
 
-    def _decode(self, codes: Sequence[Code]) -> tuple[list[ImageSource], list[tuple[int, PictureError]]]:
+    def _decode(self, codes: Sequence[Code]) -> tuple[list[ImageSource], list[tuple[int, DecodeError]]]:
         """Return all images, and the positions and errors of those that are missing, empty there."""
         # A worker sends pixels instead of a file where it knows that the device cannot decode that file.
         encoded = [code for code in codes if code.orientation]
@@ -90,13 +90,13 @@ class BatchDecoder:
             found = iter(self._codec.decode(encoded, self._stream) if encoded else ())
             device.record(self._event, self._stream)
         images: list[ImageSource] = []
-        failures: list[tuple[int, PictureError]] = []
+        failures: list[tuple[int, DecodeError]] = []
         for position, code in enumerate(codes):
             image: ImageSource | None = next(found) if code.orientation else HostBytes(code.data)
             if image is None:
                 try:
                     image = HostBytes(decode_code(code))
-                except PictureError as error:
+                except DecodeError as error:
                     failures.append((position, error))
                     image = HostBytes(np.zeros(0, np.uint8))
             images.append(image)

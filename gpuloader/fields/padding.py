@@ -73,6 +73,10 @@ class Padding:
                 raise BadType(f"lengths and mask must be names of fields, got {name!r}")
 
 
+Pad = Padding
+"""A shorter name; `gpuloader.transforms.Pad` is a transform of ragged fields."""
+
+
 def as_pad(pad: float | Padding) -> Padding:
     """Return how a field is padded, of which a bare number is the value.
 

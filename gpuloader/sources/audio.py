@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.checks import check_count
-from gpuloader.errors import PictureError, SourceError, describe_error, import_package
+from gpuloader.errors import DecodeError, SourceError, describe_error, import_package
 from gpuloader.sources.images.folder import Folder, Path, check_position, draw_position
 
 AUDIO_EXTENSIONS = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".aif", ".aiff", ".au")
@@ -48,7 +48,7 @@ def read_audio(
     ------
     SourceError
         The file cannot be read.
-    PictureError
+    DecodeError
         It is not audio, or is damaged.
 
     Examples
@@ -75,9 +75,9 @@ def read_audio(
     except OSError as error:
         raise SourceError(f"cannot read the audio: {error.strerror}", url=path) from error
     except soundfile.LibsndfileError as error:
-        raise PictureError(f"cannot decode the audio: {describe_error(error)}", file=path) from error
+        raise DecodeError(f"cannot decode the audio: {describe_error(error)}", file=path) from error
     if len(values) < min(wanted, count):
-        raise PictureError(f"the audio ends after {len(values)} of {min(wanted, count)} samples", file=path)
+        raise DecodeError(f"the audio ends after {len(values)} of {min(wanted, count)} samples", file=path)
     values = values.mean(1, keepdims=True) if mono else values
     if own != rate:
         values = import_package("soxr", "resampling audio", "audio").resample(values, own, rate)

@@ -38,7 +38,6 @@ from gpuloader.sources.array_rows import (
 )
 from gpuloader.sources.block import Block, each_row, join_samples
 from gpuloader.system.iterators import refuse_read
-from gpuloader.system.lazy_imports import import_on_demand
 
 
 def refuse_mix(dataset: object, reader: str, instead: str) -> None:
@@ -602,6 +601,3 @@ class ComposeDataset(_Combined[tuple[Any, ...]]):
 def _flatten(samples: Iterable[Any]) -> tuple[Any, ...]:
     fields = (sample if isinstance(sample, tuple | list) else (sample,) for sample in samples)
     return tuple(itertools.chain.from_iterable(fields))
-
-
-__getattr__ = import_on_demand(__name__, {"gpuloader.sources.mixing": "MixDataset"})  # for old pickles

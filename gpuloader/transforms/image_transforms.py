@@ -98,7 +98,7 @@ def find_geometry(plan: Plan) -> Geometry:
 def finish_plan(image: Any, plan: Plan) -> Pixels:
     """Return the pixels that a plan makes of what `as_image` returned, uint8 (height, width, channels).
 
-    Raises `PictureError` if the image cannot be decoded.
+    Raises `DecodeError` if the image cannot be decoded.
     """
     # Imported late, because a GPU makes the images of most of its loaders.
     from gpuloader.sources.images.resampling import apply_geometry, as_pillow, as_pixels

@@ -10,13 +10,13 @@ import pytest
 
 from gpuloader import (
     DataLoader,
+    DecodeError,
     ImageFiles,
     ImageFolder,
     ImageSample,
     IterableDataset,
     MissingPackage,
     Picture,
-    PictureError,
     SampleError,
     TensorDataset,
     data,
@@ -306,7 +306,7 @@ def test_a_damaged_file_is_an_error_that_names_file_and_index(tmp_path, workers,
     paths = write_folder(tmp_path, count=1)
     with open(paths[1], "r+b") as file:
         file.truncate(500)
-    with pytest.raises(PictureError) as caught:
+    with pytest.raises(DecodeError) as caught:
         in_order(ImageFolder(tmp_path), transforms=transforms, **workers)
     error = caught.value
     assert isinstance(error, SampleError)

@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, PictureError
+from gpuloader import DataLoader, DecodeError
 from gpuloader.devices import codec as codecs
 from gpuloader.devices import cuda_device, places
 from gpuloader.devices.codec import JpegCodec
@@ -131,7 +131,7 @@ def test_a_broken_file_is_an_error_that_names_it(runtime, monkeypatch):
     data = samples[5]["image"]
     start = data.rindex(b"\xff\xda")
     samples[5]["image"] = data[: start + 2] + b"\x00\x06\x00\x00\x3f\x00" + data[start + 14 :]
-    with pytest.raises(PictureError, match="batch 1, sample 1, dataset index 5, field 'image'"):
+    with pytest.raises(DecodeError, match="batch 1, sample 1, dataset index 5, field 'image'"):
         list(load("gpu:0", samples))
     runtime.finish()
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, ImageFiles, PictureError, Ragged, SampleError
+from gpuloader import DataLoader, DecodeError, ImageFiles, Ragged, SampleError
 from gpuloader.devices import simulated
 from gpuloader.devices.places import CustomPlace
 from gpuloader.epoch import image_decoding as decoding
@@ -244,7 +244,7 @@ def test_a_broken_file_is_the_error_of_the_cpu(files, kind, workers):
     for places in ("cpu", simulated_places(1)):
         epoch = iter(load(break_some(files, kind, [5]), places, batch_size=2, num_workers=workers))
         assert labels_of([describe(next(epoch)), describe(next(epoch))]) == [[0, 1], [2, 3]]
-        with pytest.raises(PictureError) as caught:
+        with pytest.raises(DecodeError) as caught:
             next(epoch)
         errors.append(re.sub(r", worker \d|<.*>", "", str(caught.value)))
     assert errors[0] == errors[1]
@@ -284,7 +284,7 @@ def test_the_error_names_the_file(tmp_path, files):
     for path in paths:
         path.write_bytes(files[0]["image"])
     paths[1].write_bytes(damaged(files[0]["image"]))
-    with pytest.raises(PictureError, match=r"1\.jpg: cannot decode") as caught:
+    with pytest.raises(DecodeError, match=r"1\.jpg: cannot decode") as caught:
         list(load(ImageFiles(paths), simulated_places(1), [Resize(None, (8, 8))]))
     assert caught.value.file == str(paths[1])
 

@@ -5,7 +5,7 @@ import io
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, PictureError
+from gpuloader import DataLoader, DecodeError
 from gpuloader.devices.places import CUDAPlace, open_device
 from gpuloader.sources.images.regions import Code
 from gpuloader.transforms import Normalize, RandomFlip, RandomResizedCrop
@@ -119,7 +119,7 @@ def test_other_formats_and_broken_files():
     samples[5]["image"] = encode(pillow.fromarray(make_pixels(90, 120)).convert("CMYK"))
     assert len(list(load(samples, "gpu:0"))) == 2
     samples[9]["image"] = samples[9]["image"][:900]
-    with pytest.raises(PictureError, match="batch 1, sample 1"):
+    with pytest.raises(DecodeError, match="batch 1, sample 1"):
         list(load(samples, "gpu:0"))
     loader = load(samples, "gpu:0", on_bad="skip")
     assert [len(to_host(batch)) for batch in loader] == [8, 7]

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from gpuloader import AudioFolder, DataLoader, PictureError, SampleError, read_audio
+from gpuloader import AudioFolder, DataLoader, DecodeError, SampleError, read_audio
 from gpuloader.errors import SourceError
 
 soundfile = pytest.importorskip("soundfile")
@@ -82,7 +82,7 @@ def test_files_that_are_no_audio_are_named_or_left_out(root, tmp_path, data):
     (tmp_path / "meow" / "1.flac").write_bytes(good[: len(good) // 2] if data == "cut" else data)
     with pytest.raises(SampleError, match=r"meow/1\.flac") as caught:
         load(tmp_path, at=1)
-    assert isinstance(caught.value.__cause__, PictureError)
+    assert isinstance(caught.value.__cause__, DecodeError)
     [[(_, labels)]] = load(tmp_path, on_bad="skip", epochs=1, at=1)
     assert labels.tolist() == [0]
 

@@ -10,7 +10,7 @@ import pytest
 import gpuloader.transforms as t
 import gpuloader.transforms.image_staging as image_staging
 from gpuloader import DataLoader, IterableDataset
-from gpuloader.errors import PictureError, SampleError
+from gpuloader.errors import DecodeError, SampleError
 from gpuloader.sources.images.image import Geometry, as_image
 from gpuloader.sources.images.regions import NUMBERS
 from gpuloader.testing import simulated_places
@@ -267,7 +267,7 @@ def test_a_batch_of_nothing_but_bad_pictures_is_an_error(files):
 @pytest.mark.parametrize("chain", ["train", "color"])
 def test_an_error_names_the_first_sample_that_ends_too_early(files, chain, options):
     samples = [*files[:2], cut_short(files[3]), cut_short(files[0])]
-    with pytest.raises(PictureError, match="batch 0, sample 2, dataset index 2, field 'image'") as caught:
+    with pytest.raises(DecodeError, match="batch 0, sample 2, dataset index 2, field 'image'") as caught:
         read(samples, simulated_places(1), CHAINS[chain], **options)
     assert caught.value.index == 2
 

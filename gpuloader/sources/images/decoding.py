@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.errors import MissingPackage, PictureError, describe_error, missing_package
+from gpuloader.errors import DecodeError, MissingPackage, describe_error, missing_package
 
 Pixels = NDArray[np.uint8]
 """Pixels of shape (height, width, channels)."""
@@ -66,10 +66,10 @@ class Header(NamedTuple):
 def read_header(data: bytes, file: str = "", *, upright: bool = False) -> Header:
     """Return what an encoded image says of itself, without decoding it.
 
-    Raises `PictureError` if the data is empty, is not an image, or has more pixels than Pillow accepts.
+    Raises `DecodeError` if the data is empty, is not an image, or has more pixels than Pillow accepts.
     """
     if not len(data):
-        raise PictureError("the file is empty", file=file)
+        raise DecodeError("the file is empty", file=file)
     try:
         size: list[int] | None = None
         is_turbo, unit = False, 0
@@ -86,13 +86,13 @@ def read_header(data: bytes, file: str = "", *, upright: bool = False) -> Header
         height, width = size
         most = load_pillow().MAX_IMAGE_PIXELS
         if most is not None and height * width > 2 * most:
-            raise PictureError(
+            raise DecodeError(
                 f"the image has {height} x {width} pixels, more than the {2 * most:,} that are decoded; "
                 "raise PIL.Image.MAX_IMAGE_PIXELS if that is meant",
                 file=file,
             )
         if not height or not width:
-            raise PictureError("the image has no pixels", file=file)
+            raise DecodeError("the image has no pixels", file=file)
         orientation = 1
         # Without this mark near its start, a JPEG has no orientation, and Pillow need not look for it.
         if upright and not (bytes(data[:3]) == _JPEG and b"Exif\0\0" not in data[: 1 << 17]):
@@ -121,15 +121,15 @@ def open_by_pillow(data: bytes) -> Any:
 
 
 def raise_for_file(error: Exception, file: str) -> NoReturn:
-    """Raise whatever a decoder raised as a `PictureError` that names the file."""
+    """Raise whatever a decoder raised as a `DecodeError` that names the file."""
     # The decoders raise many types for damaged files, so everything but these is taken for damage.
-    if isinstance(error, PictureError | MissingPackage | MemoryError):
+    if isinstance(error, DecodeError | MissingPackage | MemoryError):
         raise error
     if isinstance(error, load_pillow().UnidentifiedImageError):  # whose text is the address of the data
         problem = "its data is in no format that Pillow knows"
     else:
         problem = describe_error(error)
-    raise PictureError(f"cannot decode the image: {problem}", file=file) from error
+    raise DecodeError(f"cannot decode the image: {problem}", file=file) from error
 
 
 def shrink_size(size: tuple[int, int], shrink: int) -> tuple[int, int]:
@@ -168,7 +168,7 @@ def take_scratch(shape: tuple[int, ...], whole: tuple[int, ...] | None = None) -
 def decode(data: bytes, header: Header, file: str = "") -> Pixels:
     """Return the pixels of an encoded image in memory of their own, uint8 of shape (height, width, 3).
 
-    Raises `PictureError` if the data is damaged or truncated.
+    Raises `DecodeError` if the data is damaged or truncated.
     """
     own = np.empty((*header.size, 3), np.uint8)
     pixels = decode_briefly(data, header, file, out=own)
@@ -211,10 +211,10 @@ def decode_briefly(
 def decode_as_stored(data: bytes, file: str = "", *, upright: bool = False) -> NDArray[Any]:
     """Return the values of an encoded image as they are stored, such as the numbers of a palette's colors.
 
-    Raises `PictureError` if the data is damaged or truncated, or has more pixels than Pillow accepts.
+    Raises `DecodeError` if the data is damaged or truncated, or has more pixels than Pillow accepts.
     """
     if not len(data):
-        raise PictureError("the file is empty", file=file)
+        raise DecodeError("the file is empty", file=file)
     try:
         # Opened once, without the header of other images, because opening takes as long as a small mask.
         with open_by_pillow(data) as image:

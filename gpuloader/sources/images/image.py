@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from gpuloader.errors import PictureError, SampleError, SourceError
+from gpuloader.errors import DecodeError, SampleError, SourceError
 from gpuloader.foreign import is_instance
 from gpuloader.sources.images.decoding import (
     EIGHTHS,
@@ -165,7 +165,7 @@ class Image:
 
     Raises
     ------
-    PictureError
+    DecodeError
         Raised when the size or the pixels are needed: the data is not an image, is damaged or truncated, or
         has too many pixels.
 
@@ -238,14 +238,14 @@ class Image:
         """Return pixels at so many eighths of the size, to use before this thread decodes another image.
 
         They are an array, or an image of Pillow, and lie in `out` if the decoder can write there. Raises
-        `PictureError` if the image cannot be decoded, or has another size than its header says.
+        `DecodeError` if the image cannot be decoded, or has another size than its header says.
         """
         header = self.header
         pixels = decode_briefly(self.data, header, self.file, shrink, out)
         expected, found = shrink_size(header.size, shrink), size_of(pixels)
         if found != expected:
             problem = "expected {} x {} pixels, as the header says, got {} x {}".format(*expected, *found)
-            raise PictureError(problem, file=self.file)
+            raise DecodeError(problem, file=self.file)
         return pixels
 
     def find_decodable(self, shrink: int, part: Part) -> Part:
@@ -338,7 +338,7 @@ def _make(data: bytes, file: str, upright: bool) -> Image:
 def decode_code(code: Code) -> Pixels:
     """Return the pixels of the region that a code holds, uint8 of shape (height, width, channels).
 
-    Raises `PictureError` if the encoded image cannot be decoded.
+    Raises `DecodeError` if the encoded image cannot be decoded.
     """
     if not code.orientation:
         return code.data.reshape(code.shape)

@@ -39,7 +39,7 @@ class Region:
         return self.shape[1:]
 
     def write(self, target: Array) -> None:
-        """Write the pixels into an array of their shape; raise `PictureError` if they cannot be decoded."""
+        """Write the pixels into an array of their shape; raise `DecodeError` if they cannot be decoded."""
         if isinstance(self.source, np.ndarray):
             target[...] = self.source
         else:
@@ -109,7 +109,7 @@ class Encoded:
         return 8 * _HEAD + -(-(size + len(_encode_name(self.code.file))) // 8) * 8
 
     def write(self, target: Array) -> None:
-        """Write what `read_codes` reads; raise `PictureError` if there are pixels that cannot be decoded."""
+        """Write what `read_codes` reads; raise `DecodeError` if there are pixels that cannot be decoded."""
         # All in one array of bytes, so that a batch of files is one field of the slot.
         code, name, begin = self.code, _encode_name(self.code.file), 8 * _HEAD
         end = begin + (code.data.size if self.pixels is None else math.prod(self.pixels.shape))

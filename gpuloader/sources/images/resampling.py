@@ -141,7 +141,7 @@ def apply_geometry(image: Image | Pixels | Any, geometry: Geometry) -> Pixels | 
 
     It equals Pillow's ``resize`` of the columns, and then of the rows, bit for bit. Only the rows that the
     result depends on are computed. `image` is what `as_image` returned; an `Image` is decoded at the size
-    that the geometry allows, and raises `PictureError` if it cannot be.
+    that the geometry allows, and raises `DecodeError` if it cannot be.
 
     >>> import numpy as np, pytest
     >>> _ = pytest.importorskip("PIL")

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from gpuloader.checks import check_count
-from gpuloader.errors import PictureError, SourceError, describe_error, import_package
+from gpuloader.errors import DecodeError, SourceError, describe_error, import_package
 from gpuloader.sources.images.decoding import Pixels
 from gpuloader.sources.images.folder import Folder, Path, check_position, draw_position
 
@@ -54,7 +54,7 @@ class Video:
     ------
     SourceError
         Raised when the pixels are needed: the file cannot be read.
-    PictureError
+    DecodeError
         Raised then, too: it is not a video, or is damaged.
 
     Examples
@@ -101,10 +101,10 @@ class Video:
                 open(source, "rb").close()  # noqa: PTH123 - FFmpeg's errors do not tell files from data
             with av.open(source) as container:
                 if not container.streams.video:
-                    raise PictureError("the file has no video", file=self.file)
+                    raise DecodeError("the file has no video", file=self.file)
                 yield from self._take(container, container.streams.video[0], av.video.reformatter)
         except av.FFmpegError as error:
-            raise PictureError(f"cannot decode the video: {describe_error(error)}", file=self.file) from error
+            raise DecodeError(f"cannot decode the video: {describe_error(error)}", file=self.file) from error
         except OSError as error:
             raise SourceError(f"cannot read the video: {error.strerror}", url=self.file) from error
 
@@ -137,7 +137,7 @@ class Video:
                         return
                 shown, pixels = frame, None
         if shown is None:
-            raise PictureError("the video has no frames", file=self.file)
+            raise DecodeError("the video has no frames", file=self.file)
         yield from [convert(shown).to_ndarray() if pixels is None else pixels] * (self.frames - done)
 
     def decode(self) -> Pixels:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuloader.errors import PictureError, SampleError
+from gpuloader.errors import DecodeError, SampleError
 from gpuloader.sources.images.annotations import move_annotations
 from gpuloader.sources.images.image import Affine, Geometry, Image, as_image
 from gpuloader.transforms import (
@@ -278,7 +278,7 @@ def test_labels_must_be_as_many_as_their_boxes():
 
 def test_a_damaged_mask_is_named():
     data = encode(make_pixels(8, 6), "PNG")
-    with pytest.raises(PictureError, match=r"mask\.png") as caught:
+    with pytest.raises(DecodeError, match=r"mask\.png") as caught:
         moved(Mask("mask"), Image(data[: len(data) // 2], "mask.png"), (8, 6))
     assert caught.value.field == "mask"
 

@@ -9,7 +9,7 @@ import zlib
 import numpy as np
 import pytest
 
-from gpuloader import Image, PictureError, SampleError, SourceError
+from gpuloader import DecodeError, Image, SampleError, SourceError
 from gpuloader.sources.images import decoding
 from gpuloader.sources.images.decoding import is_plain
 from gpuloader.sources.images.image import Geometry
@@ -122,7 +122,7 @@ BAD = {
 def test_what_cannot_be_decoded_is_an_error_that_names_the_file(name, turbo, by):
     by(turbo)
     data, problem = BAD[name]
-    with pytest.raises(PictureError, match=problem) as caught:
+    with pytest.raises(DecodeError, match=problem) as caught:
         Image(data, "cat/1.jpg").decode()
     assert caught.value.file == "cat/1.jpg"
     assert str(caught.value).startswith("cat/1.jpg: ")
@@ -133,10 +133,10 @@ def test_what_cannot_be_decoded_is_an_error_that_names_the_file(name, turbo, by)
 def test_the_limit_of_pixels_is_pillows(monkeypatch):
     data = encode(make_pixels(20, 30), "PNG")
     monkeypatch.setattr(pillow, "MAX_IMAGE_PIXELS", 200)
-    with pytest.raises(PictureError, match="exceeds limit of 400 pixels"):
+    with pytest.raises(DecodeError, match="exceeds limit of 400 pixels"):
         pixels_of(data)
     pytest.importorskip("simplejpeg")
-    with pytest.raises(PictureError, match=r"20 x 30 pixels, more than the 400"):
+    with pytest.raises(DecodeError, match=r"20 x 30 pixels, more than the 400"):
         pixels_of(encode(make_pixels(20, 30)))
     monkeypatch.setattr(pillow, "MAX_IMAGE_PIXELS", None)
     assert pixels_of(data).shape == (20, 30, 3)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gpuloader import Image, PictureError
+from gpuloader import DecodeError, Image
 from gpuloader.sources.images import turbojpeg
 from gpuloader.sources.images.image import as_image
 from gpuloader.sources.images.turbojpeg import TurboJPEG, load_turbojpeg
@@ -143,7 +143,7 @@ def test_encoded_data_may_lie_in_any_memory(kind):
 
 def test_a_file_that_is_cut_off_below_the_part_is_an_error_all_the_same():
     image = Image(encode(make_pixels(60, 80))[:-300], "cut.jpg")
-    with pytest.raises(PictureError, match=r"cut\.jpg: .* truncated"):
+    with pytest.raises(DecodeError, match=r"cut\.jpg: .* truncated"):
         image.decode_part(8, (0, 0, 8, 8))
 
 

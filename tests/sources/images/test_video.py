@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gpuloader.transforms as t
-from gpuloader import DataLoader, PictureError, SampleError, Video, VideoFolder
+from gpuloader import DataLoader, DecodeError, SampleError, Video, VideoFolder
 from gpuloader.errors import SourceError
 from gpuloader.testing import simulated_places
 
@@ -138,7 +138,7 @@ def test_files_that_are_no_videos_are_named_or_left_out(root, tmp_path, way):
             container.mux(stream.encode())
     else:
         bad.write_bytes(data)
-    with pytest.raises(PictureError, match=r"run/1\.mp4") as caught:
+    with pytest.raises(DecodeError, match=r"run/1\.mp4") as caught:
         load(tmp_path)
     assert (caught.value.field, caught.value.dataset_index) == ("video", 1)
     [[(_, labels)]] = load(tmp_path, on_bad="skip", epochs=1)
