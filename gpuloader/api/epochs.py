@@ -63,9 +63,9 @@ from gpuloader.watch.stats import Meter
 
 
 class Epochs:
-    """The epochs of one loader; a class for each kind of loader says how its epochs `start` and `open`.
+    """The epochs of one loader; a subclass per kind of loader defines how they `start` and `open`.
 
-    Any thread may begin an epoch. Epochs that several threads begin at the same time follow one another.
+    Any thread may begin an epoch; if several do at the same time, they take turns.
 
     ::
 
@@ -76,7 +76,8 @@ class Epochs:
         self._meter = meter
         self._programmer = programmer
         self._transforms = () if programmer is None else programmer.transforms
-        # A thread that reads the source carries this token, and may not begin an epoch of the same loader.
+        # Threads that read the source carry this token, which keeps them from beginning an epoch of this
+        # loader.
         self._token = object()
         self._latest: Position | None = None
         self._resumed: Position | None = None
@@ -90,7 +91,8 @@ class Epochs:
         """Deliver the epochs that begin from now on to these places."""
         self.delivery = delivery
         self._prepared = None
-        # A new deque: an epoch that still runs leaves its buffers, for the old places, in the old one.
+        # A new deque: an epoch that is still running returns its buffers, made for the old places, to the old
+        # one.
         self._idle: deque[EpochBuffers] = deque(maxlen=1)
         self._kernels: KernelsAhead | None = None
         if self._programmer is not None and not delivery.on_host:
@@ -102,11 +104,11 @@ class Epochs:
         return Position(None, epoch)
 
     def draw_ahead(self) -> Position | None:
-        """Return the seed, and the order if PyTorch draws it now, of an iterator that is made; or None."""
+        """Draw what PyTorch draws when an iterator is created, a seed and perhaps an order; or None."""
         return None
 
     def open(self, position: Position, guard: Finalizer) -> Iteration:
-        """Open an epoch at a position. The `guard`, older than all that reads, ends it if it is dropped."""
+        """Open an epoch at a position; dropping the `guard`, older than everything that reads, ends it."""
         raise NotImplementedError
 
     def check_ready(self) -> None:
@@ -117,9 +119,9 @@ class Epochs:
         if this_thread.reads_for is self._token:
             raise Misuse(
                 "the reader or dataset of a loader began an epoch of the same loader, which would read "
-                "itself without end; make another loader for the data that it reads"
+                "itself forever; make another loader for the data that it reads"
             )
-        # An allocation or a query would end the capture, so this asks for the states of streams alone.
+        # An allocation or a query would end the capture, so this only asks for the states of streams.
         for device, output in zip(self.delivery.devices, self.delivery.outputs, strict=True):
             if not device.direct and device.is_capturing(output.stream()):
                 raise tell_capture(device.name)
@@ -169,11 +171,11 @@ class Epochs:
         self._latest, self._next = None, number
 
     def resume(self, position: Position) -> None:
-        """Resume there when an epoch next begins."""
+        """Make the next epoch resume at this position."""
         self._resumed = position
 
     def state(self) -> dict[str, Any]:
-        """Return, as plain data, where a loader that resumes from here must begin."""
+        """Return the position to resume at, as plain data."""
         position = self._resumed or self._latest
         if position is None or position.ended:
             position = self.start(self._next)
@@ -181,7 +183,7 @@ class Epochs:
 
 
 class ReadingEpochs(Epochs):
-    """The epochs of what one thread reads: of a reader, or of the batches of another loader."""
+    """Epochs read by a single thread: those of a reader, or of another loader's batches."""
 
     reads: str  # the name of what is read, in explanations
     policy: ReadAheadPolicy | None  # whether reading ahead takes a thread; None if nothing is read ahead
@@ -199,11 +201,11 @@ class ReadingEpochs(Epochs):
     ) -> Iteration:
         """Open an epoch that one thread reads, up to `capacity` batches ahead if there is a `policy`.
 
-        The `source` is a reader, what makes the function that stages its items, and the items per batch;
-        `present` also takes whether there is only one place.
+        The `source` holds a reader, a function that makes its stager, and the number of items per batch.
+        `present` is also told whether there is only one place.
         """
         reader, make_stager, items_a_batch = source
-        # One pair: another thread may set another source, with other places, while this epoch opens.
+        # Read as one pair: while this epoch opens, another thread may set another source with other places.
         delivery, idle = self.delivery, self._idle
         self._places = len(delivery.devices)
         buffers = take_buffers(idle, delivery, capacity, self._meter, programmer=self._programmer)
@@ -243,10 +245,10 @@ class DatasetEpochs(Epochs):
         self.seed = plan.batching.seed  # None until an epoch needs one
         self._has_drawn = False
         self._follows_torch = plan.follows_torch
-        self._ahead: weakref.ref[Position] | None = None  # what an iterator drew that has not begun yet
+        self._ahead: weakref.ref[Position] | None = None  # drawn by an iterator that has not begun yet
         self.deliver_to(plan.delivery)
         self._masks = Masks(plan.delivery.locker)
-        # Whoever passes shard has asked for more than PyTorch does.
+        # A user who passes shard has asked for more than PyTorch does.
         warns = plan.follows_torch and plan.batching.sharding is None
         self._epoch_setter = None if plan.batching.given is None else EpochSetter(plan.batching, warns=warns)
         self._resident: Resident | None = None
@@ -260,7 +262,7 @@ class DatasetEpochs(Epochs):
             plan.source,
             collation,
             plan.size,
-            # How the parts of a shorter batch divide is not known before its size.
+            # How a shorter batch divides into parts is unknown until its size is.
             drop_last=batching.drop_last or (batching.iterable and shards > 1),
             division=None if batching.sharding is None else ALONE,  # until an epoch finds the rank
         )
@@ -280,7 +282,7 @@ class DatasetEpochs(Epochs):
             plan.source.dataset.load_state_dict(position.workers[0].state)
         self._draw(position, batching)
         fetching.divide(batching.division)  # ends persistent workers that read for another rank
-        if tuner is not None:  # where the search of earlier epochs has arrived
+        if tuner is not None:  # continue with the setting that earlier epochs have found
             fetching.begin_with(tuner.setting)
             self.delivery = replace(self.delivery, prefetch=tuner.setting.prefetch)
         if self._epoch_setter is not None:
@@ -338,9 +340,9 @@ class DatasetEpochs(Epochs):
     def _read_from(
         self, position: Position, batching: Batching
     ) -> tuple[InOrder | Shuffled | None, Callable[[StagedBatch], tuple[int, int]] | None, EpochRequest]:
-        """Return the order that cached batches follow, what counts a batch's real samples, and the pass.
+        """Return the order of cached batches, a function that counts a batch's real samples, and the pass.
 
-        Samples are counted only where batches may end in repeated ones, and carry a mask.
+        Samples are counted only if batches may end in repeated samples and carry a mask.
         """
         assert position.seed is not None
         shards = self.delivery.shards
@@ -363,7 +365,7 @@ class DatasetEpochs(Epochs):
             return None, attrgetter("state") if counts else None, one
 
         if position.copies is not None:
-            # Only of a state: the workers' copies go on by themselves from one epoch to the next.
+            # Only for a state: from one epoch to the next, the workers' copies continue by themselves.
             own = position.workers if position is self._resumed else {}
             request = partial(request, own=own, turn=position.batches % max(position.copies, 1))
         plan: Plan = batching.plan(position.seed, position.epoch, position.base, position.torch_order)
@@ -401,7 +403,7 @@ class DatasetEpochs(Epochs):
         again = self._has_drawn and self._follows_torch and not self.workers.persistent
         if self.seed is None or again or ranks > 1:  # there may have been one rank when it was drawn
             alike = ranks > 1 and self.plan.batching.torch_generator is None
-            # PyTorch draws on every rank, also where a program uses nothing of it.
+            # PyTorch draws on every rank, even if a program never uses the result.
             drawn = int(self.plan.draw_seed()) if self._follows_torch or not alike else 0
             self.seed, self._has_drawn = 0 if alike else drawn, True
         return self.seed
@@ -415,8 +417,8 @@ class DatasetEpochs(Epochs):
         except ValueError:
             return None  # the first step raises this again
         ahead = Position(self.draw_seed(), self._next)
-        # Its workers are asked for batches immediately, and so the sampler for indices. What ranks agree on
-        # waits until it is known which epoch this will be.
+        # PyTorch's workers get indices immediately, so its sampler draws now. What ranks agree on waits until
+        # the epoch's number is known.
         if self.workers.count and not self._agrees(batching):
             ahead.torch_order = self._draw_order(self._next, batching)
         if ahead.torch_order is not None:
@@ -425,7 +427,7 @@ class DatasetEpochs(Epochs):
         return ahead
 
     def _draw(self, position: Position, batching: Batching) -> None:
-        """Draw what an epoch begins with, unless its state, or whoever made the iterator, has that."""
+        """Draw the epoch's seed and order, unless its state or its iterator already holds them."""
         is_new = position.seed is None
         if position.seed is None:
             position.seed = self.draw_seed()
@@ -444,7 +446,7 @@ class DatasetEpochs(Epochs):
         return (batching.division or ALONE).world_size > 1 and batching.torch_generator is None
 
     def _count_asked(self, position: Position, batching: Batching) -> int:
-        """Return for how many indices PyTorch's loader has asked its sampler when the user is there."""
+        """Return how many indices PyTorch's loader has requested from its sampler by this position."""
         batches = position.batches // position.shards + self.workers.count * self.workers.prefetch_factor
         # A batch sampler that was passed as sampler yields lists of indices.
         size = (batching.size or 1) * (getattr(batching.sampler, "batch_size", 1) if batching.single else 1)
@@ -468,7 +470,7 @@ class DatasetEpochs(Epochs):
         return TorchOrder.draw(batching.torch_sampler)
 
     def start(self, epoch: int, taken: int = 0) -> Position:
-        """Return the position in an epoch of which all ranks together have taken so many samples.
+        """Return the position in an epoch at which all ranks together have taken `taken` samples.
 
         The batches of a loader that is divided among ranks are numbered when its epoch is opened.
         """
@@ -489,7 +491,7 @@ class DatasetEpochs(Epochs):
             elif self.workers.persistent and self._latest is not None:
                 position.workers = dict(self._latest.workers)
         if self._follows_torch and self.workers.persistent and self._has_drawn:
-            position.seed = self.seed  # workers that stay draw no other
+            position.seed = self.seed  # workers that persist keep theirs
         if batching.sharding is not None:
             position.step, position.base = 1, taken
         elif taken:
@@ -504,8 +506,8 @@ class DatasetEpochs(Epochs):
     def resume_at(self, position: Position) -> None:
         """Resume at a loader's state: at its batch, or at its sample if batches differ.
 
-        A `ValueError` refuses a state that does not tell how many samples were delivered, or that comes from
-        another number of workers on which the order depends, or from another dataset.
+        Raises `ValueError` if the state does not tell how many samples were delivered, if it comes from
+        another dataset, or from a different number of workers when the order depends on it.
         """
         plan, batching = self.plan, self.plan.batching
         if position.order_size != batching.order_size:
@@ -551,24 +553,24 @@ class DatasetEpochs(Epochs):
         resumed = self.start(position.epoch, taken)
         resumed.seed, resumed.torch_order = position.seed, position.torch_order
         resumed.copies, resumed.workers = position.copies, position.workers
-        # Here the numbers count from the position: another loader numbered its batches in another way.
+        # Batches are numbered from this position, because the other loader numbered its own differently.
         resumed.beyond = {number + resumed.batches for number in position.beyond}
         self.resume(resumed)
 
     def _take_seed(self, position: Position) -> None:
         """Continue with a state's seed, unless the epochs of both loaders draw their own."""
         if self._follows_torch:
-            self._fetching.close()  # workers of another place in the epoch must not continue it
+            self._fetching.close()  # workers at another position must not continue this epoch
             if position.persists:
                 self.seed, self._has_drawn = position.seed, True
                 return
-        # A state with a seed and without what PyTorch drew comes from this package's order, which continues.
+        # A state with a seed but without PyTorch's draws comes from this package's order, which continues.
         made = self.plan.batching.given is None and self.plan.batching.torch_sampler is not None
         if not self._follows_torch or (made and position.torch_order is None and position.seed is not None):
             self.seed, self._has_drawn, self._follows_torch = position.seed, False, False
 
     def state(self) -> dict[str, Any]:
-        """Return where a loader that resumes from here must begin, as plain data."""
+        """Return the position to resume at, as plain data."""
         ahead = None if self._ahead is None else self._ahead()
         if ahead is not None and self._resumed is None:
             # The iterator's order is drawn now, because until its first step the program may draw as well.
@@ -595,7 +597,7 @@ class DatasetEpochs(Epochs):
 
     def count_steps(self) -> int:
         """Return the number of steps in an epoch, for the ranks that there are now; raises `TypeError`."""
-        # Asked anew each time: ranks may come later than the loader, and a dataset may grow.
+        # Computed each time: ranks may come later than the loader, and a dataset may grow.
         batching, delivery = self.plan.batching.settle(), self.delivery
         if delivery.shards > 1 and not batching.iterable:
             return batching.count(delivery.shards if delivery.uneven == "drop" else 1)
@@ -609,7 +611,7 @@ class DatasetEpochs(Epochs):
         batching = self.plan.batching.settle()
         if not batching.iterable:
             return batching.count()
-        # The dataset's length is not checked against what the workers yield, as in PyTorch.
+        # As in PyTorch, the dataset's length is taken as given, not checked against what workers yield.
         samples = count_items(self.plan.source.dataset)
         drop_last = batching.drop_last or self.delivery.shards > 1
         return (batching.division or ALONE).count(samples, batching.size or 1, drop_last=drop_last)
@@ -674,7 +676,8 @@ class DatasetEpochs(Epochs):
 
     def _open_next(self, ahead: Position | None = None) -> tuple[Position, Iteration]:
         self._ahead = None
-        # Trainers such as Lightning tell their own sampler which epoch follows one that was saved at its end.
+        # Trainers such as Lightning set the next epoch on their own sampler after loading a state saved at
+        # its end.
         if self._resumed is not None and self._epoch_setter is not None:
             moved = self._epoch_setter.find_moved()
             if moved > self._resumed.epoch:
@@ -687,11 +690,11 @@ class DatasetEpochs(Epochs):
         return self._next if self._resumed is None else self._resumed.epoch
 
     def take_over(self, before: DatasetEpochs) -> None:
-        """Go on where the epochs of the same loader were, before its options changed."""
+        """Continue from the epochs of the same loader before its options changed."""
         self._latest, self._next, self._ahead = before._latest, before._next, before._ahead
         now, then = self.plan.batching.given, before.plan.batching.given
         if now is not None and then is not None and now.given is then.given:
-            self._epoch_setter = before._epoch_setter  # which knows whether somebody else sets its epoch
+            self._epoch_setter = before._epoch_setter  # it knows whether others set its epoch
         self.seed, self._has_drawn = before.seed, before._has_drawn
         self._follows_torch = before._follows_torch
         if before._resumed is not None:
@@ -748,10 +751,10 @@ def _check_end(what: str, reached: int, total: int) -> None:
 class UpcomingBatches(BatchSampler):
     """The indices of the batches that a loader's next epoch will deliver on this rank.
 
-    If the epoch draws its order as PyTorch does, each iteration draws another one, as PyTorch's samplers do.
+    If epochs draw their order as PyTorch does, each iteration draws a new order, like PyTorch's samplers.
 
-    So a loader of PyTorch over this batch sampler, as Accelerate and Hugging Face's Trainer make one to skip
-    batches, reads what the loader itself would read. Iterating begins no epoch of the loader.
+    Accelerate and Hugging Face's Trainer skip batches with a PyTorch loader over this batch sampler. That
+    loader reads what this loader itself would read. Iterating does not begin an epoch.
 
     Examples
     --------
@@ -772,7 +775,7 @@ class UpcomingBatches(BatchSampler):
         self._counts = False
 
     def lead_to(self, epochs: DatasetEpochs, *, counts: bool = False) -> None:
-        """Yield the indices of these epochs; if it `counts`, reading an epoch's begins the next."""
+        """Yield the indices of these epochs; with `counts`, reading one epoch's indices moves to the next."""
         self._epochs, self._counts = epochs, counts
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -806,7 +809,7 @@ class UpcomingBatches(BatchSampler):
 class EpochOf:
     """The ``set_epoch`` of a loader's own sampler. It does not keep the loader alive; a copy does nothing.
 
-    A cycle through the sampler would keep the loader's page-locked slots until garbage is collected.
+    A cycle through the sampler would keep the loader's pinned slots until garbage is collected.
     """
 
     def __init__(self, epochs: DatasetEpochs | None = None) -> None:

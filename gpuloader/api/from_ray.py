@@ -14,9 +14,9 @@ from gpuloader.sources.dataset import IterableDataset
 def from_ray(shard: Any, batch_size: int, places: Any = None, **options: Any) -> DataLoader[Any]:
     """Return a loader over a shard of Ray Data; each loop over it is a pass over the shard.
 
-    Ray yields tables in the memory of its object store. The loader copies their columns from there straight
-    into its slots, and treats them like those of any dataset. A batch is a dict with one array, `Ragged` or
-    list of Python objects per column, as for `ParquetDataset`.
+    Ray yields tables in its object store. The loader copies their columns straight into its slots, and treats
+    them like those of any dataset. A batch is a dict with one array, `Ragged` or list of Python objects per
+    column, as for `ParquetDataset`.
 
     Parameters
     ----------
@@ -60,7 +60,8 @@ def from_ray(shard: Any, batch_size: int, places: Any = None, **options: Any) ->
             f"expected a shard or dataset of Ray Data, got {type(shard).__name__}; see "
             "ray.train.get_dataset_shard() and Dataset.streaming_split()"
         )
-    # Ray's blocks arrive in one stream, which workers would have to share. A thread hides it behind the loop.
+    # Ray's blocks arrive in one stream, which workers would have to share. One thread overlaps it with the
+    # loop.
     options = {"num_workers": 1, "worker_type": "thread", **options}
     if options["num_workers"] not in (0, 1) or options["worker_type"] != "thread":
         raise ValueError(
@@ -87,10 +88,10 @@ class RayShard(IterableDataset[dict[str, Any]]):
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: ARG002 - the signature of datasets
-        """Raise `ValueError`: Ray may yield the rows in another order, so none can be skipped safely."""
+        """Raise `ValueError`: Ray may yield the rows in a different order, so none can be skipped safely."""
         raise ValueError(
             "a pass over a shard of Ray Data cannot be resumed in its middle, because Ray may yield the rows "
-            "in another order; save states between epochs, or call set_epoch() to start an epoch"
+            "in a different order; save states between epochs, or call set_epoch() to start an epoch"
         )
 
     def __iter__(self) -> Iterator[dict[str, Any]]:

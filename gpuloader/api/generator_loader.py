@@ -40,7 +40,7 @@ class ReaderEpochs(ReadingEpochs):
         self, meter: Meter, capacity: int, policy: ReadAheadPolicy | None, feeds: Feeds, *, as_list: bool
     ) -> None:
         super().__init__(meter)
-        # The reader, what makes the function that stages its items in slots, and the items per batch.
+        # The reader, a function that makes its stager, and the items per batch.
         self.source: tuple[Reader, Callable[[], Stager], int] | None = None
         self.policy = policy
         self.capacity = capacity
@@ -79,8 +79,9 @@ class GeneratorLoader(Measured):
     Set its source with one of the three setters. Then loop over it (``iterable=True``), or call `start`,
     `next` until `EOFException`, and `reset` (``iterable=False``).
 
-    Several loaders, and several loops over one loader, may run at once. Every loop is a separate epoch with
-    its own iterator of the reader, its own thread and its own slots. One thread drives a loader by hand.
+    Several loaders, and several loops over one loader, may run at the same time. Every loop is a separate
+    epoch with its own iterator of the reader, its own thread and its own slots. One thread drives a loader by
+    hand.
     """
 
     _epochs: ReaderEpochs
@@ -111,8 +112,8 @@ class GeneratorLoader(Measured):
         self._meter = Meter()
         self._epochs = ReaderEpochs(self._meter, capacity, policy, self._feeds, as_list=return_list)
         self._kind = ""
-        # Driving by hand: the epoch that `start` began, whether it is over, and for an iterable loader the
-        # latest loop's epoch, weakly because leaving the loop ends it, or the one that `next` began.
+        # Driving by hand: the epoch that `start` began, and whether it is over. For an iterable loader: the
+        # latest loop's epoch, weakly because leaving the loop ends it, or the epoch that `next` began.
         self._made_iterable = iterable
         self._started: Iteration | None = None
         self._ended = False
@@ -234,10 +235,10 @@ class GeneratorLoader(Measured):
         if not self._copies:
             check_uncopied(delivery, makes=kind != "batches", static=self._outputs["static"])
         if epochs.source is not None and epochs.delivery.places == parsed:
-            # A graph may have been captured over the addresses where the earlier source's batches lay.
+            # A graph may have been captured over the addresses of the earlier source's batches.
             delivery = replace(delivery, statics=epochs.delivery.statics)
         if self._multiprocess:
-            # Its queue is as long as the loader reads ahead, so that the process may run as far ahead.
+            # The queue is as long as the loader reads ahead, so that the process can run that far ahead.
             source = multiprocess_reader([source], queue_size=epochs.capacity)
         epochs.deliver_to(delivery)
         epochs.source, self._kind = (source, make_stager, items_a_batch), kind
@@ -282,7 +283,7 @@ class GeneratorLoader(Measured):
             )
         self._forget_taken()
         epoch = self._epochs.begin()
-        self._looped = weakref.ref(epoch)  # a loop that is left drops its epoch, which ends it
+        self._looped = weakref.ref(epoch)  # leaving a loop drops its epoch, which ends it
         return epoch
 
     def _forget_taken(self) -> None:
@@ -294,7 +295,7 @@ class GeneratorLoader(Measured):
     def start(self) -> None:
         """Begin an epoch of a loader made with ``iterable=False``; raise LoaderError if one is running.
 
-        After the end of an epoch, call `reset` first. Without it, `start` warns and the epoch stays over, as
+        After the end of an epoch, call `reset` first. Otherwise `start` warns and the epoch stays over, as
         in Paddle.
         """
         self._require_not_iterable("start()")
@@ -322,8 +323,8 @@ class GeneratorLoader(Measured):
     def next(self) -> Any:
         """Return the next step of the epoch that `start` began.
 
-        An iterable loader returns the next step of the latest epoch: the one of the latest ``iter(loader)``,
-        or else one that the first `next` begins. ``next(loader())`` is the first step of a new epoch.
+        An iterable loader returns the next step of its latest epoch: that of the latest ``iter(loader)``, or
+        one that the first `next` begins. ``next(loader())`` is the first step of a new epoch.
 
         Raises
         ------
@@ -387,9 +388,9 @@ class GeneratorLoader(Measured):
         self._epochs.resume(position)
 
     def warm_up(self) -> None:
-        """Do now what the first batch of the next epoch would wait for; that epoch then begins at once.
+        """Prepare the first batch of the next epoch now, so that the epoch starts immediately.
 
-        Begins to read. Everything else is as for `DataLoader.warm_up`.
+        This begins to read. Everything else is as for `DataLoader.warm_up`.
 
         Examples
         --------
@@ -433,7 +434,9 @@ def from_generator(
         batches and a few more, all reserved once the first batch is known.
     use_double_buffer : bool or 'thread'
         True reads ahead while the consumer computes, in a thread where that pays, and copies the next step to
+        True reads ahead while the consumer computes, in a thread if that helps, and copies the next step to
         a GPU while the current one is computed on. 'thread' always reads in a thread. False runs everything
+        in the consumer's thread and reads nothing ahead.
         in the consumer's thread and reads nothing ahead.
     iterable : bool
         True: loop over the loader. False: call `start`, then `next` until `EOFException`, then `reset`.
@@ -449,7 +452,7 @@ def from_generator(
         is delivered at the same addresses, as for `DataLoader`.
     copy : bool
         False delivers the arrays of a batch generator as they are, on a CPU place. The reader must then make
-        new arrays for each batch, and not write to them after it has yielded them. True copies them.
+        new arrays for each batch, and not write to them once it has yielded them. True copies them.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""What `gpuloader.keras` has: a loader that Keras takes as data."""
+"""The contents of `gpuloader.keras`: a loader that Keras takes as data."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class DataLoader(dataset_loader.DataLoader[S]):
     """
 
     _begun: tuple[Any, Iterator[Any]] | None = None
-    """A pass of which Keras has taken only the first batch, and that batch."""
+    """A pass that Keras has taken only the first batch from, and that batch."""
 
     def __init__(
         self, dataset: Readable[S] | Iterable[S], *, output: str | None = None, **options: Any
@@ -74,7 +74,7 @@ class DataLoader(dataset_loader.DataLoader[S]):
         super().__init__(dataset, output=_find_output() if output is None else output, **options)
 
     def _open(self, options: Options, framework: Framework | None = None) -> None:
-        # Become one of Keras's data adapters as well, because `fit` recognizes data by their class.
+        # Also become one of Keras's data adapters, because `fit` recognizes data by their class.
         self.__class__ = _as_adapter(type(self))  # type: ignore[arg-type]
         super()._open(options, framework)
 
@@ -91,8 +91,8 @@ class DataLoader(dataset_loader.DataLoader[S]):
 
     def get_numpy_iterator(self) -> Iterator[Any]:
         """Yield the batches of a pass as Keras expects them. Keras calls this, sometimes without reading."""
-        # Keras takes one batch to build a model and drops that iterator. Its batch is the first of the epoch
-        # that follows, so it is kept, with the rest of its pass, until somebody takes a second one.
+        # Keras takes one batch to build a model and drops that iterator. The batch is the first one of the
+        # next epoch, so it is kept, with the rest of its pass, until somebody takes a second batch.
         begun, self._begun = self._begun, None
         first, batches = begun or (None, iter(()))
         for _ in range(2):  # a loaded state may be the end of an epoch, and Keras expects a batch
@@ -101,7 +101,7 @@ class DataLoader(dataset_loader.DataLoader[S]):
                 first = next(batches, None)
         if first is None:
             return
-        # Whether a single batch was the epoch or only a first glance at it cannot be told.
+        # A single batch may have been the epoch or only a first look at it; nothing tells which.
         if self.num_batches != 1:
             self._begun = first, batches
         yield first
@@ -110,7 +110,7 @@ class DataLoader(dataset_loader.DataLoader[S]):
 
     def get_jax_iterator(self) -> Iterator[Any]:
         """Yield the batches of a pass, for the JAX backend."""
-        return self.get_numpy_iterator()  # which a subclass may override
+        return self.get_numpy_iterator()  # a subclass may override that one
 
     def get_torch_dataloader(self) -> Iterator[Any]:
         """Yield the batches of a pass, for the PyTorch backend."""
@@ -122,7 +122,7 @@ class DataLoader(dataset_loader.DataLoader[S]):
         return state
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The adapter's class is made when a loader is, so no module has it.
+        # The adapter's class is made along with a loader, so no module contains it.
         named = type(self).__mro__[1]  # the class without Keras's, which can be pickled
         return _make, (named,), self.__getstate__()
 

@@ -78,7 +78,7 @@ class DataLoader(Measured, Generic[S]):
         order of a map-style dataset never depends on the number of workers.
     use_buffer_reader : bool or 'thread'
         True reads ahead without workers, in a thread where that pays, and copies the next step to a GPU while
-        the current one is computed on. 'thread' always reads in a thread. False reads and copies each step
+        True reads ahead without workers, in a thread if that helps, and copies the next step to a GPU while
         when it is requested.
     prefetch_factor : int or None
         Batches in progress per worker; None means 2.
@@ -113,8 +113,8 @@ class DataLoader(Measured, Generic[S]):
         threads for images, whose decoders release the GIL, and processes for anything else.
     start_method : str or None
         How worker processes start: 'fork', 'forkserver' or 'spawn'. None does as `multiprocessing` does, and
-        PyTorch with it: fork on Linux up to Python 3.13. Where a fork is known to hang, because JAX has
-        computed in the program or the dataset refers to Polars, it is 'forkserver', with a warning.
+        How worker processes start: 'fork', 'forkserver' or 'spawn'. None follows `multiprocessing`, like
+        PyTorch: fork on Linux up to Python 3.13. Where a fork is known to hang, because JAX has
     multiprocessing_context : str, multiprocessing context, or None
         PyTorch's name for start_method, which also takes a context; both must agree.
     on_worker_death : str
@@ -132,13 +132,13 @@ class DataLoader(Measured, Generic[S]):
     decode : str or None
         'image' treats bytes in the samples as encoded images, and decodes them to uint8 pixels of shape
         (height, width, 3). Fields that a transform of images names, and those of an `ImageFolder`, are
-        decoded without it. 'device' does the same, but on a GPU nvImageCodec decodes JPEG files that a
-        transform of images gives a size; its pixels are not exactly those of Pillow.
+        decoded without it. 'device' does the same, except that on a GPU nvImageCodec decodes the JPEG files
+        that a transform resizes; its pixels differ slightly from Pillow's.
     on_bad : str
         What to do about a sample that raises. 'raise' raises SampleError, or DecodeError for an image that
-        cannot be decoded. 'skip' leaves the sample out, so that its batch is shorter, counts it in
-        ``stats().skipped``, and logs the first ten. Of a dataset without indices, only images are left out. A
-        file that cannot be opened and a lack of memory still end the epoch.
+        cannot be decoded. 'skip' leaves the sample out, counts it in ``stats().skipped`` and logs the first
+        ten; the batch is then shorter. Without indices, only images can be left out. A file that cannot be
+        opened and a lack of memory still end the epoch.
     cache : str or None
         None reads the dataset every epoch. 'host' and 'device' read it once and gather later batches from
         arrays in RAM or on the GPUs; with 'device', epochs are permuted on the GPU and only 16 bytes per
@@ -160,13 +160,13 @@ class DataLoader(Measured, Generic[S]):
         model's.
     static : bool
         True delivers every batch at the same addresses, for CUDA graphs: asking for the next batch refills
-        the arrays of the last one, once the work on them has run. All batches must have the same shape, and
-        still holding a batch when you ask for the second one after it is an error. False gives each batch its
-        own memory.
+        the arrays of the last one, once the work on them has run. All batches must have the same shape. Drop
+        each batch before you ask for the second one after it, or the loader raises an error. False gives
+        each batch its own memory.
     copy : bool
         False delivers the arrays that the dataset yields with ``batch_size=None``, or that the collate_fn
-        returns, as they are, on a CPU place and without worker processes. Your code must then not write to an
-        array again after it has handed it over. True copies them, so that it may.
+        returns, as they are, on a CPU place and without worker processes. Your code must not write to an
+        array again once it has handed it over. True copies them, so that it may.
     shard : str, tuple of int or None
         The rank whose part of each step to read, as a pair (rank, world size). 'auto' asks torch.distributed
         or the launcher; None reads everything. All ranks get the same number of batches. A random order needs
@@ -198,7 +198,7 @@ class DataLoader(Measured, Generic[S]):
     places : list of places
         Where batches land.
     auto_collate_batch : bool
-        Whether samples make up batches; False if they are delivered singly.
+        Whether samples are collated into batches; False if they are delivered singly.
     persistent_workers : bool
         Whether there are workers that are kept from one epoch to the next.
     dataset, drop_last, feed_list, generator, in_order, return_list, timeout, use_buffer_reader : object
@@ -376,8 +376,9 @@ class DataLoader(Measured, Generic[S]):
         options, plan = self._options, self._epochs.plan
         source = ArraySource.of(plan.source) if plan.collation.feeds is None else None
         if source is None:
-            # By a loader of its own, in the dataset's order: ranks, places and transforms come afterwards.
-            # Random numbers in `__getitem__` follow from the same seed, unless each epoch draws its own.
+            # A separate loader in the dataset's order reads them: ranks, places and transforms come
+            # afterwards. Random numbers in `__getitem__` follow from the same seed, unless each epoch draws
+            # its own.
             reading = DataLoader(
                 plan.source.dataset,
                 plan.collation.feeds,
@@ -389,7 +390,7 @@ class DataLoader(Measured, Generic[S]):
                 worker_type=plan.workers.kind,
                 **{name: getattr(options, name) for name in _OF_READING},
             )
-            # As arrays, tensors lose their classes, of which PyTorch's loader warns.
+            # As arrays, tensors lose their classes; PyTorch's loader warns about that.
             keeping = dataclasses.replace(reading._framework, keeps_values=self._framework.keeps_values)
             reading._open(reading._options, keeping)
             promise = self._epochs.promise_cache if self._cache == "device" else None
@@ -479,16 +480,16 @@ class DataLoader(Measured, Generic[S]):
     def sampler(self) -> Iterable[Any] | None:
         """The sampler in force, also if the loader made it; None for an iterable dataset.
 
-        With a batch sampler, it is that one's ``sampler``. A random sampler that you iterate yourself draws
-        another order: the loader's follows from its seed and the epoch. The ``set_epoch`` of a sampler that
-        the loader made sets the loader's epoch, because trainers such as Lightning call it.
+        With a batch sampler, this is the batch sampler's ``sampler``. Iterating a random sampler yourself
+        draws another order: the loader's order follows from its seed and the epoch. The ``set_epoch`` of a
+        sampler that the loader made sets the loader's epoch, because trainers such as Lightning call it.
         """
         options, batching = self._options, self._epochs.plan.batching
         if batching.batch_sampler is not None:
             return getattr(batching.batch_sampler, "sampler", None)
         if options.sampler is not None:
             return options.sampler
-        # Nobody else has the loader's own sampler, so it is soon enough to tell it of the loader here.
+        # Nobody else has the loader's own sampler, so it only needs to know the loader from here on.
         if batching.sampler is not None:
             vars(batching.sampler).setdefault("set_epoch", EpochOf(self._epochs))
         return batching.sampler
@@ -527,7 +528,7 @@ class DataLoader(Measured, Generic[S]):
 
     @worker_init_fn.setter
     def worker_init_fn(self, function: Callable[[int], object] | None) -> None:
-        # Trainers set it, such as Lightning's with `seed_everything(workers=True)`.
+        # Trainers set it, for example Lightning's `seed_everything(workers=True)`.
         self._options = dataclasses.replace(self._options, worker_init_fn=function)
         self._epochs.set_worker_init(function)
 
@@ -543,7 +544,8 @@ class DataLoader(Measured, Generic[S]):
         return multiprocessing.get_context(method)
 
     def __setattr__(self, name: str, value: object) -> None:
-        # As PyTorch's loader refuses it. Silently ignored, `loader.batch_size = 64` would train on.
+        # PyTorch's loader refuses this, too. If it were ignored, `loader.batch_size = 64` would train on
+        # silently.
         if name in FIXED:
             raise refuse_change(name)
         super().__setattr__(name, value)
@@ -553,8 +555,8 @@ class DataLoader(Measured, Generic[S]):
         batching = plan.batching
         name = type(self.dataset).__name__  # the user's word for it, not the table that is read
         try:
-            # The source's length: that of a dict is its number of columns. Nothing that the user's class
-            # raises may make a description fail.
+            # The source's length, because that of a dict is its number of columns. An exception in the user's
+            # class must not make a description fail.
             dataset = f"{name} of {len(plan.source.dataset):,} samples"
         except Exception:
             dataset = name
@@ -578,11 +580,11 @@ class DataLoader(Measured, Generic[S]):
             parts[3:3] = [f"rank {rank} of {world_size}"] if world_size > 1 else []
         return f"<{type(self).__name__}: {'; '.join(parts)}>"
 
-    # A copy or a pickle has the same options, and starts with its first epoch.
+    # A copy or a pickle has the same options and starts with its first epoch.
 
     def __getstate__(self) -> dict[str, Any]:
         options = {name: getattr(self._options, name) for name in Options.__dataclass_fields__}
-        # A copy has the seed that was drawn from the generator, not the next one that it would give.
+        # A copy has the seed that was drawn from the generator, not the next one.
         if not self._epochs.plan.follows_torch:
             options |= {"seed": self._epochs.plan.batching.seed, "generator": None}
         own = {name: value for name, value in vars(self).items() if name not in _PRIVATE | FIXED}
@@ -603,9 +605,9 @@ FIXED = {*_AS_PASSED, "auto_collate_batch", "batch_size", "persistent_workers", 
 FIXED |= {"batch_sampler", "multiprocessing_context", "num_workers", "prefetch_factor", "sampler"}
 """The attributes that nobody can set."""
 _OF_READING = ("decode", "num_workers", "timeout", "worker_init_fn", "start_method", "on_worker_death")
-"""The options with which the samples of a cache are read, as those of an epoch would be."""
+"""The options with which the samples of a cache are read, the same as for an epoch."""
 _PRIVATE = {"_options", "_epochs", "_batches", "_meter", "_cache", "_prepared", "_seen"}
-"""The attributes of a loader that a copy makes again; all others were added by a subclass or by the user."""
+"""The attributes of a loader that a copy makes again; a subclass or the user added all others."""
 
 
 def refuse_change(name: str) -> ValueError:

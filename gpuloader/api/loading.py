@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 
 def _draw_seed() -> int:
-    # 31 bits, as many as NumPy's legacy generator draws alike on all systems. Nobody has seeded a generator
-    # that was not imported, and importing it takes three quarters of the time to a program's first batch.
+    # 31 bits: that many NumPy's legacy generator draws alike on all systems. If it was not imported, nobody
+    # has seeded it, and importing it takes three quarters of the time to a program's first batch.
     if "numpy.random" not in sys.modules:
         return int.from_bytes(os.urandom(4), "little") >> 1
     return np.random.randint(2**31)
@@ -47,20 +47,20 @@ def _draw_seed() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """What a framework's own loader does by default, so that a loader with its parameters does the same."""
+    """What a framework's own loader does by default, so that ours with the same parameters does the same."""
 
-    # Makes the sampler of a loader that was passed none, from the dataset, `shuffle` and the generator. None
-    # makes one of this package's, whose seed the loader draws from the generator.
+    # Makes the default sampler of a loader, from the dataset, `shuffle` and the generator. None makes one of
+    # this package's samplers, with a seed that the loader draws from the generator.
     make_sampler: Callable[..., Iterable[int]] | None = None
-    # Returns the seed of a loader that was passed none, from the framework's global random state.
+    # Returns the default seed of a loader, from the framework's global random state.
     draw_seed: Callable[[], int] = _draw_seed
-    # Whether shard='auto' leaves alone what cannot be divided among ranks. A program that only changed its
-    # import did not ask for sharding, so it must run as before.
+    # Whether shard='auto' leaves alone what cannot be divided among ranks. A program that has only changed
+    # its import did not ask for sharding, so it must run as before.
     divides_if_possible: bool = False
     # Whether each epoch draws a seed, from the generator if one was passed, unless the user gives one.
     follows_torch: bool = False
-    # Whether values in host memory stay what they are: the results of a collate_fn, and unbatched samples
-    # after `convert`, the framework's own function. `fallback` makes the batches that rows do not do for.
+    # Whether values in host memory keep their type: the results of a collate_fn, and unbatched samples after
+    # `convert`, the framework's own function. `fallback` makes the batches that cannot be collated as rows.
     keeps_values: bool = False
     convert: Callable[[Any], Any] | None = None
     fallback: Fallback | None = None
@@ -76,22 +76,22 @@ class LoadingPlan:
     workers: WorkerOptions  # who fetches
     delivery: Delivery  # where batches land
     size: int | None  # samples per batch on one place; None if a batch sampler determines it
-    names: tuple[str, ...] | None  # keys of the dicts that the user gets; None for the tree of a sample
+    names: tuple[str, ...] | None  # keys of the dicts that the user gets; None to nest batches like samples
     draw_seed: Callable[[], int]  # asked when an epoch needs a seed that the user has not given
-    follows_torch: bool  # whether that is so for every epoch
-    transposed: bool  # whether columns of text that were entries of a list or tuple are tuples
+    follows_torch: bool  # whether every epoch draws a new one
+    transposed: bool  # whether columns of text that come from a list or tuple are tuples
 
 
 def decide(options: Options, framework: Framework) -> LoadingPlan:
     """Return what the options of a loader amount to for its dataset, before anything starts.
 
-    The steps depend on each other in this order: the source tells whether there are images, images choose the
-    kind of workers, the batches of the ranks decide where they can be delivered, and only a loader whose
-    places are known knows whether a GPU makes its images.
+    The order of the steps matters. The source tells whether there are images; images determine the kind of
+    workers; the batches of the ranks determine where they can be delivered; and the places determine whether
+    a GPU makes the images.
     """
     given = as_sampler(options.sampler, options.batch_sampler)
     by_key = given is not None and not yields_numbers(given.given)
-    # A collate_fn written for the framework's loader expects the samples that the dataset itself returns.
+    # A collate_fn written for the framework's loader expects the samples exactly as the dataset returns them.
     by_rows = options.collate_fn is not None or options.batch_size is None
     in_columns = not (framework.keeps_values and by_rows)
     source = describe(
@@ -159,8 +159,8 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
                 "cache needs a map-style dataset with samples of fixed size; it cannot be combined with "
                 f"{conflict}"
             )
-    # If a batch may mix parts of a dataset that differ, that is an error now and not after hours. Declared
-    # feeds and functions adapt them, and a sampler of the user's may draw from one part at a time.
+    # If a batch could mix parts of a dataset that differ, raise now and not after hours. Declared feeds and
+    # functions adapt the parts, and a user's sampler may draw from one part at a time.
     adapts = source.iterable or collation.whole or feeds is not None or collation.fallback is not None
     mixes = source.chained and given is None and not _keeps_apart(source, batching)
     if not adapts and (options.cache is not None or mixes):
@@ -176,17 +176,17 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
 
 
 def _choose_workers(options: Options, source: Source, *, in_threads: bool) -> WorkerOptions:
-    """Return who fetches; `in_threads` unless the user has chosen."""
+    """Return who fetches; `in_threads` is the default unless the user has chosen."""
     tuned, deepens = options.num_workers == AUTO, options.prefetch == AUTO
     if tuned and source.iterable:
         raise ValueError(
             "num_workers='auto' needs a map-style dataset, because the batches of an iterable dataset depend "
             "on how many workers read it; pass a number"
         )
-    # Threads for images: their decoders release the GIL, and pixels need not cross a pipe. Whoever asks for
-    # a start method wants processes.
+    # Threads for images: their decoders release the GIL, and pixels need not cross a pipe. Passing a start
+    # method means wanting processes.
     kind = options.worker_type or ("thread" if in_threads and options.start_method is None else "process")
-    # Slots are page-locked, which takes memory away from the page cache and from the datasets of workers.
+    # Slots are pinned, which takes memory away from the page cache and from the datasets of workers.
     available = available_memory() if tuned or deepens else None
     return WorkerOptions(
         count=1 if tuned else int(options.num_workers),
@@ -221,7 +221,7 @@ def _choose_collation(
             raise ValueError(f"transforms {OWN_BATCHES}")
         programmer = plan_transforms(of_batches, of_images, options.output, delivery)
     function, as_tensors = options.collate_fn, delivery.on_host and options.output == "torch"
-    # Elsewhere a batch has to be copied: to a GPU, into arrays of another library, or into declared fields.
+    # Otherwise a batch has to be copied: to a GPU, into arrays of another library, or into declared fields.
     as_returned = framework.keeps_values and as_tensors and feeds is None
     if as_returned and function is None and options.batch_size is None:
         function = framework.convert
@@ -229,7 +229,7 @@ def _choose_collation(
     if stage is not None and stage.along and feeds is None and function is None and options.batch_size:
         from gpuloader.sources.images.annotations import varying_names
 
-        # Boxes that leave the image go, so nobody need say that their number varies.
+        # Boxes outside the cropped image are dropped, so their number always varies.
         ragged |= varying_names(chained.from_iterable(stage.along.values())) - (options.pad or {}).keys()
     by_rows_only = programmer is not None or stage is not None or options.cache is not None
     collation = Collation(
@@ -257,7 +257,7 @@ def _choose_collation(
             )
     if feeds is not None and (options.ragged or options.pad):
         _check_declared(feeds, collation)
-    # A GPU makes images from a batch that lies whole in a slot of its own, and that nobody collates before.
+    # A GPU can make images only if a batch lies whole in one slot and no collate_fn has to see it first.
     is_whole = delivery.shards == 1 and not (options.static or collation.whole or feeds is not None)
     if stage is not None and stage.chains and is_whole and not delivery.on_host:
         open_codecs = delivery.open_codecs if options.decode == "device" else None
@@ -266,11 +266,11 @@ def _choose_collation(
 
 
 def _keeps_apart(source: Source, batching: Batching) -> bool:
-    """Return whether every batch has samples of one dataset only, of those that `source` chains."""
+    """Return whether each batch takes its samples from only one of the datasets that `source` chains."""
     size = batching.size or 1
     if size == 1 or not isinstance(batching.any_order, InOrder):
         return size == 1
-    # In the dataset's order, a part whose length is a multiple of the batch size ends with a batch.
+    # In the dataset's order, a part whose length is a multiple of the batch size ends with a whole batch.
     return all(len(part.dataset) % size == 0 for part in source.chained[:-1])
 
 
@@ -281,12 +281,12 @@ def _choose_delivery(options: Options, batching: Batching, workers: WorkerOption
     """Return where batches land, and how a step is divided among the places."""
     places = options.places
     if places is None:
-        # A loader that divides its data has a GPU of its own: the one of its rank on this machine.
+        # A loader that divides its data has one GPU: that of its rank on this machine.
         places = default_place(0 if batching.sharding is None else find_local_rank())
     parsed, uneven = parse_places(places), options.remainder
     if uneven is None:
-        # Ranks fill up the last step of an epoch only; places would repeat a part of every batch. So nothing
-        # is padded here unless the user says 'pad', and 'repeat', which is about ranks, changes nothing.
+        # Ranks fill up only the last step of an epoch; places would repeat a part of every batch. So nothing
+        # is padded here unless the user says 'pad', and 'repeat', which concerns ranks, changes nothing.
         uneven = options.uneven if options.uneven in ("drop", "pad") else "error"
     shards = 1
     if options.split == "shards" and len(parsed) > 1:
@@ -304,16 +304,16 @@ def _choose_delivery(options: Options, batching: Batching, workers: WorkerOption
         shards=shards,
         uneven=uneven,
         static=options.static,
-        # Kernels would wait behind the model's, which fill the GPU; copies need no cores.
+        # Kernels would wait behind the model's, which fill the GPU. Copies need no cores.
         urgent=bool(options.transforms) or options.cache == "device",
     )
 
 
 def _check_shards(shards: int, uneven: str, batching: Batching, workers: WorkerOptions) -> None:
-    """Raise `ValueError` unless every batch can be cut into parts for the places, which make up one step."""
+    """Raise `ValueError` unless every batch can be cut into parts for the places, all in one step."""
     size, iterable = batching.size, batching.iterable
-    # Parts are batches of their own, which consecutive places get in turn. So only the plan knows of them,
-    # and whatever keeps consecutive batches apart or together decides whether a step is one batch.
+    # Parts are batches of their own, delivered to the places in turn. Only the plan knows which belong
+    # together, so whatever separates consecutive batches would separate a step.
     if not workers.in_order:
         raise ValueError(
             "split='shards' needs in_order=True, so that the parts of a batch are delivered together"
@@ -336,7 +336,7 @@ def _check_shards(shards: int, uneven: str, batching: Batching, workers: WorkerO
             f"a batch of {size} samples cut into {shards} equal parts with uneven='drop' would leave "
             f"nothing; choose a batch_size of {shards} or more"
         )
-    # Workers cut what they read, and only the end of an iterable dataset shows how large its last batch is.
+    # Workers cut what they read, and the size of an iterable dataset's last batch is known only at its end.
     if iterable and uneven != "drop":
         raise ValueError(
             "split='shards' needs uneven='drop' for an iterable dataset, because the size of its last "
@@ -373,7 +373,7 @@ def _check_one_shape(batching: Batching, shards: int, uneven: str) -> None:
 
 
 def _check_declared(feeds: tuple[FeedSpec, ...], collation: Collation) -> None:
-    """Raise `ValueError` if fields of varying length are not those that the feeds declare as such."""
+    """Raise `ValueError` unless the fields of varying length are those that the feeds declare as such."""
     if collation.ragged:
         raise ValueError("ragged cannot be used with a feed_list; declare the fields with lod_level=1")
     pads = collation.pads or {}
@@ -433,7 +433,7 @@ def split_transforms(
 def plan_transforms(
     transforms: list[Any], of_images: Iterable[Any], output: str | None, delivery: Delivery
 ) -> Programmer | None:
-    """Return what plans the transforms of batches, None without any; `of_images` are the fields of images.
+    """Return a programmer for the transforms of batches, None without any; `of_images` names image fields.
 
     Raises `ValueError` if transforms would have to run both on hosts and on GPUs, or do not fit together.
     """
@@ -478,9 +478,9 @@ def _check_skipping(*, ends: bool, equal: bool) -> None:
 def make_on_device(
     collation: Collation, stage: ImageStage, open_codecs: Callable[[], object] | None
 ) -> Collation:
-    """Return a collation whose images are made on the device that its batches go to, as far as it can.
+    """Return a collation that makes as much of its images as possible on the device.
 
-    `open_codecs` opens what decodes on the devices, and raises if something is missing; None leaves decoding
+    `open_codecs` opens the decoders of the devices, and raises if something is missing. None leaves decoding
     to the workers.
     """
     # Imported late, because only loaders of images need it.
@@ -490,7 +490,7 @@ def make_on_device(
 
     before = collation.programmer
     transforms = [] if before is None else list(before.transforms)
-    # Resampling takes the place of the chain, before the first transform of the same field.
+    # Resampling replaces the chain, ahead of the first transform of the same field.
     staged: dict[str | None, Any] = {}
     for name, chain in stage.chains.items():
         made = plan_resampling(name, chain)
@@ -502,7 +502,7 @@ def make_on_device(
     if not staged:
         return collation
     if open_codecs is not None:
-        open_codecs()  # only now: without a chain to make there, nvImageCodec is not needed
+        open_codecs()  # as late as this: without a chain to run there, nvImageCodec is not needed
     native = before is not None and before.native
     programmer = Programmer(fuse(transforms), native=native)
     images = replace(stage, staged=staged, encoded=open_codecs is not None)

@@ -66,12 +66,12 @@ def check_seed(name: str, value: Any) -> int:
 
 
 def check_names(name: str, value: Any) -> frozenset[str]:
-    """Return names of fields; raise `TypeError` for anything else, such as a single text.
+    """Return names of fields; raise `TypeError` for anything else, such as a single string.
 
     >>> sorted(check_names("ragged", ["x", "y"]))
     ['x', 'y']
     """
-    # A text is an iterable of letters, so ragged="x" would pass by accident and ragged="words" fail later.
+    # A string is an iterable of letters, so ragged="x" would pass by accident and ragged="words" fail later.
     is_list = isinstance(value, Iterable) and not isinstance(value, str)
     names = list(value) if is_list else [value]
     if not is_list or not all(isinstance(one, str) for one in names):
@@ -90,7 +90,7 @@ def check_pads(name: str, value: Any) -> Mapping[str, float | Padding]:
 
 
 def find_unit(transform: object) -> str:
-    """Return what a transform is done to: 'images' before their batch is made, 'batches', or nothing.
+    """Return what a transform works on: 'images' before their batch is made, 'batches', or nothing.
 
     >>> from gpuloader.transforms import Cast, Resize
     >>> find_unit(Resize(None, 8)), find_unit(Cast(None, "float32")), find_unit(print)
@@ -120,7 +120,7 @@ def check_transforms(name: str, value: Any) -> list[Any]:
 
 
 Check = Callable[[str, Any], Any] | type[bool] | tuple[str, ...]
-"""A function that checks a value, `bool`, or the words that an option takes besides a default of None."""
+"""A function that checks a value, `bool`, or the words that an option allows besides a default of None."""
 
 
 def option(default: Any, check: Check) -> Any:
@@ -183,8 +183,8 @@ class Options:
 
     def __post_init__(self) -> None:
         write = partial(object.__setattr__, self)  # the table is complete once it is checked
-        # PyTorch's second and third arguments are batch_size and shuffle, Paddle's and ours are feed_list and
-        # places. A number is never a feed_list and a bool never a place, so both orders can be told apart.
+        # PyTorch's second and third arguments are batch_size and shuffle; Paddle's and ours are feed_list and
+        # places. A number is never a feed_list and a bool never a place, so the two orders can be told apart.
         if isinstance(self.feed_list, int | np.integer) or isinstance(self.places, bool):
             for name, value in _read_pytorch_order(self).items():
                 write(name, value)
@@ -195,11 +195,11 @@ class Options:
             if value is not row.default:  # most options of most loaders have their defaults
                 write(row.name, _check_value(row, value))
         if self.multiprocessing_context is not None:
-            # A copy has the start method alone: it would find the same, and a context need not pickle.
+            # A copy has only the start method: it leads to the same context, and a context may not pickle.
             write("start_method", _resolve_start_method(self))
             write("multiprocessing_context", None)
 
-        # Options that depend on each other. Rules that need more than options stand where the facts are
+        # Options that depend on each other. Rules that need more than options are checked where the facts are
         # known: in `loading.decide`, `Batching.choose` and `Batching.divide`.
         if self.generator is not None:
             if self.seed is not None:
@@ -221,7 +221,8 @@ OWN_BATCHES = "need batches that the loader collates itself: pass no collate_fn,
 def check_uncopied(delivery: Delivery, *, makes: bool, static: bool) -> None:
     """Raise `ValueError` unless batches can be delivered without a copy.
 
-    It `makes` batches if the user's code does not. A device copies from slots, as does one fixed address.
+    `makes` says that the loader makes the batches, not the user's code. A device copies from slots, and so
+    does a loader with fixed addresses.
     """
     if makes:
         raise ValueError(
@@ -237,7 +238,7 @@ def check_uncopied(delivery: Delivery, *, makes: bool, static: bool) -> None:
 
 
 def check_option(name: str, value: Any) -> Any:
-    """Return the value of an option that another loader has too, checked as a `DataLoader` does.
+    """Return the value of an option that another loader shares, checked as a `DataLoader` checks it.
 
     >>> check_option("static", True), check_option("output", "numpy")
     (True, 'numpy')
@@ -280,7 +281,7 @@ def _read_pytorch_order(options: Options) -> dict[str, Any]:
 def _resolve_start_method(options: Options) -> str:
     """Return the start method of PyTorch's option ``multiprocessing_context``: a name, or a context."""
     context = options.multiprocessing_context
-    # By its method: contexts of other libraries, such as torch.multiprocessing, have no class in common.
+    # By its method: contexts of other libraries, such as torch.multiprocessing, have no common class.
     read = getattr(context, "get_start_method", None)
     method = read() if callable(read) else context
     if not isinstance(method, str):
@@ -297,10 +298,10 @@ def _resolve_start_method(options: Options) -> str:
     return method
 
 
-# Options that will go, and warnings that point at the user's line.
+# Deprecated options, and warnings that point at the user's line.
 
 DEPRECATED = {
-    # One word for ranks and places: who pads among ranks pads among places, too.
+    # One option for ranks and places: padding among ranks implies padding among places.
     "remainder": "pass uneven, which decides for ranks and places alike",
     "memory_budget": "it has no effect: 'auto' keeps slots within 1 GiB and half of the available memory",
     "copy_priority": "it has no effect: transforms run ahead of your model's kernels",
@@ -312,8 +313,8 @@ _PACKAGE = str(Path(__file__).parents[1])
 def warn(message: str, category: type[Warning], depth: int) -> None:
     """Warn at the user's line that called this package.
 
-    `depth` is how many of the package's frames lie between the caller and that line on the shortest path.
-    Python 3.11 cannot skip the frames of a package, so there a longer path makes the warning point into it.
+    `depth` is the number of the package's frames between the caller and that line, on the shortest path.
+    Python 3.11 cannot skip the frames of a package, so on a longer path the warning points into the package.
     """
     if sys.version_info >= (3, 12):
         warnings.warn(message, category, skip_file_prefixes=(_PACKAGE,))

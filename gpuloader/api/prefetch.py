@@ -39,7 +39,7 @@ from gpuloader.watch.stats import Meter
 
 def has_own_state(batches: Any) -> bool:
     """Return whether an iterable can return its state and resume from it."""
-    # Accelerate's loaders have the methods, whether or not the loader inside has.
+    # Accelerate's loaders have the methods even if the loader inside lacks them.
     return has_state(batches, getattr(batches, "base_dataloader", batches))
 
 
@@ -51,10 +51,11 @@ class PrefetchedSource:
         self._batches = batches
         self._stateful = stateful
         # Loaders prepared by Accelerate announce their last batch to the whole program. That must not happen
-        # before the user has it: it is taken back when the batch is read, and repeated by `delivered`.
+        # before the user has the batch: the announcement is withdrawn when the batch is read, and `delivered`
+        # repeats it.
         self.announces = hasattr(batches, "end_of_dataloader") and hasattr(batches, "gradient_state")
         self._is_last = False
-        # Made here, in the thread that asks for the first batch: loaders fork their workers now.
+        # Created in the thread that asks for the first batch, because loaders fork their workers here.
         self._items = Steady.of(iter(batches))
 
     def __call__(self) -> Iterator[Any]:
@@ -62,7 +63,7 @@ class PrefetchedSource:
         return self._read_to_last() if self.announces else self._items
 
     def _read_to_last(self) -> Iterator[Any]:
-        """Yield the batches up to the announced last one, behind which the iterable would end its pass."""
+        """Yield the batches up to the announced last one; asking for more would end the iterable's pass."""
         try:
             for batch in self._items:
                 self._is_last = self._batches.end_of_dataloader
@@ -77,7 +78,7 @@ class PrefetchedSource:
     def state_dict(self) -> tuple[Any, bool]:
         """Return the iterable's own state, and whether it has announced its last batch.
 
-        Called right after each batch was read, which may be far ahead.
+        Called right after each batch was read, possibly far ahead of the user.
         """
         return self._batches.state_dict() if self._stateful else None, self._is_last
 
@@ -85,19 +86,19 @@ class PrefetchedSource:
         """Do nothing: the iterable has had its state since the user loaded it."""
 
     def delivered(self, staged: StagedBatch) -> None:
-        """Reduce the state of a batch to the iterable's own, because the user has received it."""
+        """Reduce the state of a batch to the iterable's own, now that the user has received the batch."""
         staged.state, is_last = staged.state
         if is_last:
             self._batches.end_of_dataloader = True
 
     def finish(self) -> None:
-        """Let the iterable end its pass; called when the user has received every batch."""
+        """Let the iterable end its pass; called once the user has received every batch."""
         if self._is_last:
             next(self._items, None)
 
 
 _OURS = "gpuloader_prefetch"
-"""The key under which a state of the wrapped loader takes along the position of this one."""
+"""The key that holds this loader's position in a state of the wrapped loader."""
 _MISSING = object()
 
 
@@ -117,27 +118,27 @@ def prefetch(
 
     Every batch comes back as it was: the same keys, the same classes of containers, the same values. Only its
     arrays and tensors are on the GPU. They are copied from pinned memory, on a separate stream, while you
-    compute on the batch before, and their memory is not reused before your work on it has run.
+    compute on the previous batch. Their memory is not reused before your work on it has run.
 
     Parameters
     ----------
     batches : iterable
-        What yields batches in host memory: a loader of PyTorch, a dataset of Hugging Face or tf.data, a list,
+        An iterable of batches in host memory: a PyTorch loader, a dataset of Hugging Face or tf.data, a list,
         a generator. A batch is any nesting of dicts, tuples, lists and dataclasses. Its arrays and tensors
-        are copied, everything else is handed through: text, numbers, None, sparse tensors, tensors on a GPU.
+        are copied. Everything else is passed through: text, numbers, None, sparse tensors, tensors on a GPU.
         Batches may differ in shapes and keys. Each loop is one pass over the iterable.
     places : place, str, torch.device, or list of them, or None
         Where batches land. None uses the GPU of this process, or host memory if there is no GPU. With several
         places, consecutive batches go to them in turn, and each step is a list with one entry per place.
     prefetch : int
         Steps to copy to a GPU ahead of the current one. On a CPU place, batches to read ahead, in a thread
-        where that pays. 0 reads and copies each batch when you ask for it.
+        if that helps. 0 reads and copies each batch when you ask for it.
     output : str or None
         The library whose arrays make up a batch, as for `DataLoader`. None means the library of the
         batches: tensors of PyTorch, JAX and Paddle remain theirs, and NumPy arrays become CuPy's on a GPU.
     host : list of str
         Names of fields that stay unchanged, in host memory. A nested field is named ``outer.inner``. The name
-        of a container stands for everything in it.
+        of a container covers everything in it.
     transforms : list of Transform
         Operations from `gpuloader.transforms` that run where the batch lands.
     stream : object
@@ -168,7 +169,7 @@ def prefetch(
     ``pin_memory`` is not needed.
 
     On a CPU place each batch is the very object that the iterable yields, unless `output` or `transforms`
-    demand another. An iterable that writes all its batches into the same arrays needs ``prefetch=0`` there.
+    requires another. If your iterable reuses the same arrays for all batches, pass ``prefetch=0`` there.
 
     Examples
     --------
@@ -184,7 +185,7 @@ def prefetch(
 
 
 class WrappedEpochs(ReadingEpochs):
-    """The epochs around another loader: each is a pass over it, whose first batch starts its workers."""
+    """The epochs around another loader: each is a pass over it, and the first batch starts its workers."""
 
     reads = "batches"
 
@@ -203,14 +204,14 @@ class WrappedEpochs(ReadingEpochs):
     ) -> None:
         self.ahead = ahead = check_whole("prefetch", prefetch, 1 << 31)
         if places is None:
-            # The GPU that the program has selected, as torchrun's programs do by their local rank.
+            # The GPU that the program has selected, usually by its local rank under torchrun.
             places = default_place(current_cuda_device() or find_local_rank())
         parsed = parse_places(places)
         listed = check_option("transforms", transforms)
         for transform in listed:
             if find_unit(transform) != "batches":
                 raise TypeError(
-                    f"{type(transform).__name__} is done to single images before they are a batch: pass it "
+                    f"{type(transform).__name__} works on single images, before they are a batch: pass it "
                     "to a gpuloader.DataLoader"
                 )
         delivery = Delivery.of(
@@ -222,7 +223,7 @@ class WrappedEpochs(ReadingEpochs):
             urgent=bool(listed),
         )
         if output is None:
-            # Tensors stay those of their library, which the first batch shows.
+            # Tensors stay those of their library, which the first batch reveals.
             following = tuple(FollowingOutput(device, stream) for device in delivery.devices)
             delivery = replace(delivery, outputs=following)
         programmer = plan_transforms(listed, (), output, delivery) if listed else None
@@ -236,10 +237,10 @@ class WrappedEpochs(ReadingEpochs):
             collation,
             check_names("host", host),
             output,
-            # Nothing is staged for a host, unless a transform has to write somewhere.
+            # On a host nothing is staged, unless a transform needs memory to write to.
             delivery.on_host and delivery.locker is None and not listed,
             _settle_once(delivery.outputs, programmer),
-            # Tensors that are page-locked already are copied from where they lie. A host would hand them out.
+            # Tensors that are already pinned are copied from where they lie. A host would hand them out.
             None if delivery.has_host else delivery.devices[0].is_page_locked,
         )
         super().__init__(meter, programmer)
@@ -258,13 +259,13 @@ class WrappedEpochs(ReadingEpochs):
         return Position(self.seed if self._draws else None, epoch)
 
     def begin(self, ahead: Position | None = None) -> Iteration:
-        """Open the next pass, or the one that `prepare` has opened."""
+        """Open the next pass, or return the one that `prepare` has opened."""
         epoch = super().begin(ahead)
         self._before = _MISSING
         return epoch
 
     def prepare(self) -> None:
-        """Open the next pass and take its first step to its places, for the next `begin`."""
+        """Open the next pass and copy its first step to its places, for the next `begin`."""
         self.check_ready()
         before = self._before
         if before is _MISSING and has_own_state(self._batches):
@@ -277,13 +278,13 @@ class WrappedEpochs(ReadingEpochs):
         self._prepared, self._before = None, _MISSING
 
     def open(self, position: Position, guard: Finalizer) -> Iteration:
-        """Open a pass over the wrapped loader, whose state the user has loaded already."""
+        """Open a pass over the wrapped loader, which already has the state that the user loaded."""
         delivery = self.delivery
         source = PrefetchedSource(self._batches, stateful=has_own_state(self._batches))
-        # One more than is copied ahead: a batch that is read when it is asked for would be copied late.
+        # One more than is copied ahead: a batch that is read only when requested would be copied late.
         capacity = (self.ahead + (not delivery.on_host or not self.ahead)) * len(delivery.devices)
         draw = Draw(position.seed, position.epoch)
-        # What a loader announces while it is read must not be seen before `next` returns.
+        # What a loader announces while it is read must stay invisible until `next` returns.
         policy = ReadAheadPolicy(bound=True, read=1.0) if self.ahead and source.announces else self.policy
         return self.open_reading(
             position,
@@ -311,19 +312,19 @@ class WrappedEpochs(ReadingEpochs):
         end_epoch(position, partial(find_spent_batches, self._batches, drops=self.delivery.drop_last))
 
     def state(self) -> dict[str, Any]:
-        """Return the wrapped loader's state behind the batch received last, with the position here in it."""
+        """Return the wrapped loader's state after the last received batch, with the position here in it."""
         position = super().state()
         if not has_own_state(self._batches):
             return position
         own = position.pop("source", _MISSING)
         if own is _MISSING:  # nothing is read ahead between two passes
             own = self._batches.state_dict() if self._before is _MISSING else self._before
-        if not isinstance(own, Mapping):  # such as a number
+        if not isinstance(own, Mapping):  # for example a number
             return {_OURS: {**position, "source": own}}
         return {**own, _OURS: position}
 
     def resume_at(self, state: Any) -> None:
-        """Give the wrapped loader its own state, if it takes one, and resume at the position here."""
+        """Give the wrapped loader its own state, if it takes one, and resume at this loader's position."""
         position = self._split_state(state) if has_own_state(self._batches) else read_state(state)
         self.seed = self.seed if position.seed is None else position.seed
         position.seed = self.start(0).seed
@@ -343,7 +344,7 @@ class WrappedEpochs(ReadingEpochs):
             if isinstance(position, Mapping):
                 own = position.get("source", own)
         found = read_state(position)
-        self.forget_prepared()  # its pass would go on in the wrapped loader
+        self.forget_prepared()  # its pass would continue in the wrapped loader
         self._batches.load_state_dict(own)
         found.own = own
         return found
@@ -352,10 +353,10 @@ class WrappedEpochs(ReadingEpochs):
 class PrefetchedLoader(Measured):
     """A loader around another one, made by `prefetch`, which describes the parameters.
 
-    Attributes that it does not have are those of the wrapped loader, such as ``sampler``, ``dataset`` and
-    ``batch_size``, and can be set there through it.
+    Attributes that this loader lacks are those of the wrapped loader, such as ``sampler``, ``dataset`` and
+    ``batch_size``. Setting them sets them there.
 
-    Several loops may run at once if the wrapped loader allows that.
+    Several loops may run at the same time if the wrapped loader allows that.
     """
 
     _epochs: WrappedEpochs
@@ -367,7 +368,7 @@ class PrefetchedLoader(Measured):
                 "batches must be an iterable of batches, such as a loader, got "
                 f"{type(batches).__name__}{advice}"
             )
-        # Not by assignment: until `_batches` is there, no attribute can be looked up in it.
+        # Not by assignment: attributes are looked up in `_batches`, which is not there yet.
         vars(self).update(_batches=batches, _options=options)
         self._meter = Meter()
         self._epochs = WrappedEpochs(batches, self._meter, **options)
@@ -383,9 +384,9 @@ class PrefetchedLoader(Measured):
         return Iteration(self._epochs.begin, self.__len__)
 
     def warm_up(self) -> None:
-        """Do now what the first batch of the next loop would wait for; that loop then begins at once.
+        """Prepare the first batch of the next loop now, so that the loop starts immediately.
 
-        Begins a pass over the wrapped loader, which starts its workers. Everything else is as for
+        This begins a pass over the wrapped loader, which starts its workers. Everything else is as for
         `DataLoader.warm_up`. A generator that has been read already raises ReaderError.
 
         Examples
@@ -399,22 +400,22 @@ class PrefetchedLoader(Measured):
         self._epochs.prepare()
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next loop run epoch number `epoch`, counted from 0, also of the wrapped loader.
+        """Make the next loop run epoch number `epoch`, counted from 0, in the wrapped loader as well.
 
-        The random numbers of transforms follow the epoch, also if the wrapped loader has no ``set_epoch``.
+        The random numbers of transforms follow the epoch even if the wrapped loader has no ``set_epoch``.
         """
         self._epochs.set_epoch(epoch)
         tell = getattr(self._batches, "set_epoch", None)
         if callable(tell):
-            self._epochs.forget_prepared()  # the wrapped loader would be told of a pass that it has begun
+            self._epochs.forget_prepared()  # the wrapped loader has already begun that pass
             tell(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped loader's own state as it was when it yielded the batch that you received last.
+        """Return the wrapped loader's own state as it was when it yielded the last batch that you received.
 
-        So batches that were read ahead do not count. The state can be loaded here, and by the wrapped loader
-        itself; one key more holds the position of this loader. If the wrapped loader has no ``state_dict``,
-        the state is a count of batches.
+        Batches that were read ahead do not count. This loader and the wrapped one can both load the state;
+        one additional key holds the position of this loader. If the wrapped loader has no ``state_dict``, the
+        state is a count of batches.
 
         Examples
         --------
@@ -432,8 +433,9 @@ class PrefetchedLoader(Measured):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next pass resume at a state that this loader or the wrapped one returned.
 
-        A wrapped loader with ``load_state_dict`` is given its own state at once. Any other is read from its
-        start, and the batches already delivered are dropped: they are the same ones only if its order is.
+        A wrapped loader with ``load_state_dict`` receives its own state immediately. Any other is read from
+        its start, and the batches already delivered are dropped. They are the same batches only if the order
+        is.
 
         Raises
         ------
@@ -446,7 +448,7 @@ class PrefetchedLoader(Measured):
 
     def __getattr__(self, name: str) -> Any:
         batches = vars(self).get("_batches", _MISSING)
-        # Special names are about this class. Copying asks for some before `_batches` is there.
+        # Special names concern this class. Copying asks for some before `_batches` is there.
         if batches is _MISSING or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(batches, name)
@@ -469,15 +471,15 @@ class PrefetchedLoader(Measured):
 
 
 def _make(batches: Iterable[Any], options: dict[str, Any]) -> PrefetchedLoader:
-    """Return the loader that was pickled, by version 0.1 with the options that were passed alone."""
+    """Return the loader that was pickled; version 0.1 pickled only the options that were passed."""
     return prefetch(batches, **options)
 
 
 def _settle_once(outputs: Sequence[Any], programmer: Programmer | None) -> Callable[[str | None], str | None]:
     """Return a function that makes outputs deliver the arrays of a library; only its first call counts.
 
-    The thread that reads calls it, with the library of the first batch. It refers to no loader, which must
-    not live as long as that thread.
+    The reading thread calls it with the library of the first batch. It must not refer to a loader, which
+    would then live as long as that thread.
     """
     settled: list[str | None] = []
 

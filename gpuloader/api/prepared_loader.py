@@ -1,4 +1,4 @@
-"""What `gpuloader.accelerate` consists of: a loader that Hugging Face's Accelerate knows."""
+"""The contents of `gpuloader.accelerate`: a loader that Hugging Face's Accelerate knows."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _END = object()
 class PreparedLoader:
     """A loader that an Accelerator knows; made by `prepare`. Its `loader` is the one that was prepared.
 
-    It looks one batch ahead, as Accelerate's own loaders do, to know the last one. Its state does not count
-    that batch: it is the position of the batch that you have.
+    It looks one batch ahead, as Accelerate's own loaders do, to recognize the last one. That batch does not
+    count in its state, which is the position of the batch that you have.
 
     Examples
     --------
@@ -38,7 +38,7 @@ class PreparedLoader:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin the next epoch; Accelerate is told where it ends."""
+        """Begin the next epoch, and tell Accelerate where it ends."""
         known = _make_known()  # for each loop: Accelerate keeps a stack of the loaders that run
         steps = itertools.islice(self._iterate(), self._skipped, None)
         self._skipped = 0
@@ -58,9 +58,9 @@ class PreparedLoader:
             known.end()
 
     def _count_last(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
-        """Return how many samples, over all ranks, count in the last step; 0 if all do, or masks tell."""
+        """Return how many samples of the last step count, over all ranks; 0 if all do, or if masks tell."""
         sharding = self.loader._epochs.plan.batching.sharding
-        # Accelerate cuts what it gathers to this number. Masks tell it batch by batch, and dropped samples
+        # Accelerate cuts gathered results to this number. Masks tell it batch by batch, and dropped samples
         # were never delivered. A batch sampler that is dealt counts batches, so its samples are unknown.
         if sharding is None or sharding.uneven != "repeat" or "position" not in after:
             return 0
@@ -69,7 +69,7 @@ class PreparedLoader:
     def skip(self, steps: int) -> None:
         """Make the next loop begin after a number of steps; only an iterable dataset's are read for that."""
         state = self.loader.state_dict()
-        # A position is skipped by arithmetic. Only what an iterable dataset yields has to be read.
+        # Skipping changes only the position; the items of an iterable dataset have to be read.
         settled = self.loader._epochs.plan.batching.settle()
         if "position" in state:
             state["position"] += steps * settled.step
@@ -81,11 +81,11 @@ class PreparedLoader:
         self.load_state_dict(state)
 
     def __getattr__(self, name: str) -> Any:
-        # Accelerate's own function takes a loader apart by these attributes, without a word.
+        # Accelerate's own function would silently take a loader apart by these attributes.
         if name in ("sampler", "batch_sampler"):
             raise AttributeError(
-                f"a PreparedLoader has no {name}: accelerate.skip_first_batches would read with a loader of "
-                "PyTorch's, everything on every process; use gpuloader.accelerate.skip_first_batches"
+                f"a PreparedLoader has no {name}: accelerate.skip_first_batches would make a PyTorch loader "
+                "that reads everything on every process; use gpuloader.accelerate.skip_first_batches"
             )
         raise AttributeError(f"a PreparedLoader has no {name}; its loader may have: .loader.{name}")
 
@@ -104,15 +104,15 @@ class PreparedLoader:
 
 
 def _make_known() -> Any:
-    """Return what Accelerate knows of a loader while it is looped over."""
+    """Return the state that Accelerate keeps about a loader while it is looped over."""
     from accelerate.data_loader import DataLoaderStateMixin
     from accelerate.state import GradientState
 
     class Known(DataLoaderStateMixin):  # type: ignore[misc]
-        """The end of an epoch, which Accelerate finds in its `GradientState`."""
+        """The end of an epoch, as Accelerate finds it in its `GradientState`."""
 
         gradient_state = GradientState()
-        _drop_last = True  # what repeats at the end of an epoch is counted here and not by Accelerate
+        _drop_last = True  # repeated samples at the end of an epoch are counted here, not by Accelerate
 
     return Known()
 
@@ -191,7 +191,7 @@ def skip_first_batches(loader: PreparedLoader, num_batches: int = 0) -> Prepared
     Raises
     ------
     ValueError
-        The number is negative, or larger than that of the epoch's batches.
+        The number is negative, or larger than the number of batches in the epoch.
 
     Examples
     --------

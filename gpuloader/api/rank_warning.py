@@ -1,4 +1,4 @@
-"""The warning that every rank of a distributed run reads the whole dataset, which nobody has asked for."""
+"""The warning that every rank of a distributed run reads the whole dataset without being told to."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _ITEMS = (
 
 
 def warn_if_undivided(batching: Batching) -> Callable[[Present], Present] | None:
-    """Warn once per process if each of several ranks reads everything, and nobody has said that it should.
+    """Warn once per process if each of several ranks reads everything and nobody has asked for that.
 
     An iterable dataset may divide its items itself. Whether it asks for its rank is known once it has yielded
-    a batch, so for it this returns a function, to be applied to the one that presents the steps.
+    a batch. So for an iterable dataset this returns a function to wrap the one that presents the steps.
     """
     # Once, not per loader: programs make one for training and one for evaluation, and the advice is the same.
     if _has_warned or batching.reads_all:
@@ -32,7 +32,7 @@ def warn_if_undivided(batching: Batching) -> Callable[[Present], Present] | None
     try:
         ranks = batching.find()
     except ValueError:
-        return None  # a loader that does not need the rank does not mind
+        return None  # this loader does not need to know the rank
     if ranks[1] == 1 or batching.is_divided:
         return None
     if batching.iterable:

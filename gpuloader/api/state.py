@@ -18,10 +18,10 @@ from gpuloader.sources.describing import READ_ONCE, Source
 from gpuloader.system.iterators import find_kept, may_start_over
 
 _COUNTED, _POSITIONED = 1, 2
-"""Versions of a state: it counts the batches of its epoch, whatever they hold, or the samples."""
+"""Versions of a state: one counts the batches of its epoch, whatever they hold, the other the samples."""
 
 _MOST_BEYOND = 1 << 22
-"""Batches of one run beyond the first that is missing; a damaged state may say anything."""
+"""The most batches in one run beyond the first missing one; a damaged state may say anything."""
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -30,38 +30,38 @@ class Position:
 
     seed: int | None  # None for readers, which determine their own order
     epoch: int
-    # All batches below `batches` were received, and with in_order=False those in `beyond` too. Numbers, not a
-    # count: the first missing batch may stay missing for long while one worker holds it.
+    # All batches below `batches` were received, and with in_order=False those in `beyond` as well. Numbers,
+    # not a count: the first missing batch may be missing for long while one worker holds it.
     batches: int = 0
     beyond: set[int] = field(default_factory=set)
-    # For an iterable dataset: where each worker is behind its last batch that was received, how many workers
-    # read in turn, and whose batch is next. What it yields depends on their number, so a state keeps it.
+    # For an iterable dataset: where each worker is after its last received batch, how many workers read in
+    # turn, and whose batch is next. What it yields depends on their number, so a state keeps that number.
     workers: dict[int, ItemState] = field(default_factory=dict)
     readers: int | None = None
     turn: int = 0
-    persists: bool = False  # whether `seed` is that of PyTorch's workers, which stay for later epochs
-    # How many workers have a copy of a map-style dataset with a state of its own, which is in `workers`; 0 if
+    persists: bool = False  # whether `seed` is that of PyTorch's persistent workers, kept for later epochs
+    # How many workers hold a copy of a map-style dataset with a state of its own, kept in `workers`. 0 if
     # this process reads it, None if no such state is kept.
     copies: int | None = None
-    own: Any = None  # the source's own state behind the last batch received
-    # Samples per batch, and the parts that each batch is cut into. A part counts as a batch, and a count of
-    # batches holds for these numbers alone.
+    own: Any = None  # the source's own state after the last received batch
+    # Samples per batch, and parts per batch. A part counts as a batch, so a count of batches is valid only
+    # for these two numbers.
     size: int | None = None
     shards: int = 1
     ended: bool = False  # so that the next loop begins the next epoch
     # With a `step`, the samples that all ranks together take per step, the state is a position in the epoch,
-    # valid for any batch size and number of ranks: `base` is that of batch 0, and `total` the end if known.
-    # Without one it is a count of batches.
+    # valid for any batch size and number of ranks: `base` is the position of batch 0, and `total` the end, if
+    # known. Without a `step` it is a count of batches.
     step: int | None = None
     base: int = 0
     total: int | None = None
-    dealt: bool = False  # `step`, `base` and `total` count batches, of a batch sampler that ranks share
+    dealt: bool = False  # `step`, `base` and `total` count the batches of a batch sampler that ranks share
     order_size: int | None = None  # the batch size that the order was made for, if it depends on that
-    torch_order: TorchOrder | None = None  # the epoch's order, if a sampler of PyTorch's draws it
+    torch_order: TorchOrder | None = None  # the epoch's order, if a PyTorch sampler draws it
 
     @property
     def taken(self) -> int | None:
-        """Samples, or batches if `dealt`, that all ranks have taken; None if the batches do not tell."""
+        """Samples, or batches if `dealt`, that all ranks have taken; None if the batches cannot tell."""
         if self.step is not None:
             taken = self.base + self.batches // self.shards * self.step
         elif self.size is not None and self.shards == 1 and self.readers is None:
@@ -71,7 +71,7 @@ class Position:
         return taken if self.total is None else min(taken, self.total)
 
     def describe(self) -> str:
-        """Return what the state counts, in words for an error message."""
+        """Return what the state counts, phrased for an error message."""
         if self.step is not None:
             beyond = f", and batches of {self.size} beyond them" if self.beyond else ""
             return f"{self.taken} samples{beyond}"
@@ -97,17 +97,17 @@ class Position:
         if isinstance(state, ItemState):
             self.workers[state.worker] = state
             self.turn = (state.worker + 1) % (self.readers or 1)
-        elif self.step is None:  # a state of its own tells nothing to a loader with other batches
+        elif self.step is None:  # its own state means nothing to a loader with other batches
             self.own = state
 
     def can_divide(self, dataset: Any) -> bool:
-        """Return whether other workers and ranks can go on in a dataset's files from here."""
-        # Several threads read one dataset, which then knows no position of each.
+        """Return whether other workers and ranks can continue in a dataset's files from here."""
+        # Several threads share one dataset, which does not know the position of each.
         tell = all(one.state is not None or one.ended or not one.batches for one in self.workers.values())
         return self.readers is not None and hasattr(dataset, "_divide_states") and tell
 
     def divide(self, dataset: Any, readers: int) -> None:
-        """Make so many workers of this rank, as it is now, go on from here, if they can."""
+        """Let `readers` workers of this rank, as it is now, continue from here, if they can."""
         if not self.can_divide(dataset):
             return
         begun = [self.workers.get(worker, ItemState(worker, 0)) for worker in range(self.readers or 0)]
@@ -202,8 +202,8 @@ def read_state(state: object) -> Position:
 def _shorten(numbers: list[int]) -> list[Any]:
     """Return ascending numbers, with runs of three or more as pairs of their first and last.
 
-    While one worker holds the oldest batch, any number of later ones may be delivered. They are runs between
-    the batches that are still in progress, so the state stays small.
+    While one worker holds the oldest batch, any number of later ones may be delivered. These form runs
+    between the batches in progress, so the state stays small.
 
     >>> _shorten([2, 4, 5, 7, 8, 9])
     [2, 4, 5, [7, 9]]
@@ -216,11 +216,11 @@ def _shorten(numbers: list[int]) -> list[Any]:
 
 
 def _lengthen(entries: Any) -> set[int]:
-    """Return the numbers that `_shorten` made shorter."""
+    """Return the numbers that `_shorten` has shortened."""
     found: set[int] = set()
     for entry in entries:
         first, last = entry if isinstance(entry, list | tuple) else (entry, entry)
-        # A damaged state could make this set fill the memory.
+        # A damaged state could let this set fill the memory.
         if _count(last) - _count(first) > _MOST_BEYOND:
             raise ValueError(f"expected fewer batches beyond the first missing one, got {entry}")
         found.update(range(first, last + 1))
@@ -246,7 +246,7 @@ def _count(value: Any, limit: int | None = None) -> int:
     return value
 
 
-# The end of an epoch, and the error for one that is empty because an earlier one has read its source.
+# The end of an epoch, and the error for an epoch that is empty because an earlier one has read its source.
 
 OF_BATCHES = "pass a loader, a list, or an object whose __iter__ makes a new iterator"
 _OF_SAMPLERS = "pass a list, or an object whose __iter__ makes a new iterator"
@@ -258,8 +258,8 @@ _READ = "and an earlier epoch has read it"
 def end_epoch(position: Position, find_spent: Callable[[], str]) -> None:
     """Record that an epoch is over; raise `ReaderError` if it had no samples because its source was spent.
 
-    `find_spent` returns what can be read only once, and what to do instead; empty if the source starts over.
-    It is asked only about later epochs without any batch, because asking begins two more passes.
+    `find_spent` returns what can be read only once and what to do instead, or '' if the source starts over.
+    It is called only for later epochs without any batch, because it begins two more passes.
     """
     position.ended = True
     if position.torch_order is not None:
@@ -273,12 +273,12 @@ def end_epoch(position: Position, find_spent: Callable[[], str]) -> None:
 def find_spent(source: Source, batching: Batching, *, drops: bool) -> str:
     """Return which part of a loader's source can be read only once; see `end_epoch`.
 
-    `drops` is whether the epoch may have had samples, but too few for a step.
+    `drops` says that the epoch may have had samples, but too few for a step.
     """
     if batching.iterable:
         found = (_describe("the dataset", one.dataset, READ_ONCE, drops) for one in (source, *source.chained))
         return next(filter(None, found), "")
-    # From the outermost sampler inwards: the first that is spent is the one to name.
+    # From the outermost sampler inwards: the first spent one is the one to name.
     for what, one in () if batching.given is None else batching.given.inside:
         if getattr(type(one), "__iter__", None) is Sampler.__iter__:
             break  # it only computes its order
@@ -292,14 +292,14 @@ def find_spent(source: Source, batching: Batching, *, drops: bool) -> str:
 
 
 def find_spent_batches(batches: Any, *, drops: bool) -> str:
-    """Return that batches can be read only once, if so; see `find_spent`."""
+    """Return that batches can be read only once, if that is so; see `find_spent`."""
     return _describe("the iterable of batches", batches, OF_BATCHES, drops)
 
 
 def find_spent_reader(reader: Callable[[], Any]) -> str:
-    """Return that a reader returns the same iterator in every call, if so; see `find_spent`."""
+    """Return that a reader returns the same iterator in every call, if that is so; see `find_spent`."""
     kept = find_kept(reader)
-    if kept is None or may_start_over(kept):  # its items may have been too few for a step
+    if kept is None or may_start_over(kept):  # there may have been too few items for a step
         return ""
     return f"the reader returns the same {type(kept).__name__} every time, {_READ}: {_OF_READERS}"
 

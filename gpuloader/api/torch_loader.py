@@ -1,4 +1,4 @@
-"""What `gpuloader.torch` has of its own: a loader, a split and collate functions like those of PyTorch."""
+"""What is specific to `gpuloader.torch`: a loader, a split and collate functions like those of PyTorch."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def default_collate(samples: Sequence[Any]) -> Any:
 
 
 def default_convert(sample: Any) -> Any:
-    """Return a sample with PyTorch's tensors in place of NumPy's arrays, as ``batch_size=None`` does.
+    """Return a sample with PyTorch tensors instead of NumPy arrays, as ``batch_size=None`` does.
 
     Examples
     --------
@@ -83,15 +83,15 @@ def default_convert(sample: Any) -> Any:
 
 
 def _needs_default_collate(sample: Any) -> bool:
-    """Return whether PyTorch's function makes something else of such samples than rows of numbers."""
+    """Return whether PyTorch's function would make something other than rows of numbers from such samples."""
     module, own = _collate_functions()
-    # Another function is there if the user has registered some.
+    # If the user has registered any, another function is there.
     return bool(module.default_collate_fn_map != own) or not _is_plain(sample)
 
 
 @cache
 def _collate_functions() -> tuple[Any, dict[Any, Any]]:
-    """Return PyTorch's module of collate functions, and those that are its own."""
+    """Return PyTorch's module of collate functions, and the functions that are its own."""
     module: Any = importlib.import_module("torch.utils.data._utils.collate")
     functions = module.default_collate_fn_map
     return module, {kind: one for kind, one in functions.items() if one.__module__ == module.__name__}
@@ -106,7 +106,7 @@ def _is_plain(sample: Any) -> bool:
     if type(sample) in _PLAIN:
         return not isinstance(sample, np.ndarray) or sample.dtype.names is None
     if is_tensor(sample):
-        # Rows take the values of a Parameter, with a warning, as those of any tensor that needs a gradient.
+        # Rows take the values of a Parameter, with the warning for any tensor that requires a gradient.
         return not has_own_class(sample) and not sample.is_meta
     if isinstance(sample, Mapping):
         return all(map(_is_plain, sample.values()))
@@ -116,14 +116,14 @@ def _is_plain(sample: Any) -> bool:
 
 
 def _find_grouping(batches: object) -> tuple[object, object, int] | None:
-    """Return by what a batch sampler groups which sampler's indices, to see whether a program changes it."""
+    """Return what a batch sampler groups by, whose indices and how many, to see if a program changes it."""
     if not isinstance(batches, TorchBatchSampler | UpcomingBatches):
         return None
     return batches.batch_size, batches.drop_last, id(batches.sampler)
 
 
 class _Computed:
-    """An attribute that the base class computes, unless the loader has a value for it in `vars`."""
+    """An attribute that the base class computes, unless `vars` of the loader has a value for it."""
 
     def __init__(self, name: str) -> None:
         self._read = vars(dataset_loader.DataLoader)[name].fget
@@ -132,12 +132,12 @@ class _Computed:
         return self if loader is None else self._read(loader)
 
 
-# The order counts: a batch sampler is made of the sampler.
+# The order matters: a batch sampler is made from the sampler.
 _COMPUTED = (
     "num_workers", "prefetch_factor", "worker_init_fn", "multiprocessing_context", "sampler", "batch_sampler",
 )  # fmt: skip
 _OF_BATCHES = ("batch_size", "drop_last", "sampler")
-# What can be set between epochs, and before the loader is made.
+# These can be set between epochs, and before the loader is made.
 _OPTIONS = {*_COMPUTED[:4], "collate_fn", "generator", "in_order", "timeout"}
 _OPTIONS |= {"pin_memory", "pin_memory_device"}
 _SETTABLE = {*_OPTIONS, *_OF_BATCHES, "batch_sampler", "dataset", "persistent_workers"}
@@ -147,10 +147,10 @@ _FIXED = dataset_loader.FIXED - _OPTIONS
 class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[misc]
     """A `gpuloader.DataLoader` with the parameters, defaults and results of ``torch.utils.data.DataLoader``.
 
-    Batches are tensors of PyTorch in host memory, so a program that moves them to a device runs unchanged.
+    Batches are PyTorch tensors in host memory, so a program that moves them to a device runs unchanged.
     With ``places="cuda"`` they arrive on the GPU; then delete ``.to(device)``.
 
-    Parameters of PyTorch's loader mean what they mean there, except for those below, and those of workers are
+    PyTorch's parameters mean what they mean there, except for those below. Parameters for workers are
     ignored without workers.
 
     Parameters
@@ -160,26 +160,26 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
     pin_memory, pin_memory_device : bool and str
         Accepted, without effect: batches for a GPU are always copied from pinned memory.
     generator : torch.Generator or None
-        Each epoch draws from it what PyTorch's loader draws, so the order of a shuffle is PyTorch's. None
-        draws from PyTorch's global generator. With ``seed=...`` the order is that of `gpuloader.DataLoader`:
-        a function of seed and epoch, which draws nothing.
+        Each epoch draws from it what PyTorch's loader draws, so a shuffle has PyTorch's order. None draws
+        from PyTorch's global generator. With ``seed=...`` nothing is drawn: the order is that of
+        `gpuloader.DataLoader`, a function of seed and epoch.
     places : place, str, torch.device, or list of them, or None
         Where batches land; None uses the first GPU, or host memory if there is none.
     output : str or None
         The library whose arrays make up a batch.
     shard : str, tuple of int or None
         'auto' divides a map-style dataset among the ranks of a distributed run, as Lightning and Accelerate
-        do for PyTorch's loader, and `batch_size` counts for each rank. If neither a seed nor a generator was
-        passed, all ranks then shuffle with the seed 0. A sampler or batch sampler that divides already, such
-        as a ``DistributedSampler``, is left alone, and so are iterable datasets. A sampler that may differ
-        between ranks is left alone with a warning. A pair (rank, world size) insists. None never divides.
+        do for PyTorch's loader, and `batch_size` is that of each rank. Without a seed and a generator, all
+        ranks then shuffle with the seed 0. A sampler or batch sampler that already divides, such as a
+        ``DistributedSampler``, is left alone, and so are iterable datasets. A sampler that may differ
+        between ranks is left alone with a warning. A pair (rank, world size) always divides, None never.
     uneven : str
         How to divide an incomplete last step: 'repeat' fills it up with the first samples, as PyTorch's
         ``DistributedSampler`` does; 'drop', 'pad' and 'error' are those of `gpuloader.DataLoader`.
     use_buffer_reader : bool or 'thread'
-        False: without workers, the calling thread reads, as in PyTorch, and datasets may count on that.
+        False: without workers, the calling thread reads, as in PyTorch; datasets may rely on that.
     snapshot_every_n_steps : int
-        Accepted for compatibility with torchdata, without effect: every state is that of the batch before.
+        Accepted for compatibility with torchdata, without effect: a state is always that of the latest batch.
     **options
         Other options of `gpuloader.DataLoader`, such as ``seed``, ``cache`` or ``transforms``.
 
@@ -204,12 +204,12 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
     (1, 2) tensor([9])
     """
 
-    _prepared: PreparedLoader | None = None  # once Accelerate has it: tells Accelerate where an epoch ends
-    __initialized = False  # by PyTorch's name, which subclasses set, too, to replace a sampler
+    _prepared: PreparedLoader | None = None  # once Accelerate has the loader: tells it where an epoch ends
+    __initialized = False  # PyTorch's name, which subclasses also set in order to replace a sampler
     num_workers, prefetch_factor, worker_init_fn, multiprocessing_context, sampler, batch_sampler = map(
         _Computed, _COMPUTED
     )
-    _iterator = None  # what PyTorch's loader has there; frameworks ask for it
+    _iterator = None  # PyTorch's loader has this attribute, and frameworks ask for it
     _framework = Framework(
         _make_sampler,
         _draw_seed,
@@ -248,8 +248,8 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
         snapshot_every_n_steps: int = 1,
         **options: Any,
     ) -> None:
-        given = dict(locals())  # nothing but the parameters yet
-        # As in PyTorch, so that a mistake there is one here. `gpuloader.DataLoader` lets both pass.
+        given = dict(locals())  # only the parameters so far
+        # Errors in PyTorch are errors here. `gpuloader.DataLoader` lets both pass.
         if persistent_workers and not num_workers:
             raise ValueError("persistent_workers needs num_workers of 1 or more")
         if batch_size is None and drop_last:
@@ -262,14 +262,14 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
     def _open(self, options: Options, framework: Framework | None = None) -> None:
         super()._open(options, framework)
         shown, batching = self.__dict__, self._epochs.plan.batching
-        # Lightning makes another loader of what it finds there, by the names of the parameters.
+        # Lightning makes another loader from these attributes, by the names of the parameters.
         for name in Options.__dataclass_fields__.keys() - {"shuffle"}:  # Lightning passes shuffle=False
-            shown.setdefault(name, getattr(options, name))  # a subclass may call something else so
+            shown.setdefault(name, getattr(options, name))  # a subclass may use the name for something else
         for name in _COMPUTED:
             shown[name] = vars(DataLoader)[name].__get__(self, DataLoader)
         if options.num_workers == AUTO:  # the number changes while loops run
             del shown["num_workers"], shown["prefetch_factor"]
-        # As PyTorch's loader has them, whether it asks them for anything or not.
+        # PyTorch's loader has them, whether or not it uses them.
         if batching.iterable:
             shown["sampler"] = sampler = _InfiniteConstantSampler()
             if options.batch_size is not None:
@@ -280,12 +280,12 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
         self._see()
 
     def _see(self) -> None:
-        """Remember the samplers as they are, to see what a program changes."""
+        """Remember the samplers as they are, to notice what a program changes."""
         shown = self.__dict__
         self._seen = shown["sampler"], shown["batch_sampler"], _find_grouping(shown["batch_sampler"])
 
     def _follow(self) -> None:
-        """Follow what a program has changed in the samplers since the latest epoch, such as a batch size."""
+        """Adopt what a program has changed in the samplers since the latest epoch, such as a batch size."""
         sampler, batches, before = self._seen
         if self.batch_sampler is not batches:
             self._change("batch_sampler", self.batch_sampler)
@@ -314,20 +314,20 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
         return self._get_iterator()
 
     def _get_iterator(self) -> Iterator[Any]:
-        """Return what iterating returns; subclasses that iterate otherwise call it by PyTorch's name."""
+        """Return what iterating returns; subclasses that override `__iter__` call it by PyTorch's name."""
         return super().__iter__() if self._prepared is None else iter(self._prepared)
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """Whether Accelerate takes the loader as it is; Accelerate asks when the loader is prepared."""
+        """Whether Accelerate takes the loader as it is; Accelerate asks while it prepares the loader."""
         if self._prepared is None:
-            from accelerate.state import PartialState  # which is there, as nobody else asks
+            from accelerate.state import PartialState  # certainly installed: only Accelerate asks
 
             state = PartialState()
             alone = state.num_processes == 1
             placed = state.device.type in ("cpu", "cuda")
             divided = self._epochs.plan.batching.is_divided
-            # What we cannot divide or place, Accelerate does with a loader of PyTorch, made from this one.
+            # What we cannot divide or place, Accelerate can, with a PyTorch loader made from this one.
             if self._options.static or not placed or not (alone or divided):
                 return False
             if not alone and self._options.seed is None:
@@ -335,13 +335,13 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
             if state.device.type != "cpu":
                 self._reopen({"places": state.device})
             self._prepared = PreparedLoader(self)
-            self._prepared._iterate = super().__iter__  # its own would ask this loader, and so itself
-            self.use_stateful_dataloader = True  # so `save_state` asks for the state
+            self._prepared._iterate = super().__iter__  # otherwise it would ask this loader, and so itself
+            self.use_stateful_dataloader = True  # makes `save_state` ask for the state
         return True
 
     @_is_accelerate_prepared.setter
     def _is_accelerate_prepared(self, value: bool) -> None:
-        """Accelerate also says that it has prepared the loader."""
+        """Accept Accelerate's note that it has prepared the loader."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the user's position in the latest epoch; see `gpuloader.DataLoader.state_dict`."""
@@ -357,20 +357,20 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
     def collate_fn(self) -> Callable[[Any], Any]:  # type: ignore[override]
         """The function that was passed, or PyTorch's function for what the loader does by itself."""
         # Trainers copy loaders by their attributes, and call this function themselves. In `vars` it is None,
-        # so that a loader that Lightning makes of them collates by itself, too.
+        # so that a copy that Lightning makes from `vars` also collates by itself.
         function: Callable[[Any], Any] | None = self.__dict__.get("collate_fn")
         is_single = self.batch_size is None and self.batch_sampler is None
         return function or (default_convert if is_single else default_collate)
 
     def __setattr__(self, name: str, value: object) -> None:
-        # As PyTorch's loader refuses it. Silently ignored, `loader.batch_size = 64` would train on.
+        # PyTorch's loader refuses this, too. If it were ignored, `loader.batch_size = 64` would train on.
         if self.__initialized and name in _FIXED:
             raise dataset_loader.refuse_change(name)
         if name not in _SETTABLE:
             object.__setattr__(self, name, value)
         elif "_epochs" in vars(self):
             self._change(name, value)
-        else:  # a subclass sets it before the loader is made
+        else:  # a subclass sets it before the loader is initialized
             self.__dict__[name] = value
 
     def _change(self, name: str, value: Any) -> None:
@@ -390,12 +390,12 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
             self._see()
 
     def _reopen(self, changes: Mapping[str, Any]) -> None:
-        """Decide anew with other options, and go on where the epochs were; the samplers stay."""
+        """Decide again with other options, and continue from the epochs so far; the samplers stay."""
         before, batches = self._epochs, self._batches
         shown = {name: self.__dict__[name] for name in _OF_BATCHES}
         sampler: Any = before.plan.batching.sampler
         if isinstance(getattr(sampler, "set_epoch", None), EpochOf):
-            del sampler.set_epoch  # it leads to the epochs before
+            del sampler.set_epoch  # it leads to the previous epochs
         framework = dataclasses.replace(self._framework, make_sampler=lambda *_, **__: sampler)
         self._open(dataclasses.replace(self._options, **changes), framework)
         self._epochs.take_over(before)
@@ -409,7 +409,7 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
 
 
 def _name_options() -> inspect.Signature:
-    """Return the signature of a loader with all its options, which Lightning looks up by name."""
+    """Return a signature that names all options of a loader, for Lightning to look up."""
     own = inspect.signature(DataLoader.__init__)
     known = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
     more = inspect.signature(dataset_loader.DataLoader.__init__).parameters.values()
@@ -418,9 +418,9 @@ def _name_options() -> inspect.Signature:
 
 
 _OWN_ORDER = (
-    "on several processes this loader divides the data itself, and not in Accelerate's order: for the "
-    "batches and losses of PyTorch's loader under Accelerate, pass shard=None to DataLoader, and Accelerate "
-    "reads with such a loader; or pass a seed to keep this loader and its order without this warning"
+    "on several processes this loader divides the data itself, in an order different from Accelerate's. For "
+    "the batches and losses of PyTorch's loader under Accelerate, pass shard=None to DataLoader: Accelerate "
+    "then reads with a PyTorch loader. To keep this loader and its order without this warning, pass a seed"
 )
 
 DataLoader.__init__.__signature__ = _name_options()  # type: ignore[attr-defined]
@@ -432,14 +432,14 @@ class _UpcomingBatches(UpcomingBatches, TorchBatchSampler):  # type: ignore[misc
     _plain = TorchBatchSampler
 
     def __new__(cls, sampler: Any, batch_size: int, drop_last: bool, epochs: Any = None) -> Any:
-        # Lightning makes another one of the same class around a sampler of its own.
+        # Lightning makes another batch sampler of the same class around its own sampler.
         if epochs is None:
             return TorchBatchSampler(sampler, batch_size, drop_last)
         return super().__new__(cls)
 
     @property
     def even_batches(self) -> bool:
-        """Whether all ranks have equally many batches, which Accelerate's `join_uneven_inputs` sets."""
+        """Whether all ranks have equally many batches; Accelerate's `join_uneven_inputs` sets this."""
         return True
 
     @even_batches.setter
@@ -466,8 +466,8 @@ def random_split(
 ) -> list[Subset[S]]:
     """Split a dataset at random, into the same parts as ``torch.utils.data.random_split``.
 
-    Parameters, errors and results are those of `gpuloader.random_split`, except that without a generator or
-    seed PyTorch's global generator is used, so that ``torch.manual_seed`` determines the parts.
+    Parameters, errors and results are those of `gpuloader.random_split`. The exception: without a generator
+    or seed, PyTorch's global generator is used, so that ``torch.manual_seed`` determines the parts.
 
     Examples
     --------
@@ -485,5 +485,5 @@ def random_split(
     from gpuloader.sources.torch_classes import Subset
 
     parts = splitting.random_split(dataset, lengths, generator, seed=seed, stratify=stratify)
-    # Lists, as PyTorch's are: programs join them by `+`, or write them as JSON.
+    # Lists like PyTorch's: programs join them with `+`, or write them as JSON.
     return [Subset(dataset, part.indices.tolist()) for part in parts]

@@ -26,7 +26,7 @@ SAMPLES = 64
 """Samples that a worker reads and encodes at a time."""
 
 GROUP_NBYTES = 4 << 20
-"""Bytes of rows, before they are compressed, from which on they are a row group of a Parquet file."""
+"""Uncompressed bytes of rows that fill a row group of a Parquet file."""
 
 INDEX = "index.json"
 
@@ -45,35 +45,35 @@ def write_shards(
     """Write a dataset's samples into files for `ParquetDataset` or `TarDataset`; return their paths.
 
     Workers read and encode the samples, in the order in which a loader without ``shuffle`` delivers them.
-    A file appears under its name when it is whole. Called again with the same arguments after an
-    interruption, this continues after the last whole file; a map-style dataset is not read again for that.
+    A file appears under its name once it is complete. After an interruption, call this again with the same
+    arguments: it continues after the last complete file, without reading a map-style dataset again.
     ``index.json`` in the folder says how many samples each file has.
 
     Parameters
     ----------
     dataset : dataset
-        Whatever a loader takes. A sample is a dict, or a tuple whose fields are named by their positions.
+        Anything that a loader takes. A sample is a dict, or a tuple whose fields are named by their
+        positions.
     folder : path
-        The folder, which is made if there is none. One process at a time writes into it.
+        The folder, which is created if it does not exist. Only one process at a time may write into it.
     rows : int or None
-        The number of samples per file, if it does not reach `size` before.
+        The most samples per file; a file that reaches `size` first has fewer.
     size : int
-        The bytes from which on a file is full: of a tar file, or of a Parquet file's rows before they are
-        compressed.
+        The bytes that fill a file: of a tar file, or of a Parquet file's rows before they are compressed.
     format : str
-        'parquet' keeps numbers, text, bytes and arrays as columns; an encoded image is its bytes. 'tar' keeps
-        members as webdataset does: images as they are, the label as ``cls``, text as ``txt``, arrays as
+        'parquet' stores numbers, text, bytes and arrays as columns, and an encoded image as its bytes. 'tar'
+        stores members like webdataset: images as they are, the label as ``cls``, text as ``txt``, arrays as
         ``npy`` and other values as ``json``. ``TarDataset(folder, "image")`` reads images and labels back.
     num_workers, worker_type
-        The loader's, for reading and encoding.
+        As for `DataLoader`; workers read and encode.
     progress : callable or None
         Called with the number of samples written so far, after every 64.
 
     Raises
     ------
     ValueError
-        The folder holds shards of another format, or of other sizes, or another process writes into it. Or
-        samples differ in their fields, or in the types or shapes of these.
+        The folder holds shards of another format or of other sizes, or another process is writing into it. Or
+        samples differ in their fields, or in the types or shapes of a field.
     TypeError
         The format cannot hold a value; the message names the field.
     MissingPackage
@@ -126,24 +126,24 @@ def _write_rest(
     shard_kind: Any,
     progress: Callable[[int], object] | None,
 ) -> None:
-    """Write the shards that an earlier call has not written, and note each in the index when it is whole."""
+    """Write the shards that an earlier call has not written; note each in the index once it is complete."""
     if index["state"] is not None:
         loader.load_state_dict(index["state"])
-    rows, begun = index["rows"], index["taken"]  # of the first batch, samples that are written
+    rows, begun = index["rows"], index["taken"]  # of the first batch, the samples already written
     shards = index["shards"]
     total = sum(shard["samples"] for shard in shards)
     opened, path, state = ExitStack(), target, loader.state_dict()
     shard: Any = None
 
     def finish(state: Any, taken: int) -> None:
-        """Close the shard, and note at which samples of which batch the next one begins."""
+        """Close the shard, and note at which sample of which batch the next one begins."""
         nonlocal shard
         shard.finish()
         opened.close()
         shards.append({"file": path.name, "samples": shard.count})
         try:
             json.dumps(state)
-        except TypeError:  # a dataset's own state may hold anything: then it is read again from its start
+        except TypeError:  # a dataset's own state may hold anything; then the dataset is read from its start
             state, taken = None, total
         index.update(state=state, taken=taken)
         _write_index(target, index)
@@ -175,7 +175,7 @@ def _write_rest(
 
 
 class _Encoded:
-    """Samples as their fields, in which a loader finds no images to decode."""
+    """Samples as dicts of fields, in which a loader finds no images to decode."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -219,7 +219,7 @@ def _write_index(folder: Path, index: dict[str, Any]) -> None:
 
 
 class _ParquetShard:
-    """A Parquet file under way; all of a folder have the schema of the first."""
+    """A Parquet file being written; all files of a folder have the schema of the first."""
 
     def __init__(self, file: BinaryIO, first: Path, total: int) -> None:
         from pyarrow import parquet
@@ -242,7 +242,7 @@ class _ParquetShard:
         except (ArrowException, ValueError) as error:
             first = self._total + self.count
             raise ValueError(
-                f"samples {first} to {first + len(table) - 1} differ from those before: {error}; give each "
+                f"samples {first} to {first + len(table) - 1} differ from earlier ones: {error}; give each "
                 "field one type and shape"
             ) from error
         self._held.append(fitting)
@@ -252,12 +252,12 @@ class _ParquetShard:
             self._write_group()
 
     def finish(self) -> None:
-        """Write what is held, and the footer."""
+        """Write the buffered rows and the footer."""
         self._write_group()
         self.release()
 
     def release(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._writer is not None:
             self._writer.close()
 
@@ -270,7 +270,7 @@ class _ParquetShard:
 
 
 class _TarShard:
-    """A tar file under way, whose samples are named by their numbers in the dataset."""
+    """A tar file being written; samples are named by their numbers in the dataset."""
 
     def __init__(self, file: BinaryIO, first: Path, total: int) -> None:  # noqa: ARG002 - as of a Parquet file
         self.count = self.nbytes = 0
@@ -295,7 +295,7 @@ class _TarShard:
 
 
 def _encode(convert: Callable[[Sequence[Any]], Any], samples: Sequence[Any]) -> bytes:
-    """Return samples as a single object, which the loader hands over as it is."""
+    """Return samples pickled into one object, which the loader passes on unchanged."""
     return pickle.dumps(convert(samples), pickle.HIGHEST_PROTOCOL)
 
 

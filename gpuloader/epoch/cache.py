@@ -66,7 +66,7 @@ class ArraySource:
         return ArraySource(tuple(arrays), self.rows, self.tree)
 
     def gathers(self, resident: Sequence[Any] | None = None) -> list[RowSource]:
-        """Return what rows are gathered of: the arrays' device copies in `resident`, or none yet."""
+        """Return sources of rows: the arrays' device copies in `resident`, or none yet."""
         sources = [None] * len(self.arrays) if resident is None else resident
         pairs = zip(self.arrays, sources, strict=True)
         return [RowSource(array.shape[1:], array.dtype, source) for array, source in pairs]
@@ -77,9 +77,9 @@ def materialise(
 ) -> ArraySource:
     """Read all samples of a dataset, batch by batch in order, and return them as arrays.
 
-    `reserve` is called with the arrays' shapes and dtypes when the first batch has shown them. Raises
+    `reserve` is called with the arrays' shapes and dtypes once the first batch has shown them. Raises
     `SampleError` if a sample differs from the first one, `StagingMemoryError` if the host has too little
-    memory, and `LoaderError` if a sample has a field that is not an array, or there is no sample.
+    memory, and `LoaderError` if a sample has a field that is not an array, or there are no samples.
     """
     arrays: list[Array] = []
     tree: Tree | None = None
@@ -95,7 +95,7 @@ def materialise(
                     "out of the samples, or leave cache out"
                 )
             specs = [((count, *part.shape[1:]), part.dtype) for part in tree.flatten(batch)]
-            if reserve is not None:  # a device may have too little memory, and reading all may take hours
+            if reserve is not None:  # fail now if a device has too little memory: reading may take hours
                 reserve(specs)
             nbytes, available = _count_bytes(specs), available_memory()
             if available is not None and nbytes > available:
@@ -115,7 +115,7 @@ def materialise(
 
 
 def _advise(batches: Iterable[Any]) -> Iterator[Any]:
-    """Yield batches; give errors about samples of different shapes the advice that suits a cache."""
+    """Yield batches; add advice about caches to errors about samples of different shapes."""
     try:
         yield from batches
     except SampleError as error:
@@ -157,7 +157,7 @@ def _allocate(device: Device, nbytes: int, what: str, beside: str = "") -> Devic
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """The order of an epoch in device memory, and the programs with which one lane gathers batches by it."""
+    """The order of an epoch in device memory, and the programs that gather one lane's batches by it."""
 
     count: int  # the entries of the order; 0 if the device holds none
     memory: DeviceMemory
@@ -179,15 +179,15 @@ class Resident:
     """A dataset's arrays on the devices of a loader's places, with the order of each epoch.
 
     If the loader itself determines an epoch's order, each lane computes it on its device before the first
-    batch, and batches are gathered by their positions in it. With any other order, each batch carries its row
-    numbers. Each distinct device gets one copy of the arrays.
+    batch, and gathers batches by their positions in it. With any other order, each batch carries its row
+    numbers. Each device gets one copy of the arrays.
     """
 
-    # A batch is a run of consecutive positions, of which the host stages only the first and the last: 16
-    # bytes for any batch size. Computing the order batch by batch would take no memory, but one more launch
-    # for each; next to the rows of a dataset that is on the device anyway, 8 bytes per row are cheaper. A
-    # dataset that does not fit is an error, and no part of it is spilled: steps would have two speeds,
-    # depending on whether their rows cross the bus, and cache='host' has one.
+    # A batch is a run of consecutive positions, and the host stages only the first and the last: 16 bytes for
+    # any batch size. Computing the order batch by batch would take no memory, but one more launch per batch;
+    # next to rows that are on the device anyway, 8 bytes per row are cheaper. A dataset that does not fit is
+    # an error, and no part of it is spilled: steps would have two speeds, depending on whether their rows
+    # cross the bus. cache='host' has one speed.
 
     def __init__(self, devices: Sequence[Device], transforms: Sequence[Transform]) -> None:
         self._devices = devices
@@ -205,7 +205,7 @@ class Resident:
                 self._reserved[id(device)] = _allocate(device, nbytes, what)
 
     def bring(self, source: ArraySource) -> None:
-        """Copy arrays whose row i is sample i to every device; raises like `reserve`."""
+        """Copy arrays to every device; row i is sample i. Raises the errors of `reserve`."""
         self.reserve([(array.shape, array.dtype) for array in source.arrays])
         self._rows = len(source.arrays[0])
         there: dict[int, list[RowSource]] = {}
@@ -216,14 +216,14 @@ class Resident:
         self._reserved.clear()
 
     def find_order(self, plan: Plan) -> InOrder | Shuffled | None:
-        """Return the order whose consecutive positions make up the plan's batches, if devices can compute it.
+        """Return the order that the plan's batches are stretches of, if devices can compute it.
 
         >>> resident = Resident([], [])
         >>> resident.bring(ArraySource((np.zeros(9),), None, Tree.flat(["0"])))
         >>> resident.find_order(OrderedPlan(InOrder(9), 2, drop_last=False))
         InOrder(count=9)
         """
-        if not isinstance(plan, OrderedPlan) or plan.wraps:  # then the last batch is no stretch of the order
+        if not isinstance(plan, OrderedPlan) or plan.wraps:  # a wrapped last batch is not a stretch
             return None
         order = plan.order
         return order if isinstance(order, InOrder | Shuffled) and order.count <= self._rows else None
@@ -232,9 +232,9 @@ class Resident:
         """Make each lane compute an epoch's order on its device; None if batches carry their row numbers."""
         count = 0
         if isinstance(order, Shuffled):
-            # A small order is sorted by hashes, on the host as on the device, and so computed whole.
-            # Uploading the host's would be 2 MB at most, but the GPU would wait some milliseconds until it
-            # is made. Of a large order, any stretch can be computed by itself.
+            # A small order is sorted by hashes, on the host and on the device, so it is computed whole. The
+            # host's would be 2 MB at most to upload, but the GPU would wait milliseconds for it. Any stretch
+            # of a large order can be computed by itself.
             count = order.count if order.count <= SORTED_AT_MOST else len(order)
         for lane, gathers in zip(lanes, self._gathers, strict=True):
             table = self._tables.get(lane)
@@ -242,14 +242,14 @@ class Resident:
                 table = _Table.make(lane.device, count, partial(Programmer, self._transforms, gathers))
                 self._tables.set(lane, table)
             lane.programmer = table.programmer
-            # Without code of the user between two batches, the current device stays the same, and a lane may
-            # issue the next batch without a second look at it.
+            # Without user code between two batches, the current device stays the same, so a lane may issue
+            # the next batch without checking it again.
             lane.runs_only_ours = order is not None and all(
                 type(one).__module__.startswith("gpuloader.") for one in self._transforms
             )
             if isinstance(order, Shuffled) and count:
-                # On the copy stream it lies behind the last gathers of the previous order and ahead of the
-                # first of this one. So it needs no event, and the same 8 bytes per sample serve every epoch.
+                # On the copy stream, this lies between the last gathers of the previous order and the first
+                # of this one. So it needs no event, and the same 8 bytes per sample serve every epoch.
                 numbers = {"count": order.count, "seed": order.seed, "epoch": order.epoch, "stop": count}
                 call = KernelCall((), (((count,), np.dtype(np.int64)),), shuffle, numbers)
                 step = Step(call, (), (0,), "order", "shuffle")

@@ -43,8 +43,8 @@ class Masks:
     (array([ True,  True, False]), array([False]))
     """
 
-    # The memory holds as many True as False, so each mask is a window around the border between them and no
-    # mask is ever written. Devices copy from it, so it is page-locked; it grows with the largest batch.
+    # The memory holds as many True as False, and each mask is a window around the border between them, so no
+    # mask is ever written. Devices copy from it, so it is pinned; it grows with the largest batch.
 
     locker: PageLocker | None = None
     _longest: int = 0
@@ -64,7 +64,7 @@ class Masks:
 
 
 def add_mask(batch: Any, mask: Any) -> Any:
-    """Return a batch, which nobody else holds, with its mask: last in a list or tuple, or a dict's ``mask``.
+    """Return a batch that nobody else holds with its mask: last in a list or tuple, or under ``mask``.
 
     >>> add_mask(["images", "labels"], "mask"), add_mask({"image": "images"}, "mask")
     (['images', 'labels', 'mask'], {'image': 'images', 'mask': 'mask'})
@@ -95,11 +95,11 @@ class Delivery:
     shards: int  # how many parts each batch is cut into; 1 if each place gets a batch of its own
     uneven: str  # what to do with samples that do not divide evenly: 'error', 'drop' or 'pad'
     pads: bool  # whether a place's part of a batch may end in repeated samples
-    urgent: bool  # whether kernels of transforms go ahead of those on streams of normal priority
+    urgent: bool  # whether kernels of transforms run ahead of kernels on streams of normal priority
     near: Cores  # the cores near all GPUs, for slots and workers; empty if no cores are nearer
     on_host: bool  # whether every batch lands on a host
     has_host: bool  # whether some batches do
-    locker: PageLocker | None  # page-locks host memory for all devices; None if no device copies from it
+    locker: PageLocker | None  # pins host memory for all devices; None if no device copies from it
 
     @classmethod
     def of(
@@ -117,8 +117,7 @@ class Delivery:
     ) -> Delivery:
         """Open the devices and outputs of these places.
 
-        Raises `ValueError` if JAX is to have fixed addresses, and the errors of `open_device` and
-        `open_output`.
+        Raises `ValueError` for JAX with fixed addresses, and the errors of `open_device` and `open_output`.
 
         >>> from gpuloader.devices.places import CPUPlace
         >>> Delivery.of([CPUPlace()], None, None, prefetch=2, drop_last=True).prefetch

@@ -1,4 +1,4 @@
-"""The slots of one lane in device memory: which are free, and what must end before they are used again."""
+"""The slots of one lane in device memory: which are free, and what must end before they are reused."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class DeviceSlot:
 
         free ──take──▶ being copied into ──lend──▶ leased ──last view dies──▶ freed ──drain──▶ free
 
-    `drain` records `released` behind the user's work, and the next copy waits for that on the device. So
-    a batch may be dropped long before the kernels that read it have run.
+    `drain` records `released` behind the user's work, and the next copy waits for that on the device. So a
+    user may drop a batch long before the kernels that read it have run.
     """
 
     device: Device
     memory: DeviceMemory
     ready: Event = None  # recorded behind the program that runs over a batch in the slot
-    is_computing: bool = False  # whether that runs on another stream than copies, for no user yet
+    is_computing: bool = False  # whether that program runs on its own stream, for a batch not delivered yet
     # Where the user computes with the batch: the stream it was delivered to, and those of `record_stream`.
     # Empty while no user has the slot.
     streams: list[Stream] = field(default_factory=list)
@@ -50,37 +50,38 @@ class DeviceSlot:
             _all.add(self)
 
     def add_stream(self, stream: Stream) -> None:
-        """Note that the user computes with the batch on another stream, too; any thread may call it."""
+        """Note that the user also computes with the batch on another stream; any thread may call it."""
         # A per-thread default stream has the same handle in every thread. If another thread drains, it
-        # records on the legacy default stream instead, which waits for the first thread's.
+        # records on its own one; that is the legacy default stream's order, which waits for the first
+        # thread's.
         kept = self.device.keep(stream)
         if kept not in self.streams:
             if len(self._released) == len(self.streams):
                 self._released.append(self.device.event())
-            # A stream of another GPU is refused here, and not in a later step, of which it would be the end.
+            # A stream of another GPU is refused here. In a later step, the error would end the epoch.
             if not self.device.captures(kept):
                 self.device.record(self._released[len(self.streams)], kept)
             self.streams.append(kept)
 
     def is_captured(self, device: DeviceCalls, known: Stream) -> bool:
         """Return whether one of its streams, other than `known`, is being captured."""
-        # `known` has been asked about in this step already, and each question costs the host a CUDA call.
+        # `known` has already been checked in this step, and each check costs the host a CUDA call.
         for stream in self.streams:
             if stream is not known and stream != known and device.captures(stream):
                 return True
         return False
 
     def release(self, device: DeviceCalls) -> None:
-        """Mark the end of the user's work on every stream; if this raises, it may be called again."""
-        # Reference counts alone would not do: the user may drop a batch long before the kernels that read it
-        # have run. The host never waits for these events; the next copy into the slot does.
+        """Mark the end of the user's work on every stream; may be called again if this raises."""
+        # Reference counts alone would not suffice: the user may drop a batch long before the kernels that
+        # read it have run. The host never waits for these events; the next copy into the slot does.
         for event, stream in zip(self._released, self.streams):  # noqa: B905 - an earlier user had more streams
             device.record(event, stream)
         self._waiting = len(self.streams)
         self.streams = []
 
     def await_release(self, device: DeviceCalls, stream: Stream) -> None:
-        """Make later work on `stream` wait for the last user's, and for kernels of a batch nobody got."""
+        """Make later work on `stream` wait for the last user, and for kernels of undelivered batches."""
         if self.is_computing:
             device.wait(stream, self.ready)
             self.is_computing = False
@@ -96,8 +97,8 @@ _adding = threading.Lock()
 
 def find_slot(array: Any) -> DeviceSlot | None:
     """Return the slot that an array of a batch lies in, or None; any thread may ask."""
-    # Only `record_stream` asks, rarely, and there are a few slots per lane: a search needs no index, which
-    # would have to follow slots as they grow and go.
+    # Only `record_stream` asks, rarely, and there are few slots per lane. So a search suffices; an index
+    # would have to follow slots as they grow and disappear.
     with _adding:
         slots = list(_all)
     return next((slot for slot in slots if slot.streams and slot.device.holds(slot.memory, array)), None)
@@ -109,20 +110,20 @@ class DeviceSlots:
 
     Only the consumer calls it, from one thread at a time; leases append to `freed` from any thread.
 
-    The memory is not taken from CuPy's pool, which hands a freed block to the next copy at once, without
-    regard to kernels that still read it. And ``cudaFree`` waits for the whole device, so nothing is freed
-    while an epoch runs.
+    The memory does not come from CuPy's pool, which gives a freed block to the next copy immediately,
+    although kernels may still read it. And ``cudaFree`` waits for the whole device, so nothing is freed while
+    an epoch runs.
     """
 
     device: Device
     free: deque[DeviceSlot] = field(default_factory=deque)
-    freed: deque[DeviceSlot] = field(default_factory=deque)  # whose lease has ended since the last `drain`
+    freed: deque[DeviceSlot] = field(default_factory=deque)  # leases that have ended since the last `drain`
     _is_full: bool = False  # whether the device had no memory for another slot
     _nbytes: int = 0  # of each new slot
     _outgrown: list[DeviceSlot] = field(default_factory=list)  # too small for the batches of this epoch
     _out: int = 0  # slots in use now
-    _most: int = 0  # in use at once, at most, in this epoch
-    _most_before: int = 0  # and in the one before
+    _most: int = 0  # the most in use at once in this epoch
+    _most_before: int = 0  # and in the previous one
 
     def take(self, nbytes: int, least: int) -> DeviceSlot:
         """Return a slot of at least `nbytes`, a new one if none is free or there are fewer than `least`.
@@ -136,13 +137,13 @@ class DeviceSlots:
         if slot is None or slot.memory.nbytes < nbytes:
             if slot is not None:
                 self._outgrown.append(slot)
-            # The first size is exact, because most loaders' batches keep it; growth shows that these do not.
+            # The first size is exact, because most loaders' batches keep it. Growing shows that these do not.
             if nbytes > self._nbytes:
                 self._nbytes = int(nbytes * GROWTH) if self._nbytes else nbytes
             try:
                 memory = self.device.alloc(self._nbytes)
             except StagingMemoryError:
-                if not self._outgrown:  # then no slot is free, not even one that is too small
+                if not self._outgrown:  # no slot is free, not even one that is too small
                     raise
                 self.free = deque(slot for slot in self.free if slot.memory.nbytes >= self._nbytes)
                 self._outgrown.clear()
@@ -154,22 +155,22 @@ class DeviceSlots:
         return slot
 
     def reserve(self, least: int, most: int) -> None:
-        """Add up to `most` free slots of the present size while there are fewer than `least`."""
+        """Add up to `most` free slots of the current size while there are fewer than `least`."""
         for _ in range(min(most, least - len(self.free) - self._out) if self._nbytes else 0):
             if self._is_full:
                 return
             try:
                 self.free.appendleft(DeviceSlot(self.device, self.device.alloc(self._nbytes)))
             except StagingMemoryError:
-                self._is_full = True  # such slots only save time: the epoch goes on without them
+                self._is_full = True  # these slots only save time: the epoch continues without them
 
     def give_back(self, slot: DeviceSlot) -> None:
-        """Take back a slot that no user has; the next copy waits for what runs in it."""
+        """Take back a slot that no user has; the next copy waits for the work in it."""
         self._out -= 1
         self.free.append(slot)
 
     def drain(self, device: DeviceCalls, stream: Stream) -> None:
-        """Take back the slots whose lease has ended; those used on a stream that is captured come later.
+        """Take back the slots whose lease has ended; those used on a captured stream follow later.
 
         `stream` is known not to be captured.
         """
@@ -180,17 +181,17 @@ class DeviceSlots:
             if slot.streams != [stream] and slot.is_captured(device, stream):
                 freed.rotate(-1)
                 continue
-            slot.release(device)  # if this raises, the slot stays for the next try
+            slot.release(device)  # if this raises, the slot stays for the next attempt
             freed.popleft()
             self._out -= 1
             self.free.append(slot)
 
     def trim(self, in_flight: int) -> None:
-        """Free what neither this epoch nor the last one used; `in_flight` batches were copied at a time."""
+        """Free what neither this epoch nor the last one used; `in_flight` batches are in progress."""
         self._outgrown.clear()
-        # What the last two epochs used at once is kept, so loops that hold more batches in turn with loops
-        # that hold fewer allocate nothing. How many are in flight depends on the reader's speed, so the most
-        # in use varies by that number.
+        # What the last two epochs used at the same time is kept, so loops that alternate between holding many
+        # batches and few allocate nothing. The number in flight depends on the reader's speed, so the most in
+        # use varies by that number.
         kept = max(self._most, self._most_before, SPARE) + in_flight
         while self.free and len(self.free) + self._out > kept:
             self.free.pop()
@@ -222,13 +223,13 @@ class StaticSlot:
         self._latest = 0
 
     def refuse_another(self) -> None:
-        """Raise `Misuse` if an epoch is running, whose batches those of another one would overwrite."""
+        """Raise `Misuse` if an epoch is running: another one would overwrite its batches."""
         for _ in range(2):
             epoch = None if self.epoch is None else self.epoch()
             if epoch is None or not epoch.is_running:
                 return
             del epoch
-            gc.collect()  # it may be garbage that has not been collected
+            gc.collect()  # it may be garbage that is not collected yet
         raise Misuse(
             "another loop over this loader is running, and with static=True both would deliver in the "
             "same memory: end that loop first (close or drop its iterator), or make another loader"
@@ -241,13 +242,13 @@ class StaticSlot:
         """
         if self._find_stale() is None:
             return None
-        gc.collect()  # it may be held by garbage only
+        gc.collect()  # perhaps only garbage holds it
         stale = self._find_stale()
         if stale is None:
             return None
         return Misuse(
             f"batch {stale} is still held, but its memory holds a later batch now: with static=True all "
-            "batches lie in the same memory; drop a batch before you ask for the next but one, and keep "
+            "batches lie in the same memory; drop it before you ask for the second batch after it, and keep "
             "copies of what you need longer (array.copy(), tensor.clone())"
         )
 
@@ -261,7 +262,7 @@ class StaticSlot:
         return self._slot is not None and self._slot.is_captured(device, known)
 
     def fit(self, staged: StagedBatch, mask: Array | None = None) -> tuple[DeviceMemory, Layout]:
-        """Return the memory, which the first batch allocates, and where a batch's fields and mask lie there.
+        """Return the memory, allocated for the first batch, and where a batch's fields and mask lie in it.
 
         Raises `SampleError` if the batch has other shapes or dtypes than the first one.
         """
@@ -274,7 +275,7 @@ class StaticSlot:
             self._slot = DeviceSlot(self._device, self._device.alloc(self._mask_at + longest))
         elif layout is not self._known:
             self._check(staged)
-        self._known = layout  # batches that look alike share one layout, so this is one comparison for most
+        self._known = layout  # equal batches share one layout, so for most this is one comparison
         if mask is None:
             return self._slot.memory, self._layout
         fields = (*self._layout.fields, FieldLayout(self._mask_at, mask.shape, mask.dtype))
@@ -293,12 +294,12 @@ class StaticSlot:
     def take_over(self, device: DeviceCalls, stream: Stream) -> None:
         """Make later work on `stream` wait for all use of the latest batch, on whichever stream."""
         assert self._slot is not None
-        if self._slot.streams != [stream]:  # otherwise that stream's own order is enough
+        if self._slot.streams != [stream]:  # on the same stream, its own order suffices
             self._slot.release(device)
             self._slot.await_release(device, stream)
 
     def follow(self, device: DeviceCalls, stream: Stream) -> None:
-        """Order the latest batch, which the user has not got yet, before the user's present stream."""
+        """Order the latest batch, not yet received by the user, before the user's current stream."""
         assert self._slot is not None
         self.take_over(device, stream)
         self._slot.streams = [device.keep(stream)]

@@ -45,7 +45,7 @@ from gpuloader.watch.autotuner import Autotuner, Setting
 from gpuloader.watch.stats import Meter
 from gpuloader.watch.tracing import is_tracing, mark, pop_range, push_range
 
-# The iterator that a loop holds.
+# The iterator of a loop.
 
 _OVER: Any = object()
 
@@ -53,9 +53,9 @@ _OVER: Any = object()
 class Iteration(Iterator[Any]):
     """The iterator over one epoch of a loader, which begins when its first step is requested.
 
-    So an iterator that is never used takes no epoch and starts no worker, and rank, epoch and state are those
-    of the first request. Trainers that make an iterator to find out whether they can, or long before they use
-    it, rely on that.
+    An iterator that is never used takes no epoch and starts no worker. Rank, epoch and state are those at the
+    first request. Trainers rely on that: some create an iterator only to see whether they can, or long before
+    they use it.
 
     Any thread may call the methods; calls take turns. Leaving the loop, an exception, garbage collection or
     interpreter exit closes the epoch: fetching stops, and all slots return except those that the user leases.
@@ -80,7 +80,7 @@ class Iteration(Iterator[Any]):
         self._length = length
         self._epoch = epoch
         self._guard = guard
-        # Reentrant, because closing the fetch runs the user's code, which may close this iterator again.
+        # Reentrant: closing the fetch runs the user's code, which may close this iterator again.
         self._lock = threading.RLock()
         if epoch is not None:
             _running.add(self)
@@ -109,7 +109,7 @@ class Iteration(Iterator[Any]):
                 refusal = epoch.begin_step() if epoch.asks else None
                 step = epoch.next_step(asked) if refusal is None else None
             except QueueClosed:
-                step = _OVER  # closed below, because a Ctrl-C there would show this exception, too
+                step = _OVER  # closed below, because here a Ctrl-C would show this exception as well
             except Exception:
                 self.close()
                 end_if_exiting()
@@ -124,7 +124,7 @@ class Iteration(Iterator[Any]):
                 try:
                     raise refusal  # the epoch stays as it is, and may continue after the capture
                 finally:
-                    del refusal  # it refers to this frame: the epoch would not end when the user drops it
+                    del refusal  # it refers to this frame, which would keep the epoch alive
             return step
 
     def _open(self) -> Epoch:
@@ -142,7 +142,7 @@ class Iteration(Iterator[Any]):
                 end_if_exiting()
             raise
         self._begin = None
-        # It may be one that `warm_up` has opened long ago, and that the end of the program has closed.
+        # `warm_up` may have opened it long ago, and the end of the program may have closed it.
         epoch = begun._epoch
         if epoch is None or not epoch.is_running:
             raise StopIteration
@@ -165,12 +165,12 @@ class Iteration(Iterator[Any]):
         """End the epoch early, or make sure that it never begins; may be called again.
 
         Waits up to a second for the reader or the workers to finish what they are fetching. If the calling
-        thread captures a graph, the copies in progress are waited for by the next epoch of any loader.
+        thread captures a graph, the next epoch of any loader waits for the copies in progress.
         """
         with self._lock:
             self._begin = None
-            # It keeps the epoch, and so the memory, until it is dropped: what is page-locked cannot be
-            # unlocked while the device fails.
+            # It keeps the epoch, and so the memory, until it is dropped: pinned memory cannot be unpinned
+            # while the device fails.
             epoch = self._epoch
             if epoch is None or not epoch.is_running:
                 return
@@ -182,10 +182,10 @@ class Iteration(Iterator[Any]):
 
 
 def _refuse_to_begin() -> Iteration:
-    # It would wait for a lock that the thread itself holds.
+    # Waiting for the lock would hang: this thread holds it.
     raise Misuse(
-        "next() was called while the first next() of the same iterator runs, as by a signal handler; let the "
-        "handler set a flag, and look at it in the loop"
+        "next() was called while the first next() of the same iterator runs, as by a signal handler; let "
+        "the handler set a flag, and check the flag in the loop"
     )
 
 
@@ -196,8 +196,8 @@ _EXIT_TIME = 1.0  # seconds to wait at exit for threads that are waiting for a b
 def _close_running() -> None:
     deadline = monotonic() + _EXIT_TIME
     for iteration in list(_running):
-        # A daemon thread may hold the lock while it waits for a batch. Whatever ends its workers, which are
-        # closed after this function, ends its epoch.
+        # A daemon thread may hold the lock while it waits for a batch. Its epoch ends when its workers do:
+        # they are closed after this function.
         if iteration._lock.acquire(timeout=max(deadline - monotonic(), 0)):
             try:
                 # A failed device refuses to wait for its copies. Nobody is left to tell, and the other epochs
@@ -212,7 +212,7 @@ def _close_running() -> None:
 at_exit(_close_running)
 
 
-# What an epoch computes in and leaves to the next one, so that its memory stays page-locked and warm.
+# What an epoch works with and leaves to the next one, so that its memory stays pinned and warm.
 
 
 @dataclass(slots=True, eq=False)
@@ -242,12 +242,12 @@ def take_buffers(
     """
     if postponed:
         finish_postponed()
-    # An epoch that is one of many must not pay for reserving, faulting in and page-locking its memory.
+    # One epoch of many must not pay for reserving, faulting in and pinning its memory.
     while idle:
         with contextlib.suppress(IndexError):  # another thread may take the last one
             found = idle.pop()
-            # A forked child inherits the deque and must leave the parent's memory alone. In a cycle of
-            # garbage, memory may be finalized before the loader that would use it again.
+            # A forked child inherits the deque and must leave the parent's memory alone. In a garbage cycle,
+            # memory may be finalized before the loader that would reuse it.
             if found.process == os.getpid() and not found.ring.is_finalized:
                 return found
     prefetch = delivery.prefetch
@@ -260,17 +260,17 @@ def take_buffers(
 
 
 def apply_setting(buffers: EpochBuffers, fetch: Any, fetching: Fetching, setting: Setting) -> int | None:
-    """Use a setting that tuning has chosen; return the steps that still belong to the one before.
+    """Apply a setting that tuning has chosen; return the steps that still belong to the previous one.
 
-    `fetch` is one with workers, whose number can change while it runs. Returns None, and changes nothing, if
-    the setting exceeds the memory budget.
+    `fetch` has workers, whose number can change while it runs. If the setting exceeds the memory budget, this
+    changes nothing and returns None.
     """
     ring, lanes = buffers.ring, buffers.lanes
     ahead = fetching.ahead_of(setting.workers, setting.depth)
     prefetch = setting.prefetch if buffers.prefetch else 0  # a host has nothing to copy ahead
     slots, _ = count_slots(ahead, [lane.device for lane in lanes], prefetch)
     if slots > ring.count:
-        # No bytes before the first batch has shown its size: the setting to start with is never refused.
+        # Zero bytes until the first batch has shown its size: the initial setting is never refused.
         if slots * ring.slot_nbytes > fetching.budget:
             return None
         ring.grow(slots - ring.count)
@@ -295,16 +295,16 @@ Masking = Callable[[StagedBatch], SampleMask]
 def open_epoch(epoch: Epoch, guard: Finalizer | None = None) -> Iteration:
     """Return the iterator over an epoch, which ends if the user drops the iterator.
 
-    `guard` is a finalizer that is older than the epoch's fetch, so that the garbage collector ends the epoch
-    before the generators that it reads.
+    `guard` is a finalizer older than the epoch's fetch, so the garbage collector ends the epoch before the
+    generators that it reads.
     """
     guard = guard or Finalizer()
-    # The epoch knows neither the iterator nor the guard. If it did, they would be a cycle of garbage, and
-    # workers would run on until Python collects it.
+    # The epoch knows neither the iterator nor the guard. Otherwise they would form a garbage cycle, and
+    # workers would continue until Python collects it.
     guard.watch(epoch.close)
     iteration = Iteration(epoch=epoch, guard=guard)
     if epoch.tuner is not None:
-        # Only now, when the guard closes the fetch if there is too little memory for the setting.
+        # As late as this: if there is too little memory for the setting, the guard closes the fetch.
         epoch.tuner.begin(epoch.apply)
     return iteration
 
@@ -314,7 +314,7 @@ class Epoch:
     """Moves batches from a fetch over lanes to the consumer.
 
     One thread calls it at a time. It waits for the fetch, never for the user to release a batch. After the
-    last step, or an error, every later `next_step` raises `QueueClosed`.
+    last step, or an error, `next_step` always raises `QueueClosed`.
     """
 
     buffers: EpochBuffers  # used by this epoch alone until it closes
@@ -325,8 +325,8 @@ class Epoch:
     drop_last: bool  # whether to leave out a last step that has no batch for every place
     ended: Callable[[], None] | None = None  # called when the last step has been delivered
     masking: Masking | None = None  # None delivers no masks
-    kernels: KernelsAhead | None = None  # compiles ahead what the first batch launches
-    tuner: Autotuner | None = None  # that of the loader's 'auto' options
+    kernels: KernelsAhead | None = None  # compiles in advance what the first batch launches
+    tuner: Autotuner | None = None  # for the loader's 'auto' options
     apply: Callable[[Setting], int | None] = lambda _: None  # applies a setting of the tuner to this epoch
 
     def __post_init__(self) -> None:
@@ -341,27 +341,27 @@ class Epoch:
             if lane.static is not None:
                 self._statics.append(lane.static)
                 lane.static.epoch = weakref.ref(self)
-        # Whether `begin_step` comes before each step: a capture can only forbid what concerns a device, and
-        # only batches in one memory can overwrite each other.
+        # Whether `begin_step` precedes each step: a capture only forbids calls to a device, and only batches
+        # in one memory can overwrite each other.
         self.asks = bool(self._copying_lanes or self._statics)
         only = lanes[0] if len(lanes) == 1 else None
         self._only_copying_lane = only if self._copying_lanes else None
         self._direct_lane = None if self._copying_lanes else only
         self._shortcut = self._direct_lane  # None while a prepared step waits
-        self._group: list[StagedBatch] = []  # of a step that has no batch for every place yet
+        self._group: list[StagedBatch] = []  # a step that does not have a batch for every place yet
         self._flying: deque[list[InFlightBatch]] = deque()
-        self._begun: InFlightBatch | None = None  # delivered by `begin_step`, and not handed over yet
-        self._ending: BaseException | None = None  # what the step behind the last one in flight raises
+        self._begun: InFlightBatch | None = None  # delivered by `begin_step`, not yet handed over
+        self._ending: BaseException | None = None  # what to raise after the last step in flight
         self._is_whole = False  # whether the fetch has ended in time, so that the buffers can be reused
         self._waited = 0  # nanoseconds in this step
         self._handed = 0  # when the latest step was handed over; 0 before the first
         self.meter.ring = weakref.ref(self._ring)
 
     def begin_step(self) -> LoaderError | None:
-        """Begin a step; return the error if it must not be delivered, and change nothing then.
+        """Begin a step. If it must not be delivered, change nothing and return the error.
 
-        That is so while the calling thread captures a graph, or if the user holds a batch whose memory the
-        loader has used again.
+        That happens while the calling thread captures a graph, or if the user holds a batch whose memory the
+        loader has reused.
         """
         early = self._begun  # set if the thread was interrupted when it read the next batch
         if early is None:
@@ -372,9 +372,9 @@ class Epoch:
         if lane is None:
             error = self._find_capture()
         else:
-            # With one place, whatever can be done before the next batch is read is done here, with one look
-            # at the device. What follows is a copy, which needs no second look, or transforms, which do: the
-            # reader may be any code in this thread, and may make another device current.
+            # With one place, everything that can precede reading the next batch happens here, with one check
+            # of the device. After it comes a copy, which needs no second check, or transforms, which do: the
+            # reader may run any code in this thread, and may make another device current.
             if self._ring.freed:
                 self._ring.drain()
             begun = perf_counter_ns()
@@ -392,8 +392,8 @@ class Epoch:
     def next_step(self, asked: int) -> Any:
         """Return the next step as the user gets it; `asked` is the time of the request.
 
-        Raises `QueueClosed` if the epoch is over, or what the fetch has raised, once every step before it has
-        been delivered.
+        Raises `QueueClosed` if the epoch is over. Raises what the fetch has raised, once every earlier step
+        has been delivered.
         """
         meter, traced, last = self.meter, is_tracing(), self._handed
         if last:
@@ -429,7 +429,7 @@ class Epoch:
         finally:
             if nvtx is not None:
                 pop_range(nvtx)
-        if self.kernels is not None:  # the first step has launched what is to be launched
+        if self.kernels is not None:  # the first step has launched all of them
             self.kernels.finish()
             self.kernels = None
         self._handed = handed = perf_counter_ns()
@@ -445,13 +445,13 @@ class Epoch:
         return presented
 
     def _next_in_flight(self, traced: bool) -> DeliveredStep:
-        """Return the oldest step in flight, and first issue the copies of those behind it."""
-        if self._only_copying_lane is None:  # else `begin_step` has drained
+        """Return the oldest step in flight, after issuing the copies of those behind it."""
+        if self._only_copying_lane is None:  # otherwise `begin_step` has drained
             self._drain()
         self._waited = 0
         early = self._begun
         # The copies of the next steps are issued before this one is delivered, so they run while the user
-        # computes with it. With several places all copies of a step precede its first delivery.
+        # computes with it. With several places, all copies of a step precede its first delivery.
         self._fill(delivered=early is not None)
         if early is not None:
             self._begun = None
@@ -460,7 +460,7 @@ class Epoch:
             return [(early.staged, arrays)]
         if not self._flying:
             raise self._end()
-        self._shortcut = self._direct_lane  # the prepared step was the only one that had to come this way
+        self._shortcut = self._direct_lane  # only the prepared step had to take this path
         begun = perf_counter_ns()
         batches = self._flying.popleft()
         step: DeliveredStep = []
@@ -480,8 +480,8 @@ class Epoch:
         return step
 
     def prepare(self) -> None:
-        """Fetch the first step and copy it to its places; return once it is there and could be delivered."""
-        # Through flight even on a host: the step has to wait somewhere until the loop asks for it.
+        """Fetch the first step and copy it to its places; return once it could be delivered."""
+        # In flight even on a host: the step has to wait somewhere until the loop asks for it.
         self._shortcut = None
         self._fill(delivered=False)
         if self._flying:
@@ -491,35 +491,35 @@ class Epoch:
             self.kernels.finish()
 
     def _fill(self, *, delivered: bool) -> None:
-        """Issue the copies of the next steps; unless one is `delivered` already, wait if there is none."""
+        """Issue the copies of the next steps; wait for one, unless one is already `delivered`."""
         flying, count = self._flying, self.buffers.prefetch + (not delivered)
         while len(flying) < count and self._ending is None:
             try:
                 staged = self.fetch.get_nowait() if delivered or flying else self._wait()
             except Exception as error:
                 # Only for an Exception: after an interrupt of this thread, the user may continue the epoch.
-                # The end of the epoch is kept without its traceback, whose frames refer to this object; an
-                # error keeps its own, which shows where the reader has failed.
+                # The end of the epoch is kept without its traceback, whose frames refer to this object. An
+                # error keeps its own, which shows where the reader failed.
                 is_end = isinstance(error, QueueClosed)
                 self._ending = error.with_traceback(None) if is_end else error
                 if is_end and self._group and not self.drop_last:
                     self._issue()
-                while self._group:  # what is left of a step that an error has cut, or that is not whole
+                while self._group:  # the rest of a step that an error has cut, or that is incomplete
                     self._ring.release(self._group.pop().slot)
                 return
-            if staged is None:  # a step that is ready does not wait for the one behind it
+            if staged is None:  # a ready step does not wait for the one behind it
                 return
             self._group.append(staged)
             if len(self._group) == len(self._lanes):
                 self._issue()
 
     def _wait(self) -> StagedBatch | None:
-        """Wait for the fetch's next batch, and meanwhile free the host slots it may need."""
+        """Wait for the fetch's next batch, and meanwhile free host slots that it may need."""
         begun = perf_counter_ns()
         try:
             while (staged := self.fetch.get_nowait()) is None:
-                # The host runs ahead of the device: kernels are queued but have not run, so no host slot may
-                # be free. Only the oldest copy gives the reader one, so it is waited for before the reader.
+                # The host runs ahead of the device: kernels are queued but have not run, so perhaps no host
+                # slot is free. Only the oldest copy can free one for the reader, so wait for the copy first.
                 if self._ring.free or not any(lane.finish_oldest_copy() for lane in self._copying_lanes):
                     return self.fetch.get()
             return staged
@@ -538,16 +538,16 @@ class Epoch:
                 batches.append(lane.issue(staged, mask))
         except BaseException as error:
             self._discard(batches)
-            for staged in group[len(batches) + 1 :]:  # the one that failed is back already
+            for staged in group[len(batches) + 1 :]:  # the failed one is already back
                 self._ring.release(staged.slot)
             if not isinstance(error, SampleError):
                 raise
-            self._ending = error  # an image that the device cannot decode: to the user, the fetch's error
+            self._ending = error  # an image that the device cannot decode; to the user, an error of the fetch
             return
         self._flying.append(batches)
 
     def _mask(self, staged: StagedBatch) -> SampleMask | None:
-        """Return a batch's mask; if that fails, the batch's slot returns to the ring."""
+        """Return a batch's mask; if that fails, return the batch's slot to the ring."""
         assert self.masking is not None
         try:
             return self.masking(staged)
@@ -568,7 +568,7 @@ class Epoch:
                 lane.drain(device)
 
     def _end(self) -> BaseException:
-        """Return what ends the epoch, once; later requests get `QueueClosed`."""
+        """Return what ends the epoch, once; later requests raise `QueueClosed`."""
         ending, self._ending = self._ending, QueueClosed("the epoch is over")
         return ending or self._ending
 
@@ -581,7 +581,7 @@ class Epoch:
         return None
 
     def close(self) -> None:
-        """Stop fetching, wait for copies, and leave the buffers; may be called again if it was cut short."""
+        """Stop fetching, wait for copies, and leave the buffers; may be called again after an interrupt."""
         self.is_running = False
         self._ending = QueueClosed("the epoch was closed")
         if self._begun is not None:
@@ -594,11 +594,11 @@ class Epoch:
         self.finish()
 
     def finish(self) -> None:
-        """Wait for copies in progress, take every slot back, and leave the buffers if they are whole.
+        """Wait for copies in progress, take every slot back, and leave the buffers if they are complete.
 
-        If this thread captures a graph, that is postponed: waiting for a copy would end the capture.
+        If this thread captures a graph, do this later: waiting for a copy would end the capture.
         """
-        with contextlib.suppress(LoaderError):  # the device has failed, as waiting for its copies will say
+        with contextlib.suppress(LoaderError):  # the device has failed; waiting for its copies will say so
             if self._copying_lanes and self._find_capture() is not None:
                 postponed.append(self)
                 return
@@ -611,38 +611,38 @@ class Epoch:
         for lane in self._lanes:
             lane.close()
         self._drain()
-        # A reader that still runs in the user's code may write to a slot at any time, so its slots are not
-        # used again; and a slot that did not come back would be missing for ever.
+        # A reader that is still in the user's code may write to a slot at any time, so its slots are not
+        # reused. A slot that did not come back would be missing forever.
         if self._is_whole and self._ring.rearm():
             self.idle.append(self.buffers)
 
 
 postponed: deque[Epoch] = deque()
-"""Closed epochs whose copies in progress are to be waited for by the next epoch of any loader."""
+"""Closed epochs whose copies in progress the next epoch of any loader waits for."""
 
 
 def finish_postponed() -> None:
-    """Wait for the copies of epochs that were closed where waiting would have ended a capture."""
+    """Wait for the copies of epochs that were closed when waiting would have ended a capture."""
     for _ in range(len(postponed)):
         with contextlib.suppress(IndexError, LoaderError):  # taken by another thread; the device has failed
             postponed.popleft().finish()
 
 
-# Compiling what the first batches of a loader will launch, while they are still being fetched.
+# Compiling kernels ahead of a loader's first batches, while these are being fetched.
 
-_LONGEST_COMPILATION = 60.0  # seconds that one kernel is waited for; it takes less than one
+_LONGEST_COMPILATION = 60.0  # seconds to wait for one kernel, which takes less than one
 
 
 class KernelsAhead:
     """Compiles the kernels of a loader's first program, in a thread that ends with the first step.
 
     Later programs launch the same kernels, with few exceptions. Launching waits for a kernel that is being
-    compiled, and compiles any other. So it raises the errors, and whatever goes wrong here is dropped.
+    compiled, and compiles any other. So launching raises the errors, and failures here are ignored.
     """
 
-    # Which kernels follows from the first sample, and compiling one takes 60 to 290 ms where no earlier
-    # process has left it in CuPy's cache: meanwhile the rest of the first batch is fetched. The thread ends
-    # before the first step is delivered, so it takes no core from the user's code.
+    # The first sample shows which kernels are needed. Compiling one takes 60 to 290 ms if no earlier process
+    # has left it in CuPy's cache; meanwhile the rest of the first batch is fetched. The thread ends before
+    # the first step is delivered, so it takes no core from the user's code.
 
     def __init__(self, devices: Sequence[Device]) -> None:
         # Several places may share a device.
@@ -656,11 +656,11 @@ class KernelsAhead:
     def begin(self, program: BatchProgram) -> None:
         """Begin to compile what a program launches; only the first call does. Any thread may call it."""
         with self._beginning:
-            # A forked worker plans the same programs, and must not touch CUDA.
+            # A forked worker plans the same programs but must not touch CUDA.
             if self._has_begun or not self._devices or os.getpid() != self._process:
                 return
             self._has_begun = True
-            with contextlib.suppress(LoaderError):  # the system starts no more threads
+            with contextlib.suppress(LoaderError):  # the system cannot start another thread
                 self._thread = start_thread("gpuloader-compiler", self._compile, program)
 
     def _compile(self, program: BatchProgram) -> None:
@@ -669,11 +669,11 @@ class KernelsAhead:
                 device.compile(program, self._stop.is_set)
 
     def finish(self) -> None:
-        """Compile nothing more ahead; wait for the kernel that is being compiled, though not forever."""
+        """Stop compiling ahead; wait for the kernel that is being compiled, though not indefinitely."""
         with self._beginning:
             self._has_begun = True
             thread, self._thread = self._thread, None
         if thread is not None and os.getpid() == self._process:
             self._stop.set()
-            # Not if it is this thread, which may have collected an epoch as garbage.
+            # Not if this is that thread itself, which may have collected an epoch as garbage.
             thread.join(_LONGEST_COMPILATION)

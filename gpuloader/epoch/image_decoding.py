@@ -41,18 +41,18 @@ class BatchDecoder:
     def __init__(self, device: Device, *, urgent: bool) -> None:
         self._device = device
         self._codec = device.codec()
-        # A stream of its own, on which nothing else waits: the JPEG engine has been seen to write its result
-        # before earlier work on the stream has run.
+        # A separate stream, on which nothing else waits: the JPEG engine has been seen to write its result
+        # before earlier work on the stream had run.
         self._stream = device.stream(urgent=urgent)
         self._event = device.event()
 
     def decode(self, staged: StagedBatch, program: BatchProgram) -> list[Decoded]:
-        """Return the images of each field; what the device cannot decode, the CPU's decoders do.
+        """Return the images of each field; the CPU decodes what the device cannot.
 
-        Samples whose images cannot be decoded may be left out of the batch, whose layout changes then. If
-        they may not, raises `DecodeError`.
+        Images that cannot be decoded may be left out of the batch, whose layout then changes. If they must
+        not be left out, raises `DecodeError`.
         """
-        # All failures are known before the first copy of the batch, so samples can still be left out of it.
+        # All failures are known before the batch's first copy, so samples can still be left out of it.
         views = staged.slot.views(staged.layout)
         decoded: list[Decoded] = []
         bad: dict[int, str] = {}
@@ -69,7 +69,7 @@ class BatchDecoder:
                 decoded.append(Decoded(decoding, images))
                 bad.update((position, describe_error(error)) for position, error in failures)
         except SampleError:
-            self._device.synchronize(self._event)  # what is being decoded still reads the slot
+            self._device.synchronize(self._event)  # decoding in progress still reads the slot
             raise
         if bad:
             self._device.synchronize(self._event)
@@ -83,8 +83,8 @@ class BatchDecoder:
         return decoded
 
     def _decode(self, codes: Sequence[Code]) -> tuple[list[ImageSource], list[tuple[int, DecodeError]]]:
-        """Return all images, and the positions and errors of those that are missing, empty there."""
-        # A worker sends pixels instead of a file where it knows that the device cannot decode that file.
+        """Return all images, empty where decoding failed, with the positions and errors of the failures."""
+        # A worker sends pixels instead of a file if it knows that the device cannot decode the file.
         encoded = [code for code in codes if code.orientation]
         with self._device.current() as device:
             found = iter(self._codec.decode(encoded, self._stream) if encoded else ())
@@ -112,7 +112,7 @@ class BatchDecoder:
         stream: Stream,
     ) -> None:
         """Enqueue the copies of a batch on `stream`; the images must be kept until the copies have run."""
-        # The files stay in the host slot: a program names the pieces of the slot that it reads.
+        # The files stay in the host slot: a program names the parts of the slot that it reads.
         for begin, end in program.pieces:
             source = HostBytes(staged.slot.bytes[begin:end]) if begin else staged.slot
             device.copy_async(memory, source, end - begin, stream, begin)
@@ -121,7 +121,7 @@ class BatchDecoder:
         for one in decoded:
             field = program.whole.fields[one.decoding.pixels]
             starts = views[one.decoding.codes + 1] * field.shape[1] + field.offset
-            for start, image in zip(starts.tolist(), one.images, strict=False):  # a split more
+            for start, image in zip(starts.tolist(), one.images, strict=False):  # there is one split more
                 if isinstance(image, HostBytes):
                     device.copy_async(memory, image, image.bytes.size, stream, start)
                 else:

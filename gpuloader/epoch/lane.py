@@ -6,7 +6,7 @@
            ──begin or deliver──▶ the user's stream waits for `ready`; the arrays hold a lease of the slot
            ──drain──▶ the lease has ended: `released` is recorded on the user's streams; the slot is free
 
-On a host the user's arrays lie in the staged slot itself, so all this shrinks to `lease`.
+On a host the user's arrays lie in the staged slot itself, so all of this reduces to `lease`.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def count_slots(capacity: int, devices: Sequence[Device], prefetch: int) -> tupl
     places = len(devices)
     direct = [*map(attrgetter("direct"), devices)]
     # On hosts the user holds the slots themselves: two steps, and one slot more so that a slow garbage
-    # collector costs no copies. On devices the user holds device slots.
+    # collector causes no copies. On devices the user holds device slots.
     spare = SPARE * places + 1 if any(direct) else 0
     copying = 0 if all(direct) else places * (prefetch + 1)
-    # `capacity` wait in the queue, one is being filled, and one step is being grouped. Whatever a batch can
-    # wait for has a slot of its own, so keeping batches cannot deadlock.
+    # `capacity` batches wait in the queue, one is being filled, and one step is being grouped. Every batch
+    # that can wait has its own slot, so keeping batches cannot deadlock.
     return capacity + 1 + places + copying + spare, spare
 
 
@@ -62,31 +62,31 @@ class InFlightBatch:
     slot: DeviceSlot | None  # None on a direct device
     mask: SampleMask | None = None
     mask_at: int = 0  # the mask's offset in the device slot, behind all fields
-    ready: Event = None  # after which the batch can be used; None once the host knows that it is reached
+    ready: Event = None  # after which the batch can be used; None once the host knows that it was reached
     arrays: list[Any] | None = None  # what the user gets, once it has been delivered
-    decoded: Sequence[Decoded] = ()  # the images that are copied in, until the host knows that they were
+    decoded: Sequence[Decoded] = ()  # images to copy in, until the host knows that they were copied
 
 
 class Lane:
     """Takes staged batches to one place: issues copies, hands out leases, and reclaims released slots.
 
-    Only the consumer calls it, from one thread at a time, because its current stream is the one that must
-    wait for a copy, CuPy keeps the current device and stream per thread, and no other thread has to wake up.
-    Nothing here waits for the user to release a batch: a user who holds all device slots gets a new one, and
-    one who holds too many host slots gets a copy.
+    Only the consumer calls it, from one thread at a time. The consumer's current stream must wait for a copy,
+    CuPy keeps the current device and stream per thread, and this way no other thread has to wake up. Nothing
+    here waits for the user to release a batch: a user who holds all device slots gets a new one, and one who
+    holds too many host slots gets a copy.
 
     Parameters
     ----------
     output : Output or None
-        The framework whose arrays the user gets, and the stream on which the user computes; None for the
-        device's own.
+        The framework whose arrays the user gets, and the stream on which the user computes; None for those of
+        the device.
     programmer : Programmer or None
-        Builds the programs that transform batches on the device after their copy. It may be replaced between
+        Builds the programs that transform batches on the device after their copy. May be replaced between
         epochs.
     static : StaticSlot or None
         Where all batches are delivered; None delivers each batch in a slot of its own.
     urgent : bool
-        Whether kernels of transforms go ahead of those on streams of normal priority.
+        Whether kernels of transforms run ahead of kernels on streams of normal priority.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Lane:
         self.static = static
         self.prefetch = prefetch  # batches copied ahead of the consumer; may change between steps
         self.programmer = None if device.direct else programmer
-        # Whether nothing of the user's runs between `begin` and `issue`, not even to fetch a batch.
+        # Whether no user code runs between `begin` and `issue`, not even to fetch a batch.
         self.runs_only_ours = False
         self._output = output or SharedOutput(device.consumer_stream)
         self._convert = None if output is None else output.convert
@@ -112,27 +112,27 @@ class Lane:
         self._meter = meter
         self._urgent = urgent
         self._slots = DeviceSlots(device)
-        # Behind those copied ahead: the slot in use, and one that the GPU is still finishing with. With one
-        # less, a copy into the slot of a batch that was dropped promptly would wait for the work on it, and
-        # every step would cost one more hop from stream to stream. Batches that are moved to fixed addresses
-        # leave theirs at once.
+        # Besides those copied ahead: the slot in use, and one that the GPU is still finishing with. With one
+        # slot fewer, a copy into the slot of a promptly dropped batch would wait for the work on that batch,
+        # and every step would cost another hop between streams. Batches that are moved to fixed addresses
+        # leave their slots immediately.
         self._behind = 1 if static is not None else 2
-        # Each copy has an event of its own, directly behind it. A slot's `ready` lies behind kernels, which
-        # the host slot need not wait for, and is recorded anew while the host may still ask about the last.
+        # Each copy has its own event, directly behind it. A slot's `ready` lies behind kernels, which the
+        # host slot need not wait for, and may be recorded again while the host still asks about its last use.
         self._copying: deque[tuple[Event, InFlightBatch, Timing | None]] = deque()
         self._spare: list[Event] = []
         self._is_late = False
-        self._stream: Stream = None  # the consumer's, as of the latest question for a capture
+        self._stream: Stream = None  # the consumer's, when last checked for a capture
         self._begun: DeviceCalls | None = None  # in this `next`, and not since a batch was issued
         self._copy_stream = None if device.direct else device.stream(urgent=urgent)
-        # Of their own, so that the copy of a batch runs while kernels compute the one before.
+        # Separate streams, so that a batch is copied while kernels compute the previous one.
         self._kernel_stream = self._copy_stream
         if self.programmer is not None and self.programmer.sources is None:
             self._kernel_stream = device.stream(urgent=urgent)
         self._timer = CopyTimer(device, self._copy_stream, meter)
         self._decoder: BatchDecoder | None = None
 
-    # A batch comes: its copy is issued, and its kernels behind it.
+    # A batch arrives: its copy is issued, and its kernels behind it.
 
     def issue(self, staged: StagedBatch, mask: SampleMask | None = None) -> InFlightBatch:
         """Issue the copy of a staged batch on the copy stream; its host slot returns after the copy."""
@@ -163,11 +163,11 @@ class Lane:
             self._ring.release(staged.slot)
             raise
         batch = InFlightBatch(staged, slot, mask, mask_at, decoded=decoded)
-        # With rows that are on the device already, the host slot holds row numbers at most. It may as well
-        # wait for the kernels, and one stream and one event do for both.
+        # If the rows are already on the device, the host slot holds at most row numbers. It can wait for the
+        # kernels as well, so one stream and one event do for both.
         resident = program is not None and self.programmer is not None and self.programmer.sources is not None
         stream = self._copy_stream if resident else self._kernel_stream
-        # Since `begin`, the reader may have made another device current. Copies do not mind; kernels do.
+        # Since `begin`, the reader may have made another device current. That affects kernels, not copies.
         known = begun if program is None or self.runs_only_ours else None
         with self.device.current() if known is None else self.device.again(known) as device:
             timing = self._copy(device, batch, slot, program)
@@ -184,7 +184,7 @@ class Lane:
                     device.record(slot.ready, stream)
                     batch.ready = slot.ready
             except BaseException:
-                if slot.is_computing:  # behind the kernels that were launched, which the next copy waits for
+                if slot.is_computing:  # behind the launched kernels; the next copy waits for this
                     with suppress(Exception):
                         device.record(slot.ready, stream)
                 self._slots.give_back(slot)
@@ -198,14 +198,14 @@ class Lane:
     def _copy(
         self, device: DeviceCalls, batch: InFlightBatch, slot: DeviceSlot, program: BatchProgram | None
     ) -> Timing | None:
-        """Enqueue the copy; return its timing, if it is timed."""
+        """Enqueue the copy; return its timing if it is timed."""
         staged, mask, stream = batch.staged, batch.mask, self._copy_stream
         try:
             slot.await_release(device, stream)
             timing = self._timer.begin(device)
             if mask is not None:
                 device.copy_async(slot.memory, mask, mask.bytes.size, stream, batch.mask_at)
-            for one in staged.apart:  # page-locked already, by the loader that `prefetch` wraps
+            for one in staged.apart:  # already pinned by the loader that `prefetch` wraps
                 device.copy_async(slot.memory, one, one.bytes.size, stream, one.offset)
             if program is not None and self._decoder is not None and batch.decoded:
                 self._decoder.place(device, batch.decoded, staged, program, slot.memory, stream)
@@ -213,7 +213,7 @@ class Lane:
                 in_slot = staged.layout.nbytes if staged.in_slot is None else staged.in_slot
                 device.copy_async(slot.memory, staged.slot, in_slot, stream)
             return timing
-        except BaseException:  # whichever call failed, no copy reads from the host slot
+        except BaseException:  # whichever call failed, no copy reads the host slot now
             self._ring.release(staged.slot)
             self._slots.give_back(slot)
             raise
@@ -229,11 +229,11 @@ class Lane:
         self._copying.append((copied, batch, timing))
 
     def compute(self, program: BatchProgram, memory: DeviceMemory) -> None:
-        """Run a program on the copy stream over other memory, after earlier batches and before later ones."""
+        """Run a program over other memory on the copy stream, between earlier and later batches."""
         self.device.run(program, memory, self._copy_stream)
 
     def settle(self, batch: InFlightBatch) -> None:
-        """Wait until a batch is on the device, and allocate what delivering it and the next ones takes."""
+        """Wait until a batch is on the device, and allocate what it and the next ones need for delivery."""
         if batch.slot is not None:
             if batch.ready is not None:
                 self.device.synchronize(batch.ready)
@@ -242,28 +242,28 @@ class Lane:
         if self.static is not None:
             self.static.fit(batch.staged)
 
-    # The user asks for a step, and gets the batch.
+    # The user asks for a step and gets the batch.
 
     def begin(
         self, flying: deque[list[InFlightBatch]] | None = None, *, drains: bool = True
     ) -> tuple[LoaderError | None, InFlightBatch | None]:
-        """Look for a capture; without one, drain, and deliver and return the oldest batch in flight, if any.
+        """Look for a capture; if there is none, drain, deliver the oldest batch in flight and return it.
 
-        All that happens in one block of the device, so a lane that is not the only one of its epoch only
+        All of this happens in one block of the device. A lane that is not the only one of its epoch only
         looks, and `drains` nothing. The batch leaves `flying` only when it will be delivered; None delivers
-        nothing. The consumer's stream that is asked about is that of the next `drain` and `deliver`.
+        nothing. The consumer's stream that is checked is used by the next `drain` and `deliver`.
         """
         self._stream = stream = self._output.stream()
         with self.device.current() as device:
-            # Nothing else is called before this question: in CUDA's capture mode 'global', which is
-            # PyTorch's, an allocation or a query by any thread ends the capture, and events recorded on a
-            # stream that is being captured become part of the user's graph.
+            # Nothing may be called before this question. In CUDA's capture mode 'global', which PyTorch uses,
+            # an allocation or a query by any thread ends the capture, and events recorded on a captured
+            # stream become part of the user's graph.
             if device.is_capturing(stream) or (self.static and self.static.is_captured(device, stream)):
                 return tell_capture(device.name), None
             if not drains:
                 return None, None
             # Each question about a copy costs the host a CUDA call. There are as many slots as steps in
-            # flight, and more if they are small, so some may as well come back a step later.
+            # flight, and more if they are small, so some slots can come back a step later.
             self.drain(device, self.prefetch + self._ring.stretched // 2)
             batch = flying.popleft()[0] if flying else None
             if batch is not None:
@@ -272,8 +272,8 @@ class Lane:
             return None, batch
 
     def follow(self, batch: InFlightBatch) -> None:
-        """Order a delivered batch, which the user has not got yet, before the user's present stream, too."""
-        # A Ctrl-C came when the next batch was read, and the user may have asked again on another stream.
+        """Order a delivered batch, not yet handed over, before the user's current stream as well."""
+        # A Ctrl-C came while the next batch was read, and the user may ask again on another stream.
         assert batch.slot is not None
         stream = self.device.consumer_stream() if self._stream is None else self._stream
         with self.device.current() as device:
@@ -299,10 +299,10 @@ class Lane:
                 last = FieldLayout(batch.mask_at, mask.array.shape, mask.array.dtype)
                 layout = Layout((*layout.fields, last), batch.mask_at + mask.bytes.size, layout.turned)
             if self.static is not None:
-                # The copy lies on the consumer's stream, behind all use of the batch before. What is slow,
-                # the copy over the bus and the transforms, has run ahead into the batch's own slot. A copy
-                # from the host straight into this memory would wait for the user's graph and never overlap
-                # with it; at 3 TB/s, this one takes 7 µs for 10 MB.
+                # This copy lies on the consumer's stream, behind all use of the previous batch. The slow
+                # parts, the copy over the bus and the transforms, have run ahead into the batch's own slot. A
+                # copy from the host straight into this memory would wait for the user's graph and never
+                # overlap with it. At 3 TB/s, this one takes 7 µs for 10 MB.
                 memory, fixed = self.static.fit(staged, None if mask is None else mask.array)
                 self.static.take_over(device, stream)
                 for nbytes, to, at in find_moves(layout, fixed):
@@ -342,12 +342,12 @@ class Lane:
             arrays = lease_views(self._ring.lend(staged.slot, layout), layout, self._ring.freed)
         if layout.turned:
             arrays = layout.turn(arrays)
-        if mask is not None:  # shared and read-only, which a tensor cannot be, so the tensor gets a copy
+        if mask is not None:  # shared and read-only; tensors cannot be read-only, so a tensor gets a copy
             is_shared = isinstance(self._output, SharedOutput) and self._output.wrap is None
             arrays.append(mask.array if is_shared else mask.array.copy())
         return arrays if self._convert is None else self._convert(arrays, None)
 
-    # The batch goes: its slots come back.
+    # The batch is dropped: its slots come back.
 
     def discard(self, batch: InFlightBatch) -> None:
         """Take back a batch that will not be delivered."""
@@ -359,7 +359,7 @@ class Lane:
     def drain(self, device: DeviceCalls, spare: int = 0) -> None:
         """Take back device slots whose lease has ended and host slots whose copy is done.
 
-        Copies of up to `spare` batches, whose host slots nobody needs yet, are not asked about.
+        Copies of up to `spare` batches are not asked about, because nobody needs their host slots yet.
         """
         self._slots.drain(device, self._stream)
         copying = self._copying
@@ -370,7 +370,9 @@ class Lane:
                 self._end_oldest_copy(device)
         while copying and device.query(copying[0][0]):
             self._end_oldest_copy(device)
-        self._is_late = len(copying) > spare  # the last copy has rarely run yet: ask about the first instead
+        self._is_late = (
+            len(copying) > spare
+        )  # the last copy has rarely run yet: ask about the first next time
 
     def finish_oldest_copy(self) -> bool:
         """Wait for the oldest copy in progress and take its host slot back; return False if there is none."""
@@ -396,45 +398,45 @@ class Lane:
         if self._copying:
             self.device.synchronize(self._copying[-1][0])
             while self._copying:
-                with suppress(LoaderError):  # its time cannot be told
+                with suppress(LoaderError):  # its duration is unknown
                     self._end_oldest_copy(self.device)
         self._begun = self._stream = None
         if not self.device.direct:
             self._slots.trim(self.prefetch + 1)
 
 
-# The duration of copies on the copy stream, measured with events, because the host does not see it.
+# The duration of copies on the copy stream, measured with events, because the host cannot see it.
 
 EVERY = 32
-"""One copy in this many is timed, once as many have been, so that timing costs next to nothing per batch."""
+"""In the long run, one copy in this many is timed, so that timing costs next to nothing per batch."""
 
 
 class Timing(NamedTuple):
-    """One timed copy; its `done` also tells when the host slot is free, so the lane asks for it."""
+    """One timed copy; `done` also tells when the host slot is free, so the lane asks for it."""
 
     begun: Event
     done: Event
-    weight: int  # the copies for which its duration counts
+    weight: int  # the number of copies that its duration stands for
     traced: bool
 
 
 @dataclass(slots=True, eq=False)
 class CopyTimer:
-    """Times the copies of one copy stream: all of them while a trace runs, and ever fewer without one."""
+    """Times the copies of one copy stream: all of them during a trace, otherwise ever fewer."""
 
     device: Device
     stream: Stream
     meter: Meter
     _untimed: int = 0  # copies since the last timed one
     _gap: int = 1
-    _anchor: tuple[Event, int] | None = None  # an event, and the host's time at it, for a trace
+    _anchor: tuple[Event, int] | None = None  # an event and the host's time at it, for a trace
     _spare: list[Event] = field(default_factory=list)
 
     def begin(self, device: DeviceCalls) -> Timing | None:
-        """Record the start of the next copy, and return its timing, if it is timed."""
+        """Record the start of the next copy, and return its timing if it is timed."""
         self._untimed += 1
         if is_tracing():
-            if self._anchor is None:  # the clocks of host and device meet once; waits for copies in progress
+            if self._anchor is None:  # align the clocks of host and device once; waits for copies in progress
                 event = self.device.event(timed=True)
                 self.device.record(event, self.stream)
                 self.device.synchronize(event)

@@ -27,14 +27,14 @@ def send(writers: Sequence[Callable[[Array], None]], layout: Layout, device: Dev
         arena = Arena(nbytes, device.locker)
         slot = Slot(arena.bytes, arena, in_ring=False)
     else:
-        # Page-locking memory for a single copy costs more than it saves.
+        # Pinning memory for a single copy costs more than it saves.
         region = np.empty(nbytes, np.uint8)
         slot = Slot(region, region, in_ring=False)
     for view, write in zip(slot.views(layout), writers, strict=True):
         write(view)
     if device.direct:
         return lease_views(slot, layout, deque())
-    # A single copy has nothing to overlap with, so it is issued where the user computes, and waited for.
+    # A single copy has nothing to overlap with, so it is issued on the user's stream and waited for.
     stream, done = device.consumer_stream(), device.event()
     if device.is_capturing(stream):
         raise tell_capture(device.name)
@@ -54,13 +54,13 @@ def upload(arrays: Sequence[Array], device: Device, memory: DeviceMemory | None 
 
     They are placed in `memory` as `arrange` lays them out; None allocates memory for them.
     """
-    # Through two small page-locked slots in turn: while one is copied, the host fills the other.
+    # Two small pinned slots alternate: while one is copied, the host fills the other.
     layout = arrange(tuple((array.shape, array.dtype) for array in arrays))
     memory = device.alloc(layout.nbytes) if memory is None else memory
     stream = device.stream()
     staging = Arena(2 * UPLOAD_NBYTES, device.locker)
     slots = [Slot(staging.bytes[start : start + UPLOAD_NBYTES], staging) for start in (0, UPLOAD_NBYTES)]
-    done = [device.event(), device.event()]  # reached until they are recorded
+    done = [device.event(), device.event()]  # count as reached until they are recorded
     turn = 0
     for field, array in zip(layout.fields, arrays, strict=True):
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -77,22 +77,22 @@ def upload(arrays: Sequence[Array], device: Device, memory: DeviceMemory | None 
     return device.arrays(memory, layout)
 
 
-# Telling the loader on which further streams a batch is used.
+# Registers additional streams that use a batch.
 
 
 def record_stream(batch: Any, stream: Any) -> None:
     """Tell the loader that a batch on a GPU is also used on `stream`, so its memory is not reused too early.
 
-    Call it while you hold the batch. After you have dropped the batch, the next copy into its memory waits
-    for your work on `stream` as well as for that on the stream to which the batch was delivered.
+    Call it while you hold the batch. After you drop the batch, the next copy into its memory also waits for
+    your work on `stream`.
 
-    PyTorch's own ``tensor.record_stream`` does this for memory that PyTorch has allocated. For other memory,
-    such as a batch's, it silently does nothing.
+    Don't use PyTorch's ``tensor.record_stream`` for this: on memory that PyTorch has not allocated, such as a
+    batch's, it silently does nothing.
 
-    It orders nothing else: make `stream` wait for the stream that the batch was delivered to before you read
-    the batch on it.
+    This orders nothing else: before you read the batch on `stream`, make `stream` wait for the stream that
+    the batch was delivered to.
 
-    Any thread may call it. Batches in host memory need no streams, so for them it does nothing.
+    Any thread may call it. For batches in host memory it does nothing.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ def record_stream(batch: Any, stream: Any) -> None:
     TypeError
         `stream` is not a stream.
     LoaderError
-        `stream` belongs to another GPU than the batch.
+        `stream` belongs to a GPU different from the batch's.
 
     Examples
     --------
