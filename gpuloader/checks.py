@@ -12,13 +12,13 @@ from gpuloader.errors import BadType, BadValue
 AUTO = "auto"
 """The value that lets the loader choose an option itself."""
 THREAD = "thread"
-"""The value that makes a loader read ahead in a thread, whether or not that pays."""
+"""The value that makes a loader read ahead in a thread, whether or not that helps."""
 
 
 def check_count(name: str, value: object) -> int:
     """Return `value` as an int; raise `ValueError` naming the parameter unless it is an integer of 1 or more.
 
-    The most is what the standard library counts, `sys.maxsize`.
+    The largest allowed is what the standard library counts, `sys.maxsize`.
 
     >>> check_count("capacity", 4)
     4
@@ -54,7 +54,7 @@ def check_word(name: str, value: object, known: tuple[str, ...], *, optional: bo
 
     >>> check_word("split", "shards", ("batches", "shards"))
     """
-    # An array would compare by its elements.
+    # An array would be compared element by element.
     if not (isinstance(value, str) and value in known) and not (optional and value is None):
         words = ", ".join(map(repr, known)) + (" or None" if optional else "")
         raise BadValue(f"{name} must be one of {words}, got {value!r}")

@@ -6,7 +6,7 @@ LoaderError             base class of them all                              (als
  │    └── DecodeError   an encoded image, video or sound cannot be decoded
  ├── ReaderError        a reader, generator, iterator or setter is misused      (also a TypeError)
  ├── ComposeNotAligned  composed readers differ in length                       (also a ValueError)
- ├── DataFileError      a data file is truncated, of another format, or too big (also a ValueError)
+ ├── DataFileError      a data file is truncated, of a different format, or too big (also a ValueError)
  ├── SourceError        a file or URL could not be read                         (also an OSError)
  ├── PlaceError         a place is unknown, or its device is missing            (also a ValueError)
  ├── MissingPackage     an optional package is not installed                    (also an ImportError)
@@ -34,7 +34,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-# The command that installs an optional part of the package, from where the package itself came.
+# The command that installs an optional part of the package, from wherever the package itself came.
 
 _NAME = "gpuloader"
 _HERE = Path(__file__).resolve().parents[1]
@@ -48,13 +48,13 @@ def install_command(extra: str = "", *, force: bool = False) -> str:
     extra : str
         The name of the extra, such as 'cli'; empty for the package alone.
     force : bool
-        Whether to install what is already there once more.
+        Whether to reinstall what is already there.
 
     Returns
     -------
     str
-        A command that works in the present folder. A package that runs from a checkout, or was installed from
-        one, is installed from there; one from a URL or a file, from that; any other, by its name.
+        A command that works in the current folder. It installs from the same origin as the package: a
+        checkout, a URL or file, or else the package's name.
 
     Examples
     --------
@@ -102,7 +102,7 @@ def describe_source(here: Path, origin: dict[str, object], folder: Path, extra: 
 
 @cache
 def read_origin() -> dict[str, object]:
-    """Return where the installed distribution came from, as pip has noted it; empty if it came from an index.
+    """Return where the installed distribution came from, as pip recorded it; empty if from an index.
 
     >>> isinstance(read_origin(), dict)
     True
@@ -118,7 +118,7 @@ def read_origin() -> dict[str, object]:
 
 
 def _locate(problem: str, where: Mapping[str, object], file: str | None = None) -> str:
-    """Return a problem after what is known of its place."""
+    """Return a problem, preceded by what is known of its location."""
     found = [f"{name} {one!r}" for name, one in where.items() if one is not None]
     place = ", ".join([file, *found] if file else found)
     return f"{place}: {problem}" if place else problem
@@ -177,7 +177,7 @@ class SampleError(LoaderError, ValueError):
 
 
 def unlike_first(expected: object, got: object, advice: str = "", **where: Any) -> SampleError:
-    """Return the error for a value that is unlike the one in the batch's first sample.
+    """Return the error for a value that differs from the one in the batch's first sample.
 
     >>> print(unlike_first("shape (2,)", "(3,)", "use pad", index=1))
     sample 1: expected shape (2,) as in the batch's first sample, got (3,); use pad
@@ -208,7 +208,7 @@ class DecodeError(SampleError):
 
 
 PictureError = DecodeError
-"""The name that it had in 0.1."""
+"""Its name in 0.1."""
 
 
 class ReaderError(LoaderError, TypeError):
@@ -338,7 +338,7 @@ class Misuse(LoaderError, AssertionError):
 
 
 def in_a_fork(what: str) -> LoaderError:
-    """Return the error for using what belongs to the parent of this forked process."""
+    """Return the error for using, in this forked process, something that belongs to the parent."""
     return LoaderError(f"{what} cannot be used in this forked process; start a new epoch here")
 
 
@@ -363,15 +363,14 @@ class BadTypeOrValue(TypeError, ValueError):
 
 
 class BadIndex(IndexError, ValueError):
-    """A negative index is out of range, for which Paddle raises ValueError."""
+    """A negative index is out of range, where Paddle raises ValueError."""
 
 
 class NoIndices(TypeError, RuntimeError, AssertionError):
     """An iterable dataset was indexed, asked for its length, or given to a sampler of indices.
 
-    Paddle raises RuntimeError for the first two, and AssertionError for the last.
-
-    A TypeError, because `list` asks for a length, and does without one only after a TypeError.
+    Paddle raises RuntimeError for the first two and AssertionError for the last. It is a TypeError because
+    `list` asks for a length, and does without one only after a TypeError.
     """
 
 
@@ -388,7 +387,7 @@ def describe_error(error: BaseException) -> str:
     >>> describe_error(KeyError("label")), describe_error(StopIteration())
     ("KeyError: 'label'", 'StopIteration')
     """
-    # Users know the builtin exceptions that these stand for, but not these.
+    # Users know the builtin exceptions that these stand for, but not the names of these.
     own = (BadValue, BadType, BadTypeOrValue, BadIndex, NoIndices)
     name = next(one.__name__ for one in type(error).__mro__ if one not in own)
     try:

@@ -1,7 +1,7 @@
 """Objects of other frameworks, recognized and read without importing any of them.
 
 The user's samples, samplers, generators, streams and places may come from PyTorch, Paddle, JAX, CuPy, pandas,
-Polars or Arrow. A package that the program has not imported cannot have made any of them, so all answers come
+Polars or Arrow. A package that the program has not imported cannot have made any of them. So all answers come
 from `sys.modules` or from the object itself, and none costs an import.
 
 - classes: of data packages, tensors, generators, tables
@@ -47,11 +47,11 @@ _UNREAD = (
     ("pyarrow.dataset", "Dataset", "dataset.to_table()"),
     ("pyarrow.dataset", "Scanner", "scanner.to_table()"),
 )
-"""Module, class and what to write, of tables that are not in memory yet."""
+"""Tables that are not in memory yet: module, class, and what to write to read them."""
 
 _PREFIX = "torch."
 _INTEGERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
-"""The integers of each size that hold bits; every release of torch exchanges these with NumPy."""
+"""The integers of each size that hold bits; all releases of torch exchange these with NumPy."""
 _DETACHED = (
     "a tensor that requires a gradient is delivered without it, because a loader copies the values of "
     "samples into batches; pass tensor.detach(). Results of a collate_fn keep their gradients with "
@@ -61,7 +61,7 @@ _HOST_MEMORY = (1, 3)  # DLPack's numbers for host memory, the second for pinned
 
 
 def find_classes(*names: str, modules: Iterable[str] = DATA_MODULES) -> tuple[type[Any], ...]:
-    """Return the classes of these names in those of the modules that are imported.
+    """Return the classes with these names from those of the modules that are imported.
 
     >>> find_classes("NoSuchSampler")
     ()
@@ -70,7 +70,7 @@ def find_classes(*names: str, modules: Iterable[str] = DATA_MODULES) -> tuple[ty
     for module in modules:
         loaded = sys.modules.get(module)
         for name in names if loaded is not None else ():
-            # The import may still be running in another thread, and then the class is not there yet.
+            # Another thread may still be running the import, and then the class is not there yet.
             kind = getattr(loaded, name, None)
             if isinstance(kind, type):
                 found.append(kind)
@@ -88,9 +88,9 @@ def is_instance(value: object, module: str, *names: str) -> bool:
 
 
 def foreign_name(value: object) -> str:
-    """Return the name of a value's class if it is exactly one of PyTorch's or Paddle's for data, else ''."""
+    """Return the name of a value's class if it is exactly a data class of PyTorch or Paddle, else ''."""
     kind = type(value)
-    # Not isinstance: a subclass may yield other indices than the class that it derives from.
+    # Not isinstance: a subclass may yield indices different from those of its base class.
     for module in DATA_MODULES:
         if getattr(sys.modules.get(module), kind.__name__, None) is kind:
             return str(kind.__name__)
@@ -105,15 +105,15 @@ def is_torch_generator(value: object) -> TypeGuard[torch.Generator]:
 def name_table(value: object) -> str:
     """Return whether a value is a 'frame', a dict of 'columns', or a 'series' of pandas; empty for others.
 
-    Frames are the data frames of pandas and Polars, tables of Arrow and lists of them, and what reads these
-    from files. The keys of a dict of columns are all text.
+    Frames are the data frames of pandas and Polars, Arrow tables and lists of them, and objects that read
+    these from files. The keys of a dict of columns are all strings.
 
     >>> name_table({"a": [1, 2]}), name_table({0: "first sample"}), name_table({})
     ('columns', '', '')
     """
     if isinstance(value, find_classes("DataFrame", modules=("pandas", "polars"))) or how_to_read(value):
         return FRAME
-    # Only of a plain list: the `__getitem__` of a class derived from it may read a sample.
+    # Only for a plain list: the `__getitem__` of a subclass may read a sample.
     one = value[0] if type(value) is list and value else value
     if is_instance(one, "pyarrow", "Table", "RecordBatch"):
         return FRAME
@@ -124,7 +124,7 @@ def name_table(value: object) -> str:
 
 
 def how_to_read(value: object) -> str:
-    """Return what to write to read a table that is not in memory yet; empty for any other value."""
+    """Return what to write in order to read a table that is not in memory yet; empty for other values."""
     for module, name, line in _UNREAD:
         if is_instance(value, module, name):
             return line
@@ -132,12 +132,12 @@ def how_to_read(value: object) -> str:
 
 
 def values_by_position(value: Any) -> Any:
-    """Return the values of a pandas series, which are read by position and not by label; others unchanged."""
+    """Return the values of a pandas series, to be read by position, not by label; others unchanged."""
     return value.array if is_instance(value, "pandas", "Series") else value
 
 
 def find_library(value: object) -> str | None:
-    """Return the name of the `output` that delivers arrays of a value's class; None if there is none.
+    """Return the name of the `output` that delivers arrays of a value's class, or None.
 
     >>> find_library(np.zeros(2)), find_library("text")
     ('numpy', None)
@@ -151,43 +151,43 @@ def find_library(value: object) -> str | None:
 
 
 def jax_has_computed() -> bool:
-    """Return whether JAX has started its threads in this process; False in a release that does not tell.
+    """Return whether JAX has started its threads in this process; False in releases that do not tell.
 
     >>> jax_has_computed()
     False
     """
-    # No public function answers without starting them.
+    # All public functions start the threads in order to answer.
     ask = getattr(sys.modules.get("jax._src.xla_bridge"), "backends_are_initialized", None)
     return ask is not None and bool(ask())
 
 
 def is_tensor(value: object) -> bool:
-    """Return whether a value is torch's tensor."""
-    # Asked for every field of every sample, so it does without `find_classes`. While another thread imports
+    """Return whether a value is a PyTorch tensor."""
+    # Called for every field of every sample, so it avoids `find_classes`. While another thread imports
     # torch, the module may lack the class.
     kind = getattr(sys.modules.get("torch"), "Tensor", None)
     return kind is not None and isinstance(value, kind)
 
 
 def needs_gradient(value: object) -> bool:
-    """Return whether a value is torch's tensor and requires a gradient."""
+    """Return whether a value is a PyTorch tensor that requires a gradient."""
     return is_tensor(value) and bool(getattr(value, "requires_grad", False))
 
 
 def has_own_class(value: object) -> bool:
-    """Return whether a value is a tensor of a class that is not torch's."""
+    """Return whether a value is a tensor of a class outside torch."""
     return is_tensor(value) and type(value).__module__.partition(".")[0] != "torch"
 
 
 def warn_of_class(value: object, name: str) -> None:
-    """Warn if a value is a tensor of a class of its own, which is lost where its numbers are copied."""
+    """Warn if a value is a tensor of a custom class, which is lost where its numbers are copied."""
     if not has_own_class(value):
         return
     kind = type(value)
-    # Python shows a warning of one text and line once per process.
+    # Python shows each warning text once per line and process.
     warnings.warn(
         f"field {name!r}: {kind.__module__}.{kind.__qualname__} becomes a plain tensor, without its "
-        "attributes, because the loader copies only its numbers to where batches land; make one of it again "
+        "attributes, because the loader copies only its numbers to where batches land; restore the class "
         "in your loop, or let batches land in host memory (places='cpu') and move them yourself",
         UserWarning,
         stacklevel=2,
@@ -195,21 +195,21 @@ def warn_of_class(value: object, name: str) -> None:
 
 
 def is_plain_tensor(value: Any) -> bool:
-    """Return whether a value is of torch's own class, and a dense copy of its numbers loses nothing."""
+    """Return whether a value is of torch's own class and a dense copy of its numbers loses nothing."""
     torch = sys.modules.get("torch")
     if torch is None or type(value) is not torch.Tensor or value.__dict__ or _find_obstacle(value):
         return False
-    # One that is expanded may stand for far more elements than it has.
+    # An expanded tensor may stand for far more elements than it stores.
     return all(step or size < 2 for step, size in zip(value.stride(), value.shape, strict=True))
 
 
 def can_stage(value: object) -> bool:
-    """Return False for a tensor that is sparse, nested, quantized or on another device, else True."""
+    """Return False for a tensor that is sparse, nested, quantized or on a device, else True."""
     return not is_tensor(value) or not _find_obstacle(value)
 
 
 def _find_obstacle(tensor: Any) -> str:
-    """Return why a tensor cannot be staged and what can, for an error message; empty if it can."""
+    """Return why a tensor cannot be staged and what to pass instead, for an error; empty if it can."""
     if tensor.is_nested:
         return "a nested tensor; pass tensor.unbind()"
     if tensor.layout is not sys.modules["torch"].strided:
@@ -222,8 +222,8 @@ def _find_obstacle(tensor: Any) -> str:
 def tensor_array(tensor: Any, wanted: np.dtype[Any] | None = None) -> NDArray[Any]:
     """Return a dense host tensor's numbers as an array, over the tensor's memory where possible.
 
-    Numbers of a dtype that NumPy lacks become bits; or float32 or complex64, which hold them exactly, if
-    `wanted` says that they will be cast to a dtype of numbers.
+    Numbers of a dtype that NumPy lacks become bits. If `wanted` says that they will be cast to a numeric
+    dtype, they become float32 or complex64, which hold them exactly.
 
     Raises
     ------
@@ -231,19 +231,20 @@ def tensor_array(tensor: Any, wanted: np.dtype[Any] | None = None) -> NDArray[An
         The tensor is not dense, or not in host memory.
     """
     array: NDArray[Any]
-    # Asking first what kind of tensor it is would take longer than this, which nearly always works.
+    # Checking the kind of tensor first would take longer than this, which nearly always works.
     with suppress(RuntimeError, TypeError):
         array = tensor.numpy()
         return array
     if obstacle := _find_obstacle(tensor):
         raise SampleError(
             f"expected a dense tensor in host memory, got {obstacle}, or return it from a collate_fn, whose "
-            "results are delivered as they are"
+            "results are delivered unchanged"
         )
     if tensor.requires_grad:
-        # Python shows a warning of one text and line once per process, so not for every sample.
+        # Python shows each warning text once per line and process, so not for every sample.
         warnings.warn(_DETACHED, UserWarning, stacklevel=2)
-    # Torch conjugates and negates lazily, by a bit of the tensor that NumPy's view of the memory would lose.
+    # Torch conjugates and negates lazily, with a bit of the tensor that NumPy's view of the memory would
+    # lose.
     plain = tensor.detach().resolve_conj().resolve_neg()
     with suppress(TypeError):  # a dtype that NumPy lacks
         array = plain.numpy()
@@ -285,7 +286,7 @@ def torch_name(dtype: np.dtype[Any]) -> str | None:
     >>> torch_name(bits_dtype("bfloat16", 2)), torch_name(np.dtype("float32"))
     ('bfloat16', None)
     """
-    # A field's name with a dot cannot be mistaken for one of the user's own structured dtypes.
+    # The dot in the field's name tells it from the user's own structured dtypes.
     names = dtype.names
     if names is None or len(names) != 1 or not names[0].startswith(_PREFIX):
         return None
@@ -381,26 +382,26 @@ def name_place(place: Any) -> object:
         return "cpu" if place.type == "cpu" else str(place)
     if library != "paddle":
         return place
-    if kind == "Place":  # of a tensor: one class for all devices, which does not give the kind's name
+    if kind == "Place":  # a tensor's place: one class for all devices, whose name does not tell the kind
         tests = {"CPUPlace": place.is_cpu_place, "CUDAPlace": place.is_gpu_place}
         tests["CUDAPinnedPlace"] = place.is_cuda_pinned_place
         kind = next((name for name, holds in tests.items() if holds()), kind)
     if kind == "CUDAPlace":
-        # A tensor's place and the place that a program makes name the method differently.
+        # The method has different names on a tensor's place and on a place that a program makes.
         number = place.get_device_id() if hasattr(place, "get_device_id") else place.gpu_device_id()
         return f"gpu:{number}"
     return {"CPUPlace": "cpu", "CUDAPinnedPlace": "gpu_pinned"}.get(kind, place)
 
 
 def current_cuda_device() -> int:
-    """Return PyTorch's current CUDA device, which ``'cuda'`` means to its users; 0 if it uses none yet."""
+    """Return PyTorch's current CUDA device, which is what ``'cuda'`` means; 0 if it uses none yet."""
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
-    # Asking an uninitialized PyTorch would create a context on its device, some 500 MiB of the GPU.
+    # Asking an uninitialized PyTorch would create a context on its device: about 500 MiB of GPU memory.
     return int(cuda.current_device()) if cuda is not None and cuda.is_initialized() else 0
 
 
 def describe_unused(index: int) -> str:
-    """Return what frameworks keep of the current GPU's memory without using it, and how to free it, or ''.
+    """Return how much unused memory frameworks keep on the current GPU, and how to free it; '' for none.
 
     >>> describe_unused(0)
     ''
@@ -408,8 +409,8 @@ def describe_unused(index: int) -> str:
     found = []
     for name, cure in _CURES.items():
         module: Any = sys.modules.get(name)
-        # This is advice in an error, so whatever a framework raises must not take the error's place. None
-        # must begin to use a GPU because of the question, either.
+        # This is advice within an error, so nothing that a framework raises may replace the error. And the
+        # question must not make a framework begin to use a GPU.
         with suppress(Exception):
             if module is not None and (nbytes := _count_unused(name, module, index)) > 0:
                 found.append(f"{name} keeps {nbytes:,} bytes that it does not use: {cure}")
@@ -440,7 +441,7 @@ def _count_unused(name: str, module: Any, index: int) -> int:
 
 
 class TorchStreams:
-    """PyTorch's current streams, of each GPU in the calling thread; asked before every batch on a GPU."""
+    """PyTorch's current streams, per GPU, in the calling thread; queried before every batch on a GPU."""
 
     __slots__ = ("_ask", "_torch")
 
@@ -455,7 +456,7 @@ class TorchStreams:
             return None
         if torch is not self._torch:
             cuda: Any = getattr(torch, "cuda", None)
-            # Before PyTorch has initialized CUDA, it has put no work on any stream.
+            # Before PyTorch has initialized CUDA, it has no work on any stream.
             if cuda is None or not cuda.is_initialized():
                 return None
             self._torch, self._ask = torch, find_raw_stream(torch)
@@ -464,7 +465,7 @@ class TorchStreams:
 
 
 def find_raw_stream(torch: Any) -> Callable[[int], int]:
-    """Return PyTorch's function for the handle of the current stream on a GPU, given PyTorch's module."""
-    # The private function gives the handle without making a stream object; releases without it make one.
+    """Return the function of the module `torch` that finds the handle of the current stream on a GPU."""
+    # The private function returns the handle without a stream object; releases without it create one.
     raw: Any = getattr(getattr(torch, "_C", None), "_cuda_getCurrentRawStream", None)
     return raw or (lambda index: int(torch.cuda.current_stream(index).cuda_stream))

@@ -1,4 +1,4 @@
-"""A `DataLoader` that Keras 3 takes as data: ``model.fit(loader)``, also for evaluate and predict.
+"""A `DataLoader` that Keras 3 takes as data: ``model.fit(loader)``, and also in evaluate and predict.
 
 Replace ``from gpuloader import DataLoader`` with ``from gpuloader.keras import DataLoader``. Keras is
 imported when the first loader is made.

@@ -39,7 +39,7 @@ _collectors: LivingKeys[Any, LoaderCollector] = LivingKeys()
 class LoaderCollector:
     """A Prometheus collector that reads its loaders' statistics at each scrape and costs nothing in between.
 
-    It keeps no loader alive: a loader that is gone is no longer reported.
+    It keeps no loader alive: a loader that no longer exists is no longer reported.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ def export(loader: Measured, name: str, registry: Any = None) -> None:
     loader : DataLoader
         The loader to report. It is not kept alive, and its metrics end with it.
     name : str
-        Value of the label ``loader``; a later loader of the same name replaces this one.
+        Value of the label ``loader``; a later loader with the same name replaces this one.
     registry : prometheus_client.CollectorRegistry or None
         The registry; None means prometheus-client's default registry.
 

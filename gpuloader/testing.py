@@ -35,7 +35,7 @@ def simulated_places(count: int, seed: int = 0) -> list[CustomPlace]:
 
 
 class StepReader:
-    """A reader that waits before each item until the test allows it to continue.
+    """A reader that waits before each item until the test lets it continue.
 
     Attributes
     ----------

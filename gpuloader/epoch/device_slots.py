@@ -52,8 +52,7 @@ class DeviceSlot:
     def add_stream(self, stream: Stream) -> None:
         """Note that the user also computes with the batch on another stream; any thread may call it."""
         # A per-thread default stream has the same handle in every thread. If another thread drains, it
-        # records on its own one; that is the legacy default stream's order, which waits for the first
-        # thread's.
+        # records on the legacy default stream instead, which waits for the first thread's.
         kept = self.device.keep(stream)
         if kept not in self.streams:
             if len(self._released) == len(self.streams):

@@ -1,7 +1,7 @@
 """Where the fields of a batch lie in a slot, and the memory of all slots.
 
 A `Layout` is pure arithmetic, so memory needs are known before anything runs. An `Arena` is one unnamed
-mapping, reserved before the first write and page-locked once.
+mapping, reserved before the first write and pinned once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gpuloader.system.platforms import (
 )
 
 ALIGNMENT = 256
-"""Alignment of every field in bytes: enough for any vector load, and that of CUDA's own allocator."""
+"""Alignment of every field in bytes: enough for any vector load, and the same as CUDA's own allocator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,12 @@ class Layout:
 
     fields: tuple[FieldLayout, ...]  # in the order of the feed list
     nbytes: int  # from the start of the first field to the end of the last, all moved by one copy
-    # The numbers of the fields that are delivered with another order of dimensions than they have in memory,
-    # each with that order, as for `numpy.transpose`.
+    # For fields that are delivered with their dimensions in another order than in memory: the field's number
+    # and that order, as for `numpy.transpose`.
     turned: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     def turn(self, arrays: list[Any]) -> list[Any]:
-        """Return the arrays of the fields, in memory's order of dimensions, as they are delivered.
+        """Return the fields' arrays with their dimensions in the order of delivery, not that of memory.
 
         >>> field = FieldLayout(0, (2, 4, 4, 3), np.dtype("float32"))
         >>> [image] = Layout((field,), 384, ((0, (0, 3, 1, 2)),)).turn([np.zeros(field.shape)])
@@ -68,11 +68,11 @@ class Layout:
         return arrays
 
     def shorten(self, count: int) -> Layout:
-        """Return the layout of a batch of only `count` samples, in a slot laid out for more."""
+        """Return the layout of a batch of only `count` samples in a slot laid out for more."""
         if not self.fields:
             return self
         fields = tuple(FieldLayout(one.offset, (count, *one.shape[1:]), one.dtype) for one in self.fields)
-        # Offsets stay, because the rows that are there have been written; only the end comes earlier.
+        # Offsets stay, because the existing rows have been written already; only the end comes earlier.
         last = fields[-1]
         return Layout(fields, last.offset + math.prod(last.shape) * last.dtype.itemsize)
 
@@ -96,7 +96,7 @@ def arrange(fields: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]) -> Layout
 def arrange_last(
     fields: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...], last: Collection[int]
 ) -> tuple[Layout, Layout]:
-    """Return the layout of fields of which those with these numbers lie last, and that of the others.
+    """Return a layout in which the fields with these numbers lie last, and the layout of the other fields.
 
     >>> byte = np.dtype("uint8")
     >>> whole, others = arrange_last((((300,), byte), ((5,), byte)), last=[0])
@@ -124,31 +124,31 @@ _numbers = itertools.count()
 
 
 _CERTAIN = 4 << 20
-"""Bytes that are reserved without asking whether there are as many: the question takes longer."""
+"""Fewer bytes than this are reserved without checking that they are available: the check takes longer."""
 
 
 class PageLocker(Protocol):
-    """A device that can page-lock the host memory it copies from."""
+    """A device that can pin the host memory it copies from."""
 
     def page_lock(self, address: int, nbytes: int) -> None:
-        """Page-lock `nbytes` of mapped memory at `address`; raise `OSError` if the driver refuses."""
+        """Pin `nbytes` of mapped memory at `address`; raise `OSError` if the driver refuses."""
 
     def page_unlocker(self, address: int, memory: object) -> Callable[[], object]:
-        """Return a function that undoes `page_lock`, at once or later, and does nothing the second time.
+        """Return a function that undoes `page_lock`, immediately or later; a second call does nothing.
 
         It is called after the last copy. The mapping exists as long as `memory` is kept.
         """
 
 
-_refused: Living[PageLocker] = Living()  # whose refusal has been told
+_refused: Living[PageLocker] = Living()  # those whose refusal was reported
 
 
 class Arena:
     """One host memory mapping for many slots; it lives as long as anything refers to the arena.
 
-    A batch that the user keeps holds it through its lease. `near` are the processor cores near which the
-    memory is to lie; empty: wherever the system puts it. With `shared`, worker processes map `descriptor`,
-    which stays None if processes cannot share memory. Raises `StagingMemoryError` if there is too little.
+    A batch that the user keeps holds it through its lease. The memory is placed near the processor cores
+    `near`, or wherever the system puts it if that is empty. With `shared`, worker processes map `descriptor`,
+    which stays None if processes cannot share memory. Raises `StagingMemoryError` if memory is too small.
 
     >>> arena = Arena(1 << 20)
     >>> arena.bytes.shape, arena.page_locked
@@ -164,7 +164,7 @@ class Arena:
         near: Cores = frozenset(),
     ) -> None:
         self.nbytes = nbytes  # exact: CuPy's pool of pinned memory rounds up to powers of two
-        self.number = next(_numbers)  # which identifies it in messages to workers
+        self.number = next(_numbers)  # identifies it in messages to workers
         self._ended: list[bool] = []
         self._end = once(partial(self._ended.append, True))
         self.page_locked = False
@@ -172,8 +172,8 @@ class Arena:
         if nbytes > _CERTAIN:
             check_available(nbytes)
         try:
-            # This thread touches the pages first, on the cores near the GPU, so the kernel places them
-            # there. That needs no system call for memory policies, which containers forbid.
+            # This thread touches the pages first, on the cores near the GPU, so the kernel places them there.
+            # That needs no system call for memory policies; containers forbid those.
             self._mapping = call_near(near, partial(self._map, nbytes, locker is not None, shared))
         except (OSError, ValueError) as error:
             raise StagingMemoryError(_shortage(nbytes, str(error))) from error
@@ -183,18 +183,18 @@ class Arena:
             self._page_lock(locker)
 
     def _map(self, nbytes: int, locked: bool, shared: bool) -> mmap.mmap:
-        # Memory for the CPU alone is private and anonymous, because Linux uses huge pages only there: writing
-        # 10 MB batches then takes a sixth less time. And no file descriptor is kept.
+        # Memory for the CPU alone is private and anonymous, because Linux uses huge pages only there. Writing
+        # 10 MB batches then takes a sixth less time, and no file descriptor stays open.
         if not can_share_memory() or not (shared or locked):
             return map_memory(nbytes, stays=False)
-        # What a device copies from must be shared with forked children: a private page would move when it is
-        # written after a fork, away from the address that the device reads.
+        # Memory that a device copies from must be shared with forked children: a private page would move when
+        # it is written after a fork, away from the address that the device reads.
         if not shared and not has_memory_files():
             return map_memory(nbytes, stays=True)
         # A memory file has no name, so a crash leaves nothing behind.
         self.descriptor = open_memory_file("gpuloader-arena")
         self._end = once(self._end, closing_once(self.descriptor))
-        reserve(self.descriptor, nbytes)  # before the first write: too little memory is an error, not SIGBUS
+        reserve(self.descriptor, nbytes)  # before the first write: a shortage is then an error, not SIGBUS
         seal(self.descriptor, writable=True)  # a worker that shrinks the file would crash every other process
         mapping = mmap.mmap(self.descriptor, nbytes)
         prefault(mapping)  # staging never waits for new pages
@@ -204,25 +204,25 @@ class Arena:
         try:
             locker.page_lock(self.address, self.nbytes)
         except OSError as error:
-            # Pageable memory works, too: copies are slower and overlap less. What refuses one slot refuses
-            # all later ones, and a warning for each slot that grows would say no more.
+            # Pageable memory works, too, but copies are slower and overlap less. A refusal for one slot holds
+            # for all later slots, so one warning is enough.
             if locker in list(_refused):
                 return
             _refused.add(locker)
             warnings.warn(
-                f"{self.nbytes:,} bytes of staging memory could not be page-locked ({error}); copying to "
+                f"{self.nbytes:,} bytes of staging memory could not be pinned ({error}); copying to "
                 "the device from pageable memory instead, which is slower and overlaps less",
                 RuntimeWarning,
                 stacklevel=2,
             )
         else:
             self.page_locked = True
-            # It keeps the mapping: unlocking comes before unmapping.
+            # It keeps the mapping, because unpinning precedes unmapping.
             self._unlock = Finalizer(locker.page_unlocker(self.address, self._mapping))
 
     @property
     def closed(self) -> bool:
-        """Whether the arena was finalized. In a garbage cycle, this may happen before its users are."""
+        """Whether the arena was finalized; in a garbage cycle, that may happen before its users are."""
         return bool(self._ended)
 
     __del__ = calling("_end")
@@ -237,4 +237,4 @@ def _shortage(nbytes: int, reason: str) -> str:
 
 
 check_available = partial(check_memory, shortage=_shortage)
-"""Raise `StagingMemoryError` if there is less memory than a number of bytes, as far as the system tells."""
+"""Raises `StagingMemoryError` if the system reports less memory than a number of bytes."""

@@ -5,9 +5,8 @@
 
     free + (being filled, queued or being copied) + leased = count, and leased <= spare
 
-So ``count - spare`` slots always circulate, however many batches the user keeps: the fetcher never waits for
-the user to drop a batch, only for the consumer's next step. This is the whole proof that keeping batches
-cannot deadlock.
+So ``count - spare`` slots always circulate, however many batches the user keeps. The fetcher never waits for
+the user to drop a batch, only for the consumer's next step. That proves that keeping batches cannot deadlock.
 """
 
 from __future__ import annotations
@@ -34,17 +33,17 @@ GROWTH = 1.25
 This applies to slots on hosts and on devices.
 """
 FIRST_SLOTS = 64
-"""The slots that are reserved at once; the others of a ring that has more follow when they are needed."""
+"""The slots that are reserved first; a larger ring reserves the others when they are needed."""
 LARGE = 1 << 20
-"""Bytes of a slot from which those that the user may hold are reserved only when they are needed."""
+"""Slots of at least this many bytes are reserved for the user's batches only when they are needed."""
 MOST_STRETCHED = 40
-"""The most slots of a ring that is stretched because its slots are small."""
+"""The most slots of a ring that was stretched because its slots are small."""
 
 
 class SlotViews(list[NDArray[Any]]):
     """The arrays through which a batch is written into a slot."""
 
-    prepared: Any = None  # what a writer keeps with them, so that it need not prepare it for every batch
+    prepared: Any = None  # what a writer keeps with them so as not to prepare it for every batch
 
 
 class Slot:
@@ -84,31 +83,31 @@ class Slot:
 class Ring:
     """A number of slots that circulate: free, filled, leased, free.
 
-    Of many slots only the first are reserved at once, and then twice as many whenever all are in use. So
-    memory follows the batches that there are, and not a capacity that is larger than the dataset.
+    Only the first of many slots are reserved at the beginning; whenever all are in use, their number doubles.
+    So memory use follows the batches that exist, not a capacity larger than the dataset.
 
     Fetchers call `acquire`, `take`, `fit` and `release`, from any thread; `acquire` may wait. The consumer
-    calls everything else, from one thread at a time. Only `freed` is different: a lease's finalizer appends
-    to it from any thread, even one that holds a lock.
+    calls everything else, from one thread at a time. The exception is `freed`: a lease's finalizer appends to
+    it from any thread, even one that holds a lock.
     """
 
     count: int
-    spare: int  # slots that the user may hold at once; further batches are delivered as private copies
-    locker: PageLocker | None = None  # the device that page-locks the memory
+    spare: int  # slots that the user may hold at a time; further batches are delivered as private copies
+    locker: PageLocker | None = None  # the device that pins the memory
     _: KW_ONLY
     shared: bool = False  # whether worker processes map the memory and write into it
-    stretch: int = 0  # bytes within which small slots are more than `count`, `MOST_STRETCHED` at most
-    near: Cores = frozenset()  # near which the memory is to lie; empty: wherever the system puts it
+    stretch: int = 0  # bytes up to which small slots may exceed `count`, up to `MOST_STRETCHED` slots
+    near: Cores = frozenset()  # the cores to place the memory near; empty: wherever the system puts it
     stretched: int = 0  # slots added because they are small
-    allocated: bool = False  # whether the memory is reserved, which the first `acquire` does
+    allocated: bool = False  # whether the first `acquire` has reserved memory
     slot_nbytes: int = 0  # initial size of each slot; single slots may have grown since
-    reserved_in: int = 0  # nanoseconds that reserving took, which are no time of the reader
+    reserved_in: int = 0  # nanoseconds spent on reserving, which are not the reader's time
     leased: int = 0
-    freed: deque[Slot] = field(default_factory=deque)  # whose lease has ended since the last `drain`
+    freed: deque[Slot] = field(default_factory=deque)  # leases that have ended since the last `drain`
     _reserved: int = 0  # slots that have memory
-    _allocating: threading.Lock = field(default_factory=threading.Lock)  # several threads may be first
-    # The slot freed last is taken first, because it is still in the processor's cache. For each free slot
-    # there is one credit in a C queue, which waits without a Python-level lock; False there means closed.
+    _allocating: threading.Lock = field(default_factory=threading.Lock)  # several threads may come first
+    # The slot freed last is taken first, because it is still in the processor's cache. Each free slot has one
+    # credit in a C queue, which waits without a Python-level lock; False there means closed.
     _free: deque[Slot] = field(default_factory=deque)
     _credits: SimpleQueue[bool] = field(default_factory=SimpleQueue)
 
@@ -117,13 +116,13 @@ class Ring:
 
         The first call reserves the memory of the slots at that size. A slot that is too small for a later
         batch grows individually. Raises `QueueClosed` if the consumer has closed the loader, and
-        `StagingMemoryError` if there is too little memory.
+        `StagingMemoryError` if memory is too small.
         """
         credit = self._find_credit(nbytes)
         if credit is None:
             credit = self._credits.get()
         if not credit:
-            self._credits.put(False)  # for the next one that waits
+            self._credits.put(False)  # for the next waiting thread
             raise QueueClosed("the consumer has closed the loader")
         slot = self._free.pop()
         if nbytes > slot.nbytes:
@@ -144,7 +143,7 @@ class Ring:
         return None
 
     def _find_credit(self, nbytes: int) -> bool | None:
-        """Take a credit without waiting, reserving more slots if there is none; None if all are in use."""
+        """Take a credit without waiting, and reserve more slots if there is none; None if all are in use."""
         while True:
             try:
                 return self._credits.get_nowait()
@@ -155,14 +154,14 @@ class Ring:
     def fit(self, slot: Slot, nbytes: int) -> None:
         """Grow a slot that nobody is reading to at least `nbytes`, if it is smaller."""
         if nbytes > slot.nbytes:
-            # The other slots stay as they are: perhaps only this batch is so large.
+            # The other slots stay as they are: perhaps only this batch is this large.
             arena = Arena(align(int(nbytes * GROWTH)), self.locker, shared=self.shared, near=self.near)
             larger = Slot(arena.bytes, arena, in_ring=slot.in_ring)
             for name in Slot.__slots__:
                 setattr(slot, name, getattr(larger, name))
 
     def _extend(self, nbytes: int) -> bool:
-        """Reserve the first slots, for batches of `nbytes`, or as many again; return False if all are."""
+        """Reserve the first slots, for batches of `nbytes`, or double them; return False if none are left."""
         with self._allocating:
             if self._free:  # another thread was faster
                 return True
@@ -174,13 +173,13 @@ class Ring:
             begun = perf_counter_ns()
             size = self.slot_nbytes = align(max(nbytes, 1))
             # Small slots cost little memory, and with more of them a thread reads short batches in bursts.
-            # These are reserved when the others are in use: a loop that reads by itself needs none of them.
+            # They are reserved once the others are in use: a loop that reads inline needs none of them.
             stretched = max(min(self.stretch // size, MOST_STRETCHED) - self.count, 0)
-            # Few loops hold as many batches as they may, and large slots take long to fault in.
+            # Few loops hold as many batches as allowed, and large slots take long to fault in.
             now = self.count - self.spare if size >= LARGE else self.count
             now = max(min(now, max(FIRST_SLOTS, 2 * self.spare)), 1)
             if self.count > now:
-                check_available(size * self.count)  # before the first batch, not in the middle of an epoch
+                check_available(size * self.count)  # before the first batch, not in mid-epoch
             self._add(now)
             self.count += stretched
             self.stretched = stretched
@@ -211,8 +210,7 @@ class Ring:
 
     def lend(self, slot: Slot, layout: Layout) -> Slot:
         """Return the slot to lease to the user: `slot` itself, or a private copy once `spare` are lent."""
-        # Never wait for the user: whoever keeps all batches in a list pays for a copy of each, and that is
-        # all.
+        # Never wait for the user: somebody who keeps all batches in a list pays only for a copy of each.
         if self.leased < self.spare:
             self.leased += 1
             return slot
@@ -239,7 +237,7 @@ class Ring:
     def is_finalized(self) -> bool:
         """Whether the garbage collector has closed memory of free slots.
 
-        It finalizes all that belongs to a garbage cycle, even if one of the finalizers keeps the ring alive.
+        It finalizes everything in a garbage cycle, even if one of the finalizers keeps the ring alive.
         """
         return any(isinstance(slot.memory, Arena) and slot.memory.closed for slot in self._free)
 
@@ -249,7 +247,7 @@ class Ring:
 
     def rearm(self) -> bool:
         """Undo `interrupt` once no thread waits in `acquire`; return whether all slots are back."""
-        # Every `interrupt` has left a False. The credits of free slots stay, and nobody takes any now.
+        # Every `interrupt` has left a False. The credits of free slots stay, and nobody takes them now.
         for _ in range(self._credits.qsize()):
             if self._credits.get():
                 self._credits.put(True)
@@ -264,15 +262,15 @@ _ndarray, _asarray = np.ndarray, np.asarray  # looked up once, because they are 
 class Lease:
     """A token that all views of a batch keep alive; when the last view dies, `owner` is appended to `freed`.
 
-    The arrays have the lease as their base object, so slices, reshapes and views of views keep it alive. A
-    reference to an array alone would not guarantee that.
+    The lease is the arrays' base object, so slices, reshapes and views of views keep it alive. A reference to
+    an array alone would not guarantee that.
     """
 
     __slots__ = ("__array_interface__", "_release")
 
     def __init__(self, owner: Any, freed: deque[Any], interface: dict[str, Any] | None = None) -> None:
-        # The finalizer runs in whatever thread drops the last view, perhaps while that thread holds a lock,
-        # so it only appends to a deque, which the loader checks on its next step. And it runs no Python code,
+        # The finalizer runs in whatever thread drops the last view, perhaps while that thread holds a lock.
+        # So it only appends to a deque, which the loader checks on its next step. And it runs no Python code,
         # in which a Ctrl-C would be lost.
         self._release = partial(freed.append, owner)
         if interface is not None:

@@ -1,4 +1,4 @@
-"""What is below all other packages: differences between operating systems, processes, threads, signals.
+"""The lowest layer: differences between operating systems, processes, threads, signals.
 
-Any package may import it; beside `errors` and `checks` it imports nothing else from gpuloader.
+Any package may import it; it imports only `errors` and `checks` from gpuloader.
 """

@@ -1,9 +1,9 @@
-"""Which processor cores are near a GPU, on machines whose memory is divided into several NUMA nodes.
+"""Finds the processor cores near a GPU, on machines whose memory is divided into several NUMA nodes.
 
-Each node has cores and memory of its own. A copy to a GPU from the memory of another node crosses the link
+Each node has its own cores and memory. A copy to a GPU from the memory of another node crosses the link
 between the processors, which is slower and shared. The kernel places a page on the node of the core that
-first writes to it. So what is first written on cores near the GPU lies near it; no memory policy has to be
-set, which containers forbid, and the user's own policy and limits hold.
+first writes to it, so memory first written on cores near the GPU lies near it. This needs no memory policy,
+which containers forbid, and respects the user's own policy and limits.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def read_control_group(root: Path = Path("/")) -> ControlGroup:
     >>> read_control_group(Path("/nowhere"))
     ControlGroup(version=None, memory_limit=None, memory_used=0, processors=None)
     """
-    # The path of this process's group for each controller. Version 2 has one group, without a controller.
+    # The path of this process's group for each controller. Version 2 has one group and no controller.
     paths: dict[str, str] = {}
     for line in read_text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -61,7 +61,7 @@ def read_control_group(root: Path = Path("/")) -> ControlGroup:
         cached = ("inactive_file", "active_file")
     elif (mount / "memory").is_dir():
         version = 1
-        # Which of the folders for processors exists depends on the distribution.
+        # Which of these folders exists for processors depends on the distribution.
         folders = {mount / "memory": "memory", mount / "cpu": "cpu", mount / "cpu,cpuacct": "cpu"}
         limit_name, used_name = "memory.limit_in_bytes", "memory.usage_in_bytes"
         cached = ("total_inactive_file", "total_active_file")
@@ -71,11 +71,11 @@ def read_control_group(root: Path = Path("/")) -> ControlGroup:
     quotas: list[float] = []
     for folder, controller in folders.items():
         own = PurePosixPath(paths.get(controller, "/").lstrip("/"))
-        for part in (own, *own.parents):  # every parent limits it, too
+        for part in (own, *own.parents):  # every parent also sets limits
             group = folder / part
             if ".." in part.parts or not group.is_dir():  # a container may see only the mount
                 continue
-            # A file of another controller is not there, and limits nothing.
+            # A file of another controller does not exist here, and limits nothing.
             limit, used = read_text(group / limit_name), read_text(group / used_name)
             if limit.isdecimal() and int(limit) < _UNLIMITED:
                 cache = 0
@@ -88,13 +88,13 @@ def read_control_group(root: Path = Path("/")) -> ControlGroup:
                 quota, period = read_text(group / "cpu.cfs_quota_us"), read_text(group / "cpu.cfs_period_us")
             if quota.isdecimal() and int(quota) and int(period or 0):  # "max" or -1: no limit
                 quotas.append(int(quota) / int(period))
-    # The group with the least memory left decides.
+    # The group with the least memory left determines the limit.
     memory_limit, memory_used = min(limits, key=lambda one: one[0] - one[1], default=(None, 0))
     return ControlGroup(version, memory_limit, memory_used, min(quotas, default=None))
 
 
 def read_text(file: Path) -> str:
-    """Return the text of a kernel file without spaces around it; empty if it is missing or unreadable."""
+    """Return the text of a kernel file without surrounding spaces; empty if it is missing or unreadable."""
     try:
         return file.read_text().strip()
     except OSError:
@@ -103,12 +103,12 @@ def read_text(file: Path) -> str:
 
 T = TypeVar("T")
 
-# Numbers of processor cores; if empty, any.
+# Numbers of processor cores; an empty set means any.
 Cores = frozenset[int]
 
 
 def read_nodes(root: Path = Path("/")) -> dict[int, Cores]:
-    """Return the cores of each NUMA node that has some, by the node's number; `root` contains ``sys``.
+    """Return the cores of each NUMA node that has any, by the node's number; `root` contains ``sys``.
 
     >>> read_nodes(Path("/nowhere"))
     {}
@@ -121,7 +121,7 @@ def read_nodes(root: Path = Path("/")) -> dict[int, Cores]:
 
 
 def parse_cores(text: str) -> Cores:
-    r"""Return the cores in a list as the kernel writes it; text of another form is an empty one.
+    r"""Return the cores in a list as the kernel writes it; an empty set for text of another form.
 
     >>> sorted(parse_cores("0-2,8\n")), parse_cores("\n")
     ([0, 1, 2, 8], frozenset())
@@ -143,7 +143,7 @@ def find_node(bus_id: str, root: Path = Path("/")) -> int | None:
 
 
 def own_cores() -> Cores:
-    """Return the cores on which the calling thread may run; empty if the system does not tell."""
+    """Return the cores on which the calling thread may run; empty if the system does not say."""
     return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
 
 
@@ -152,18 +152,18 @@ def find_cores_near(
 ) -> Cores:
     """Return this process's cores on the NUMA node that all given devices share; empty if none are nearer.
 
-    `bus_ids` returns the devices' positions on the PCI bus, and `allowed` are the cores to choose from: by
-    default those on which the calling thread may run.
+    `bus_ids` returns the devices' positions on the PCI bus, and `allowed` are the cores to choose from. The
+    default is those on which the calling thread may run.
     """
     nodes = read_nodes(root)
-    if len(nodes) < 2:  # so that the devices are not even asked
+    if len(nodes) < 2:  # then the devices need not be queried
         return frozenset()
     allowed = own_cores() if allowed is None else allowed
     found = {find_node(one, root) for one in bus_ids()}
-    # Devices on several nodes have no node in common, and a machine may not tell where they are.
+    # Devices on several nodes share none, and a machine may not tell where devices are.
     node = found.pop() if len(found) == 1 else None
     near = nodes.get(node, frozenset()) & allowed if node is not None else frozenset()
-    # The user may have restricted this process to the cores of one node, whichever that is.
+    # The user may have restricted this process to the cores of any one node.
     return frozenset() if near == allowed else near
 
 
@@ -183,7 +183,7 @@ def call_near(cores: Cores, function: Callable[[], T]) -> T:
     """
     if not cores:
         return function()
-    # In the calling thread: to wait for another one would have no limit if that hung.
+    # In the calling thread: if another thread hung, there would be no limit to waiting for it.
     before = own_cores()
     try:
         bind(cores)

@@ -1,6 +1,6 @@
-"""What the NVIDIA driver itself is asked: the newest CUDA that it supports, and how a thread meets captures.
+"""Queries to the NVIDIA driver itself: the newest CUDA version it supports, and a thread's capture mode.
 
-Nothing else is imported, so the Makefile runs this file before anything is installed: it prints the major
+This imports nothing else, so the Makefile runs it before anything is installed. It prints the major
 version, or nothing without a driver.
 """
 
@@ -8,7 +8,7 @@ import ctypes
 from functools import cache
 
 RELAXED = 2
-"""The mode in which a thread's calls neither fail because a stream is captured, nor end the capture."""
+"""The mode in which a thread's calls neither fail during a capture nor end the capture."""
 
 
 @cache
@@ -41,7 +41,7 @@ def show_cuda(number: int) -> str:
 
 
 def exchange_capture_mode(mode: int) -> int:
-    """Set in which mode the calling thread meets captures; return the one before, at first 0 for 'global'.
+    """Set the calling thread's capture mode; return the previous one, initially 0 for 'global'.
 
     >>> before = exchange_capture_mode(RELAXED)
     >>> _ = exchange_capture_mode(before)
@@ -53,11 +53,11 @@ def exchange_capture_mode(mode: int) -> int:
 
 
 class Relaxed:
-    """A block whose calls leave alone what the user captures, in whichever thread."""
+    """A block whose calls do not disturb the user's captures, in any thread."""
 
-    # While a stream is captured in CUDA's mode 'global', which is PyTorch's, calls that allocate, free, pin,
-    # load or ask for events are refused to all threads and end the capture. The user's threads get their mode
-    # back, which protects them from their own mistakes.
+    # While a stream is captured in CUDA's mode 'global', which PyTorch uses, calls that allocate, free, pin,
+    # load or query events fail in all threads and end the capture. The user's threads get their own mode
+    # back afterwards, because it protects them from their own mistakes.
 
     __slots__ = ("_before",)
 

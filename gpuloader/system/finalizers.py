@@ -1,9 +1,9 @@
-"""What happens when an object goes, without losing a Ctrl-C that arrives at that moment.
+"""Finalizers that cannot lose a Ctrl-C that arrives while they run.
 
-Python prints what is raised while it frees an object, and continues. A Ctrl-C raises in whatever Python code
-runs next, so one that arrives in a ``__del__``, in a callback of `weakref` or of `weakref.finalize` is lost.
-The package has none of these. Where C code is enough, `calling` makes a ``__del__`` without Python code, and
-the Ctrl-C stays pending. Where it is not, a `Finalizer` delivers the Ctrl-C again.
+Python prints exceptions that are raised while it frees an object, and continues. A Ctrl-C raises in whatever
+Python code runs next, so a Ctrl-C during a ``__del__`` or a callback of `weakref` or `weakref.finalize` is
+lost. The package has none of these. Where C code is enough, `calling` makes a ``__del__`` without Python
+code, and the Ctrl-C stays pending. Where it is not, a `Finalizer` delivers the Ctrl-C again.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Generic, TypeVar
 
 
 def calling(name: str) -> property:
-    """Return a ``__del__`` that calls what the attribute `name` of the object holds, and runs no Python code.
+    """Return a ``__del__`` that calls what the object's attribute `name` holds and runs no Python code.
 
-    That must be a function written in C, such as one that `once` returns, and an attribute of the object:
-    later versions of Python make methods of `partial` objects in a class.
+    That must be a function written in C, such as one that `once` returns, and it must be an attribute of the
+    object: later versions of Python turn `partial` objects in a class into methods.
 
     >>> class Thing:
     ...     __del__ = calling("_release")
@@ -40,7 +40,7 @@ def calling(name: str) -> property:
 
 
 def once(*functions: Callable[[], object]) -> Callable[[], object]:
-    """Return a function that calls the functions when it is called for the first time.
+    """Return a function that calls the given functions on its first call only.
 
     Any thread may call it. It runs no Python code of its own, and the functions must not raise.
 
@@ -70,9 +70,8 @@ def closing_once(*descriptors: int | None) -> Callable[[], object]:
 class Finalizer:
     """Calls a function when this object is called or dropped, whichever comes first.
 
-    Make it an attribute of the object whose end matters, and make the function refer to what has to be ended
-    instead of to that object. The function must be one that can be called again after a Ctrl-C has cut it
-    short.
+    Make it an attribute of the object whose end matters. The function must refer to what has to be ended, not
+    to that object, and must be callable again after a Ctrl-C has cut it short.
 
     >>> finalizer = Finalizer(lambda: print("gone"))
     >>> del finalizer
@@ -82,24 +81,24 @@ class Finalizer:
     __slots__ = ("_due", "_keeper")
 
     def __init__(self, function: Callable[[], object] | None = None) -> None:
-        # Made before the generators that its function closes, it ends them: the garbage collector finalizes
-        # the oldest objects first. Otherwise a Ctrl-C could arrive while they are collected by themselves.
+        # Created before the generators that its function closes, it also ends them: the garbage collector
+        # finalizes the oldest objects first. Otherwise a Ctrl-C could arrive while a generator is collected.
         self._due = [] if function is None else [function]
         self._keeper = _keep(self._due)
         next(self._keeper)
 
     def watch(self, function: Callable[[], object]) -> None:
-        """Call this function, for a finalizer that was made without one."""
+        """Set the function, for a finalizer that was made without one."""
         self._due.append(function)
 
     def __call__(self) -> None:
-        """Call the function now, and not again later; do nothing if that has happened."""
+        """Call the function now and never again; do nothing if it was called before."""
         for function in self._due[:1]:
             function()
         self.end()
 
     def end(self) -> None:
-        """Forget the function; no Python code runs then when this object is dropped."""
+        """Forget the function; then no Python code runs when this object is dropped."""
         self._due.clear()
         self._keeper.close()
 
@@ -111,32 +110,33 @@ class Finalizer:
 
 def _keep(due: list[Callable[[], object]]) -> Generator[None, None, None]:
     """Call the function when this generator is dropped."""
-    # A generator that is dropped continues in the block below without a moment in which Python looks for
-    # signals, unlike a function, where it does so at the beginning.
+    # When a generator is dropped, it continues in the block below without first looking for signals. A
+    # function does look for signals at its beginning.
     try:
         yield
     finally:
         if due:
             function = due[0]
-            del due[0]  # a call, as of `pop`, would be such a moment
+            del due[0]  # a call such as `pop` would look for signals
             try:
                 function()
             except KeyboardInterrupt:
-                # Python would print it, and continue.
+                # Python would print it and continue.
                 _thread.start_new_thread(_deliver_interrupt, (function,))
             except Exception:  # there is nobody to raise it to
                 pass
 
 
 def _deliver_interrupt(function: Callable[[], object]) -> None:
-    """Start the thread that delivers an interrupt, in a thread of its own."""
-    # A finalizer may run while its thread holds the locks of `threading`, so it must not start one of those.
-    # But a thread that `threading` does not know remains in its list once it has asked for its own name.
+    """Deliver an interrupt in a separate thread."""
+    # A finalizer may run while its thread holds the locks of `threading`, so it must not start a thread of
+    # that module. But a thread that `threading` does not know stays in its list once it has asked for its own
+    # name.
     threading.Thread(target=_deliver, args=(function,), name="gpuloader-interrupt", daemon=True).start()
 
 
 def _deliver(function: Callable[[], object]) -> None:
-    """Interrupt the main thread once more, after the object has been freed, and do what was cut short."""
+    """Interrupt the main thread again, after the object has been freed, and finish what was cut short."""
     sleep(0.01)
     if hasattr(signal, "pthread_kill"):  # a signal also wakes a thread that sleeps or waits
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
@@ -150,7 +150,7 @@ _watched: dict[weakref.ref[object], Finalizer] = {}
 
 
 def when_dropped(one: object, function: Callable[[], object]) -> None:
-    """Call a function when an object of another package goes, as a `Finalizer` does.
+    """Call a function when an object of another package is freed, as a `Finalizer` does.
 
     >>> class Thing: pass
     >>> thing = Thing()
@@ -161,8 +161,8 @@ def when_dropped(one: object, function: Callable[[], object]) -> None:
     _watched[weakref.ref(one, _watched.pop)] = Finalizer(function)
 
 
-# Weak collections that run no Python code when one of their objects goes. Those of `weakref` remove an object
-# in a Python function. A Ctrl-C that arrives there is lost.
+# Weak collections that run no Python code when one of their objects is freed. Those of `weakref` remove an
+# object in a Python function, and a Ctrl-C that arrives there is lost.
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -170,7 +170,7 @@ V = TypeVar("V")
 
 
 class LivingKeys(Generic[T, V]):
-    """Values that are kept as long as the objects that they belong to; any thread may call the methods.
+    """Values that live as long as the objects they belong to; any thread may call the methods.
 
     >>> class Thing: pass
     >>> names, thing = LivingKeys(), Thing()
@@ -184,7 +184,7 @@ class LivingKeys(Generic[T, V]):
         self._values: dict[weakref.ref[T], V] = {}
 
     def set(self, key: T, value: V) -> None:
-        """Set the value of an object, which must not define what equals it."""
+        """Set the value of an object whose class must not define equality."""
         self._values[weakref.ref(key, self._values.pop)] = value
 
     def get(self, key: T) -> V | None:
@@ -192,11 +192,11 @@ class LivingKeys(Generic[T, V]):
         return self._values.get(weakref.ref(key))
 
     def discard(self, key: T) -> None:
-        """Forget an object and its value, if it is there."""
+        """Forget an object and its value, if present."""
         self._values.pop(weakref.ref(key), None)
 
     def __iter__(self) -> Iterator[T]:
-        """Iterate over the objects that are there now."""
+        """Iterate over the objects that are alive now."""
         found = [reference() for reference in self._values.copy()]
         return iter([one for one in found if one is not None])
 
@@ -216,12 +216,12 @@ class Living(LivingKeys[T, None]):
     """
 
     def add(self, one: T) -> None:
-        """Add an object, which must not define what equals it."""
+        """Add an object whose class must not define equality."""
         self._values[weakref.ref(one, self._values.pop)] = None
 
 
 class LivingValues(Generic[K, T]):
-    """Objects by their keys, as long as they live; any thread may call the methods.
+    """Objects by key, for as long as they live; any thread may call the methods.
 
     >>> class Thing: pass
     >>> things, thing = LivingValues(), Thing()
@@ -235,15 +235,15 @@ class LivingValues(Generic[K, T]):
         self._references: dict[K, weakref.ref[T]] = {}
 
     def set(self, key: K, value: T) -> None:
-        """Set the object of a key."""
+        """Set the object for a key."""
         self._references[key] = weakref.ref(value, partial(self._references.pop, key))
 
     def get(self, key: K) -> T | None:
-        """Return the object of a key; None if there is none, or no longer."""
+        """Return the object for a key; None if there is none, or no longer."""
         reference = self._references.get(key)
         return None if reference is None else reference()
 
     def items(self) -> list[tuple[K, T]]:
-        """Return the keys and objects that are there now."""
+        """Return the keys and objects that are alive now."""
         found = [(key, reference()) for key, reference in self._references.copy().items()]
         return [(key, one) for key, one in found if one is not None]

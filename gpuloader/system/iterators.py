@@ -1,4 +1,4 @@
-"""Iterators that may be read once, that must be asked only once for an iterator, or that start over."""
+"""Iterators that can be read only once, or that start over when asked for an iterator again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuloader.errors import ReaderError
 def refuse_read(items: object, what: str, instead: str) -> None:
     """Raise `ReaderError` if an object is a generator that has ended, so that nothing can be read from it.
 
-    `what` names it, with a verb, and `instead` says what to do instead.
+    `what` names the object, with a verb; `instead` says what to do.
 
     >>> numbers = (number for number in [1])
     >>> refuse_read(numbers, "the dataset is", "pass a list")
@@ -27,7 +27,7 @@ def refuse_read(items: object, what: str, instead: str) -> None:
 
 
 def find_kept(begin: Callable[[], object]) -> Iterator[Any] | None:
-    """Return the iterator that `begin` returns in every call; None if each call returns another one.
+    """Return the iterator that `begin` returns in every call; None if each call returns a different one.
 
     Call it only after a pass that has yielded nothing, because it begins two more.
 
@@ -48,7 +48,7 @@ def find_kept(begin: Callable[[], object]) -> Iterator[Any] | None:
 
 
 def may_start_over(items: object) -> bool:
-    """Return whether an iterator may start over if it is asked for an iterator, as a user's class may.
+    """Return whether an iterator may start over when asked for an iterator, as a user's class may.
 
     >>> may_start_over(iter([1])), may_start_over(map(int, "1"))
     (False, False)
@@ -64,7 +64,7 @@ def close_iterator(items: object) -> None:
 
 
 class Steady(Iterator[Any]):
-    """An iterator over the rest of another one, which is not asked for an iterator again.
+    """An iterator over the rest of another one, without asking that one for an iterator again.
 
     A user's class may start over in `__iter__` and return itself. `for`, ``yield from`` and `itertools` all
     call that, so each use of such an iterator would begin again.

@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first asked for."""
+"""Names of a package that are imported on first use."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 
 def import_on_demand(package: str, homes: dict[str, str]) -> Callable[[str], Any]:
-    """Return a ``__getattr__`` for a package; `homes` says in which module each name is.
+    """Return a ``__getattr__`` for a package; `homes` maps each name to its module.
 
-    The names in the package itself are its modules.
+    Names that live in the package itself are its modules.
 
     >>> find = import_on_demand("gpuloader.system", {"check_count": "gpuloader.checks"})
     >>> find("check_count")("capacity", 4)
@@ -31,16 +31,16 @@ def import_on_demand(package: str, homes: dict[str, str]) -> Callable[[str], Any
 
 
 def read_stub(file: str) -> dict[str, str]:
-    """Return in which module each name of a package is, from the stub beside its `file`.
+    """Return the module of each name of a package, read from the stub next to its `file`.
 
-    So the names stand in one place, where type checkers and editors look for them, too.
+    So each name is written down only once, where type checkers and editors look for it.
     """
     lines = map(str.split, Path(file).with_suffix(".pyi").read_text("utf-8").splitlines())
     return {line[3]: line[1] for line in lines if line[:1] == ["from"]}  # from HOME import NAME as NAME
 
 
 def step_aside(name: str, file: str) -> None:
-    """Make ``import name`` find the package that a module of ours, with the path `file`, hides."""
+    """Let ``import name`` find the package that our module with the path `file` hides."""
     # Python was started in our folder, and looks for modules there first.
     here = Path(file).resolve().parent
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != here]

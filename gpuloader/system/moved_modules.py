@@ -1,4 +1,4 @@
-"""Where the modules of version 0.1 are now, so that what it pickled can be loaded."""
+"""Where the modules of version 0.1 are now, so that its pickles can be loaded."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from importlib.abc import Loader
 
 # A pickle names the module of each class in it. Only modules whose objects users pickle are listed: errors,
-# datasets, samplers, places, fields, transforms and loaders.
-# Modules, and the old names of each, apart by spaces.
+# datasets, samplers, places, fields, transforms and loaders. Each maps to its old names, separated by spaces.
 _OLD_NAMES = {
     "api.epochs": "loader.resuming",
     "api.generator_loader": "loader.generator_loader",
@@ -56,8 +55,8 @@ class _Finder:
         old = name.removeprefix(_ROOT)
         if old == name or not (old in _MOVED or old in _PACKAGES):
             return None
-        # An old package has no files: with the path of the new one, Python would import a module that kept
-        # its file name a second time, with classes that are different from those of the first.
+        # An old package has no files. With the path of the new one, Python would import a module that kept
+        # its file name a second time, with classes different from the first import's.
         return ModuleSpec(name, cast("Loader", _Finder), is_package=old in _PACKAGES)
 
     @staticmethod
@@ -66,7 +65,7 @@ class _Finder:
 
     @staticmethod
     def exec_module(module: ModuleType) -> None:
-        """Put the module that has the code now in the place of the new, empty one."""
+        """Replace the new, empty module by the one that has the code now."""
         new = _MOVED.get(module.__name__.removeprefix(_ROOT))
         if new is not None:
             sys.modules[module.__name__] = importlib.import_module(_ROOT + new)

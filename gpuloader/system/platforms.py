@@ -10,8 +10,8 @@
 | messages with descriptors      | ``SOCK_SEQPACKET``      | ``SOCK_STREAM``           | none: use threads |
 | detecting a process's death    | its descriptor (pidfd)  | a pipe it inherited       | its handle        |
 
-Features are looked up at each call, so that a test can remove them. All functions may be called from
-any thread.
+Features are looked up at each call, so that a test can remove them. All functions may be called from any
+thread.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ def open_memory_file(name: str) -> int:
     """
     if has_memory_files():
         return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    # The system may write what is in the folder for temporary files to disk, in the background.
+    # The system may write files in the folder for temporary files to disk, in the background.
     shared = "/dev/shm"
     folder = shared if os.access(shared, os.W_OK) else None
-    import tempfile  # with its five modules, every worker's server would start later
+    import tempfile  # late: with its five modules, every worker's server would start later
 
     with tempfile.TemporaryFile(prefix=name, dir=folder, buffering=0) as file:
         return os.dup(file.fileno())
@@ -104,11 +104,11 @@ def reserve(descriptor: int, nbytes: int) -> None:
 
 def seal(descriptor: int, *, writable: bool) -> None:
     """Seal a memory file against resizing and, unless `writable`, further writes; as far as possible."""
-    if has_memory_files():  # else, the only protection is that nobody else has the descriptor
+    if has_memory_files():  # otherwise, the only protection is that nobody else has the descriptor
         import fcntl
 
-        # F_SEAL_WRITE is refused with EBUSY while the kernel holds a page, as when it moves one. Seals only
-        # prevent mistakes, so the file serves without.
+        # F_SEAL_WRITE fails with EBUSY while the kernel holds a page, for example to move it. Seals only
+        # prevent mistakes, so the file is good enough without.
         for against_writing in (0,) if writable else (*_SEAL_AGAINST_WRITING, 0):
             with contextlib.suppress(OSError):
                 fcntl.fcntl(descriptor, _F_ADD_SEALS, _SEAL_AGAINST_RESIZE | against_writing)
@@ -118,7 +118,7 @@ def seal(descriptor: int, *, writable: bool) -> None:
 def map_memory(nbytes: int, *, stays: bool) -> mmap.mmap:
     """Map new memory and fault it in; raises `OSError`, `ValueError`.
 
-    With `stays`, its pages do not move when this process forks. Otherwise, they are huge if that is possible.
+    With `stays`, its pages do not move when this process forks. Otherwise they are huge if possible.
     """
     if not hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(-1, nbytes)
@@ -138,7 +138,7 @@ def prefault(mapping: mmap.mmap) -> None:
             mapping.madvise(_MADV_POPULATE_WRITE)
             return
         except OSError as error:
-            # EINVAL: an older kernel; the others: not at this moment
+            # EINVAL: an older kernel. The others: not at this moment.
             if error.errno not in (errno.EINVAL, errno.EAGAIN, errno.EBUSY, errno.EINTR):
                 raise
     with memoryview(mapping) as pages:  # a fork server imports this before it may import NumPy
@@ -164,7 +164,7 @@ def available_memory(root: Path = Path("/")) -> int | None:
 
 
 def check_memory(nbytes: int, shortage: Callable[[int, str], str]) -> None:
-    """Raise `StagingMemoryError` if there are fewer bytes than that, as far as the system tells.
+    """Raise `StagingMemoryError` if the system reports fewer available bytes than `nbytes`.
 
     `shortage` returns the message for a number of bytes and a reason.
     """
@@ -174,12 +174,12 @@ def check_memory(nbytes: int, shortage: Callable[[int, str], str]) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Make the C library keep a sample's memory for the next sample, and not return it to the system."""
-    # A new process returns every freed array of more than 128 KiB to the system, so that the next array
-    # faults in new pages: about 150 page faults per image.
+    """Make the C library keep a sample's memory for the next sample instead of returning it to the system."""
+    # By default, a new process returns every freed array of more than 128 KiB to the system, so the next
+    # array faults in new pages: about 150 page faults per image.
     if sys.platform != "linux":
         return
-    with contextlib.suppress(OSError, AttributeError):  # another C library than GNU's
+    with contextlib.suppress(OSError, AttributeError):  # a C library other than GNU's
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, 32 << 20)
         mallopt(_M_TRIM_THRESHOLD, 64 << 20)
@@ -199,7 +199,7 @@ def message_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def close_quietly(*ends: socket.socket | Connection) -> None:
-    """Close sockets and pipes; their descriptors are gone even if closing is interrupted or fails."""
+    """Close sockets and pipes; their descriptors are released even if closing is interrupted or fails."""
     for one in ends:
         with contextlib.suppress(OSError):
             one.close()
@@ -215,7 +215,7 @@ def open_process(pid: int) -> int | None:
 
 def kill_process(descriptor: int) -> bool:
     """Kill the process of a descriptor that `open_process` returned; return False if that is not allowed."""
-    # By its id, another process might be meant by now: a fork server reaps its children.
+    # Its id could mean another process by now: a fork server reaps its children.
     try:
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
     except ProcessLookupError:
@@ -226,7 +226,7 @@ def kill_process(descriptor: int) -> bool:
 
 
 def kill_session(pid: int) -> None:
-    """Kill a process that leads a session of its own, and what it started; without sessions, it alone."""
+    """Kill a process that leads its own session, and what it started; without sessions, only the process."""
     with contextlib.suppress(ProcessLookupError):
         if hasattr(os, "killpg"):
             os.killpg(pid, signal.SIGKILL)
@@ -244,13 +244,13 @@ def allowed_cores() -> int:
 
 
 def has_gil() -> bool:
-    """Return whether threads take turns at running Python code; not so on free-threaded Python.
+    """Return whether threads take turns at running Python code; False on free-threaded Python.
 
     >>> has_gil() or sys.version_info >= (3, 13)
     True
     """
-    # Documented, in spite of its name. A free-threaded Python turns the lock on if an extension module needs
-    # it, so what it was built with does not tell.
+    # Documented, despite its name. A free-threaded Python enables the lock if an extension module needs it,
+    # so the build option does not tell.
     return bool(getattr(sys, "_is_gil_enabled", lambda: True)())
 
 

@@ -1,4 +1,4 @@
-"""Child processes: one function starts them, a handle tells of their death, and none outlives its parent.
+"""Child processes: one function starts them, a handle reports their death, and none outlives its parent.
 
 Imported late, because it imports `multiprocessing`.
 """
@@ -35,12 +35,12 @@ from gpuloader.system.threads import at_exit, at_last, blocked_interrupts, end_i
 
 
 def default_method() -> str:
-    """Return how `multiprocessing` starts processes: as the program has set, or as Python does here.
+    """Return how `multiprocessing` starts processes: as the program has set it, or by Python's default.
 
     >>> default_method() in multiprocessing.get_all_start_methods()
     True
     """
-    # Not `get_start_method()`, after which the program could no longer set it.
+    # Not `get_start_method()`: after that call, the program could no longer set it.
     return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
 
 
@@ -54,7 +54,7 @@ def starting() -> threading.Lock:
     Raises
     ------
     LoaderError
-        The working directory was deleted, in which no process can start.
+        The working directory was deleted; no process can start in it.
     """
     try:
         Path.cwd()  # `multiprocessing` asks for it
@@ -63,14 +63,14 @@ def starting() -> threading.Lock:
             f"no process can start, because this program's working directory was deleted ({error}); change "
             "to another one with os.chdir"
         ) from error
-    # If another thread forked a child at the same time, that child would inherit this child's end of the pipe
-    # and hide its death.
+    # If another thread forked a child now, that child would inherit this child's end of the pipe and hide its
+    # death.
     return _starting
 
 
 def _wait_for_start() -> None:
     """Wait until no process is half started."""
-    # One that is spawned prints a traceback if its parent goes before it has sent what to run.
+    # A spawned process prints a traceback if its parent ends before it has sent what to run.
     if _starting.acquire(timeout=_LONGEST_START):
         _starting.release()
 
@@ -78,7 +78,7 @@ def _wait_for_start() -> None:
 def _begin_as_child() -> None:
     global _starting, _children
     _starting = threading.Lock()  # the parent held the inherited one while it forked
-    _children = Living()  # they are siblings of this process, which must not end them
+    _children = Living()  # the inherited ones are siblings of this process, which must not end them
 
 
 after_fork(_begin_as_child)
@@ -88,13 +88,13 @@ at_exit(_wait_for_start)
 def start_child(method: str, name: str, target: Callable[..., object], *arguments: object) -> ChildHandle:
     """Start a daemon by 'fork' or 'spawn', and return a handle on it; the caller holds `starting`.
 
-    SIGINT is blocked in the process until it calls `take_signals`, so that a Ctrl-C in a terminal is one
-    traceback of the program, and none of its children.
+    SIGINT is blocked in the process until it calls `take_signals`, so a Ctrl-C in a terminal produces one
+    traceback, that of the program, and none of its children's.
 
     Raises
     ------
     OSError
-        The system starts no more processes.
+        The system cannot start another process.
     """
     end_if_exiting()
     if method == "fork":
@@ -102,8 +102,8 @@ def start_child(method: str, name: str, target: Callable[..., object], *argument
     process: Any = multiprocessing.get_context("spawn").Process(
         target=target, args=arguments, name=name, daemon=True
     )
-    # Not by its `start`, which multiprocessing refuses in a daemon, and which notes the process: at its exit,
-    # this one and all that are forked from it would kill it, or wait for it. Ours end with their parent.
+    # Not by its `start`: multiprocessing refuses that in a daemon, and records the process. At exit, this
+    # process and all forked from it would then kill it or wait for it. Ours end with their parent.
     launch = process._Popen
     if os.name == "posix":
         resource_tracker.ensure_running()  # starting it later unblocks SIGINT
@@ -111,8 +111,8 @@ def start_child(method: str, name: str, target: Callable[..., object], *argument
 
         class Launch(Popen):
             def _launch(self, process_obj: Any) -> None:
-                # Since Python 3.14, this is raised for a process that has died before it read what to run,
-                # which would then never be reaped. Its handle tells of the death, and its exit code.
+                # Since Python 3.14, this is raised for a process that died before it read what to run, which
+                # would then never be reaped. Its handle reports the death and the exit code.
                 with contextlib.suppress(BrokenPipeError):
                     super()._launch(process_obj)  # type: ignore[misc]
 
@@ -126,7 +126,7 @@ def start_child(method: str, name: str, target: Callable[..., object], *argument
 
 
 def _begin(start: Callable[[], OwnChild]) -> OwnChild:
-    """Start a process with SIGINT blocked, and end it again after a Ctrl-C that came meanwhile."""
+    """Start a process with SIGINT blocked; end it again if a Ctrl-C came meanwhile."""
     child: OwnChild | None = None
     try:
         with blocked_interrupts():
@@ -138,18 +138,18 @@ def _begin(start: Callable[[], OwnChild]) -> OwnChild:
     return child
 
 
-# Forking. If the system refuses to fork, multiprocessing leaves open the pipes that it has made for the new
-# process. So we fork, and the child then does what a forked `multiprocessing.Process` does.
+# Forking. If the system refuses to fork, multiprocessing leaves open the pipes that it has created for the
+# new process. So we fork ourselves, and the child then does what a forked `multiprocessing.Process` does.
 
 
 def fork_child(name: str, target: Callable[..., object], *arguments: object) -> OwnChild:
     """Fork a process that runs a function, as `start_child` does."""
     process: Any = multiprocessing.Process(target=target, args=arguments, name=name, daemon=True)
-    flush_output()  # or the child would print it again
+    flush_output()  # otherwise the child would print it again
     ours, theirs = process_link()
 
     def fork() -> OwnChild:
-        # Not under `catch_warnings`, after which Python shows again each warning that it has shown once.
+        # Not under `catch_warnings`: after that, Python repeats warnings that it has already shown.
         pid = os.fork()
         if not pid:
             _run(process, ours, theirs)
@@ -162,10 +162,10 @@ def fork_child(name: str, target: Callable[..., object], *arguments: object) -> 
 
 
 def _run(process: Any, ours: socket.socket, theirs: socket.socket) -> NoReturn:
-    """Run a process object in this newly forked process, and exit."""
+    """Run a process object in this newly forked process, then exit."""
     code = 1
     try:
-        # A collection would copy the page of every object that this process has inherited, and run the
+        # A collection would copy the page of every object that this process has inherited, and would run the
         # finalizers of the parent's garbage here.
         gc.freeze()
         close_quietly(ours)
@@ -175,7 +175,7 @@ def _run(process: Any, ours: socket.socket, theirs: socket.socket) -> NoReturn:
 
 
 def process_link() -> tuple[socket.socket, socket.socket]:
-    """Return two ends of a link to a new process; each end tells when the other is closed."""
+    """Return two ends of a link to a new process; each end shows when the other is closed."""
     # A socket pair without a name: nobody else on the machine can connect, and a crash leaves nothing.
     link = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     for end in link:
@@ -183,13 +183,13 @@ def process_link() -> tuple[socket.socket, socket.socket]:
     return link
 
 
-# Held here while open: the garbage collector may finalize a dropped pool's sockets before its `Finalizer`,
-# and a socket that is open then warns of it.
+# Kept here while open: otherwise the garbage collector may finalize a dropped pool's sockets before its
+# `Finalizer`, and an open socket would print a warning.
 _links: set[socket.socket] = set()
 
 
 def own_link(link: socket.socket) -> None:
-    """Keep a link until `close_link` closes it, or this process is forked, which closes the child's copy."""
+    """Keep a link until `close_link` closes it; a forked process closes its own copy."""
     _links.add(link)
 
 
@@ -214,7 +214,7 @@ def without_main() -> Iterator[None]:
     """Stop processes that start meanwhile from importing the user's main module: the whole program."""
     main = sys.modules["__main__"]
     spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-    # `multiprocessing` decides by these two what a child imports.
+    # `multiprocessing` uses these two to decide what a child imports.
     main.__spec__ = None
     if path is not None:
         del main.__file__
@@ -233,22 +233,22 @@ def flush_output() -> None:
             stream.flush()
 
 
-# Handles. A child's own sentinel is a pipe, which other children that are forked meanwhile inherit and so
-# keep open. A process descriptor becomes ready when the child dies, whoever has inherited what.
+# Handles. A child's own sentinel is a pipe, which other children forked meanwhile inherit and keep open. A
+# process descriptor becomes ready when the child dies, whatever others have inherited.
 
 
-# Seconds that a process has to end after SIGKILL. One that hangs in the kernel, as on a dead file server,
-# ends when that answers, and is reaped when this process has ended.
+# Seconds that a process has to end after SIGKILL. A process that hangs in the kernel, for example on a dead
+# file server, ends when the server answers; it is reaped when this process has ended.
 _LONGEST_DEATH = 10.0
 
 
 class ChildHandle:
-    """What a process holds of one of its children; `sentinel` becomes ready when the child dies.
+    """What a process keeps about one of its children; `sentinel` becomes ready when the child dies.
 
     The `closers` are called once, when the handle is closed.
     """
 
-    _longest_look = math.inf  # seconds to wait for the sentinel before the process itself is looked at
+    _longest_look = math.inf  # seconds to wait for the sentinel before checking the process itself
 
     def __init__(self, pid: int, sentinel: int, *closers: Callable[[], object]) -> None:
         self.pid = pid
@@ -256,8 +256,8 @@ class ChildHandle:
         self._owner = os.getpid()
         self._code: int | None = None
         self._has_ended = False
-        # Noted and closed in one call of C code: between two, a Ctrl-C would make a later call close the
-        # descriptors again, which may belong to others by then.
+        # Recorded and closed in one call of C code: between two calls, a Ctrl-C could make a later call close
+        # the descriptors again, which may belong to others by then.
         self._closed: list[bool] = []
         self._close = once(partial(self._closed.append, True), *closers)
         _children.add(self)
@@ -268,11 +268,11 @@ class ChildHandle:
         return bool(self._closed)
 
     def exit_code(self, seconds: float) -> int | None:
-        """Return the exit code; None if the process does not end within `seconds`, or nobody knows it."""
+        """Return the exit code; None if the process does not end within `seconds`, or the code is unknown."""
         deadline = monotonic() + seconds
         while not self._is_gone() and (left := deadline - monotonic()) > 0:
             if wait_for(self.sentinel, min(left, self._longest_look)) and not self._is_gone():
-                sleep(1e-3)  # it has only closed its end
+                sleep(1e-3)  # it has only closed its end so far
         return self._code
 
     def kill(self) -> None:
@@ -281,15 +281,15 @@ class ChildHandle:
             self._kill_by_id()
 
     def end(self) -> None:
-        """Kill the process and close the handle, or only that in a process forked from the parent."""
-        if not self.released:  # else a Ctrl-C had cut an earlier call short
+        """Kill the process and close the handle; in a process forked from the parent, only close it."""
+        if not self.released:  # otherwise a Ctrl-C has cut an earlier call short
             if os.getpid() == self._owner:
                 self.kill()
                 self.exit_code(_LONGEST_DEATH)
             self._close()
 
     def _is_gone(self) -> bool:
-        """Return whether the process has ended, after noting its exit code."""
+        """Return whether the process has ended, and record its exit code."""
         raise NotImplementedError
 
     def _kill_by_id(self) -> None:
@@ -300,7 +300,7 @@ _children: Living[ChildHandle] = Living()
 
 
 def _end_children() -> None:
-    # Those that the program has left open. One that hangs in C code would not notice the end of its parent.
+    # Those that the program has left open. A child that hangs in C code would not notice its parent's end.
     for child in _children:
         child.end()
 
@@ -311,7 +311,7 @@ at_last(_end_children)
 class OwnChild(ChildHandle):
     """A process that this one has forked or, with the `popen` of multiprocessing, spawned.
 
-    `link` becomes ready when the process closes it or ends. It belongs to the `popen`, if there is one.
+    `link` becomes ready when the process closes its end or ends. It belongs to the `popen`, if there is one.
     """
 
     def __init__(self, pid: int, link: int, popen: Any = None) -> None:
@@ -334,7 +334,7 @@ class OwnChild(ChildHandle):
                     self._code = os.waitstatus_to_exitcode(status) if pid else None
                 else:
                     self._code = self._popen.poll()
-            except ChildProcessError:  # the user's program waits for all children
+            except ChildProcessError:  # the user's program has waited for all children
                 self._has_ended = True
             else:
                 self._has_ended = self._code is not None
@@ -349,8 +349,8 @@ class OwnChild(ChildHandle):
             self._popen.kill()
 
 
-_PATIENCE = 1.0  # seconds in which the system may refuse to wait
-PAUSE = 0.01  # seconds until it is asked again
+_PATIENCE = 1.0  # seconds during which the system may refuse to wait
+PAUSE = 0.01  # seconds between two attempts
 
 
 def wait_for(descriptor: int, seconds: float | None) -> bool:
@@ -359,12 +359,12 @@ def wait_for(descriptor: int, seconds: float | None) -> bool:
 
 
 def wait_for_any(ends: Sequence[int | Connection], seconds: float | None) -> list[Any]:
-    """Return which descriptors and pipes are ready, waiting as `wait_for` does until one is."""
+    """Return which descriptors and pipes are ready; wait as `wait_for` does until one is."""
     deadline = None if seconds is None else monotonic() + max(seconds, 0)
     while True:
         try:
             return wait(ends, None if deadline is None else max(deadline - monotonic(), 0))
-        except OSError as error:  # there is too little memory at this moment
+        except OSError as error:  # too little memory at this moment
             if error.errno not in (EAGAIN, ENOMEM):
                 raise
             if deadline is not None and monotonic() > deadline + _PATIENCE:
@@ -400,12 +400,12 @@ _depth = 0
 
 
 def next_depth() -> int:
-    """Return how deep a worker process of this process would be within other worker processes.
+    """Return how deeply a worker process of this process would be nested in other worker processes.
 
     Raises
     ------
     LoaderError
-        Too deep: probably each worker's dataset makes a loader of the same dataset.
+        Too deep: probably each worker's dataset makes a loader over the same dataset.
     """
     if _depth >= MOST_NESTED:
         raise LoaderError(
@@ -416,7 +416,7 @@ def next_depth() -> int:
 
 
 def enter_depth(depth: int) -> None:
-    """Note how deep this worker process is."""
+    """Record how deeply this worker process is nested."""
     global _depth
     _depth = depth
 
@@ -426,15 +426,15 @@ def die_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is None or parent.pid is None:
         return
-    # The parent's own sentinel is a pipe that later forked processes inherit, so it may outlive the parent.
+    # The parent's own sentinel is a pipe that processes forked later inherit, so it may outlive the parent.
     descriptor = open_process(parent.pid)
     sentinel = int(parent.sentinel) if descriptor is None else descriptor
 
     def watch() -> None:
         wait_for(sentinel, None)
-        os._exit(1)  # at once: the other threads may hang in the user's code
+        os._exit(1)  # immediately: the other threads may hang in the user's code
 
-    # Not a `threading.Thread`, which waits without limit for a thread that had too little memory to begin.
+    # Not a `threading.Thread`: that waits without limit for a thread that had too little memory to begin.
     _thread.start_new_thread(watch, ())
 
 
@@ -442,8 +442,9 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEX
 
 
 def restrain() -> None:
-    """Hide all GPUs from libraries that this process imports later, and limit them to one thread each."""
-    # The variables count when a library is loaded. A forked worker could not use its parent's GPU anyway.
+    """Hide all GPUs from libraries that this process imports later, and limit each of them to one thread."""
+    # Libraries read these variables when they are loaded. A forked worker could not use its parent's GPU
+    # anyway.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     for name in _THREADS:
         os.environ.setdefault(name, "1")

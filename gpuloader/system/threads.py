@@ -13,16 +13,16 @@ from types import FrameType
 
 from gpuloader.errors import LoaderError
 
-# Ctrl-C at moments when it would cut a message or a start in two, and in processes that are not meant.
+# Ctrl-C at moments when it would cut a message or a start in two, and in processes that it is not meant for.
 
 
 def take_signals() -> None:
-    """Ignore SIGINT and reset SIGTERM; a worker process or a reader process calls this first."""
-    # A terminal sends SIGINT to the loader too, which ends its workers.
+    """Ignore SIGINT and reset SIGTERM; worker and reader processes call this first."""
+    # A terminal also sends SIGINT to the loader, which then ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "pthread_sigmask"):  # `blocked_interrupts` blocked it
+    if hasattr(signal, "pthread_sigmask"):  # `blocked_interrupts` has blocked it
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-    # A forked worker inherits the user's handler, which might not end it.
+    # A forked worker inherits the user's handler, which might not end the worker.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
@@ -43,8 +43,8 @@ def blocked_interrupts() -> Iterator[None]:
 @contextmanager
 def deferred_interrupt() -> Iterator[None]:
     """Delay the handler of SIGINT to the end of the block; a second interrupt is handled immediately."""
-    # Blocking the signal in this thread is not enough: another thread receives it, and Python then runs the
-    # handler in the main thread.
+    # Blocking the signal in this thread is not enough: another thread would receive it, and Python would then
+    # run the handler in the main thread.
     handler = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or not callable(handler):
@@ -66,7 +66,7 @@ def deferred_interrupt() -> Iterator[None]:
             handler(*came[0])
 
 
-# The end of the interpreter: what is closed first, and how threads that still loop over a loader end.
+# The end of the interpreter: what is closed first, and how threads that are still in a loop end.
 
 _exiting = False
 _closers: list[Callable[[], object]] = []
@@ -82,7 +82,7 @@ def at_exit(function: Callable[[], object]) -> None:
 
 
 def at_last(function: Callable[[], object]) -> None:
-    """Call a function when the interpreter exits, after those of `at_exit` and those of other modules.
+    """Call a function when the interpreter exits, after those of `at_exit` and of other modules.
 
     >>> at_last(lambda: None)
     """
@@ -90,19 +90,19 @@ def at_last(function: Callable[[], object]) -> None:
 
 
 def exit_first() -> None:
-    """Make the functions of `at_exit` precede those that others have registered with `atexit` so far."""
-    # `multiprocessing` ends its own processes at exit, which a thread that still loops over a loader may use.
+    """Make the functions of `at_exit` run before those that others have registered with `atexit` so far."""
+    # `multiprocessing` ends its own processes at exit, and a thread that is still in a loop may use them.
     atexit.unregister(_exit)
     atexit.register(_exit)
 
 
 def end_if_exiting() -> None:
-    """End the calling thread if the interpreter exits; do nothing in the main thread, or before.
+    """End the calling thread if the interpreter is exiting; do nothing in the main thread or before.
 
     >>> end_if_exiting()
     """
-    # A daemon thread may loop over a loader until the interpreter has gone, but workers and descriptors go
-    # first. A thread ends by `SystemExit` without a traceback, and a loop cut short does not seem to be over.
+    # A daemon thread may loop over a loader until the interpreter is gone, but workers and descriptors go
+    # first. `SystemExit` ends the thread without a traceback, and without making its loop look complete.
     if _exiting and threading.current_thread() is not threading.main_thread():
         raise SystemExit
 
@@ -123,7 +123,7 @@ atexit.register(_exit_last)
 exit_first()
 
 
-# Seconds that one call waits at most: the system's calls take no more than 24 days.
+# The most seconds that one call waits: the system's calls accept no more than 24 days.
 LONGEST_WAIT = 1e6
 
 
@@ -133,23 +133,23 @@ class _ThisThread(threading.local):
 
 # `this_thread.reads_for` is the token of the loader that the calling thread reads for, or None.
 #
-# Whoever reads for a loader sets it and restores it, so that no loader is read by its own dataset, forever.
+# Code that reads for a loader sets and restores it, so that no dataset reads its own loader, forever.
 this_thread = _ThisThread()
 
 
 @dataclass(frozen=True, slots=True)
 class StartedThread:
-    """A thread of this package, which does not belong to the garbage when its holder does."""
+    """A thread of this package, which does not become garbage together with its holder."""
 
-    # The standard library keeps all threads in a weak set, which removes them in Python code. A Ctrl-C
-    # that arrives while a thread is collected with the epoch that has started it would be lost there. So
-    # this refers to the thread weakly; as long as it runs, it keeps itself.
+    # The standard library keeps all threads in a weak set and removes them in Python code. A Ctrl-C that
+    # arrives while a thread is collected with the epoch that started it would be lost there. So this refers
+    # to the thread weakly; while it runs, the thread keeps itself alive.
     _thread: weakref.ref[threading.Thread]
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until the thread has ended, at most `timeout` seconds; return whether it has.
 
-        The thread itself does not wait, and counts as running.
+        Called in the thread itself, this does not wait, and returns False.
         """
         thread = self._thread()
         if thread is None:
@@ -160,12 +160,12 @@ class StartedThread:
 
 
 def start_thread(name: str, target: Callable[..., object], *arguments: object) -> StartedThread:
-    """Start and return a daemon thread, which reads for the same loader as the calling thread, if any.
+    """Start and return a daemon thread that reads for the same loader as the calling thread, if any.
 
     Raises
     ------
     LoaderError
-        The system starts no more threads.
+        The system cannot start another thread.
 
     >>> _ = start_thread("gpuloader-example", print, "started").join()
     started
@@ -178,7 +178,7 @@ def start_thread(name: str, target: Callable[..., object], *arguments: object) -
 
     thread = threading.Thread(target=target if owner is None else run, name=name, args=arguments, daemon=True)
     try:
-        # A Ctrl-C within `start` may become a RuntimeError about a lock.
+        # A Ctrl-C within `start` may turn into a RuntimeError about a lock.
         with deferred_interrupt():
             thread.start()
     except RuntimeError as error:

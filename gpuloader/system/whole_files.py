@@ -1,4 +1,4 @@
-"""Files that appear under their names only when they are whole, and locks that end with their process."""
+"""Files that appear under their names only when they are complete, and locks that end with their process."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import BinaryIO
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Give a file to write, which replaces the one at `path` at the end; after an exception, none does.
+    """Yield a file that replaces the one at `path` at the end; after an exception, nothing is replaced.
 
-    Only one process may do this at a time, because a program that was killed leaves its file to the next.
+    Only one process may do this at a time: the next program reuses the file of one that was killed.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -30,7 +30,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with written.open("wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())  # else a crash of the system could leave a file that is not whole
+            os.fsync(file.fileno())  # otherwise a crash of the system could leave an incomplete file
         written.replace(path)
     finally:
         written.unlink(missing_ok=True)
@@ -38,9 +38,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold the lock of a file, which is made if there is none; the system frees it when the process ends.
+    """Hold the lock of a file, creating the file if needed; the system frees the lock when the process ends.
 
-    Raises `BlockingIOError` if it is held elsewhere and this must not `wait`.
+    Raises `BlockingIOError` if another process holds it and `wait` is False.
     """
     with path.open("ab") as file:
         try:
