@@ -433,7 +433,6 @@ def from_generator(
         The number of batches that may be read ahead, 1 or more. The loader uses host memory for that many
         batches and a few more, all reserved once the first batch is known.
     use_double_buffer : bool or 'thread'
-        True reads ahead while the consumer computes, in a thread where that pays, and copies the next step to
         True reads ahead while the consumer computes, in a thread if that helps, and copies the next step to
         a GPU while the current one is computed on. 'thread' always reads in a thread. False runs everything
         in the consumer's thread and reads nothing ahead.

@@ -77,8 +77,8 @@ class DataLoader(Measured, Generic[S]):
         worker, doubles while throughput improves in the loop's first steps, and then keeps that number. The
         order of a map-style dataset never depends on the number of workers.
     use_buffer_reader : bool or 'thread'
-        True reads ahead without workers, in a thread where that pays, and copies the next step to a GPU while
         True reads ahead without workers, in a thread if that helps, and copies the next step to a GPU while
+        the current one is computed on. 'thread' always reads in a thread. False reads and copies each step
         when it is requested.
     prefetch_factor : int or None
         Batches in progress per worker; None means 2.
@@ -112,9 +112,9 @@ class DataLoader(Measured, Generic[S]):
         iterable dataset must keep its position in what ``__iter__`` returns, not in itself. None means
         threads for images, whose decoders release the GIL, and processes for anything else.
     start_method : str or None
-        How worker processes start: 'fork', 'forkserver' or 'spawn'. None does as `multiprocessing` does, and
         How worker processes start: 'fork', 'forkserver' or 'spawn'. None follows `multiprocessing`, like
         PyTorch: fork on Linux up to Python 3.13. Where a fork is known to hang, because JAX has
+        computed in the program or the dataset refers to Polars, it is 'forkserver', with a warning.
     multiprocessing_context : str, multiprocessing context, or None
         PyTorch's name for start_method, which also takes a context; both must agree.
     on_worker_death : str

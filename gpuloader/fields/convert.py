@@ -15,15 +15,15 @@ from gpuloader.errors import LoaderError, SampleError, unlike_first
 from gpuloader.fields.spec import Array, Dims, describe, is_stageable, native
 from gpuloader.foreign import describe_dtype, is_tensor, tensor_array
 
-# Casts of arrays from one dtype to another that never lose a number silently.
+# Casts of arrays from one dtype to another that never silently lose a number.
 #
-# `cast` serves declared fields: it rounds, and drops fractions for integers, as NumPy does. `cast_exactly`
-# serves inferred fields: every number must come out as it came in. Neither wraps integers around, turns a
+# `cast` serves declared fields: like NumPy, it rounds, and drops fractions for integers. `cast_exactly`
+# serves inferred fields: every number must come out as it went in. Neither wraps integers around, turns a
 # finite number into infinity or NaN, or drops an imaginary part.
 
 _KINDS = {"b": "b", "i": "i", "u": "i", "f": "f", "c": "c"}
 _ORDER = "bifc"
-"""Booleans, integers, floats and complex numbers: each kind holds the ones before it."""
+"""Booleans, integers, floats and complex numbers: each kind includes the earlier ones."""
 _ML_PREFIXES = {"int": "i", "uint": "i", "float": "f", "bfloat": "f"}
 
 
@@ -35,7 +35,7 @@ def find_kind(dtype: np.dtype[Any]) -> str:
     """
     if dtype.isbuiltin != 2:
         return _KINDS.get(dtype.kind, "")
-    # The dtypes of ml_dtypes: their `kind` says nothing, and not all of its complex ones can be cast.
+    # The dtypes of ml_dtypes: their `kind` says nothing, and not all of their complex ones can be cast.
     return _ML_PREFIXES.get(dtype.name.partition("_")[0].rstrip("0123456789"), "")
 
 
@@ -48,8 +48,8 @@ def _info(dtype: np.dtype[Any], kind: str) -> Any:
 def cast(array: Array, dtype: np.dtype[Any]) -> Array:
     """Return `array` cast to `dtype`, rounded if need be.
 
-    Raises `SampleError` if a number is out of the dtype's range, or the dtype is of a kind that cannot hold
-    it, not even rounded.
+    Raises `SampleError` if a number is out of the dtype's range, or if the dtype is of a kind that cannot
+    hold the number, not even rounded.
 
     >>> cast(np.array([2.7, -1.2]), np.dtype("int8"))
     array([ 2, -1], dtype=int8)
@@ -64,7 +64,7 @@ def cast(array: Array, dtype: np.dtype[Any]) -> Array:
         raise SampleError(f"expected real numbers of dtype {dtype}, got dtype {array.dtype}")
     if target == "i":
         _check_integers(array, dtype)
-    # What is left to check is whether floats overflow, which integers and booleans cannot.
+    # All that remains is to check floats for overflow; integers and booleans cannot overflow.
     if target in "bi" or not array.size:
         return array.astype(dtype)
     if dtype.isbuiltin == 2:
@@ -94,7 +94,7 @@ def _check_integers(array: Array, dtype: np.dtype[Any]) -> None:
         bad = array[~np.isfinite(array)].ravel()[0]
         raise SampleError(f"expected whole numbers of dtype {dtype}, got {bad}")
     limits = _info(dtype, "i")
-    # Python numbers compare exactly. As a float, 2**63 - 1 is 2**63, so 2**63 itself would pass.
+    # Python numbers compare exactly. As a float, 2**63 - 1 becomes 2**63, so 2**63 itself would pass.
     low, high = array.min().item(), array.max().item()
     if low < limits.min or high > limits.max:
         bad = low if low < limits.min else high
@@ -107,7 +107,7 @@ def _to_ml_floats(array: Array, dtype: np.dtype[Any]) -> Array:
         converted = array.astype(dtype)
         wide, back = array.astype(np.float64), converted.astype(np.float64)
         finite = np.isfinite(wide)
-        # Dtypes without infinity or NaN turn them, and what is out of range, into something else.
+        # Dtypes without infinity or NaN turn these, and numbers out of range, into something else.
         kept = np.where(finite, np.isfinite(back), _is_same(wide, back))
         kept &= ~finite | ((wide >= float(limits.min)) & (wide <= float(limits.max)))
     if not kept.all():
@@ -119,7 +119,7 @@ def _to_ml_floats(array: Array, dtype: np.dtype[Any]) -> Array:
 def cast_exactly(array: Array, dtype: np.dtype[Any]) -> Array:
     """Return `array` cast to `dtype`, every number unchanged, or raise `SampleError`.
 
-    No integer dtype accepts floats, whatever their values are.
+    No integer dtype accepts floats, whatever their values.
 
     >>> cast_exactly(np.array([1, 2]), np.dtype("float32"))
     array([1., 2.], dtype=float32)
@@ -155,7 +155,7 @@ def _is_same(one: Array, other: Array) -> Any:
 def _holds_integers(array: Array, wide: Array) -> Any:
     """Return where floats equal the integers that they were converted from."""
     info = np.iinfo(array.dtype)
-    # One more than the largest integer is a power of two, so a float holds it. It cannot be cast back.
+    # One more than the largest integer is a power of two, so a float can hold it, but it cannot be cast back.
     inside = (wide >= float(info.min)) & (wide < float(info.max + 1))
     return inside & (np.where(inside, wide, 0).astype(array.dtype) == array)
 
@@ -165,7 +165,7 @@ Conversion = Callable[[object, np.dtype[Any], Dims], Array]
 
 _UNMASKED = frozenset([np.ndarray, int, float, bool])
 EXACT = 2**53
-"""All integers up to this one are float64 numbers."""
+"""All integers up to this one are exact in float64."""
 
 IF_IT_VARIES = (
     "if its length varies, name the field in ragged, or in pad with the value to fill up with, or choose "
@@ -188,8 +188,8 @@ IF_A_LIST = (
 def convert(value: object, dtype: np.dtype[Any], shape: Dims) -> Array:
     """Return one sample's value as an array of `dtype` and `shape`; None in `shape` stands for any size.
 
-    Accepts numbers, nested lists, arrays and numeric strings. A value of another shape is reshaped if the
-    element counts match and it contradicts no fixed dimension (28 x 28 to 784, a number to [1]). Finite
+    Accepts numbers, nested lists, arrays and numeric strings. A value of a different shape is reshaped if the
+    element counts match and no fixed dimension contradicts it (28 x 28 to 784, a number to [1]). Finite
     numbers are cast as NumPy casts them: in an integer field 3.7 becomes 3, as in Paddle.
 
     Raises
@@ -208,7 +208,7 @@ def convert(value: object, dtype: np.dtype[Any], shape: Dims) -> Array:
 def convert_dtype(value: object, dtype: np.dtype[Any], shape: Dims) -> Array:
     """Return one sample's value as an array of `dtype`, without reshaping it; raises what `convert` raises.
 
-    A shape with another number of dimensions fits.
+    A shape with a different number of dimensions is accepted.
 
     >>> convert_dtype([1, 2, 3, 4], np.dtype("float32"), (None, 2)).shape
     (4,)
@@ -221,9 +221,9 @@ def convert_alike(
 ) -> Array:
     """Return one sample's value as an array of `dtype` and `shape`, with fewer conversions than `convert`.
 
-    For undeclared fields. Nothing is reshaped, no text is parsed, and every number stays what it is. Raises
-    `SampleError` for another shape, which the `advice` is about if no dimension is free, and for numbers that
-    `dtype` cannot hold exactly; with `keeps_dtype`, also for a number, array or tensor of any other dtype.
+    For undeclared fields. Nothing is reshaped, no text is parsed, and every number stays as it is. Raises
+    `SampleError` for a different shape, with `advice` if no dimension is free, and for numbers that `dtype`
+    cannot hold exactly. With `keeps_dtype`, also for a number, array or tensor of any other dtype.
 
     >>> convert_alike(0.5, np.dtype("int64"), ())  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -245,14 +245,14 @@ def convert_alike(
 def as_numbers(value: object, wanted: np.dtype[Any] | None = None, *, parses: bool = True) -> Array:
     """Return `value` as an array of numbers in native byte order; raise `SampleError` for anything else.
 
-    A tensor of a dtype that NumPy lacks becomes its bits; see `bits_dtype`. Text becomes float64, if it may
-    stand for numbers at all. `wanted` is the dtype that the array will be cast to, if known. Text then
-    becomes an integer for an integer dtype, because a float keeps only 53 bits of an id, and a tensor's
-    numbers stay numbers.
+    A tensor of a dtype that NumPy lacks becomes its bits; see `bits_dtype`. Text becomes float64, if it can
+    stand for numbers at all. `wanted` is the dtype that the array will be cast to, if known. For an integer
+    dtype, text then becomes an integer, because a float keeps only 53 bits of an id, and a tensor's numbers
+    stay numbers.
     """
     if value is None:
         raise SampleError("expected numbers, got None: every sample needs a value in every field")
-    # An array of NumPy or a single number of Python is neither a tensor nor masked.
+    # A NumPy array or a single Python number is neither a tensor nor masked.
     is_plain = type(value) in _UNMASKED
     try:
         if not is_plain and is_tensor(value):
@@ -265,7 +265,7 @@ def as_numbers(value: object, wanted: np.dtype[Any] | None = None, *, parses: bo
     if not is_plain:
         check_mask(value)
         if type(value).__module__ == "pyarrow.lib" and hasattr(value, "column_names"):
-            # As one array, a table loses the names of its columns, and integers beside floats their digits.
+            # As one array, a table would lose its column names, and integers next to floats their digits.
             raise SampleError(
                 f"expected an array of numbers, got a {type(value).__name__} of Arrow with the columns "
                 f"{value.column_names}; to have its rows as samples, pass DataLoader a list of such tables"
@@ -283,7 +283,8 @@ def as_numbers(value: object, wanted: np.dtype[Any] | None = None, *, parses: bo
             array = _parse_text(array, wanted)
         except ValueError as error:
             raise SampleError(f"expected numbers, got text: {_shorten(value)}") from error
-    # Decimals and integers beyond 64 bits: NumPy keeps them as objects, and their field may still hold them.
+    # Decimals and integers beyond 64 bits: NumPy keeps them as objects, and their field may be able to hold
+    # them.
     if array.dtype == object and wanted is not None and wanted.kind in "fiu" and _is_real(array):
         array = _from_objects(array, wanted)
     if not is_stageable(array.dtype):
@@ -303,7 +304,7 @@ def check_mask(value: object) -> None:
     """
     if "numpy.ma" not in sys.modules or type(value) is np.ndarray:
         return
-    # Another thread may be in the middle of importing it, with nothing in it yet: this waits for that.
+    # Another thread may be importing it, with nothing in the module yet; this waits for the import.
     import numpy.ma as masked
 
     if _has_masked(value if isinstance(value, list | tuple) else (value,), masked):
@@ -319,7 +320,7 @@ def _has_masked(values: Sequence[Any], masked: Any) -> bool:
     arrays = {kind for kind in kinds if issubclass(kind, masked.MaskedArray)}
     if arrays and any(masked.is_masked(one) for one in values if type(one) in arrays):
         return True
-    # By classes first: a list of a million numbers has one, and is not looked into.
+    # By class first: a list of a million numbers has only one class, and is not searched.
     nested = {kind for kind in kinds if issubclass(kind, list | tuple)}
     return bool(nested) and any(_has_masked(one, masked) for one in values if type(one) in nested)
 
@@ -335,29 +336,29 @@ def _is_real(array: Array) -> bool:
 
 
 def _check_mixed(values: Sequence[Any], array: Array) -> None:
-    """Raise `SampleError` if NumPy rounded an integer of a list, because it stands among floats."""
+    """Raise `SampleError` if NumPy rounded an integer of a list because the list also has floats."""
     if not (np.abs(array) >= EXACT).any():
         return
     for value, held in zip(np.asarray(values, object).flat, array.flat, strict=True):
         if isinstance(value, int | np.integer) and int(value) != held.item():
             raise SampleError(
-                f"expected floats or integers, got a list of both, with {value}, which no float64 is; "
+                f"expected floats or integers, got a list of both, with {value}, which float64 cannot hold; "
                 "convert it in the reader, e.g. with numpy.asarray(values, dtype)"
             )
 
 
 def _swapped(array: Array) -> Array:
-    """Return an array of foreign byte order in the machine's own."""
+    """Return an array with foreign byte order in the machine's own."""
     try:
         return array.astype(native(array.dtype))
-    except (TypeError, ValueError) as error:  # those of ml_dtypes cannot be swapped
+    except (TypeError, ValueError) as error:  # arrays of ml_dtypes cannot be swapped
         raise SampleError(
-            f"expected numbers in this machine's byte order, got {array.dtype.name} in another: {error}"
+            f"expected numbers in this machine's byte order, got {array.dtype.name} in the other one: {error}"
         ) from error
 
 
 def _from_objects(array: Array, wanted: np.dtype[Any]) -> Array:
-    """Return numbers of Python as float64, or for an integer dtype as they are unless one is out of range."""
+    """Return Python numbers as float64, or unchanged for an integer dtype unless one is out of range."""
     if wanted.kind != "f":
         limits = np.iinfo(wanted)
         bad = next((one for one in array.flat if not _is_between(one, limits.min, limits.max)), None)
@@ -374,7 +375,7 @@ def _is_between(number: Any, low: int, high: int) -> bool:
     number = number.item() if isinstance(number, np.generic) else number
     try:
         return bool(low <= number <= high)
-    except ArithmeticError:  # a Decimal that is no number
+    except ArithmeticError:  # a Decimal that is not a number
         return False
 
 
@@ -384,7 +385,7 @@ def _parse_text(array: Array, wanted: np.dtype[Any] | None) -> Array:
             if wanted.kind == "u" and any("-" in text for text in array.astype(str).flat):
                 return array.astype(np.float64)  # NumPy 1.26 would parse "-1" as 2**64 - 1
             return array.astype(f"{wanted.kind}8")
-    # NumPy parses "1e999" to infinity without a word; only text that says "inf" means it.
+    # NumPy silently parses "1e999" to infinity; only text that says "inf" means it.
     floats = array.astype(np.float64)
     infinite = np.isinf(floats)
     if infinite.any() and any("inf" not in text.lower() for text in array[infinite].astype(str).flat):
@@ -400,7 +401,7 @@ def fit(array: Array, shape: Dims) -> Array:
         return array
     unknown = sum(size is None for size in shape)
     known = math.prod(size for size in shape if size is not None)
-    # Two free dimensions leave open how many elements each of them has, so nothing is reshaped then.
+    # With two free dimensions, the sizes of both are unknown, so nothing is reshaped.
     if unknown == 0 and array.size == known:
         return array.reshape([size or 0 for size in shape])
     if unknown == 1 and known and array.size % known == 0 and array.ndim != len(shape):
@@ -409,7 +410,7 @@ def fit(array: Array, shape: Dims) -> Array:
 
 
 def fit_if_alike(array: Array, shape: Dims) -> Array:
-    """Return `array` as it is; raise `SampleError` if a shape of as many dimensions contradicts `shape`."""
+    """Return `array` unchanged; raise `SampleError` if a `shape` of equal length contradicts its own."""
     return fit(array, shape) if array.ndim == len(shape) else array
 
 

@@ -1,4 +1,4 @@
-"""How a field of varying size is padded: the loader's option `pad`, and the lengths and masks that follow."""
+"""How a field of varying size is padded: the loader's option `pad`, and the lengths and masks it adds."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class Padding:
     value : float
         The number that fills up samples.
     axes : sequence of int
-        The axes of a sample that vary, counted from 0; all others must have one size in a batch.
+        The axes of a sample that vary, counted from 0; all others must have the same size within a batch.
     side : str
         Where samples are filled up: 'right', behind their values, or 'left'.
     multiple : int
         Padded sizes are rounded up to a multiple of this.
     lengths : str or None
-        The name of a further field of the batch with the sizes before padding, int64, of shape (batch,) for
-        one axis and (batch, axes) for several. It is a key beside those of samples that are dicts, and comes
-        last in batches of tuples.
+        The name of an additional field with the sizes before padding: int64, of shape (batch,) for one axis
+        and (batch, axes) for several. It becomes another key if samples are dicts, and comes last in batches
+        of tuples.
     mask : str or None
-        The name of a further field, True where values are a sample's and False where they fill it up, of
-        shape (batch, size of each padded axis).
+        The name of an additional field, True at a sample's values and False at padding, of shape (batch, size
+        of each padded axis).
 
     Examples
     --------
@@ -78,7 +78,7 @@ Pad = Padding
 
 
 def as_pad(pad: float | Padding) -> Padding:
-    """Return how a field is padded, of which a bare number is the value.
+    """Return how a field is padded; a bare number is the value to pad with.
 
     >>> as_pad(3).value
     3
@@ -92,7 +92,7 @@ def name_extras(fields: Iterable[str], pads: Mapping[str, float | Padding]) -> t
 
 
 def name_fields(pad: Padding) -> list[str]:
-    """Return the names of the fields that padding one adds to a batch."""
+    """Return the names of the fields that padding one field adds to a batch."""
     return [name for name in (pad.lengths, pad.mask) if name is not None]
 
 
@@ -117,7 +117,7 @@ def settle_shape(pad: Padding, shapes: Sequence[tuple[int, ...]]) -> tuple[int, 
 
 
 def write_padded(pad: Padding, samples: Sequence[Array], target: Array) -> None:
-    """Write samples into an array, filled up."""
+    """Write samples into an array and fill up the rest."""
     target[...] = pad.value
     for row, sample in zip(target, samples, strict=True):
         if pad.side == "right":
@@ -135,7 +135,7 @@ def write_lengths(sizes: Array, target: Array) -> None:
 
 
 def find_inside(pad: Padding, sizes: Array, longest: int) -> Array:
-    """Return where the values of rows of these sizes are, once padded along one axis.
+    """Return where the values lie in rows of these sizes that are padded along one axis.
 
     >>> find_inside(Padding(side="left"), np.array([1, 2]), 3)
     array([[False, False,  True],

@@ -1,4 +1,4 @@
-"""Sequences of varying length: all steps in one array, plus row splits that mark each sequence."""
+"""Sequences of varying length: all steps in one array, with row splits that mark each sequence."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Ragged:
             A step does not match dtype or shape, or a sample of level 2 is not a sequence of sequences.
         """
         parts, row_splits = split_rows(samples, np.dtype(dtype), step_shape, lod_level)
-        # Without steps, there is nothing to concatenate that would tell the dtype and the shape.
+        # Without steps, there is nothing to concatenate, so nothing tells the dtype and the shape.
         none = np.zeros((0, *(size or 0 for size in step_shape)), dtype)
         return cls(np.concatenate(parts) if parts else none, row_splits)
 
@@ -126,7 +126,7 @@ class Ragged:
 
     @property
     def lengths(self) -> Any:
-        """The length of every row, an array where the values lie; at level 2 the number of its sequences.
+        """The length of every row, as an array next to the values; at level 2, its number of sequences.
 
         >>> Ragged.from_samples([[1, 2, 3], [4]], "int64").lengths
         array([3, 1])
@@ -151,11 +151,11 @@ class Ragged:
         torch = array_module(self.values)
         if torch.__name__ != "torch" or len(self.row_splits) != 1:
             raise TypeError(
-                "a nested tensor is made of tensors of PyTorch with one level of row splits, got an array of "
+                "a nested tensor is made of PyTorch tensors with one level of row splits, got an array of "
                 f"{torch.__name__} with {len(self.row_splits)}; pass output='torch' to the loader"
             )
         lengths = self.lengths.tolist() or [0]
-        # Without the greatest length, PyTorch pads each row to the length of all together.
+        # Without the greatest length, PyTorch pads each row to the length of all rows together.
         return torch.nested.nested_tensor_from_jagged(
             self.values, self.row_splits[0], min_seqlen=min(lengths), max_seqlen=max(lengths)
         )
@@ -215,7 +215,7 @@ def as_ragged(value: Any) -> Any:
 
 
 def gather_fields(levels: Sequence[int], arrays: Sequence[Any]) -> list[Any]:
-    """Return one value per field: an array as it is, or values and row splits combined into a `Ragged`.
+    """Return one value per field: an array unchanged, or values and row splits combined into a `Ragged`.
 
     >>> [type(field).__name__ for field in gather_fields([1, 0], [np.zeros(3), np.array([0, 3]), np.ones(1)])]
     ['Ragged', 'ndarray']
@@ -259,7 +259,7 @@ def split_rows(
 
 
 def check_step(first: Dims, step: Dims, index: int | None = None) -> None:
-    """Raise `SampleError` if the steps of a sequence have another shape than those of a batch's first one."""
+    """Raise `SampleError` if the steps of a sequence differ in shape from those of the batch's first one."""
     if step != first:
         problem = f"expected steps of shape {first} as in the batch's first sequence, got {step}"
         raise SampleError(problem, index=index)
@@ -271,12 +271,12 @@ def splits_of(lengths: list[int]) -> Array:
 
 
 def round_up(length: int, multiple: int) -> int:
-    """Return the smallest multiple that is not below a length."""
+    """Return the smallest multiple that is at least a given length."""
     return -(-length // multiple) * multiple
 
 
 def _pad_rows(values: Any, splits: Any, fill: float, side: str, multiple: int) -> Any:
-    """Pad rows by indexing only, which all array libraries support, each on its own stream."""
+    """Pad rows only by indexing, which all array libraries support, each on its own stream."""
     bounds = np.array(splits.tolist(), np.int64)
     lengths = np.diff(bounds)
     columns = np.arange(round_up(int(lengths.max(initial=0)), multiple))
@@ -284,7 +284,7 @@ def _pad_rows(values: Any, splits: Any, fill: float, side: str, multiple: int) -
     inside = (bounds[:-1, None] <= steps) & (steps < bounds[1:, None])
     chosen, outside = np.where(inside, steps, 0), ~inside
     xp = array_module(values)
-    if xp.__name__ == "cupy":  # which takes no indices of NumPy
+    if xp.__name__ == "cupy":  # it takes no NumPy indices
         chosen, outside = xp.asarray(chosen), xp.asarray(outside)
     padded = values[chosen]
     if hasattr(padded, "at"):  # a JAX array, which is immutable

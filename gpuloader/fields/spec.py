@@ -52,7 +52,7 @@ class FeedSpec:
             raise BadTypeOrValue(f"the name of a feed must be a non-empty string, got {name!r}")
         if isinstance(lod_level, bool) or lod_level not in (0, 1, 2):
             raise ValueError(f"feed {name!r}: lod_level must be 0, 1 or 2, got {lod_level!r}")
-        sizes: object = shape  # what the annotation excludes is the commonest mistake
+        sizes: object = shape  # the most common mistake is what the annotation excludes
         if isinstance(sizes, str) or not isinstance(sizes, Iterable):
             raise BadTypeOrValue(f"feed {name!r}: shape must be a list of dimensions, got {shape!r}")
         dims: list[int | None] = []
@@ -70,7 +70,8 @@ class FeedSpec:
             parsed = np.dtype("float32" if dtype is None else dtype)  # NumPy takes None for float64
         except TypeError as error:
             raise ValueError(f"feed {name!r}: {dtype!r} is not a dtype") from error
-        # A plain dtype parses to the one object that NumPy keeps of it, so `is` works with samples' dtypes.
+        # A plain dtype parses to the single object that NumPy keeps for it, so `is` works with samples'
+        # dtypes.
         parsed = parsed if parsed.isnative else native(parsed)
         if not is_stageable(parsed):
             raise ValueError(f"feed {name!r}: a field must hold numbers or booleans, got dtype {parsed}")
@@ -91,7 +92,7 @@ class FeedSpec:
 
 
 def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return `dtype` in native byte order, the only one devices compute in.
+    """Return `dtype` in native byte order, the only byte order in which devices compute.
 
     >>> native(np.dtype(">f4")) is np.dtype("float32")
     True
@@ -122,8 +123,8 @@ def describe(shape: Dims) -> str:
 class Program:
     """The feeds that `gpuloader.data` declared while this program was the current one.
 
-    Loading code written for Paddle encloses its feeds in programs. A program here holds nothing but feeds: it
-    cannot be run.
+    Loading code written for Paddle encloses its feeds in programs. A program here only holds feeds and cannot
+    be run.
 
     Attributes
     ----------
@@ -147,7 +148,7 @@ class Program:
         self._feeds: dict[str, FeedSpec] = {}
 
     def declare(self, feed: FeedSpec) -> None:
-        """Add a feed; it replaces an earlier one of the same name."""
+        """Add a feed; it replaces an earlier feed of the same name."""
         self._feeds[feed.name] = feed
 
     def global_block(self) -> Program:
@@ -333,5 +334,5 @@ def _read_variable(variable: Any) -> tuple[str, list[int], str, int] | None:
     try:
         dtype = str(variable.dtype).rpartition(".")[2]
         return variable.name, list(variable.shape), dtype, getattr(variable, "lod_level", None) or 0
-    except Exception:  # Paddle raises its own errors for values that no such call declared
+    except Exception:  # Paddle raises its own errors for values that no such call has declared
         return None

@@ -1,6 +1,6 @@
-"""Tuning 'auto' options while a loop runs: hill climbing on the measured rate, over workers and prefetch.
+"""Tunes 'auto' options while a loop runs: hill climbing on the measured rate, over workers and prefetch.
 
-Tuning changes only the speed, never which samples a batch holds nor the order of batches. The plan determines
+Tuning changes only the speed, never which samples a batch holds or the order of batches. The plan determines
 these, and a batch is the same whichever worker fetches it.
 
     ┌─▶ skip the steps of the last setting ──▶ measure ──▶ keep the setting or not ──▶ settled
@@ -19,7 +19,7 @@ ENOUGH = 0.02
 GAIN = 1.05
 """A larger setting is kept if it makes the loop faster by this factor."""
 DEEPEST = 8
-"""The most batches per worker in progress, and the most steps copied ahead."""
+"""The most batches in progress per worker, and the most steps copied ahead."""
 BUDGET = 1 << 30
 """Bytes of host memory that the slots may grow to without a ``memory_budget``."""
 FEWEST_STEPS, SHORTEST = 8, 0.2
@@ -36,7 +36,7 @@ class Setting:
 
 
 class Autotuner:
-    """Searches a loader's best setting, from epoch to epoch: doubles the workers, then depth and prefetch.
+    """Searches for a loader's best setting, from epoch to epoch: first workers, then depth and prefetch.
 
     Only the consumer calls the methods. If several epochs run at a time, only the latest tunes.
 
@@ -49,9 +49,9 @@ class Autotuner:
 
     def __init__(self, setting: Setting, most_workers: int, meter: Meter, *, deepens: bool = False) -> None:
         self.setting = setting  # the one to start with; later the current one
-        self.most_workers = most_workers  # equal to the current number if the user chose that
+        self.most_workers = most_workers  # the current number if the user has chosen it
         self.deepens = deepens  # whether depth and prefetch are tuned
-        self.settled = False  # whether the search is over, so that the setting stays
+        self.settled = False  # whether the search is over and the setting stays
         self.settled_at: LoaderStats | None = None  # the statistics at that moment
         self.tried: list[tuple[Setting, float]] = []  # every setting measured, with its steps per second
         self._meter = meter
@@ -67,25 +67,25 @@ class Autotuner:
     # Measuring a loop.
 
     def begin(self, apply: Callable[[Setting], int | None]) -> None:
-        """Tune a new epoch from now on, and apply the setting that earlier ones have reached.
+        """Tune a new epoch from now on, and apply the setting that earlier epochs have found.
 
-        `apply` returns how many steps still belong to the last setting, or None, without changing anything,
-        if a setting exceeds the memory budget.
+        `apply` returns how many steps still belong to the previous setting. If a setting exceeds the memory
+        budget, `apply` changes nothing and returns None.
         """
         self._apply = apply
         self._latest = self._read()
         self._use_setting()
 
     def after_step(self, apply: Callable[[Setting], int | None]) -> bool:
-        """Count a step of the epoch that has begun with `apply`; return False once its tuning is over."""
+        """Count a step of the epoch that began with `apply`; return False once its tuning is over."""
         is_over = self.settled or self._apply is not apply
         if is_over:
             return False
         before, self._latest = self._latest, self._read()
-        if self._flushing > 0:  # these batches belong to the last setting, or wait for new workers
+        if self._flushing > 0:  # these batches belong to the previous setting, or wait for new workers
             self._flushing -= 1
             return True
-        # Add up over as many epochs as it takes, because short epochs are too short by themselves.
+        # Summed over as many epochs as it takes, because a short epoch is too short to measure.
         seen = self._seen
         for kind, (then, now) in enumerate(zip(before, self._latest, strict=True)):
             seen[kind] += now - then
@@ -115,14 +115,14 @@ class Autotuner:
     # Choosing the next setting.
 
     def measured(self, rate: float, waiting: float) -> None:
-        """Record the current setting's steps per second and its fraction of waiting; choose the next one."""
+        """Record the current setting's steps per second and its share of waiting; choose the next setting."""
         self.tried.append((self.setting, rate))
         self._seen = [0, 0, 0]
         gained = rate >= GAIN * self._best[1]
         if gained:
             self._best, self._doublings = (self.setting, rate), 1
         elif self._doublings == 1 and self._goes_further():
-            # One setting beyond the first that gains nothing: if a sample takes long now and then, two
+            # Try one setting beyond the first that gains nothing: if a sample takes long now and then, two
             # workers may be no faster than one, while four are.
             self._doublings = 2
         else:
@@ -130,7 +130,7 @@ class Autotuner:
         self._choose(holds=gained and waiting < ENOUGH)
 
     def _forgo(self) -> None:
-        """Give up the direction that led to the current setting."""
+        """Abandon the direction that led to the current setting."""
         self._doublings = 1
         if self.setting.workers != self._best[0].workers:
             self._widened = True
@@ -138,7 +138,7 @@ class Autotuner:
             self._deepened = True
 
     def _goes_further(self) -> bool:
-        """Return whether the direction that led to the current setting has a larger one."""
+        """Return whether a larger setting exists in the direction that led to the current one."""
         if self.setting.workers != self._best[0].workers:
             return self.setting.workers < self.most_workers
         return max(self.setting.depth, self.setting.prefetch) < DEEPEST

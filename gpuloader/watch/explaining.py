@@ -17,23 +17,23 @@ from gpuloader.system.platforms import has_gil
 from gpuloader.watch.read_ahead_policy import SURE, ReadAheadPolicy
 from gpuloader.watch.stats import LoaderStats, Meter
 
-# When a part of the loop limits it. Shares are fractions of the loop's time, steps are in seconds.
+# When a part of the loop limits it. Shares are fractions of the loop's time; steps are in seconds.
 
 FEWEST_STEPS = 5
 INPUT_SHARE = 0.1
 COPY_SHARE = 0.9
 TRANSFER_SHARE = 0.3
 STARTUP_SHARE = 0.2
-BUSY_SHARE = 0.7  # workers that are busy for less wait for slots or for the loop: more of them gain nothing
-SHORT = 0.5e-3  # below it, the time to pass a batch between threads matters
-TOO_SHORT = 0.2e-3  # below it, passing batches costs more than any worker or thread saves
+BUSY_SHARE = 0.7  # workers busy for less than this wait for slots or the loop: more of them gain nothing
+SHORT = 0.5e-3  # below this, the time to pass a batch between threads matters
+TOO_SHORT = 0.2e-3  # below this, passing batches costs more than any worker or thread saves
 
 
 class Measured:
     """A loader that measures its speed; the base class of all loaders."""
 
     _meter: Meter
-    _epochs: Any  # whose `configuration` are the options that an explanation depends on
+    _epochs: Any  # its `configuration` holds the options that an explanation depends on
 
     def stats(self) -> LoaderStats:
         """Return where the time went since the loader was created.
@@ -82,12 +82,13 @@ class Measured:
     def watch(self, seconds: float = 1.0, file: TextIO | None = None) -> Iterator[None]:
         """Show rates, waiting, slots and workers of this loader while the ``with`` block runs.
 
-        A terminal shows one line, which changes; other files get a line each time, and so does the end.
+        A terminal shows a single line that is updated; other files get a line per update. Both end with a
+        total.
 
         Parameters
         ----------
         seconds : float
-            Time between two lines, over which the rates are taken.
+            Time between two updates; the rates are those of that time.
         file : file object or None
             Where to write; None writes to ``sys.stderr``.
 
@@ -109,14 +110,14 @@ class Measured:
         if not check_seconds("seconds", seconds):
             raise BadValue("seconds must be more than 0, got 0")
         out = sys.stderr if file is None else file
-        # `\r` and "erase to the end of the line", which every terminal of today knows.
+        # `\r` and "erase to the end of the line", which all current terminals understand.
         start, end = ("\r\x1b[K", "") if out.isatty() else ("", "\n")
         stopped = threading.Event()
 
         def tell(before: LoaderStats, begun: float, end: str, in_all: str = "") -> tuple[LoaderStats, float]:
             stats, now = self.stats(), perf_counter()
             part, took = stats - before, now - begun
-            # A wait counts when it ends, and may have begun before this part.
+            # A wait counts when it ends, and may have begun before this interval.
             waiting = min((part.startup + part.wait) / took, 1)
             out.write(
                 f"{start}{in_all}{part.steps / took:,.0f} steps/s, {_bytes(part.nbytes / took)}/s, "
@@ -200,14 +201,14 @@ class Configuration:
     reads: str
     workers: int  # threads or processes; a reader thread counts as one
     worker_type: str  # 'process' or 'thread'
-    cores: int  # that this process may use
+    cores: int  # the cores that this process may use
     places: int = 1  # batches per step
     persistent: bool = False  # whether worker processes are kept between epochs
-    tuned: str = ""  # a sentence about the options that are 'auto'; empty if none is
+    tuned: str = ""  # a sentence about the options that are 'auto'; empty if none are
     most: int = 0  # the most workers that 'auto' may choose
     since: LoaderStats | None = None  # when 'auto' settled: the search itself is not explained
-    policy: ReadAheadPolicy | None = None  # decides how batches are read ahead without workers, if they are
-    started: str = ""  # a sentence about how worker processes were started; empty if none was
+    policy: ReadAheadPolicy | None = None  # how batches are read ahead without workers, if they are
+    started: str = ""  # a sentence about how worker processes started; empty if there are none
 
     @property
     def overlaps(self) -> bool:
@@ -216,7 +217,7 @@ class Configuration:
 
     @property
     def forced(self) -> bool:
-        """Whether the user demanded a reader thread."""
+        """Whether the user has requested a reader thread."""
         return self.policy is not None and self.policy.fixed
 
 
@@ -240,8 +241,8 @@ def explain(stats: LoaderStats, configuration: Configuration) -> Explanation:
     loop, work = wait + transfer + compute, parts["fetch"] + parts["stage"]
     copying = parts["copy"] / configuration.places
     notes: list[str] = []
-    # The bound is the first that applies. Copies come first: a loop that they limit waits for its input, too,
-    # because slots return only after their copy.
+    # The bound is the first part that qualifies. Copies come first: a loop that they limit waits for its
+    # input, too, because slots return only after their copy.
     if copying >= COPY_SHARE * loop:
         bound, seconds, speed = "copy", min(copying, loop), stats.nbytes / stats.copy / 1e9
         what = f"copying: copies take {_time(copying)}", f", at {speed:.1f} GB/s."
@@ -262,7 +263,7 @@ def explain(stats: LoaderStats, configuration: Configuration) -> Explanation:
         advice = [
             "increase batch_size, if the model allows: delivery costs about the same for larger batches"
         ]
-        if configuration.forced:  # by default, the loader would have given the thread up by itself
+        if configuration.forced:  # by default, the loader itself would have stopped the thread
             advice.append(
                 f"{_switch(configuration)}: in steps this short, a reader thread costs more than it saves"
             )
@@ -303,13 +304,13 @@ def _name_readers(configuration: Configuration) -> str:
 
 
 def _switch(configuration: Configuration) -> str:
-    """Return the option with which the loader itself chooses how to read ahead."""
+    """Return the option that lets the loader choose how to read ahead."""
     switches = {"batches": "prefetch=2", "reader": "use_double_buffer=True"}
     return switches.get(configuration.reads, "use_buffer_reader=True")
 
 
 def describe_policy(policy: ReadAheadPolicy) -> str:
-    """Tell how batches are read ahead without workers, and why.
+    """Say how batches are read ahead without workers, and why.
 
     >>> describe_policy(ReadAheadPolicy(read=12_000, step=30_000))
     "Batches are read in your loop's thread: reading takes 12 µs and your step 30 µs, too little to hide."
@@ -319,7 +320,7 @@ def describe_policy(policy: ReadAheadPolicy) -> str:
     if policy.fixed:
         return "Batches are read ahead in a thread, because the option is 'thread'."
     if not (policy.read and policy.step):
-        return "Batches are read ahead in a thread where that pays; nothing has been measured yet."
+        return "Batches are read ahead in a thread if that helps; nothing has been measured yet."
     told = f"reading takes {_time(policy.read * 1e-9)} and your step {_time(policy.step * 1e-9)}"
     if policy.threaded:
         return f"Batches are read ahead in a thread: {told}, and the shorter hides behind the longer."
@@ -337,7 +338,7 @@ def advise_on_input(
 ) -> list[str]:
     """Return what to change if a loop waits for its input, the most promising change first.
 
-    `loop` are the seconds per step in all, and `rest` those without waiting.
+    `loop` is the time per step in seconds, and `rest` that time without waiting.
     """
     work = parts["fetch"] + parts["stage"]
     cores, workers, most = configuration.cores, configuration.workers, configuration.most
@@ -350,7 +351,8 @@ def advise_on_input(
             "cache='device': keeps the arrays on the GPU; without a GPU, increase batch_size: a larger batch "
             "costs less per sample"
         ]
-    # So many workers load a step while the loop computes one; with a loop that does nothing else, all cores.
+    # Enough workers load a step while the loop computes one. If the loop does nothing else, that takes all
+    # cores.
     needed = max(min(math.ceil(work / rest), cores), 1) if rest * cores > work else cores
     indexed = configuration.reads == "samples"  # an iterable dataset takes neither 'auto' nor a cache
     auto = ", or num_workers='auto'" if indexed else ""
@@ -360,7 +362,7 @@ def advise_on_input(
         more = f"num_workers={needed}{auto}: workers load the next batches while your loop computes"
         return [more, *["cache='host': reads each sample only once, if the data fits in RAM"] * indexed]
     cheaper = "cache='host', or cheaper samples" if indexed else "cheaper samples"
-    # Whether samples are made by Python code or wait for a disk cannot be seen from outside, so both is said.
+    # Whether Python code makes the samples or they wait for a disk cannot be seen from outside, so say both.
     threads = configuration.worker_type == "thread"
     python = [
         "worker_type='process', if Python code makes the samples: threads run it one at a time (GIL)"
@@ -374,7 +376,7 @@ def advise_on_input(
     elif configuration.tuned and workers >= most:
         more = f"num_workers={2 * most}: 'auto' stops at {most} workers, and more may still help"
     elif configuration.tuned:
-        more = f"{cheaper}: 'auto' tried more workers and gained nothing"  # so it need not be tried again
+        more = f"{cheaper}: 'auto' tried more workers and gained nothing"  # no need to try again
     elif workers < cores:
         more = f"num_workers={needed} (now {workers}){auto}: all workers are busy"
     else:
@@ -400,7 +402,7 @@ def _advise_on_thread(configuration: Configuration, parts: dict[str, float], loo
         return [f"{_switch(configuration)}: reads and copies the next batches while your loop computes"]
     if busy < BUSY_SHARE:
         told = f"the thread is busy only {busy:.0%} of the time"
-        # Reading further ahead cannot help a thread that spends its time on hand-overs.
+        # Reading further ahead cannot help a thread that spends its time on handing over batches.
         if loop < SHORT and configuration.forced:
             return [f"use_double_buffer=True: {told}, and in steps this short it costs more than it saves"]
         deeper = "increase capacity" if is_reader else "increase prefetch"
@@ -409,7 +411,7 @@ def _advise_on_thread(configuration: Configuration, parts: dict[str, float], loo
         return [
             "more workers in the wrapped loader, such as num_workers of PyTorch's: prefetch reads it all the "
             "time, and cannot make it faster",
-            "gpuloader.DataLoader in its place: writes samples straight into the memory that is copied",
+            "gpuloader.DataLoader instead: writes samples straight into the memory that is copied",
         ]
     in_slots = (
         "set_sample_generator: writes each sample straight into its slot; copying finished batches there "

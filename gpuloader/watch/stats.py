@@ -23,7 +23,8 @@ class LoaderStats:
 
     ``startup + wait + transfer + compute`` is the time of the loops over the loader. The other times run in
     parallel, in workers, in the reader thread and on copy streams. If the consumer itself fetches, `fetch`
-    and `stage` are part of `wait`. Subtract one snapshot from a later one to get what happened in between.
+    and `stage` are part of `wait`. To get what happened in between, subtract an earlier snapshot from a later
+    one.
 
     Attributes
     ----------
@@ -32,32 +33,33 @@ class LoaderStats:
     batches : int
         Batches staged, including those not yet delivered.
     nbytes : int
-        The bytes of these batches.
+        The bytes in these batches.
     fetch : float
-        Time in the user's reader or dataset, summed over all workers. Samples that are written straight into
-        the slot (`set_sample_generator`, datasets) include the time to write them.
+        Time in the user's reader or dataset, summed over all workers. If samples are written straight into
+        the slot (`set_sample_generator`, datasets), this includes the time to write them.
     stage : float
         Time to write batches into slots.
     stall : float
-        Time that the fetcher waited for a free slot or for room in the queue, because the consumer is slower.
+        Time that the fetcher waited for a free slot or for space in the queue, because the consumer is
+        slower.
     copy : float
-        Time of the copy streams, estimated from few copies, or measured for all during a trace.
+        Time of the copy streams, estimated from a few copies, or measured for all copies during a trace.
     startup : float
         Time that the consumer waited for the first step of each epoch: starting workers, reserving memory.
     wait : float
         Time that the consumer waited for later steps, because the input is slower.
     transfer : float
-        Time of the consumer for issuing copies and delivering batches. The copies run in parallel.
+        Time that the consumer spent on issuing copies and delivering batches. The copies run in parallel.
     compute : float
-        Time of the consumer between getting a step and asking for the next.
+        Time between the consumer's getting a step and asking for the next.
     slots : int
         Host slots of the latest epoch; 0 before its first batch.
     slots_in_use : int
-        Those of them that are now being filled, waiting, being copied or held by the user.
+        The slots that are now being filled, waiting, being copied or held by the user.
     skipped : int
-        Samples left out of the batches with ``on_bad='skip'``.
+        Samples that ``on_bad='skip'`` left out of the batches.
     skipped_samples : tuple of str
-        The first ten of them: each with its index in the dataset or its file, and why.
+        The first ten of them: for each, its index in the dataset or its file, and the reason.
 
     Examples
     --------
@@ -101,10 +103,10 @@ class LoaderStats:
         return self.steps / self.seconds if self.steps else 0.0
 
     def __sub__(self, earlier: LoaderStats) -> LoaderStats:
-        """Return what happened since an earlier snapshot; the slots are those of this one."""
+        """Return what happened since an earlier snapshot; the numbers of slots are this snapshot's."""
         if not isinstance(earlier, LoaderStats):
             return NotImplemented
-        # What counts up is subtracted; the slots are a state, and those of a past moment are of no use.
+        # Counters are subtracted. The slots are a state, and those of a past moment are of no use.
         flows = [one.name for one in fields(self) if not one.name.startswith(("slots", "skipped_"))]
         changes: dict[str, Any] = {name: getattr(self, name) - getattr(earlier, name) for name in flows}
         return replace(self, **changes)
@@ -127,13 +129,13 @@ class Meter:
     wait: int = 0
     transfer: int = 0
     compute: int = 0
-    # That of the latest epoch; weak, because statistics must not keep page-locked memory that nobody uses.
+    # The ring of the latest epoch; weak, because statistics must not keep pinned memory that nobody uses.
     ring: ref[Ring] | None = None
 
     def staged(self, begun: int, fetched: int, ready: int, nbytes: int) -> None:
-        """Count one batch, from the times when reading had `begun`, was `fetched` and its slot was `ready`.
+        """Count a batch, from the times when reading had `begun`, was `fetched`, and the slot was `ready`.
 
-        The batch has been written to its slot now.
+        The batch has just been written to its slot.
         """
         now = perf_counter_ns()
         self.batches += 1
@@ -154,11 +156,11 @@ class Meter:
             self.left_out(skipped)
 
     def left_out(self, reasons: Sequence[str]) -> None:
-        """Count samples that were left out of a batch; name the first ten, also in the program's log."""
+        """Count samples that were left out of a batch; log the first ten and keep their names."""
         self.skipped += len(reasons)
         for reason in reasons[: _NAMED - len(self.skipped_samples)]:
             self.skipped_samples += (reason,)
-            import logging  # the import takes longer than a batch, and most programs leave nothing out
+            import logging  # late: the import takes longer than a batch, and most programs skip nothing
 
             logging.getLogger("gpuloader").warning("a sample is left out: %s", reason)
 

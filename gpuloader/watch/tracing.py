@@ -1,4 +1,4 @@
-"""Traces: what each thread, worker, copy stream and consumer did and when, one row for each."""
+"""Traces: what each thread, worker, copy stream and consumer did and when, with one row for each."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def is_tracing() -> bool:
 
 def mark(name: str, start: int, end: int, thread: str | None = None) -> None:
     """Add a span to the running trace, if any, on the calling thread's row or on the row named `thread`."""
-    # Read once: the trace may end in another thread between the question and the span. A list's append needs
-    # no lock, so tracing costs a loop well under a microsecond a span.
+    # Read once: another thread may end the trace between the check and the span. A list's append needs no
+    # lock, so tracing costs a loop well under a microsecond per span.
     spans = _spans
     if spans is not None:
         spans.append(Span(name, thread or threading.current_thread().name, start, end))
@@ -59,7 +59,7 @@ def span(name: str) -> Iterator[None]:
 
 
 def push_range(name: str) -> Any:
-    """Begin an NVTX range if the trace records them; return the argument for `pop_range`."""
+    """Begin an NVTX range if the trace records ranges; return the argument for `pop_range`."""
     nvtx = _nvtx
     if nvtx is not None:
         nvtx.push_range(name, domain="gpuloader")
@@ -109,14 +109,14 @@ def trace(path: str | os.PathLike[str] | None = None, *, nvtx: bool = False) -> 
     ['compute']
     """
     global _spans, _nvtx
-    # A missing package is an error before the block, too.
+    # A missing package raises before the block, too.
     package = import_package("nvtx", "a trace with NVTX ranges", "nvtx") if nvtx else None
     spans: list[Span] = []
     with _tracing:
         if _spans is not None:
             raise RuntimeError("a trace is already running in this process; end it before starting another")
         if path is not None:
-            Path(path).open("a").close()  # fail now if the file cannot be written, not after the training
+            Path(path).open("a").close()  # fail now, not after the training, if the file cannot be written
         _spans, _nvtx = spans, package
     try:
         yield spans
@@ -132,7 +132,7 @@ def chrome_trace(spans: list[Span]) -> dict[str, Any]:
     """Convert spans to the Chrome trace event format: complete events in µs, with named and sorted rows.
 
     The main thread comes first, then readers and workers by name, then copy streams. Events of one row may be
-    nested but must not overlap. Spans that do, as in loops over two loaders, get an additional row.
+    nested but must not overlap. Overlapping spans, as in loops over two loaders, get an additional row.
 
     >>> events = chrome_trace([Span("copy", "gpu:0 copies", 2000, 5000)])["traceEvents"]
     >>> events[-1]["name"], events[-1]["ts"], events[-1]["dur"]
@@ -143,7 +143,7 @@ def chrome_trace(spans: list[Span]) -> dict[str, Any]:
     def describe(row: int, kind: str, **arguments: str | int) -> dict[str, Any]:
         return {"ph": "M", "name": kind, "pid": process, "tid": row, "args": arguments}
 
-    spans = list(spans)  # to which a thread may still append
+    spans = list(spans)  # a thread may still append to the original
     events = [describe(0, "process_name", name="gpuloader")]
     timed: list[dict[str, Any]] = []
     row = 0
@@ -169,7 +169,7 @@ def _split_overlapping(spans: list[Span]) -> list[list[Span]]:
     >>> [[one.name for one in nested] for nested in _split_overlapping(spans)]
     [['a', 'b'], ['c']]
     """
-    # Spans of one row overlap where two loops run in one thread, as in a zip of two loaders.
+    # Spans of one row overlap if two loops run in one thread, for example in a zip of two loaders.
     lists: list[list[Span]] = []
     running: list[list[int]] = []  # for each list, the ends of its open spans, innermost last
     for one in sorted(spans, key=lambda one: (one.start, -one.end)):
