@@ -436,7 +436,6 @@ def from_generator(
         True reads ahead while the consumer computes, in a thread if that helps, and copies the next step to
         a GPU while the current one is computed on. 'thread' always reads in a thread. False runs everything
         in the consumer's thread and reads nothing ahead.
-        in the consumer's thread and reads nothing ahead.
     iterable : bool
         True: loop over the loader. False: call `start`, then `next` until `EOFException`, then `reset`.
     return_list : bool

@@ -132,8 +132,8 @@ class DataLoader(Measured, Generic[S]):
     decode : str or None
         'image' treats bytes in the samples as encoded images, and decodes them to uint8 pixels of shape
         (height, width, 3). Fields that a transform of images names, and those of an `ImageFolder`, are
-        decoded without it. 'device' does the same, except that on a GPU nvImageCodec decodes the JPEG files
-        that a transform resizes; its pixels differ slightly from Pillow's.
+        decoded without it. 'device' does the same, except that on a GPU nvImageCodec decodes JPEG files
+        whose size a transform of images determines; its pixels differ slightly from Pillow's.
     on_bad : str
         What to do about a sample that raises. 'raise' raises SampleError, or DecodeError for an image that
         cannot be decoded. 'skip' leaves the sample out, counts it in ``stats().skipped`` and logs the first

@@ -1,4 +1,4 @@
-"""What a loader reads: datasets here; tables, files, images, readers and MNIST in packages of their own.
+"""What a loader reads: datasets here; tables, files, images, readers and MNIST in subpackages.
 
 In: indices for map-style datasets, nothing for iterable datasets and readers.
 Out: samples, or blocks of samples in columns; and for the loader, a `Source` that says how a dataset is read.

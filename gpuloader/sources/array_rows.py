@@ -1,4 +1,4 @@
-"""Datasets that consist of arrays: their samples are rows, which can be gathered without any Python code."""
+"""Datasets that consist of arrays: their samples are rows, which are gathered without any Python code."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class ArrayRows(NamedTuple):
 
     arrays: tuple[NDArray[Any], ...]  # one per field, in native byte order
     rows: IndexedRows | None = None  # the row of each sample in the arrays; None if sample i is row i
-    names: tuple[str, ...] | None = None  # the keys of a sample that is a dict; None if it is a tuple
-    bare: bool = False  # whether a sample is the row of the only array, not a tuple or a dict
+    names: tuple[str, ...] | None = None  # the keys if a sample is a dict; None if it is a tuple
+    bare: bool = False  # whether a sample is just the row of the only array, not a tuple or a dict
 
 
 READING = frozenset(("__getitem__", "__getitems__", "__len__"))
-"""A class that defines one of these overrides how samples are read; its bases' bulk methods ignore that."""
+"""A class that defines one of these overrides how samples are read; bulk methods of its bases ignore that."""
 
 
 def own_method(dataset: object, name: str, overriding: Set[str] = READING) -> Any:
@@ -46,15 +46,15 @@ def own_method(dataset: object, name: str, overriding: Set[str] = READING) -> An
     for kind in type(dataset).__mro__:
         if name in vars(kind):
             return getattr(dataset, name, None)
-        # A class derived from the one with the method overrides how samples are read. That code of the
-        # user's, which may augment each sample, would not run.
+        # A subclass of the class with the method overrides how samples are read. The user's code, which may
+        # augment each sample, would not run.
         if not overriding.isdisjoint(vars(kind)):
             return None
     return None
 
 
 def reads_like(dataset: object, *bases: type) -> bool:
-    """Return whether a dataset is one of these classes, or derived from one and read in the same way."""
+    """Return whether a dataset is of one of these classes, or of a subclass that reads in the same way."""
     for kind in type(dataset).__mro__:
         if kind in bases:
             return True
@@ -64,7 +64,7 @@ def reads_like(dataset: object, *bases: type) -> bool:
 
 
 def find_arrays(dataset: object) -> ArrayRows | None:
-    """Return the arrays that a dataset reads from and the row of each sample; None if Python code reads them.
+    """Return the arrays that a dataset reads from, with each sample's row; None if Python code reads them.
 
     >>> import numpy as np
     >>> from gpuloader import Subset, TensorDataset
@@ -74,12 +74,12 @@ def find_arrays(dataset: object) -> ArrayRows | None:
     """
     find: Callable[[], ArrayRows | None] | None = own_method(dataset, "_array_rows")
     found = None if find is None else find()
-    # Arrays in a foreign byte order must be converted, which only the path through samples does.
+    # Arrays in a foreign byte order must be converted; only the path through samples does that.
     return found if found is not None and all(array.dtype.isnative for array in found.arrays) else None
 
 
 def held_by(dataset: object) -> list[Any]:
-    """Return what a dataset of this package takes its rows from: tensors and indices, also those inside."""
+    """Return what a dataset of this package takes its rows from: tensors and indices, also nested ones."""
     held: list[Any] = []
     for name, value in vars(dataset).items() if hasattr(dataset, "__dict__") else ():
         if name in ("tensors", "indices"):
@@ -97,7 +97,7 @@ def check_array(position: int, values: ArrayLike) -> NDArray[Any]:
     held: Any = values
     try:
         check_mask(values)
-        # Its rows keep the gradient, so there is nothing to warn of yet.
+        # Its rows keep the gradient, so there is no reason to warn yet.
         array = as_array(held.detach() if needs_gradient(held) else held)
     except (TypeError, ValueError, RuntimeError) as error:  # SampleError: masked, or not dense
         raise TypeError(
@@ -110,7 +110,7 @@ def check_array(position: int, values: ArrayLike) -> NDArray[Any]:
     return array
 
 
-# What an index stands for: one sample, or several at once. All datasets of the package share these rules.
+# What an index stands for: one sample, or several. All datasets of the package share these rules.
 
 
 def locate(dataset: Sized, index: object) -> int | Rows:
@@ -118,15 +118,15 @@ def locate(dataset: Sized, index: object) -> int | Rows:
 
     The index is a whole number of any type, a slice, or a list, range, NumPy array, tensor or series of whole
     numbers or of one boolean per sample. The result is an int for a single sample. For several, it is a slice
-    if the index is one without a step, else an array of one dimension. Any other index raises `IndexError` or
-    `TypeError`.
+    if the index is a slice without a step, else an array of one dimension. Any other index raises
+    `IndexError` or `TypeError`.
 
     >>> locate("abcd", -1), locate("abcd", [2, -4]), locate("abcd", slice(1, None))
     (3, array([2, 0]), slice(1, 4, None))
     >>> locate("abcd", [True, False, False, True])
     array([0, 3])
     """
-    if type(index) is int:  # first, because nearly all are
+    if type(index) is int:  # first, because nearly all indices are
         return check_index(dataset, index)
     if isinstance(index, slice):
         start, stop, step = index.indices(len(dataset))
@@ -152,7 +152,7 @@ def locate(dataset: Sized, index: object) -> int | Rows:
 
 
 def check_index(dataset: Sized, index: object) -> int:
-    """Return `index` counted from the front; raise `IndexError` or `TypeError` if it is no sample's.
+    """Return `index` counted from the front; raise `IndexError` or `TypeError` if it does not name a sample.
 
     >>> check_index("abc", -1)
     2
@@ -164,7 +164,7 @@ def check_index(dataset: Sized, index: object) -> int:
         raise _no_indices(dataset, reprlib.repr(index)) from None
     length = len(dataset)
     if not -length <= position < length:
-        # Paddle raises ValueError for a negative index that is out of range, so the error here is both.
+        # Paddle raises ValueError for a negative index out of range, so this error is both.
         kind = BadIndex if position < 0 else IndexError
         raise kind(f"{_count(dataset)} has no sample {position}")
     return position + length if position < 0 else position
@@ -195,7 +195,7 @@ def as_rows(dataset: object, indices: Sequence[int] | NDArray[np.int64], length:
     (slice(1, 4, None), array([3, 0]))
     """
     rows = check_rows(dataset, np.asarray(indices, np.int64), length)
-    # A slice is read as a view and copied in one piece; most batches of an epoch in order are one.
+    # A slice is read as a view and copied in one piece. In an ordered epoch, most batches are slices.
     if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all():
         return slice(int(rows[0]), int(rows[-1]) + 1)
     return rows

@@ -1,4 +1,4 @@
-"""`AudioFolder` and `read_audio`: stretches of audio files, which libsndfile decodes and soxr resamples."""
+"""`AudioFolder` and `read_audio`: clips of audio files, which libsndfile decodes and soxr resamples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpuloader.errors import DecodeError, SourceError, describe_error, import_pa
 from gpuloader.sources.images.folder import Folder, Path, check_position, draw_position
 
 AUDIO_EXTENSIONS = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".aif", ".aiff", ".au")
-"""The endings of file names that are taken for audio."""
+"""File extensions that are treated as audio."""
 
 
 def read_audio(
@@ -25,7 +25,7 @@ def read_audio(
     mono: bool = True,
     at: float | None = None,
 ) -> NDArray[np.float32]:
-    """Return a stretch of an audio file, resampled.
+    """Return a clip of an audio file, resampled.
 
     Parameters
     ----------
@@ -34,10 +34,10 @@ def read_audio(
     seconds : float or None
         The length; a shorter file is filled up with silence. None takes the whole file.
     rate, mono : int, bool
-        Samples per second of the result; and whether to average the channels.
+        Samples per second of the result, and whether to average the channels.
     at : float or None
-        Where the stretch lies in the file: 0 at its beginning, 1 at its end. None draws it while a loader
-        fetches the sample, and takes the middle otherwise.
+        Where the clip lies in the file: 0 at its beginning, 1 at its end. None draws the position while a
+        loader fetches the sample, and uses the middle otherwise.
 
     Returns
     -------
@@ -49,7 +49,7 @@ def read_audio(
     SourceError
         The file cannot be read.
     DecodeError
-        It is not audio, or is damaged.
+        The file is not audio, or is damaged.
 
     Examples
     --------
@@ -64,7 +64,7 @@ def read_audio(
     soundfile = import_package("soundfile", "decoding audio", "audio")
     path = os.fspath(file)
     try:
-        open(path, "rb").close()  # noqa: PTH123 - libsndfile's errors do not tell files from data
+        open(path, "rb").close()  # noqa: PTH123 - libsndfile's errors do not distinguish missing files from bad data
         with soundfile.SoundFile(path) as opened:
             own, count = opened.samplerate, opened.frames
             wanted = count if seconds is None else round(seconds * own)
@@ -96,12 +96,12 @@ def _check(seconds: float | None, rate: int, at: float | None) -> None:
 
 
 class AudioSample(NamedTuple("_AudioPair", [("audio", Any), ("label", Any)])):
-    """A stretch of audio and its label; a batch has the same two fields.
+    """A clip of audio and its label; a batch has the same two fields.
 
     Attributes
     ----------
     audio, label : object
-        The two.
+        The clip and the label.
 
     Examples
     --------
@@ -118,12 +118,12 @@ class AudioSample(NamedTuple("_AudioPair", [("audio", Any), ("label", Any)])):
 class AudioFolder(Folder):
     """Audio files in one folder per class; a sample is the tuple ``(audio, label)``.
 
-    Each epoch takes another stretch of each file, drawn from the loader's seed, the epoch and the index.
+    Each epoch takes a different clip of each file, drawn from the loader's seed, the epoch and the index.
 
     Parameters
     ----------
     root : path
-        The folder whose folders are the classes. Those may have folders of their own.
+        The folder that contains one folder per class. These may have subfolders.
     seconds, rate, mono, at : float or None, int, bool, float or None
         As for `read_audio`.
     is_valid_file : callable or None

@@ -1,9 +1,9 @@
 """Blocks of samples in columns, as column files store them, so that no row becomes a Python object.
 
-An iterable dataset whose samples lie in columns may offer ``iter_blocks(size)`` in addition to
-``__iter__``. It yields the same samples in the same order, `size` per block and possibly fewer in the last. A
-map-style dataset may offer ``take_block(indices)`` in addition to ``__getitem__``. It returns the samples at
-these indices, or raises `IndexError`. The loader then copies from the columns straight into its slots.
+An iterable dataset whose samples lie in columns may offer ``iter_blocks(size)`` in addition to ``__iter__``.
+It yields the same samples in the same order, `size` per block and possibly fewer in the last. A map-style
+dataset may offer ``take_block(indices)`` in addition to ``__getitem__``. It returns the samples at these
+indices, or raises `IndexError`. The loader then copies from the columns straight into its slots.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Objects(Protocol):
 class Chunked:
     """A column whose rows lie in several pieces, such as the record batches of an Arrow table.
 
-    `make` returns piece number n, an array, a `Ragged` or objects, all alike, when it is first read.
+    `make(n)` returns piece n on first use: an array, a `Ragged` or objects, the same kind for all pieces.
 
     >>> column = Chunked([2, 3], [np.array([10, 11]), np.array([12, 13, 14])].__getitem__)
     >>> [int(piece[row]) for piece, row in column.find(np.array([3, 0]))]
@@ -57,7 +57,7 @@ class Chunked:
         """Return piece `number`."""
         found = self._made.get(number)
         if found is None:
-            # All at once: a pass in order needs none of them again, and a shuffled one would need any.
+            # Drop all of them: an ordered pass needs none again, and a shuffled one might need any.
             if len(self._made) >= _MOST_PIECES:
                 self._made.clear()
             found = self._made[number] = self._make(number)
@@ -87,7 +87,7 @@ Piece = NDArray[Any] | Ragged | Objects
 Column = Piece | Chunked
 """One row per sample. Arrays and `Ragged` columns of level 1 are staged; objects stay Python objects."""
 
-_MOST_PIECES = 1 << 16  # that a column keeps, each with some hundred bytes of Python objects
+_MOST_PIECES = 1 << 16  # the most that a column keeps; each costs a few hundred bytes of Python objects
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Part:
 
     columns: Mapping[str, Column]
     rows: Rows
-    # The dtypes to which columns of numbers are converted. Other columns keep theirs.
+    # The dtypes that columns of numbers are converted to. Other columns keep theirs.
     dtypes: Mapping[str, np.dtype[Any]] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -104,7 +104,7 @@ class Part:
 
 
 class Block:
-    """Samples in columns: the rows of one or more parts in turn; a sample is a dict of one value per column.
+    """Samples in columns: the rows of one or more parts in turn. A sample is a dict, one value per column.
 
     >>> columns = {"image": np.arange(8).reshape(4, 2), "label": np.arange(4)}
     >>> block = Block([Part(columns, slice(3, 4)), Part(columns, np.array([1, 0]))])
@@ -145,7 +145,7 @@ class Block:
         return found
 
     def take(self, positions: NDArray[np.int64]) -> Block:
-        """Return the samples at some positions, which ascend.
+        """Return the samples at some positions, in ascending order.
 
         >>> block = Block([Part({"x": np.arange(9)}, slice(1, 4)), Part({"x": np.arange(9)}, slice(6, 9))])
         >>> block.take(np.array([0, 2, 4, 4])).columns()
@@ -195,7 +195,7 @@ def _take(column: NDArray[Any] | Chunked, rows: Rows, like: NDArray[Any]) -> NDA
     if not isinstance(column, Chunked):
         return column[rows]
     assert not isinstance(rows, slice)
-    # Row by row, because neighboring rows of a shuffled batch rarely lie in one piece.
+    # Row by row, because adjacent rows of a shuffled batch rarely lie in the same piece.
     taken = np.empty((len(rows), *like.shape[1:]), like.dtype)
     for position, (piece, row) in enumerate(column.find(rows)):
         taken[position] = piece[row]
@@ -203,7 +203,7 @@ def _take(column: NDArray[Any] | Chunked, rows: Rows, like: NDArray[Any]) -> NDA
 
 
 def _as_seen(values: NDArray[Any]) -> Any:
-    """Return values as the user sees them: bits of a dtype that only torch has as a tensor."""
+    """Return values as the user sees them: bits of a dtype that only torch has become a tensor."""
     return values if torch_name(values.dtype) is None else tensor_over(values)
 
 
@@ -220,7 +220,7 @@ def _value(column: Column, row: int) -> Any:
 
 
 def take_each(column: Ragged | Objects | Chunked, rows: Rows) -> list[Any]:
-    """Return the values of rows that do not make one array: an array per row of a `Ragged`, or objects.
+    """Return the values of rows that do not form one array: an array per row of a `Ragged`, or objects.
 
     >>> column = Ragged(np.arange(5), (np.array([0, 3, 3, 5]),))
     >>> [part.tolist() for part in take_each(column, slice(0, 3))]
@@ -237,11 +237,11 @@ def take_each(column: Ragged | Objects | Chunked, rows: Rows) -> list[Any]:
     return [column.values[start:stop] for start, stop in bounds]
 
 
-# Samples of any schema joined field by field, for datasets that are asked for several samples at once.
+# Samples of any schema joined field by field, for datasets that are indexed with several indices.
 
 
 def join_samples(samples: Sequence[Any]) -> Any:
-    """Return samples of one schema joined field by field, like a `TensorDataset` and a `TableDataset` do.
+    """Return samples of one schema joined field by field, as a `TensorDataset` and a `TableDataset` do.
 
     Numbers, arrays and tensors are stacked, and tuples, lists and dicts are joined entry by entry. Anything
     else becomes a list, and so do samples that differ in type, shape, keys or length.
@@ -268,10 +268,10 @@ def join_samples(samples: Sequence[Any]) -> Any:
     return list(samples)
 
 
-# What is known of a dataset's samples before any is read, from the columns or arrays that hold them.
+# What is known about a dataset's samples before any is read, from the columns or arrays that hold them.
 
 Field = tuple[np.dtype[Any] | None, tuple[int, ...] | None]
-"""A field's dtype, None for Python objects, and the shape of a sample's value, None if it varies."""
+"""A field's dtype (None for Python objects) and the shape of a sample's value (None if it varies)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +282,7 @@ class SampleFields:
     fields: Mapping[str, Field]
 
     def describe(self) -> str:
-        """Return how a sample holds its fields, in words."""
+        """Describe in words how a sample holds its fields."""
         if self.kind == "value":
             return "single values"
         names = list(self.fields)
@@ -290,7 +290,7 @@ class SampleFields:
 
 
 def name_dtype(dtype: np.dtype[Any] | None) -> str:
-    """Return the name of a field's dtype in errors."""
+    """Return the name of a field's dtype for error messages."""
     return "Python objects" if dtype is None else describe_dtype(dtype)
 
 
@@ -321,14 +321,14 @@ def of_arrays(kind: str, names: Iterable[str] | None, arrays: Sequence[Any]) -> 
 def of_columns(
     columns: Mapping[str, Column], dtypes: Mapping[str, np.dtype[Any]] | None = None
 ) -> SampleFields:
-    """Return the fields of samples that lie in columns, whose numbers may be converted to other `dtypes`.
+    """Return the fields of samples in columns; numbers may be converted to other `dtypes`.
 
     >>> of_columns({"x": np.zeros(2)}, {"x": np.dtype("float32")}).fields
     {'x': (dtype('float32'), ())}
     """
     found: dict[str, Field] = {}
     for name, column in columns.items():
-        # All pieces of a column are alike, and the first is the one that is most likely in memory already.
+        # All pieces of a column are alike, and the first is the most likely to be in memory already.
         piece: Any = column.piece(0) if isinstance(column, Chunked) else column
         if isinstance(piece, Ragged):
             field: Field = np.dtype(piece.values.dtype), None

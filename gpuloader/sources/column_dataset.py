@@ -1,4 +1,4 @@
-"""The base of map-style datasets whose samples lie in columns, however these are stored."""
+"""The base of map-style datasets whose samples lie in columns, wherever these are stored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpuloader.sources.dataset import Dataset
 
 
 class ColumnDataset(Dataset[dict[str, Any]]):
-    """Samples in columns: a subclass sets `_length`, and says how to take rows.
+    """Samples in columns; a subclass sets `_length` and defines how to take rows.
 
     A row number selects a sample, a dict with one value per column. A slice, or a list, array or tensor of
     row numbers or booleans, selects several, as a dict with an array, a `Ragged` or a list per column.

@@ -1,7 +1,7 @@
 """Datasets, and datasets composed of others, as in Paddle's ``paddle.io``.
 
-If a dataset has ``__getitems__(indices)``, which returns a list of samples in one call, so do the datasets
-composed of it.
+If a dataset has ``__getitems__(indices)``, which returns a list of samples in one call, the datasets composed
+of it have it too.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from gpuloader.system.iterators import refuse_read
 
 
 def refuse_mix(dataset: object, reader: str, instead: str) -> None:
-    """Raise `TypeError` if a dataset, such as a `MixDataset`, has an order that `reader` would lose."""
-    # Refused where it happens: read as a ConcatDataset, the mix would train on other proportions in silence.
+    """Raise `TypeError` for a dataset whose order `reader` would lose, such as a `MixDataset`."""
+    # Refused here: read as a ConcatDataset, the mix would silently train on other proportions.
     if callable(getattr(dataset, "default_sampler", None)):
         raise BadType(
-            f"{reader} would read the {type(dataset).__name__} without its weights: {instead}; to do without "
-            "the weights, pass ConcatDataset(mix.datasets)"
+            f"{reader} would read the {type(dataset).__name__} without its weights: {instead}; if you do not "
+            "need the weights, pass ConcatDataset(mix.datasets)"
         )
 
 
 def is_iterable(dataset: object) -> bool:
     """Return whether this is an ``IterableDataset``, of this package, PyTorch or Paddle."""
-    # All of them have a `__getitem__` too, which only raises.
+    # All of them also have a `__getitem__`, which only raises.
     return isinstance(dataset, (IterableDataset, *find_classes("IterableDataset")))
 
 
@@ -65,11 +65,11 @@ class Readable(Protocol[S]):
     """Anything with samples to read by index or key."""
 
     def __getitem__(self, index: Any, /) -> S:
-        """Return the sample at an index, or at a key."""
+        """Return the sample at an index or key."""
 
 
 class MapStyle(Readable[S], Protocol[S]):
-    """What a map-style dataset must have; a list has it too."""
+    """What a map-style dataset must have; a list has it, too."""
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -105,10 +105,10 @@ class Dataset(Generic[S]):
 class IterableDataset(Dataset[S]):
     """The base class of iterable datasets: a subclass defines `__iter__`.
 
-    With ``worker_type='thread'``, several threads iterate over the same dataset at once. So each call of
-    `__iter__` must keep its position in local variables, not on the dataset.
+    With ``worker_type='thread'``, several threads iterate over the same dataset at the same time. So each
+    call of `__iter__` must keep its position in local variables, not on the dataset.
 
-    A subclass that defines `__len__` gives its loader a length too. ``a + b`` is the `ChainDataset` of two.
+    If a subclass defines `__len__`, its loader has a length, too. ``a + b`` is the `ChainDataset` of two.
 
     Examples
     --------
@@ -141,7 +141,7 @@ class IterableDataset(Dataset[S]):
 
 
 class _Combined(Dataset[S]):
-    """Map-style datasets read as one, which asks each of them for many samples at once where it can."""
+    """Map-style datasets read as one; each is asked for many samples in one call where possible."""
 
     _instead_of_a_mix: ClassVar[str] = "concatenate its datasets first, then mix those"
     _read_one: Callable[[int], S]
@@ -224,7 +224,7 @@ class ConcatDataset(_Combined[S]):
         return which, position - (self.cumulative_sizes[which - 1] if which else 0)
 
     def _read(self, indices: Sequence[int]) -> list[Any]:
-        # Each dataset is asked once for its samples of a batch: one call may be one request to a store.
+        # Each dataset is asked once per batch, because one call may be one request to a store.
         found = [self._find(check_index(self, index)) for index in indices]
         samples: list[Any] = [None] * len(found)
         for which in {which for which, _ in found}:
@@ -236,7 +236,7 @@ class ConcatDataset(_Combined[S]):
 
 
 class ChainDataset(IterableDataset[S]):
-    """Iterable datasets, of this package, PyTorch or Paddle, each of which starts when the previous one ends.
+    """Iterable datasets of this package, PyTorch or Paddle; each starts when the previous one ends.
 
     Raises
     ------
@@ -254,7 +254,7 @@ class ChainDataset(IterableDataset[S]):
     ['a', 'b', 'a', 'b']
     """
 
-    _checks: ClassVar[bool] = True  # when it is made, not when a dataset is read
+    _checks: ClassVar[bool] = True  # check datasets when the chain is made, not when it is read
 
     def __init__(self, datasets: Iterable[Iterable[S]]) -> None:
         self.datasets = list(datasets)
@@ -277,7 +277,7 @@ class ChainDataset(IterableDataset[S]):
         for position, dataset in enumerate(self.datasets):
             self._check(position, dataset)
             items = iter(dataset)
-            # An iterator that was read before would end at once, and the chain would be shorter in silence.
+            # An iterator that was read before would end immediately, and the chain would silently be shorter.
             what = f"dataset {position} ({type(dataset).__name__}) returns"
             refuse_read(
                 items, what, "make a new iterator in every call, for example by writing __iter__ with yield"
@@ -290,8 +290,8 @@ class ChainDataset(IterableDataset[S]):
 
 def count_items(dataset: object) -> int:
     """Return the length of an iterable dataset; raise `TypeError` if it has none."""
-    # Always a TypeError, because `list` asks for a length, and does without one only after a TypeError. It is
-    # a ValueError too, which Paddle raises for the length of a loader.
+    # Always a TypeError, because `list` asks for a length, and does without one only after a TypeError. Also
+    # a ValueError, because that is what Paddle raises for the length of a loader.
     name = type(dataset).__name__
     if not isinstance(dataset, Sized):
         raise BadTypeOrValue(
@@ -307,7 +307,7 @@ def count_items(dataset: object) -> int:
 
 
 def check_map_style(name: str, dataset: object, *, by_key: bool = False, sized: bool = True) -> MapStyle[Any]:
-    """Return `dataset` if it is map-style, else raise `TypeError`; `by_key` if it is read by key or label."""
+    """Return `dataset` if it is map-style, else raise `TypeError`; `by_key` if keys or labels index it."""
     kind = type(dataset).__name__
     if is_iterable(dataset):
         raise BadType(f"{name} must be map-style, got the IterableDataset {kind}")
@@ -338,7 +338,7 @@ def read_many(dataset: MapStyle[Any], indices: Sequence[int]) -> list[Any]:
 
 def pass_on(outer: object, kind: type, read: Many, inner: Iterable[object]) -> Many:
     """Return `read` if one of the `inner` datasets has ``__getitems__``, else raise `AttributeError`."""
-    # Unless a subclass of `kind` overrides `__getitem__`, which would then not run.
+    # Not if a subclass of `kind` overrides `__getitem__`, because that would not run.
     own = getattr(type(outer), "__getitem__", None) is not getattr(kind, "__getitem__", None)
     if own or not any(hasattr(one, "__getitems__") for one in inner):
         raise AttributeError(f"{type(outer).__name__!r} object has no attribute '__getitems__'")
@@ -349,7 +349,7 @@ def pass_on(outer: object, kind: type, read: Many, inner: Iterable[object]) -> M
 
 
 class Subset(Dataset[S]):
-    """The samples of a dataset at given indices, or at given keys of one that is like a dict.
+    """The samples of a dataset at given indices, or at given keys of a dict-like dataset.
 
     Parameters
     ----------
@@ -357,7 +357,7 @@ class Subset(Dataset[S]):
         The dataset, read whenever a sample is requested.
     indices : sequence, NumPy array, tensor or slice
         The indices of the samples, in order; negative ones count from the end. For a dataset that has
-        ``keys()``, and for text and tuples, these are keys, which are not checked.
+        ``keys()``, and if they are text or tuples, these are keys, which are not checked.
 
     Attributes
     ----------
@@ -374,8 +374,8 @@ class Subset(Dataset[S]):
 
     Notes
     -----
-    As in PyTorch, a slice, or a list, NumPy array or tensor of positions, asks the dataset for a list of
-    indices at once. Samples of a list or a dict are joined field by field.
+    As in PyTorch, indexing with a slice, or with a list, NumPy array or tensor of positions, asks the dataset
+    for a list of indices. Samples of a list or a dict are joined field by field.
 
     Examples
     --------
@@ -391,13 +391,13 @@ class Subset(Dataset[S]):
 
     def __init__(self, dataset: MapStyle[S], indices: Sequence[Any] | NDArray[Any] | slice) -> None:
         refuse_mix(dataset, f"a {type(self).__name__}", "take subsets of its datasets first, then mix those")
-        # In PyTorch, the dataset may have no length, or be filled later.
+        # As in PyTorch, the dataset may have no length, or be filled later.
         checks = not self._follows_torch or isinstance(indices, slice)
         self.dataset: MapStyle[S] = check_map_style("dataset", dataset, by_key=True, sized=checks)
         listed: Any = values_by_position(indices)
         if isinstance(indices, slice):
             listed = range(*indices.indices(len(dataset)))
-        # Text and tuples are keys, and one entry tells of all.
+        # Text and tuples are keys; one entry is enough to tell.
         by_key = isinstance(listed, Iterable) and isinstance(next(iter(listed), None), str | bytes | tuple)
         if not by_key and not (isinstance(listed, Sized) and not len(listed)):
             self.dataset = check_map_style("dataset", dataset, sized=checks)
@@ -405,7 +405,7 @@ class Subset(Dataset[S]):
         if self._by_key:
             self.indices: Any = listed if hasattr(listed, "__getitem__") else list(listed)
             return
-        # As they were passed, because programs read the attribute; checked now, and not in some worker.
+        # Kept as passed, because programs read the attribute. Checked now, not later in some worker.
         self.indices = listed
         rows = as_indices("indices", listed)
         if checks:
@@ -415,13 +415,13 @@ class Subset(Dataset[S]):
         rows = locate(self, index)
         if isinstance(rows, int):
             return self.dataset[self._at(rows)]
-        # These take no list of indices themselves.
+        # These do not accept a list of indices themselves.
         if self._by_key or isinstance(self.dataset, list | tuple | range | str):
             return cast("S", join_samples([self[row] for row in each_row(rows)]))
         return self.dataset[[self._at(row) for row in each_row(rows)]]
 
     def _at(self, position: int) -> Any:
-        """Return the index or key at a position; an index is a Python integer, which every dataset takes."""
+        """Return the index or key at a position; an index is a Python integer, which all datasets accept."""
         found = self.indices[position]
         return found if self._by_key else int(found)
 
@@ -479,13 +479,13 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
     Attributes
     ----------
     tensors : tuple
-        What was passed: PyTorch's tensors as they are, anything else as NumPy arrays.
+        What was passed: PyTorch tensors unchanged, anything else as NumPy arrays.
 
     Raises
     ------
     TypeError
-        There are no arrays, one does not hold numbers, has masked ones or is not in host memory, or a list of
-        lists is passed, which may hold rows.
+        There are no arrays, or one does not hold numbers, has masked elements or is not in host memory. Or a
+        list of lists was passed, which may be rows.
     ValueError
         An array has no first dimension, or the numbers of rows differ.
 
@@ -527,12 +527,12 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
 
     @property
     def arrays(self) -> tuple[NDArray[Any], ...]:
-        """The rows as NumPy arrays, which share the memory of what was passed."""
+        """The rows as NumPy arrays that share the memory of what was passed."""
         return tuple([as_array(tensor) for tensor in self.tensors])
 
     def __getitem__(self, index: Any) -> tuple[Any, ...]:
         if self._follows_torch and type(index) is not int and all(map(is_tensor, self.tensors)):
-            # None, True, a tensor of uint8 and others mean to a tensor what they mean to no dataset of ours.
+            # None, True, a tensor of uint8 and others mean something to a tensor but not to our datasets.
             with suppress(IndexError, TypeError, ValueError):
                 return tuple([tensor[index] for tensor in self.tensors])
         rows = locate(self, index)
@@ -542,11 +542,11 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
         return len(self.tensors[0])
 
     def _array_rows(self) -> ArrayRows | None:
-        # Rows of a class of its own, which only indexing makes.
+        # Rows of a custom class, which only indexing creates.
         return None if any(map(has_own_class, self.tensors)) else ArrayRows(self.arrays)
 
     def __getstate__(self) -> dict[str, Any]:
-        # As arrays, because worker processes share the memory of arrays, but would copy that of tensors.
+        # As arrays, because worker processes share the memory of arrays but would copy tensors.
         were_tensors = [is_tensor(one) and not has_own_class(one) for one in self.tensors]
         pairs = zip(self.tensors, were_tensors, strict=True)
         shared = tuple([as_array(one) if was_tensor else one for one, was_tensor in pairs])

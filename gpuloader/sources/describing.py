@@ -1,6 +1,6 @@
-"""What a loader is asked to read, established once: every later module takes the `Source` from here.
+"""Finds out what a loader is asked to read. Done once: every later module takes the `Source` from here.
 
-In: whatever the user passed as dataset. Tables, dicts of columns and datasets of Hugging Face are adapted.
+In: whatever the user passed as dataset. Tables, dicts of columns and Hugging Face datasets are adapted.
 Out: a `Source`: the dataset to read, how it is read, and which datasets it is composed of.
 """
 
@@ -72,22 +72,24 @@ _FOREIGN = {kind.__name__: how for kind, how in _COMPOSED.items()} | {"StackData
 class Source:
     """A dataset, and how a loader reads it.
 
-    A map-style dataset is read by the first of these that it offers and the loader's options allow: rows of
-    `arrays`, columns through `take_block`, several samples through `read_many`, one by one. An iterable
-    dataset is read in blocks if it has them, else item by item.
+    A map-style dataset is read in the first of these ways that it offers and the loader's options allow: rows
+    of `arrays`, columns through `take_block`, several samples through `read_many`, one by one. An iterable
+    dataset is read in blocks if it has them, otherwise item by item.
     """
 
     dataset: Any
-    iterable: bool = False  # it has no indices and is only iterated
-    in_blocks: bool = False  # an iterable dataset yields blocks of items through `iter_blocks`
-    holds_images: bool = False  # it, or a dataset that it is composed of, says that its samples have images
+    iterable: bool = False  # whether it has no indices and can only be iterated
+    in_blocks: bool = False  # whether an iterable dataset yields blocks of items through `iter_blocks`
+    holds_images: bool = (
+        False  # whether it, or a dataset it is composed of, says that its samples have images
+    )
     chained: tuple[Source, ...] = ()  # the datasets that it reads one after another
-    inner: Source | None = None  # the dataset of which it is a subset
-    # Read the samples at several indices at once: as a list, and in columns.
+    inner: Source | None = None  # the dataset that it is a subset of
+    # Read the samples at several indices together: as a list, and in columns.
     read_many: Many | None = None
     take_block: TakeBlock | None = None
-    tell_fields: Callable[[], SampleFields] | None = None  # returns what is known of the samples
-    # Makes the sampler of a dataset with an order of its own, such as a `MixDataset`.
+    tell_fields: Callable[[], SampleFields] | None = None  # returns what is known about the samples
+    # Makes the sampler of a dataset that has its own order, such as a `MixDataset`.
     own_order: Callable[[bool], Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -105,17 +107,17 @@ class Source:
 
     @property
     def decodes(self) -> bool:
-        """Whether reading in columns takes long enough for worker processes to pay."""
+        """Whether reading in columns takes long enough to be worth worker processes."""
         return getattr(self.dataset, "_decodes", False) is True or bool(self.inner and self.inner.decodes)
 
     @cached_property
     def keeps_state(self) -> bool:
-        """Whether the dataset has a state of its own, and resumes there."""
+        """Whether the dataset has its own state and can resume there."""
         return has_state(self.dataset)
 
     @cached_property
     def fields(self) -> SampleFields | None:
-        """What is known of the samples without reading any; None if nothing is."""
+        """What is known about the samples without reading any; None if nothing is."""
         dataset, arrays = self.dataset, self.arrays
         if arrays is not None:
             kind = "value" if arrays.bare else "tuple" if arrays.names is None else "dict"
@@ -143,7 +145,7 @@ class Source:
         numbers: list[int] = []
         source = self
         while isinstance(index, int | np.integer):
-            # Through all that wraps it, so that the error names the dataset that the user has to look at.
+            # Look through all wrappers, so that the error names the dataset that the user has to look at.
             if source.inner is not None:
                 index, source = source.dataset.indices[index], source.inner
                 continue
@@ -153,7 +155,7 @@ class Source:
             index = int(index) + (ends[-1] if index < 0 else 0)
             number = bisect_right(ends, index)
             if not 0 <= number < len(ends):
-                return ""  # the index is out of range, which is what the error is about
+                return ""  # the index is out of range, and the error is about that
             numbers.append(number)
             index -= ends[number - 1] if number else 0
             source = source.chained[number]
@@ -163,13 +165,13 @@ class Source:
 
 
 def describe(value: Any, *, by_key: bool = False, encoded: bool = False, in_columns: bool = True) -> Source:
-    """Return what a loader reads if it is passed `value` as its dataset; no sample is read.
+    """Return what a loader reads if `value` is passed as its dataset; no sample is read.
 
-    `by_key` is whether the user's own sampler may yield the keys of a dict: whether its values are samples or
-    columns is then known from the first index. `encoded` leaves the images of Hugging Face encoded. Without
-    `in_columns`, its datasets are read by their own code.
+    With `by_key`, the user's own sampler may yield the keys of a dict; the first index then tells whether the
+    dict's values are samples or columns. `encoded` leaves the images of Hugging Face encoded. Without
+    `in_columns`, Hugging Face datasets are read by their own code.
 
-    Raises `TypeError` if the value is not a dataset, or if one of PyTorch or Paddle is composed of a
+    Raises `TypeError` if the value is not a dataset, or if a PyTorch or Paddle dataset is composed of a
     `MixDataset`; `ReaderError` for a generator that has been read already; and the errors of `TableDataset`.
 
     >>> describe({"x": [1, 2, 3]}).dataset
@@ -188,7 +190,7 @@ def describe(value: Any, *, by_key: bool = False, encoded: bool = False, in_colu
             chain: Any = dataset
             chained = tuple([Source(one, iterable=True) for one in chain.datasets])
         return replace(source, iterable=True, chained=chained)
-    # A class with `__iter__` too is map-style, as in PyTorch, which iterates only an IterableDataset.
+    # A class that also has `__iter__` is map-style, as in PyTorch, which iterates only an IterableDataset.
     if hasattr(dataset, "__getitem__"):
         return source
     if not isinstance(dataset, Iterable):
@@ -203,7 +205,7 @@ def describe(value: Any, *, by_key: bool = False, encoded: bool = False, in_colu
 def _describe(
     dataset: Any, composed: Mapping[type, str], encoded: bool, *, adapts: bool = True, in_columns: bool = True
 ) -> Source:
-    """Describe a dataset and those in it; `adapts` is whether they may be replaced by adapted ones."""
+    """Describe a dataset and those in it; `adapts` allows replacing them by adapted ones."""
     kind = next(filter(composed.__contains__, type(dataset).__mro__), object)
     how, overrides = composed.get(kind, ""), not reads_like(dataset, kind)
     inside: Any = ()
@@ -216,22 +218,22 @@ def _describe(
     holds_images = getattr(dataset, "holds_pictures", False) is True
     parts: list[Source] = []
     for one in inside:
-        # Those of this package refuse a mix when they are made; PyTorch's and Paddle's know nothing of it.
+        # This package's datasets refuse a mix when they are made; PyTorch's and Paddle's do not know it.
         reader = f"a {type(dataset).__name__}"
         refuse_mix(one, reader, "split or concatenate its datasets first, then mix those")
-        # By key, because it is the composed dataset that asks for their samples; a dict is read by its keys.
+        # By key, because the composed dataset asks for the samples; it reads a dict by its keys.
         adapted = _adapt(one, True, encoded, in_columns) if adapts and not isinstance(one, Mapping) else one
         part = _describe(adapted, composed, encoded, adapts=adapts, in_columns=in_columns)
         parts.append(part)
         holds_images = holds_images or (part.holds_images and not overrides)
     if adapts and any(part.dataset is not one for part, one in zip(parts, inside, strict=True)):
-        dataset = copy.copy(dataset)  # the user's own stays as it is
+        dataset = copy.copy(dataset)  # leaves the user's own unchanged
         if how == _SUBSET:
             dataset.dataset = parts[0].dataset
         else:
             dataset.datasets = [part.dataset for part in parts]
     own_order = getattr(dataset, "default_sampler", None)
-    # A subclass overrides how samples are read: what it is made of tells nothing of its samples.
+    # A subclass overrides how samples are read, so its parts tell nothing about its samples.
     inner = parts[0] if how == _SUBSET and not overrides else None
     return Source(
         dataset,
@@ -247,8 +249,8 @@ def _describe(
 
 
 def _find_many(dataset: Any, inner: Source | None) -> Many | None:
-    """Return what reads several samples at once; None if that only reads one after another."""
-    # PyTorch's Subset always has the method; read one by one, samples have names in errors.
+    """Return the function that reads several samples together; None if it would only read one by one."""
+    # PyTorch's Subset always has the method. Reading one by one lets errors name samples.
     alone = inner is not None and inner.read_many is None
     return None if alone else getattr(dataset, "__getitems__", None)
 
@@ -267,14 +269,14 @@ def _adapt(value: Any, by_key: bool, encoded: bool, in_columns: bool) -> Any:
         return adapt_stream(value, in_columns) if streams else adapt_dataset(value, in_columns)
     found = name_table(value)
     if found == SERIES:
-        return value if by_key else value.array  # which is read by position, not by label
+        return value if by_key else value.array  # an array is read by position, not by label
     if found == COLUMNS and by_key:
         return KeysOrRows(value)
     return TableDataset(value) if found else value
 
 
 class KeysOrRows:
-    """A dict whose values are samples, if it is read by key, or columns, if it is read by row number.
+    """A dict whose values are samples if it is read by key, or columns if it is read by row number.
 
     >>> dataset = KeysOrRows({"x": [1, 2], "y": [3, 4]})
     >>> dataset["y"], dataset[-1]
@@ -296,14 +298,14 @@ class KeysOrRows:
         return len(self._entries)
 
 
-# Whether the datasets that are chained fit into one batch.
+# Whether chained datasets fit into one batch.
 
 
 def check_alike(source: Source, varying: Collection[str] = ()) -> None:
-    """Raise `SampleError` if datasets that are chained have samples that surely do not fit into one batch.
+    """Raise `SampleError` if chained datasets have samples that certainly do not fit into one batch.
 
-    Arrays and tables tell dtypes and shapes, other datasets tell nothing. Fields in `varying` may differ in
-    shape.
+    Arrays and tables reveal dtypes and shapes; other datasets reveal nothing. Fields in `varying` may differ
+    in shape.
 
     >>> from gpuloader import ConcatDataset, TensorDataset
     >>> parts = [TensorDataset(np.zeros(2, "float32")), TensorDataset(np.zeros(2, "int64"))]
@@ -321,7 +323,7 @@ def check_alike(source: Source, varying: Collection[str] = ()) -> None:
             )
         for name, (dtype, shape) in wanted.fields.items():
             other, other_shape = found.fields[name]
-            # Integers of different size pass, because the numbers in them usually fit into either.
+            # Integers of different sizes pass, because their values usually fit into either.
             fits = dtype == other
             if dtype is not None and other is not None:
                 fits = fits or find_kind(dtype) == find_kind(other) == "i"

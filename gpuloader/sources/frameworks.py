@@ -27,7 +27,7 @@ def tell_worker(info: WorkerInfo) -> None:
     # Otherwise a dataset that divides its files by it would yield all of them in every worker.
     for name in WORKER_MODULES:
         module: Any = sys.modules.get(name)
-        # Neither attribute is public, so a release that moved them is no reason to fail.
+        # Neither attribute is public, so if a release has moved them, carry on without.
         with suppress(AttributeError, TypeError):
             module._worker_info = _translate(module, info)
 
@@ -40,10 +40,10 @@ def _translate(module: Any, info: WorkerInfo) -> Any:
 def answering_threads() -> Iterator[None]:
     """Make ``get_worker_info`` of PyTorch and Paddle, if imported, answer each worker thread for itself.
 
-    Threads that are no workers get the process's answer as before.
+    Threads that are not workers get the process's answer as before.
     """
     # Both return a global variable of the process. A dataset may have imported the functions by name, so it
-    # would not see another function; their code is replaced, until the last worker thread leaves.
+    # would not see a replacement. Therefore their code is replaced, until the last worker thread leaves.
     global _answered
     with _lock:
         _answered += 1
@@ -64,22 +64,23 @@ def _replace(module: Any) -> None:
     if not isinstance(function, FunctionType) or function in _replaced:
         return
     if function.__code__.co_names != ("_worker_info",) or not hasattr(module, "WorkerInfo"):
-        return  # a release that keeps the information in another way
+        return  # a release that stores the information differently
     function.__globals__["_find_worker_of_gpuloader"] = _make_finder(module)
     _replaced[function], function.__code__ = function.__code__, _ask.__code__
 
 
 def _ask() -> Any:
-    """Take the place of a framework's function, whose global variables include the one below."""
+    """Replaces the code of a framework's function, whose global variables include the one below."""
     return _find_worker_of_gpuloader()  # type: ignore[name-defined]  # noqa: F821
 
 
 def _make_finder(module: Any) -> Callable[[], Any]:
     def find() -> Any:
         info = own_worker_info()
-        # The framework's function called this one, and was called by whoever wants to know.
+        # The framework's function called this one, and somebody who wants to know called that.
         asker = cast("Any", inspect.currentframe()).f_back.f_back
-        # In a worker, PyTorch's collate function puts each batch into shared memory, for a process to send.
+        # In a worker, PyTorch's collate function puts each batch into shared memory, to send it from a
+        # process.
         if info is None or asker.f_globals.get("__name__") == _COLLATING:
             return module._worker_info
         return _translate(module, info)

@@ -25,14 +25,14 @@ class MixDataset(ConcatDataset[S]):
     """Several datasets, mixed in proportion to their weights: map-style ones, or streams.
 
     **Streams** are iterable datasets, such as Parquet, tar and Hugging Face's. They take turns: of every
-    1,024 samples, each has its share, in random order. Every worker mixes its own parts of the streams. They
-    resume in mid-epoch: where a stream cannot tell its position, its earlier samples are read again. A
-    repeated stream that shuffles does so anew. What follows is about map-style datasets.
+    1,024 samples, each has its share, in random order. Every worker mixes its own parts of the streams.
+    Streams can resume mid-epoch; one that cannot tell its position is read again up to there. A repeated
+    stream that shuffles draws a new order for each pass. The rest of this text is about map-style datasets.
 
-    A loader reads its epochs in the order of `default_sampler`: among every 4,096 samples, each dataset has
-    its share. With ``shuffle=True`` these are in random order, and each dataset is read in a new random order
-    in every pass over it. The order depends only on the seed and the epoch, so a loader can resume in its
-    middle, and ranks can divide it.
+    A loader reads a mix in the order of its `default_sampler`: among every 4,096 samples, each dataset has
+    its share. With ``shuffle=True`` these are in random order, and every pass over a dataset has a new random
+    order. The order depends only on the seed and the epoch, so a loader can resume mid-epoch, and ranks can
+    divide it.
 
     As a map-style dataset, it holds the samples of its datasets one after another, like `ConcatDataset`;
     ``len(loader)`` is the length of an epoch. Only its own order honors the weights, so other datasets,
@@ -42,19 +42,19 @@ class MixDataset(ConcatDataset[S]):
     Parameters
     ----------
     datasets : sequence of map-style datasets, or of iterable ones
-        One or more datasets that are not empty. Their samples must have the same fields.
+        One or more non-empty datasets. Their samples must have the same fields.
     weights : array-like
         One number above 0 per dataset; they need not sum to 1.
     at_end : str, or list of str for streams
-        What happens when a dataset has been read to its end. 'stop' ends the epoch, so the other datasets are
-        read in part; with `shuffle`, a different part every epoch. 'repeat' reads it again, until all have
-        been read at least once. 'drop' continues with the others, so every sample is read once. Each stream
-        may have a word of its own: the epoch ends when one with 'stop' has ended, or all have.
+        What happens when a dataset has been read to its end. 'stop' ends the epoch, so only part of the other
+        datasets is read; with `shuffle`, a different part every epoch. 'repeat' reads it again, until all
+        have been read at least once. 'drop' continues with the others, so every sample is read once. For
+        streams, a list gives each its own word: the epoch ends when one with 'stop' has ended, or all have.
 
     Raises
     ------
     TypeError
-        Some datasets are map-style and some iterable, or one is a `MixDataset` of map-style ones itself.
+        Some datasets are map-style and some iterable, or one is itself a `MixDataset` of map-style ones.
     ValueError
         There are no datasets, one is empty, there is not one weight above 0 for each, or `at_end` is unknown.
 
@@ -83,7 +83,7 @@ class MixDataset(ConcatDataset[S]):
     def __new__(
         cls, datasets: Iterable[Any] = (), weights: ArrayLike = (), *, at_end: str | Sequence[str] = "stop"
     ) -> Any:
-        """Return an empty mix, as pickle asks for it without arguments, or a mix of streams."""
+        """Return an empty mix, which pickle creates without arguments, or a mix of streams."""
         if isinstance(datasets, list | tuple) and any(map(_is_stream, datasets)):
             return MixedStreams(datasets, weights, at_end)
         return super().__new__(cls)
@@ -100,7 +100,7 @@ class MixDataset(ConcatDataset[S]):
         sizes = np.diff(self.cumulative_sizes, prepend=0)
         if not sizes.all():
             raise ValueError(f"dataset {sizes.argmin()} is empty; leave it out of the mix")
-        # Asked for here, because it raises if the epoch would be too long.
+        # Computed here, because it raises if the epoch would be too long.
         self.default_sampler(shuffle=False)
 
     def __repr__(self) -> str:
@@ -113,7 +113,7 @@ class MixDataset(ConcatDataset[S]):
         )
 
     def default_sampler(self, shuffle: bool) -> Sampler[int]:
-        """Return the sampler with which loaders read the mix, unless they are given another.
+        """Return the sampler with which loaders read the mix, unless they are given a different one.
 
         `shuffle` shuffles each dataset, and the datasets among each other.
 
@@ -127,18 +127,18 @@ class MixDataset(ConcatDataset[S]):
 # Streams, mixed by weight.
 
 _TURNS, _BLOCK = 1024, 64
-"""Turns among which each stream has its share, and samples to take of a stream in columns at a time."""
+"""Turns within which each stream has its share, and samples to take from a stream in columns at a time."""
 
 _END = object()
 
 
 def _is_stream(dataset: object) -> bool:
-    # Those of Hugging Face derive from PyTorch's class only when they are iterated.
+    # Those of Hugging Face derive from PyTorch's class only while they are iterated.
     return is_iterable(dataset) or (not hasattr(dataset, "__getitem__") and isinstance(dataset, Iterable))
 
 
 class MixedStreams(IterableDataset[S]):
-    """Iterable datasets in turns, in proportion to their weights; `MixDataset` makes it, and describes it."""
+    """Iterable datasets in turns, in proportion to their weights; made and described by `MixDataset`."""
 
     def __init__(self, datasets: Sequence[Any], weights: ArrayLike, at_end: str | Sequence[str]) -> None:
         for position, one in enumerate(datasets):
@@ -178,19 +178,19 @@ class MixedStreams(IterableDataset[S]):
                     yield item
                     continue
                 empty = reading.end()
-                # A worker may have no share of a stream; it goes on with the others.
+                # A worker may have no share of a stream; it continues with the others.
                 reading.gone = empty or self.at_end[which] == "drop"
                 stops = self.at_end[which] == "stop" and not empty
                 if stops or all(one.passes for one in readings):
                     return
         finally:
             for one in readings:
-                one.items = None  # what reads them ends, although the state stays
+                one.items = None  # ends what reads them, although the state stays
 
     def _take_turns(self, seed: int, epoch: int, block: int, gone: list[bool]) -> list[int]:
         """Return whose turn it is in a block of turns; every stream has its share, in random order."""
         key = derive_key(seed, epoch, MIXED, block)
-        # Moved by a part of a turn, so that a share of less than one turn a block comes in some blocks.
+        # Offset by part of a turn, so that a share of less than one turn per block appears in some blocks.
         points = (sort_hashes(_TURNS, key).view(np.int64) + (derive_key(key) >> 11) / 2**53) / _TURNS
         ends = np.cumsum(np.where(gone, 0.0, self.weights))
         turns: list[int] = np.searchsorted(ends / ends[-1], points, side="right").tolist()
@@ -214,19 +214,19 @@ class _Reading:
     """How far a stream has been read, and its next items."""
 
     dataset: Any
-    passes: int = 0  # that have ended
-    gone: bool = False  # it is not read again
-    state: Any = None  # its own, which `taken` items of the pass follow; None at the start of a pass
+    passes: int = 0  # completed passes
+    gone: bool = False  # whether it is not read again
+    state: Any = None  # its own, from before the `taken` items of the pass; None at the start of a pass
     taken: int = 0
     items: Iterator[Any] | None = None
-    tells: bool = False  # its own state is that behind the items taken
+    tells: bool = False  # whether its own state is that after the items taken
 
     def take(self) -> Any:
         """Return the next item, or `_END`."""
         if self.items is None:
             draw = current_draw()
-            # A stream that is repeated shuffles anew. It may look at the epoch only when it is asked for its
-            # first item.
+            # A repeated stream shuffles again. It may look up the epoch only when it is asked for its first
+            # item.
             again = Draw(draw.seed, draw.epoch + (self.passes << 32))
             again.index = draw.index
             outer = exchange_draw(again)
@@ -240,7 +240,7 @@ class _Reading:
         return item
 
     def _read(self) -> Iterator[Any]:
-        """Yield the items of a pass, from the stream's own state on."""
+        """Yield the items of a pass, starting at the stream's own state."""
         keeps = callable(getattr(self.dataset, "load_state_dict", None))
         if self.state is not None:
             self.dataset.load_state_dict(self.state)
@@ -262,6 +262,6 @@ class _Reading:
         return empty
 
     def state_dict(self) -> list[Any]:
-        """Return the fields to make it of again, without the dataset."""
+        """Return the fields from which to create it again, without the dataset."""
         state, taken = (self.dataset.state_dict(), 0) if self.tells else (self.state, self.taken)
         return [self.passes, self.gone, state, taken]

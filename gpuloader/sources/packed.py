@@ -20,18 +20,18 @@ from gpuloader.sources.block import each_row
 from gpuloader.system.finalizers import LivingValues, calling, closing_once
 from gpuloader.system.platforms import open_memory_file, reserve, seal
 
-_CHUNK = 1 << 16  # items that are pickled at a time
+_CHUNK = 1 << 16  # items to pickle at a time
 _ALIGNMENT = 8
-_dumps = partial(pickle.dumps, protocol=3)  # later protocols put 11 bytes more before each small item
+_dumps = partial(pickle.dumps, protocol=3)  # later protocols put 11 more bytes before each small item
 
 
 class PackedList(Sequence[Any]):
     """A read-only list of Python objects in one sealed memory file, which workers map instead of copying.
 
-    A list of millions of strings or tuples costs each worker a copy of it: a forked worker copies the pages
-    in which it counts references, and any other worker unpickles the items. A packed list unpickles an item
-    when it is asked for, which takes about 1 µs, and touches nothing else. A slice, or a list, array or
-    tensor of indices or booleans, returns a list of items.
+    Each worker would copy a list of millions of strings or tuples: a forked worker copies the pages in which
+    it counts references, and any other worker unpickles the items. A packed list unpickles an item when it is
+    requested, in about 1 µs, and touches nothing else. A slice, or a list, array or tensor of indices or
+    booleans, returns a list of items.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class PackedList(Sequence[Any]):
     """
 
     def __init__(self, items: Iterable[Any]) -> None:
-        self._close = closing_once()  # for `__del__`, should the file not come to be
+        self._close = closing_once()  # for `__del__`, in case the file cannot be created
         try:
             self.descriptor = open_memory_file("gpuloader-list")
             self._close = closing_once(self.descriptor)
@@ -67,7 +67,7 @@ class PackedList(Sequence[Any]):
                 reserve(self.descriptor, max(start + _ALIGNMENT * len(ends), 1))
                 file.seek(start)
                 file.write(ends)
-            # No process can change the items under another one.
+            # No process can change the items while another uses them.
             seal(self.descriptor, writable=False)
             self._map(self.descriptor, start, len(ends))
         except OSError as error:
@@ -82,9 +82,9 @@ class PackedList(Sequence[Any]):
 
     @classmethod
     def open(cls, descriptor: int, start: int, count: int) -> PackedList:
-        """Return the list in a memory file of another process; `place` says where in it the list lies."""
+        """Return the list in a memory file of another process; `place` says where the list lies in it."""
         made = cls.__new__(cls)
-        made.descriptor = -1  # the caller's to close
+        made.descriptor = -1  # the caller closes it
         made._close = closing_once()
         made._map(descriptor, start, count)
         return made
@@ -124,24 +124,24 @@ _packed: LivingValues[tuple[int, int], PackedList] = LivingValues()
 
 
 def pack_list(dataset: object, nbytes: int) -> PackedList | None:
-    """Return a dataset that is a large list of immutable objects as a packed list; None for any other.
+    """Return a packed list for a dataset that is a large list of immutable objects; None for any other.
 
-    A list is large from `nbytes` of pickled items on, as estimated from its first ones.
+    A list is large if its pickled items take `nbytes` or more, as estimated from the first items.
 
     >>> len(pack_list([("a.jpg", 3), ("b.jpg", 5)], nbytes=20))
     2
     >>> pack_list([["a.jpg", 3], ["b.jpg", 5]], nbytes=20) is None
     True
     """
-    # A subclass may have a `__getitem__` of its own.
+    # A subclass may have its own `__getitem__`.
     if type(dataset) not in (list, tuple) or not dataset:
         return None
     items = cast("Sequence[Any]", dataset)
     probe = items[:_PROBE]
     if not _are_immutable(probe) or len(items) * sum(map(len, map(_dumps, probe))) < nbytes * len(probe):
         return None
-    # A list is packed once, as long as it holds the same objects in the same order and the packed one lives.
-    # Mutable items stay in a list: whoever changes one expects the next epoch to see it.
+    # A list is packed once, as long as it holds the same objects in the same order and the packed one is
+    # alive. Mutable items stay in a list: somebody who changes one expects the next epoch to see the change.
     key = id(items), hash(tuple(map(id, items)))
     packed = _packed.get(key)
     if packed is None and _are_immutable(items):

@@ -22,8 +22,8 @@ class PackedSequences(Dataset[dict[str, NDArray[Any]]]):
     """Documents of any length, packed into rows of equal length with little padding; a sample is one row.
 
     Each `window` of documents is packed by first fit: the longest document first, each into the first row
-    that has room for it. A document that is longer than a row is cut into pieces. Which documents share a row
-    depends only on the arguments, so a loader shuffles, resumes and divides the rows like those of any other
+    with enough space. A document longer than a row is cut into pieces. Which documents share a row depends
+    only on the arguments, so a loader shuffles, resumes and divides the rows like those of any other
     map-style dataset. A slice, or a list, array or tensor of indices or booleans, selects several rows.
 
     A row is a dict of arrays, which all have the same shape in every row:
@@ -109,7 +109,7 @@ class PackedSequences(Dataset[dict[str, NDArray[Any]]]):
         if seed is not None:
             order = Shuffled(len(sizes), seed, 0).slice(0, len(sizes))
             begins, sizes = begins[order], sizes[order]
-        # Pieces of a document: all of them are whole but the last.
+        # Pieces of a document: all but the last are full.
         counts = -(-sizes // most)
         owner = np.repeat(np.arange(len(sizes)), counts)
         number = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -148,7 +148,7 @@ class PackedSequences(Dataset[dict[str, NDArray[Any]]]):
         labels = np.full(self.length, _IGNORED, np.int64)
         at = place[:used] + np.repeat(starts - ends + sizes, sizes)
         tokens[:used] = self.tokens[at]
-        # A piece that does not end its document has the token after it for its last label.
+        # A piece that does not end its document has the next token as its last label.
         labels[:used] = self.tokens[np.minimum(at + 1, len(self.tokens) - 1)]
         labels[ends[self._ends_document[pieces]] - 1] = _IGNORED
         begins = np.repeat(np.append(ends - sizes, used), np.append(sizes, self.length - used))
@@ -170,7 +170,7 @@ class PackedSequences(Dataset[dict[str, NDArray[Any]]]):
 
 
 def _fit_first(sizes: IndexArray, length: int) -> IndexArray:
-    """Return the row of each piece: the longest first, each in the first row that has room for it.
+    """Return the row of each piece: the longest first, each in the first row with enough space.
 
     >>> _fit_first(np.array([3, 4, 2, 1]), 6).tolist()
     [1, 0, 0, 1]
@@ -179,7 +179,7 @@ def _fit_first(sizes: IndexArray, length: int) -> IndexArray:
     order = np.argsort(-sizes, kind="stable")
     room = np.full(len(sizes), length)
     opened = int((sizes == length).sum())
-    rows[order[:opened]] = np.arange(opened)  # full rows, in which no other piece has room
+    rows[order[:opened]] = np.arange(opened)  # full rows, with no space for another piece
     first = opened
     for piece in order[opened:].tolist():
         size = sizes[piece]

@@ -1,4 +1,4 @@
-"""`random_split`: disjoint random parts of a map-style dataset, by label if asked."""
+"""`random_split`: splits a map-style dataset into disjoint random parts, optionally by label."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _deal_by_label(
         _, codes = np.unique(array, return_inverse=True)
     except TypeError as error:
         raise ValueError(f"stratify must have labels of one type, all numbers or all text: {error}") from None
-    # Parts that are spread evenly over all indices are spread evenly over those of each label too.
+    # Parts that are spread evenly over all indices are also spread evenly over those of each label.
     by_label = np.argsort(codes[indices], kind="stable")
     owners = np.empty(len(indices), np.int64)
     owners[by_label], _ = interleave(sizes, 0, len(indices))
@@ -121,7 +121,7 @@ def _shuffle(count: int, generator: object) -> NDArray[np.int64]:
         # Not NumPy's permutation, so that a split by seed is the same in every release of NumPy.
         return Shuffled(count, check_whole("generator", generator, 2**64), epoch=0).slice(0, count)
     if is_torch_generator(generator):
-        # The split that PyTorch would make, so that a test set stays one when a program moves to this
+        # The split that PyTorch would make, so that a test set stays the same when a program moves to this
         # package.
         lib: Any = sys.modules["torch"]
         drawn = lib.randperm(count, generator=generator, device=generator.device)

@@ -1,4 +1,4 @@
-"""`TokenWindows`: stretches of a long array of tokens, for training language models."""
+"""`TokenWindows`: windows over a long array of tokens, for training language models."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class TokenWindows(Dataset[Any]):
     [[0, 1, 2], [6, 7, 8]]
     """
 
-    _targets = False  # in pickles that were made before windows had targets
+    _targets = False  # for pickles that were made before windows had targets
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class TokenWindows(Dataset[Any]):
 
     @property
     def _span(self) -> int:
-        return self.length + self._targets  # the last target is one token behind the last input
+        return self.length + self._targets  # the last target is one token after the last input
 
     def __getitem__(self, index: Any) -> Any:
         rows = locate(self, index)
@@ -126,8 +126,8 @@ class TokenWindows(Dataset[Any]):
 
 
 def as_tokens(tokens: ArrayLike) -> NDArray[Any]:
-    """Return tokens as an array of one dimension, not copied where possible, or raise `TypeError`."""
-    # A view of the base class, because every operation on a memmap takes some microseconds longer.
+    """Return tokens as an array of one dimension, without a copy where possible, or raise `TypeError`."""
+    # A view as the base class, because every operation on a memmap takes microseconds longer.
     array: NDArray[Any] = np.asarray(as_array(tokens))
     if array.ndim != 1 or not is_stageable(array.dtype) or torch_name(array.dtype) is not None:
         raise TypeError(
@@ -145,7 +145,7 @@ def find_bounds(documents: ArrayLike, count: int) -> IndexArray:
     >>> find_bounds([0, 4], 9)
     array([0, 0, 4, 9])
     """
-    # A document at 0 that is listed too begins twice, and the first time it is empty.
+    # A document at 0 that is listed begins twice, and the first one is empty.
     begins = as_indices("documents", documents)
     bounds = np.concatenate([[0], begins, [count]])
     if (np.diff(bounds) < 0).any():
@@ -162,7 +162,7 @@ class WindowStarts:
     (5, array([ 10, 100, 110]))
     """
 
-    # Computed on request: with a stride of 1, a table would take eight bytes for each token of the corpus.
+    # Computed on request: with a stride of 1, a table would take eight bytes per token of the corpus.
 
     def __init__(self, first: IndexArray, counts: IndexArray, stride: int) -> None:
         self.first = first

@@ -1,8 +1,8 @@
 """The classes of `gpuloader.torch`: PyTorch's samplers, and datasets derived from PyTorch's of the same name.
 
-So code that asks whether something is PyTorch's ``TensorDataset`` gets the answer that it expects, and
-PyTorch's own loader reads them. Importing this module imports PyTorch. Where PyTorch is missing, the samplers
-and the base classes are this package's.
+So code that checks for PyTorch's ``TensorDataset`` gets the answer that it expects, and PyTorch's own loader
+reads these datasets. Importing this module imports PyTorch. If PyTorch is missing, the samplers and the base
+classes are this package's.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _Tensors, _Joined, _Part, _Chain = _bases
 
 
 class _Summand:
-    """What makes ``a + b`` one of the datasets below, too."""
+    """Makes ``a + b`` one of the datasets below as well."""
 
     def __add__(self, other: MapStyle[Any]) -> ConcatDataset[Any]:
         return ConcatDataset([self, other])  # type: ignore[list-item]  # map-style by its other base class
@@ -75,8 +75,8 @@ class ConcatDataset(_Summand, dataset.ConcatDataset[S], _Joined):  # type: ignor
 class Subset(_Summand, dataset.Subset[S], _Part):  # type: ignore[misc, valid-type]
     """A `gpuloader.Subset` that is also PyTorch's.
 
-    Parameters are the same. As in PyTorch, the dataset need not have a length, and an index that does not
-    exist raises `IndexError` when it is read.
+    Parameters are the same. As in PyTorch, the dataset need not have a length, and a nonexistent index raises
+    `IndexError` when it is read.
 
     Examples
     --------
@@ -90,8 +90,8 @@ class Subset(_Summand, dataset.Subset[S], _Part):  # type: ignore[misc, valid-ty
 class ChainDataset(dataset.ChainDataset[S], _Chain):  # type: ignore[misc, valid-type]
     """A `gpuloader.ChainDataset` that is also PyTorch's.
 
-    Parameters are the same. As in PyTorch, there may be no datasets, and one that is not iterable raises
-    `TypeError`, an `AssertionError` too, when it is read.
+    Parameters are the same. As in PyTorch, there may be no datasets, and a dataset that is not iterable
+    raises `TypeError`, which is also an `AssertionError`, when it is read.
 
     Examples
     --------

@@ -2,5 +2,5 @@
 
 In: paths or URLs.
 Out: datasets, whose samples are read when they are needed.
-Callers: users; `loader`, for the columns of Ray's tables.
+Callers: users; `api`, for the columns of Ray's tables.
 """

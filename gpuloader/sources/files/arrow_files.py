@@ -16,10 +16,10 @@ from gpuloader.sources.files.table_shards import TableShards
 class ArrowDataset(TableShards):
     """The rows of Arrow IPC files, also called Feather; a sample is a dict with one value per column.
 
-    A shard is a record batch, which one worker of one rank reads. Values are those of a `ParquetDataset`. To
-    shuffle everything, map a file that is not compressed, and pass the loader the table instead.
+    A shard is a record batch, and one worker of one rank reads it. Values are those of a `ParquetDataset`. To
+    shuffle everything, memory-map an uncompressed file and pass the table to the loader instead.
 
-    Memory: a worker holds one record batch, or those of a few remote files, and a `shuffle_buffer`.
+    Memory: a worker holds one record batch, or a few of remote files, and a `shuffle_buffer`.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ class ArrowDataset(TableShards):
     columns, schema, filters, fill, map
         As for `ParquetDataset`; `filters` names columns that are in the files.
     shuffle, shuffle_buffer, seed, attempts, timeout, storage_options, cache_dir, cache_size
-        As for `ParquetDataset`; it is the record batches that are shuffled.
+        As for `ParquetDataset`; record batches are what is shuffled.
 
     Attributes
     ----------
@@ -87,7 +87,7 @@ class ArrowDataset(TableShards):
     def _opened(self, url: str) -> Iterator[Any]:
         from pyarrow import ArrowException, ipc
 
-        # Not mapped: another process that cuts the file short would end this one.
+        # Not memory-mapped: another process that truncates the file would crash this one.
         with open_source(url, self._tries) as source:
             try:
                 yield ipc.open_file(source)

@@ -32,29 +32,29 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 PIECE_NBYTES = 1 << 20
-"""Bytes to decode at a time, roughly: few enough to be in the CPU's cache when they are copied."""
+"""Approximate bytes to decode at a time: few enough to stay in the CPU's cache until they are copied."""
 
 TOGETHER_NBYTES = 4 << 20
-"""Stored bytes of small row groups to read together: a request for each would cost more than its bytes."""
+"""Stored bytes of small row groups to read together: separate requests would cost more than the bytes."""
 
 FOOTERS_NBYTES = 8 << 20
-"""Bytes of footers to keep, as stored; in memory, Arrow takes about seven times as many."""
+"""Bytes of footers to keep, as stored; in memory, Arrow needs about seven times as much."""
 
 HELD_NBYTES = 512 << 20
 """Bytes of decoded row groups to hold for random access."""
 
-_SMALL = 1 << 20  # bytes of a remote file whose end is kept, because all of its data may lie there
+_SMALL = 1 << 20  # remote files up to this size keep their end, because it may hold all of their data
 _END = 64 << 10  # bytes at a file's end that Arrow reads to find the footer
-_READERS = 16  # threads that read footers, which is mostly waiting
+_READERS = 16  # threads that read footers, which mostly means waiting
 
 
 @dataclass(eq=False, repr=False)
 class ParquetDataset(TableShards):
     """The rows of Parquet files; a sample is a dict with one value per column.
 
-    One worker of one rank reads each row group, and only the selected columns of it. So without the loader's
-    `shard`, each rank has its own row groups, and row groups of unequal size make shares of unequal length.
-    With `shard`, every rank reads everything, and the loader divides the samples equally.
+    One worker of one rank reads each row group, and only its selected columns. So without the loader's
+    `shard`, each rank has its own row groups, and unequal row groups lead to unequal shares. With `shard`,
+    every rank reads everything, and the loader divides the samples equally.
 
     Numbers and booleans are copied column by column from Arrow's memory into the loader's slots. Lists of
     fixed length and tensors become arrays of more dimensions. Lists of numbers of varying length need the
@@ -62,9 +62,9 @@ class ParquetDataset(TableShards):
     Each field of a struct follows the same rules, so its numbers become arrays.
 
     Memory: a worker holds the stored columns of one row group, or of several small ones with 4 MiB together,
-    about 1 MiB of decoded rows, and up to 60 MB of footers. Of remote files, up to 16 such reads are under
-    way, with 32 MiB together and 2 MiB of decoded rows each. A `shuffle_buffer` adds that many decoded rows,
-    and twice that while a window is assembled: 65,536 rows of 64 float32 and an int64 take 17 MB.
+    about 1 MiB of decoded rows, and up to 60 MB of footers. From remote files, it reads up to 16 such pieces
+    at a time, with 32 MiB together and 2 MiB of decoded rows each. A `shuffle_buffer` adds that many decoded
+    rows, and twice that while a window is assembled: 65,536 rows of 64 float32 and an int64 take 17 MB.
 
     Parameters
     ----------
@@ -76,17 +76,17 @@ class ParquetDataset(TableShards):
         The columns to read; None reads all.
     schema : pyarrow.Schema, dict or None
         The types of columns, such as ``{"price": "float32", "day": "int32"}``, to which all files are cast.
-        By default, the first file's: others may differ from it in width or encoding.
+        By default, the first file's types; other files may differ from it in width or encoding.
     filters : pyarrow.compute.Expression, list or None
-        Which rows to read, such as ``[("year", ">", 2020)]``. Row groups that their statistics exclude are
-        skipped. The filter compares what is stored, and may name columns that are not read.
+        Which rows to read, such as ``[("year", ">", 2020)]``. Row groups whose statistics rule them out are
+        skipped. The filter compares stored values, and may name columns that are not read.
     fill : dict or None
-        The values to take for nulls, by column, such as ``{"age": -1}``. Without one, a null among numbers is
-        an error.
+        Replacements for nulls, by column, such as ``{"age": -1}``. Without a replacement, a null among
+        numbers is an error.
     map : callable or None
-        Called with each sample, a dict, in the worker that reads it; it returns what the loader gets.
+        Called with each sample, a dict, in the worker that reads it; returns what the loader gets.
     shuffle : bool
-        True reads the row groups in an order drawn from `seed` and the epoch. False reads them in turn.
+        True reads the row groups in an order drawn from `seed` and the epoch. False reads them in order.
     shuffle_buffer : int or None
         The number of rows, from several row groups, to shuffle together. None keeps the rows of a row group
         in order.
@@ -94,17 +94,17 @@ class ParquetDataset(TableShards):
         The seed of all orders; must be the same on all ranks. It is independent of the loader's seed, but the
         epoch is the loader's.
     attempts : int
-        How many times to try a read over connections that drop. The waits in between grow to 5 s at most.
+        How many times to try a read if connections drop. The waits in between grow to at most 5 s.
     timeout : float
         Seconds after which one attempt to read from a server has failed; 0 means no limit. By default, a
         server must also have answered once within 10 s.
     storage_options : dict or None
-        What to give to fsspec with URLs, such as credentials. Workers get it, and nothing shows it.
+        Options for fsspec along with URLs, such as credentials. Workers receive them; nothing prints them.
     cache_dir : path or None
-        A local folder for remote files. Each is fetched whole by the first process of the machine that needs
-        it, and read there from then on; what a URL holds must not change. None keeps no files.
+        A local folder for remote files. The first process of the machine that needs a file fetches it whole,
+        and all read it there from then on. The contents of a URL must not change. None keeps no files.
     cache_size : int or None
-        The bytes of files to keep; those used longest ago are removed. None sets no limit.
+        The most bytes of files to keep; the least recently used files are removed. None sets no limit.
 
     Attributes
     ----------
@@ -120,10 +120,10 @@ class ParquetDataset(TableShards):
     SourceError
         A file cannot be read, or none matches a pattern.
     DataFileError
-        A file is truncated, is not a Parquet file, lacks a column, or has one of another kind than the first
-        file's. Also raised while reading if a row group is damaged, has a null among its numbers, a value
-        that does not fit or text that is not UTF-8, or if the file has changed. The message names the file,
-        the row group and the column.
+        A file is truncated, is not a Parquet file, lacks a column, or has a column whose kind differs from
+        the first file's. Also raised while reading: a row group is damaged, has a null among its numbers, a
+        value that does not fit or text that is not UTF-8, or the file has changed. The message names the
+        file, the row group and the column.
 
     Examples
     --------
@@ -154,8 +154,8 @@ class ParquetDataset(TableShards):
     def __len__(self) -> int:
         if self.filters is not None or ask_ranks()[1] > 1:
             raise NoIndices(
-                "a ParquetDataset has no length with filters, nor on several ranks, each of which reads row "
-                "groups of its own; its attribute rows is the number in all files"
+                "a ParquetDataset has no length with filters, nor on several ranks, because each reads its "
+                "own row groups; its attribute rows is the number in all files"
             )
         return self.rows
 
@@ -167,9 +167,9 @@ class ParquetDataset(TableShards):
     def random_access(self, *, memory: int = HELD_NBYTES) -> ParquetRows:
         """Return the rows as a map-style dataset, which can be split, and shuffled as a whole.
 
-        A batch decodes the row groups that its rows lie in, unless they are held already: `memory` is the
-        bytes of decoded row groups that each process holds. A shuffle of everything is fast if they all fit;
-        else, let the dataset shuffle in windows. The dataset must be without `filters` and `map`.
+        A batch decodes the row groups of its rows, unless the process already holds them. `memory` limits the
+        bytes of decoded row groups that each process holds. Shuffling everything is fast if all of them fit;
+        otherwise, let the dataset shuffle in windows. The dataset must have no `filters` and no `map`.
 
         Examples
         --------
@@ -193,10 +193,10 @@ class ParquetDataset(TableShards):
             return schema, _list_groups(opened.metadata, file, set(self._names or schema.names))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_footers": {}}  # a process reads those that it needs
+        return {**self.__dict__, "_footers": {}}  # each process reads the footers that it needs
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # Pickles of earlier releases do not say how large row groups are: those are read one by one.
+        # Pickles of earlier releases lack the sizes of row groups; those are read one by one.
         groups = [one if isinstance(one, Group) else Group(*one) for one in state["_groups"]]
         counts = [group.rows for group in groups]
         super().__setstate__({**state, "_footers": {}, "_groups": groups, "_counts": counts})
@@ -205,7 +205,7 @@ class ParquetDataset(TableShards):
         if self._counts is None:
             return 1
         nbytes, file = 0, self._groups[order[first]].file
-        # Scattered parts of a remote file need a request each: then they are read ahead, several at a time.
+        # Scattered parts of a remote file need a request each, so several are read ahead in parallel.
         scattered = is_remote(self._urls[file]) and self._file_nbytes[file] > TOGETHER_NBYTES
         for at in range(first, len(order)):
             group = self._groups[order[at]]
@@ -254,7 +254,8 @@ class ParquetDataset(TableShards):
                 if self.filters is not None:
                     from pyarrow.dataset import ParquetFileFormat
 
-                    # Arrow skips row groups whose statistics exclude the filter, and reads its columns too.
+                    # Arrow skips row groups whose statistics rule out the filter. It also reads the filter's
+                    # columns.
                     part = ParquetFileFormat().make_fragment(source, row_groups=numbers)
                     batches = part.to_batches(filter=self.filters, **how)
                 for batch in batches:
@@ -267,7 +268,7 @@ class ParquetDataset(TableShards):
         except DataFileError:
             if len(shards) == 1:
                 raise
-            # One by one from here, so that the error names the row group, after all that is whole.
+            # From here one by one, so that the error names the row group, after everything that is intact.
             done = max(done, skip)
             for shard, group in zip(shards, groups, strict=True):
                 if done < group.rows:
@@ -297,7 +298,7 @@ class ParquetDataset(TableShards):
                     source if is_remote(url) else url, metadata=kept and kept.metadata, pre_buffer=True
                 ) as opened:
                     if kept is None:
-                        # The end of a file that is not small holds little but the footer.
+                        # The end of a larger file holds little more than the footer.
                         if known and known[0] > _SMALL:
                             known = known[0], b""
                         self._keep(file, Footer(opened.metadata, stamp, known))
@@ -311,8 +312,8 @@ class ParquetDataset(TableShards):
 
     def _keep(self, file: int, footer: Footer) -> None:
         """Keep a footer, and drop the oldest ones beyond `FOOTERS_NBYTES`."""
-        # Threads do this together, without a lock that a fork could copy while it is held: each of these
-        # steps on the dict is one step for them.
+        # Several threads run this, without a lock: a fork could copy a lock while it is held. Each of these
+        # steps on the dict is atomic.
         self._footers.pop(file, None)
         self._footers[file] = footer
         nbytes = 0
@@ -323,15 +324,15 @@ class ParquetDataset(TableShards):
 
 
 class ParquetRows(ColumnDataset):
-    """The rows of Parquet files by number; `ParquetDataset.random_access` makes it, and describes it."""
+    """The rows of Parquet files by number; made and described by `ParquetDataset.random_access`."""
 
-    _decodes = True  # so that worker processes pay, although samples are read in columns
+    _decodes = True  # so that worker processes are used, although samples are read in columns
 
     def __init__(self, files: ParquetDataset, counts: Sequence[int], memory: int) -> None:
         self._files, self._memory = files, memory
         self._ends = np.cumsum(counts)
         self._length = files.rows
-        self._held: dict[int, pa.Table] = {}  # by row group, the one used last behind the others
+        self._held: dict[int, pa.Table] = {}  # by row group, the most recently used last
 
     def _take(self, rows: Rows) -> Block:
         from pyarrow import concat_tables
@@ -349,7 +350,7 @@ class ParquetRows(ColumnDataset):
     def _decode(self, number: int) -> pa.Table:
         from pyarrow import concat_tables
 
-        # Threads do this together. Each of these steps on the dict is one step for them.
+        # Several threads run this. Each of these steps on the dict is atomic.
         group = self._held.pop(number, None)
         if group is None:
             group = concat_tables(self._files._read([number], 0), promote_options="default")
@@ -366,7 +367,7 @@ class ParquetRows(ColumnDataset):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A row group: its file, its number there, its rows, and about how many bytes its columns take."""
+    """A row group: its file, its number in the file, its rows, and the approximate bytes of its columns."""
 
     file: int
     number: int
@@ -377,10 +378,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """What is known of a file: Arrow's metadata, and what need not be requested of a remote file again."""
+    """What is known about a file: Arrow's metadata, and parts of a remote file not to request again."""
 
     metadata: Any
-    stamp: tuple[int, ...] | None  # of a local file, which changes when the file does
+    stamp: tuple[int, ...] | None  # of a local file; changes when the file does
     known: tuple[int, bytes] | None
 
     @property
@@ -390,12 +391,12 @@ class Footer:
 
 
 def _list_groups(metadata: Any, file: int, names: Set[str]) -> list[Group]:
-    """Return the row groups of file number `file`, of which the columns with some names are read."""
+    """Return the row groups of file number `file`, counting only the columns with these names."""
     found = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     if not found:
         return []
-    # The share of these columns in the first row group stands for all: to ask for each column of each group
-    # takes as long as to decode small ones.
+    # The share of these columns in the first row group stands for all: looking up each column of each group
+    # takes as long as decoding small ones.
     columns = [found[0].column(number) for number in range(found[0].num_columns)]
     read = [column for column in columns if column.path_in_schema.partition(".")[0] in names]
     whole = max(sum(int(column.total_uncompressed_size) for column in columns), 1)

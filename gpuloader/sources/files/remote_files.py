@@ -1,8 +1,8 @@
 """Open files by path or URL: local files directly, remote files through fsspec, with retries.
 
 A remote file is read in ranges. A range that does not arrive whole is requested again, so a dropped
-connection neither loses nor repeats a sample. Or the whole file is fetched once, into a folder that the
-processes of a machine share, and read from there.
+connection neither loses nor repeats a sample. Alternatively, the whole file is fetched once, into a folder
+that the processes of a machine share, and read from there.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ TIMEOUT = 60.0
 """Seconds that one request to a server may take, whether it connects, asks for a size or reads a range."""
 
 FIRST_ANSWER = 10.0
-"""Seconds until a server must have answered for the first time, if a dataset's tries are the default ones."""
+"""Seconds until a server must have answered for the first time, with a dataset's default tries."""
 
-_LOOK_UP = 0.1  # seconds after which a wait for an answer asks whether the interpreter exits
+_LOOK_UP = 0.1  # seconds between checks for interpreter exit while waiting for an answer
 
 BUFFER = 4 << 20
 """Bytes per request when a remote file is read from its start to its end."""
 
-_PIECE = 64 << 10  # bytes of an answer to take at a time, and so at most more than was asked for
+_PIECE = 64 << 10  # bytes of an answer to take at a time, and so the most beyond what was requested
 
-_LOCKS = 64  # files that are locked while others are fetched; two of a number wait for each other
+_LOCKS = 64  # locks for files being fetched; two files with the same lock wait for each other
 
 _LASTING: tuple[type[Exception], ...] = (FileNotFoundError, PermissionError, IsADirectoryError)
 _LASTING += (NotADirectoryError, ImportError, LookupError, NotImplementedError, TypeError, ValueError)
@@ -70,11 +70,11 @@ class Tries:
     timeout : float
         Seconds after which an attempt has failed; 0 means no limit.
     options : dict
-        What fsspec is given with the URL. It may hold credentials, so it stands in no repr.
+        Options for fsspec along with the URL. They may hold credentials, so no repr shows them.
     cache_dir : str or None
         The folder in which to keep whole files.
     cache_size : int or infinity
-        The bytes that they may have together.
+        The most bytes that the kept files may have together.
     """
 
     attempts: int = ATTEMPTS
@@ -92,7 +92,7 @@ class Tries:
         cache_dir: str | os.PathLike[str] | None = None,
         cache_size: object = None,
     ) -> Tries:
-        """Return the tries that a dataset's parameters describe; raise `ValueError` for bad ones.
+        """Return the tries that a dataset's parameters describe; raise `ValueError` for invalid ones.
 
         >>> Tries.of(3, 10)
         Tries(attempts=3, timeout=10.0)
@@ -108,7 +108,7 @@ class Tries:
 
     @property
     def first_answer(self) -> float:
-        """Seconds until a server must have answered for the first time; none if a user chose the tries."""
+        """Seconds until a server must have answered for the first time; no limit if a user chose tries."""
         return FIRST_ANSWER if self == Tries() else math.inf
 
 
@@ -157,11 +157,11 @@ def as_urls(names: object) -> list[str]:
 
 
 def find_files(urls: Sequence[str], pattern: str, tries: Tries) -> list[str]:
-    """Return the files that paths and URLs stand for, some of which may be folders or glob patterns.
+    """Return the files that paths and URLs stand for; some of them may be folders or glob patterns.
 
-    A folder stands for all files in it that match `pattern`, in order of their names, and so do those in its
-    subfolders. A remote folder ends with a slash. Only the asterisk makes a URL a pattern, because others
-    may hold question marks.
+    A folder stands for all files in it and in its subfolders that match `pattern`, in order of their names. A
+    remote folder ends with a slash. Only the asterisk makes a URL a pattern, because others may hold question
+    marks.
 
     Raises
     ------
@@ -181,7 +181,7 @@ def find_files(urls: Sequence[str], pattern: str, tries: Tries) -> list[str]:
             is_folder = Path(url).is_dir()
             is_pattern = is_folder or (glob.has_magic(url) and not Path(url).exists())
             asked = str(Path(glob.escape(url), "**", pattern)) if is_folder else url
-            # `Path.glob` takes no absolute pattern.
+            # `Path.glob` does not accept absolute patterns.
             named = sorted(glob.glob(asked, recursive=True)) if is_pattern else [url]  # noqa: PTH207
         if not named:
             raise SourceError(f"no file matches {asked}", url=url)
@@ -195,7 +195,7 @@ def _list_remote(fsspec: Any, pattern: str, tries: Tries) -> list[str]:
 
 
 def check_names(what: str, names: Sequence[str]) -> list[str]:
-    """Return the names of what to read of a file; raise `TypeError` or `ValueError` for a bad list.
+    """Return the names of what to read from a file; raise `TypeError` or `ValueError` for a bad list.
 
     >>> check_names("columns", ("x", "label"))
     ['x', 'label']
@@ -218,7 +218,7 @@ def open_source(
     url : str
         A local path, or a URL of any scheme that fsspec knows.
     tries : Tries or None
-        How to try each request over connections that drop; None means the defaults.
+        How to try each request if connections drop; None means the defaults.
     buffered : bool
         Request large ranges, for a caller that reads from start to end in small pieces.
     known : tuple of int and bytes, or None
@@ -244,9 +244,9 @@ def open_source(
 
 
 def _open_cached(url: str, tries: Tries) -> BinaryIO:
-    """Open a remote file in the cache; fetch it if no process of this machine has.
+    """Open a remote file in the cache; fetch it if no process of this machine has done so.
 
-    An open file can be read to its end, even when another process removes it in the meantime.
+    An open file can be read to its end even if another process removes it in the meantime.
     """
     folder = Path(cast("str", tries.cache_dir))
     folder.mkdir(parents=True, exist_ok=True)
@@ -255,7 +255,7 @@ def _open_cached(url: str, tries: Tries) -> BinaryIO:
     while True:
         with suppress(FileNotFoundError):
             file = path.open("rb")
-            os.utime(file.fileno())  # the files used longest ago are removed first
+            os.utime(file.fileno())  # the least recently used files are removed first
             return file
         with locked(folder / f".lock-{int(name, 16) % _LOCKS}"):
             if not path.exists():
@@ -263,7 +263,7 @@ def _open_cached(url: str, tries: Tries) -> BinaryIO:
 
 
 def _fetch(url: str, path: Path, tries: Tries) -> None:
-    """Write a remote file to a path of the cache, and remove others if there is no room for it."""
+    """Write a remote file to a path of the cache, and remove other files to make space."""
     digest = hashlib.md5(usedforsecurity=False)
     with RemoteFile(url, tries) as source:
         size = source.seek(0, io.SEEK_END)
@@ -276,12 +276,12 @@ def _fetch(url: str, path: Path, tries: Tries) -> None:
                 digest.update(piece)
                 target.write(piece)
             if source.checksum not in (None, base64.b64encode(digest.digest()).decode()):
-                raise SourceError("arrived with another MD5 checksum than the store has for it", url=url)
+                raise SourceError("arrived with an MD5 checksum that differs from the store's", url=url)
     _make_room(path.parent, tries.cache_size)  # again, because others fetch files at the same time
 
 
 def _make_room(folder: Path, nbytes: float) -> None:
-    """Remove the files of the cache that were used longest ago, until the others have at most `nbytes`."""
+    """Remove the least recently used files of the cache until the rest have at most `nbytes`."""
     with locked(folder / ".lock"):
         found = []
         for path in folder.glob("[!.]*"):
@@ -297,7 +297,7 @@ def _make_room(folder: Path, nbytes: float) -> None:
 
 
 class RemoteFile(io.RawIOBase):
-    """A remote file, read range by range; like any file, for one thread at a time.
+    """A remote file, read range by range; like any file, it serves one thread at a time.
 
     Parameters
     ----------
@@ -306,7 +306,7 @@ class RemoteFile(io.RawIOBase):
     tries : Tries
         How to try each request.
     known : tuple of int and bytes, or None
-        The size of the file and its last bytes, which are not requested again; None asks for the size.
+        The size of the file and its last bytes, which are not requested again; None requests the size.
 
     Raises
     ------
@@ -319,21 +319,21 @@ class RemoteFile(io.RawIOBase):
         fsspec = import_package("fsspec.core", f"reading {url}", "remote", "fsspec")
         self._url = url
         self._tries = tries
-        self.checksum: str | None = None  # of MD5 in Base64, where the store tells one
+        self.checksum: str | None = None  # MD5 in Base64, if the store provides it
         options = getattr(tries, "options", {})  # pickles of earlier releases have none
         self._system, self._path = persist(lambda: fsspec.url_to_fs(url, **options), url, PLAIN)
         self._size, self._end = known or (persist(self._find_size, url, tries, tries.first_answer), b"")
         self._position = 0
 
     def keep_end(self, count: int) -> tuple[int, bytes]:
-        """Read the last `count` bytes in one request, and keep them; return what is then known."""
+        """Read the last `count` bytes in one request and keep them; return what is now known."""
         start = max(self._size - count, 0)
         self._end = persist(lambda: self._read(start, self._size), self._url, self._tries)
         return self._size, self._end
 
     def _find_size(self) -> int:
         found = self._system.info(self._path)
-        # Not the ETag of S3, which is a checksum of the file only if that is not encrypted.
+        # Not the ETag of S3: that is a checksum of the file only if the file is not encrypted.
         size, self.checksum = found.get("size"), found.get("md5Hash")
         if size is None:
             raise ValueError("the server does not report the file's size, so ranges cannot be requested")
@@ -388,8 +388,8 @@ class RemoteFile(io.RawIOBase):
         return found
 
     def _read_http(self, start: int, stop: int) -> bytes:
-        """Request a range of HTTP, and read little more of the answer than was asked for."""
-        # fsspec reads the whole answer: that of a server that never ends would fill the memory.
+        """Request a range over HTTP, and read little more of the answer than was asked for."""
+        # fsspec reads the whole answer. From a server that never stops, that would fill the memory.
         from fsspec.asyn import sync
 
         system = self._system
@@ -411,8 +411,8 @@ class RemoteFile(io.RawIOBase):
 def persist(action: Callable[[], T], url: str, tries: Tries, within: float = math.inf) -> T:
     """Return what `action` returns; after an error that may pass, wait and call it again.
 
-    An attempt that takes longer than the timeout is left to a thread of its own, which ends when it does.
-    There is no attempt after `within` seconds.
+    An attempt that takes longer than the timeout is left to a separate thread, which ends with it. No attempt
+    starts later than `within` seconds.
 
     Raises
     ------
@@ -437,7 +437,7 @@ def persist(action: Callable[[], T], url: str, tries: Tries, within: float = mat
 def _within(seconds: float, action: Callable[[], T]) -> T:
     """Return what `action` returns, or raise TimeoutError if that takes longer.
 
-    Not every file system of fsspec has a timeout, and those of the others do not cover every wait.
+    Not every file system of fsspec has a timeout, and existing timeouts do not cover every wait.
     """
     answer: Future[T] = Future()
 
@@ -465,7 +465,7 @@ def is_lasting(error: BaseException) -> bool:
     status = _find_status(error)
     if status is not None:
         return status < 500 and status not in _WORTH_ANOTHER_TRY
-    # Botocore's, Google's and Azure's errors for credentials that are missing have no common class.
+    # The errors of Botocore, Google and Azure for missing credentials have no common class.
     if "Credential" in type(error).__name__:
         return True
     reason = _reason(error)
@@ -473,7 +473,7 @@ def is_lasting(error: BaseException) -> bool:
 
 
 def _find_status(error: BaseException) -> int | None:
-    """Return the HTTP status of an error from a server, under the names that the clients have for it."""
+    """Return the HTTP status of an error from a server, under the names that the various clients use."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):  # of botocore
         return cast("int | None", response.get("ResponseMetadata", {}).get("HTTPStatusCode"))

@@ -35,19 +35,19 @@ from gpuloader.system.threads import at_exit, exit_first
 AHEAD, AHEAD_NBYTES = 16, 32 << 20
 """How many parts of remote files to read at a time, and how many stored bytes they may have together.
 
-A server answers small requests within a time that hardly depends on their size, so many should be under way.
+A server's response time to small requests hardly depends on their size, so many should be in progress.
 """
 
 PIECES_AHEAD = 2
-"""Decoded pieces of each of them, of about 1 MiB, to hold until they are consumed."""
+"""Decoded pieces of each part, of about 1 MiB, to hold until they are consumed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
     """The position of a stream; its state holds these fields by name."""
 
-    shard: int = 0  # in which the current window begins, as a position in the stream's order of the epoch
-    sample: int = 0  # of that shard, with which the window begins
+    shard: int = 0  # where the current window begins, as a position in the stream's order of the epoch
+    sample: int = 0  # the sample of that shard with which the window begins
     window: int = 0  # the window's number
     taken: int = 0  # samples of the window already yielded
 
@@ -57,13 +57,13 @@ class Stream:
     """One of several streams that share the shards of a dataset; its state holds these fields by name."""
 
     number: int
-    count: int  # of streams
+    count: int  # the number of streams
     ranks: int
-    epoch: int  # of the loader that reads; 0 without a loader
+    epoch: int  # that of the loader that reads; 0 without a loader
 
     @classmethod
     def current(cls) -> Stream:
-        """Return the stream of the calling thread, which belongs to its worker and rank."""
+        """Return the stream of the calling thread, given by its worker and rank."""
         number, count = find_share()
         _, workers = find_share(of_ranks=False)
         draw = current_draw()
@@ -72,7 +72,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What a reader has left: of its own stream, or of the streams of others, with which it goes on."""
+    """What a reader still has to read: from its own stream, or from streams of others that it continues."""
 
     reader: tuple[int, int]  # its number, and the number of readers on all ranks
     streams: Sequence[tuple[Stream, Reached]]
@@ -134,11 +134,11 @@ class ShardDataset(IterableDataset[S]):
         raise NotImplementedError
 
     def _together(self, order: Sequence[int], first: int) -> int:  # noqa: ARG002 - for the subclass
-        """Return how many shards of `order`, from position `first` on, to read together."""
+        """Return how many shards of `order`, starting at position `first`, to read together."""
         return 1
 
     def _nbytes(self, shard: int) -> int:  # noqa: ARG002 - for the subclass
-        """Return about how many bytes are held while a shard is read."""
+        """Return the approximate number of bytes held while a shard is read."""
         return AHEAD_NBYTES // 2
 
     def _gather(self, pieces: Sequence[Any]) -> Any:
@@ -162,7 +162,7 @@ class ShardDataset(IterableDataset[S]):
         return state
 
     def _order_by(self) -> dict[str, Any]:
-        """Return what the order of samples depends on, other than the stream and the epoch."""
+        """Return what the order of samples depends on besides the stream and the epoch."""
         return {
             "shards": self.shards,
             "shuffle": self.shuffle,
@@ -173,12 +173,12 @@ class ShardDataset(IterableDataset[S]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next pass resume where `state` was taken, without repeating samples.
 
-        The current window of the shuffle buffer is read again, or else the rest of the shard.
+        With a shuffle buffer, the current window is read again, otherwise the rest of the shard.
 
         Raises
         ------
         ValueError
-            This is not the state of a dataset in shards, or the order of that dataset was another one.
+            This is not the state of a dataset in shards, or that dataset had a different order.
         """
         self._resumed = self._from_state(state)
 
@@ -198,20 +198,20 @@ class ShardDataset(IterableDataset[S]):
             if state.get(name) != here:
                 raise ValueError(
                     f"the state is of a dataset with {name}={state.get(name)!r}, this one has {here!r}, "
-                    "so its samples are in another order"
+                    "so its samples are in a different order"
                 )
         return Left((number, count), streams)
 
     def _divide_states(self, states: Sequence[Any], workers: int) -> list[dict[str, Any] | None] | None:
-        """Return the states with which so many workers of this rank go on where others were.
+        """Return the states with which `workers` workers of this rank continue where others stopped.
 
-        `states` are those of the workers of a rank: empty for one that has not begun, and None for one that
-        has nothing left, also in what is returned. The result is None if each worker goes on with its own.
+        `states` are those of a rank's workers: empty for a worker that has not begun, None for one that has
+        nothing left; the result follows the same rule. Returns None if each worker continues with its own.
 
         Raises
         ------
         ValueError
-            The states tell nothing of other ranks, which have divided the shards with them.
+            The states say nothing about other ranks, which have divided the shards with them.
         """
         found = [self._from_state(state) if state else None for state in states]
         known = next(filter(None, found), None)
@@ -253,7 +253,7 @@ class ShardDataset(IterableDataset[S]):
         ]
 
     def _after(self, stream: Stream, others: Sequence[tuple[Stream, Reached]]) -> Reached:
-        """Return where a stream is when as much of it has been read as of another rank's."""
+        """Return where a stream is once as much of it has been read as of another rank's."""
         if self._counts is None or len(others) > 1:
             raise ValueError(
                 "one rank's state does not tell where other ranks are in these files; resume with as many "
@@ -269,12 +269,12 @@ class ShardDataset(IterableDataset[S]):
         return Reached(*self._locate(order, 0, taken - within), window, within)
 
     def _takes(self, size: int) -> Iterator[list[tuple[Any, Rows]]]:
-        """Yield `size` samples at a time, at last perhaps fewer, as rows of what `_gather` returned.
+        """Yield `size` samples at a time, perhaps fewer at the end, as rows of what `_gather` returned.
 
         Raises
         ------
         ValueError
-            The state to resume from is that of another stream, or a rank would have nothing to read.
+            The state to resume from belongs to another stream, or a rank would have nothing to read.
         """
         own = Stream.current()
         if own.ranks > max(self.shards, 1):
@@ -285,8 +285,8 @@ class ShardDataset(IterableDataset[S]):
         left, self._resumed = self._resumed or _begin(own), None
         if left.reader != (own.number, own.count):
             raise ValueError(
-                "the state is of stream {} of {}, this is stream {} of {}; load it into a loader, which goes "
-                "on with other workers and ranks".format(*left.reader, own.number, own.count)
+                "the state is of stream {} of {}, this is stream {} of {}; load it into a loader, which can "
+                "continue with other workers and ranks".format(*left.reader, own.number, own.count)
             )
         self._come = left
         held: list[tuple[Any, Rows]] = []
@@ -320,7 +320,7 @@ class ShardDataset(IterableDataset[S]):
         return Reached(start.shard, start.sample, start.window, at)
 
     def _locate(self, order: Sequence[int], shard: int, sample: int) -> tuple[int, int]:
-        """Return the shard, as a position in `order`, of which the `sample` samples from `shard` on end."""
+        """Return the shard, as a position in `order`, in which `sample` samples counted from `shard` end."""
         if self._counts is not None:
             while sample > (count := self._counts[order[shard]]):
                 shard, sample = shard + 1, sample - count
@@ -334,7 +334,7 @@ class ShardDataset(IterableDataset[S]):
         return list(shards[stream.number :: stream.count])
 
     def _windows(self, order: Sequence[int], reached: Reached) -> Iterator[tuple[Reached, list[Any]]]:
-        """Yield where each window begins, and its samples; only the first may be partly taken already."""
+        """Yield where each window begins, and its samples; only the first may be partly consumed already."""
         window, taken = reached.window, reached.taken
         held: list[Any] = []
         room, start = self.shuffle_buffer or 0, (reached.shard, reached.sample)
@@ -359,8 +359,8 @@ class ShardDataset(IterableDataset[S]):
     def _pieces(self, order: Sequence[int], first: int, skip: int) -> Iterator[tuple[int, int, Any]]:
         """Yield the samples of the stream's shards from a position on, and where each piece begins.
 
-        Of shards that are read together, it is so many samples after the beginning of the first. Threads read
-        the next shards of remote files ahead.
+        If shards are read together, the beginning is a number of samples after the start of the first one.
+        Threads read the next shards of remote files ahead.
         """
         remote = any(map(is_remote, self._urls))
         begun: deque[tuple[int, int, int, Iterator[Any]]] = deque()
@@ -382,15 +382,15 @@ class ShardDataset(IterableDataset[S]):
                     sample += len(piece)
                 begun.popleft()
         finally:
-            begun.clear()  # ends their threads, although the traceback of an error keeps this frame
+            begun.clear()  # ends their threads, although an error's traceback keeps this frame alive
 
 
 _READS = set[Any]()
-"""A lock for each thread that reads ahead, which it holds while it reads."""
+"""A lock for each thread that reads ahead; the thread holds it while it reads."""
 
 
 def _in_turn(read: Callable[[], Any]) -> Iterator[Any]:
-    """Yield the pieces of a read in a thread, which the interpreter's exit waits for and then stops."""
+    """Yield the pieces of a read in a thread; the interpreter's exit waits for it and then stops it."""
     _end_before_exit()
     lock = threading.Lock()
     _READS.add(lock)
@@ -411,9 +411,8 @@ def _in_turn(read: Callable[[], Any]) -> Iterator[Any]:
 @cache
 def _end_before_exit() -> None:
     """Let no thread read a remote file while the interpreter exits."""
-    # Arrow calls back into Python for the bytes of a remote file. A thread that came back to it after the
-    # interpreter has gone would abort the process. This comes after loops have ended, and before fsspec ends
-    # its sessions.
+    # Arrow calls back into Python for the bytes of a remote file. A thread that did so after the interpreter
+    # has gone would abort the process. This runs after loops have ended, and before fsspec ends its sessions.
     at_exit(_stop_reads)
     exit_first()
 
@@ -423,7 +422,7 @@ def _stop_reads() -> None:
         lock.acquire(timeout=LONGEST_WAIT)
 
 
-after_fork(_READS.clear)  # their threads are not in the child
+after_fork(_READS.clear)  # a child does not have these threads
 
 
 def _begin(stream: Stream) -> Left:

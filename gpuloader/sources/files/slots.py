@@ -25,14 +25,14 @@ def read_slots(
 ) -> Generator[tuple[Array, ...], None, None]:
     r"""Yield the samples of several files, one file after another.
 
-    A sample has one array per slot, with as many values as the line has: int64 for integer dtypes, else
-    float64. Each file is passed through the shell command `command`.
+    A sample has one array per slot, with as many values as the line has: int64 for integer dtypes, otherwise
+    float64. Each file is piped through the shell command `command`.
 
     Raises
     ------
     DataFileError
-        A line is not what the feeds declare, or the command fails, or has not exited 10 s after it closed its
-        output. The message names the file and the line.
+        A line is not what the feeds declare, or the command fails, or it has not exited 10 s after it closed
+        its output. The message names the file and the line.
     FileNotFoundError
         A file does not exist.
 
@@ -81,7 +81,7 @@ def _problem(where: str, feed: FeedSpec, problem: str) -> DataFileError:
 
 
 def _lines(path: Path, command: str) -> Generator[bytes, None, None]:
-    """Yield the lines of a file, after the command has read it."""
+    """Yield the lines of a file after piping it through the command."""
     with path.open("rb") as file:
         if command.strip() == "cat":
             yield from file
@@ -96,14 +96,14 @@ def _lines(path: Path, command: str) -> Generator[bytes, None, None]:
             code = process.wait(_EXIT_S)
         except subprocess.TimeoutExpired:
             problem = f"the pipe command {command!r} closed its output, but did not exit within {_EXIT_S:g} s"
-            raise DataFileError(f"{path}: {problem}; make it exit when it has written all lines") from None
+            raise DataFileError(f"{path}: {problem}; make it exit once it has written all lines") from None
         finally:
             if process.returncode is None:  # reading ended early
                 kill_session(process.pid)
             process.stdout.close()
             with suppress(
                 subprocess.TimeoutExpired
-            ):  # killed, but held by the system, such as by a dead disk
+            ):  # killed, but the system holds it, for example because of a dead disk
                 process.wait(_EXIT_S)
     if code:
         raise DataFileError(f"{path}: the pipe command {command!r} exited with code {code}")

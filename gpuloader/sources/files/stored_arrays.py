@@ -48,12 +48,12 @@ _DAMAGE = (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError)
 class StoredArrays(ColumnDataset):
     """The rows of arrays that share their first dimension; the base of the two datasets below.
 
-    The process that reads opens the store, so a forked process, or one that received the dataset in a
-    pickle, opens it again. Any thread may read. Whatever the order of its samples, a batch reads each chunk
-    once. In an array without chunks, adjacent rows are read together.
+    Each process that reads opens the store itself: so does a forked process, or one that received the dataset
+    in a pickle. Any thread may read. Whatever the order of its samples, a batch reads each chunk once. In an
+    array without chunks, adjacent rows are read together.
     """
 
-    _decodes = True  # so that worker processes pay, although samples are read in columns
+    _decodes = True  # so that worker processes are used, although samples are read in columns
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class StoredArrays(ColumnDataset):
         self._path = self._fetch()
         self._lock = threading.Lock()
         self._held: tuple[int, Any, dict[str, Any]] | None = None
-        self._stored: set[tuple[str, str]] = set()  # chunks that were found
+        self._stored: set[tuple[str, str]] = set()  # chunks known to exist
         try:
             with self._naming_damage():
                 arrays_here = self._arrays()
@@ -93,7 +93,7 @@ class StoredArrays(ColumnDataset):
         self._length = next(iter(lengths.values()))
 
     def _fetch(self) -> str:
-        """Return the path or URL to open, after copying there what cannot be read from where it is."""
+        """Return the path or URL to open, after copying there what cannot be read in its original place."""
         return self._url
 
     def _fault(self, problem: str, name: str | None = None) -> DataFileError:
@@ -121,7 +121,7 @@ class StoredArrays(ColumnDataset):
 
     @contextmanager
     def _naming_damage(self) -> Iterator[None]:
-        """Raise `DataFileError` for whatever a library raises where it meets something unexpected."""
+        """Raise `DataFileError` for anything that a library raises when it meets something unexpected."""
         try:
             yield
         except LoaderError:
@@ -234,12 +234,12 @@ class HDF5Dataset(StoredArrays):
     arrays : list of str or None
         The arrays of the file to read. None reads all at its top level.
     attempts : int
-        How many times to try a read over connections that drop. The waits in between grow to 5 s at most.
+        How many times to try a read if connections drop. The waits in between grow to at most 5 s.
     timeout : float
         Seconds after which one attempt to read from a server has failed; 0 means no limit. By default, a
         server must also have answered once within 10 s.
     storage_options : dict or None
-        What to give to fsspec with URLs, such as credentials. Workers get it, and nothing shows it.
+        Options for fsspec along with URLs, such as credentials. Workers receive them; nothing prints them.
 
     Raises
     ------
@@ -311,8 +311,8 @@ class HDF5Dataset(StoredArrays):
 @cache
 def _stop_readers_at_exit() -> None:
     """Let no thread read HDF5 while the interpreter exits."""
-    # A thread that ends within h5py keeps h5py's one lock, for which all who free one of its objects wait. It
-    # is taken after our own loops have ended, and before h5py undoes its own setup.
+    # A thread that ends within h5py keeps h5py's single lock, and everything that frees an h5py object waits
+    # for it. This takes the lock after our own loops have ended, and before h5py undoes its own setup.
     atexit.register(importlib.import_module("h5py._objects").phil.acquire)
     exit_first()
 
@@ -320,15 +320,15 @@ def _stop_readers_at_exit() -> None:
 class ZarrDataset(StoredArrays):
     """The rows of Zarr arrays; a sample is a dict with one row per array.
 
-    By the specification of Zarr, a chunk that is not stored holds the array's ``fill_value``, and writers
-    leave out chunks that are full of it. A lost chunk therefore looks like one that was left out, unless the
+    By Zarr's specification, a chunk that is not stored holds the array's ``fill_value``, and writers leave
+    out chunks that contain nothing else. A lost chunk therefore looks like one that was left out, unless the
     ``fill_value`` is null: then a missing chunk is an error. Name the `arrays` that you need: without names,
     an array whose folder is lost goes unnoticed.
 
     Parameters
     ----------
-    url : path or URL
-        The group, or a single array, whose name is then that of the store without its suffix. fsspec reads
+        The group, or a single array, which is then named after the store, without its suffix. fsspec reads
+        URLs with a scheme.
         URLs with a scheme.
     arrays : list of str or None
         The arrays of the group to read. None reads all at its top level, if the store can list them; HTTP
@@ -407,13 +407,13 @@ class ZarrDataset(StoredArrays):
             if (name, key) in self._stored:
                 continue
             if not self._ask(partial(_exists, array.store_path / key), name):
-                problem = f"chunk {key!r} is missing, and the array declares no fill_value to take its place"
+                problem = f"chunk {key!r} is missing, and the array declares no fill_value to replace it"
                 raise self._fault(problem, name)
             self._stored.add((name, key))
 
 
 def _name_codecs(array: Any) -> list[str]:
-    """Return the names of the codecs by which an array's chunks are decoded."""
+    """Return the names of the codecs that decode an array's chunks."""
     metadata = array.metadata
     codecs = [getattr(metadata, "compressor", None), *(getattr(metadata, "filters", None) or ())]
     codecs += getattr(metadata, "codecs", ())

@@ -1,4 +1,4 @@
-"""Samples in the form in which shards hold them: rows of an Arrow table, and members of a tar file."""
+"""Samples in the form in which shards hold them: rows of an Arrow table, or members of a tar file."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _IMAGES = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"BM": "bmp", b"II*\0": "tif", b"MM\0*": "tif"}
-"""Maps the first bytes of encoded images to the endings of their files; that of WebP is not at the start."""
+"""Maps the first bytes of encoded images to file extensions; WebP's signature is not at the start."""
 
 
 def to_fields(sample: Any) -> dict[str, Any]:
-    """Return the fields of a sample: numbers, text, bytes, arrays, or what else it holds.
+    """Return the fields of a sample: numbers, text, bytes, arrays, or anything else.
 
-    Encoded images become their bytes, and images of Pillow those of a PNG file.
+    Encoded images become their bytes, and Pillow images become the bytes of a PNG file.
 
     >>> to_fields((np.float32(0.5), Image(b"..."))), to_fields("text")
     ({'0': np.float32(0.5), '1': b'...'}, {'value': 'text'})
@@ -43,7 +43,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Image):
         return value.data
     if is_encoded(value):
-        if isinstance(value, Mapping):  # as Hugging Face stores images
+        if isinstance(value, Mapping):  # the form in which Hugging Face stores images
             return Path(value["path"]).read_bytes() if value["bytes"] is None else value["bytes"]
         return bytes(value)
     if is_instance(value, "PIL.Image", "Image"):
@@ -54,7 +54,7 @@ def _plain(value: Any) -> Any:
 
 
 def to_table(rows: Sequence[dict[str, Any]]) -> pa.Table:
-    """Return samples as the rows of a table, in which arrays of one shape are lists of fixed lengths.
+    """Return samples as the rows of a table; arrays of one shape become lists of fixed length.
 
     Raises
     ------
@@ -98,7 +98,7 @@ def _to_column(pa: Any, values: list[Any]) -> Any:
 
 
 def to_members(samples: Sequence[dict[str, Any]]) -> list[dict[str, bytes]]:
-    r"""Return samples as the members of a tar file, by extension, such as `TarDataset` reads them.
+    r"""Return samples as the members of a tar file, by extension, in the form that `TarDataset` reads.
 
     An encoded image has the extension of its format, after the field's name unless that is ``image``; `label`
     is ``cls``. Text, arrays and anything else become ``.txt``, ``.npy`` and ``.json``.
@@ -112,7 +112,7 @@ def to_members(samples: Sequence[dict[str, Any]]) -> list[dict[str, bytes]]:
 def _to_members(fields: dict[str, Any]) -> dict[str, bytes]:
     members: dict[str, bytes] = {}
     for name, value in fields.items():
-        if name.startswith("__"):  # the key and the URL of a sample that a tar file held before
+        if name.startswith("__"):  # the key and URL of a sample that was read from a tar file
             continue
         ending, data = name, value
         if isinstance(value, bytes):

@@ -1,4 +1,4 @@
-"""The base of datasets whose shards are Arrow tables: their columns, and what becomes of the values."""
+"""The base of datasets whose shards are Arrow tables: their columns, and how values are converted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class TableShards(ShardDataset[Any]):
-    """The base of datasets whose shards are Arrow tables; a sample is a dict of one value per column.
+    """The base of datasets whose shards are Arrow tables; a sample is a dict with one value per column.
 
     The fields are the parameters that all these datasets share; `ParquetDataset` describes them.
     """
@@ -48,7 +48,7 @@ class TableShards(ShardDataset[Any]):
 
     @property
     def iter_blocks(self) -> Callable[[int], Iterator[Block]]:
-        """Yields this worker's samples in columns, so many per block; exists only without `map`."""
+        """Yields this worker's samples in columns, `size` per block; exists only without `map`."""
         if self.map is not None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute 'iter_blocks'")
         return self._iter_blocks
@@ -66,12 +66,13 @@ class TableShards(ShardDataset[Any]):
     # The columns, and their values.
 
     def _choose(self, schemas: Iterable[pa.Schema]) -> None:
-        """Set the schema: the selected columns of the first file, of the types that the user gave.
+        """Set the schema: the selected columns of the first file, with the types that the user gave.
 
         Raises
         ------
         DataFileError
-            A file lacks a column, has two of its name, or one that differs in more than width or encoding.
+            A file lacks a column, has two of the same name, or has one that differs by more than width or
+            encoding.
         """
         from pyarrow import schema as make_schema
 

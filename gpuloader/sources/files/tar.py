@@ -1,4 +1,4 @@
-"""`TarDataset`: samples in tar shards, in the format of the webdataset package, which is not needed."""
+"""`TarDataset`: samples in tar shards, in the format of the webdataset package, but without needing it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpuloader.sources.images.image import Image
 
 IMAGE = "image"
 SAMPLES, SAMPLES_NBYTES = 64, 1 << 20
-"""The most samples to read at a time, and the bytes of members with which no further one is read."""
+"""The most samples to read at a time, and the bytes of members after which reading pauses."""
 
 # The format of webdataset: which members belong to a sample, and which hold something else.
 _NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)$")
@@ -39,9 +39,9 @@ The bytes decide, not the file name. The modules are imported by name: not every
 class TarDataset(ShardDataset[Any]):
     """Samples in tar files: consecutive members that share a name up to its first dot form one sample.
 
-    A shard is a file, which one worker of one rank reads. So use several times as many files as there are
-    workers on all ranks, of about equal size. Members are read from start to end, a remote file in pieces
-    of 4 MiB.
+    A shard is a file, and one worker of one rank reads it. So use several times as many files as there are
+    workers on all ranks, of about equal size. Members are read from start to end, remote files in pieces of
+    4 MiB.
 
     Memory: about 1 MiB of encoded members, or those of `shuffle_buffer` samples. Two remote files are read at
     a time, about 7 MiB of each.
@@ -55,11 +55,11 @@ class TarDataset(ShardDataset[Any]):
         scheme.
     decode : callable, 'image' or None
         Makes a sample from a dict that holds the bytes of each member under its lower-case extension, plus
-        ``__key__`` and ``__url__``. None makes the dict the sample. 'image' makes a dict with each image
-        under the name before its extension, or under ``image`` if there is none, with the member ``cls`` as
-        the whole number ``label``, and with the bytes of all others.
+        ``__key__`` and ``__url__``. None uses the dict as the sample. 'image' makes a dict with each image
+        under the name before its extension, or under ``image`` if there is none; the member ``cls`` becomes
+        the whole number ``label``, and all other members stay bytes.
     shuffle : bool
-        True reads the shards in an order drawn from `seed` and the epoch. False reads them in turn.
+        True reads the shards in an order drawn from `seed` and the epoch. False reads them in order.
     shuffle_buffer : int or None
         The number of samples to shuffle together, before they are decoded. None keeps the samples of a shard
         in order.
@@ -67,17 +67,17 @@ class TarDataset(ShardDataset[Any]):
         The seed of all orders; must be the same on all ranks. It is independent of the loader's seed, but the
         epoch is the loader's.
     attempts : int
-        How many times to try a read over connections that drop. The waits in between grow to 5 s at most.
+        How many times to try a read if connections drop. The waits in between grow to at most 5 s.
     timeout : float
         Seconds after which one attempt to read from a server has failed; 0 means no limit. By default, a
         server must also have answered once within 10 s.
     storage_options : dict or None
-        What to give to fsspec with URLs, such as credentials. Workers get it, and nothing shows it.
+        Options for fsspec along with URLs, such as credentials. Workers receive them; nothing prints them.
     cache_dir : path or None
-        A local folder for remote files. Each is fetched whole by the first process of the machine that needs
-        it, and read there from then on; what a URL holds must not change. None keeps no files.
+        A local folder for remote files. The first process of the machine that needs a file fetches it whole,
+        and all read it there from then on. The contents of a URL must not change. None keeps no files.
     cache_size : int or None
-        The bytes of files to keep; those used longest ago are removed. None sets no limit.
+        The most bytes of files to keep; the least recently used files are removed. None sets no limit.
 
     Raises
     ------
@@ -165,12 +165,12 @@ class TarDataset(ShardDataset[Any]):
 
 
 def _group(stream: Any, url: str) -> Iterator[dict[str, Any]]:
-    """Yield the samples of a tar file as dicts of the bytes of their members, by extension."""
+    """Yield the samples of a tar file as dicts of their members' bytes, by extension."""
     sample: dict[str, Any] = {}
     with tarfile.open(fileobj=stream, mode="r|*") as opened:
         members: Any = opened
         for member in members:
-            members.members = []  # tarfile would keep all of them
+            members.members = []  # otherwise tarfile would keep all of them
             found = _NAME.match(member.name)
             if not member.isreg() or _SKIPPED.match(member.name) or not found:
                 continue
@@ -259,14 +259,14 @@ def take_images(sample: Mapping[str, Any]) -> dict[str, Any]:
 def _unpacked(file: BinaryIO, url: str) -> Iterator[Any]:
     """Yield a tar file's decompressed contents, and raise `DataFileError` if it is truncated.
 
-    tarfile itself takes a truncated file for a complete one, if it is cut between members or compressed.
+    tarfile itself accepts a truncated file if it is cut between members or compressed.
     """
     size = file.seek(0, os.SEEK_END)
     file.seek(max(size - tarfile.BLOCKSIZE, 0))
     whole = file.read(tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE)
     file.seek(0)
     head = file.read(max(map(len, _PACKED)))
-    file.seek(0)  # costs no request: these bytes are still in the buffer
+    file.seek(0)  # needs no request: these bytes are still in the buffer
     for magic, module in _PACKED.items():
         if head.startswith(magic):
             with import_module(module).open(file) as stream:

@@ -1,7 +1,7 @@
 """`CSVDataset` and `JSONLDataset`: the lines of text files, parsed by Arrow.
 
-A shard is a range of bytes, and has the lines that begin in it. So workers and ranks share even one file, and
-each reads little more than its own bytes. A compressed file is one shard.
+A shard is a range of bytes, and consists of the lines that begin in it. So workers and ranks can share even
+one file, and each reads little more than its own bytes. A compressed file is one shard.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 PIECE_NBYTES = 1 << 20
-"""Bytes of text to parse at a time, and in a shard, unless the files are small or very large."""
+"""Bytes of text to parse at a time; also the bytes of a shard, unless files are small or very large."""
 
 _LEAST_NBYTES, _PARTS, _MOST_PARTS = 64 << 10, 64, 1 << 16
-"""The least bytes of a shard of local files, and how many shards there should be at least and at most."""
+"""The fewest bytes of a shard of local files, and the fewest and most shards to aim for."""
 
-_LINE = 64 << 10  # bytes in which a line should end; a longer one takes more reads
-_LONGEST_LINE = 256 << 20  # without a bound, a file without line breaks would fill the memory
-_READERS = 16  # threads that read the beginnings of files, which is mostly waiting
+_LINE = 64 << 10  # bytes within which a line should end; a longer line takes more reads
+_LONGEST_LINE = 256 << 20  # without a limit, a file without line breaks would fill the memory
+_READERS = 16  # threads that read the beginnings of files, which mostly means waiting
 
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
-"""Maps the first bytes of compressed files to Arrow's name of the compression. File names do not decide."""
+"""Maps the first bytes of compressed files to Arrow's name for the compression; file names do not matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,10 @@ class TextFile:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class TextDataset(TableShards):
-    """The base of datasets in lines of text: which bytes make a shard, and how they are read."""
+    """The base of datasets of text lines: which bytes form a shard, and how they are read."""
 
     _pattern: ClassVar[str]
-    _quote: bytes = field(default=b"", init=False)  # between two, a line break belongs to a value
+    _quote: bytes = field(default=b"", init=False)  # a line break between two quotes belongs to a value
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,7 +91,7 @@ class TextDataset(TableShards):
         return len(self._parts)
 
     def _look_at(self, url: str) -> TextFile:
-        """Return what must be known of a file before its rows are read."""
+        """Return what must be known about a file before its rows are read."""
         with open_source(url, self._tries) as source:
             size = source.seek(0, os.SEEK_END)
             source.seek(0)
@@ -123,9 +123,9 @@ class TextDataset(TableShards):
 
     @contextmanager
     def _opened(self, file: TextFile, url: str, start: int, stop: int) -> Iterator[Iterator[bytes]]:
-        """Open a file; give the lines that begin in a range of it, some whole ones at a time.
+        """Open a file; yield the lines that begin in a range of it, several whole lines at a time.
 
-        Arrow's errors in between name the file and the place.
+        Arrow's errors in between are raised with the file and the position.
         """
         import pyarrow as pa
 
@@ -149,8 +149,8 @@ class TextDataset(TableShards):
             raise
         except (pa.ArrowException, OSError) as error:
             raise DataFileError(
-                f"in the lines from byte {start:,} on: {error}; if values have not the type of those in the "
-                "first lines, give schema the right one",
+                f"in the lines from byte {start:,} on: {error}; if values do not have the type of those in "
+                "the first lines, pass schema with the right type",
                 file=url,
             ) from error
 
@@ -158,10 +158,10 @@ class TextDataset(TableShards):
 def _lines(
     read: Callable[[int], bytes], start: int, stop: int, quote: bytes, url: str, *, within: bool = False
 ) -> Iterator[bytes]:
-    """Yield the lines that begin in a range of a file, at least one and about 1 MiB at a time.
+    """Yield the lines that begin in a range of a file, at least one line and about 1 MiB at a time.
 
-    `read` returns the next bytes, from the range's start on. `within` a file it is from one byte before, so
-    that the rest of a line that begins earlier is left out.
+    `read` returns the next bytes, from the range's start on. `within` a file, it starts one byte earlier, so
+    that the rest of a line that begins before the range is left out.
     """
     held, at = b"", start - within
     while True:
@@ -190,11 +190,11 @@ def _lines(
                 return
             held = held[end:]
         elif len(held) > _LONGEST_LINE:
-            raise DataFileError(f"a line from byte {begun:,} on has over 256 MiB", file=url)
+            raise DataFileError(f"the line that begins after byte {begun:,} has over 256 MiB", file=url)
 
 
 def _end_of_rows(text: bytes, quote: bytes) -> int:
-    """Return where the last whole row of a text ends; 0 if none does."""
+    """Return where the last whole row of a text ends; 0 if there is none."""
     end = text.rfind(b"\n") + 1
     while quote and text.count(quote, 0, end) % 2:
         end = text.rfind(b"\n", 0, text.rfind(quote, 0, end)) + 1
@@ -205,15 +205,15 @@ def _end_of_rows(text: bytes, quote: bytes) -> int:
 class CSVDataset(TextDataset):
     r"""The rows of CSV files; a sample is a dict with one value per column.
 
-    Workers and ranks divide even one file: a shard is a range of bytes, 1 MiB long, or a 64th of all bytes in
-    files that are not large. Each reads its own lines, and Arrow parses them. A compressed file is one shard,
-    read from start to end; gzip, bzip2 and Zstandard are known by their first bytes. With the loader's
+    Workers and ranks divide even one file: a shard is a range of 1 MiB, or of a 64th of all bytes if files
+    are small. Each worker reads its own lines, and Arrow parses them. A compressed file is one shard, read
+    from start to end; gzip, bzip2 and Zstandard are recognized by their first bytes. With the loader's
     `shard`, every rank reads everything, and the loader divides the samples equally.
 
     Numbers and booleans become arrays, and anything else becomes one Python object per row, as in a
     `ParquetDataset`.
 
-    Memory: a worker holds about 1 MiB of text and its rows, and up to 16 MiB more of remote files. A
+    Memory: a worker holds about 1 MiB of text and its rows, and up to 16 MiB more for remote files. A
     `shuffle_buffer` adds that many rows, and twice that while a window is assembled.
 
     Parameters
@@ -225,19 +225,19 @@ class CSVDataset(TextDataset):
     columns : list of str or None
         The columns to read; None reads all.
     schema : pyarrow.Schema, dict or None
-        The types of columns, such as ``{"price": "float32"}``. The first MiB of the first file tells those of
-        the others.
+        The types of columns, such as ``{"price": "float32"}``. The other columns get their types from the
+        first MiB of the first file.
     delimiter : str
         The character between values: a tab in TSV files.
     quote : str or None
-        The character around values that hold delimiters; doubled, it stands for itself. None means that there
-        are no such values.
+        The character around values that contain delimiters; doubled, it stands for itself. None means that
+        there are no such values.
     column_names : list of str or None
-        The names of the columns of files without a header. None takes them from each file's first line.
+        The names of the columns, for files without a header. None takes them from each file's first line.
     newlines_in_values : bool
         Whether values in quotes may hold line breaks. A file is then one shard.
     shuffle : bool
-        True reads the shards in an order drawn from `seed` and the epoch. False reads them in turn.
+        True reads the shards in an order drawn from `seed` and the epoch. False reads them in order.
     shuffle_buffer : int or None
         The number of rows, from several shards, to shuffle together. None keeps the rows of a shard in order.
     seed : int
@@ -258,9 +258,9 @@ class CSVDataset(TextDataset):
     SourceError
         A file cannot be read, or none matches a pattern.
     DataFileError
-        A file lacks a column, or has other columns than the first. Also raised while reading if a value does
-        not fit the type of its column, a number is missing, a quote is not closed, or a file is damaged or
-        has changed. The message names the file, and the place in it.
+        A file lacks a column, or has columns different from the first file's. Also raised while reading: a
+        value does not fit the type of its column, a number is missing, a quote is not closed, or a file is
+        damaged or has changed. The message names the file and the position in it.
 
     Examples
     --------
@@ -342,14 +342,14 @@ class JSONLDataset(TextDataset):
     ----------
     urls : path, URL, or list of them
         The files. A pattern such as ``data/*.jsonl.gz`` stands for the files that match, in order of their
-        names, and a folder for those whose names hold ``.json``; a remote folder ends with a slash. fsspec
-        reads URLs with a scheme.
+        names. A folder stands for the files with ``.json`` in their names; a remote folder ends with a slash.
+        fsspec reads URLs with a scheme.
     columns : list of str or None
-        The fields to read, and to leave the others out; None reads all, and a field that neither the first
-        MiB of the first file nor `schema` has is an error.
+        The fields to read; all others are left out. None reads all; a field that is neither in the first MiB
+        of the first file nor in `schema` is then an error.
     schema : pyarrow.Schema, dict or None
-        The types of fields, such as ``{"score": "float32"}``. The first MiB of the first file tells those of
-        the others.
+        The types of fields, such as ``{"score": "float32"}``. The other fields get their types from the first
+        MiB of the first file.
     filters, fill, map, shuffle, shuffle_buffer, seed
         As for `CSVDataset`.
     attempts, timeout, storage_options, cache_dir, cache_size

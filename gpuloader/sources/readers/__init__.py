@@ -2,5 +2,5 @@
 
 In: readers.
 Out: readers.
-Callers: users, through `gpuloader.reader`; `collate` and `loader`, which check and iterate readers.
+Callers: users, through `gpuloader.reader`; `batches` and `api`, which check and iterate readers.
 """

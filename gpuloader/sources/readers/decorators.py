@@ -1,8 +1,8 @@
 """Reader decorators, which make a reader from another one, as in Paddle's ``paddle.reader``.
 
-A reader is a function without arguments that returns an iterable; each call starts afresh. However an
-iteration ends (its last item, `break`, ``close()``, an exception), the decorator closes the generators under
-it, at once and in the same thread.
+A reader is a function without arguments that returns an iterable; each call starts over. However an iteration
+ends (its last item, `break`, ``close()``, an exception), the decorator immediately closes the generators
+below it, in the same thread.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def check_reader(reader: object) -> Reader:
         raise ReaderError(
             f"a reader must be a function without arguments that returns an iterable, got "
             f"{type(reader).__name__}; pass the generator function itself, not a generator object, "
-            "so that every epoch can start afresh"
+            "so that every epoch can start over"
         )
     try:
         signature = inspect.signature(reader)
@@ -202,7 +202,7 @@ def chain(*readers: Reader) -> Reader:
     >>> list(chain(lambda: [1, 2], lambda: [3])())
     [1, 2, 3]
     """
-    # `islice` hides `close` from `yield from`, so a file that the user rewinds stays open.
+    # `islice` hides `close` from `yield from`, so that a file that the user rewinds stays open.
     parts = [_over([reader], lambda items: itertools.islice(items, None)) for reader in readers]
 
     def chained() -> Iterator[Any]:
@@ -312,7 +312,7 @@ def map_readers(func: Callable[..., Any], *readers: Reader) -> Reader:
 
 
 def _over(readers: Sequence[Reader], read: Callable[..., Iterator[Any]]) -> Reader:
-    """Return a reader of what `read` makes of an iterator of each reader; their generators end with it."""
+    """Return a reader of what `read` makes from an iterator of each reader; their generators end with it."""
     for reader in readers:
         check_reader(reader)
 

@@ -1,6 +1,6 @@
-"""`multiprocess_reader`: run each reader in its own process, which sends items through a pipe.
+"""`multiprocess_reader`: runs each reader in its own process, which sends items through a pipe.
 
-`multiprocessing` is slow to import, so the first read imports it, not the import of this package.
+`multiprocessing` is slow to import, so it is imported by the first read, not along with this package.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _GRACE_S = 1.0
 def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_size: int = 1000) -> Reader:  # noqa: ARG001
     """Run each reader in its own process and yield their items in turn, one of each until it ends.
 
-    So the order of the items is the same every time. A reader may itself be a `multiprocess_reader`.
+    So the order of the items is always the same. A reader may itself be a `multiprocess_reader`.
 
     The processes are forked if the system can, because most readers are closures, which do not pickle. A
     forked reader must not use CUDA. The processes end with the iteration that started them, and with their
@@ -80,10 +80,10 @@ def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_
         stop = Finalizer(partial(_stop, processes))
         try:
             for source in sources:
-                with deferred_interrupt():  # nobody would end a process that is not noted
+                with deferred_interrupt():  # nobody would end a process that is not recorded
                     processes.append(_ReaderProcess.start(source, ahead))
             yield from _take_turns(processes)
-        except GeneratorExit:  # dropped or closed: `stop` goes, too, and a Ctrl-C meanwhile is not lost
+        except GeneratorExit:  # dropped or closed: `stop` goes as well, and a Ctrl-C meanwhile is not lost
             raise
         except BaseException:
             stop()
@@ -96,7 +96,7 @@ def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_
 class _ReaderProcess:
     """A process, our end of its pipe, and how many more items it may send."""
 
-    # An iterator that is dropped in a reference cycle closes its processes when garbage is collected. If they
+    # When an iterator is dropped in a reference cycle, the garbage collector closes its processes. If they
     # were part of that garbage, their pipe might be finalized first, and `close` would close its descriptor
     # again, which may belong to another file by then. Free-threaded Python finalizes in any order.
     still_open: ClassVar[set[_ReaderProcess]] = set()
@@ -115,7 +115,7 @@ class _ReaderProcess:
 
         method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
         context: Any = multiprocessing.get_context(method)
-        exit_first()  # before what `multiprocessing` has registered, which ends what a reader may use
+        exit_first()  # before what `multiprocessing` has registered, which ends things a reader may use
         with starting():
             ours = theirs = None
             try:
@@ -161,7 +161,7 @@ class _ReaderProcess:
             ) from error
 
     def failure(self) -> BaseException:
-        """Return the exception that the reader raised, behind the items that it sent, or else the death."""
+        """Return the exception that the reader raised after its items, or else the death of the process."""
         from gpuloader.system.processes import wait_for_any
 
         with suppress(WorkerError):
@@ -183,9 +183,9 @@ class _ReaderProcess:
 
 
 def _stop(processes: list[_ReaderProcess]) -> None:
-    with deferred_interrupt():  # one between two steps of `Connection.close` would leave the descriptor open
+    with deferred_interrupt():  # an interrupt during `Connection.close` would leave the descriptor open
         ours = [one for one in processes if one.owner == os.getpid()]  # a fork has only copies
-        for one in ours:  # all first, so that they end at the same time
+        for one in ours:  # kill all first, so that they end at the same time
             one.child.kill()
         for one in ours:
             one.close()
@@ -210,11 +210,11 @@ def _take_turns(processes: list[_ReaderProcess]) -> Iterator[Any]:
 
 
 def _await(current: _ReaderProcess, pending: Iterable[_ReaderProcess]) -> None:
-    """Wait until a process has sent something; meanwhile raise the error of any process that fails."""
+    """Wait until a process has sent something; meanwhile, raise the error of any process that fails."""
     from gpuloader.system.processes import wait_for_any
 
     alive = {one.child.sentinel: one for one in pending}
-    while not wait_for_any([current.pipe], 0):  # deliver first what the process sent before it died
+    while not wait_for_any([current.pipe], 0):  # first deliver what the process sent before it died
         ready = wait_for_any([current.pipe, *alive], None)
         if current.pipe in ready:
             return
@@ -240,7 +240,7 @@ def _work(reader: Reader, pipe: Connection, room: Any) -> None:
         import traceback  # imported late: most readers do not fail
 
         last = (_ERROR, portable(error), traceback.format_exc())
-    flush_output()  # now: the parent kills this process after the last message
+    flush_output()  # now, because the parent kills this process after the last message
     with suppress(OSError):  # the parent may be gone
         pipe.send(last)
     pipe.close()

@@ -1,11 +1,11 @@
 """Reader decorators that start threads: `buffered` reads ahead, `xmap_readers` maps in parallel.
 
 Items pass through `queue.SimpleQueue`, and so do permits: a thread that may be only n items ahead takes one
-permit for each item, and the consumer returns it. `threading.Semaphore` would be the usual choice, but its
-lock is not reentrant. A consumer that drops its iterator has it closed by the garbage collector, in any
-thread and between any two bytecodes, such as those of the reading thread inside ``acquire``. Closing returns
-a permit to wake that thread, and would wait for itself. SimpleQueue is written in C and documents that a
-finalizer may call its ``put``.
+permit per item, and the consumer returns it. `threading.Semaphore` would be the usual choice, but its lock is
+not reentrant. If a consumer drops its iterator, the garbage collector closes it, in any thread and between
+any two bytecodes, even those of the reading thread inside ``acquire``. Closing returns a permit to wake that
+thread, and would then wait for itself. SimpleQueue is written in C and documents that a finalizer may call
+its ``put``.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from gpuloader.system.finalizers import Finalizer
 from gpuloader.system.threads import start_thread
 
 _END: Any = object()
-_UNLIMITED = 2**31  # more items than anyone reads ahead
+_UNLIMITED = 2**31  # more items than anybody reads ahead
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """An exception on its way to the consumer, in order among the items."""
+    """An exception on its way to the consumer, in sequence with the items."""
 
     error: BaseException
 
 
 class _Permits:
-    """How many items one thread may take before others give them back.
+    """How many items one thread may take before others give permits back.
 
-    One thread takes; any thread may give, and close. After `close`, a waiting or later `take` returns False.
+    One thread takes; any thread may give and close. After `close`, `take` returns False, even if it waits.
     """
 
     def __init__(self, count: int) -> None:
-        self._free = count  # may be 2**31, so the first ones are counted and not put into the queue
+        self._free = count  # may be 2**31, so the first ones are counted instead of queued
         self._returned: SimpleQueue[bool] = SimpleQueue()
         self.is_closed = False
 
@@ -61,7 +61,7 @@ class _Permits:
 
 
 def _read(reader: Reader, permits: list[_Permits], results: SimpleQueue[Any], number: bool) -> None:
-    """Read items into a queue, each only when all permits allow it; the main function of a thread."""
+    """Read items into a queue, each once all permits allow it; the main function of a thread."""
     count, source = 0, None
     try:
         source = iterate(reader)
@@ -74,7 +74,7 @@ def _read(reader: Reader, permits: list[_Permits], results: SimpleQueue[Any], nu
     except BaseException as error:
         results.put((count, _Failure(error)) if number else _Failure(error))
     try:
-        # Closed here, because a generator must be closed by the thread that runs it.
+        # Closed here, because only the thread that runs a generator may close it.
         if isinstance(source, Generator):
             source.close()
     except BaseException as error:
@@ -83,7 +83,7 @@ def _read(reader: Reader, permits: list[_Permits], results: SimpleQueue[Any], nu
 
 
 def _take(results: SimpleQueue[Any], process: int) -> Any:
-    """Return the next item of a queue, waiting for it; an exception of the other side is raised here."""
+    """Wait for and return the next item of a queue; raise the other side's exceptions."""
     if os.getpid() != process and results.empty():
         raise in_a_fork("the threads that read")
     item = results.get()
@@ -95,8 +95,8 @@ def _take(results: SimpleQueue[Any], process: int) -> Any:
 def buffered(reader: Reader, size: int) -> Reader:
     """Read up to `size` items ahead, in a thread; a size of 0 or less sets no limit.
 
-    The thread ends with the iteration that started it. The consumer gets an exception of the reader after
-    the items before it. Items may be of any type, including None and arrays.
+    The thread ends with the iteration that started it. The consumer gets an exception of the reader after the
+    items before it. Items may be of any type, including None and arrays.
 
     Raises
     ------
@@ -128,7 +128,7 @@ def start_reading(reader: Reader, capacity: int) -> Iterator[Any]:
             while (item := _take(items, process)) is not _END:
                 permits.give()
                 yield item
-        except GeneratorExit:  # dropped or closed: `stop` goes, too, and a Ctrl-C meanwhile is not lost
+        except GeneratorExit:  # dropped or closed: `stop` goes as well, and a Ctrl-C meanwhile is not lost
             raise
         except BaseException:
             stop()
@@ -172,8 +172,8 @@ def xmap_readers(
     size = _as_capacity("buffer_size", buffer_size)
 
     def mapped() -> Iterator[Any]:
-        # A permit of `between` is one of the items between reader and consumer. Without it, the results that
-        # come after a slow one would pile up here in the order of `early`.
+        # Each permit of `between` allows one item between reader and consumer. Without it, results that
+        # follow a slow one would pile up in `early` when the order is kept.
         waiting, between, process = _Permits(size), _Permits(2 * size + workers), os.getpid()
         items, results = SimpleQueue[Any](), SimpleQueue[Any]()
         early: dict[int, Any] = {}
@@ -182,7 +182,7 @@ def xmap_readers(
         def close() -> None:
             waiting.close()
             between.close()
-            items.put(_END)  # the workers need not wait for a reader that does not answer
+            items.put(_END)  # the workers need not wait for a reader that does not respond
 
         stop = Finalizer(close)
         try:
@@ -214,7 +214,7 @@ def xmap_readers(
 
 
 def _as_capacity(name: str, size: object) -> int:
-    """Return the capacity of a queue, as Paddle's queues have it: 0 or less is unlimited."""
+    """Return the capacity of a queue by Paddle's rule: 0 or less means unlimited."""
     capacity = check_integer(name, size)
     return capacity if capacity > 0 else _UNLIMITED
 
@@ -234,6 +234,6 @@ def _map_all(
                     value = _Failure(error)
             results.put((number, value))
     except BaseException as error:
-        results.put(_Failure(error))  # not in its order: the program is to end
+        results.put(_Failure(error))  # not in its order, because the program is to end
     items.put(_END)  # for the next worker
     results.put(_END)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _JOINED = 32 << 20
-"""Bytes of a column up to which its chunks are joined: finding a row among many costs more than taking it."""
+"""Chunks of columns up to this many bytes are joined: finding rows in many costs more than taking them."""
 
 
 class ArrowObjects:
@@ -48,14 +48,14 @@ class ArrowObjects:
 
 
 def _keep_lists(value: Any) -> Any:
-    """Return a value whose lists are not split into fields, because another row's list may be longer."""
+    """Return a value with its lists kept from being split into fields: another row's list may be longer."""
     if isinstance(value, dict):
         return {name: _keep_lists(entry) for name, entry in value.items()}
     return WholeList(value) if isinstance(value, list) else value
 
 
 def columns_of(table: pa.Table) -> Mapping[str, Column]:
-    """Return the columns of a table; those of numbers are NumPy arrays that share Arrow's memory.
+    """Return the columns of a table; columns of numbers are NumPy arrays that share Arrow's memory.
 
     Numbers and booleans become arrays. Booleans are copied, because Arrow packs eight into a byte. Lists and
     tensors of fixed shape become arrays of more dimensions, and lists of numbers of varying length become a
@@ -81,7 +81,7 @@ def columns_of(table: pa.Table) -> Mapping[str, Column]:
 
 
 def column_of(values: pa.ChunkedArray, name: str) -> Column:
-    """Return a column in the form of `columns_of`, but leave the chunks of a large one where they are.
+    """Return a column in the form of `columns_of`, but leave the chunks of a large column separate.
 
     >>> import pytest
     >>> pa = pytest.importorskip("pyarrow")
@@ -97,7 +97,7 @@ def column_of(values: pa.ChunkedArray, name: str) -> Column:
 
 
 def are_alike(one: pa.DataType, other: pa.DataType) -> bool:
-    """Return whether types differ in width or encoding at most, so that values of one may fit the other.
+    """Return whether types differ at most in width or encoding, so that values of one may fit the other.
 
     >>> import pytest
     >>> pa = pytest.importorskip("pyarrow")

@@ -1,4 +1,4 @@
-"""Datasets of Hugging Face, read from their Arrow columns."""
+"""Hugging Face datasets, read from their Arrow columns."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ TENSORS = ("numpy", "torch", "tensorflow", "jax")
 def adapt_dataset(dataset: Any, in_columns: bool = True) -> Any:
     """Return a `datasets.Dataset` in the form in which a loader reads it.
 
-    That is a `HuggingFaceRows` if every column can be read as Arrow stores it. If not, because a function
-    transforms the samples or images have to be decoded, Hugging Face's own code makes them.
+    That is a `HuggingFaceRows` if every column can be read as Arrow stores it. If a function transforms the
+    samples or images have to be decoded, Hugging Face's own code makes the samples.
 
     Raises
     ------
@@ -47,7 +47,7 @@ def adapt_dataset(dataset: Any, in_columns: bool = True) -> Any:
 
 
 def keep_encoded(dataset: Any) -> Any:
-    """Return a dataset or stream of Hugging Face whose images stay the bytes in which they are stored."""
+    """Return a dataset or stream of Hugging Face whose images stay encoded, as they are stored."""
     for name, feature in (dataset.features or {}).items():
         if type(feature).__name__ == "Image" and getattr(feature, "decode", False):
             dataset = dataset.cast_column(name, type(feature)(decode=False))
@@ -55,7 +55,7 @@ def keep_encoded(dataset: Any) -> Any:
 
 
 def lies_in_columns(features: Mapping[str, Any], form: str | None, options: Mapping[str, Any]) -> bool:
-    """Return whether all values can be read as Arrow stores them: none is transformed or decoded."""
+    """Return whether all values can be read as Arrow stores them, without a transform or decoding."""
     known = form is None or form in TABLES or (form in TENSORS and not options)
     return known and not any(map(_decodes, features.values()))
 
@@ -63,8 +63,8 @@ def lies_in_columns(features: Mapping[str, Any], form: str | None, options: Mapp
 class HuggingFaceRows(ColumnDataset):
     """The rows of a `datasets.Dataset`, copied column by column from Arrow's memory.
 
-    The selection of columns is that of the dataset's format. So are the dtypes of the formats for tensors:
-    int64 and float32. In any other format, numbers keep the dtype in which they are stored.
+    The dataset's format selects the columns. It also sets the dtypes if it is a format for tensors: int64 and
+    float32. In any other format, numbers keep the dtype in which they are stored.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ class HuggingFaceRows(ColumnDataset):
 
     @property
     def _names(self) -> list[str]:
-        """The columns of a sample: those that are formatted, then those that are passed on as they are."""
+        """The columns of a sample: first the formatted ones, then those passed on unchanged."""
         form, names = self.dataset.format, self.dataset.column_names
         names = sorted(names, key=lambda name: name not in form["columns"])
         return names if form["output_all_columns"] else names[: len(form["columns"])]
@@ -108,7 +108,7 @@ class HuggingFaceRows(ColumnDataset):
 
     @cached_property
     def _order(self) -> Column | None:
-        """The rows of the samples, if the dataset was shuffled, sorted, filtered or selected from."""
+        """The row of each sample, if the dataset was shuffled, sorted, filtered or selected from."""
         order = self.dataset._indices
         return None if order is None else column_of(order.column(0), "indices")
 
@@ -161,11 +161,12 @@ def adapt_stream(dataset: Any, in_columns: bool = True) -> HuggingFaceStream:
 class HuggingFaceStream(IterableDataset[Any]):
     """The samples of a `datasets.IterableDataset`, divided among the workers of all ranks.
 
-    With at least as many shards as workers on all ranks together, each worker reads its own shards. With
-    fewer, each worker reads the whole stream and keeps its share of the samples; or, in worker processes that
-    have imported torch, where Hugging Face itself divides the shards, some workers have nothing to read. The
-    epoch is the loader's, so a stream that shuffles does so anew in each. A stream that
-    ``split_dataset_by_node`` has divided among ranks is divided among the workers of its rank only.
+    If there are at least as many shards as workers on all ranks together, each worker reads its own shards.
+    If there are fewer, each worker reads the whole stream and keeps its share of the samples. The exception
+    are worker processes that have imported torch: there Hugging Face itself divides the shards, and some
+    workers have nothing to read. The epoch is the loader's, so a stream that shuffles does so differently in
+    each. A stream that ``split_dataset_by_node`` has divided among ranks is divided only among its rank's
+    workers.
 
     Parameters
     ----------
@@ -179,7 +180,7 @@ class HuggingFaceStream(IterableDataset[Any]):
         self._resumed: Mapping[str, Any] | None = None
 
     def __len__(self) -> int:
-        raise TypeError("a stream of Hugging Face has no length; load it without streaming to have one")
+        raise TypeError("a stream of Hugging Face has no length; load it without streaming to get one")
 
     def __iter__(self) -> Iterator[Any]:
         number, count = find_share(of_ranks=self._of_ranks)
@@ -193,7 +194,7 @@ class HuggingFaceStream(IterableDataset[Any]):
     def _open(self, number: int, count: int, *, in_tables: bool = False) -> tuple[Any, int]:
         """Return this worker's part of the stream, and how many workers share the samples of that part."""
         by_shards = count <= self.dataset.num_shards
-        # A dataset of its own, because its epoch and its state are set; also if it is the whole stream.
+        # A separate dataset even for the whole stream, because its epoch and its state are set.
         part = self.dataset.shard(*((count, number) if by_shards else (1, 0)), contiguous=False)
         if in_tables:
             part = part.with_format("arrow")
@@ -225,7 +226,7 @@ class HuggingFaceStream(IterableDataset[Any]):
         self._resumed = state or None
 
     def _check_resumable(self, name: str) -> None:
-        """Raise `AttributeError` for a stream with a shuffle buffer, whose contents its state leaves out."""
+        """Raise `AttributeError` for a stream with a shuffle buffer, because its state omits the buffer."""
         if not hasattr(self.dataset, name) or "BufferShuffled" in _name_steps(self.dataset):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -275,6 +276,7 @@ class HuggingFaceTables(HuggingFaceStream):
                 yield Block([Part(columns, rows, choose_dtypes(form, first))])
 
 
-# What errors call these classes: users know only those of Hugging Face. Pickles have the qualified names.
+# The names of these classes in errors: users know only those of Hugging Face. Pickles use the qualified
+# names.
 HuggingFaceRows.__name__ = "datasets.Dataset"
 HuggingFaceStream.__name__ = HuggingFaceTables.__name__ = "datasets.IterableDataset"

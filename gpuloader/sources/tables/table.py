@@ -31,7 +31,7 @@ from gpuloader.sources.tables.arrow import check_nulls, column_of, refuse_nulls
 
 
 class Listed:
-    """A column of Python objects, such as text; lists among them are each one value.
+    """A column of Python objects, such as text; a list in it counts as one value.
 
     >>> Listed(["a", "b", "c"]).take(np.array([2, 0]))
     ['c', 'a']
@@ -48,7 +48,7 @@ class Listed:
 
 
 class Coded:
-    """A column of few different objects, stored as their numbers; a negative number is None.
+    """A column of a few different objects, stored as numbers; a negative number means None.
 
     >>> Coded(["cat", "dog"], np.array([1, 1, 0, -1])).take(slice(1, 4))
     ['dog', 'cat', None]
@@ -69,11 +69,11 @@ def read_columns(table: Any) -> tuple[dict[str, Column], int]:
     Raises
     ------
     TypeError
-        The value is not a table, or is one that has not been read yet.
+        The value is not a table, or is a table that has not been read yet.
     ValueError
         There are no columns, two have the same name, or they differ in length.
     DataFileError
-        A column of numbers has a null or a masked element, or one value is not a column; the error names the
+        A column of numbers has a null or a masked element, or a value is not a column. The error names the
         column.
     MissingPackage
         A column of Polars is not of numbers, and pyarrow is not installed.
@@ -188,7 +188,7 @@ def _from_pandas(series: Any, name: str) -> Column:
     found = series.infer_objects()
     if found.dtype != dtype:
         return _from_pandas(found, name)
-    # pandas has several objects for a missing value.
+    # pandas has several objects that mean a missing value.
     missing = series.isna()
     return _from_list([None if gone else value for value, gone in zip(series, missing, strict=True)], name)
 
@@ -206,12 +206,12 @@ def _from_array(array: NDArray[Any], name: str) -> Column:
         raise DataFileError(f"expected one value per row, got the single value {array}", column=name)
     if not is_stageable(array.dtype):
         return _from_list(list(array) if array.dtype.kind in "Mm" else array.tolist(), name)
-    # Rows of columns that are not contiguous cannot be gathered in one call.
+    # Rows of non-contiguous columns cannot be gathered in one call.
     return np.ascontiguousarray(array, native(array.dtype))
 
 
 def _from_list(values: Sequence[Any], name: str) -> Column:
-    """Return a column of Python values: numbers, lists of numbers, or anything else as it is."""
+    """Return a column of Python values: numbers, lists of numbers, or anything else unchanged."""
     first = next((value for value in values if value is not None), None)
     if isinstance(first, bool | int | float | complex | np.generic):
         given = [value for value in values if value is not None]
@@ -228,7 +228,7 @@ def _from_list(values: Sequence[Any], name: str) -> Column:
 
 
 def _from_sequences(values: Sequence[Any], name: str) -> Column:
-    """Return a column of lists or arrays: one array if all have the same shape, a `Ragged` if not."""
+    """Return a column of lists or arrays: one array if all have the same shape, otherwise a `Ragged`."""
     arrays: list[NDArray[Any]] = []
     for value in values:
         if value is None:
@@ -257,25 +257,25 @@ _SHOWN = 8  # columns in a description
 class TableDataset(ColumnDataset):
     """The rows of a table; a sample is a dict with one value per column.
 
-    `DataLoader` makes one of every data frame, Arrow table and dict of columns that it is given. Make it
+    `DataLoader` makes a `TableDataset` from every data frame, Arrow table and dict of columns. Make it
     yourself to combine tables with other datasets.
 
     Numbers and booleans are taken column by column from the table's own memory, without Python code per row.
     Columns of lists of numbers become arrays of more dimensions if all lists have the same length, and need
-    the loader's `ragged` or `pad` if not. Text stays text: a batch holds a list of it, with None for nulls.
-    So does any other value, such as a date. Categories become their values; pass ``frame["name"].cat.codes``
-    to train on their numbers. An index of pandas is not read. Tensors of dtypes that NumPy lacks, such as
-    bfloat16, stay tensors.
+    the loader's `ragged` or `pad` if not. Text, dates and other values stay as they are: a batch holds a list
+    of them, with None for nulls. Categories become their values; pass ``frame["name"].cat.codes`` to train on
+    their numbers. A pandas index is not read. Tensors of dtypes that NumPy lacks, such as bfloat16, stay
+    tensors.
 
-    A slice, or a list, array or tensor of row numbers or booleans, selects several rows at once. They come in
-    columns: a dict with an array, a `Ragged` or a list per column. Slices do not copy numbers.
+    A slice, or a list, array or tensor of row numbers or booleans, selects several rows, in columns: a dict
+    with an array, a `Ragged` or a list per column. Slices do not copy numbers.
 
     Parameters
     ----------
     table : pandas.DataFrame, polars.DataFrame, pyarrow.Table, list or mapping
-        The table; a mapping has one array, list, tensor or series per column, and a list has Arrow tables or
+        The table. A mapping has one array, list, tensor or series per column. A list has Arrow tables or
         record batches, whose rows follow one another. Numbers are not copied, except booleans of Arrow and
-        Polars, columns that are not contiguous, and nested lists of Python.
+        Polars, columns that are not contiguous, and nested Python lists.
 
     Raises
     ------
