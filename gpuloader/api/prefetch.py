@@ -211,7 +211,7 @@ class WrappedEpochs(ReadingEpochs):
         for transform in listed:
             if find_unit(transform) != "batches":
                 raise TypeError(
-                    f"{type(transform).__name__} works on single images, before they are a batch: pass it "
+                    f"{type(transform).__name__} works on single images, before they are batched: pass it "
                     "to a gpuloader.DataLoader"
                 )
         delivery = Delivery.of(

@@ -1,8 +1,8 @@
 """The command ``gpuloader``, and what its commands share.
 
 Results go to standard output as plain text; a failure is one line on standard error. The exit code is 0 if
-all is well, 1 if what a command checks is not, 2 for a mistake in the command line or a file that cannot be
-read or written, and 130 after Ctrl-C. Each command is a file with `add_options` and `run`.
+all is well, 1 if a check fails, 2 for a mistake in the command line or a file that cannot be read or written,
+and 130 after Ctrl-C. Each command is a file with `add_options` and `run`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EXAMPLES = """examples:
   gpuloader mnist                  train with and without reading ahead
   gpuloader mnist --async --epochs 5 --save digits.npz
   gpuloader bench --case images    time loaders on this machine
-  gpuloader convert photos out     write a folder of pictures as shards
+  gpuloader convert photos out     write a folder of images as shards
   gpuloader show photos            draw augmented images, masks and boxes
 """
 
@@ -39,34 +39,34 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         options = make_parser().parse_args(arguments)
         code = options.run(options)
-        sys.stdout.flush()  # here, where a failure can still be told
+        sys.stdout.flush()  # here, where a failure can still be reported
     except KeyboardInterrupt:
         sys.stdout.flush()
         sys.stderr.write("Interrupted.\n")
         code = INTERRUPTED
     except BrokenPipeError:
-        # Whoever read the output has gone, as in `gpuloader doctor | head -1`. Python flushes again when it
-        # exits, and would print a traceback of its own if that failed.
+        # The reader of the output is gone, as in `gpuloader doctor | head -1`. Python flushes again when it
+        # exits, and would print a traceback if that failed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = FAILED
     sys.exit(code)
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that tells a mistake in one line, without the usage."""
+    """A parser that reports a mistake in one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
-        """Tell the mistake and exit."""
+        """Report the mistake and exit."""
         fail(message)
 
 
 def make_parser() -> Parser:
     """Return the parser of all commands; `run` of the parsed options returns the exit code."""
     # Imported here, because these modules import this one. They import what they need when they run, so that
-    # the help appears at once.
+    # the help appears immediately.
     from gpuloader.cli import bench, conversion, demonstration, doctor, preview
 
-    # An abbreviation that works today would break when an option with the same beginning is added.
+    # An abbreviation that works today would break when another option with the same beginning is added.
     style: Any = {"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = Parser(
         prog="gpuloader", description="A data loader that keeps a GPU fed.", epilog=EXAMPLES, **style
@@ -102,7 +102,7 @@ def show_version() -> None:
 
 def fail(error: BaseException | str) -> NoReturn:
     """Write one line to standard error and exit with the code of a mistake."""
-    # Python's own text for an OSError has an error number, which helps nobody.
+    # Python's own text for an OSError includes an error number, which helps nobody.
     if isinstance(error, OSError) and error.strerror:
         name = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
         error = f"{name}{error.strerror}"
@@ -135,7 +135,7 @@ def parse_count(text: str) -> int:
 
 def check_writable(path: Path) -> None:
     """Raise `OSError` if the file cannot be written; leave no file behind if there was none."""
-    # Tried by appending nothing: os.access says yes to root even below /proc, where nobody creates files.
+    # Tested by appending nothing: os.access says yes to root even below /proc, where nobody can create files.
     is_new = not path.exists()
     path.open("ab").close()
     if is_new:

@@ -1,4 +1,4 @@
-"""``gpuloader bench``: the time of a batch on this machine, beside a bare NumPy loop and torch.
+"""``gpuloader bench``: the time of a batch on this machine, next to a bare NumPy loop and torch.
 
 The comparison with all other loaders is in the repository: ``python -m benchmarks.peers``.
 """
@@ -43,7 +43,7 @@ class Arrays:
 
 
 class Lists(Arrays):
-    """Samples that Python code makes of lists, as of parsed text; this holds the interpreter's lock."""
+    """Samples that Python code makes from lists, like parsed text; this holds the interpreter's lock."""
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         image, label = super().__getitem__(index)
@@ -60,7 +60,7 @@ class Waits(Arrays):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A dataset and how it is loaded; `workers` are processes, or threads of gpuloader if `waits`."""
+    """A dataset and how it is loaded; `workers` are processes, or gpuloader's threads if it `waits`."""
 
     title: str
     make: Callable[[], Arrays]
@@ -75,7 +75,7 @@ def _digits(kind: type[Arrays], length: int) -> Arrays:
 
 
 def _images() -> Arrays:
-    # Few enough to fit in memory, and too many to stay in a processor's cache.
+    # Few enough to fit in memory, but too many to stay in a processor's cache.
     return Arrays(2048, np.random.default_rng(0).integers(0, 255, (256, 3, 224, 224), np.uint8))
 
 
@@ -95,7 +95,7 @@ def open_bare(case: Case) -> Iterable[Any]:
     if case.shuffle:
         np.random.default_rng(0).shuffle(order)
     size = case.batch_size
-    # Written over by every batch: the fastest that a loop can do, and what a loader must not do to its user.
+    # Every batch overwrites them: the fastest loop possible, and what a loader must not do to its user.
     buffers = [np.empty((size, *np.shape(value)), np.asarray(value).dtype) for value in dataset[0]]
 
     class Loop:
@@ -127,7 +127,7 @@ def open_ours(case: Case) -> Iterable[Any]:
         shuffle=case.shuffle,
         num_workers=case.workers,
         worker_type="thread" if case.waits else "process",
-        persistent_workers=case.workers > 0,  # a turn is a few epochs, and is not to measure their start
+        persistent_workers=case.workers > 0,  # a turn is a few epochs, and must not measure their start
     )
 
 
@@ -176,8 +176,8 @@ def run(options: argparse.Namespace) -> int:
         try:
             for library in libraries:
                 show_status(f"{name}: {library} …")
-                # Each in a process of its own: importing torch starts threads that slow every loop, and
-                # workers forked from a process with another library's threads can hang.
+                # Each in a separate process: importing torch starts threads that slow every loop, and workers
+                # forked from a process with another library's threads can hang.
                 limit = LIMIT * (options.repeats + 1)
                 arguments = library, name, str(options.repeats)
                 found[library] = attempt(*arguments, seconds=limit, module="gpuloader.cli.bench")

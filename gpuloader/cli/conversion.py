@@ -1,4 +1,4 @@
-"""``gpuloader convert``: write a folder of pictures, a table or a Hugging Face dataset as shards."""
+"""``gpuloader convert``: write a folder of images, a table or a Hugging Face dataset as shards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpuloader.cli import fail, parse_count, show_status
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    source = "a folder of pictures by class, a CSV, JSON Lines, Parquet or tar file, or hf:NAME[:SPLIT]"
+    source = "a folder of images by class, a CSV, JSON Lines, Parquet or tar file, or hf:NAME[:SPLIT]"
     parser.add_argument("source", help=source)
     parser.add_argument("folder", type=Path, help="where the shards go")
     parser.add_argument("--format", choices=("parquet", "tar"), default="parquet", help="of the shards")
@@ -25,7 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write a dataset as Parquet or tar shards, which loaders read in parallel.
 
-    After an interruption, the same command goes on behind the last whole shard.
+    After an interruption, the same command continues after the last complete shard.
     """
     from gpuloader.api.write_shards import write_shards
 
@@ -67,5 +67,5 @@ def open_source(source: str) -> Any:
     }
     kind = next((kind for ending, kind in kinds.items() if ending in Path(source).name), None)
     if kind is None:
-        fail(f"{source}: expected a folder of pictures, a file named {', '.join(kinds)}, or hf:NAME")
+        fail(f"{source}: expected a folder of images, a file named {', '.join(kinds)}, or hf:NAME")
     return kind(source)

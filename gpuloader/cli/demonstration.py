@@ -22,8 +22,8 @@ LONGEST_WAIT = 10_000.0
 EXPLANATION = """\
 The asynchronous way is the default. Where a thread reads ahead, fetch and
 stage overlap with the rest, and wait is the part that still delays training.
-Recording the timeline takes the rest of the total. The ways take turns, an
-epoch each; the ratio is the median of the turns."""
+Recording the timeline takes the rest of the total. The two ways alternate,
+an epoch each; the ratio is the median over the turns."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def parse_wait(text: str) -> float:
     """Return an option's milliseconds."""
     with contextlib.suppress(ValueError):
-        if 0 <= float(text) <= LONGEST_WAIT:  # NaN is not, either
+        if 0 <= float(text) <= LONGEST_WAIT:  # false for NaN
             return float(text)
     raise argparse.ArgumentTypeError(f"must be from 0 to {LONGEST_WAIT:g} milliseconds, got {text}")
 
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
         place = options.place or default_place()
         device = open_device(place).name
         digits = mnist.load(options.data).train
-        # Before the training, which nobody wants to repeat because a folder was missing.
+        # Before the training, so that a missing folder does not waste it.
         if options.save is not None:
             check_writable(options.save)
         if options.output is not None:
@@ -157,7 +157,7 @@ def _write(groups: dict[str, dict[str, Run]], save: Path | None, output: Path | 
     try:
         timeline.draw(spans, output / "timeline.png")
     except ImportError:
-        # A drawing is no reason to fail after the training, nor Matplotlib to be a dependency.
+        # A drawing is no reason to fail after the training, and Matplotlib should not be required.
         drawn = ""
         print(f"No timeline.png: it needs matplotlib. Install it: {install_command('demo')}")
     print(f"Wrote parameters.npz, losses.npz{drawn} to {output}/")

@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         report = findings.examine(options.place, tell=lambda what: show_status(f"Checking {what} …"))
     finally:
-        show_status("")  # also on Ctrl-C, whose line would follow on the same one
+        show_status("")  # also on Ctrl-C, whose message would continue the same line
     print(json.dumps(report.to_json(), indent=2) if options.json else render(report))
     return 0 if report.works else FAILED
 

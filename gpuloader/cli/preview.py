@@ -25,9 +25,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Draw augmented images of a folder, with their masks and boxes, as a PNG.
 
-    FOLDER has a folder of images for each class, or images. Or it has the folders images and masks, with a
-    mask of the same name for each image, or images and labels, with a text file of the same name for each:
-    a line "class x y width height" per box, the center and the size as fractions of the image's.
+    FOLDER has a folder of images for each class, or just images. Or it has the folders images and masks, with
+    a mask of the same name for each image; or images and labels, with a text file of the same name for each
+    image: one line "class x y width height" per box, with center and size as fractions of the image.
     """
     from gpuloader.errors import LoaderError
 
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def draw(options: argparse.Namespace) -> None:
-    """Draw images of the folder, and tell what was drawn."""
+    """Draw images of the folder, and report what was drawn."""
     from gpuloader import DataLoader, show
     from gpuloader.transforms import CenterCrop, ColorJitter, RandomFlip, RandomResizedCrop, Resize
 
@@ -115,7 +115,9 @@ class Annotated:
             sample["mask"] = Image.read(self.masks[name])
         if self.labels is not None:
             file = self.labels / name.with_suffix(".txt")
-            lines = file.read_text().split("\n") if file.exists() else []  # without a file, there is no box
+            lines = (
+                file.read_text().split("\n") if file.exists() else []
+            )  # without a file, there are no boxes
             rows = [line.split() for line in lines if line.strip()]
             if any(len(row) != 5 for row in rows):
                 raise ValueError(f"{file}: expected lines of class, x, y, width and height")

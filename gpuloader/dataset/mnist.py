@@ -1,10 +1,10 @@
 """Readers of MNIST, as in Paddle's ``paddle.dataset.mnist``. Nothing is downloaded.
 
-The digits come from the first of these that is there:
+The digits come from the first of these that exists:
 
 1. the file or folder that the environment variable ``GPULOADER_MNIST`` names: see `sources.mnist.load`;
 2. the folder ``~/.cache/paddle/dataset/mnist``, into which Paddle downloads;
-3. the digits in this package, which are a part of MNIST. There is a warning then.
+3. the digits in this package, a part of MNIST. Using them gives a warning.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def draw(groups: dict[str, dict[str, list[Span]]], path: Path, *, steps: int = 8
         width = 0
         for name, spans in group.items():
             start, end = choose_window(spans, steps)
-            # The same scale for the whole group: then the faster run visibly does more steps.
+            # The same scale for the whole group, so that the faster run visibly does more steps.
             width = width or end - start
             panel = next(panels)
             done = draw_run(panel, spans, start, start + width)
@@ -68,7 +68,7 @@ def draw_run(panel: Any, spans: Sequence[Span], start: int, end: int) -> int:
     spans = [one for one in _name_computing(spans) if one.name in COLOURS]
     rows = {name: row for row, name in enumerate(sort_rows(spans))}
     shown = [one for one in spans if one.end > start and one.start < end]
-    # If the consumer itself reads, its wait contains its fetch and stage; draw waits first, behind them.
+    # If the consumer itself reads, its wait contains its fetch and stage, so draw waits first, behind them.
     for one in sorted(shown, key=lambda one: one.name != "wait"):
         left, right = max(one.start, start), min(one.end, end)
         panel.broken_barh(

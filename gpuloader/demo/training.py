@@ -20,7 +20,7 @@ from gpuloader.sources.readers.decorators import map_readers
 from gpuloader.watch.stats import LoaderStats
 from gpuloader.watch.tracing import Span, span, trace
 
-# The most digits for runs with waits, which need not be long: most of their time is known in advance.
+# The most digits for runs with waits. These can be short, because most of their time is known in advance.
 SLOWED_DIGITS = 20_000
 TURNS = 9
 """Epochs to compare: without the extremes, their ratios cover the median 96 times in 100."""
@@ -31,7 +31,7 @@ class Run:
     """One training run: its losses as float32, and where its time went.
 
     `turns` are the seconds of each epoch, from requesting its first batch to knowing its last loss on the
-    host. `compute` of them were spent in steps; on a GPU, in launching them. `note` is what the loader says
+    host. `compute` of them were spent in steps; on a GPU, in launching them. `note` is the loader's account
     of how it has read; empty for a synchronous run.
     """
 
@@ -46,7 +46,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The time with reading ahead in multiples of that without: the median of turns, and its spread.
+    """The time with reading ahead, as a multiple of the time without: the median of turns, and its spread.
 
     >>> print(Comparison.of([0.9, 1.2, 1.0]), Comparison.of([0.5, 0.4, 0.6, 0.1, 9]), sep="; ")
     no difference (1.00, from 0.90 to 1.20 in 3 turns); 0.50 of the time (0.40 to 0.60 in 5 turns)
@@ -96,7 +96,7 @@ def _open_run(digits: DigitSet, place: Place, *, asynchronous: bool, wait: float
     read: Callable[[], Iterable[Any]] = mnist.reader(digits, batch_size=100, seed=7)
     if wait:
         read = map_readers(delay, read)
-    # Everything but the double buffer is the same in both ways, so that the ratio shows that alone.
+    # Only the double buffer differs between the two ways, so the ratio shows its effect alone.
     loader = DataLoader.from_generator(capacity=32, return_list=True, use_double_buffer=asynchronous)
     loader.set_batch_generator(read, places=place)
     model = LinearModel()
@@ -133,13 +133,13 @@ def train_in_turn(
 ) -> tuple[dict[str, dict[str, Run]], dict[str, Comparison]]:
     """Train in the given way, or for None in both, as it is and then with waits; return runs by these names.
 
-    Both ways take turns, an epoch each, and begin again until there are enough turns to compare; the runs
-    are the last ones. `tell` hears what runs next.
+    Both ways take turns, an epoch each, and start over until there are enough turns to compare. The last runs
+    are returned. `tell` is called with what runs next.
     """
     ways = ("synchronous", "asynchronous") if way is None else (way,)
     few = max(1, min(epochs, SLOWED_DIGITS // len(digits)))
     if way is None:
-        # Without waits, MNIST is read too fast to show what reading ahead hides; so there is a second pair.
+        # Without waits, MNIST is read too fast to show what reading ahead hides, hence a second pair.
         plan = {"as it is": (epochs, 0.0)} | ({"with waits": (few, wait)} if wait else {})
     else:
         plan = {"with waits" if wait else "as it is": (epochs, wait)}

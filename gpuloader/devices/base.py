@@ -3,10 +3,10 @@
 One conformance suite, tests/devices/conformance.py, tests all implementations.
 
 A lane drives its device from the thread that asks for batches. It takes the device's calls once per step with
-`current` and makes all calls of the step through them. Other threads come in at five points only: worker
-threads ask `is_page_locked`, the thread that reads pins the slots that it grows, a compiling thread calls
-`compile`, finalizers of whichever thread drops a batch free memory, and `record_stream` may come from any
-thread of the user. None of these calls may end a capture of the user's.
+`current` and makes all calls of the step through them. Other threads come in at only five points: worker
+threads ask `is_page_locked`, the reading thread pins the slots that it grows, a compiling thread calls
+`compile`, finalizers free memory in whichever thread drops a batch, and any thread of the user may call
+`record_stream`. None of these calls may end a user's capture.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class Codec(Protocol):
     def decode(self, codes: Sequence[Code], stream: Stream) -> list[DeviceImage | None]:
         """Decode encoded regions on a stream that has no other work; None for each that it cannot decode.
 
-        The codes' data must stay as they are until what is on the stream has run. The host may wait for a
-        part of the work, and the device may write into the images before `stream` gets there. Raises
-        `LoaderError` if the device or the decoder has failed.
+        The codes' data must not change until the work on the stream has run. The host may wait for a part of
+        the work, and the device may write into the images before `stream` gets there. Raises `LoaderError` if
+        the device or the decoder has failed.
         """
 
     def copy(self, target: DeviceMemory, image: DeviceImage, stream: Stream, offset: int) -> None:
@@ -74,12 +74,12 @@ class Codec(Protocol):
 
 
 class DeviceCalls(Protocol):
-    """The calls that are made for every batch, by the thread that asks for batches.
+    """The calls made for every batch, by the thread that asks for batches.
 
-    Where a method has a result already, it is that of devices without contexts, graphs and compiled kernels.
+    Where a method already has a result, it is that of devices without contexts, graphs and compiled kernels.
 
-    `name`, such as 'cpu' or 'gpu:0', stands in messages. `direct` says that the user's arrays lie in the host
-    slot itself, so that nothing is copied.
+    Messages use `name`, such as 'cpu' or 'gpu:0'. `direct` says that the user's arrays lie in the host slot
+    itself, so that nothing is copied.
     """
 
     name: str
@@ -93,14 +93,14 @@ class DeviceCalls(Protocol):
     ) -> None:
         """Enqueue a copy of the first `nbytes` on `stream`, to `offset` bytes after the start of `target`.
 
-        Once for each batch, and once more for a mask or for each image that the host had to decode. The
-        caller must not change `source` until the copy has run.
+        Called once per batch, and again for a mask and for each image that the host had to decode. The caller
+        must not change `source` until the copy has run.
         """
 
     def copy_between(
         self, target: DeviceMemory, source: DeviceMemory, nbytes: int, stream: Stream, to: int, at: int
     ) -> None:
-        """Enqueue a copy from byte `at` of `source` to `to` of `target`; once a batch at fixed addresses."""
+        """Enqueue a copy from byte `at` of `source` to byte `to` of `target`; once per batch with static."""
 
     def captures(self, stream: Stream) -> bool:  # noqa: ARG002
         """Return whether `stream` is being captured into a graph; then nothing may be put on it."""
@@ -109,15 +109,15 @@ class DeviceCalls(Protocol):
     def is_capturing(self, stream: Stream = None) -> bool:  # noqa: ARG002
         """Return whether the thread captures a graph, or `stream` is captured; before every batch.
 
-        Only the states of streams are asked for. In PyTorch's mode, querying an event or allocating, by any
-        thread, would invalidate the user's capture; and our events would become part of the graph.
+        This only queries the states of streams. In PyTorch's mode, querying an event or allocating, by any
+        thread, would invalidate the user's capture, and our events would become part of the graph.
         """
         return False
 
     def record(self, event: Event, stream: Stream) -> None:
         """Mark the current end of `stream`; this replaces an earlier mark of the event.
 
-        Two or three times a batch: behind the copy, behind the program, and behind the user's last use.
+        Two or three times per batch: behind the copy, behind the program, and behind the user's last use.
         """
 
     def wait(self, stream: Stream, event: Event) -> None:
@@ -130,42 +130,42 @@ class DeviceCalls(Protocol):
         """Return the seconds between two timed events that have been reached."""
 
     def run(self, program: BatchProgram, memory: DeviceMemory, stream: Stream) -> None:
-        """Enqueue a program on `stream`, which computes within `memory`; once a batch with transforms."""
+        """Enqueue a program on `stream` that computes within `memory`; once per batch with transforms."""
 
     def keep(self, stream: Stream) -> Stream:
-        """Return a stream of the calling thread, or the user's, in a form that any thread can record on."""
+        """Return a stream of the calling thread or of the user in a form that any thread can record on."""
         return stream
 
     def compile(self, program: BatchProgram, stop: Callable[[], bool]) -> None:  # noqa: ARG002
         """Compile the kernels that `run` would launch for a program, one by one until `stop` returns True.
 
-        A thread of its own calls it, while the first `next` waits for samples.
+        A separate thread calls it, while the first `next` waits for samples.
         """
         return
 
     def views(self, memory: DeviceMemory, layout: Layout, lease: Lease) -> list[Any]:
-        """Return one array per field, once a batch; each of their views keeps `lease` alive."""
+        """Return one array per field, once per batch; every view of them keeps `lease` alive."""
 
 
 class Device(DeviceCalls, Protocol):
     """A device's memory, streams and events.
 
-    Every method may be called from any thread; none changes the calling thread's current device or stream.
-    Only `synchronize` and `alloc` may block the caller. `locker` pins the slots that the device copies from,
-    and is None if pinning them is of no use.
+    Any thread may call any method; none changes the calling thread's current device or stream. Only
+    `synchronize` and `alloc` may block the caller. `locker` pins the slots that the device copies from; None
+    if pinning has no use.
     """
 
     locker: PageLocker | None
 
     def current(self) -> AbstractContextManager[DeviceCalls]:
-        """Return a block of one thread that yields the device's calls, which cost less there."""
+        """Return a block, for one thread, that yields the device's calls, which cost less there."""
         return nullcontext(self)
 
     def again(self, calls: DeviceCalls) -> AbstractContextManager[DeviceCalls]:  # noqa: ARG002
         """Return another block like the one that has yielded `calls`, later in the same step and thread.
 
-        If the user's code may have run between the blocks, it may have made another device current. Then only
-        copies, `record`, `wait` and `query` are allowed, which work whichever device is current.
+        If user code may have run between the blocks, another device may be current. Then only copies,
+        `record`, `wait` and `query` are allowed, because they work whichever device is current.
         """
         return nullcontext(self)
 
@@ -174,12 +174,12 @@ class Device(DeviceCalls, Protocol):
         return ""
 
     def codec(self) -> Codec:
-        """Return what decodes images on the device; once for each lane.
+        """Return the object that decodes images on the device; once per lane.
 
         Raises
         ------
         MissingPackage
-            The package that does it is not installed.
+            The package for decoding is not installed.
         LoaderError
             The device does not decode images, or a part that decoding needs is missing.
         """
@@ -189,9 +189,9 @@ class Device(DeviceCalls, Protocol):
         """Return new memory, for a slot or a cache; raise `StagingMemoryError` if there is too little."""
 
     def stream(self, *, urgent: bool = False) -> Stream:
-        """Return a new stream, up to three for each lane; only events order it with respect to others.
+        """Return a new stream, up to three per lane; only events order it relative to others.
 
-        Kernels on an `urgent` one go ahead of those on others, if the device has priorities.
+        Kernels on an `urgent` stream go ahead of those on others, if the device has priorities.
         """
 
     def synchronize(self, event: Event) -> None:
@@ -205,10 +205,10 @@ class Device(DeviceCalls, Protocol):
         """Return the arrays that programs compute with, one per field; they keep the memory alive."""
 
     def consumer_stream(self) -> Stream:
-        """Return the stream that the calling thread currently computes on; before every batch."""
+        """Return the stream that the calling thread currently computes on; called before every batch."""
 
     def holds(self, memory: DeviceMemory, array: Any) -> bool:
-        """Return whether an array, of whichever library, lies in `memory`; for `record_stream`."""
+        """Return whether an array of any library lies in `memory`; for `record_stream`."""
 
 
 def tell_capture(name: str, found: str = "its stream is being captured") -> LoaderError:

@@ -1,6 +1,6 @@
 """nvImageCodec: decodes JPEG files on a GPU, with nvJPEG. Only this module imports it.
 
-It decodes only into memory of its own, so images are copied into the batch afterwards, within the GPU.
+It decodes only into its own memory, so images are then copied into the batch, within the GPU.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from gpuloader.sources.images.regions import Code
 from gpuloader.system.driver import Relaxed
 from gpuloader.system.platforms import usable_cores
 
-# Chroma is interpolated as libjpeg-turbo does it on the CPU. Before nvJPEG 13.2, the outermost pixels of a
-# region are wrong with that, so regions are decoded larger by a margin.
+# Chroma is interpolated as libjpeg-turbo does on the CPU. Before nvJPEG 13.2, this makes the outermost pixels
+# of a region wrong, so regions are decoded with a margin.
 OPTIONS = ":fancy_upsampling=1 :enable_roi_fancy_upsampling=1"
 _MARGIN = 2  # pixels
 _ANY_MEMORY = 4  # cudaMemcpyDefault
 _UPRIGHT = 1
 _CUDA_13 = 13_000
-# A gray JPEG file of 8 x 8 pixels. Without nvJPEG, the decoder can be made but decodes nothing, so only a
-# trial tells whether it works.
+# A gray JPEG file of 8 x 8 pixels. Without nvJPEG, the decoder can be created but decodes nothing, so only a
+# trial shows whether it works.
 _TRIAL = base64.b85decode(
     "|JeWF01!$>Nk#wx0RR9200961|JwjV01yid4h#wq4h;?x5fBp?C>j_R78o%jB^@X_Gd(;xGdMRuNL)@pL{~*OI8bd-S6^ahXlFi6ad~iL"
     "cwA*?WB<Sa3kU!R00;pA5di<h02BZL00000000000000000000|HJ?k5CH%H0000000000000000095m00;pA002J#KmXY"
@@ -34,7 +34,7 @@ _TRIAL = base64.b85decode(
 
 
 def open_codec(index: int, runtime: Any) -> JpegCodec:
-    """Return the decoder of a GPU, which has decoded a file as a trial; `runtime` is ``cupy.cuda.runtime``.
+    """Return a GPU's decoder after a successful trial on a file; `runtime` is ``cupy.cuda.runtime``.
 
     Raises
     ------
@@ -52,7 +52,7 @@ def open_codec(index: int, runtime: Any) -> JpegCodec:
             f"{install_command(extra)}, or pass decode='image'",
             name="nvidia-nvimgcodec",
         ) from None
-    # Backends on the CPU are left out: they would decode in the thread that asks for batches, without a word.
+    # Backends on the CPU are left out: they would silently decode in the thread that asks for batches.
     kinds = nvimgcodec.BackendKind
     backends = [
         nvimgcodec.Backend(kind) for kind in (kinds.HW_GPU_ONLY, kinds.GPU_ONLY, kinds.HYBRID_CPU_GPU)
@@ -71,7 +71,7 @@ def open_codec(index: int, runtime: Any) -> JpegCodec:
 
 
 class JpegCodec:
-    """nvImageCodec's decoder; any thread may call it, one at a time decodes."""
+    """nvImageCodec's decoder; any thread may call it, but only one decodes at a time."""
 
     def __init__(self, module: Any, index: int, backends: Sequence[Any], runtime: Any) -> None:
         self.name = f"gpu:{index}"
@@ -89,15 +89,16 @@ class JpegCodec:
         self._lock = threading.Lock()
 
     def decode(self, codes: Sequence[Code], stream: Any) -> list[DeviceImage | None]:
-        """Decode as `Codec.decode` does; None as the stream is the device's default stream."""
-        # The GPU's JPEG engine has been seen to write its result when it is called, before earlier work on
-        # the same stream has run (nvJPEG 12.3 to 13.2 on an H100). So the stream has no other work, and
-        # memory is not given back before the host knows that nothing reads it any more.
+        """Decode as `Codec.decode` does; None means the device's default stream."""
+        # The GPU's JPEG engine has been seen to write its result when called, before earlier work on the same
+        # stream has run (nvJPEG 12.3 to 13.2 on an H100). So the stream has no other work, and memory is not
+        # returned before the host knows that nothing reads it any more.
         found: list[DeviceImage | None] = [None] * len(codes)
         # The decoder allocates, and waits for events, which would end a capture of another thread.
         with self._lock, Relaxed():
             opened = [(number, *self._open(code)) for number, code in enumerate(codes)]
-            # Whether orientation is applied is a parameter of a call, so there is one call for each answer.
+            # Whether to apply the orientation is a parameter of the call, so each answer takes a call of its
+            # own.
             for turns in (False, True):
                 chosen = [one for one in opened if (codes[one[0]].orientation > _UPRIGHT) == turns]
                 sources = [one for one in chosen if one[1] is not None]
@@ -108,14 +109,14 @@ class JpegCodec:
         return found
 
     def _open(self, code: Code) -> tuple[Any, tuple[int, int, int, int]]:
-        """Return an image's source, None if it has no header; and which part of the image it decodes."""
+        """Return an image's source (None without a header) and which part of the image it decodes."""
         top, left, bottom, right = code.part
         try:
             source = self._module.CodeStream(code.data)
             size = source.height, source.width
             tall, wide = size[::-1] if code.orientation > 4 else size
             if bottom > tall or right > wide:
-                return None, code.part  # its size is not the one that the CPU's decoder found
+                return None, code.part  # its size differs from what the CPU's decoder found
             start, end = (max(top - _MARGIN, 0), max(left - _MARGIN, 0)), (bottom + _MARGIN, right + _MARGIN)
             frame = *start, min(end[0], tall), min(end[1], wide)
             if frame != (0, 0, tall, wide):
@@ -146,8 +147,8 @@ class JpegCodec:
         interface = image.__cuda_array_interface__ if on_device else image.__array_interface__
         pitch = interface["strides"][0] if interface.get("strides") else (far - near) * channels
         address = interface["data"][0] + (code.part[0] - first) * pitch + (code.part[1] - near) * channels
-        # The image frees its memory through the stream, which therefore has to go after it: the objects of a
-        # tuple go from the last to the first.
+        # The image frees its memory through the stream, so the stream must be freed after it. The objects of
+        # a tuple are freed from last to first.
         return DeviceImage(address, pitch, height, width * channels, (stream, image))
 
     def copy(self, target: Any, image: DeviceImage, stream: Any, offset: int) -> None:

@@ -1,7 +1,7 @@
-"""What this machine has of CUDA; apart from the kernels, the only module of the package that imports CuPy.
+"""What CUDA offers on this machine; apart from the kernels, the only module of the package that imports CuPy.
 
-`cuda_device.py` is the device itself. It is imported only where a GPU can be used, so a program on a machine
-without one pays for this module alone.
+`cuda_device.py` is the device itself. It is imported only if a GPU can be used, so a program on a machine
+without one only pays for this module.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from gpuloader.system.driver import find_cuda_version, show_cuda
 from gpuloader.system.platforms import after_fork
 
 _import_error = _cure = ""
-_is_broken = False  # whether CuPy is there, but cannot be imported
+_is_broken = False  # whether CuPy is installed but cannot be imported
 try:
     import cupy as cupy
-except Exception as error:  # CuPy also makes a folder when it is imported, and imports other packages
+except Exception as error:  # importing CuPy also creates a folder and imports other packages
     cupy = None
     _import_error = str(error) if isinstance(error, ImportError) else describe_error(error)
     _is_broken = getattr(error, "name", None) != "cupy"
@@ -29,8 +29,8 @@ forked = False
 
 
 def _note_fork() -> None:
-    # The driver's state does not survive a fork: in the child, every call fails with status 3, also in the
-    # destructors of what the child inherited. CUDA has no call that tells.
+    # The driver's state does not survive a fork. In the child, every call fails with status 3, even in the
+    # destructors of inherited objects. CUDA has no call to detect this.
     global forked
     forked = True
 
@@ -58,7 +58,7 @@ def require_cuda(index: int) -> int:
         installed = f"(CuPy {cupy.__version__} is installed); check nvidia-smi and CUDA_VISIBLE_DEVICES"
         if known == 0:
             why = f"no NVIDIA driver was found {installed}"
-        # Within a major version, any driver runs what any toolkit has built; beyond it, none does.
+        # Any driver runs what toolkits of the same major version have built, and no driver runs newer ones.
         elif built // 1000 > known // 1000:
             instead = f"{install_command('cuda12')} instead" if known >= 12000 else "update the driver"
             why = (
@@ -81,7 +81,7 @@ def _advise() -> str:
 
 
 def warn_if_broken() -> None:
-    """Warn, the first time, if there is a CuPy that cannot be imported: batches go to the CPU instead."""
+    """Warn once if CuPy is installed but cannot be imported, so that batches go to the CPU."""
     global _is_broken
     if _is_broken:
         _is_broken = False

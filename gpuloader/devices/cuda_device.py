@@ -1,12 +1,12 @@
 """One GPU through CuPy: its context, the calls of a batch, and the device around them.
 
-Whatever is done for a batch goes through `CudaCalls`, whose GPU must be the thread's current device.
-`CudaDevice` gives such calls for a block of code, and makes each single call inside a block of its own::
+Everything done for a batch goes through `CudaCalls`, whose GPU must be the thread's current device.
+`CudaDevice` provides such calls for a block of code, and makes each single call inside a block of its own::
 
     device.current()   the GPU is current anyway  ->  _Here   the calls, as they are
                        another GPU is current     ->  _Away   the GPU's context is pushed, and removed again
 
-CUDA's errors become the package's own where a block ends.
+CUDA's errors become the package's own at the end of a block.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from gpuloader.transforms.program import BatchProgram, BoundProgram, find_kernel
 # CUDA's numbers, which CuPy does not export.
 _HOST_TO_DEVICE, _WITHIN_DEVICE = 1, 3
 _HOST_MEMORY = 1
-_REGISTER_PORTABLE = 1  # pinned for all GPUs, because places on several share one slot
+_REGISTER_PORTABLE = 1  # pinned for all GPUs, because places on several GPUs share one slot
 _OUT_OF_MEMORY = 2
 _INVALID_HANDLE = 400
 _EVENT_NOT_READY = 600
-_CAPTURED = range(900, 909)  # of calls that are not allowed while a stream is being captured
+_CAPTURED = range(900, 909)  # errors of calls that are not allowed while a stream is being captured
 _LEGACY, _PER_THREAD = 1, 2  # the handles of the default streams
 _NORMAL, _HIGH = 0, -1  # priorities of streams; these are PyTorch's, too
 _MOST_BOUND = 8
 
 
 class _ThreadsStream:
-    """The per-thread default stream of one thread, to which any thread may refer."""
+    """The per-thread default stream of one thread, in a form that any thread may refer to."""
 
     @property
     def ptr(self) -> int:
         """The handle that the calling thread can record events on."""
-        # The handle means the stream of the thread that makes the call. In other threads, the legacy default
-        # stream stands for it: it waits for all blocking streams, and per-thread default streams block.
+        # The handle means the stream of the thread that makes the call. Other threads use the legacy default
+        # stream instead: it waits for all blocking streams, and per-thread default streams are blocking.
         return _PER_THREAD if _this_thread.stream is self else _LEGACY
 
 
@@ -65,7 +65,7 @@ class _Thread(threading.local):
 _this_thread = _Thread()
 
 
-# Returns a function that makes a call with an address or a handle once, as soon as that can be done.
+# Returns a function that makes a call with an address or a handle once, as soon as that is possible.
 Discarding = Callable[[Callable[[int], None], int], Callable[[], object]]
 
 
@@ -84,8 +84,8 @@ class CudaMemory:
 def _undestroyed(kind: type) -> type:
     """Return CuPy's type of streams or events without its destructor.
 
-    That one calls CUDA wherever the last reference goes: in a forked child or after a failure it prints a
-    traceback, and while the user captures a graph it may end that.
+    That destructor calls CUDA wherever the last reference goes away. In a forked child or after a failure it
+    prints a traceback, and during a user's capture it may end the capture.
     """
     return type(kind.__name__, (kind,), {"__del__": staticmethod(int)})  # a function in C that does nothing
 
@@ -96,7 +96,7 @@ _NOWHERE = SimpleNamespace(address=1 << 40, nbytes=1 << 60)  # as aligned as rea
 class CudaCalls:
     """The calls of one GPU, which must be the thread's current device; they raise CuPy's errors.
 
-    `discarding` returns the functions that free memory and destroy streams and events. Finalizers call them,
+    `discarding` returns the functions that free memory and destroy streams and events. Finalizers call them
     in any thread, on any device.
     """
 
@@ -110,7 +110,7 @@ class CudaCalls:
         self._discarding = discarding
         self._stream_type, self._event_type = map(_undestroyed, (cupy.cuda.Stream, cupy.cuda.Event))
         self._home: int | None = index  # the GPU that the thread itself uses; None if it uses none
-        self._context = 0  # the handle of the primary one, once it is known
+        self._context = 0  # the handle of the primary context, once it is known
         self._torch = TorchStreams()
 
     def alloc(self, nbytes: int) -> CudaMemory:
@@ -133,7 +133,7 @@ class CudaCalls:
 
     def stream(self, *, urgent: bool = False) -> Any:
         """Return a new non-blocking stream, of high priority if it is `urgent`."""
-        # Non-blocking, so that the legacy default stream, on which many programs compute, does not hold up
+        # Non-blocking, so that the legacy default stream, on which many programs compute, does not delay
         # copies. Priorities do nothing for copies. They matter for the kernels of transforms, which would
         # otherwise queue behind the blocks of the model's kernels.
         stream = self._stream_type(non_blocking=True, priority=_HIGH if urgent else _NORMAL)
@@ -147,8 +147,8 @@ class CudaCalls:
         event.finalizer = Finalizer(self._discarding(self._runtime.eventDestroy, event.ptr))
         return event
 
-    # The runtime's functions are called directly. CuPy's methods on streams, events and memory look at the
-    # capture state or the device first, which costs as much as the call and is known here.
+    # The runtime's functions are called directly. CuPy's methods on streams, events and memory first check
+    # the capture state or the device. That costs as much as the call itself, and both are known here.
 
     def copy_async(
         self, target: CudaMemory, source: HostMemory, nbytes: int, stream: Any, offset: int = 0
@@ -168,16 +168,16 @@ class CudaCalls:
 
     def is_page_locked(self, address: int, nbytes: int) -> bool:
         """Return whether host memory is pinned, by whichever library."""
-        # Memory is pinned in whole regions, so the ends answer for what lies between.
+        # Memory is pinned in whole regions, so checking both ends is enough.
         ask = self._runtime.pointerGetAttributes
         ends = (address, address + max(nbytes, 1) - 1)
         return all(ask(end).type == _HOST_MEMORY for end in ends)
 
-    # In the following, a stream may have handle 0, which means the default stream of the current device.
+    # In the following, a stream may have handle 0: the default stream of the current device.
 
     def record(self, event: Any, stream: Any) -> None:
         """Record `event` on `stream`."""
-        # Not `Stream.record()`, which without an event makes a new one, with timing.
+        # Not `Stream.record()`: without an event, it creates a new one, with timing.
         self._runtime.eventRecord(event.ptr, stream.ptr)
 
     def wait(self, stream: Any, event: Any) -> None:
@@ -190,14 +190,14 @@ class CudaCalls:
         try:
             return bool(self._runtime.streamIsCapturing(stream.ptr))
         except RuntimeError as error:
-            # A status: the default stream, which another stream's capture excludes. None: CuPy says that a
-            # call has invalidated the capture, which lasts until the user ends it.
+            # A status: the default stream, which the capture of another stream excludes. None: CuPy says that
+            # a call has invalidated the capture, which lasts until the user ends it.
             if getattr(error, "status", None) in (None, *_CAPTURED):
                 return True
             raise
 
     def is_capturing(self, stream: Any = None) -> bool:
-        """Return whether the thread captures, by CuPy or PyTorch, or `stream` is captured by anybody."""
+        """Return whether the thread captures, by CuPy or PyTorch, or anybody captures `stream`."""
         own = self._cupy.cuda.get_current_stream(self.index)
         if self.captures(own):
             return True
@@ -205,8 +205,8 @@ class CudaCalls:
             stream = own
         elif stream is not own and stream.ptr != own.ptr and self.captures(stream):
             return True
-        # PyTorch captures on a stream of its own, which CuPy does not know, whatever the output is. The usual
-        # capture is on the device that was current before the block. Most often the handles are the same, and
+        # PyTorch captures on a stream of its own, which CuPy does not know, whatever the output is. Usually
+        # the capture is on the device that was current before the block. The handles are then the same, and
         # one question answers for all.
         handle = None if self._home is None else self._torch.current(self._home)
         if handle is None or handle == own.ptr or handle == stream.ptr:
@@ -215,8 +215,9 @@ class CudaCalls:
 
     def query(self, event: Any) -> bool:
         """Return whether the work before `event` has run; raise `LoaderError` if the device has failed."""
-        # `Event.done` of CuPy tests the status for 0 only. It takes a failed device for a busy one, and a
-        # loop that polls it never ends. 600 is "not ready"; all else is an error, which CuPy returns as well.
+        # CuPy's `Event.done` only compares the status with 0. It would take a failed device for a busy one,
+        # and a loop that polls it would never end. 600 is "not ready"; all else is an error, which CuPy also
+        # returns.
         with Relaxed():
             status: int = self._runtime.eventQuery(event.ptr)
         if status in _CAPTURED:
@@ -260,8 +261,8 @@ class CudaCalls:
 
     def _arrays(self, memory: CudaMemory | SimpleNamespace, layout: Layout, owner: object) -> list[Any]:
         # The arrays' memory is "unowned": CuPy keeps `owner` for as long as any view, and frees nothing. A
-        # finalizer on the first array would come too early, while slices of it live. With the index given,
-        # CuPy does not ask the driver where the pointer lies.
+        # finalizer on the first array would come too early, while slices of it are alive. With the index
+        # given, CuPy does not ask the driver where the pointer lies.
         library, ndarray = self._cupy.cuda, self._cupy.ndarray
         pointer = library.MemoryPointer
         unowned = library.UnownedMemory(memory.address, memory.nbytes, owner, self.index)
@@ -269,13 +270,13 @@ class CudaCalls:
 
     def run(self, program: BatchProgram, memory: CudaMemory, stream: Any) -> None:
         """Launch a program's kernels on `stream`; they compute within `memory`."""
-        # What a launch needs apart from the stream is made once for each slot, because a RawKernel called
-        # with arrays costs some 5 µs, and with arguments made beforehand a tenth of that.
+        # What a launch needs apart from the stream is prepared once per slot: a RawKernel called with arrays
+        # costs about 5 µs, and with prepared arguments a tenth of that.
         if (bound := memory.bound.get(id(program))) is not None:
             bound.launch(stream)
             return
         if len(memory.bound) >= _MOST_BOUND:
-            memory.bound.clear()  # for batches that keep changing size
+            memory.bound.clear()  # in case batches keep changing size
         arrays = self._arrays(memory, program.whole, None)  # they do not keep the memory that keeps them
         bound = memory.bound[id(program)] = BoundProgram(program, arrays)
         with Relaxed():  # the first launch of a kernel loads it
@@ -283,8 +284,8 @@ class CudaCalls:
 
     def compile(self, program: BatchProgram, stop: Callable[[], bool]) -> None:
         """Compile and load a program's kernels, one by one until `stop` returns True."""
-        # Which kernels they are follows from shapes, dtypes and alignment, so it is found with arrays that
-        # lie nowhere. The last come first: a thread that launches the program meanwhile begins at the front.
+        # Shapes, dtypes and alignment determine the kernels, so arrays that lie nowhere are enough to find
+        # them. The last ones come first: a thread that launches the program meanwhile begins at the front.
         arrays = self._arrays(_NOWHERE, program.whole, None)
         for kernel in reversed(find_kernels(program, arrays)):
             if stop():
@@ -298,7 +299,7 @@ class CudaCalls:
             self._context = self._cupy.cuda.driver.ctxGetCurrent()
 
     def find_context(self) -> int:
-        """Return the GPU's primary context, which the runtime may create now."""
+        """Return the GPU's primary context, which the runtime may create for this."""
 
         def find() -> None:
             with Relaxed():
@@ -308,16 +309,16 @@ class CudaCalls:
         if not self._context:
             from concurrent.futures import ThreadPoolExecutor  # here, because few programs need it
 
-            # A thread of its own sets the device and ends: the device of the calling thread must stay, and
-            # setting it back would create the context of that one. It is waited for without limit, as for any
-            # call of CUDA: one that hangs would hang here, too.
+            # A separate thread sets the device and ends. The calling thread's device must not change, and
+            # setting it back would create that device's context. The wait has no limit, like any CUDA call:
+            # one that hangs would hang here, too.
             with ThreadPoolExecutor(1, f"gpuloader: context of {self.name}") as pool:
                 pool.submit(find).result()
         return self._context
 
 
 class _Here:
-    """A block in which a GPU is the current device anyway; turns CUDA's errors into the package's own."""
+    """A block in which a GPU is already the current device; turns CUDA's errors into the package's own."""
 
     __slots__ = ("_calls",)
 
@@ -337,17 +338,17 @@ class _Here:
 class _Away(_Here):
     """A block in which a GPU is the current device instead of the thread's own, which is `home`."""
 
-    # CuPy's `Device` sets the previous device again when its block ends. From CUDA 12 on, `cudaSetDevice`
-    # creates the context of its device, and the device of a fresh thread is the first GPU. So each thread
-    # that uses gpu:3 that way costs some 500 MiB on gpu:0. Making the context current through the driver, and
-    # removing it again, touches no other GPU.
+    # When its block ends, CuPy's `Device` sets the previous device again. From CUDA 12 on, `cudaSetDevice`
+    # creates that device's context, and the device of a fresh thread is the first GPU. So each thread that
+    # uses gpu:3 that way costs about 500 MiB on gpu:0. Pushing and popping the context through the driver
+    # touches no other GPU.
 
     __slots__ = ("_before", "_home")
 
     def __init__(self, calls: CudaCalls, home: int) -> None:
         super().__init__(calls)
         self._home = home
-        self._before = 0  # the thread's context; 0 is none
+        self._before = 0  # the thread's context; 0 means none
 
     def __enter__(self) -> CudaCalls:
         driver = cuda.cupy.cuda.driver
@@ -384,7 +385,7 @@ def _translate(index: int, error: BaseException) -> LoaderError | None:
                 f"gpu:{index}: {error}; a stream belongs to another GPU, or is gone: pass one that was made "
                 f"on gpu:{index}, and keep it as long as it is used"
             )
-        # CUDA reports a failed kernel at some later call, so the call that raised is seldom the cause.
+        # CUDA reports a failed kernel at some later call, so the call that raises is seldom the cause.
         return LoaderError(f"gpu:{index} failed: {error}; an earlier kernel or copy may be the cause")
     if isinstance(error, library.memory.OutOfMemoryError):
         unused = describe_unused(index)
@@ -417,7 +418,7 @@ class CudaDevice(CudaCalls):
         self._codec: JpegCodec | None = None
 
     def current(self) -> _Here:
-        """Return a block in which this GPU is the thread's current device, and that yields its calls."""
+        """Return a block in which this GPU is the thread's current device, and which yields its calls."""
         if cuda.forked:
             cuda.refuse_fork(self.index)
         # Asking for the device creates no context, and the answer is nearly always this GPU.
@@ -428,9 +429,9 @@ class CudaDevice(CudaCalls):
         return self._here if home == self.index else _Away(self._calls, home)
 
     def again(self, calls: DeviceCalls) -> _Here:
-        """Return a block later in the thread of the one that has yielded `calls`; nothing is asked again."""
-        # CUDA takes copies and events whichever GPU is current. If this one was, the thread has a context, so
-        # these calls create none.
+        """Return another block, later in the same thread, for `calls`; nothing is checked again."""
+        # CUDA accepts copies and events whichever GPU is current. If this one was, the thread has a context,
+        # so these calls create none.
         return self._here if calls is self._calls else self.current()
 
     def bus_id(self) -> str:
@@ -439,7 +440,7 @@ class CudaDevice(CudaCalls):
         return position
 
     def codec(self) -> JpegCodec:
-        """Return nvImageCodec's decoder on this GPU, which is made at the first call.
+        """Return nvImageCodec's decoder on this GPU, created by the first call.
 
         Raises
         ------
@@ -461,7 +462,7 @@ class CudaDevice(CudaCalls):
 
     def page_lock(self, address: int, nbytes: int) -> None:
         """Pin a host mapping for all devices; raise `OSError` if the driver refuses."""
-        # Registering a mapping of the exact size: CuPy's pool of pinned memory rounds up to a power of two.
+        # Registers a mapping of the exact size: CuPy's pool of pinned memory rounds up to a power of two.
         with self.current():
             try:
                 with Relaxed():
@@ -470,22 +471,22 @@ class CudaDevice(CudaCalls):
                 raise OSError(f"cudaHostRegister: {error}") from error
 
     def page_unlocker(self, address: int, memory: object) -> Callable[[], object]:
-        """Return a function that undoes `page_lock` once, later if the thread captures a graph.
+        """Return a function that undoes `page_lock` once, or later if the thread captures a graph.
 
         In a forked child it does nothing.
         """
         return self._discard_late(self._runtime.hostUnregister, address, memory)
 
     # `cudaFree` and `cudaHostUnregister` wait for the device, and finalizers call them in whatever thread
-    # drops a batch. So they are noted first, and made as soon as the thread captures nothing. Streams and
-    # events go the same way.
+    # drops a batch. So these calls are recorded first, and made as soon as the thread captures nothing. The
+    # same goes for streams and events.
 
     def _discard_late(
         self, call: Callable[[int], None], address: int, memory: object = None
     ) -> Callable[[], object]:
         """Return a function that gives something up by a call, now or later; `memory` is kept until then."""
         # A finalizer may run in a thread of another GPU. It must not start the thread that finds the context,
-        # because its own may hold the locks for that. Here the GPU is current, or was until now.
+        # because its own thread may hold the locks for that. Here the GPU is current, or was until now.
         self._calls.note_context()
         return partial(self._discard, once(partial(self._discarded.append, (call, address, memory))))
 
@@ -507,7 +508,7 @@ class CudaDevice(CudaCalls):
 
 
 def _entering(name: str) -> Callable[..., Any]:
-    """Return a method that makes its device's GPU current, and then this one of the calls."""
+    """Return a method that makes its device's GPU current and then calls the method of this name."""
 
     @wraps(getattr(CudaCalls, name))
     def call(device: CudaDevice, /, *arguments: Any, **options: Any) -> Any:

@@ -1,6 +1,6 @@
 """Delivers batches as arrays of the device, or as tensors of torch, JAX or Paddle, without a copy.
 
-On a CPU place, tensors lie in the slot itself, and the user owns its memory as long as any of them lives.
+On a CPU place, tensors lie in the slot itself, and the user owns its memory as long as any of them is alive.
 On a GPU, they lie in the device slot. The framework's stream waits for the copy into the slot, and the next
 copy into the slot waits for the work on that stream. JAX on a GPU is the exception: see `CopiedOutput`.
 """
@@ -40,15 +40,15 @@ class Output(Protocol):
 
 @dataclass(frozen=True)
 class SharedOutput:
-    """Delivers arrays over the memory of the device's own; they keep it alive."""
+    """Delivers arrays over the memory of the device's own arrays, which they keep alive."""
 
-    # The stream on which the calling thread will use the next batch, when it is asked for.
+    # Returns the stream on which the calling thread will use the next batch.
     stream: Callable[[], Stream]
-    # Makes the user's array of the device's own: a tensor of torch or Paddle, or one of JAX on the host.
+    # Makes the user's array from the device's own: a torch or Paddle tensor, or a JAX array on the host.
     wrap: Callable[[Any], Any] | None = None
 
     def convert(self, arrays: list[Any], ready: Event | None) -> list[Any]:  # noqa: ARG002
-        """Return one array for each; raise `LoaderError` if the library has none of such a dtype."""
+        """Return one array for each; raise `LoaderError` if the library lacks the dtype."""
         if self.wrap is not None:
             return [_wrap(self.wrap, array) for array in arrays]
         for array in arrays:
@@ -69,15 +69,15 @@ class CopiedOutput:
     """
 
     # JAX frees an array while kernels that read it may still be queued, and its streams cannot be waited for.
-    # So the deleter of an imported array says nothing about the slot. A copy has `is_ready`, which does. One
-    # stream of JAX runs all copies on a device, so a later copy answers for the earlier ones.
+    # So the deleter of an imported array says nothing about the slot. A copy has `is_ready`, which does. A
+    # single JAX stream runs all copies on a device, so a later copy answers for the earlier ones.
 
     def __init__(self, device: Device, wrap: Callable[[Any], Any], copy: Callable[[Any], Any]) -> None:
         self._device = device
         self._wrap = wrap
         self._copy = copy
         self._in_flight: list[tuple[list[Any], list[Any], Any]] = []
-        self._is_donated = False  # whether a step of the user's has consumed a batch, with `donate_argnums`
+        self._is_donated = False  # whether a user's step has consumed a batch, with `donate_argnums`
 
     def stream(self) -> Stream:
         """Return the device's own consumer stream; the framework runs nothing on it."""
@@ -91,7 +91,7 @@ class CopiedOutput:
         sources = [_wrap(self._wrap, array) for array in arrays]
         copies = [self._copy(source) for source in sources]
         if sources:
-            # JAX deletes a donated array at once, and then raises instead of saying whether it is ready.
+            # JAX deletes a donated array immediately, and then raises instead of saying whether it is ready.
             last = self._copy(min(sources, key=lambda one: one.nbytes)) if self._is_donated else copies[-1]
             self._in_flight.append((arrays, sources, last))  # keep `arrays` too: wrapping may convert them
         return copies
@@ -128,7 +128,7 @@ def open_output(name: str | None, device: Device, stream: object = None) -> Outp
         wanted = "a CPU place" if name == "numpy" else "a GPU"
         raise PlaceError(f"output={name!r} is for batches on {wanted}; these land on {device.name}")
     index: int | None = getattr(device, "index", None)
-    if index is None and not device.direct:  # a simulated device, whose memory no framework can read
+    if index is None and not device.direct:  # a simulated device: no framework can read its memory
         raise PlaceError(
             f"output={name!r} is for batches on a CPU place or a GPU; these land on {device.name}"
         )
@@ -140,7 +140,7 @@ def open_output(name: str | None, device: Device, stream: object = None) -> Outp
             f"pip install {_PACKAGES.get(name, name)}, or omit output",
             name=name,
         ) from error
-    # Paddle's build for CPUs has the function that returns the current stream, and crashes in it.
+    # Paddle's build for CPUs has the function that returns the current stream, but crashes in it.
     if name == "paddle" and not device.direct and not module.is_compiled_with_cuda():
         raise PlaceError(
             "output='paddle' is for batches on a CPU place, as this Paddle is built without CUDA; these land "
@@ -156,7 +156,7 @@ def open_output(name: str | None, device: Device, stream: object = None) -> Outp
 
 
 def check_stream(_: str, stream: object) -> object:
-    """Return a stream, a function or None; raise `TypeError` for what cannot be the stream of a loader."""
+    """Return a stream, a function or None; raise `TypeError` for what cannot be a loader's stream."""
     if stream is not None:
         _own_stream(stream)
     return stream
@@ -181,7 +181,7 @@ def _current_stream(name: str, module: Any, index: int) -> Callable[[], Stream]:
     if name == "torch":
         find, raw = module.cuda.current_stream, find_raw_stream(module)
     else:
-        # Paddle's public function ends in this one. It warns that it is deprecated, for which it takes 29 µs.
+        # Paddle's public function ends in this one, but first spends 29 µs on a deprecation warning.
         core: Any = getattr(getattr(module, "base", None), "core", None)
         find = getattr(core, "_get_current_stream", None) or module.device.cuda.current_stream
 
@@ -193,8 +193,8 @@ def _current_stream(name: str, module: Any, index: int) -> Callable[[], Stream]:
         else:  # the first call initializes PyTorch
             stream = find(index)
             ptr = stream.cuda_stream
-        # The same object as for the last batch as long as the handle is the same: a device slot then sees
-        # by identity that it needs no further event.
+        # While the handle is the same, so is the object: a device slot then sees by identity that it needs no
+        # further event.
         if found is None or ptr != found.ptr:
             found = latest = ForeignStream(ptr, stream)
         return found
@@ -214,7 +214,7 @@ def _wrap(wrap: Callable[[Any], Any], array: Any) -> Any:
 
 def _find_wrap(name: str, device: Device) -> Callable[[Any], Any]:
     """Return a function that makes a tensor over an array's memory; the tensor keeps the array alive."""
-    # Through DLPack, whose capsule holds the array until the tensor's memory dies. Over
+    # Through DLPack, whose capsule holds the array until the tensor's memory is freed. With
     # `__cuda_array_interface__`, JAX would not keep the array.
     if name == "torch" and device.direct:
         return tensor_over
@@ -229,7 +229,7 @@ def _find_wrap(name: str, device: Device) -> Callable[[Any], Any]:
         internals = getattr(importlib.import_module(name), "_C", None)
         from_dlpack = getattr(internals, "_from_dlpack", from_dlpack)
     # -1 means no ordering. With the framework's stream, CuPy would order it behind CuPy's current stream,
-    # which has nothing to do with the copy; the lane orders the two that count.
+    # which has nothing to do with the copy. The lane orders the two streams that matter.
     unordered: Callable[[Any], Any] = lambda array: from_dlpack(array.__dlpack__(stream=-1))  # noqa: E731
     if name == "torch":
         return lambda array: tensor_over(array, unordered)
@@ -237,10 +237,10 @@ def _find_wrap(name: str, device: Device) -> Callable[[Any], Any]:
 
 
 class _Export:
-    """An array of CuPy that JAX may read at once, because the host has waited for its copy."""
+    """A CuPy array that JAX may read immediately, because the host has waited for its copy."""
 
-    # JAX asks where an array is, and has it ordered on its own stream. CuPy answers the first with a query of
-    # the pointer and the second with an event, for every array. Neither is needed here.
+    # JAX asks where an array is, and has it ordered on its own stream. For every array, CuPy answers the
+    # first with a query of the pointer and the second with an event. Neither is needed here.
 
     __slots__ = ("_array", "_index")
 
@@ -256,7 +256,7 @@ class _Export:
 
 
 class FollowingOutput:
-    """Delivers arrays of the library whose arrays the batches were made of, which their first batch settles.
+    """Delivers arrays of the same library as the input batches, as the first batch shows.
 
     >>> from gpuloader.devices.host import HostDevice
     >>> import numpy as np

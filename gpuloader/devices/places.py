@@ -1,7 +1,7 @@
 """Places: values that name where batches are delivered, and the devices that stand behind them.
 
-A place can be created, compared and pickled on any machine. Whether its device exists is found out when the
-device is opened, by `open_device` and nothing else.
+A place can be created, compared and pickled on any machine. Only `open_device` checks whether its device
+exists.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ Place = CPUPlace | CUDAPlace | CUDAPinnedPlace | CustomPlace
 
 
 def parse_place(place: object) -> Place:
-    """Return the place that a place, a string, a ``torch.device`` or a place of Paddle names.
+    """Return the place named by a place, a string, a ``torch.device`` or a Paddle place.
 
     Strings are Paddle's 'cpu', 'gpu', 'gpu:N' and 'gpu_pinned', and PyTorch's 'cuda' and 'cuda:N'.
 
@@ -103,7 +103,7 @@ def parse_place(place: object) -> Place:
         return CPUPlace()
     if named == "gpu_pinned":
         return CUDAPinnedPlace()
-    # For PyTorch's users, 'cuda' is the device that they have made current; Paddle's 'gpu' is the first.
+    # To PyTorch users, 'cuda' is the device that they have made current; Paddle's 'gpu' is the first one.
     if named == "cuda":
         return CUDAPlace(current_cuda_device())
     if match := re.fullmatch(r"(?:gpu|cuda)(?::(\d+))?", named):
@@ -115,7 +115,7 @@ def parse_place(place: object) -> Place:
 
 
 def parse_places(places: object) -> tuple[Place, ...]:
-    """Return one place or several as a tuple; each may be whatever `parse_place` accepts.
+    """Return one place or several as a tuple; each may be anything that `parse_place` accepts.
 
     Raises
     ------
@@ -232,9 +232,9 @@ def guarded_place() -> Place | None:
 
 
 def default_place(local_rank: int = 0) -> Place:
-    """Return the place of the innermost `use_place`, or else a GPU if CuPy can use one, otherwise the CPU.
+    """Return the place of the innermost `use_place`; otherwise a GPU if CuPy can use one, or else the CPU.
 
-    With several GPUs, `local_rank`, the number of this process on its machine, selects one. Raises
+    If there are several GPUs, `local_rank`, the number of this process on its machine, selects one. Raises
     `PlaceError` if there are several GPUs, but fewer than processes.
     """
     if (within := _within.get()) is not None:
@@ -247,7 +247,7 @@ def default_place(local_rank: int = 0) -> Place:
     except PlaceError:
         warn_if_broken()
         return CPUPlace()
-    # Some launchers show each process its own GPU only. Then there is nothing to choose, whatever the rank.
+    # Some launchers show each process only its own GPU. Then there is nothing to choose, whatever the rank.
     if 1 < count <= local_rank:
         raise PlaceError(
             f"local rank {local_rank} has no GPU: this process sees {count}, numbered from 0; start one "
@@ -277,7 +277,7 @@ def open_device(place: Place) -> Device:
     if isinstance(place, CPUPlace):
         device = HostDevice()
     else:
-        # `cuda` looks at the machine. Only where a GPU can be used does the device itself get imported.
+        # `cuda` examines the machine. The device itself is imported only if a GPU can be used.
         from gpuloader.devices.cuda import current_index, require_cuda
 
         require_cuda(place.index if isinstance(place, CUDAPlace) else 0)
@@ -287,8 +287,8 @@ def open_device(place: Place) -> Device:
             device = CudaDevice(place.index)
         else:
             # Pinning needs a context, and pinned memory serves all GPUs. The current GPU has a context, or
-            # the program means it to get one; any other would lose some 500 MiB.
+            # will get one anyway; on any other GPU, it would cost about 500 MiB.
             device = HostDevice("gpu_pinned", CudaDevice(current_index()))
-    # Threads may open a place at the same time. Everyone gets the first one's device, because what a device
-    # frees late, it keeps in a list of its own.
+    # Several threads may open a place at the same time. All get the first one's device, because a device
+    # keeps a list of what it has yet to free.
     return _opened.setdefault(place, device)

@@ -3,9 +3,9 @@
 Work on a stream runs only when something forces it: the host synchronizes, the host queries an event (which
 runs a few steps of random streams), or the host reads an array. So missing synchronization in a lane
 eventually shows up as stale bytes. The race detector does not have to wait for that. Each stream has a vector
-clock (Fidge 1988, Mattern 1989), and events pass clocks on. If two uses of the same memory conflict, at least
-one of them being a write, and neither happens before the other, `RaceError` is raised every time, when the
-second use is put on its stream.
+clock (Fidge 1988, Mattern 1989), and events pass clocks on. Two uses of the same memory conflict if at least
+one of them writes. If neither happens before the other, `RaceError` is raised every time, when the second use
+is put on its stream.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class RaceError(LoaderError):
 
 @dataclass(eq=False, slots=True)
 class SimulatedWork:
-    """One entry of a stream: wait for `after`, then do the work; whoever waits for an event waits for one."""
+    """One entry of a stream: wait for `after`, then do the work; waiting for an event is waiting for one."""
 
     issued: float = 0.0  # the virtual time at which the host enqueued it
     duration: float = 0.0
     after: SimulatedWork | None = None
     work: Callable[[], object] | None = None
-    clock: Counter[int] = field(default_factory=Counter)  # of this entry, and of all that comes before it
+    clock: Counter[int] = field(default_factory=Counter)  # of this entry and of all that precede it
     reached: bool = False
     time: float = 0.0  # the virtual time at which it was done
 
@@ -62,8 +62,8 @@ class SimulatedEvent:
 class SimulatedStream:
     """A stream: its pending work, its vector clock, and the virtual time at which it is idle.
 
-    The clock counts what of each stream happens before the next work on this one. The union of two, as of all
-    counters, takes the larger count of each stream.
+    The clock counts what happens, in each stream, before the next work on this one. The union of two clocks,
+    as of all counters, takes the larger count of each stream.
     """
 
     number: int
@@ -74,7 +74,7 @@ class SimulatedStream:
 
 @dataclass(eq=False)
 class SimulatedMemory:
-    """Device memory: host bytes, and the last uses by each stream, as their numbers and ticks."""
+    """Device memory: host bytes, and each stream's latest uses, as their numbers and ticks."""
 
     nbytes: int
     bytes: NDArray[np.uint8]
@@ -85,7 +85,7 @@ class SimulatedMemory:
     def use(self, stream: SimulatedStream, *, writes: bool) -> None:
         """Note a use by a stream; raise `RaceError` unless all conflicting uses happened before it."""
         clock = stream.clock
-        # Two reads never conflict. What this stream's clock does not count may still be running.
+        # Two reads never conflict. Work that this stream's clock does not count may still be running.
         if self.writer is not None and clock[self.writer[0]] < self.writer[1]:
             act = "overwritten" if writes else "read"
             raise RaceError(f"device memory is {act} before the copy into it is known to be done")
@@ -231,7 +231,7 @@ class SimulatedDevice(Device):
     ) -> SimulatedWork:
         """Put work on a stream; raise `RaceError` now if its uses of memory are not ordered behind others."""
         with self._lock:
-            # Whatever the host has waited for, it has waited for before it enqueues this.
+            # Whatever the host has waited for precedes this work.
             stream.clock |= self._known
             stream.clock[stream.number] += 1
             for memory in reads:
@@ -291,7 +291,7 @@ class SimulatedDevice(Device):
 
     def run(self, program: BatchProgram, memory: SimulatedMemory, stream: SimulatedStream) -> None:
         """Enqueue a program on a stream; it computes within `memory`, and may read other device memory."""
-        # A program knows what it reads elsewhere, such as a dataset in a cache, as arrays over its bytes.
+        # A program knows what it reads elsewhere, such as a cached dataset, as arrays over its bytes.
         found: list[SimulatedMemory] = []
         for step in program.steps:
             options = step.operation.options if isinstance(step.operation, KernelCall) else {}
@@ -309,7 +309,7 @@ class SimulatedDevice(Device):
     def wait(self, stream: SimulatedStream, event: SimulatedEvent) -> None:
         """Make later work on `stream` wait for the event's current mark."""
         with self._lock:
-            # As in CUDA, the mark counts that the event has now, and recording again does not move the wait.
+            # As in CUDA, the mark that the event has now counts, and recording again does not move the wait.
             if event.mark is not None:
                 stream.clock |= event.mark.clock
                 stream.work.append(SimulatedWork(after=event.mark))

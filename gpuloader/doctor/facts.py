@@ -116,7 +116,7 @@ def read_machine(root: Path, attempt: Attempt) -> Machine:
         shared=shared,
         lockable=read_limit("RLIMIT_MEMLOCK"),
     )
-    if not (machine.cupy or machine.driver):  # the trial could only say that both are missing
+    if not (machine.cupy or machine.driver):  # the trial could only report that both are missing
         return machine
     # In another process: a broken driver may hang or crash at the first call of CUDA.
     cuda = attempt("gpus", seconds=TRIAL_SECONDS)
@@ -130,8 +130,8 @@ def installed_distributions() -> dict[str, str]:
     >>> "numpy" in installed_distributions()
     True
     """
-    # Backwards, so that the first on the path counts: it is the one that Python imports. Folders that an
-    # interrupted pip leaves behind have no name.
+    # Backwards, so that the first on the path counts: Python imports that one. Folders that an interrupted
+    # pip leaves behind have no name.
     found = reversed(list(importlib.metadata.distributions()))
     return {name.lower(): one.version for one in found if (name := one.metadata["Name"])}
 

@@ -33,7 +33,7 @@ SMALL_SHARED = GIB
 SLOW_PINNED, SLOW_HOST = 3e9, 2e9
 # Bytes of the timed copy: more than all but the largest processor caches hold.
 COPIED = 32 << 20
-# What decodes and resizes images; and the distribution that each `output` needs.
+# What decodes and resizes images, and the distribution that each `output` needs.
 DECODERS = ("pillow", "simplejpeg", "numba")
 FRAMEWORKS = {"torch": "torch", "jax": "jax", "paddle": "paddlepaddle"}
 
@@ -49,7 +49,7 @@ class Finding:
 
 
 def find(name: str, value: str, advice: str | bool = "", verdict: Verdict = "note") -> Finding:
-    """Return a finding: good if there is nothing to advise, such as False, else with this verdict."""
+    """Return a finding: good if there is no advice, such as False; otherwise with this verdict."""
     return Finding(name, value, verdict if advice else "good", str(advice or ""))
 
 
@@ -90,7 +90,7 @@ def examine(
     """Inspect the machine and try what a loader does on it; this takes some seconds.
 
     If `place` is a GPU, an unusable GPU is bad; with None, only if the machine has one. `root` contains
-    ``proc``, ``sys`` and ``dev``; `attempt` runs a trial; `tell` hears what is checked next.
+    ``proc``, ``sys`` and ``dev``; `attempt` runs a trial; `tell` is called with what is checked next.
     """
     tell("the machine")
     machine = read_machine(root, attempt)
@@ -106,7 +106,7 @@ def examine(
 
 
 def software_findings(machine: Machine) -> Iterator[Finding]:
-    """Yield what is to be said of Python, NumPy, the kernels and optional packages."""
+    """Yield the findings about Python, NumPy, the kernels and optional packages."""
     installed = machine.distributions
     yield find("gpuloader", installed.get("gpuloader", "not installed, running from its folder"))
 
@@ -135,10 +135,10 @@ def software_findings(machine: Machine) -> Iterator[Finding]:
     value = ", ".join(present + ["TurboJPEG 3"] * machine.turbojpeg) or f"none of {', '.join(DECODERS)}"
     missing = " and ".join(name for name in DECODERS if name not in installed)
     advice = f"Without {missing}, images take longer. Install: {install_command('images-fast')}."
-    # Without Pillow nothing decodes images here, so nobody misses the packages that make it faster.
+    # Without Pillow nothing here decodes images, so the packages that make it faster are not missing.
     yield find("images", value, bool(missing) and "pillow" in installed and advice)
 
-    # Paddle's build for GPUs is a distribution of its own.
+    # Paddle's build for GPUs is a separate distribution.
     present = [
         f"{name} {version}"
         for name, package in FRAMEWORKS.items()
@@ -152,7 +152,7 @@ def gpu_findings(
 ) -> tuple[tuple[Finding, ...], Outcome]:
     """Return the findings about the driver, CuPy and GPUs, and the outcome of the trial that times copies."""
     wanted = isinstance(place, CUDAPlace | CUDAPinnedPlace)
-    # Whoever asked for the CPU can live with a GPU that does not work.
+    # If the user asked for the CPU, a broken GPU does not matter.
     spoilt: Verdict = "note" if isinstance(place, CPUPlace) else "bad"
     devices, known = machine.devices, machine.cuda.answer.get("driver", 0)
     value = ", ".join(filter(None, (machine.driver, f"CUDA {show_cuda(known)}" if known else "")))
@@ -193,7 +193,7 @@ def _cupy_finding(machine: Machine, wanted: bool, spoilt: Verdict, install: str)
     known = seen.get("driver", 0)
     has_driver = bool(machine.driver or known)
     if not machine.cupy:
-        # A machine without a GPU does not miss CuPy.
+        # A machine without a GPU does not need CuPy.
         advice = f"To use a GPU: {install}." if wanted or has_driver else ""
         return find("CuPy", "not installed", advice, "bad" if wanted else "note")
     value = ", ".join(f"{name} {version}" for name, version in machine.cupy.items())
@@ -214,14 +214,14 @@ def _cupy_finding(machine: Machine, wanted: bool, spoilt: Verdict, install: str)
             f"then {install}, or update the driver."
         )
         return find("CuPy", value, advice, spoilt)
-    if not machine.devices and has_driver:  # a missing driver is a finding of its own
+    if not machine.devices and has_driver:  # a missing driver is a separate finding
         advice = f"CuPy finds no device: {seen['failure']}. Check CUDA_VISIBLE_DEVICES and nvidia-smi."
         return find("CuPy", value, advice, spoilt)
     return find("CuPy", value)
 
 
 def node_findings(machine: Machine) -> Iterator[Finding]:
-    """Yield where slots and workers for each GPU go, and why not to its NUMA node if they do not.
+    """Yield where slots and workers for each GPU go, and if not to its NUMA node, why not.
 
     >>> cores = {0: frozenset({0, 1}), 1: frozenset({2, 3})}
     >>> near = Machine(nodes=cores, node_of_gpu=(1,), cores=frozenset({0, 1, 2, 3}))
@@ -265,7 +265,7 @@ def _copy_findings(name: str, copies: Outcome, spoilt: Verdict) -> Iterator[Find
         yield find("page-locking", f"refused: {answer['refusal']}", advice)
     else:
         yield find("page-locking", f"works, took {answer['seconds'] * 1e3:.0f} ms")
-        advice = "That is slow for page-locked memory. Check the PCIe link width with nvidia-smi -q -d PCIE."
+        advice = "That is slow for pinned memory. Check the PCIe link width with nvidia-smi -q -d PCIE."
         speed = f"{answer['pinned'] / 1e9:.1f} GB/s to {name}"
         yield find("page-locked copy", speed, answer["pinned"] < SLOW_PINNED and advice)
     yield find("pageable copy", f"{answer['pageable'] / 1e9:.1f} GB/s to {name}")
@@ -274,7 +274,7 @@ def _copy_findings(name: str, copies: Outcome, spoilt: Verdict) -> Iterator[Find
 def processor_findings(machine: Machine, attempt: Attempt) -> Iterator[Finding]:
     """Yield what limits workers: cores, threads, open files; and whether a worker process starts."""
     usable, limit = float(machine.allowed), "affinity"
-    # os.cpu_count() sees neither the affinity nor a container's quota, so programs start too many workers.
+    # os.cpu_count() ignores the affinity and a container's quota, so programs start too many workers.
     if machine.group.processors is not None and machine.group.processors < usable:
         usable, limit = machine.group.processors, "control group"
     value, advice = f"{usable:g} of {machine.processors} usable", ""
@@ -288,7 +288,7 @@ def processor_findings(machine: Machine, attempt: Attempt) -> Iterator[Finding]:
     yield find("cores", value, advice)
 
     threads = machine.threads
-    # A list such as "4,2" is for nested parallel regions; only its first number counts here.
+    # A list such as "4,2" is for nested parallel regions; only its first number matters here.
     wrong = threads and (not threads.replace(",", "").isdecimal() or int(threads.split(",")[0]) < 1)
     value = threads or "not set; each worker gets a fair share of the cores"
     advice = "Set OMP_NUM_THREADS to 1 thread or more, or unset it."
@@ -322,13 +322,13 @@ def processor_findings(machine: Machine, attempt: Attempt) -> Iterator[Finding]:
 
 
 def memory_findings(machine: Machine, *, pinning_refused: bool) -> Iterator[Finding]:
-    """Yield what is to be said of the memory's size, its limits and its speed."""
+    """Yield the findings about the memory's size, limits and speed."""
     group = machine.group
     if machine.memory is None:
         yield find("memory", "unknown on this system")
     else:
         total, left = machine.memory
-        # The kernel's figure is the machine's; in a container, the group's limit comes first.
+        # The kernel's figure is for the machine; in a container, the group's limit comes first.
         if group.memory_limit is not None:
             left = min(left, max(group.memory_limit - group.memory_used, 0))
         value = f"{show_bytes(left)} available of {show_bytes(total)}"
@@ -347,7 +347,7 @@ def memory_findings(machine: Machine, *, pinning_refused: bool) -> Iterator[Find
             advice = "The kernel kills processes at the limit. Raise the container's, e.g. docker run -m."
     yield find("control group", value, advice)
 
-    # Tried, not looked up: whether a sandbox allows memfd_create and its seals shows only at the call.
+    # Tried, not looked up: only the call shows whether a sandbox allows memfd_create and its seals.
     try:
         arena = Arena(1 << 20, shared=True)
     except StagingMemoryError as error:
@@ -372,8 +372,8 @@ def memory_findings(machine: Machine, *, pinning_refused: bool) -> Iterator[Find
         )
         yield find("/dev/shm", value, free < SMALL_SHARED and advice)
 
-    # The driver pins outside this limit, so a low one means nothing unless pinning was refused.
-    advice = "Page-locking was refused. Try again without this limit: ulimit -l unlimited."
+    # The driver pins outside this limit, so a low limit matters only if pinning was refused.
+    advice = "Pinning was refused. Try again without this limit: ulimit -l unlimited."
     value = "none" if machine.lockable is None else show_bytes(machine.lockable)
     yield find("memlock limit", value, pinning_refused and machine.lockable is not None and advice)
 
@@ -383,7 +383,7 @@ def memory_findings(machine: Machine, *, pinning_refused: bool) -> Iterator[Find
 
 
 def host_bandwidth() -> float:
-    """Return the speed of one core's copies in bytes per second: the upper bound on staging by one worker."""
+    """Return the copy speed of one core in bytes per second: the upper bound on staging by one worker."""
     source, target = np.ones(COPIED, np.uint8), np.ones(COPIED, np.uint8)
     return best_bandwidth(partial(np.copyto, target, source), COPIED)
 

@@ -1,4 +1,4 @@
-"""What may hang or crash, tried in a process of its own: ``python -m gpuloader.doctor.trials NAME``.
+"""What may hang or crash, tried in a separate process: ``python -m gpuloader.doctor.trials NAME``.
 
 The last printed line is the trial's answer as JSON; if the trial failed, it has the key ``problem``.
 """
@@ -55,7 +55,7 @@ def attempt(trial: str, *arguments: str, seconds: float, module: str = "gpuloade
             stdout=output,
             stderr=errors,
             env=environment,
-            start_new_session=True,  # a group of its own, so that its worker processes die with it
+            start_new_session=True,  # a separate group, so that its worker processes are killed with it
         )
         try:
             status = process.wait(seconds)
@@ -64,7 +64,7 @@ def attempt(trial: str, *arguments: str, seconds: float, module: str = "gpuloade
         finally:
             if process.returncode is None:
                 kill_session(process.pid)
-                # One that is stuck in a driver cannot be killed before its system call returns.
+                # A process that is stuck in a driver cannot be killed before its system call returns.
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(2)
         texts = []
@@ -77,7 +77,7 @@ def attempt(trial: str, *arguments: str, seconds: float, module: str = "gpuloade
 def _read(status: int, output: str, errors: str) -> Outcome:
     if status < 0:
         return Outcome(problem=f"killed by {signal.Signals(-status).name}")
-    # CUDA's libraries print greetings and warnings of their own, so only the last line counts.
+    # CUDA's libraries print their own greetings and warnings, so only the last line counts.
     try:
         answer = json.loads(output.splitlines()[-1])
     except (ValueError, IndexError):
@@ -125,7 +125,7 @@ def time_copies(device: Device, nbytes: int) -> dict[str, Any]:
     >>> found["pageable"] > 0, found["refusal"]
     (True, '')
     """
-    # The memory that slots lie in, so that pinning meets the limits that a loader meets.
+    # The same kind of memory as for slots, so that pinning meets the same limits as in a loader.
     arena = Arena(nbytes, shared=True)
     found = {"pageable": _bandwidth(device, arena), "pinned": 0.0, "seconds": 0.0, "refusal": ""}
     if device.locker is None:
@@ -134,7 +134,7 @@ def time_copies(device: Device, nbytes: int) -> dict[str, Any]:
     try:
         device.locker.page_lock(arena.address, nbytes)
     except OSError as error:
-        # A refusal is an answer: a loader copies from pageable memory then.
+        # A refusal is an answer: a loader then copies from pageable memory.
         return {**found, "refusal": str(error)}
     seconds = perf_counter() - start
     try:
@@ -156,7 +156,8 @@ def _bandwidth(device: Device, source: Arena) -> float:
 
 def best_bandwidth(copy: Callable[[], object], nbytes: int) -> float:
     """Return the bytes per second of the fastest of a few copies."""
-    # The first one also sets up a device's context, and what other programs take says nothing of the machine.
+    # The first copy also sets up a device's context, and time taken by other programs says nothing about the
+    # machine.
     best = 0.0
     for _ in range(4):
         start = perf_counter()

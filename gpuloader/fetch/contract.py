@@ -20,7 +20,7 @@ from gpuloader.watch.autotuner import BUDGET
 
 
 class Fetch(Protocol):
-    """The consumer's end of whatever fills the slots of one epoch."""
+    """The consumer's view of whatever fills the slots of one epoch."""
 
     def get(self) -> StagedBatch:
         """Wait for the next staged batch and return it; raise `QueueClosed` at the end of the epoch."""
@@ -34,7 +34,7 @@ class Fetch(Protocol):
 
 # The user's options for workers, checked before any worker starts.
 
-# Seconds that closing waits for the user's code to return before it leaves a thread to end by itself.
+# Seconds that closing waits for the user's code to return; after that, the thread is left to end by itself.
 CLOSING_TIME = 1.0
 
 METHODS = ("fork", "forkserver", "spawn")
@@ -44,19 +44,19 @@ METHODS = ("fork", "forkserver", "spawn")
 class WorkerOptions:
     """The user's options for workers."""
 
-    count: int = 0  # with 0 the consumer's thread fetches
+    count: int = 0  # 0 lets the consumer's thread fetch
     kind: str = "process"  # or "thread"
-    prefetch_factor: int = 2  # batches in progress for each worker
+    prefetch_factor: int = 2  # batches in progress per worker
     in_order: bool = True  # deliver in the plan's order; otherwise as batches finish
     timeout: float = 0.0  # seconds to wait for a batch; 0 means no limit
     init: Callable[[int], object] | None = None  # called with the worker's number before its first sample
     persistent: bool = False  # keep processes from one epoch to the next
-    start_method: str | None = None  # None: as `multiprocessing` starts them, and PyTorch with it
+    start_method: str | None = None  # None starts them like `multiprocessing`, and so like PyTorch
     respawn: bool = False  # replace processes that die
-    most: int = 0  # workers that tuning may choose; 0 if the number is fixed
+    most: int = 0  # the most workers that tuning may choose; 0 if the number is fixed
     deepens: bool = False  # whether tuning chooses how far workers read ahead
     budget: int = BUDGET  # bytes that the slots may grow to while tuning
-    read_ahead: bool | str = False  # without workers; "thread" to do so in a thread always
+    read_ahead: bool | str = False  # without workers; "thread" always uses a thread
 
 
 def most_workers() -> int:
@@ -75,31 +75,31 @@ class EpochRequest:
 
     seed: int
     epoch: int
-    # Each batch's number and indices, of which there are none for an iterable dataset.
+    # Each batch's number and its indices; an iterable dataset has none.
     numbered: Iterator[tuple[int, Indices]]
     # For an iterable dataset: the state from which each worker resumes, and the worker that yields the first
     # batch. None for others.
     reached: Mapping[int, ItemState] | None
     turn: int = 0
-    # The token of the loader that reads, see `gpuloader.system.threads.this_thread`.
+    # The token of the loader that reads; see `gpuloader.system.threads.this_thread`.
     owner: object = None
-    # Whether worker k of n fetches batches k, k + n, ..., and its global generators are seeded once, when it
-    # starts, as PyTorch's are. So a dataset draws there what it draws under PyTorch's loader.
+    # Whether worker k of n fetches batches k, k + n, ..., and its global generators are seeded only once,
+    # when it starts, as in PyTorch. A dataset then draws what it draws under PyTorch's loader.
     follows_torch: bool = False
-    # For a map-style dataset whose own states are kept: those to begin with. None for others.
+    # For a map-style dataset whose own states are kept: the states to begin with. None for others.
     own: Mapping[int, ItemState] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """What a worker thread or process gets once, when it starts."""
+    """What a worker thread or process receives once, when it starts."""
 
     spec: BatchSpec
     init: Callable[[int], object] | None
-    count: int  # the number of workers, the most there may be with num_workers='auto'
+    count: int  # the number of workers; with num_workers='auto', the most there may be
     rank: RankInfo
-    cores: Cores = frozenset()  # on which it runs; empty: any
-    depth: int = 1  # how deep worker processes are within worker processes
+    cores: Cores = frozenset()  # the cores on which it runs; empty: any
+    depth: int = 1  # how deeply worker processes are nested in worker processes
 
     def worker_seed(self, seed: int, epoch: int, number: int, *, follows_torch: bool) -> int:
         """Return the seed of worker `number` in an epoch."""
@@ -120,7 +120,7 @@ def as_failure(error: BaseException, batch: int, worker: int) -> Exception:
 
 
 def interrupted() -> LoaderError:
-    """Return the error for an epoch that a Ctrl-C broke off in the middle of a batch."""
+    """Return the error for an epoch that a Ctrl-C has interrupted in the middle of a batch."""
     return LoaderError(
         "the epoch was interrupted in the middle of a batch and cannot continue; start a new epoch, "
         "or resume this one in a new loader from state_dict()"
@@ -141,7 +141,7 @@ def plain_indices(indices: Indices) -> list[Any]:
 
 def failed_alone(number: int, error: BaseException, *, first: bool = True) -> LoaderError:
     """Return the error for a worker that failed outside a batch: before its `first` epoch, or later."""
-    what = "could not start" if first else "cannot go on"
+    what = "could not start" if first else "cannot continue"
     failure = LoaderError(f"worker {number} {what}: {describe_error(error)}")
     failure.__cause__ = error
     return failure

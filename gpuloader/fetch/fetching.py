@@ -1,4 +1,4 @@
-"""Fetching for a dataset's loader: what lasts across epochs, and how each epoch's fetch is opened."""
+"""Fetches for a dataset's loader: what lasts across epochs, and how each epoch's fetch is opened."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 class Fetching:
     """Fetches a dataset's batches, epoch after epoch: inline, in threads or in processes.
 
-    `count` is the number of workers: what the user asked for, or 0 if workers would cost more than they gain.
-    Workers run on the cores in `near`, if there are as many of them as workers.
+    `count` is the number of workers that the user asked for, or 0 if workers would cost more than they gain.
+    Workers run on the cores in `near` if there are at least as many of these cores as workers.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class Fetching:
         self._spec = spec
         self._workers = workers
         iterable = spec.source.iterable
-        # More workers than cores would take turns there while cores elsewhere are idle.
+        # More workers than near cores would take turns there while other cores are idle.
         self._near = near if max(workers.count, workers.most) <= len(near) else frozenset()
-        self._held: list[Any] | None = None  # what the gatherer's arrays were taken from
+        self._held: list[Any] | None = None  # the objects that the gatherer's arrays were taken from
         if gatherer is None:
             gatherer = self._make_gatherer()
             self._held = None if gatherer is None else held_by(spec.source.dataset)
@@ -64,8 +64,8 @@ class Fetching:
         self._gatherer = gatherer
         # The kind of data: 'arrays' that are gathered, 'items' of an iterable dataset, or 'samples'.
         self.reads = "arrays" if gatherer is not None else "items" if iterable else "samples"
-        # How many workers take turns at an iterable dataset; None if the batches do not depend on that. Of
-        # one that is divided among ranks, each worker reads everything, and takes its own part.
+        # How many workers take turns at an iterable dataset; None if the batches do not depend on that. If
+        # ranks divide the dataset, each worker reads everything and takes its own part.
         in_turn = iterable and spec.division is None
         self.readers = max(workers.count, 1) if in_turn else None
         self._assembler = spec.make_assembler()
@@ -79,14 +79,14 @@ class Fetching:
         # The consumer gathers small batches: one vectorized take costs less than a message to a worker.
         if gatherer is not None and gatherer.layout(spec.size or 1).nbytes < PART_NBYTES:
             self.count = 0
-        # Decides how batches are read ahead without workers; None if they are not.
+        # Chooses how batches are read ahead without workers; None if they are not.
         self.policy: ReadAheadPolicy | None = None
         if workers.read_ahead and not self.count:
             self.policy = ReadAheadPolicy(fixed=workers.read_ahead == THREAD, bound=iterable)
-        # Bytes within which the ring may have more slots than needed, to read short batches in bursts.
+        # Bytes within which the ring may have extra slots, in order to read short batches in bursts.
         self.stretch = 0 if self.policy is None else STRETCH
-        # Samples that lie in other columns, such as text, are read by threads too: in a process, each value
-        # would have to be pickled.
+        # Threads also read samples in other columns, such as text: for a process, each value would have to be
+        # pickled.
         takes_blocks = self._assembler.take_block is not None and not spec.source.decodes
         in_columns = gatherer is not None or takes_blocks
         self.in_processes = self.count > 0 and workers.kind == "process" and not in_columns
@@ -106,7 +106,7 @@ class Fetching:
         self._workers = replace(self._workers, init=function)
 
     def check_readers(self, readers: int | None) -> None:
-        """Raise `ValueError` unless a state of a loader with so many `readers` can resume here."""
+        """Raise `ValueError` unless a state of a loader with `readers` readers can resume here."""
         if self._spec.source.iterable == (readers is None):
             kinds = ("a map-style dataset", "an iterable dataset")
             found, here = kinds if self._spec.source.iterable else kinds[::-1]
@@ -120,9 +120,9 @@ class Fetching:
 
     @property
     def copies(self) -> int | None:
-        """How many workers each read a copy of a map-style dataset with a state; 0: this process does.
+        """How many workers each read a copy of a map-style dataset with a state; 0: this process reads.
 
-        None if there is no such state, or one that several workers change.
+        None if there is no such state, or if several workers change a shared one.
         """
         source, workers = self._spec.source, self._workers
         if source.iterable or self._gatherer is not None or not source.keeps_state:
@@ -141,12 +141,12 @@ class Fetching:
         """Return the most batches in progress for `count` workers that hold `depth` batches each."""
         size = self._spec.size
         if size and count and not self.in_processes and not self._spec.source.iterable:
-            # Threads share a batch, and it occupies no more threads than it has samples.
+            # Threads share a batch, which can occupy at most as many threads as it has samples.
             return depth * -(-count // min(count, size))
         return depth * count
 
     def autotuner(self, prefetch: int, meter: Meter) -> Autotuner | None:
-        """Return the search for the options left 'auto', starting from the present ones; None if none is."""
+        """Return the search for the options left 'auto', starting from their current values, or None."""
         workers = self._workers
         if not self.count or self._spec.source.iterable or not (workers.most or workers.deepens):
             return None
@@ -180,7 +180,7 @@ class Fetching:
         workers = self._workers
         if self.count:
             turns: deque[int] | None = None
-            # Who reads decides the items of an iterable dataset, and with PyTorch's seeds what is drawn.
+            # The readers determine the items of an iterable dataset, and with PyTorch's seeds what is drawn.
             follows = epoch.follows_torch and self.in_processes and workers.in_order and not workers.most
             if epoch.reached is not None or follows:
                 turns = deque(range(workers.count))
@@ -190,7 +190,7 @@ class Fetching:
             start = self._open_processes if self.in_processes else self._open_threads
             fetch: Fetch | None = None
             try:
-                with deferred_interrupt():  # else it could leave a worker behind that nobody knows yet
+                with deferred_interrupt():  # otherwise it could leave behind a worker that nobody knows yet
                     fetch = start(epoch, window)
             except BaseException:
                 if fetch is not None:
@@ -223,7 +223,7 @@ class Fetching:
     def _open_threads(self, epoch: EpochRequest, window: Window) -> Fetch:
         count = self._workers.count
         streams: list[Pass] = []
-        # Threads share the dataset object, so its state is the position of one thread only if it is alone.
+        # Threads share the dataset object, so its state is a thread's position only if there is one thread.
         if epoch.reached is not None:
             streams = [self._open_stream(number, epoch, keep_state=count == 1) for number in range(count)]
         assembler, timeout = self._gatherer or self._assembler, self._workers.timeout
@@ -254,7 +254,7 @@ class Fetching:
         if division != self._spec.division or not self._workers.persistent:
             pool.close()
             return
-        # Of two epochs at once, the workers of one persist.
+        # If two epochs run at the same time, the workers of one persist.
         self._pools.append(pool)
         while len(self._pools) > 1:
             self._pools.popleft().close()
@@ -268,7 +268,7 @@ class Fetching:
         return pool if pool.workers and pool.process == os.getpid() else None
 
     def retire(self) -> None:
-        """Stop the persistent workers, also those of an epoch that still runs, once it ends."""
+        """Stop the persistent workers, even those of a running epoch once it ends."""
         self._workers = replace(self._workers, persistent=False)
         self.close()
 
@@ -282,7 +282,7 @@ class Fetching:
 def _assemble_and_keep(
     builder: Assembler | Gatherer, dataset: Any, number: int, indices: Indices, reserve: Reserve
 ) -> StagedBatch:
-    """Assemble a batch and keep the dataset's own state behind it."""
+    """Assemble a batch and keep the dataset's own state after it."""
     staged = builder.assemble(number, indices, reserve)
     staged.state = ItemState(0, 0, copy.deepcopy(dataset.state_dict()))
     return staged

@@ -16,8 +16,7 @@ from gpuloader.watch.stats import Meter
 
 # The most jobs in progress before any batch has been delivered; then twice as many as were delivered.
 #
-# Otherwise workers would be handed as many jobs as `ahead` allows, before it is known whether there are
-# items.
+# Otherwise workers would get as many jobs as `ahead` allows before it is known whether there are items.
 FIRST_JOBS = 256
 
 _is_done = attrgetter("done")
@@ -31,17 +30,17 @@ class Job:
     indices: Indices  # empty for an iterable dataset, whose worker alone knows them
     slot: Slot | None = None  # None until its size is known
     worker: int = -1
-    # It ends with a batch, with an exception, or with neither if the worker had no items left.
+    # It ends with a batch, with an exception, or with neither if the worker had no more items.
     done: bool = False
     staged: StagedBatch | None = None
     error: BaseException | None = None
-    deaths: int = 0  # workers that died while this was their oldest job, so that it may have killed them
+    deaths: int = 0  # workers that died while this was their oldest job, which may have killed them
     busy: int = 0  # nanoseconds of work spent on it, summed over its workers
 
     def finish(self, staged: StagedBatch | None, error: BaseException | None = None) -> None:
         """Record how the job ended."""
         self.staged, self.error = staged, error
-        self.done = True  # last, because the consumer looks at it without a lock
+        self.done = True  # last, because the consumer reads it without a lock
 
 
 @dataclass(eq=False)
@@ -49,14 +48,14 @@ class Window:
     """The jobs in progress, never more than `ahead`, which may be changed at any time."""
 
     numbered: Iterator[tuple[int, Indices]]
-    # A job gets its slot when it is handed out, so no worker waits for one. Until the size of some batch is
-    # known there are no slots, and workers ask for theirs with `reserve`.
+    # A job gets its slot when it is handed out, so no worker waits for one. Until the size of a batch is
+    # known there are no slots, and workers request theirs with `reserve`.
     ring: Ring
     ahead: int
     meter: Meter
     _: KW_ONLY
     in_order: bool
-    turns: deque[int] | None = None  # the workers that take turns, the next one first; None: whoever is free
+    turns: deque[int] | None = None  # the workers that take turns, the next one first; None: any that is free
 
     def __post_init__(self) -> None:
         self.exhausted = False  # no more jobs to hand out
@@ -64,7 +63,7 @@ class Window:
         # Reentrant: a finalizer that runs inside `reserve` may close the epoch of this window.
         self._slotting = threading.RLock()
         # Oldest first. Only the consumer adds and removes jobs, and only while it holds the lock under which
-        # a worker's `reserve` looks at them.
+        # a worker's `reserve` reads them.
         self.jobs: deque[Job] = deque()
 
     def whose_turn(self) -> int:
@@ -73,7 +72,7 @@ class Window:
             return -1
         for job in self.jobs:
             if job.done and job.staged is None and job.error is None and job.worker in self.turns:
-                self.turns.remove(job.worker)  # it has no items left
+                self.turns.remove(job.worker)  # it has no more items
         self.exhausted = self.exhausted or not self.turns
         return self.turns[0] if self.turns else -1
 
@@ -110,11 +109,11 @@ class Window:
         return job
 
     def reserve(self, job: Job, nbytes: int) -> Slot:
-        """Return the job's slot with room for `nbytes`; raise `StagingMemoryError` if memory is short."""
+        """Return the job's slot with space for `nbytes`; raise `StagingMemoryError` if memory is short."""
         with self._slotting:
             if job.slot is None:
                 job.slot = self.ring.acquire(nbytes)
-                # Slots exist from now on: give the other jobs theirs, before later jobs take them all.
+                # Slots exist from now on. Give the other jobs theirs before later jobs take them all.
                 for other in list(self.jobs):
                     if other.slot is None and not other.done:
                         other.slot = self.ring.take()
@@ -124,7 +123,7 @@ class Window:
     def deliver(self) -> StagedBatch | None:
         """Return the next batch, or None if it is not done.
 
-        Jobs that ended without a batch are skipped: their worker has read all its items.
+        Jobs that ended without a batch are skipped, because their worker has read all its items.
 
         Raises
         ------
@@ -139,7 +138,7 @@ class Window:
                 job = next(filter(_is_done, self.jobs), job)
             if not job.done:
                 return None
-            with self._slotting:  # a worker's `reserve` may be looking at the others
+            with self._slotting:  # a worker's `reserve` may be reading the others
                 self.jobs.remove(job)
             self.delivered += job.staged is not None or job.error is not None
             if job.staged is not None:

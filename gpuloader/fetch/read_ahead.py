@@ -1,4 +1,4 @@
-"""Fetching without workers: each batch when it is asked for, or ahead, in a thread where that pays.
+"""Fetching without workers: each batch on request, or ahead, in a thread if that helps.
 
 Who reads is one of three modes, which `ReadAheadPolicy` chooses from the times it measures:
 
@@ -14,8 +14,8 @@ Who reads is one of three modes, which `ReadAheadPolicy` chooses from the times 
 
 A source that any thread may advance goes between INLINE and BESIDE; until the consumer's next batch it may be
 in TURNS, because the thread has noticed first. A source that belongs to the thread it was opened in, such as
-a generator with a database connection, stays there for the epoch: in the thread it goes between TURNS and
-BESIDE, and in the consumer there is no thread.
+a generator with a database connection, stays there for the epoch. If that is the thread, it goes between
+TURNS and BESIDE; if it is the consumer, there is no thread.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from gpuloader.watch.tracing import mark
 # Bytes of slots within which short batches are read in longer bursts than the queue's capacity.
 STRETCH = 8 << 20
 
-# Bytes of short batches that are read for one hand-over: few enough to stay in the caches.
+# Bytes of short batches to read per hand-over: few enough to stay in the caches.
 _BURST = 2 << 20
-# Nanoseconds that the consumer waits for several short batches instead of one, at most.
+# The most nanoseconds that the consumer waits for several short batches instead of one.
 _PATIENCE = 1_000_000
-# Seconds without a question from the consumer, after which it must be in a long step.
+# Seconds without a request from the consumer, after which it must be in a long step.
 _IDLE = 1e-3
 
 
@@ -71,7 +71,7 @@ def stage_inline(
         The dataset raised, or a sample does not fit its field.
     """
     draw = Draw(epoch.seed, epoch.epoch)
-    slots: list[Slot] = []  # the current batch's, until it is handed on
+    slots: list[Slot] = []  # those of the current batch, until it is handed on
 
     def reserve(nbytes: int) -> Slot:
         slots.append(ring.acquire(nbytes))
@@ -80,7 +80,7 @@ def stage_inline(
     try:
         for number, indices in epoch.numbered:
             begun = perf_counter_ns()
-            # Per batch, because loops over other loaders may run in between.
+            # Set for each batch, because loops over other loaders may run in between.
             outer, before = exchange_draw(draw), this_thread.reads_for
             this_thread.reads_for = epoch.owner
             try:
@@ -134,17 +134,17 @@ class InlineFetch:
 
 
 class Mode(Enum):
-    """Who reads; see the head of this module."""
+    """Who reads; see the top of this module."""
 
     INLINE = "the consumer"
     TURNS = "the thread while the consumer waits"
     BESIDE = "the thread whenever it has room"
 
 
-# A thread costs two wake-ups per batch and a fight for the interpreter's lock. Below some 40 us of work to
-# hide, that is more than it gains. In TURNS the two do not fight: the thread reads a burst of short batches
-# while the consumer waits, and sleeps while it steps. So that is the mode where little is to be hidden, or
-# nothing is known yet, and the consumer cannot read by itself.
+# A thread costs two wake-ups per batch and contention for the interpreter's lock. With less than about 40 us
+# of work to hide, that is more than it gains. In TURNS the two do not compete: the thread reads a burst of
+# short batches while the consumer waits, and sleeps while the consumer steps. So TURNS is the mode when there
+# is little to hide, or nothing is known yet, and the consumer cannot read by itself.
 INLINE, TURNS, BESIDE = Mode
 
 
@@ -152,11 +152,11 @@ INLINE, TURNS, BESIDE = Mode
 class _Shared:
     """What the consumer and its reading thread share; it does not refer to the loader, which may be dropped.
 
-    Whoever holds `turn` reads. The other fields change under `mutex`, except that the ends of `items` and the
-    flags may be looked at without it: what is out of date costs a wake-up or a second look.
+    The holder of `turn` reads. The other fields change under `mutex`, but the ends of `items` and the flags
+    may be read without it: an outdated value costs at most a wake-up or a second look.
 
-    Each side sleeps until it gets a permit from the other. It notes under `mutex` that it will, and whoever
-    takes the note away gives the permit, so there is exactly one permit a sleep:
+    Each side sleeps until it gets a permit from the other. It announces its sleep with a note under `mutex`,
+    and whoever removes the note gives the permit, so there is exactly one permit per sleep:
 
         awake -- nothing to do, notes `..._sleeps` --> asleep -- note taken, permit --> awake
     """
@@ -167,7 +167,7 @@ class _Shared:
     policy: ReadAheadPolicy
     mode: Mode
     items: deque[StagedBatch] = field(default_factory=deque)
-    ending: BaseException | None = None  # what follows the last of the items
+    ending: BaseException | None = None  # what follows the last item
     closed: bool = False
     turn: threading.Lock = field(default_factory=threading.Lock)
     mutex: threading.Lock = field(default_factory=threading.Lock)
@@ -188,21 +188,21 @@ class _Shared:
         )
 
     def wake_consumer(self) -> None:
-        """Give the consumer a permit, if it sleeps."""
+        """Give the consumer a permit if it sleeps."""
         with self.mutex:
             sleeps, self.consumer_sleeps = self.consumer_sleeps, False
         if sleeps:
             self.for_consumer.put(None)
 
     def wake_reader(self) -> None:
-        """Give the reader a permit, if it sleeps."""
+        """Give the reader a permit if it sleeps."""
         with self.mutex:
             sleeps, self.reader_sleeps = self.reader_sleeps, False
         if sleeps:
             self.for_reader.put(None)
 
     def wait_for_news(self) -> None:
-        """Wait, in the consumer, until a batch or the end has arrived, and let the reader read meanwhile."""
+        """Wait, in the consumer, for a batch or the end, and let the reader read meanwhile."""
         with self.mutex:
             if self.items or self.ending is not None:
                 return
@@ -214,7 +214,7 @@ class _Shared:
         with suppress(Empty):
             self.for_consumer.get(timeout=_PATIENCE * 1e-9)
             return
-        # The batch after a short one may be a long one, so the wait ends here if a batch has arrived.
+        # A long batch may follow a short one, so the wait ends here if a batch has arrived.
         with self.mutex:
             if self.consumer_sleeps and (self.items or self.ending is not None):
                 self.consumer_sleeps = False
@@ -227,12 +227,12 @@ class _Shared:
             if self.closed or not self.must_wait:
                 return
             self.reader_sleeps = True
-        self.wake_consumer()  # before a sleep, whatever there is
+        self.wake_consumer()  # before a sleep, whatever has been read
         if self.mode is not TURNS or self.policy.trying:
-            self.for_reader.get()  # without limit: so does the consumer when it waits, and when it closes
+            self.for_reader.get()  # without limit: the consumer gives it when it waits, and when it closes
             return
-        # In turns, the consumer wakes this thread by waiting. If it has long not asked for a batch, its step
-        # is a long one, and this thread reads beside it.
+        # In TURNS, the consumer wakes this thread by waiting. If it has not asked for a batch in a long time,
+        # its step is a long one, and this thread reads during it.
         count = len(self.items)
         while True:
             is_full = count >= self.capacity + self.ring.stretched
@@ -245,13 +245,13 @@ class _Shared:
                 break
         with self.mutex:
             is_called, self.reader_sleeps = not self.reader_sleeps, False
-        if is_called:  # just now: the permit must not stay behind
+        if is_called:  # just now: the permit must not be left over
             self.for_reader.get()
         else:
             self.policy.mixed = True
 
     def drop(self) -> None:
-        """Close the source and return all slots; called with `turn`, by the last one to read."""
+        """Close the source and return all slots; the last one to read calls this, holding `turn`."""
         try:
             if isinstance(self.batches, Generator):
                 self.batches.close()
@@ -272,7 +272,7 @@ def _read_beside(shared: _Shared) -> None:
             if len(items) < room:
                 changes, begun, reserved_in = policy.changes, perf_counter_ns(), ring.reserved_in
                 try:
-                    # Into the queue at once: a variable here would keep the batch until the next one.
+                    # Straight into the queue: a variable here would keep the batch until the next one.
                     items.append(next(shared.batches))
                 except StopIteration:
                     shared.ending = QueueClosed("the reader has no more batches")
@@ -285,11 +285,11 @@ def _read_beside(shared: _Shared) -> None:
                 policy.note_read(ended - begun - (ring.reserved_in - reserved_in), changes)
                 mode = BESIDE if policy.beside else TURNS
                 if mode is not shared.mode:
-                    with shared.mutex:  # the consumer may have gone back to reading by itself
+                    with shared.mutex:  # the consumer may have resumed reading by itself
                         if shared.mode is not INLINE:
                             shared.mode = mode
-                # While the consumer waits for short batches, several are read for one wake-up: it costs as
-                # much as several of them.
+                # While the consumer waits for short batches, several are read per wake-up, because a wake-up
+                # costs as much as several of them.
                 if shared.consumer_sleeps and (
                     (ended - begun >= PAYS and mode is BESIDE)
                     or ended - shared.sleeps_since >= _PATIENCE
@@ -308,10 +308,10 @@ def _read_beside(shared: _Shared) -> None:
 
 
 class ReadAhead:
-    """Fetches without workers, reading ahead in a thread for as long as that pays.
+    """Fetches without workers, reading ahead in a thread for as long as that helps.
 
-    A source that any thread may advance is read by whoever needs the next batch first. So the consumer reads
-    the first batch itself, and every batch while the thread sleeps.
+    If any thread may advance a source, whoever needs the next batch first reads it. So the consumer reads the
+    first batch itself, and every batch while the thread sleeps.
 
     The `policy` belongs to the loader and outlives the epoch. A source that it calls `bound` stays in the
     thread that opens it.
@@ -337,7 +337,7 @@ class ReadAhead:
     def _resume(self) -> None:
         """Make the thread read the next batch, as the mode allows."""
         if self._thread is None:
-            with deferred_interrupt():  # nobody would end a thread that is not noted
+            with deferred_interrupt():  # nobody would end a thread that is not recorded
                 self._thread = start_thread("gpuloader-reader", _read_beside, self._shared)
         elif self._shared.reader_sleeps:
             self._shared.wake_reader()
@@ -363,13 +363,13 @@ class ReadAhead:
                 with shared.mutex:
                     shared.mode = mode
         self._handed = True
-        # Nobody waits for a thread to start: the consumer reads the first batch by itself.
+        # Nobody waits for a thread to start: the consumer reads the first batch itself.
         while True:
-            has_ended = shared.ending is not None  # asked first, because the end comes after the last batch
+            has_ended = shared.ending is not None  # read first, because the end comes after the last batch
             if shared.items:
                 staged = shared.items.popleft()
                 if shared.reader_sleeps and not shared.must_wait:
-                    # One long batch is worth a wake-up, of short ones several.
+                    # A single long batch is worth a wake-up; of short batches, several are.
                     is_long = not 0 < self._policy.read < PAYS
                     if is_long or len(shared.items) <= (shared.capacity + shared.ring.stretched) >> 1:
                         shared.wake_reader()
@@ -390,7 +390,7 @@ class ReadAhead:
         return staged
 
     def _raise_ending(self) -> NoReturn:
-        # The traceback refers to this object and to the frames of the loop, so keeping it would be a cycle.
+        # The traceback refers to this object and to the loop's frames, so keeping it would form a cycle.
         ending = self._shared.ending
         over = ending is None or isinstance(ending, Exception)
         self._shared.ending = QueueClosed("the epoch is over") if over else interrupted()
@@ -450,11 +450,11 @@ class ReadAhead:
         if self._thread is None or os.getpid() != self._process:
             shared.drop()
             return True
-        shared.ring.interrupt()  # the thread may wait for a slot
+        shared.ring.interrupt()  # the thread may be waiting for a slot
         with shared.mutex:
             shared.reader_sleeps = False
         shared.for_reader.put(None)
         if not self._thread.join(CLOSING_TIME):
-            return False  # it returns the slots when the user's code returns
+            return False  # the thread returns the slots when the user's code returns
         shared.drop()  # the thread may have ended before
         return True

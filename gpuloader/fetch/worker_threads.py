@@ -38,7 +38,7 @@ from gpuloader.system.threads import (
 )
 from gpuloader.watch.tracing import WORKER, mark
 
-# The least bytes that each thread gathers from arrays; for less, handing over the task costs more.
+# The fewest bytes that each thread gathers from arrays; for less, handing over the task costs more.
 PART_NBYTES = 1 << 20
 
 # A job, and the start and stop of the part of its samples that a thread fetches or writes.
@@ -52,8 +52,9 @@ Tasks = SimpleQueue[Task | None]
 class ThreadWorkers:
     """The worker threads of one epoch; only the consumer calls the public methods.
 
-    Each batch of a map-style dataset is cut into one part per thread: so the first one is ready soonest, and
-    few slots are needed. Of an iterable dataset, each thread reads one of the `streams`, in turn.
+    Each batch of a map-style dataset is cut into one part per thread, so that the first batch is ready
+    soonest and few slots are needed. With an iterable dataset, each thread reads one of the `streams`, in
+    turn.
     """
 
     window: Window
@@ -78,11 +79,11 @@ class ThreadWorkers:
         return self._queues[number % len(self._queues)]
 
     def _start(self, count: int) -> None:
-        """Start so many more threads."""
+        """Start `count` more threads."""
         try:
             for number in range(len(self._threads), len(self._threads) + count):
                 self._at_work.append(None)
-                with deferred_interrupt():  # nobody would wait for a thread that is not noted
+                with deferred_interrupt():  # nobody would wait for a thread that is not recorded
                     self._threads.append(start_thread(f"{WORKER}-{number}", self._work, number))
         except BaseException:
             self._end()
@@ -107,14 +108,14 @@ class ThreadWorkers:
             while (task := tasks.get()) is not None:  # without limit: `_end` sends the None
                 self._at_work[number] = task
                 task[0].run(task[1], task[2], number)
-                # Forget the task while waiting for the next one: it holds the batch.
+                # Forget the task before waiting for the next one, because it holds the batch.
                 self._at_work[number] = task = None
 
     def resize(self, workers: int, ahead: int) -> None:
         """Use `workers` threads from now on, and keep up to `ahead` batches in progress."""
         self._start(workers - self.count)
         for _ in range(workers, self.count):
-            self._queues[0].put(None)  # the thread that takes it ends
+            self._queues[0].put(None)  # ends the thread that takes it
         self.count = workers
         self.window.ahead = ahead
 
@@ -175,7 +176,7 @@ class ThreadWorkers:
     def close(self) -> bool:
         """Stop the threads and return the slots they are not writing to; return False if one did not end."""
         if os.getpid() != self._process:
-            # The threads do not exist in a forked process, and locks they held may still be locked.
+            # The threads do not exist in a forked process, and locks that they held may still be locked.
             return False
         ended = self._end()
         if ended:
@@ -191,7 +192,7 @@ class ThreadWorkers:
         self.closed.set()
         for number in range(len(self._at_work)):
             self._tasks(number).put(None)
-        # A thread that hangs in the user's dataset cannot be stopped from outside: it stays, harmless, until
+        # A thread that hangs in the user's dataset cannot be stopped from outside. It stays, harmless, until
         # the dataset returns or the process ends.
         deadline = monotonic() + CLOSING_TIME
         ended = [thread.join(max(deadline - monotonic(), 0)) for thread in self._threads]
@@ -245,7 +246,7 @@ class DividedJob:
         error: BaseException | None = None
         failed = self._error
         try:
-            # A part before one that has failed may hold an earlier error, and the earliest one is raised.
+            # A part before a failed one may hold an earlier error, and the earliest one is raised.
             if (failed is None or start < failed[1]) and not closed.is_set():
                 self._fetch(start, stop)
         except BaseException as raised:
@@ -253,21 +254,21 @@ class DividedJob:
         ended = perf_counter_ns()
         mark("fetch", begun, ended)
         with self._lock:
-            # Keep the error that is first in the batch's order, not in time.
+            # Keep the error that comes first in the batch, not in time.
             if error is not None and (self._error is None or start < self._error[1]):
                 self._error = worker, start, error
             job.busy += ended - begun
             self._left -= 1
             if self._left:
                 return
-        # Only one thread comes here, so the rest needs no lock.
+        # Only one thread gets here, so the rest needs no lock.
         staged: StagedBatch | None = None
         error = None
         if self._error is not None:
             worker, _, error = self._error
         try:
             if error is None and not closed.is_set():
-                # Where images lie in the slot is known only now, so that they can be decoded into it.
+                # Only now is it known where images lie in the slot, so that they can be decoded into it.
                 if self._fetch == builder.fetch and (unwritten := builder.lay_out()):
                     self._fetch = builder.write
                     self.hand_out(unwritten)

@@ -13,7 +13,7 @@ __all__ = ["DataLoader", "PyReader"]
 
 
 class PyReader(GeneratorLoader):
-    """`DataLoader.from_generator` under its older name, whose setters keep their older names too.
+    """`DataLoader.from_generator` under its older name; its setters keep their older names, too.
 
     >>> reader = PyReader(capacity=2, return_list=True)
     >>> reader.decorate_sample_list_generator(lambda: [[(1,), (2,)]], places="cpu")

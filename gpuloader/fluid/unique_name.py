@@ -12,13 +12,13 @@ from gpuloader.errors import BadType
 __all__ = ["generate", "guard"]
 
 
-# The prefix of all names that are generated in one guard, and how often each has been.
+# The prefix of all names generated in one guard, and how often each name was.
 _Names = tuple[str, Counter[str]]
 _current: ContextVar[_Names] = ContextVar("gpuloader_names", default=("", Counter()))
 
 
 def generate(key: str) -> str:
-    """Return `key` with a number that it has not had in the innermost `guard`.
+    """Return `key` with a number that it has not yet had in the innermost `guard`.
 
     >>> with guard():
     ...     generate("image"), generate("image"), generate("label")

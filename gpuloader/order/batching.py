@@ -1,6 +1,6 @@
 """How the samples of an epoch are grouped into batches: the loader's options, checked and combined.
 
-as_sampler       what is known of the user's sampler, found out once
+as_sampler       what is known about the user's sampler, found out once
 Batching.choose  the options of one process
 Batching.divide  the same, for ranks that divide an epoch
 Batching.settle  the same, for the rank that this process has when an epoch begins
@@ -44,7 +44,7 @@ from gpuloader.order.worker_info import find_rank, find_torch_rank
 from gpuloader.system.iterators import refuse_read
 
 OwnOrder = Callable[[bool], Any]
-"""Makes the sampler of a dataset with an order of its own, such as a `MixDataset`, shuffled or not."""
+"""Makes the sampler, shuffled or not, of a dataset that has its own order, such as a `MixDataset`."""
 
 FindOrder = Callable[[int, int], Order | None]
 """Returns the order of an epoch, given seed and epoch; None if only iterating the sampler yields it."""
@@ -63,11 +63,11 @@ _OF_DRAWN_INDICES = ("WeightedRandomSampler", "DistributedSampler")
 
 @dataclass(frozen=True, slots=True)
 class GivenSampler:
-    """What is known of the sampler or batch sampler that a user passed."""
+    """What is known about the sampler or batch sampler that a user passed."""
 
     name: str  # 'sampler' or 'batch_sampler'
     given: Any  # what was passed
-    inside: tuple[tuple[str, Any], ...]  # it, and the samplers that it reads from, with names for errors
+    inside: tuple[tuple[str, Any], ...]  # the sampler and those that it reads from, with names for errors
 
     @property
     def in_batches(self) -> bool:
@@ -77,15 +77,15 @@ class GivenSampler:
     @property
     def order(self) -> FindOrder:
         """What computes the order of an epoch, if its class can."""
-        # A `BatchSampler` that is passed as `sampler` yields lists of indices, which no order can express;
-        # with batch_size=None the dataset is then asked for a list at a time.
+        # A `BatchSampler` passed as `sampler` yields lists of indices, which no order can express. With
+        # batch_size=None, the dataset is then asked for one list at a time.
         fits = isinstance(self.given, Sampler) and isinstance(self.given, BatchSampler) == self.in_batches
         return self.given.order if fits else _no_order
 
     @property
     def divides(self) -> bool:
-        """Whether it, or one that it reads from, yields the indices of one rank."""
-        # Those of other packages share no base class, so the names of their attributes have to tell.
+        """Whether it, or a sampler that it reads from, yields the indices of one rank."""
+        # Samplers of other packages have no common base class, so the names of their attributes have to tell.
         return any(
             isinstance(one, DistributedBatchSampler)
             or any(hasattr(one, count) and hasattr(one, rank) for count, rank in _DIVIDING)
@@ -94,7 +94,7 @@ class GivenSampler:
 
 
 def as_sampler(sampler: Any, batch_sampler: Any) -> GivenSampler | None:
-    """Return what is known of the sampler that the user passed; None without one.
+    """Return what is known about the sampler that the user passed; None without one.
 
     >>> as_sampler(None, DistributedBatchSampler("abc", 2)).divides
     True
@@ -111,7 +111,7 @@ def as_sampler(sampler: Any, batch_sampler: Any) -> GivenSampler | None:
     inside: list[tuple[str, Any]] = []
     what: str = f"the {name}"
     one: Any = given
-    # A batch sampler, its sampler, and one more that wraps it, such as Accelerate's.
+    # A batch sampler, its sampler, and another one that wraps it, such as Accelerate's.
     while one is not None and len(inside) < 3:
         inside.append((what, one))
         attribute = "batch_sampler" if getattr(one, "sampler", None) is None else "sampler"
@@ -125,7 +125,7 @@ _EXCLUDED = (
 
 
 def yields_numbers(sampler: Any) -> bool:
-    """Return whether a sampler or batch sampler surely yields numbers, so that no dataset is asked by key.
+    """Return whether a sampler or batch sampler certainly yields numbers, so that no dataset is read by key.
 
     >>> yields_numbers([2, 0]), yields_numbers(["cat", "dog"])
     (True, False)
@@ -139,7 +139,7 @@ def yields_numbers(sampler: Any) -> bool:
         return yields_numbers(getattr(sampler, "sampler", None) or sampler.indices)
     if not (hasattr(sampler, "__getitem__") and hasattr(sampler, "__len__") and len(sampler)):
         return False
-    # Only of a sequence: to look at the first index of an iterator would take it away from the epoch.
+    # Only for a sequence: looking at the first index of an iterator would take it away from the epoch.
     first = next(iter(sampler))
     return hasattr(first, "__index__") or (not isinstance(first, str) and yields_numbers(first))
 
@@ -148,9 +148,9 @@ def yields_numbers(sampler: Any) -> bool:
 
 
 class StoredOrder(SequenceSampler):
-    """The indices of a dataset in order, with which a loader fills its cache.
+    """The indices of a dataset in order, for filling a loader's cache.
 
-    It fits a `MixDataset` too: a cache holds every sample once, and is read in the order of the mix.
+    It also fits a `MixDataset`: a cache holds every sample once, and is read in the order of the mix.
     """
 
 
@@ -164,13 +164,13 @@ def check_fits(
     gpuloader.errors.BadValue: the BucketSampler has 2 lengths, but the dataset has 3 samples: pass t...
     """
     given, kind = sampler.given, type(sampler.given).__name__
-    # Shuffled or not does not matter here: both mix the datasets in the same proportion.
+    # Shuffled or not makes no difference here: both mix the datasets in the same proportion.
     own: Any = None if own_order is None else own_order(False)
     keeps_weights = not isinstance(own, MixSampler) or isinstance(given, StoredOrder)
     if not keeps_weights and not any(own.mixes_like(one) for _, one in sampler.inside):
         raise BadType(
             f"the {sampler.name}, of type {kind}, would read the {type(dataset).__name__} without its "
-            "weights: leave it out, because the loader reads a mix in an order of its own, which "
+            "weights: leave it out, because the loader reads a mix in the mix's own order, which "
             "shuffle=True shuffles and shard divides; for an order of your own, read "
             "ConcatDataset(mix.datasets)"
         )
@@ -184,7 +184,7 @@ def check_fits(
         if not sampler.in_batches and batch_size is not None:
             raise BadType(f"a {kind} yields whole batches: pass it as batch_sampler, without a batch_size")
     if sampler.in_batches:
-        # Else every index would be taken for a batch, which is an error only when the first epoch begins.
+        # Otherwise every index would pass for a batch, and the error would come only with the first epoch.
         single = foreign_name(given) in (*_OF_INDICES, "SubsetRandomSampler", *_OF_DRAWN_INDICES)
         if isinstance(given, Sampler) and not isinstance(given, BatchSampler):
             single = single or given.order(0, 0) is not None
@@ -192,7 +192,7 @@ def check_fits(
             raise BadType(f"a {kind} yields single indices: pass it as sampler, with a batch_size")
 
 
-# What ranks can agree on: which samplers yield the same indices on every rank.
+# What ranks can agree on: samplers that yield the same indices on every rank.
 
 
 class ListedSampler(Sampler[int]):
@@ -212,9 +212,9 @@ class ListedSampler(Sampler[int]):
 
 
 def find_shared(sampler: GivenSampler) -> Sampler[Any] | None:
-    """Return the sampler whose order ranks can divide; None if they have to iterate over the user's.
+    """Return the sampler whose order ranks can divide; None if they have to iterate over the user's sampler.
 
-    Raises `ValueError` if ranks might not agree on the indices, or if the sampler divides them already.
+    Raises `ValueError` if ranks might not agree on the indices, or if the sampler already divides them.
 
     >>> given = as_sampler(None, BatchSampler(sampler=[2, 0, 1], batch_size=2))
     >>> find_shared(given).order(0, 0).slice(0, 3).tolist()
@@ -226,18 +226,18 @@ def find_shared(sampler: GivenSampler) -> Sampler[Any] | None:
     grouped: Any = given
     if sampler.in_batches:
         kinds: list[type[Any]] = [BatchSampler, BucketSampler, *find_classes("BatchSampler")]
-        # One that only groups another's indices; Paddle's planner may make it group several batches.
+        # A sampler that only groups another's indices; Paddle's planner may make it group several batches.
         groups = any(isinstance(given, kind) and type(given).__iter__ is kind.__iter__ for kind in kinds)
         groups = groups and getattr(given, "_acc_steps", 1) == 1
         grouped = getattr(given, "sampler", None) if groups else None
     source = as_source(grouped)
     if source is not None:
         return source
-    # Random samplers of PyTorch and Paddle draw from a generator of the process, which differs between ranks,
-    # and an iterator yields its indices once, so that a later epoch would have none.
+    # Random samplers of PyTorch and Paddle draw from a generator of the process, which differs between ranks.
+    # An iterator yields its indices only once, so a later epoch would have none.
     drawing = find_classes("RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler")
     draws = isinstance(getattr(given, "sampler", given), (RandomSampler, *drawing))
-    # With `set_epoch`, a sampler tells that its order depends on the epoch alone.
+    # A `set_epoch` shows that a sampler's order depends only on the epoch.
     tells = sampler.in_batches or callable(getattr(given, "set_epoch", None))
     if isinstance(given, Iterator) or draws or not tells:
         raise ValueError(
@@ -249,7 +249,7 @@ def find_shared(sampler: GivenSampler) -> Sampler[Any] | None:
 
 
 def as_source(sampler: Any) -> Sampler[Any] | None:
-    """Return a sampler with an order that every rank computes alike, or None if there is none.
+    """Return a sampler with an order that every rank computes identically, or None if there is none.
 
     >>> type(as_source(range(3))).__name__, as_source(iter([1, 2]))
     ('ListedSampler', None)
@@ -261,9 +261,8 @@ def as_source(sampler: Any) -> Sampler[Any] | None:
         return SequenceSampler(getattr(sampler, "data_source"))  # noqa: B009 - another package's attribute
     if isinstance(sampler, str | bytes | Mapping) or not isinstance(sampler, Sized):
         return None
-    # Text and dicts have a length too, but their entries are keys. Indices in anything else that can be
-    # indexed are listed once, here, so that every rank slices the same array and not an object that may
-    # change.
+    # Text and dicts have a length, too, but their entries are keys. Indices in any other indexable object are
+    # listed once, here, so that every rank slices the same array and not an object that may change.
     entries: Any = sampler
     if isinstance(entries, Sequence | np.ndarray) or hasattr(entries, "__array__"):
         return ListedSampler(entries)
@@ -274,7 +273,7 @@ def as_source(sampler: Any) -> Sampler[Any] | None:
 
 _IF_ALIKE = (
     "if it yields the same on every rank, pass shard=(rank, world_size) to divide that; if it divides the "
-    "dataset itself, give it attributes num_replicas and rank"
+    "dataset itself, give it the attributes num_replicas and rank"
 )
 _ITEMS_OBSTACLE = (
     "make the iterable dataset divide its items by the rank and world_size of gpuloader.get_worker_info(), "
@@ -283,31 +282,31 @@ _ITEMS_OBSTACLE = (
 
 
 def _no_order(seed: int, epoch: int) -> None:
-    """Return that a sampler has to be iterated, or that there is none."""
+    """Return None: a sampler has to be iterated, or there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batching:
     """How a dataset's samples are grouped into batches, in every epoch."""
 
-    # What yields the indices of an epoch, or of each batch; neither does for an iterable dataset.
+    # Yields the indices of an epoch, or of each batch; an iterable dataset has neither.
     sampler: Iterable[Any] | None
     batch_sampler: Iterable[Any] | None
-    # Samples per batch, 1 for single samples; None if a batch sampler of unknown size decides.
+    # Samples per batch, 1 for single samples; None if a batch sampler of unknown size determines it.
     size: int | None
     given_size: int | None  # the user's `batch_size`
     drop_last: bool
-    seed: int | None = None  # of the order; if None, the loader draws one
+    seed: int | None = None  # of the order; None lets the loader draw one
     given: GivenSampler | None = None  # the user's sampler; None if the loader made it
     order: FindOrder = _no_order
-    iterable: bool = False  # then there are no indices to batch
-    # The sampler of PyTorch that draws each epoch's order, if one does.
+    iterable: bool = False  # whether there are no indices to batch
+    # The PyTorch sampler that draws each epoch's order, if one does.
     torch_sampler: Any = None
 
     # How the epoch is divided among ranks.
     sharding: Sharding | None = None  # None reads everything
-    reads_all: bool = False  # whether the user has said that every rank reads everything
-    obstacle: str | None = None  # why the epoch is not divided, although it would be if that were possible
+    reads_all: bool = False  # whether the user has asked for every rank to read everything
+    obstacle: str | None = None  # why the epoch is not divided, although it should be
     undivided: Batching | None = None  # what to use on a single rank instead
     find: Callable[[], tuple[int, int]] = find_rank
     division: Division | None = None  # the rank whose part of each step to read, once `settle` has found it
@@ -359,16 +358,16 @@ class Batching:
             sampler = make(dataset, shuffle) if own_order is None else own_order(shuffle)
             if isinstance(sampler, Sampler):
                 order = sampler.order
-            else:  # PyTorch's has no order for a seed, so that of our own stands for it
+            else:  # PyTorch's has no order for a seed, so our own sampler replaces it
                 order = make_sampler(dataset, shuffle).order
                 torch_sampler = find_torch_sampler(sampler) if seed is None else None
         return cls(sampler, None, size, batch_size, drop_last, seed, given, order, iterable, torch_sampler)
 
-    # What follows from the options, so that no copy has to keep it in step with them.
+    # Derived from the options, so that copies cannot disagree with them.
 
     @property
     def any_order(self) -> Order | None:
-        """Some epoch's order, whose kind and length are every epoch's; None if only iterating yields it."""
+        """Any epoch's order: all have the same kind and length. None if only iterating yields it."""
         return self.order(0, 0)
 
     @property
@@ -379,7 +378,7 @@ class Batching:
     @property
     def order_size(self) -> int | None:
         """The batch size that the order was made for; None if any size reads the same samples alike."""
-        # Another batch size would sort a bucket differently, so a state of one does not fit the other.
+        # A different batch size would sort a bucket differently, so states of the two are incompatible.
         return self.batch_sampler.batch_size if isinstance(self.batch_sampler, BucketSampler) else None
 
     @property
@@ -409,38 +408,40 @@ class Batching:
         """Return a batching that is divided among ranks, or this one if `shard` is None.
 
         Raises `ValueError` if the ranks might not agree on an order, or the samples do not divide evenly.
-        Unless it `insists`, an iterable dataset or a sampler that may yield other indices on each rank, or
-        that divides already, stays as it is, and so does everything on a single rank.
+        Unless it `insists`, this leaves some things undivided: everything on a single rank, an iterable
+        dataset, a sampler that may yield different indices on each rank, and a sampler that already divides.
         """
         if shard is None:
             return self
         sharding = Sharding.of(shard, uneven)
         if not insists:
-            # PyTorch programs that were never meant to be divided run under Slurm or MPI too.
+            # PyTorch programs that were never meant to be divided also run under Slurm or MPI.
             sharding, self = replace(sharding, find=find_torch_rank), replace(self, find=find_torch_rank)
         is_alone = sharding.ranks is not None and sharding.ranks[1] == 1
         try:
             if self.iterable and not insists:
                 raise ValueError(_ITEMS_OBSTACLE)
             divided = self._divide(sharding, dataset, in_order)
-            # PyTorch accepts any sampler, so what is not certain to be the same on every rank stays as it is;
-            # the loader warns of it when an epoch begins.
+            # PyTorch accepts any sampler. One that may differ between ranks is left alone, and the loader
+            # warns about it when an epoch begins.
             if not insists and divided.any_order is None:
                 name = type(self.batch_sampler if self.sampler is None else self.sampler).__name__
                 raise ValueError(f"{name} may differ between ranks: {_IF_ALIKE}")
         except (TypeError, ValueError) as error:
             if not insists:
                 return replace(self, obstacle=str(error))
-            # A single rank has nobody to disagree with, so shard=(0, 1) is never refused: it is how a user
-            # says that every process reads everything.
+            # A single rank has nobody to disagree with, so shard=(0, 1) is never refused. Users pass it to
+            # say that every process reads everything.
             if not is_alone or isinstance(error, TypeError):
                 raise
             return replace(self, reads_all=True)
         listed = self.given is not None and self.batch_sampler is None
         if not insists and listed and not isinstance(self.sampler, Sampler):
-            divided = replace(divided, undivided=self)  # a user's change of a list shows in the next epoch
+            divided = replace(
+                divided, undivided=self
+            )  # a list that the user changes counts in the next epoch
         if insists and divided.seed is None:
-            # Nothing random needs no seed, but `sample_rng` does, and ranks must not draw one each.
+            # Without randomness no seed is needed, except by `sample_rng`; ranks must not draw one each.
             if not divided.is_seeded:
                 divided = replace(divided, seed=0)
             elif not is_alone and divided.torch_generator is None:
@@ -494,8 +495,8 @@ class Batching:
         inside = getattr(self.batch_sampler, "sampler", None)
         if isinstance(inside, Budgeted):
             return inside.shuffles
-        # In doubt it does: an order of the user's may use the seed, and asking for one costs less than ranks
-        # that read different samples.
+        # If in doubt, it does: a user's order may use the seed, and asking for one costs less than ranks that
+        # read different samples.
         if isinstance(order, Mixed):
             return order.shuffle
         return not isinstance(order.base if isinstance(order, Mapped) else order, InOrder | None)
@@ -504,7 +505,7 @@ class Batching:
         """Return this batching for the rank that this process has now; raises like `find_rank`."""
         if self.sharding is None:
             return self
-        # Not when the loader is made: Lightning runs a script until `fit` before it starts the other ranks,
+        # Not when the loader is made: Lightning runs a script up to `fit` before it starts the other ranks,
         # and a process group may begin after the loader is made.
         division = self.sharding.divide()
         if self.undivided is not None and division.world_size == 1:
@@ -531,7 +532,7 @@ class Batching:
     def plan(self, seed: int, epoch: int, base: int = 0, torch_order: TorchOrder | None = None) -> Plan:
         """Return the plan of an epoch of a map-style dataset, with `base` samples before its batch 0.
 
-        `torch_order` is what `torch_sampler` drew for the epoch.
+        `torch_order` is what `torch_sampler` has drawn for the epoch.
         """
         order, size, division = self.order(seed, epoch), self.size or 1, self.division
         if torch_order is not None:
@@ -549,8 +550,8 @@ class Batching:
             batches = find_batches(self.batch_sampler, seed, epoch)
             return GroupedPlan(batches) if division is None else DealtPlan(batches, division, base)
         if division is not None:
-            # The sampler, whose epoch has been set, yields the same on all ranks. ListedSampler, it can be
-            # sliced, so that a resume with another number of ranks divides it anew.
+            # The sampler's epoch has been set, and it yields the same on all ranks. As a ListedSampler it can
+            # be sliced, so a resume with a different number of ranks divides it again.
             listed = ListedSampler(list(walk(self.sampler))).order(seed, epoch)
             return OrderedPlan(listed, size, self.drop_last, division, base)
         if self.single and isinstance(self.sampler, BatchSampler):
@@ -568,7 +569,7 @@ class Batching:
         return self.sampler is not None or self.any_order is not None
 
     def count(self, least: int = 1) -> int:
-        """Return the number of batches per epoch, without a last one of fewer than `least` samples.
+        """Return the number of batches per epoch, not counting a last one of fewer than `least` samples.
 
         Raises `TypeError` if the number is unknown.
         """
@@ -582,7 +583,7 @@ class Batching:
 
     def count_last(self) -> int | None:
         """Return the number of samples in an epoch's last batch, or None if it is not known in advance."""
-        # Ranks share the last step evenly, so what a divided epoch ends with depends on their number.
+        # Ranks share the last step evenly, so the end of a divided epoch depends on their number.
         order = None if self.drop_last or self.sharding is not None else self.any_order
         if order is None or self.size is None:
             return None
@@ -601,17 +602,17 @@ class Batching:
 
 
 _SETS_EPOCH = (
-    "the loader calls {name}.set_epoch with the number of each epoch, because nobody else does; PyTorch's "
-    "loader would read every epoch in the order of the first: call sampler.set_epoch(epoch) before each "
-    "epoch, which then counts in both"
+    "the loader calls {name}.set_epoch with the number of each epoch, because nobody else does. PyTorch's "
+    "loader would read every epoch in the order of the first one: call sampler.set_epoch(epoch) before each "
+    "epoch; that counts in both loaders"
 )
 
 
 class EpochSetter:
     """Calls ``set_epoch`` of a user's own samplers when an epoch begins, as trainers do for PyTorch's loader.
 
-    It `warns` of the first change. A sampler whose ``epoch`` changed since the last call is left alone from
-    then on: the user sets it, or it counts by itself.
+    It `warns` about the first change. A sampler whose ``epoch`` has changed since the last call is left alone
+    from then on: either the user sets it, or it counts by itself.
 
     Examples
     --------
@@ -630,7 +631,7 @@ class EpochSetter:
     def __init__(self, batching: Batching, *, warns: bool = False) -> None:
         self._warns = warns
         self._known: list[tuple[Any, object]] = []
-        # Samplers with an order for each epoch are told the epoch when asked for the order.
+        # Samplers with an order for each epoch get the epoch along with the request for the order.
         if batching.given is not None and batching.any_order is None:
             given = batching.given.given
             for one in (given, getattr(given, "sampler", None)):
@@ -638,18 +639,18 @@ class EpochSetter:
                     self._known.append((one, getattr(one, "epoch", None)))
 
     def find_moved(self) -> int:
-        """Return the epoch that somebody else has set for a sampler since the last call; -1 if nobody has."""
+        """Return the epoch that somebody else has set on a sampler since the last call; -1 for none."""
         epochs = [(getattr(sampler, "epoch", None), seen) for sampler, seen in self._known]
         return max((now for now, seen in epochs if isinstance(now, int) and now != seen), default=-1)
 
     def begin(self, epoch: int) -> None:
-        """Set the epoch of the samplers that nobody else sets."""
+        """Set the epoch of the samplers whose epoch nobody else sets."""
         known, self._known = self._known, []
         for sampler, seen in known:
-            # One that has changed is dropped for good: setting it again would undo what the user has set.
+            # A sampler that has changed is dropped for good: setting it would undo what the user has set.
             if getattr(sampler, "epoch", None) == seen:
                 if self._warns and isinstance(seen, int) and seen != epoch:
-                    # Python shows a warning of one text and line once per process.
+                    # Python shows each warning text once per line and process.
                     name = type(sampler).__name__
                     warnings.warn(_SETS_EPOCH.format(name=name), UserWarning, stacklevel=2)
                 sampler.set_epoch(epoch)

@@ -7,13 +7,14 @@
     'pad'       p * each + min(p, extra) each + (p < extra)  each + (extra > 0)
     'repeat'    p * (what all have)      what all have       each + (extra > 0)
 
-With 'pad', a part with one sample less repeats its last one, which does not count. With 'repeat', positions
+With 'pad', a part with one sample fewer repeats its last one, which does not count. With 'repeat', positions
 beyond the last sample stand for those from the start of the order, and all count. 'error' divides like
 'drop', after a check that nothing is left over.
 
-A step is what all parts read together: a batch each, one part after the other. Only the last step of an epoch
-is divided by the formula, all others are whole. Everything is arithmetic on positions of one order that every
-rank computes identically, so ranks agree on the number of batches and their contents without communicating.
+A step is what all parts read together: one batch each, one part after the other. Only the last step of an
+epoch is divided by the formula; all others are whole. Everything is arithmetic on positions of one order that
+every rank computes identically, so ranks agree on the number of batches and their contents without
+communicating.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Division:
     uneven: str
 
     def pads(self, left: int | None, *, drop_last: bool) -> bool:
-        """Return whether batches have masks, if `left` samples are left in the epoch, None if unknown."""
+        """Return whether batches have masks if `left` samples remain in the epoch, None if unknown."""
         # All batches of an epoch or none, on all ranks: a loop that unpacks a mask must always get one.
         if self.uneven != "pad" or drop_last or self.world_size == 1:
             return False
@@ -72,24 +73,24 @@ class Division:
     def last(self, left: int, batch_size: int, drop_last: bool) -> int:
         """Return how many samples each rank gets of a last step of `left` samples."""
         _, _, size = span(left, self.world_size, self.rank, self.uneven)
-        # PyTorch's DistributedSampler repeats before its loader drops, so a step that it fills up stays.
+        # PyTorch's DistributedSampler repeats before its loader drops, so a filled-up step stays.
         return 0 if drop_last and not (self.uneven == "repeat" and size == batch_size) else size
 
     def count(self, samples: int, batch_size: int, *, drop_last: bool = False, least: int = 1) -> int:
-        """Return the number of batches per rank, without a last one of fewer than `least` samples."""
+        """Return the number of batches per rank, not counting a last one of fewer than `least` samples."""
         full, left = divmod(samples, batch_size * self.world_size)
         return full + (self.last(left, batch_size, drop_last) >= least)
 
     def own(self, left: int, batch_size: int, *, items: bool = False) -> tuple[int, int]:
-        """Return how many samples of the next batch count and how many it has, if `left` samples remain.
+        """Return how many samples of the next batch count, and how many it has, if `left` samples remain.
 
-        `items` is whether they are dealt to the ranks one by one, as an iterable dataset yields them.
+        With `items`, they are dealt to the ranks one by one, as an iterable dataset yields them.
         """
-        # Computed and never counted as batches arrive: if one rank had a batch less, all others would wait
-        # for its gradients without end.
+        # Computed, never counted as batches arrive: if one rank had a batch less, all others would wait for
+        # its gradients forever.
         if left >= batch_size * self.world_size:
             return batch_size, batch_size
-        # Items cannot be read again from the start, so 'repeat' repeats a rank's last one, as 'pad' does.
+        # Items cannot be read again from the start, so 'repeat' repeats a rank's last item, as 'pad' does.
         rule = "pad" if items and self.uneven == "repeat" else self.uneven
         _, own, size = span(left, self.world_size, self.rank, rule)
         return own, size
@@ -140,8 +141,8 @@ class Share(Computed):
     def at(self, positions: IndexArray) -> IndexArray:
         """Return the entries at `positions`."""
         division, end = self.division, len(self.base)
-        # A batch larger than the share is the share. So all numbers stay within 64 bits, even for a batch
-        # size of sys.maxsize, by which users mean "everything".
+        # A batch larger than the share is the share. This keeps all numbers within 64 bits, even for a batch
+        # size of sys.maxsize, which users pass to mean "everything".
         size = min(self.batch_size, max(-(-(end - self.start) // division.world_size), 1))
         full, left = divmod(end - self.start, size * division.world_size)
         begin, own, _ = span(left, division.world_size, division.rank, division.uneven)
@@ -149,7 +150,7 @@ class Share(Computed):
         last = begin + np.minimum(offset, max(own - 1, 0))
         within = np.where(turn < full, division.rank * size + offset, last)
         found = self.start + turn * (size * division.world_size) + within
-        # A padded rank without a sample of its own repeats the last one of the order.
+        # A padded rank without any sample of its own repeats the last one of the order.
         found = found % end if division.uneven == "repeat" else np.minimum(found, end - 1)
         if hasattr(self.base, "at"):
             entries: IndexArray = self.base.at(found)
@@ -179,7 +180,7 @@ def cut(indices: Indices, places: int, uneven: str) -> tuple[list[Indices], list
             "the number of places divides, drop_last=True for the last batch, or uneven='drop' or 'pad'"
         )
     if count % places and uneven == "pad":
-        # A list, because repeating the last index of a range would make it another type than its neighbors.
+        # A list, because a range that repeats its last index would differ in type from its neighbors.
         indices = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
     parts, counted = [], []
     for place in range(places):
@@ -192,12 +193,12 @@ def cut(indices: Indices, places: int, uneven: str) -> tuple[list[Indices], list
     return parts, counted
 
 
-# What the user says about ranks, and what workers need to know of them.
+# What the user says about ranks, and what workers need to know about them.
 
 
 @dataclass(frozen=True)  # no slots: pickling errors find the culprit through `__dict__`
 class Sharding:
-    """A loader's options `shard` and `uneven`, checked; without `ranks`, every epoch finds them.
+    """A loader's options `shard` and `uneven`, checked; without `ranks`, each epoch looks them up.
 
     Examples
     --------
@@ -224,7 +225,7 @@ class Sharding:
         return cls((check_whole("the rank in shard", rank, world_size), world_size), str(uneven))
 
     def divide(self) -> Division:
-        """Return this rank's part of every step; raises like `find` if that is asked."""
+        """Return this rank's part of every step; raises the errors of `find_rank` if it has to ask."""
         return Division(*(self.ranks or self.find()), self.uneven)
 
 
@@ -232,17 +233,17 @@ class Sharding:
 class RankInfo:
     """What workers know about the distributed run their loader belongs to."""
 
-    # Rank and world size. None if the environment is inconsistent; then asking for them raises the error.
+    # Rank and world size. None if the environment is inconsistent; asking for them then raises the error.
     ranks: tuple[int, int] | None = None
-    # Numbers mixed into the workers' seeds in addition to the worker numbers.
+    # Numbers mixed into the workers' seeds along with the worker numbers.
     salt: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, division: Division | None) -> RankInfo:
         """Return what this process knows."""
         if division is not None:
-            # Loaders that divide an epoch all have one seed, so the rank makes their workers' seeds differ.
-            # Rank 0 has no salt: alone or not, its workers draw the same numbers.
+            # Loaders that divide an epoch all have the same seed, so the rank makes their workers' seeds
+            # differ. Rank 0 adds nothing: alone or not, its workers draw the same numbers.
             return cls((division.rank, division.world_size), (division.rank,) if division.rank else ())
         try:
             return cls(find_rank())

@@ -1,12 +1,12 @@
 """Orders: the sequence of dataset indices in an epoch, as values that can be sliced anywhere.
 
 An order is a function of its fields alone. It does not depend on workers, speed, the position of a resume or
-NumPy's version. The cost of a slice is proportional to its length. An order pickles as its fields only,
-without what it has computed.
+NumPy's version. A slice costs time in proportion to its length. An order pickles only its fields, not what it
+has computed.
 
     InOrder                     0, 1, 2, ...
-    Shuffled, Repeated          a random permutation, and one after another
-    Drawn, Weighted             random indices, all with one probability, or each with its own
+    Shuffled, Repeated          a random permutation, and several in succession
+    Drawn, Weighted             random indices, with equal or individual probabilities
     Mapped                      the entries of a list, at the positions of another order
     Bucketed                    another order, with samples of similar length in each batch
     Mixed                       several datasets, each with its share of any stretch of the epoch
@@ -42,11 +42,11 @@ from gpuloader.order.permutation import (
 IndexArray = NDArray[np.int64]
 
 _CHUNK = 4096
-"""Entries computed at once; at about this size, the overhead of NumPy's calls equals their work."""
+"""Entries computed at a time; at about this size, the overhead of NumPy's calls equals their work."""
 
 
 def as_plain(values: Any, dtype: DTypeLike) -> NDArray[Any]:
-    """Return values as an array, not copied where possible; a tensor in `dtype` if NumPy lacks its own."""
+    """Return values as an array, without a copy where possible; tensors of dtypes NumPy lacks as `dtype`."""
     return tensor_array(values.detach(), np.dtype(dtype)) if is_tensor(values) else np.asarray(values)
 
 
@@ -89,11 +89,11 @@ _LIMITS = {"count": _COUNTS, "draws": _COUNTS, "seed": _WORDS, "epoch": _WORDS}
 class Computed:
     """Base class of orders whose entries are computed from their positions.
 
-    An order keeps the chunk it computed last, and a table if it needs one.
+    An order keeps the chunk that it computed last, and a table if it needs one.
     """
 
-    # Any thread may slice an order. Both are replaced atomically, so that at worst two threads compute the
-    # same twice. A lock would cost more, and a fork could copy it while it is held.
+    # Any thread may slice an order. Both are replaced atomically, so at worst two threads compute the same
+    # entries. A lock would cost more, and a fork could copy it while it is held.
     _kept: NDArray[Any] | None = None
     _chunk: tuple[int, IndexArray] = (-1, np.empty(0, np.int64))
 
@@ -120,7 +120,7 @@ class Computed:
         if start == stop:
             return np.empty(0, np.int64)
         first, last = start // _CHUNK, (stop - 1) // _CHUNK
-        # A slice of many chunks is computed as it is: keeping its last chunk would not help the next slice.
+        # A slice of many chunks is computed directly: keeping its last chunk would not help the next slice.
         if last - first > 1:
             return self.at(np.arange(start, stop))
         pieces = [
@@ -204,7 +204,7 @@ class Shuffled(Computed):
     def at(self, positions: IndexArray) -> IndexArray:
         """Return the entries at `positions`."""
         # Sorted once, a short permutation is a table that costs nothing to read. A long one would take
-        # seconds and 8 bytes per sample, on every rank, so it is computed where it is asked for.
+        # seconds and 8 bytes per sample, on every rank, so only the requested entries are computed.
         if self.count <= SORTED_AT_MOST:
             return self._table()[positions]
         key = derive_key(self.seed, self.epoch, PERMUTED)
@@ -235,7 +235,7 @@ class _Counted(Computed):
 
 
 class Repeated(_Counted):
-    """The first `draws` entries of one random permutation of ``range(count)`` after another.
+    """The first `draws` entries of several random permutations of ``range(count)`` in succession.
 
     >>> Repeated(3, draws=8, seed=0, epoch=0).slice(0, 8).tolist()
     [1, 0, 2, 0, 2, 1, 1, 2]
@@ -247,7 +247,7 @@ class Repeated(_Counted):
         found = np.empty_like(within)
         for turn in np.unique(turns).tolist():
             here = turns == turn
-            # The first one is the permutation of a sampler that draws no more samples than there are.
+            # The first permutation is that of a sampler that draws no more samples than there are.
             seed = derive_key(self.seed, turn, REPEATED) if turn else self.seed
             found[here] = Shuffled(self.count, seed, self.epoch).at(within[here])
         return found
@@ -268,8 +268,7 @@ class Drawn(_Counted):
     def at(self, positions: IndexArray) -> IndexArray:
         """Return the entries at `positions`."""
         hashes = hash_positions(positions.astype(np.uint64), derive_key(self.seed, self.epoch, DRAWN))
-        # The remainder favors small indices by less than count / 2**64, which no epoch is long enough to
-        # show.
+        # The remainder favors small indices by less than count / 2**64; no epoch is long enough to show that.
         return (hashes % np.uint64(self.count)).view(np.int64)
 
 
@@ -304,23 +303,23 @@ class Weighted(Computed):
             return table
         chosen = np.flatnonzero(self.weights)
         if self.replacement:
-            # cumsum adds one weight after another: a pairwise sum may round differently on another machine.
+            # cumsum adds one weight after another. A pairwise sum may round differently on another machine.
             table = np.cumsum(self.weights)
             table /= table[-1]
-            # Rounding may leave the last bound below 1, and a weight of 0 behind it must never be drawn.
+            # Rounding may leave the last bound below 1, and a weight of 0 after it must never be drawn.
             table[chosen[-1] :] = np.inf
         else:
-            # The smallest of exponential variables whose rates are the weights (Efraimidis and Spirakis 2006)
-            # are those of the indices drawn one after another. Logarithms sort alike and do not overflow.
+            # Draw exponential variables whose rates are the weights: the smallest ones belong to the indices
+            # drawn (Efraimidis and Spirakis 2006). Logarithms sort the same and do not overflow.
             waits = np.log(-np.log(self._uniform(chosen))) - np.log(self.weights[chosen])
             table = chosen[np.argsort(waits, kind="stable")[: self.draws]]
         object.__setattr__(self, "_kept", table)
         return table
 
     def _uniform(self, positions: IndexArray) -> NDArray[np.float64]:
-        """Return for each position a number between 0 and 1, both excluded."""
+        """Return a number strictly between 0 and 1 for each position."""
         hashes = hash_positions(positions.astype(np.uint64), derive_key(self.seed, self.epoch, WEIGHTED))
-        # 52 bits and a half: exact as a float, and never 0, of which there is no logarithm.
+        # 52 bits and a half: exact as a float, and never 0, which has no logarithm.
         return ((hashes >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
 
@@ -335,7 +334,7 @@ def as_weights(
     array([1., 3.])
     """
     try:
-        # NumPy 2 warns if it is asked to copy a tensor of PyTorch, so it first gets a view.
+        # NumPy 2 warns if it is asked to copy a PyTorch tensor, so it first gets a view.
         array = np.array(as_plain(weights, np.float64), np.float64)
     except (TypeError, ValueError) as error:
         raise BadValue(f"weights must be a list of numbers, got {type(weights).__name__}: {error}") from None
@@ -349,7 +348,7 @@ def as_weights(
     if draws > (0 if not positive else draws if replacement else positive):
         how = "with" if replacement else "without"
         raise BadValue(f"cannot draw {draws} indices {how} replacement: {positive} weights are above 0")
-    # Sums that overflow would make every bound infinite, and the first sample the only one drawn.
+    # Overflowing sums would make every bound infinite, and always draw the first sample.
     if positive and array.max() > np.finfo(np.float64).max / array.size:
         raise BadValue("the sum of the weights may exceed the range of float64; scale the weights down")
     array.flags.writeable = False
@@ -386,7 +385,7 @@ class Mapped:
 
 @dataclass(frozen=True, eq=False)
 class Bucketed(Computed):
-    """The indices of `base`, rearranged so that those of a batch belong to samples of similar length.
+    """The indices of `base`, rearranged so that each batch has samples of similar length.
 
     Computing an entry takes the time of sorting one pool; see `BucketSampler`.
 
@@ -406,8 +405,8 @@ class Bucketed(Computed):
 
     def at(self, positions: IndexArray) -> IndexArray:
         """Return the entries at `positions`."""
-        # The samples that fill no batch are the last of the shuffled order, so they are chosen at random and
-        # not by their length.
+        # Samples that do not fill a batch are the last of the shuffled order, so they are chosen at random
+        # and not by length.
         whole, size = len(self) - len(self) % self.batch_size, self.batch_size * self.pool
         found = np.empty(len(positions), np.int64)
         pools = np.where(positions < whole, positions // size, -1)
@@ -425,7 +424,7 @@ class Bucketed(Computed):
         if kept != number:
             size = self.batch_size * self.pool
             drawn = self.base.slice(number * size, min((number + 1) * size, whole))
-            # Stable, so that samples of one length keep their random order on every machine.
+            # Stable, so that samples of equal length keep their random order on every machine.
             ascending = drawn[np.argsort(self.lengths[drawn], kind="stable")]
             batches = ascending.reshape(-1, self.batch_size)
             key = derive_key(self.base.seed, self.base.epoch, BUCKETED, number)
@@ -434,7 +433,7 @@ class Bucketed(Computed):
         return pool
 
 
-# Spread several sequences evenly over one: any stretch of it has each in proportion to its length.
+# Spreads several sequences evenly over one: each is present in any stretch in proportion to its length.
 
 
 def interleave(counts: Sequence[int], start: int, stop: int) -> tuple[IndexArray, IndexArray]:
@@ -452,7 +451,7 @@ def interleave(counts: Sequence[int], start: int, stop: int) -> tuple[IndexArray
     if start >= stop:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     # Up to time t, an owner has t * count entries, give or take a half. So these times enclose the positions,
-    # with room to spare for what rounding does.
+    # with a margin for rounding.
     first = [_count_before(count, (start - slack) / total) for count in counts]
     last = [_count_before(count, (stop + slack) / total) for count in counts]
     owners = np.repeat(np.arange(len(counts)), np.subtract(last, first))
@@ -463,20 +462,20 @@ def interleave(counts: Sequence[int], start: int, stop: int) -> tuple[IndexArray
 
 
 def _count_before(count: int, time: float) -> int:
-    """Return how many of an owner's entries have an earlier time; rounding may add one that has this time."""
+    """Return how many of an owner's entries have an earlier time; rounding may include one with this time."""
     return min(max(round(time * count), 0), count)
 
 
 AT_END = ("stop", "repeat", "drop")
 _BLOCK = 4096  # samples among which the datasets are shuffled
-_MOST = 2**52  # samples of an epoch: positions up to here are exact as 64-bit floats, as `interleave` needs
+_MOST = 2**52  # the most samples of an epoch: `interleave` needs positions to be exact as 64-bit floats
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
     """A part of an epoch, from position `start` on, that reads `counts[i]` samples of each dataset i.
 
-    `begins[i]` of them were read before it.
+    `begins[i]` of them were read earlier.
     """
 
     start: int
@@ -516,9 +515,9 @@ def plan_stages(sizes: Sequence[int], weights: Sequence[float], at_end: str) -> 
 
 
 def _count_read(time: float, at_end: str, size: int, weight: float) -> int:
-    """Return how many samples of a dataset an epoch has read at a time."""
+    """Return how many samples of a dataset an epoch has read by a given time."""
     if at_end == "repeat":
-        # At least once in full, although the weight of the one that ends last may round down.
+        # At least one full pass, although rounding may reduce the share of the dataset that ends last.
         return max(round(weight * time), size)
     return size if size / weight <= time else min(round(weight * time), size)
 
@@ -527,8 +526,8 @@ def _count_read(time: float, at_end: str, size: int, weight: float) -> int:
 class Mixed(Computed):
     """The indices of an epoch in the concatenation of several datasets, mixed in proportion to their weights.
 
-    Every block of 4,096 samples has each dataset in proportion, in random order. A dataset that is repeated
-    is read in full before its next pass, each pass in another order.
+    Every block of 4,096 samples has each dataset in proportion, in random order. A repeated dataset is read
+    in full before its next pass, and each pass has a new order.
 
     >>> Mixed((2, 6), (1.0, 1.0), "repeat", shuffle=False, seed=0, epoch=0).slice(0, 12).tolist()
     [0, 2, 1, 3, 0, 4, 1, 5, 0, 6, 1, 7]
@@ -552,8 +551,8 @@ class Mixed(Computed):
 
     def at(self, positions: IndexArray) -> IndexArray:
         """Return the entries at `positions`."""
-        # Block by block, because a block is shuffled as a whole; the one computed last is kept, as most
-        # slices lie in it.
+        # Block by block, because a block is shuffled as a whole. The latest one is kept, because most slices
+        # lie in it.
         starts = np.array([stage.start for stage in self._stages])
         stages = np.searchsorted(starts, positions, side="right") - 1
         blocks, within = np.divmod(positions - starts[stages], _BLOCK)
@@ -578,7 +577,7 @@ class Mixed(Computed):
         entries = np.empty(len(owners), np.int64)
         offset = 0
         for owner, size in enumerate(self.sizes):
-            # A dataset's samples keep their order among each other, so that one pass over it follows another.
+            # Each dataset's samples keep their relative order, so one pass over it follows another.
             turns = ranks[owners == owner] + stage.begins[owner]
             entries[shuffled == owner] = offset + self._read(owner, turns)
             offset += size
@@ -586,12 +585,12 @@ class Mixed(Computed):
         return entries
 
     def _read(self, owner: int, ranks: IndexArray) -> IndexArray:
-        """Return the indices of the samples of a dataset that are read in these turns, in ascending order."""
+        """Return the indices of the dataset's samples read in these turns, in ascending order."""
         size = self.sizes[owner]
         passes, within = np.divmod(ranks, size)
         if not self.shuffle or size == 1:
             return within
-        # A new permutation for every pass over a dataset: the old one again would repeat its neighborhoods.
+        # Every pass has a new permutation: the same one again would repeat which samples are neighbors.
         for turn in np.unique(passes).tolist():
             here = slice(*np.searchsorted(passes, [turn, turn + 1]).tolist())
             kept = self._latest.get(owner)
@@ -603,7 +602,7 @@ class Mixed(Computed):
 
     @cached_property
     def _latest(self) -> dict[int, tuple[int, Shuffled]]:
-        """The pass that each dataset was last read in, and its order."""
+        """For each dataset, the latest pass read and its order."""
         return {}
 
 
@@ -618,7 +617,7 @@ def iterate(order: Order) -> Iterator[int]:
         yield from part if isinstance(part, range) else part.tolist()
 
 
-# A batch as a stretch of an order: a first and a last position, with the indices looked up on request.
+# A batch as a stretch of an order: a first and a last position. Indices are looked up on request.
 
 
 @dataclass(frozen=True, slots=True)
@@ -648,7 +647,7 @@ class Stretch:
 
     def indices(self) -> IndexArray:
         """Return the dataset indices of the samples."""
-        # Only here is the order evaluated. A device that holds the order itself never asks.
+        # The order is evaluated only here. A device that holds the order itself never asks.
         part = self.order.slice(self.first, self.last + 1)
         found = np.arange(part.start, part.stop) if isinstance(part, range) else part
         return found if len(found) == self.count else found[np.minimum(np.arange(self.count), len(found) - 1)]

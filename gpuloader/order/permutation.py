@@ -19,9 +19,9 @@ _ALL = 2**64 - 1
 # The constants of splitmix64 (Steele, Lea and Flood 2014, with Stafford's mixer 13).
 _STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _0, _30, _27, _31, _MIX_1, _MIX_2 = (np.uint64(word) for word in (0, 30, 27, 31, _FIRST, _SECOND))
-_BLOCK = 4096  # numbers hashed at once
+_BLOCK = 4096  # numbers to hash at a time
 SORTED_AT_MOST = 2**18
-"""Up to this length, permutations are sorted once, in a few ms and 2 MiB; beyond, computed per slice."""
+"""Permutations up to this length are sorted once, in a few ms and 2 MiB; longer ones computed per slice."""
 
 SORTED, PERMUTED, DRAWN, WEIGHTED, REPEATED, BUCKETED, MIXED = range(7)
 """Hashed together with seed and epoch, so that no two kinds of orders use the same random numbers."""
@@ -118,7 +118,7 @@ def permute(positions: Words, count: int, key: int) -> Words:
 
 def _permute_cells(cells: Words, rows: int, columns: int, key: int) -> Words:
     left, right = np.divmod(cells, np.uint64(columns))
-    # Each round has a key of its own: the proof of Luby and Rackoff needs independent round functions.
+    # Each round has its own key: the proof of Luby and Rackoff needs independent round functions.
     for turn in range(_ROUNDS):
         left = _shifted(left, right, rows, derive_key(key, 2 * turn))
         right = _shifted(right, left, columns, derive_key(key, 2 * turn + 1))

@@ -15,7 +15,7 @@ from gpuloader.order.dividing import ALONE, Division, Share, cut
 from gpuloader.order.order import Order
 from gpuloader.order.samplers import group, skip, walk
 
-_AHEAD = 1 << 12  # indices looked up at once: 32 KB, a third of a millisecond
+_AHEAD = 1 << 12  # indices to look up at a time: 32 KB, a third of a millisecond
 
 
 class Plan(Protocol):
@@ -48,7 +48,7 @@ class OrderedPlan:
     def batches(self, start: int) -> Iterator[Indices]:
         """Yield the indices of batch `start` and of every later one."""
         order, size, drop_last = self.order, self.batch_size, self.drop_last
-        # Alone and from the start, the order is its own share, and an order in sequence stays a range.
+        # Alone and from the start, the order is its own share, and a sequential order stays a range.
         if self.division.world_size > 1 or self.base:
             order, drop_last = Share(order, self.base, size, self.division, drop_last), False
         end = len(order)
@@ -59,13 +59,13 @@ class OrderedPlan:
         for first in range(start * size, end, chunk):
             part = order.slice(first, min(first + chunk, end))
             if not isinstance(part, range):
-                part.flags.writeable = False  # so that a check of the whole part holds for its batches
+                part.flags.writeable = False  # so that one check of the whole part holds for its batches
             for begin in range(0, len(part), size):
                 yield part[begin : begin + size]
 
     @property
     def pads(self) -> bool:
-        """Whether samples are repeated that do not count, so that batches have masks."""
+        """Whether repeated samples do not count, so that batches need masks."""
         return self.division.pads(len(self.order) - self.base, drop_last=self.drop_last)
 
     @property
@@ -84,10 +84,10 @@ class OrderedPlan:
 class DealtPlan:
     """One rank's batches of a batch sampler that yields the same batches on every rank.
 
-    A step takes a batch for each rank, in turn, from batch `base` on. If the last step lacks batches, 'pad'
-    and 'repeat' give the ranks that would have none a batch from the start of the epoch, which with 'pad'
-    does not count; 'drop' drops the step. `own` holds for each batch how many samples count, and how many it
-    has, until `take_own` takes it.
+    A step takes one batch for each rank, in turn, from batch `base` on. If the last step lacks batches, 'pad'
+    and 'repeat' give the ranks without one a batch from the start of the epoch; with 'pad', it does not
+    count. 'drop' drops the step. `own` holds, for each batch, how many samples count and how many it has,
+    until `take_own` takes it.
 
     Examples
     --------
@@ -105,7 +105,7 @@ class DealtPlan:
 
     @property
     def pads(self) -> bool:
-        """Whether batches are repeated that do not count, so that batches have masks."""
+        """Whether repeated batches do not count, so that batches need masks."""
         left = len(self.sampler) - self.base if isinstance(self.sampler, Sized) else None
         return self.division.pads(left, drop_last=False)
 
@@ -116,7 +116,7 @@ class DealtPlan:
         listed = map(_as_sequence, walk(self.sampler))
         begin = self.base + start * world_size
         first = list(itertools.islice(listed, min(begin, world_size)))
-        # Not `skip`: the state of other ranks may count a last step that was filled up, beyond the end.
+        # Not `skip`: other ranks' states may count a filled-up last step, beyond the end.
         next(itertools.islice(listed, begin - len(first), begin - len(first)), None)
         for number in itertools.count(start):
             step = list(itertools.islice(listed, world_size))
@@ -141,10 +141,10 @@ class DealtPlan:
 
 @dataclass(frozen=True, slots=True)
 class GroupedPlan:
-    """What a sampler yields from `base` on: indices of any type, grouped, or without a `batch_size` batches.
+    """What a sampler yields from `base` on: indices of any type, grouped; or batches, without a `batch_size`.
 
-    What comes before the start is drawn and dropped: a sampler that only yields cannot be entered in its
-    middle.
+    Everything before the start is drawn and dropped: a sampler that can only be iterated has no way to start
+    in its middle.
     """
 
     sampler: Iterable[Any]
@@ -187,7 +187,7 @@ class BulkPlan:
 class ShardedPlan:
     """A plan that cuts each batch of another plan into parts, one for each of the `shards` places.
 
-    `own` holds for each part how many samples count, and how many it has, until `take_own` takes it.
+    `own` holds, for each part, how many samples count and how many it has, until `take_own` takes it.
     """
 
     plan: Plan
@@ -197,9 +197,9 @@ class ShardedPlan:
 
     def batches(self, start: int) -> Iterator[Indices]:
         """Yield the indices of part `start` and of every later one."""
-        # Batches with fewer samples than there are places are skipped if uneven samples are dropped, and
-        # their parts get no numbers. A batch sampler may yield such a batch anywhere; otherwise only the last
-        # batch can be one.
+        # If uneven samples are dropped, batches with fewer samples than places are skipped, and their parts
+        # get no numbers. A batch sampler may yield such a batch anywhere; otherwise only the last batch can
+        # be one.
         in_batches = isinstance(self.plan, GroupedPlan) and self.plan.batch_size is None
         entered = 0 if in_batches else start // self.shards
         number = entered * self.shards

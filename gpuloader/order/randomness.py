@@ -42,14 +42,14 @@ class Draw:
         self.generator: np.random.Generator | None = None
         self._spares: list[np.random.Generator] = []
         self._alone = 0
-        # Philox computes the numbers from a key and a counter, so a sample's stream begins at its index
-        # without any state to carry: the same in any worker, in any order, and after a resume.
+        # Philox computes its numbers from a key and a counter, so a sample's stream begins at the sample's
+        # index, without any state to carry: the same in any worker, in any order, and after a resume.
         self._counter = [0, 0, 0, epoch & _MASK]
         self._state = {
             "bit_generator": "Philox",
             "state": {"counter": self._counter, "key": ((seed or 0) & _MASK, 1)},
             "buffer": (0, 0, 0, 0),
-            "buffer_pos": 4,  # all of the buffer has been read
+            "buffer_pos": 4,  # the whole buffer has been read
             "has_uint32": 0,
             "uinteger": 0,
         }
@@ -57,11 +57,10 @@ class Draw:
     def make_generator(self, index: object, purpose: int = 0) -> np.random.Generator:
         """Return a generator that starts at the first number of the sample at `index`.
 
-        Each purpose has numbers of its own, so that those for transforms do not depend on the dataset's
-        draws.
+        Each purpose has its own numbers, so that those for transforms do not depend on the dataset's draws.
         """
-        # A generator that nobody refers to any more is used again, because creating one takes ten times as
-        # long as setting its state. One that the user has kept is never touched.
+        # A generator that nobody refers to any more is reused, because creating one takes ten times as long
+        # as setting its state. One that the user has kept is never touched.
         spares = self._spares
         for at in range(len(spares)):
             if _count_references(spares, at) == self._alone:
@@ -71,7 +70,7 @@ class Draw:
                 spares.clear()
             at = len(spares)
             spares.append(np.random.Generator(np.random.Philox(0)))
-            # Releases of Python differ in what the call itself adds to the count.
+            # Releases of Python differ in what the call itself adds to the reference count.
             self._alone = _count_references(spares, at)
         generator = spares[at]
         self._counter[1] = purpose
@@ -80,7 +79,7 @@ class Draw:
         return generator
 
 
-# Of the generator and of its bit generator, because a user may keep either.
+# Reference counts of the generator and of its bit generator, because a user may keep either.
 def _count_references(generators: list[np.random.Generator], at: int) -> int:
     return sys.getrefcount(generators[at]) + sys.getrefcount(generators[at].bit_generator)
 
@@ -132,7 +131,7 @@ def sample_rng() -> np.random.Generator:
     True
     """
     draw = _fetching_draw("__getitem__ or __iter__")
-    # Several samples at once would share one generator, and their numbers would depend on the batch size.
+    # Several samples together would share one generator, and their numbers would depend on the batch size.
     if draw.index is None:
         raise LoaderError(
             "no single sample is being fetched: __getitems__ and collate_fn handle several at once; call "
@@ -199,7 +198,7 @@ def as_number(index: object) -> int:
     """
     if isinstance(index, int | np.integer):
         return int(index) & _MASK
-    # Not `hash`, which Python seeds anew in every process.
+    # Not `hash`, which Python seeds differently in every process.
     text = repr(index).encode()
     return zlib.crc32(text) << 32 | zlib.adler32(text)
 

@@ -2,8 +2,8 @@
 
 A loader asks a sampler for its `order`, which depends only on seed and epoch. The seed is the loader's, or
 one drawn from the sampler's own generator when the sampler is made. Outside a loader, each iteration of a
-random sampler draws a new seed from that generator, or from NumPy's global random state.
-Here are the samplers of single indices, those of batches, and the functions that read a user's own ones.
+random sampler draws a new seed from that generator, or from NumPy's global random state. This module has the
+samplers of single indices, those of batches, and functions that read a user's own samplers.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ T = TypeVar("T")
 class Sampler(Generic[I]):
     """Base class of samplers; a subclass yields the indices of an epoch from `__iter__`.
 
-    ``Sampler[int]`` annotates one that yields integers.
+    ``Sampler[int]`` annotates a sampler of integers.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ class SequenceSampler(Sampler[int]):
 
     def order(self, seed: int, epoch: int) -> Order | None:  # noqa: ARG002
         """Return the indices in order, or None if a subclass overrides `__iter__`."""
-        # Else a user's own `__iter__` would never run, although it is what the class is for.
+        # Otherwise a user's own `__iter__` would never run, although it is the point of the class.
         return InOrder(len(self)) if type(self).__iter__ is SequenceSampler.__iter__ else None
 
 
@@ -118,7 +118,7 @@ class _Seeded(Sampler[int]):
 
     def _seed_from(self, generator: GeneratorLike) -> None:
         self.generator = generator
-        # Once, here: a seed drawn in every epoch would depend on how often the loader asked for an order.
+        # Drawn once, here: a seed per epoch would depend on how often the loader asks for an order.
         self._seed = None if generator is None else draw_seed(generator)
 
     def __iter__(self) -> Iterator[int]:
@@ -127,7 +127,7 @@ class _Seeded(Sampler[int]):
 
     def order(self, seed: int, epoch: int) -> Order | None:
         """Return the indices of an epoch, or None if the generator or a subclass's `__iter__` yields them."""
-        # An iterator, and a generator of NumPy's, yield other indices each time they are asked.
+        # An iterator and a NumPy generator yield different indices each time they are asked.
         drawn = self.generator is not None and self._seed is None
         if drawn or type(self).__iter__ not in (_Seeded.__iter__, RandomSampler.__iter__):
             return None
@@ -147,12 +147,12 @@ class RandomSampler(_Seeded):
     replacement : bool
         Whether an index may be drawn again before all others have been drawn.
     num_samples : int, optional
-        Indices per epoch, 1 or more; None means the dataset's length. Without replacement, more than that
+        Indices per epoch, 1 or more; None means the dataset's length. Without replacement, a larger number
         draws one permutation of the dataset after another.
     generator : torch.Generator, iterator, numpy.random.Generator or numpy.random.RandomState, optional
-        A ``torch.Generator`` gives the sampler its seed, drawn once when the sampler is made, in place of the
-        loader's. An iterator of indices is read on by each epoch until it ends. A NumPy generator draws the
-        indices of each epoch itself.
+        A ``torch.Generator`` provides the sampler's seed, drawn once when the sampler is made, instead of the
+        loader's. From an iterator of indices, each epoch takes the next ones until it ends. A NumPy generator
+        draws the indices of each epoch itself.
 
     Examples
     --------
@@ -185,7 +185,7 @@ class RandomSampler(_Seeded):
             )
         self.replacement = replacement
         self._num_samples = None if num_samples is None else check_count("num_samples", num_samples)
-        # Raised here, where the mistake is, and not by the first loop.
+        # Raised here, where the mistake is, not in the first loop.
         if not len(data_source):
             raise ValueError(
                 f"num_samples={self.num_samples}, but the data source is empty: there is nothing to shuffle; "
@@ -205,7 +205,7 @@ class RandomSampler(_Seeded):
         if generator is None or self._seed is not None:
             return super().__iter__()
         if isinstance(generator, Iterator):
-            # As in Paddle: it continues where the previous epoch stopped.
+            # As in Paddle, it continues where the previous epoch stopped.
             return itertools.islice(generator, self.num_samples)
         if not self.replacement:
             count = len(self.data_source)
@@ -234,7 +234,7 @@ class WeightedRandomSampler(_Seeded):
     replacement : bool
         Whether an index may be drawn repeatedly. If not, at least `num_samples` weights must be above 0.
     generator : torch.Generator, numpy.random.Generator or numpy.random.RandomState, optional
-        Gives the sampler its seed, drawn once when the sampler is made. None uses the loader's seed.
+        Provides the sampler's seed, drawn once when the sampler is made. None uses the loader's seed.
 
     Examples
     --------
@@ -260,10 +260,10 @@ class WeightedRandomSampler(_Seeded):
 
 
 class SubsetRandomSampler(_Seeded):
-    """A sampler of the given indices, of which there may be none, in random order.
+    """A sampler of the given indices, possibly none, in random order.
 
-    A ``torch.Generator`` or one of NumPy gives the sampler its seed, drawn once when the sampler is made.
-    Without one it uses the loader's seed.
+    A PyTorch or NumPy generator provides the sampler's seed, drawn once when the sampler is made. Without
+    one, the sampler uses the loader's seed.
 
     Examples
     --------
@@ -290,7 +290,7 @@ class MixSampler(_Seeded):
     """
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[float], at_end: str, *, shuffle: bool) -> None:
-        # Equal arguments mean the same proportions, which is what a dataset's own order promises.
+        # Equal arguments mean the same proportions, and a dataset's own order promises just that.
         self._terms = tuple(sizes), tuple(weights), at_end, shuffle
         self._length = len(self._draw(0, 0))
 
@@ -306,7 +306,7 @@ class MixSampler(_Seeded):
 
 
 def make_sampler(dataset: Sized, shuffle: bool) -> Sampler[int]:
-    """Return the sampler that a loader makes of a dataset."""
+    """Return the sampler that a loader makes for a dataset."""
     return RandomSampler(dataset) if shuffle else SequenceSampler(dataset)
 
 
@@ -366,7 +366,7 @@ class BatchSampler(Sampler[list[int]]):
         check_flags(shuffle=shuffle, drop_last=drop_last)
         given = sampler
         if isinstance(sampler, int | np.integer) and not isinstance(sampler, bool):
-            # A list or a map-style dataset may be meant as Paddle's `dataset`, with a misplaced number.
+            # A list or map-style dataset may be meant as Paddle's `dataset`, with a misplaced number.
             if dataset is None or hasattr(dataset, "__getitem__") or batch_size != 1:
                 raise BadType(
                     f"sampler must be an iterable of indices, got {sampler!r}; for PyTorch's order of "
@@ -416,7 +416,8 @@ class DistributedBatchSampler(BatchSampler):
         Samples per batch of one rank, 1 or more.
     num_replicas, rank : int, optional
         The world size, and this process's rank, from 0. By default, a process group of torch.distributed or
-        the launcher's environment variables determine them whenever an epoch begins, else they are 1 and 0.
+        the launcher's environment variables determine them whenever an epoch begins; otherwise they are 1 and
+        0.
     shuffle : bool
         Whether to shuffle the dataset differently in every epoch, but identically on all ranks.
     drop_last : bool
@@ -458,12 +459,12 @@ class DistributedBatchSampler(BatchSampler):
 
     @property
     def nranks(self) -> int:
-        """The world size: the one that was passed, or else the launcher's."""
+        """The world size: the one that was passed, otherwise the launcher's."""
         return find_rank()[1] if self._count is None else self._count
 
     @property
     def local_rank(self) -> int:
-        """The rank of this process: the one that was passed, or else the launcher's."""
+        """The rank of this process: the one that was passed, otherwise the launcher's."""
         return check_whole("rank", find_rank()[0] if self._rank is None else self._rank, self.nranks)
 
     def set_epoch(self, epoch: int) -> None:
@@ -491,7 +492,7 @@ class DistributedBatchSampler(BatchSampler):
         return ALONE.count(len(self._share(0)), self.batch_size, drop_last=self.drop_last)
 
     def order(self, seed: int, epoch: int) -> Order | None:  # noqa: ARG002
-        """Return this rank's indices of the epoch set with `set_epoch`, or else of `epoch`."""
+        """Return this rank's indices of the epoch set with `set_epoch`, otherwise of `epoch`."""
         if type(self).__iter__ is not DistributedBatchSampler.__iter__:
             return None
         return self._share(self.epoch if self._has_epoch else epoch)
@@ -505,7 +506,7 @@ class DistributedBatchSampler(BatchSampler):
 
 
 def group(indices: Iterator[T], size: int, drop_last: bool) -> Iterator[list[T]]:
-    """Yield lists of so many indices; the last one may be shorter unless `drop_last` is set.
+    """Yield lists of `size` indices; the last one may be shorter unless `drop_last` is set.
 
     >>> list(group(iter("abcde"), 2, drop_last=False))
     [['a', 'b'], ['c', 'd'], ['e']]
@@ -515,7 +516,7 @@ def group(indices: Iterator[T], size: int, drop_last: bool) -> Iterator[list[T]]
             yield batch
 
 
-_AT_ONCE = 1024  # samples to load with one call when lengths are measured
+_AT_ONCE = 1024  # samples to load per call while lengths are measured
 
 
 class BucketSampler(BatchSampler):
@@ -528,16 +529,16 @@ class BucketSampler(BatchSampler):
 
     With `max_tokens`, batches have a budget instead of a number of samples: many short ones or few long ones.
     The samples are sorted by length and divided into groups of similar length. Every epoch shuffles each
-    group, cuts it into batches and shuffles all batches, so every epoch has equally many.
+    group, cuts it into batches and shuffles all batches, so every epoch has equally many batches.
 
-    The order depends only on the seed, the epoch, the lengths and these arguments. So a loader can resume in
-    the middle of it, on another number of ranks too, but not with another batch size or budget.
+    The order depends only on the seed, the epoch, the lengths and these arguments. So a loader can resume
+    mid-epoch, even with a different number of ranks, but not with another batch size or budget.
 
     Parameters
     ----------
     source : array-like or sized
         The length of every sample, 0 or more, such as a number of tokens or of seconds; or, with `key`, the
-        map-style dataset itself. A loader checks that there is one for each sample of its dataset.
+        map-style dataset itself. A loader checks that each sample of its dataset has a length.
     batch_size : int or None
         Samples per batch, 1 or more. With `shard`, per batch of one rank. With `max_tokens`, the most
         samples of a batch; None sets no limit.
@@ -548,11 +549,11 @@ class BucketSampler(BatchSampler):
     shuffle : bool
         False sorts all samples by length, the shortest first, in every epoch.
     drop_last : bool
-        Whether to drop a smaller last batch. With `max_tokens` it is the one that the last group, of the
-        shortest samples, leaves over.
+        Whether to drop a smaller last batch. With `max_tokens`, it is the rest of the last group, that of the
+        shortest samples.
     pool : int
-        Batches to sort together, 1 or more. More of them make lengths more similar and batches less random.
-        With `max_tokens`, the number of groups; more are made where lengths differ by more than a tenth.
+        Batches to sort together, 1 or more. More make lengths more similar and batches less random. With
+        `max_tokens`, the number of groups; there are more if lengths within a group differ by over a tenth.
 
     Raises
     ------
@@ -629,7 +630,7 @@ class BucketSampler(BatchSampler):
 
 
 def find_batches(sampler: Iterable[Any], seed: int, epoch: int) -> Iterable[Any]:
-    """Return the batches of an epoch if they follow from the seed, or else the batch sampler itself.
+    """Return the batches of an epoch if they follow from the seed, otherwise the batch sampler itself.
 
     >>> sampler = BucketSampler([1, 2, 1], max_tokens=2)
     >>> [batch.tolist() for batch in find_batches(sampler, seed=1, epoch=0)]
@@ -641,17 +642,17 @@ def find_batches(sampler: Iterable[Any], seed: int, epoch: int) -> Iterable[Any]
     return sampler
 
 
-_ALIKE = 0.9  # the least that the shortest sample of a group has of the length of its longest
-_MIXED = 4  # batches of a group, if lengths allow: with one, the same samples would meet in every epoch
+_ALIKE = 0.9  # the shortest sample of a group has at least this fraction of the longest's length
+_MIXED = 4  # batches per group, if lengths allow: with one, the same samples would meet in every epoch
 
 
 class Budgeted(Sampler[int]):
-    """The samples of a `BucketSampler` with a budget, in groups whose batches are of one size.
+    """The samples of a `BucketSampler` with a budget, in groups whose batches have the same size.
 
     Batches are `cuts` of all samples in descending order of length.
     """
 
-    # As the groups do not depend on the epoch, neither does the number of batches, which schedules rely on.
+    # The groups do not depend on the epoch, so neither does the number of batches. Schedules rely on that.
 
     def __init__(
         self,
@@ -681,7 +682,7 @@ class Budgeted(Sampler[int]):
             longest = sizes[count - 1 - start]
             size = count if longest * count <= max_tokens else int(max_tokens // longest)
             size = min(size, most or size)
-            # Whole batches, so that only the last group leaves one over.
+            # Whole batches, so that only the last group leaves a partial one.
             alike = count - start - int(np.searchsorted(sizes, longest * _ALIKE))
             wanted = min(alike, max(count // pool, _MIXED * size))
             end = start - (-max(wanted, 1) // size) * size
@@ -728,7 +729,7 @@ def _measure(dataset: Any, key: Callable[[Any], float]) -> list[float]:
     if not callable(key):
         raise TypeError(f"key must be callable, got {type(key).__name__}")
     count = len(check_sized("a dataset whose samples are measured", dataset))
-    # Many at once, because a store may answer one request for a thousand samples as fast as one for a sample.
+    # Many per call, because a store may answer a request for a thousand samples as fast as for one.
     many = getattr(dataset, "__getitems__", None)
     if many is None:
         return [key(dataset[index]) for index in range(count)]
@@ -749,8 +750,8 @@ def _as_lengths(lengths: Any) -> NDArray[Any]:
         raise ValueError(f"{expected}, got {got}; for a dataset, pass key=len or a function like it")
     if bad := np.flatnonzero(~((array >= 0) & (array < np.inf))).tolist():
         raise BadValue(f"lengths must be finite and 0 or more, got {array[bad[0]]} at index {bad[0]}")
-    # A copy, because the lengths are part of the order: a change of the user's would change epochs already
-    # run.
+    # A copy, because the lengths are part of the order: if the user changed them, epochs already run would
+    # change.
     array = array.copy()
     array.flags.writeable = False
     return array
@@ -763,14 +764,14 @@ def walk(sampler: Iterable[T]) -> Iterator[T]:
     """Yield what a sampler yields."""
     try:
         yield from open_sampler(sampler)
-    except QueueClosed as error:  # which would end the epoch without an error
+    except QueueClosed as error:  # would silently end the epoch
         raise LoaderError(f"the sampler or batch sampler raised {describe_error(error)}") from error
 
 
 def open_sampler(sampler: Iterable[T]) -> Iterator[T]:
-    """Return a sampler's iterator, which does not start over; raise `TypeError` if it is no iterator."""
+    """Return a sampler's iterator, which does not start over; raise `TypeError` if it is not an iterator."""
     try:
-        # Some iterators start over after their end, which would make an epoch of two.
+        # Some iterators start over after their end, which would turn two epochs into one.
         return Steady.of(iter(sampler))
     except TypeError as error:
         if "non-iterator" not in str(error):

@@ -1,8 +1,9 @@
-"""The orders of PyTorch's random samplers: drawn when PyTorch draws them, and replayed when an epoch resumes.
+"""The orders of PyTorch's random samplers: drawn when PyTorch draws them, replayed when an epoch resumes.
 
-PyTorch's samplers draw an epoch from the global generator, or from one of the user's. So a program sees the
-same batches, and the same random numbers in its own code, only if a loader draws the same numbers at the same
-moment. A state keeps what an order was drawn from, and replaying it needs no generator of the program's.
+PyTorch's samplers draw an epoch from the global generator, or from a generator of the user's. So a program
+sees the same batches, and the same random numbers in its own code, only if a loader draws the same numbers at
+the same moment. A state keeps what an order was drawn from. Replaying it needs none of the program's
+generators.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Origin = int | str
 """What an order was drawn from: the seed that a sampler drew, or a generator's state before it drew."""
 
 _RANDOM = ("RandomSampler", "WeightedRandomSampler", "SubsetRandomSampler")
-_AT_ONCE = 32  # indices that a RandomSampler with replacement draws at once
+_AT_ONCE = 32  # indices that a RandomSampler with replacement draws at a time
 
 
 def find_torch_sampler(sampler: Any) -> Any:
@@ -34,22 +35,22 @@ def find_torch_sampler(sampler: Any) -> Any:
     """
     if foreign_name(sampler) == "BatchSampler":
         sampler = getattr(sampler, "sampler", None)
-    # Exactly those: a subclass may yield something else.
+    # Exactly these classes: a subclass may yield something else.
     if foreign_name(sampler) not in _RANDOM or not is_instance(sampler, "torch.utils.data", *_RANDOM):
         return None
     indices = getattr(sampler, "indices", range(0))
     if isinstance(indices, range) or not len(indices) or np.asarray(indices).dtype.kind in "iu":
         return sampler
-    return None  # an order holds numbers, and these are keys
+    return None  # an order holds numbers, but these are keys
 
 
 class TorchOrder:
-    """The order of one epoch, as a sampler of PyTorch draws it; `origin` is what a state keeps of it."""
+    """The order of one epoch, as a PyTorch sampler draws it; a state keeps its `origin`."""
 
     def __init__(self, origin: Origin) -> None:
         self.origin = origin
         self._order: Order | None = None
-        # What the sampler has yet to draw, with a generator of the user's, and the indices drawn so far.
+        # What the sampler has yet to draw from a generator of the user's, and the indices drawn so far.
         self._later: Iterator[IndexArray] = iter(())
         self._reached: float = math.inf
 
@@ -58,7 +59,7 @@ class TorchOrder:
         """Draw what PyTorch's sampler draws for its first index."""
         torch: Any = sys.modules["torch"]
         if sampler.generator is None and foreign_name(sampler) == "RandomSampler":
-            # The one sampler that draws a seed, for a generator of its own.
+            # The only sampler that draws a seed, for a generator of its own.
             return cls(int(torch.empty((), dtype=torch.int64).random_()))
         generator = torch.default_generator if sampler.generator is None else sampler.generator
         drawn = cls(str(generator.get_state().numpy().tobytes().hex()))
@@ -66,12 +67,12 @@ class TorchOrder:
         first = next(drawn._later)
         drawn._reached = len(first)
         if len(first) < len(sampler):
-            return drawn  # the generator makes the rest when the loop gets there
+            return drawn  # the generator draws the rest when the loop gets there
         drawn._order = Mapped(InOrder(len(sampler)), first)
         return drawn
 
     def replay(self, sampler: Any) -> Order:
-        """Return the order; raise `ValueError` if the state that says so is damaged."""
+        """Return the order; raise `ValueError` if the state that it comes from is damaged."""
         if self._order is None:
             torch: Any = sys.modules["torch"]
             device = "cpu" if sampler.generator is None else sampler.generator.device
@@ -81,13 +82,13 @@ class TorchOrder:
 
     def resume(self, sampler: Any) -> None:
         """Leave the sampler's generator as the first drawing did, for the epochs that follow."""
-        if isinstance(self.origin, str):  # else it was not drawn from a generator of the user's
+        if isinstance(self.origin, str):  # otherwise it was not drawn from a generator of the user's
             self._later, self._reached = _draw(sampler, self._rewind(sampler.generator)), 0
 
     def draw_until(self, position: float) -> None:
-        """Draw from the user's generator what PyTorch's sampler draws until it is asked for so many indices.
+        """Draw from the user's generator what PyTorch's sampler draws for the first `position` indices.
 
-        A number above its length says that it was asked for one too many.
+        A number above the order's length means that one index too many was requested.
         """
         while self._reached < position:
             drawn = next(self._later, None)

@@ -1,4 +1,4 @@
-"""Which rank and which worker runs the calling code, for datasets that divide their items among them."""
+"""Which rank and worker runs the calling code, for datasets that divide their items among them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def find_rank(launchers: Sequence[tuple[str, ...]] = _LAUNCHERS) -> tuple[int, i
     """Return the rank of this process, from 0, and the world size; (0, 1) without a known launcher.
 
     An initialized process group of torch.distributed takes precedence. Otherwise the first launcher with at
-    least one of its two variables set decides, in this order: torchrun, Open MPI, PMI (MPICH and its
-    derivatives), Slurm, Paddle. Without a RANK, as under Lightning, it is LOCAL_RANK, plus NODE_RANK (or
+    least one of its two variables set determines both, in this order: torchrun, Open MPI, PMI (MPICH and its
+    derivatives), Slurm, Paddle. Without RANK, as under Lightning, the rank is LOCAL_RANK, plus NODE_RANK (or
     GROUP_RANK) times LOCAL_WORLD_SIZE. An inconsistent environment raises `ValueError`.
 
     >>> from unittest.mock import patch
@@ -37,11 +37,11 @@ def find_rank(launchers: Sequence[tuple[str, ...]] = _LAUNCHERS) -> tuple[int, i
         return int(group.get_rank()), int(group.get_world_size())
     for *names, _ in launchers:
         found = list(filter(os.environ.__contains__, names))
-        # Lightning's launcher sets no RANK, but the local one and the size.
+        # Lightning's launcher sets the local rank and the size, but not RANK.
         if found == ["WORLD_SIZE"] and "LOCAL_RANK" in os.environ:
             return _check(_count_on_nodes(), _parse("WORLD_SIZE"), "LOCAL_RANK", "WORLD_SIZE")
-        # One alone is a mistake of the launcher's: to take it for a single process would make every process
-        # read everything.
+        # One variable alone is a mistake of the launcher. Treating it as a single process would make every
+        # process read everything.
         if len(found) == 1:
             (missing,) = set(names) - set(found)
             raise ValueError(
@@ -54,7 +54,7 @@ def find_rank(launchers: Sequence[tuple[str, ...]] = _LAUNCHERS) -> tuple[int, i
 
 
 def find_torch_rank() -> tuple[int, int]:
-    """Return the rank and world size of a run of PyTorch; (0, 1) if there is none, and in case of doubt.
+    """Return the rank and world size of a PyTorch run; (0, 1) if there is none, and in case of doubt.
 
     >>> from unittest.mock import patch
     >>> with patch.dict(os.environ, {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}):
@@ -62,7 +62,7 @@ def find_torch_rank() -> tuple[int, int]:
     (0, 1)
     """
     try:
-        # Not Slurm's and MPI's variables: a single process inherits them in a batch script, and PyTorch
+        # Not Slurm's and MPI's variables: a single process in a batch script inherits them, and PyTorch
         # itself does not read them.
         return find_rank(_LAUNCHERS[:1])
     except ValueError:
@@ -160,8 +160,8 @@ class WorkerInfo:
         return self._find_ranks()[1]
 
     def _find_ranks(self) -> tuple[int, int]:
-        # Counted, because a dataset that asks for the rank may divide its items itself, so that the loader
-        # does not warn that every rank reads everything.
+        # Counted: a dataset that asks for the rank may divide its items itself, and then the loader does not
+        # warn that every rank reads everything.
         _present.rank_questions += 1
         return self.ranks or find_rank()
 
@@ -178,7 +178,7 @@ def get_worker_info() -> WorkerInfo | None:
     """Return information about the calling worker, or None outside workers, as in the main process.
 
     An `IterableDataset` calls this in its ``__iter__`` to find its worker's part of the items. If it does
-    not, every worker yields all items. A dataset that also divides its files among ranks takes part
+    not, every worker yields all items. A dataset that also divides its files among ranks takes part number
     ``info.rank * info.num_workers + info.id`` of ``info.world_size * info.num_workers``.
 
     If the loader divides the epoch among ranks (``shard``), every dataset must yield all items in the same
@@ -213,17 +213,17 @@ def own_worker_info() -> WorkerInfo | None:
 
 
 def find_share(*, of_ranks: bool = True) -> tuple[int, int]:
-    """Return which part the calling thread reads of a dataset that all workers of all ranks share.
+    """Return which part of a dataset, shared by all workers of all ranks, the calling thread reads.
 
-    The number of the part, from 0, and the number of parts; `of_ranks` is False if each rank has its own
-    dataset.
+    Returns the number of the part, from 0, and the number of parts. `of_ranks` is False if each rank has its
+    own dataset.
 
     >>> find_share(of_ranks=False)
     (0, 1)
     """
     info = _present.info
     worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-    rank, ranks = ask_ranks()  # also if they have their own: the dataset has been divided with them in mind
+    rank, ranks = ask_ranks()  # even if ranks have their own: the dataset was divided with them in mind
     if not of_ranks:
         return worker, workers
     # Rank by rank, so that a rank has the same parts with any number of workers.

@@ -4,9 +4,9 @@ In: a batch's staged fields, on the host or on a device.
 Out: the transformed fields, in the same slot; GPU and CPU results agree bit for bit.
 Callers: users create transforms; `api` plans them, and `batches` (CPU places) and `devices` (GPUs) run them.
 
-On a GPU, transforms are kernels on a stream of their own, behind the copy, so only the small raw values
-cross the bus. On a CPU place, their NumPy twins run where the batch is fetched. Random draws depend only on
-the loader's seed, the epoch and the sample's index.
+On a GPU, transforms are kernels on a separate stream, behind the copy, so only the small raw values cross the
+bus. On a CPU place, their NumPy twins run where the batch is fetched. Random draws depend only on the
+loader's seed, the epoch and the sample's index.
 
 >>> import numpy as np
 >>> from gpuloader import DataLoader, TensorDataset

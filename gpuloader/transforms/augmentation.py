@@ -1,4 +1,4 @@
-"""Transforms of single images that Pillow makes in the worker, on every kind of place, and views of an image.
+"""Transforms of single images that Pillow computes in the worker, for any kind of place; views of an image.
 
 The operations are a table: changes of color by name, and geometry as affine steps, which masks, boxes and
 keypoints follow. Magnitudes are those of torchvision's ``transforms.v2``.
@@ -28,7 +28,7 @@ from gpuloader.transforms.image_transforms import (
 
 @dataclass(frozen=True)
 class Grayscale:
-    """Takes the color out of images, at random if asked; they keep their channels.
+    """Removes the color from images, optionally at random; they keep their channels.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class Grayscale:
         check_probability(self.p)
 
     def extend(self, plan: Plan, rng: np.random.Generator) -> None:
-        """Take the color out of the result of the plan so far, or do not."""
+        """Remove the color from the result of the plan so far, or leave it."""
         if rng.random() < self.p:
             plan.append(Coloring((("gray", 0.0),)))
 
@@ -69,7 +69,7 @@ class GaussianBlur:
     field : str, None or tuple
         The field of images, as for `ColorJitter`.
     sigma : float or tuple of float
-        The radius in pixels, which is the standard deviation; or the least and the greatest.
+        The radius in pixels, which is the standard deviation; or the least and the greatest radius.
     p : float
         The probability that an image is blurred, 0 to 1.
 
@@ -98,17 +98,17 @@ class GaussianBlur:
         return self.sigma if isinstance(self.sigma, tuple | list) else (self.sigma, self.sigma)
 
     def extend(self, plan: Plan, rng: np.random.Generator) -> None:
-        """Blur the result of the plan so far, or do not."""
+        """Blur the result of the plan so far, or leave it."""
         low, high = self._range()
         if rng.random() < self.p:
             plan.append(Coloring((("blur", low + (high - low) * rng.random()),)))
 
 
 # ---------------------------------------------------------------------------------------------------------
-# Random operations of a table
+# Random operations from a table
 
 Space = Mapping[str, tuple[float, float, bool]]
-"""Operations by name: the magnitudes of the first bin and of the last, and whether their sign is random."""
+"""Operations by name: the magnitudes of the first and last bin, and whether their sign is random."""
 
 
 def make_space(shear: float, across: float, down: float, turn: float, color: float, bits: int) -> Space:
@@ -142,7 +142,7 @@ def _slant(by: float) -> float:
 
 
 def make_rotation(size: tuple[int, int], filter: str, angle: float) -> Affine:  # noqa: A002
-    """Return the step that Pillow's ``rotate`` by degrees, counterclockwise, is.
+    """Return the affine step that equals Pillow's ``rotate`` by degrees, counterclockwise.
 
     >>> make_rotation((4, 4), "nearest", 90).matrix
     (0.0, -1.0, 4.0, 1.0, 0.0, 0.0)
@@ -161,7 +161,7 @@ def add_operation(
     filter: str,  # noqa: A002
     rng: np.random.Generator,
 ) -> None:
-    """Add a random operation of a space to a plan, with the magnitude of one of so many bins."""
+    """Add a random operation of a space to a plan, with the magnitude of one of several bins."""
     name = [*space][int(rng.random() * len(space))]
     first, last, is_signed = space[name]
     amount = first + (last - first) * number / (bins - 1)
@@ -170,14 +170,14 @@ def add_operation(
     if name in _GEOMETRY:
         plan.append(_GEOMETRY[name](find_size(plan), filter, amount))
     else:
-        # A change of color has a factor, which a magnitude of 0 leaves at 1.
+        # A change of color has a factor; a magnitude of 0 leaves it at 1.
         amount = round(amount) if name == "posterize" else amount + is_signed
         plan.append(Coloring(((name, amount),)))
 
 
 @dataclass(frozen=True)
 class RandAugment:
-    """Applies random operations of one strength to each image (Cubuk et al., 2020).
+    """Applies random operations of the same strength to each image (Cubuk et al., 2020).
 
     An operation shears, moves or turns the image, or changes brightness, color, contrast, sharpness or the
     levels of its values. Masks, boxes and keypoints follow.
@@ -187,9 +187,9 @@ class RandAugment:
     field : str, None or tuple
         The field of images, as for `Resize`.
     num_ops, magnitude, num_magnitude_bins : int
-        How many operations; and their strength, from 0 to ``num_magnitude_bins - 1``.
+        The number of operations, and their strength, from 0 to ``num_magnitude_bins - 1``.
     filter : str
-        'nearest', 'bilinear' or 'bicubic'; what comes in is black.
+        'nearest', 'bilinear' or 'bicubic'; uncovered areas become black.
 
     Examples
     --------
@@ -236,7 +236,7 @@ class TrivialAugment:
     field : str, None or tuple
         The field of images, as for `Resize`.
     num_magnitude_bins, filter : int, str
-        How many strengths there are; and the filter, as for `RandAugment`.
+        The number of strengths, and the filter, as for `RandAugment`.
 
     Examples
     --------
@@ -276,18 +276,19 @@ def _check_bins(bins: int, filter: str) -> None:  # noqa: A002
 
 @dataclass(frozen=True)
 class Views:
-    """Makes several images of each, which is decoded once: each by its own draws, for contrastive learning.
+    """Makes several images of each image, each with its own draws, for contrastive learning; decodes once.
 
-    A sample's image becomes an array of shape (views, height, width, channels), and a batch has
-    (samples, views, ...); transforms of batches such as `Normalize` take it. Masks and keypoints get the
+    A sample's image becomes an array of shape (views, height, width, channels), and a batch has the shape
+    (samples, views, ...), which transforms of batches such as `Normalize` accept. Masks and keypoints get the
     same dimension.
 
     Attributes
     ----------
     views : int
-        How many images to make.
+        The number of images to make.
     transforms : sequence
-        The transforms of single images that make a view, of one field, and of one size in the end.
+        The transforms of single images that make a view. All name the same field, and the result has one
+        size.
 
     Examples
     --------
@@ -325,7 +326,7 @@ class Views:
 
     @property
     def field(self) -> Fields:
-        """The field of images, and what moves along."""
+        """The field of images, and what moves along with them."""
         moving = (one.field for one in self.transforms if getattr(one, "moves", True))
         return next(moving, self.transforms[0].field)
 

@@ -1,10 +1,10 @@
 """Transforms of images in whole batches, which become kernels on a GPU and NumPy on a CPU place.
 
-Samples may be clips, too, whose frames share what is drawn, or views of an image.
+Samples may also be clips, whose frames share the random draws, or views of an image.
 
-First crops and normalization, then erasing. At the end, a loader's transforms are settled: which are computed
-together, and in which layout images are. Transforms of any values are in `values.py`, and those that mix
-images in `mixing.py`.
+First come crops and normalization, then erasing. At the end, a loader's transforms are settled: which are
+computed together, and in which layout the images are. Transforms of any values are in `values.py`, and those
+that mix images in `mixing.py`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from gpuloader.transforms.program import Chain, KeepsLayout, KernelCall, Spec, T
 # Crops and normalization
 
 CHANNELS_LAST = "channels_last"
-"""The layout of a result in PyTorch's memory format of this name."""
+"""The layout of a result in PyTorch's memory format of the same name."""
 
 _TARGETS = ("float16", "bfloat16", "float32")
-_CROP = 3  # the numbers of a window to crop: top, left, flip
+_CROP = 3  # the numbers that describe a window: top, left, flip
 _WINDOWS: Spec = (0, _CROP), np.dtype(np.int32)
 _CHANNELS_FIRST = 0, 3, 1, 2  # the dimensions of a batch in HWC, in the order of CHW
 _CHANNELS = 1, 3, 4  # of gray, color, and color with transparency
@@ -46,7 +46,7 @@ _LAST_BIT = np.uint64(63)
 class RandomCropFlip(KeepsLayout):
     """Crops a random window of each image, and mirrors images at random.
 
-    A `Normalize` of the same field directly after it is computed in the same pass.
+    A `Normalize` of the same field directly after this is computed in the same pass.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class RandomCropFlip(KeepsLayout):
         Height and width of the window; and whether to mirror each image with probability 1/2.
     layout : str or None
         The layout of the samples and of the result, 'HWC' or 'CHW'. None takes the layout of a `Normalize`
-        directly after it, or the one that the transforms before it make, otherwise 'HWC'.
+        directly after this, or the one that earlier transforms make, otherwise 'HWC'.
     """
 
     field: str | None
@@ -90,7 +90,7 @@ class RandomCropFlip(KeepsLayout):
         return replace(self, layout=find_layout(self.layout, before))
 
     def bind(self, inputs: Sequence[Spec]) -> KernelCall:
-        """Return the computation for a batch, when no `Normalize` includes it."""
+        """Return the computation for a batch, unless a `Normalize` includes it."""
         layout = self.layout or "HWC"
         find_sizes(inputs, layout, self.size, clips=True)
         given = {"images": inputs[0], "windows": _WINDOWS}
@@ -108,12 +108,12 @@ class Normalize(KeepsLayout):
         (channels, height, width), or clips with more dimensions before these; None means the first array
         field.
     mean, std, scale : float or sequence of float, float
-        One number for all channels, or one per channel; and the factor applied first: ``1 / 255`` maps bytes
-        to 0 to 1.
+        One number for all channels, or one per channel; and the factor that is applied first: ``1 / 255``
+        maps bytes to 0 to 1.
     layout, to : str
         The layouts of the samples and of the result, each 'HWC' or 'CHW'. The result may also be
-        'channels_last': of the shape of 'CHW', but with the channels of a pixel side by side in memory. That
-        is PyTorch's memory format of this name, and takes an output of PyTorch, CuPy or NumPy.
+        'channels_last', PyTorch's memory format: of the shape of 'CHW', but with the channels of a pixel side
+        by side in memory. That requires an output of PyTorch, CuPy or NumPy.
     dtype : dtype-like
         The result's dtype: float32, float16, or "bfloat16", which only PyTorch has. Other outputs get its
         bits in uint16.
@@ -165,14 +165,14 @@ class Normalize(KeepsLayout):
             return KernelCall.settle(given, normalize, **finish)
         if len(inputs[0][0]) == 4:
             return KernelCall.settle({**given, "windows": _WINDOWS}, normalize, **finish)
-        # The kernel takes a window for each image, and the frames of a clip have one together.
+        # The kernel takes one window per image, but the frames of a clip share a window.
         first = RandomCropFlip(self.field, (size[0], size[1]), self.flip, self.layout).bind(inputs)
         second = KernelCall.settle({"images": first.outputs[0]}, normalize, **finish)
         return Chain(((first, (0, 1), 3), (second, (3,), 2)), second.outputs, first.outputs)
 
 
 def finish_options(last: Normalize) -> dict[str, Any]:
-    """Return the options of `KernelCall.settle` by which a kernel that makes images finishes them."""
+    """Return the options of `KernelCall.settle` with which a kernel that makes images finishes them."""
     layout, axes = last.arrangement
     constants = {"mean": last.mean, "std": last.std, "scale": last.scale}
     return {"axes": axes, "out_layout": layout, "dtype": last.dtype, **constants}
@@ -190,7 +190,7 @@ def check_window(size: object) -> None:
 
 
 def find_layout(layout: str | None, before: KernelCall) -> str | None:
-    """Return the layout in memory of images that a kernel has made, and that have a layout for the user.
+    """Return the layout in memory of images that a kernel has made, given their layout for the user.
 
     >>> inputs = [((1, 4, 4, 3), np.dtype("uint8"))]
     >>> find_layout("CHW", Normalize(None, to=CHANNELS_LAST).bind(inputs))
@@ -269,14 +269,14 @@ def draw_windows(words: Array, whole: tuple[int, int], size: tuple[int, int], *,
 # ---------------------------------------------------------------------------------------------------------
 # Erasing
 
-_TRIES = 10  # rectangles that are drawn before an image stays whole, as in torchvision
-_PER_TRY = 4  # numbers drawn for each
+_TRIES = 10  # rectangles to draw before an image is left whole, as in torchvision
+_PER_TRY = 4  # numbers drawn for each rectangle
 _RECTANGLE = 4  # the numbers of a rectangle: top, left, height and width
 
 
 @dataclass(frozen=True)
 class RandomErasing(KeepsLayout):
-    """Fills a rectangle of random area and place in some images of a batch.
+    """Fills a rectangle of random area and position in some images of a batch.
 
     The parameters are torchvision's.
 
@@ -287,12 +287,12 @@ class RandomErasing(KeepsLayout):
     p : float
         The probability that an image loses a rectangle, 0 to 1.
     scale, ratio : tuple of float
-        The least and the greatest part of the image's area that is erased; and the least and the greatest
-        height of the rectangle, in units of its width.
+        The least and the greatest fraction of the image's area to erase; and the least and the greatest ratio
+        of the rectangle's height to its width.
     value : float or sequence of float
         What to fill in: one number, or one for each channel, in the units of the images.
     layout : str or None
-        The layout of the images, 'CHW' or 'HWC'. None takes what the transforms before it make: 'HWC' after
+        The layout of the images, 'CHW' or 'HWC'. None takes what earlier transforms make: 'HWC' after
         transforms of single images, and what `Normalize` says after that. If nothing is known, it is 'CHW',
         and images that look like 'HWC' are an error.
 
@@ -370,7 +370,7 @@ def _uniform(words: Array, key: int) -> Array:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# Settling: what a loader's transforms of batches are together
+# Settling: what a loader's transforms of batches amount to together
 
 
 def fuse(transforms: Sequence[Transform]) -> list[Transform]:
@@ -382,7 +382,7 @@ def fuse(transforms: Sequence[Transform]) -> list[Transform]:
     fused: list[Transform] = []
     for transform in transforms:
         merge = getattr(fused[-1], "_merge", None) if fused else None
-        # A Normalize of another field, or with its own crop or flip, takes a pass of its own.
+        # A Normalize of another field, or with its own crop or flip, takes a separate pass.
         if merge and isinstance(transform, Normalize) and not transform.draws:
             merged = merge(transform) if transform.field == fused[-1].field else None
             if merged is not None:
@@ -393,10 +393,10 @@ def fuse(transforms: Sequence[Transform]) -> list[Transform]:
 
 
 def settle_layouts(transforms: Sequence[Transform], made: Iterable[str | None] = ()) -> list[Transform]:
-    """Return the transforms, with the layout of images filled in where none is stated but it is known.
+    """Return the transforms, with the layout of images filled in where it is known but not stated.
 
     The loader itself makes the images of the fields `made`, in the layout HWC. Raises `ValueError` if a
-    transform states another layout than its field has.
+    transform states a layout different from its field's.
 
     >>> [settled] = settle_layouts([RandomErasing("image")], made=["image"])
     >>> settled.layout

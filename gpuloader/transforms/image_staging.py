@@ -1,12 +1,12 @@
 """Images staged for a GPU: workers cut out the region that is needed, and kernels do everything else.
 
-What is random about an image is drawn before it is decoded, so a worker knows which region its window reads.
-It stages that region and the numbers that say what to make of it, and only decodes when the batch is written.
-With ``decode="device"`` it stages the encoded file instead, as far as the GPU decodes it.
+All randomness about an image is drawn before it is decoded, so a worker knows which region its window reads.
+It stages that region and numbers that describe what to make of it. It decodes only when the batch is written.
+With ``decode="device"`` it stages the encoded file instead, if the GPU can decode it.
 
-The kernels make the same pixels of a region as Pillow makes of the image, so a batch is the same on a CPU.
-One kernel does everything, unless colors change. A second kernel then changes them and normalizes, because a
-change of contrast needs the mean of the whole image, which is there only when the first kernel has ended.
+From a region, the kernels make the same pixels as Pillow makes from the image, so a batch is the same on a
+CPU. One kernel does everything unless colors change. Contrast needs the mean of the whole image, so color
+changes and normalization then run in a second kernel.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ _KEEP_SIZE = RandomFlip | RandomAffine | Grayscale | GaussianBlur | RandAugment 
 
 @dataclass(frozen=True)
 class Resample(Plain):
-    """Makes images of one size of staged regions, as the transforms of single images say."""
+    """Makes images of one size from staged regions, as the transforms of single images say."""
 
     field: str | None  # the field of regions; None means the first one
     size: tuple[int, int]
     interpolation: Interpolation = "bilinear"
-    changes: int = 0  # how many changes of color there are at most
-    contrasts: int = 0  # and how many of them are of contrast
+    changes: int = 0  # the most changes of color
+    contrasts: int = 0  # and the most of these that change the contrast
     normalize: Normalize | None = None  # computed in the same pass; None leaves uint8 pixels in layout HWC
-    # The computation for each number of samples and of channels. Regions give every batch a layout of its
-    # own, and to settle the kernels takes longer than all else in planning it.
+    # The computation for each number of samples and of channels. With regions, every batch has its own
+    # layout, and settling the kernels takes longer than the rest of planning it.
     _settled: dict[tuple[int, Spec], Chain] = dataclasses.field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -83,7 +83,7 @@ class Resample(Plain):
         return None
 
     def _merge(self, after: Normalize) -> Resample | None:
-        # What the kernel makes is HWC, so a Normalize of another layout does not fit.
+        # The kernel makes HWC, so a Normalize of another layout does not fit.
         free = self.normalize is None and after.layout == "HWC"
         return replace(self, normalize=after) if free else None
 
@@ -140,7 +140,7 @@ def plan_resampling(field: str | None, transforms: Sequence[ImageTransform]) -> 
         elif not isinstance(transform, _KEEP_SIZE):
             return None  # views are several images, and the user's own may make any plan
     contrasts = changes.count("contrast")
-    # The slot is laid out before an image is read, so the size must be known; and each contrast takes a sum.
+    # The slot is laid out before an image is read, so the size must be known. And each contrast takes a sum.
     if size is None or contrasts > MOST_CONTRASTS:
         return None
     return Resample(field, size, interpolation, len(changes), contrasts)
@@ -157,8 +157,8 @@ def stage_image(image: Any, plan: Plan, made_by: Resample) -> Region:
     """
     found = find_pass(plan, made_by)
     if found is None:
-        # It takes more passes than the kernels make, as one that is resized after a change of color. The
-        # worker makes it, and the region is the whole result.
+        # It takes more passes than the kernels make, for example a resize after a change of color. So the
+        # worker makes the image, and the region is the whole result.
         _, _, height, width = find_geometry(plan).window
         geometry, colors = Geometry.of(height, width), np.zeros(2 * made_by.changes, np.float32)
         if not isinstance(image, Image):
@@ -169,8 +169,8 @@ def stage_image(image: Any, plan: Plan, made_by: Resample) -> Region:
     if not isinstance(image, Image):
         return cut_region(np.asarray(image), geometry, colors)
     shrink, geometry = image.plan_decoding(geometry)
-    # The decoder may begin only at whole units of columns, so the region has those, too. It is decoded
-    # straight into the slot then.
+    # The decoder may have to begin at whole units of columns, so the region includes these. It can then be
+    # decoded straight into the slot.
     needed = geometry.find_part(*shrink_size(image.header.size, shrink))
     part = top, left, bottom, right = image.find_decodable(shrink, needed)
     numbers = number_part(part, geometry, colors)
@@ -178,13 +178,13 @@ def stage_image(image: Any, plan: Plan, made_by: Resample) -> Region:
 
 
 def stage_encoded(image: Any, plan: Plan, made_by: Resample, index: object = None) -> Encoded:
-    """Return what a GPU needs to decode and make an image, as `stage_image` does.
+    """Return what a GPU needs to decode and make an image, like `stage_image`.
 
     `index` is the sample's index in the dataset, for errors.
     """
     found, file = find_pass(plan, made_by), image.file if isinstance(image, Image) else ""
     number = index if isinstance(index, int) else -1
-    # An image that GPUs do not decode as CPUs do is decoded when it is written, and so is one that looks
+    # An image that GPUs decode differently from CPUs is decoded when it is written. So is one that looks
     # damaged, because the CPU's decoder knows for sure.
     if found is None or not isinstance(image, Image) or not is_plain(image.data):
         return Encoded.of(stage_image(image, plan, made_by), file, number)
@@ -194,7 +194,7 @@ def stage_encoded(image: Any, plan: Plan, made_by: Resample, index: object = Non
 
 
 def find_pass(plan: Plan, made_by: Resample) -> tuple[Geometry, Floats] | None:
-    """Return the geometry and the changes of color by which kernels make an image; None if they cannot."""
+    """Return the geometry and color changes by which kernels make an image; None if they cannot."""
     geometry = plan[0]
     assert isinstance(geometry, Geometry)
     changes: tuple[tuple[str, float], ...] = ()
@@ -204,7 +204,7 @@ def find_pass(plan: Plan, made_by: Resample) -> tuple[Geometry, Floats] | None:
         elif isinstance(step, Affine):
             return None
         elif step == Geometry.of(*geometry.window[2:]).mirrored(flip=step.flip, flop=step.flop):
-            # What is mirrored after its colors have changed may as well be mirrored before.
+            # An image that is mirrored after its colors have changed can just as well be mirrored before.
             geometry = geometry.mirrored(flip=step.flip, flop=step.flop)
         else:
             return None
@@ -228,7 +228,7 @@ def _make_into(image: Image, plan: Plan, target: Pixels) -> None:
 
 
 def cut_region(pixels: Pixels, geometry: Geometry, colors: Iterable[float] = ()) -> Region:
-    """Return the region of an image that a geometry reads, copied; `colors` are as from `find_pass`.
+    """Return the region of an image that a geometry reads, copied; `colors` come from `find_pass`.
 
     >>> geometry = Geometry.of(40, 60).cut(10, 20, 8, 8).resized((4, 4), "bilinear")
     >>> region = cut_region(np.zeros((40, 60, 3), np.uint8), geometry)

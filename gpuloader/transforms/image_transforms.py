@@ -1,10 +1,10 @@
 """Transforms of single images, which workers apply to each sample before a batch is made.
 
-Each image is planned first and made then, and all images of a batch get one size. A plan says what to do to
-one image: geometry, and perhaps changes of color. It depends on the image's size and on random numbers, but
-not on its pixels, so it is known before the image is decoded. The decoder then makes only what is needed.
+Each image is first planned and then made, and all images of a batch get the same size. A plan says what to do
+to one image: geometry, and perhaps changes of color. It depends on the image's size and on random numbers,
+but not on its pixels, so it is known before the image is decoded. The decoder then makes only what is needed.
 
-Sizes, ranges, rounding and pixels are those of torchvision on Pillow's images. Random numbers are drawn from
+Sizes, ranges, rounding and pixels are those of torchvision on Pillow images. Random numbers are drawn from
 the loader's seed, the epoch and the sample's index.
 """
 
@@ -31,29 +31,29 @@ from gpuloader.sources.images.image import FILTERS, Affine, Geometry
 class Coloring:
     """Changes of an image's colors, in order: the name of one of `load_operations`, and its amount.
 
-    1 changes nothing of 'brightness', 'contrast', 'saturation' and 'sharpness'. 'hue' is a shift, in turns of
-    the color wheel, 'blur' the radius in pixels, 'posterize' the bits to keep, and 'solarize' the level from
-    which values are inverted. The others take no amount.
+    For 'brightness', 'contrast', 'saturation' and 'sharpness', 1 changes nothing. 'hue' is a shift, in turns
+    of the color wheel, 'blur' the radius in pixels, 'posterize' the bits to keep, and 'solarize' the level
+    above which values are inverted. The others take no amount.
     """
 
     steps: tuple[tuple[str, float], ...]
 
 
 Plan = list[Step | Coloring]
-"""The steps in their order; the first is a `Geometry` of the decoded image."""
+"""The steps in order; the first is a `Geometry` of the decoded image."""
 
 
 @runtime_checkable
 class ImageTransform(Protocol):
     """A transform of single images, as the user specifies it.
 
-    A false attribute ``moves`` says that it changes nothing but colors, so that it need not name what moves
-    along with the image. An attribute ``views`` says how many images it makes of each, by a plan of its own.
+    A false attribute ``moves`` says that it only changes colors, so it need not name what moves along with
+    the image. An attribute ``views`` says how many images it makes of each image, each by its own plan.
     """
 
     @property
     def field(self) -> Fields:
-        """Name of the field, None for the sample's first image; or a tuple of it and what moves along."""
+        """Name of the field, None for the sample's first image; or a tuple with what moves along."""
 
     def extend(self, plan: Plan, rng: np.random.Generator) -> None:
         """Add to the plan of one image, with random numbers from the sample's generator."""
@@ -77,7 +77,7 @@ def make_plans(
 
 
 def find_size(plan: Plan) -> tuple[int, int]:
-    """Return the height and width of what a plan makes; only a geometry changes them."""
+    """Return the height and width of what a plan makes; only a geometry changes these."""
     return next(step for step in reversed(plan) if isinstance(step, Geometry)).window[2:]
 
 
@@ -96,11 +96,11 @@ def find_geometry(plan: Plan) -> Geometry:
 
 
 def finish_plan(image: Any, plan: Plan) -> Pixels:
-    """Return the pixels that a plan makes of what `as_image` returned, uint8 (height, width, channels).
+    """Return the pixels that a plan makes from what `as_image` returned, uint8 (height, width, channels).
 
     Raises `DecodeError` if the image cannot be decoded.
     """
-    # Imported late, because a GPU makes the images of most of its loaders.
+    # Imported late, because in most of its loaders a GPU makes the images.
     from gpuloader.sources.images.resampling import apply_geometry, as_pillow, as_pixels
 
     for step in plan:
@@ -114,7 +114,7 @@ def finish_plan(image: Any, plan: Plan) -> Pixels:
 
 
 def apply_coloring(image: Any, coloring: Coloring) -> Any:
-    """Return an image of Pillow with changed colors, as Pillow and torchvision change them.
+    """Return a Pillow image with changed colors, as Pillow and torchvision change them.
 
     >>> import numpy as np, pytest
     >>> pillow = pytest.importorskip("PIL.Image")
@@ -130,7 +130,7 @@ def apply_coloring(image: Any, coloring: Coloring) -> Any:
 
 @cache
 def load_operations() -> Mapping[str, Callable[[Any, float], Any]]:
-    """Return what changes an image of Pillow by an amount, by name."""
+    """Return the functions that change a Pillow image by an amount, by name."""
     from PIL import ImageEnhance, ImageFilter, ImageOps
 
     return {
@@ -178,16 +178,16 @@ class Resize:
     Attributes
     ----------
     field : str, None or tuple
-        The field of images; None means the first one. A tuple of it and of masks, `Mask`, `Boxes` or
-        `Keypoints` moves these along: ``("image", "mask", Boxes("boxes", labels="labels"))``.
+        The field of images; None means the first one. To move other fields along, pass a tuple with masks,
+        `Mask`, `Boxes` or `Keypoints`: ``("image", "mask", Boxes("boxes", labels="labels"))``.
     size : int or tuple of int
         Height and width of the result. A number is the length of the shorter side, and the image keeps its
         aspect ratio.
     filter : str
         'bilinear' or 'bicubic'.
     scaled : bool
-        True lets the decoder of a JPEG shrink it to a half, a quarter or an eighth first, if what is resized
-        stays as large as the result. That is faster, and the pixels then differ a little from Pillow's.
+        True lets the decoder first shrink a JPEG to a half, a quarter or an eighth, if that is still at least
+        as large as the result. This is faster, but the pixels differ slightly from Pillow's.
 
     Examples
     --------
@@ -214,7 +214,7 @@ class Resize:
         """Resize the result of the plan so far."""
         geometry, size = find_geometry(plan), self.size
         if isinstance(size, int | np.integer):
-            # Torchvision cuts the longer side off instead of rounding it.
+            # Torchvision truncates the longer side instead of rounding it.
             _, _, height, width = geometry.window
             longer = int(int(size) * max(height, width) / min(height, width))
             size = (longer, int(size)) if width <= height else (int(size), longer)
@@ -253,7 +253,7 @@ class CenterCrop:
         geometry = find_geometry(plan)
         _, _, *lengths = geometry.window
         size = both(self.size)
-        # Torchvision pads first, which rounds down, and cuts then, which rounds to the even number.
+        # Torchvision pads first, which rounds down, and then crops, which rounds to even.
         top, left = (
             -((wanted - length) // 2) if wanted > length else round((length - wanted) / 2)
             for length, wanted in zip(lengths, size, strict=True)
@@ -265,16 +265,17 @@ class CenterCrop:
 class RandomResizedCrop:
     """Cuts a window of random area and aspect ratio out of each image, and resizes it.
 
-    If ten windows do not fit into an image, it is the largest one in the middle whose aspect ratio is in the
-    range, as in torchvision. A window has at least one row and column; torchvision's can be empty, an error.
+    If ten windows do not fit into an image, the window is the largest one in the middle whose aspect ratio is
+    in the range, as in torchvision. A window has at least one row and column; in torchvision it can be empty,
+    an error.
 
     Attributes
     ----------
     field, size : str, None or tuple, int or tuple of int
         The field of images, as for `Resize`; and height and width of the result, one number for both.
     scale, ratio : tuple of float
-        The least and the greatest part of the image's area that the window takes; and the least and the
-        greatest width of the window, in units of its height.
+        The least and the greatest fraction of the image's area that the window covers; and the least and the
+        greatest ratio of the window's width to its height.
     filter, scaled : str, bool
         As for `Resize`.
 
@@ -343,7 +344,7 @@ class RandomFlip:
         check_word("axis", self.axis, ("horizontal", "vertical"))
 
     def extend(self, plan: Plan, rng: np.random.Generator) -> None:
-        """Mirror the result of the plan so far, or do not."""
+        """Mirror the result of the plan so far, or leave it."""
         geometry = find_geometry(plan)
         if rng.random() < self.p:
             across = self.axis == "horizontal"
@@ -359,7 +360,7 @@ class PadImage:
     field : str, None or tuple
         The field of images, as for `Resize`.
     padding : int or tuple of int
-        The pixels to add on each side; or those to add left, top, right and bottom.
+        The pixels to add on each side; or a tuple for left, top, right and bottom.
 
     Examples
     --------
@@ -399,9 +400,9 @@ class PadImage:
 
 @dataclass(frozen=True)
 class RandomAffine:
-    """Turns, moves, scales and slants images at random; they keep their size, and what comes in is black.
+    """Turns, moves, scales and slants images at random; they keep their size, and uncovered areas are black.
 
-    The parameters are torchvision's, and Pillow makes the pixels, on a GPU place as well.
+    The parameters are torchvision's. Pillow computes the pixels, even for a GPU place.
 
     Attributes
     ----------
@@ -410,12 +411,12 @@ class RandomAffine:
     degrees : float or tuple of float
         The angles, clockwise: from -degrees to degrees, or the least and the greatest.
     translate : tuple of float
-        How far an image moves to the left or right at most, as a part of its width, and up or down, of its
-        height.
+        The largest shifts: to the left or right as a fraction of the image's width, and up or down as a
+        fraction of its height.
     scale : tuple of float
-        The least and the greatest factor.
+        The least and the greatest scale factor.
     shear : float or tuple of float
-        The angle by which it is slanted along x, as for `degrees`.
+        The angles by which the image is slanted along x, as for `degrees`.
     filter : str
         'nearest', 'bilinear' or 'bicubic'.
 
@@ -473,14 +474,14 @@ def make_affine(
     shear: tuple[float, float] = (0.0, 0.0),
     center: tuple[float, float] | None = None,
 ) -> Affine:
-    """Return the step that torchvision's ``affine`` is: degrees clockwise, pixels, and degrees along x and y.
+    """Return torchvision's ``affine`` as a step: degrees clockwise, pixels, and degrees along x and y.
 
     >>> make_affine((20, 10), "nearest", shift=(3, 0), shear=(45.0, 0.0), center=(0, 0)).matrix[:3]
     (1.0, 0.9999999999999999, -3.0)
     """
     x, y = center or (size[1] * 0.5, size[0] * 0.5)
     turn, across, down = math.radians(angle), math.tan(math.radians(shear[0])), math.radians(shear[1])
-    # The inverse of a rotation after a shear, around the center, which then moves.
+    # The inverse of a shear followed by a rotation around the center, which then moves.
     a, d = math.cos(turn - down) / math.cos(down), math.sin(turn - down) / math.cos(down)
     b, e = -(a * across + math.sin(turn)), math.cos(turn) - d * across
     a, b, d, e = e / scale, -b / scale, -d / scale, a / scale
@@ -489,7 +490,7 @@ def make_affine(
 
 
 def _as_angles(name: str, given: object, most: float) -> tuple[float, float]:
-    """Return the least and the greatest angle; raise `ValueError` if they are none."""
+    """Return the least and the greatest angle; raise `ValueError` for anything else."""
     pair = given if isinstance(given, tuple | list) else (given, given)
     if len(pair) != 2 or not all(isinstance(one, int | float | np.number) for one in pair):
         raise ValueError(f"{name} must be a number or a pair of numbers, got {given!r}")
@@ -501,20 +502,20 @@ def _as_angles(name: str, given: object, most: float) -> tuple[float, float]:
 
 
 def _cut(plan: Plan, geometry: Geometry, top: int, left: int, height: int, width: int) -> None:
-    """Let a plan end with a window of its geometry's result, which may have a margin."""
+    """Make a plan end with a window of its geometry's result; the window may have a margin."""
     tall, wide = geometry.window[2:]
     inside = 0 <= top <= tall - height and 0 <= left <= wide - width
     if inside or geometry.window == (0, 0, *geometry.size):
         plan[-1] = geometry.cut(top, left, height, width)
     else:
-        # What was cut off before is no part of a margin.
+        # What was cut off before is not part of a margin.
         plan.append(Geometry.of(tall, wide).cut(top, left, height, width))
 
 
 def _resize(
     plan: Plan, geometry: Geometry, size: int | tuple[int, int], how: Resize | RandomResizedCrop
 ) -> None:
-    """Let a plan end with a geometry and, if it has another size, with its resizing."""
+    """Make a plan end with a geometry and, if the size differs, with its resizing."""
     height, width = both(size)
     top, left, tall, wide = geometry.window
     inside = 0 <= top <= geometry.size[0] - tall and 0 <= left <= geometry.size[1] - wide
@@ -523,12 +524,12 @@ def _resize(
     elif geometry.filter is None and inside:
         plan[-1] = geometry.resized((height, width), how.filter, scaled=how.scaled)
     else:
-        # What is resampled already, or has a black margin, takes a pass of its own. Its decoder can no longer
-        # shrink anything.
+        # An image that is already resampled, or has a black margin, takes another pass. The decoder can then
+        # no longer shrink anything.
         plan[-1:] = [geometry, Geometry.of(tall, wide).resized((height, width), how.filter)]
 
 
-_TRIES = 10  # windows that are drawn before the middle is taken, as in torchvision
+_TRIES = 10  # windows to draw before the middle is used, as in torchvision
 
 
 def draw_window(
@@ -560,7 +561,7 @@ def draw_window(
 # Colors
 
 CHANGES = ("brightness", "contrast", "saturation", "hue")
-"""What can be changed; the kernel `recolor` counts from 1."""
+"""The properties that can change; the kernel `recolor` counts from 1."""
 
 Amount = float | tuple[float, float]
 
@@ -569,12 +570,12 @@ Amount = float | tuple[float, float]
 class ColorJitter:
     """Changes brightness, contrast, saturation and hue of each image at random, in random order.
 
-    The parameters are torchvision's, and the pixels are those that it makes of Pillow's images.
+    The parameters are torchvision's, and the pixels are those that torchvision makes from Pillow images.
 
     Attributes
     ----------
     field : str, None or tuple
-        The field of images; None means the first one. A tuple is taken, too; only the image changes.
+        The field of images; None means the first one. A tuple is accepted, too, but only the image changes.
     brightness, contrast, saturation : float or tuple of float
         A number b stands for factors from max(0, 1 - b) to 1 + b; a pair is the least and the greatest
         factor. 0 changes nothing.
@@ -611,7 +612,7 @@ class ColorJitter:
         self._ranges()
 
     def _ranges(self) -> dict[str, tuple[float, float]]:
-        """Return the least and greatest amount of what is changed at all."""
+        """Return the least and greatest amount of each property that changes at all."""
         found = {}
         for name in CHANGES:
             neutral = 0.0 if name == "hue" else 1.0
@@ -631,7 +632,7 @@ class ColorJitter:
 
 
 def _as_range(name: str, given: object, neutral: float) -> tuple[float, float]:
-    """Return the least and the greatest amount; raise `ValueError` if they are none."""
+    """Return the least and the greatest amount; raise `ValueError` for anything else."""
     least, most = (-0.5, 0.5) if name == "hue" else (0.0, math.inf)
     if isinstance(given, int | float | np.number) and not isinstance(given, bool) and given >= 0:
         low, high = neutral - float(given), neutral + float(given)
@@ -673,7 +674,7 @@ def check_size(size: object) -> None:
 
 
 def check_range(name: str, given: object, most: float = math.inf) -> None:
-    """Raise `ValueError` unless this is a pair of rising numbers above 0, and at most `most`.
+    """Raise `ValueError` unless this is a pair of ascending numbers above 0 and at most `most`.
 
     >>> check_range("scale", (0.08, 1.0), 1.0)
     """

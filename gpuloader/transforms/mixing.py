@@ -1,4 +1,4 @@
-"""Transforms that mix each image of a batch with the one before it, and their labels."""
+"""Transforms that mix each image of a batch, and its label, with the previous one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpuloader.kernels.mix import blend, mix_labels, paste
 from gpuloader.transforms.batch_transforms import assume_layout, find_layout, find_sizes
 from gpuloader.transforms.program import Chain, KeepsLayout, KernelCall, Spec
 
-_LAMBDA = 4  # the column of draws with the share of a sample's own image, as the bits of a float32
+_LAMBDA = 4  # the column of the draws that holds the share of a sample's own image, as float32 bits
 
 _Drawn = tuple[tuple[int, int, int, int], float]
 
@@ -48,7 +48,7 @@ class _Mixing(KeepsLayout):
     """The fields whose values `check` takes."""
 
     def check(self, inputs: Sequence[Array]) -> None:
-        """Refuse labels that are not classes, whose part of a row would be missing."""
+        """Refuse labels that are not classes: their part of a row would be missing."""
         labels = inputs[0]
         if labels.dtype.kind not in "iu" or labels.ndim != 1 or not labels.size:
             return  # rows of floats; or `bind` refuses them
@@ -61,22 +61,22 @@ class _Mixing(KeepsLayout):
             )
 
     def draw(self, words: Array, inputs: Sequence[Spec]) -> Array:
-        """Return the same for each sample: top, left, bottom and right of a window, and the share."""
+        """Return the same numbers for each sample: top, left, bottom and right of a window, and the share."""
         drawn = np.zeros((len(words), self.draws), np.int32)
         if len(words):
-            # All images of a batch have one share, as in torchvision. It must not depend on how a batch is
-            # divided among workers or resumed, so it is drawn from a word of the batch's first sample.
+            # All images of a batch have the same share, as in torchvision. It must not depend on how a batch
+            # is divided among workers or resumed, so a word of the batch's first sample determines it.
             rng = np.random.Generator(np.random.Philox(key=int(words[0, 0])))
             window, own = self._draw_window(rng.beta(self.alpha, self.alpha), rng, inputs)
             drawn[:] = *window, np.float32(own).view(np.int32)
         return drawn
 
     def _draw_window(self, share: float, rng: np.random.Generator, inputs: Sequence[Spec]) -> _Drawn:  # noqa: ARG002
-        """Return a window, and the share of a sample's own image: none, and what was drawn."""
+        """Return a window, and the share of a sample's own image: no window, and the share as drawn."""
         return (0, 0, 0, 0), share
 
     def _bind(self, inputs: Sequence[Spec], kernel: Kernel[...], **options: Any) -> Chain:
-        """Return the computation for a batch, whose images a kernel mixes, and whose labels another."""
+        """Return the computation for a batch; one kernel mixes its images, another its labels."""
         [images, labels], mix = inputs, ((0, self.draws), np.dtype(np.int32))
         mixing = KernelCall.settle({"images": images, "mix": mix}, kernel, **options)
         labeling = KernelCall.settle({"labels": labels, "mix": mix}, mix_labels, classes=self.classes)
@@ -96,7 +96,7 @@ class _Mixing(KeepsLayout):
 
 @dataclass(frozen=True)
 class MixUp(_Mixing):
-    """Blends each image of a batch with the one before it, and their labels in the same proportion.
+    """Blends each image of a batch with the previous one, and their labels in the same proportion.
 
     The proportion is drawn for each batch from a beta distribution, as in torchvision. Labels become rows of
     floats. Put it after `Normalize`.
@@ -107,8 +107,8 @@ class MixUp(_Mixing):
         The field of images, of floats.
     labels, classes : str, int
         The field of labels: integers, or rows of floats as `OneHot` makes them; and the number of classes. An
-        integer outside 0 to ``classes - 1`` is an error, but is only found if no transform before has made
-        the labels.
+        integer outside 0 to ``classes - 1`` is an error, but is only detected if no earlier transform has
+        made the labels.
     alpha : float
         The parameter of the beta distribution; 1 draws all proportions alike.
 
@@ -133,7 +133,7 @@ class MixUp(_Mixing):
     def adapt(self, before: KernelCall) -> MixUp:
         """Return the transform for the dtype that a kernel has given the images."""
         made = replace(self)
-        object.__setattr__(made, "_bits", before.bits)  # no field, because users do not choose it
+        object.__setattr__(made, "_bits", before.bits)  # not a field, because users do not choose it
         return made
 
     def bind(self, inputs: Sequence[Spec]) -> Chain:
@@ -148,7 +148,7 @@ class MixUp(_Mixing):
 
 @dataclass(frozen=True)
 class CutMix(_Mixing):
-    """Pastes a window of the image before it into each image of a batch, and mixes labels by area.
+    """Pastes a window of the previous image into each image of a batch, and mixes labels by area.
 
     The window is drawn for each batch, as in torchvision. Labels become rows of floats.
 

@@ -4,10 +4,10 @@ From small to large: an `Operation` is one computation, a `Transform` is what th
 `BatchProgram` is all operations for one layout, and a `BoundProgram` is a program over the memory of one
 device slot.
 
-A program is planned once per layout. Its results get room in the same slot, behind the fields they are
-computed from. So running it allocates nothing, and the memory for a batch is known before it is fetched.
-On a device, it runs behind the copy, on another stream. On a CPU place, the kernels' twins run where the
-batch is fetched, over the same bytes.
+A program is planned once per layout. Its results lie in the same slot, behind the fields they are computed
+from. So running it allocates nothing, and the memory for a batch is known before it is fetched. On a device,
+it runs behind the copy, on another stream. On a CPU place, the kernels' twins run where the batch is fetched,
+over the same bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gpuloader.sources.images.regions import Encoded
 from gpuloader.staging.arena import Layout, align
 
 # ---------------------------------------------------------------------------------------------------------
-# Operations: the single computations that a program consists of, each for the host and for a device
+# Operations: the single computations of a program, each for the host and for a device
 
 Spec = tuple[tuple[int, ...], np.dtype[Any]]
 """An array's shape and dtype."""
@@ -40,10 +40,10 @@ class Operation(Protocol):
         """Shapes and dtypes of the arrays it computes."""
 
     def on_host(self, inputs: list[Array], outputs: list[Array]) -> None:
-        """Compute NumPy arrays, which exist already, from NumPy arrays."""
+        """Compute from NumPy arrays into existing NumPy arrays."""
 
     def on_device(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
-        """Launch the same computation, of CuPy arrays, on a stream."""
+        """Launch the same computation over CuPy arrays on a stream."""
 
 
 class RowSource(NamedTuple):
@@ -73,11 +73,11 @@ class KernelCall:
     outputs: tuple[Spec, ...]  # the spec of the one array it computes
     kernel: Kernel[...]
     options: dict[str, Any]  # the other arguments
-    bits: str | None = None  # the dtype of PyTorch's whose bits the result holds; None if it holds numbers
+    bits: str | None = None  # the PyTorch dtype whose bits the result holds; None if it holds numbers
     axes: tuple[int, ...] | None = None  # the order in which the result's dimensions are delivered
-    in_place: bool = False  # whether the first input is the result
-    moves: bool = False  # whether the result has the first input's values, so that it is delivered like those
-    frames: bool = False  # whether the images are clips or views, whose frames the kernel takes for images
+    in_place: bool = False  # whether the first input is also the result
+    moves: bool = False  # whether the result has the first input's values and is delivered in the same way
+    frames: bool = False  # whether samples are clips or views, whose frames the kernel treats as images
 
     @classmethod
     def settle(
@@ -91,21 +91,21 @@ class KernelCall:
         frames: bool = False,
         **options: Any,
     ) -> KernelCall:
-        """Return the call for so many samples, or as many as the first input has; inputs are by parameter.
+        """Return the call for `count` samples, by default the first input's; `inputs` are by parameter.
 
         With `frames`, samples of the first input may have dimensions before those of an image.
 
         Raises `SampleError` if the kernel does not accept such arrays, or the options do not fit them.
         """
         # The twin is tried without samples. Its result has the shape and dtype of a sample's, and the trial
-        # finds whatever the kernel would refuse before the first batch, so nothing is checked here twice.
+        # finds everything that the kernel would refuse, before the first batch. So nothing is checked twice.
         empty: dict[str, Array] = {}
         before: tuple[int, ...] = ()
         for name, (shape, kind) in inputs.items():
             samples = shape[0] if samples is None else samples
             if frames and not empty:
                 before, shape = shape[1:-3], (0, *shape[-3:])
-            # Where there is no row, there is one split.
+            # Without rows there is one split.
             empty[name] = np.zeros((int(name == "row_splits"), *shape[1:]), kind)
         try:
             made = kernel.on_host(**empty, **options)
@@ -115,7 +115,7 @@ class KernelCall:
         bits = dtype if isinstance(dtype, str) and dtype == "bfloat16" else None
         in_place = id(made) in map(id, empty.values())
         output = (samples or 0, *before, *made.shape[1:]), made.dtype
-        if axes is not None:  # of an image, behind the dimensions that a clip has before
+        if axes is not None:  # those of an image, after the extra dimensions of a clip
             axes = (*range(1 + len(before)), *(axis + len(before) for axis in axes[1:]))
         return cls(tuple(empty), (output,), kernel, options, bits, axes, in_place, moves, bool(before))
 
@@ -141,17 +141,17 @@ class KernelCall:
 class Chain:
     """Several kernel calls, one after the other.
 
-    Arrays are numbered through: the inputs of the chain, its outputs, and its scratch.
+    Arrays are numbered consecutively: the inputs of the chain, its outputs, and its scratch.
     """
 
     calls: tuple[tuple[KernelCall, tuple[int, ...], int], ...]  # each with its inputs' and output's numbers
     outputs: tuple[Spec, ...]
-    scratch: tuple[Spec, ...] = ()  # of further arrays, which only the calls write and read
+    scratch: tuple[Spec, ...] = ()  # additional arrays that only the calls write and read
     in_place: bool = False  # whether the outputs are the inputs
 
 
 UNCHANGED = Chain((), (), in_place=True)
-"""What is done to images that workers have made already."""
+"""What is done to images that workers have already made."""
 
 
 class Plain:
@@ -171,7 +171,7 @@ class Plain:
 
 
 class KeepsLayout(Plain):
-    """Base class of transforms after which images have the layout that they had, or one that is stated."""
+    """Base class of transforms that keep the layout of images, or make one that is stated."""
 
 
 def is_made(inputs: Sequence[Spec]) -> bool:
@@ -191,16 +191,16 @@ def is_made(inputs: Sequence[Spec]) -> bool:
 class Decoding:
     """What a device decodes for a program, before the program runs."""
 
-    outputs: tuple[Spec, ...]  # the spec of the pixels: one row per pixel, the images one behind the other
+    outputs: tuple[Spec, ...]  # the spec of the pixels: one row per pixel, one image after another
     skips: bool = False  # whether samples whose images cannot be decoded are left out
     codes: int = 0  # the number of the array of codes
-    pixels: int = 0  # and of that of pixels
+    pixels: int = 0  # the number of the array of pixels
     field: str = ""
 
 
 @dataclass(frozen=True)
 class Decode(Plain):
-    """Has the device decode a field of `Encoded` images, which is a field of regions from then on."""
+    """Has the device decode a field of `Encoded` images, which then becomes a field of regions."""
 
     field: str | None  # None means the first one
     skips: bool = False
@@ -226,13 +226,13 @@ class Decode(Plain):
 class Transform(Protocol):
     """A transform of one field, as the user specifies it.
 
-    It may name further fields in an attribute ``others``. Their arrays then follow those of the first as
-    inputs, and the operation computes one array for each field. An operation with a true attribute
-    ``in_place`` changes its inputs, which are its outputs then; the specs in an attribute ``scratch`` are
-    those of further arrays that it gets behind its outputs. A method ``find``, which takes the names and the
-    levels of all fields, may return the name of the field if `field` is None. A method ``adapt``, which takes
-    the `KernelCall` whose result the field is, may return another transform to use instead. An attribute
-    ``checked`` may name the fields whose values `check` takes; without it, `check` takes those of all.
+    It may name further fields in an attribute ``others``. Their arrays then follow those of the first field
+    as inputs, and the operation computes one array for each field. An operation with a true attribute
+    ``in_place`` changes its inputs, which are then its outputs. The specs in an attribute ``scratch`` are
+    those of additional arrays that it gets behind its outputs. A method ``find`` takes the names and levels
+    of all fields, and may return the name of the field if `field` is None. A method ``adapt`` takes the
+    `KernelCall` that made the field, and may return another transform to use instead. An attribute
+    ``checked`` may name the fields whose values `check` takes; without it, `check` takes those of all fields.
     """
 
     @property
@@ -284,7 +284,7 @@ def raise_named(error: Exception, title: str, field: str) -> NoReturn:
 class BatchProgram:
     """The computations for batches of one layout.
 
-    Its arrays are numbered through, in the order of `whole`.
+    Its arrays are numbered consecutively, in the order of `whole`.
     """
 
     copied: Layout  # the slot's contents before the program runs: the staged fields and the draws
@@ -300,8 +300,8 @@ class BatchProgram:
 
     @property
     def pieces(self) -> list[tuple[int, int]]:
-        """The parts of the slot that are copied to a device, from and to which byte: all but the codes."""
-        # nvImageCodec takes encoded files in host memory, so the codes stay in the host slot.
+        """The byte ranges of the slot that are copied to a device: everything but the codes."""
+        # nvImageCodec reads encoded files from host memory, so the codes stay in the host slot.
         codes = [self.copied.fields[one.codes] for one in self.decodings]
         edges = [0, *(edge for one in codes for edge in (one.offset, align(one.offset + one.shape[0])))]
         ends = [*edges[1:], self.copied.nbytes]
@@ -334,15 +334,15 @@ class BatchProgram:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# A program bound to the memory of one device slot, so that later batches there cost only the launches
+# A program bound to the memory of one device slot, so that later batches there only cost the launches
 
 
 class BoundProgram:
-    """Launches a program over the same device arrays, batch after batch; the arrays of its `whole`.
+    """Launches a program over the same device arrays, those of its `whole`, batch after batch.
 
-    The first time, every operation checks its arrays, chooses its grid and makes its arguments. The package's
-    own operations only launch kernels, so these launches are kept and repeated, all gathers as one. A program
-    with operations of the user's runs in full each time.
+    The first time, every operation checks its arrays, chooses its grid and prepares its arguments. The
+    package's own operations only launch kernels, so these launches are kept and repeated, with all gathers in
+    one. A program with user operations runs in full each time.
     """
 
     def __init__(self, program: BatchProgram, arrays: list[Any]) -> None:
@@ -356,7 +356,8 @@ class BoundProgram:
             if not all(isinstance(step.operation, KernelCall) for step in self.program.steps):
                 self.program.run_on_device(self._arrays, stream)
                 return
-            # A CuPy kernel looks its function up by device at every call, which takes longer than the launch.
+            # At every call, a CuPy kernel looks its function up by device, which takes longer than the
+            # launch.
             self._launches = [
                 (getattr(kernel := one.load(), "kernel", kernel), one.grid, one.block, one.arguments)
                 for one in _find_launches(self.program, self._arrays, stream)

@@ -1,4 +1,4 @@
-"""Programmers: they plan the programs of a loader's transforms, and draw the random numbers for them."""
+"""Programmers: they plan the programs of a loader's transforms, and draw random numbers for them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from gpuloader.transforms.program import (
 
 _DRAWS = 16  # part of the hash key, so that draws are independent of orders
 _DRAWN = np.dtype(np.int32)
-_AHEAD = 4096  # samples whose words are computed at once
+_AHEAD = 4096  # samples whose words are computed at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +100,9 @@ class DrawnAhead:
 
 
 def draw_ahead(purpose: Purpose, stretch: Stretch, before: DrawnAhead | None) -> DrawnAhead:
-    """Return the words of a batch; of later ones as well, if it follows those that were drawn `before`."""
-    # For a small batch, NumPy's calls take longer than the arithmetic. So where batches follow one another in
-    # an order, the words of many are computed at once. Only the second batch shows that they do.
+    """Return the words of a batch, and of later ones if it follows those that were drawn `before`."""
+    # For a small batch, NumPy's calls take longer than the arithmetic. So if batches follow one another in an
+    # order, the words of many are computed together. Only the second batch shows that they do.
     order, first, stop = stretch.order, stretch.first, stretch.last + 1
     if before is not None and before.order is order and before.stop == first:
         whole = max(_AHEAD // stretch.count, 1) * stretch.count
@@ -119,11 +119,11 @@ def draw_ahead(purpose: Purpose, stretch: Stretch, before: DrawnAhead | None) ->
 class Programmer:
     """Plans a loader's programs; each process has its own.
 
-    If only row numbers are staged, `sources` are the arrays on the device to gather the fields from. If only
-    a span of the epoch's order is staged per batch (see `span_specs`), `order` has the rows in that order,
-    int64, on the device; None means the rows in sequence. With `native`, results in bfloat16 are delivered in
-    PyTorch's dtype, and not as bits in uint16; it may change before the first program. `planned` is called
-    with every new program, by the thread that asks for it first.
+    If only row numbers are staged, `sources` are the device arrays to gather the fields from. If only a span
+    of the epoch's order is staged per batch (see `span_specs`), `order` holds the rows in that order, int64,
+    on the device; None means the rows in sequence. With `native`, results in bfloat16 are delivered in
+    PyTorch's dtype, not as bits in uint16; this may change before the first program. `planned` is called with
+    every new program, by the thread that asks for it first.
     """
 
     transforms: Sequence[Transform]
@@ -141,7 +141,7 @@ class Programmer:
     def program(
         self, names: Sequence[str], levels: Sequence[int], staged: Layout, *, drawn: bool
     ) -> BatchProgram:
-        """Return the program for a staged layout, which `drawn` says ends with the draws already.
+        """Return the program for a staged layout; `drawn` says that the layout already ends with the draws.
 
         `names` and `levels` are those of the array fields. Raises `SampleError` if a transform names a field
         that does not exist, or does not accept its field.
@@ -157,7 +157,7 @@ class Programmer:
             program = self._made[key] = _Planner(self, names, list(staged.fields), staged.nbytes).plan(
                 levels, drawn=drawn
             )
-            # Who copies the batch to a device asks for it with its draws: the same program.
+            # Copying the batch to a device requests it with its draws: the same program.
             self._made[program.copied, True, *key[2:]] = program
             if self.planned is not None:
                 self.planned(program)
@@ -193,8 +193,8 @@ class _Planner:
     programmer: Programmer
     names: Sequence[str]
     fields: list[FieldLayout]
-    end: int  # of the last of them
-    present: dict[str, tuple[int, ...]] = field(default_factory=dict)  # the arrays that are each field's now
+    end: int  # of the last array
+    present: dict[str, tuple[int, ...]] = field(default_factory=dict)  # the current arrays of each field
     made: dict[int, KernelCall] = field(default_factory=dict)  # what makes each array that a kernel makes
     # These are as in `BatchProgram`.
     steps: list[Step] = field(default_factory=list)
@@ -251,7 +251,7 @@ class _Planner:
             self.steps.append(Step(call, (1 if rest else 0,), self.present[name], name, "gather"))
 
     def _apply(self, transform: Transform, draws: Iterator[int], staged: int, levels: Sequence[int]) -> None:
-        """Add what a transform does; of the arrays, so many are staged."""
+        """Add what a transform does; the first `staged` arrays are staged."""
         title = type(transform).__name__
         given, find = transform.field, getattr(transform, "find", None)
         if given is None and find is not None:
@@ -284,7 +284,8 @@ class _Planner:
             return
         for one in outputs:
             if self.fields[one].dtype.hasobject:
-                # A slot would hold their addresses, which outlive the objects and mean nothing elsewhere.
+                # A slot would hold the objects' addresses, which outlive the objects and mean nothing
+                # elsewhere.
                 raise SampleError(f"{title} has an output of dtype object; a batch holds numbers", field=name)
         if len(names) == 1:
             self.present[name] = outputs
@@ -298,7 +299,7 @@ class _Planner:
             self._add_step(operation, inputs, (*outputs, *scratch), name, title)
 
     def _count_samples(self, transform: Transform) -> int:
-        """Return the number of samples of a transform's field; a ragged one's first array has the steps."""
+        """Return the number of samples of a transform's field; a ragged field's first array has the steps."""
         if self.programmer.sources is not None:
             return self.fields[0].shape[0]
         _, (first, *splits) = self._find(transform.field)
@@ -331,12 +332,12 @@ class _Planner:
     def _add_step(
         self, call: Operation, inputs: tuple[int, ...], outputs: tuple[int, ...], name: str, title: str
     ) -> None:
-        """Add a step; if a kernel makes its output, note how that is delivered."""
+        """Add a step; if a kernel makes its output, record how that is delivered."""
         self.steps.append(Step(call, inputs, outputs, name, title))
         if not isinstance(call, KernelCall) or call.in_place:
             return
-        # A result is turned like its input if it has the input's values or shape. So what follows a Normalize
-        # to channels_last stays in that memory format.
+        # A result is turned like its input if it has the input's values or shape. So everything after a
+        # Normalize to channels_last stays in that memory format.
         before = self.made.get(inputs[0])
         if before is not None and (call.moves or before.outputs[0][0] == call.outputs[0][0]):
             call = replace(call, axes=call.axes or before.axes)

@@ -28,9 +28,9 @@ class Cast(KeepsLayout):
     field : str or None
         The field to transform; None means the first array field, as in ``Cast(dtype="int64")``.
     dtype, scale : dtype-like, float
-        The result's dtype, which must be given, and the factor that is applied before. Integers wrap around,
-        as with NumPy's ``astype``. Floats out of an integer's range saturate and NaN becomes 0, on CPUs and
-        GPUs alike. "bfloat16" is a dtype of PyTorch's; other outputs get its bits in uint16.
+        The result's dtype, which is required, and the factor that is applied first. Integers wrap around, as
+        with NumPy's ``astype``. Floats out of an integer's range saturate and NaN becomes 0, on CPUs and GPUs
+        alike. "bfloat16" is a PyTorch dtype; other outputs get its bits in uint16.
     """
 
     field: str | None = None
@@ -38,7 +38,7 @@ class Cast(KeepsLayout):
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.dtype is None:  # NumPy would take it for float64
+        if self.dtype is None:  # NumPy would take None for float64
             raise TypeError(
                 "Cast needs the dtype to convert to: write Cast(dtype='int64'), or Cast(field, dtype)"
             )
@@ -107,7 +107,7 @@ class Pad(Plain):
         return KernelCall.settle(given, pad, samples=rows, longest=self.length, fill=self.fill)
 
     def check(self, inputs: Sequence[Array]) -> None:
-        """Refuse rows that are too long, which the kernel would cut."""
+        """Refuse rows that are too long, because the kernel would truncate them."""
         lengths = np.diff(inputs[1])
         if lengths.size and lengths.max() > self.length:
             row = int(lengths.argmax())

@@ -45,7 +45,7 @@ _Amount = float | tuple[float, float]
 
 
 class Compose(list[Any]):
-    """A list of transforms, in which a `ToTensor` or `Transpose` and the `Normalize` after it are one.
+    """A list of transforms; a `ToTensor` or `Transpose` is merged with a `Normalize` directly after it.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class Compose(list[Any]):
 
 
 def _merge(first: object, then: object) -> transforms.Normalize | None:
-    """Return one transform for two that convert and normalize; None if they are others."""
+    """Return one transform for two that convert and normalize; None for any others."""
     if not (isinstance(first, transforms.Normalize) and isinstance(then, transforms.Normalize)):
         return None
     if first.mean != 0.0 or first.std != 1.0 or first.to != then.layout or first.draws or then.draws:

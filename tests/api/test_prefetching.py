@@ -582,7 +582,7 @@ class TestErrors:
             ({"places": simulated_places(1), "output": "numpy"}, ValueError, "output"),
             ({"seed": -1}, ValueError, "seed must be"),
             ({"host": "ids"}, TypeError, "host must be a list of field names"),
-            ({"transforms": [Resize("0", 8)]}, TypeError, "Resize is done to single images before they are"),
+            ({"transforms": [Resize("0", 8)]}, TypeError, "Resize works on single images, before they"),
             (
                 {"places": ["cpu", *simulated_places(1)], "transforms": [Cast("0", "float32")]},
                 ValueError,

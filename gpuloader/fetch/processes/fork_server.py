@@ -5,13 +5,13 @@
     <-------- pid ------ over `control` ----
     <----- exit code --- over `status` -----    reaps  <---------------------   ends
 
-The server has one thread, no CUDA and no lock of the user's program, so forking it is safe and takes
-milliseconds. A loader keeps its server, so a source file that is edited meanwhile reaches the next loader.
-The server ends with its loader, and kills a worker whose `status` closes.
+The server has one thread, no CUDA and no locks of the user's program, so forking it is safe and takes
+milliseconds. A loader keeps its server; an edited source file therefore reaches only the next loader. The
+server ends with its loader, and kills a worker whose `status` closes.
 """
 
-# The server is our own, because that of `multiprocessing` serves the whole program: it would import a changed
-# file in the middle of a training.
+# We have our own server, because that of `multiprocessing` serves the whole program and would import a
+# changed file in the middle of a training.
 
 # The server imports NumPy only once it is restrained: see `serve`.
 
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 _GRACE = 1.0  # seconds for a server that closed its link, or a worker, to end
 
-# What the server writes to `status` at the end: the exit code, as `multiprocessing` counts it.
+# What the server writes to `status` at the end: the exit code, in `multiprocessing`'s convention.
 _CODE = struct.Struct("<i")
 
 
@@ -66,7 +66,7 @@ _CODE = struct.Struct("<i")
 
 
 class ServedChild(ChildHandle):
-    """A process that the fork server forked; its sentinel is our end of `status`."""
+    """A process that the fork server has forked; its sentinel is our end of `status`."""
 
     def __init__(self, pid: int, status: int) -> None:
         super().__init__(pid, status, closing_once(status))
@@ -77,12 +77,12 @@ class ServedChild(ChildHandle):
             with contextlib.suppress(OSError):
                 data = os.read(self.sentinel, _CODE.size)
             self._has_ended = True
-            # Nobody knows the code if the server was killed.
+            # If the server was killed, nobody knows the code.
             self._code = _CODE.unpack(data)[0] if len(data) == _CODE.size else None
         return self._has_ended
 
     def _kill_by_id(self) -> None:
-        # By the server, because the id may belong to another process once the server has reaped ours.
+        # The server kills it, because the id may belong to another process once the server has reaped ours.
         with contextlib.suppress(OSError):
             status = socket.socket(fileno=self.sentinel)
             try:
@@ -95,25 +95,25 @@ class ForkServer:
     """Forks the workers of a loader, from a process that it starts for the first; callers hold `starting`."""
 
     def __init__(self) -> None:
-        # The last one serves. A worker of another epoch may come from one before it.
+        # The last one serves. A worker of another epoch may come from an earlier one.
         self._servers: list[tuple[socket.socket, ChildHandle]] = []
         self._inherited: tuple[object, ...] = ()
         self._imports = True
         self._finalizer = Finalizer(partial(_stop, self._servers))
 
     def fork(self, number: int, link: socket.socket, parcel: Parcel) -> ServedChild:
-        """Fork worker `number`, which takes over `link`, of which the caller closes its copy.
+        """Fork worker `number`, which takes over `link`; the caller then closes its own copy.
 
         Raises
         ------
         LoaderError
             The server died twice.
         OSError
-            The system starts no more processes, or has no more descriptors.
+            The system cannot start another process, or has no descriptors left.
         """
         # Three attempts: the server may have been killed, and the next one may import a module with threads.
         for _ in range(3):
-            # A server for a main module has run it, as its workers would have to.
+            # A server for a main module has run that module, as its workers would have to.
             inherited = (parcel.needs_main, *_inherited())
             if not self._servers or self._inherited != inherited:
                 self._inherited = inherited
@@ -121,7 +121,7 @@ class ForkServer:
                     self._start()
             try:
                 child = self._request(number, link, sorted(parcel.modules) if self._imports else [])
-            except ConnectionError:  # the server has gone
+            except ConnectionError:  # the server is gone
                 _, server = self._servers[-1]
                 cause, _ = describe_death(server.exit_code(_GRACE))
                 _stop(self._servers)
@@ -129,7 +129,7 @@ class ForkServer:
             except BaseException:
                 _stop(self._servers)  # perhaps it was in the middle of a message
                 raise
-            if isinstance(child, OSError):  # the server goes on: it has other workers
+            if isinstance(child, OSError):  # keep the server: it has other workers
                 raise child
             if isinstance(child, ServedChild):
                 return child
@@ -160,14 +160,14 @@ class ForkServer:
         self._servers.append((control, server))
 
     def _request(self, number: int, link: socket.socket, modules: list[str]) -> ServedChild | str | OSError:
-        """Return worker `number`, the name of a module that starts threads, or why the server refuses."""
+        """Return worker `number`, the name of a module that starts threads, or the server's refusal."""
         control, _ = self._servers[-1]
         ours, theirs = process_link()
         try:
-            with deferred_interrupt(), control.makefile("rb") as answers:  # never half an exchange
+            with deferred_interrupt(), control.makefile("rb") as answers:  # an exchange is never cut in half
                 socket.send_fds(control, [b"\0"], [link.fileno(), theirs.fileno()])
                 control.sendall(pickle.dumps((number, modules)))
-                # Without limit, because importing may take any time; it ends with the server.
+                # No time limit, because importing may take any time; it ends with the server.
                 found: int | str | OSError = pickle.load(answers)
             return ServedChild(found, ours.detach()) if isinstance(found, int) else found
         except (EOFError, pickle.UnpicklingError):
@@ -186,7 +186,7 @@ def _stop(servers: list[tuple[socket.socket, ChildHandle]]) -> None:
 
 
 def _inherited() -> tuple[object, ...]:
-    """Return what this process would hand down to another, and a server that runs already has not got."""
+    """Return what this process would hand down to a new one, and a running server does not have."""
     try:
         folder = str(Path.cwd())
     except OSError:  # it was deleted
@@ -206,7 +206,7 @@ def serve(control: socket.socket) -> None:
     """Fork workers until the loader closes the control link or its process dies."""
     take_signals()
     restrain()
-    # Only now, so that the libraries that NumPy loads start no threads.
+    # As late as this, so that the libraries that NumPy loads start no threads.
     from gpuloader.fetch.processes.worker import run_worker
 
     parent = multiprocessing.parent_process()
@@ -227,7 +227,7 @@ def serve(control: socket.socket) -> None:
             number, modules = pickle.load(requests)
         status: socket.socket | None = None
         try:
-            if len(received) < 2:  # what the system could not open here is not there
+            if len(received) < 2:  # descriptors that the system could not open here are missing
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             if culprit := _import(modules):
                 return culprit
@@ -248,11 +248,13 @@ def serve(control: socket.socket) -> None:
             closing_once(*received)()
 
     while True:
-        descriptor = wait_for_any([*watched, *workers], None)[0]  # one at a time: others may be closed then
+        descriptor = wait_for_any([*watched, *workers], None)[
+            0
+        ]  # one at a time: handling it may close others
         if descriptor == control.fileno():
             try:
                 control.sendall(pickle.dumps(fork()))
-            except (EOFError, OSError, pickle.UnpicklingError):  # the loader has gone, or no memory is left
+            except (EOFError, OSError, pickle.UnpicklingError):  # the loader is gone, or no memory is left
                 os._exit(0)
         elif descriptor not in workers:
             os._exit(0)
@@ -274,11 +276,11 @@ def _import(modules: list[str]) -> str:
     """Import modules; return the name of the first that starts threads, or nothing."""
     for name in modules:
         before = _count_threads()
-        with contextlib.suppress(BaseException):  # the worker's error, which needs it
+        with contextlib.suppress(BaseException):  # the worker that needs it will raise the error
             importlib.import_module(name)
         if _count_threads() > before:
             return name
-    flush_output()  # or every worker would print it again
+    flush_output()  # otherwise every worker would print it again
     return ""
 
 

@@ -5,10 +5,10 @@ table and samples in the slots, so a task and its answer are usually bare header
 for a message goes into a memory file, and the message carries the file's descriptor.
 """
 
-# Not over `multiprocessing.connection`, because every batch waits for a task and its answer: a header there
-# and back takes 16.1 us, and 18.4 us with `send_bytes` and `recv_bytes`, which read a length first (medians
-# of 5 times 20,000 on two cores). A `Connection` also sends no descriptor along with the bytes, and cannot
-# send without waiting: if both sides waited for room, neither would read.
+# Not over `multiprocessing.connection`, because every batch waits for a task and its answer. A header there
+# and back takes 16.1 us, but 18.4 us with `send_bytes` and `recv_bytes`, which read a length first (medians
+# of 5 times 20,000 on two cores). Besides, a `Connection` cannot send a descriptor along with the bytes, and
+# cannot send without waiting: if both sides waited for space, neither would read.
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from gpuloader.system.platforms import open_memory_file
 
 _HEADER = struct.Struct("<BBHIIQQQQ")
 _LONGEST = 32 << 10  # bytes per payload; the kernel's default for a socket buffer is 208 KiB
-_LONGEST_IN_STREAM = 1 << 10  # on a stream, the kernel sends only short messages whole or not at all
+_LONGEST_IN_STREAM = 1 << 10  # on a stream, the kernel sends only short messages either whole or not at all
 _STREAM = int(socket.SOCK_STREAM)
 _INT_NBYTES = 4
-# Stands for a batch's number: the error belongs to no batch, and the worker ends.
+# Replaces a batch's number: the error belongs to no batch, and the worker ends.
 NO_BATCH = 2**64 - 1
 
 
@@ -90,7 +90,7 @@ def send(link: socket.socket, message: Message, flags: int = 0) -> None:
     ConnectionError
         The other side is gone.
     OSError
-        Too few descriptors or too little memory to send it.
+        Too few descriptors or too little memory.
     """
     payload, descriptor = message.payload, message.descriptor
     spilled = False
@@ -147,7 +147,7 @@ def receive(link: socket.socket, flags: int = 0) -> Message | None:
         message.descriptor = int.from_bytes(packed[:_INT_NBYTES], "little")
     if spilled and message.descriptor is not None:
         with os.fdopen(message.descriptor, "rb") as file:
-            file.seek(0)  # both sides share the position, which is at the end of what was written
+            file.seek(0)  # both sides share the position, which is at the end of the written data
             message.payload = file.read()
         message.descriptor = None
     return message
@@ -170,9 +170,9 @@ def _read_rest(link: socket.socket, data: bytes) -> bytes:
 def dumps(value: Any, *, by_value: bool = False) -> bytes:
     """Pickle a value for a payload: by name where possible, otherwise by value with cloudpickle.
 
-    With `by_value`, nothing refers to our main module by name, which the receiver does not have.
+    With `by_value`, nothing refers to our main module by name, because the receiver does not have it.
     """
-    # By name first: the sender of a class that arrived here by value recognizes it, so its instances may be
+    # By name first: the sender of a class that arrived here by value recognizes it, so its instances can be
     # sent back.
     written = io.BytesIO()
     pickler = pickle.Pickler(written, pickle.HIGHEST_PROTOCOL)
@@ -193,7 +193,7 @@ def dumps(value: Any, *, by_value: bool = False) -> bytes:
 
 
 def _reduce_tensor(tensor: Any) -> Any:
-    """Pickle a dense tensor as an array: torch pickles in many times that time, and not all of its dtypes."""
+    """Pickle a dense tensor as an array: torch pickles far more slowly, and not all of its dtypes."""
     if not is_plain_tensor(tensor) or tensor.requires_grad or not tensor.is_contiguous():
         return tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
     return tensor_over, (tensor_array(tensor),)
@@ -228,9 +228,9 @@ def _find_users_own(error: BaseException) -> BaseException:
 
 
 def _freeze(error: BaseException) -> tuple[str, bytes]:
-    """Return an exception's text and its pickle, which is empty if it cannot be created again."""
+    """Return an exception's text and its pickle, which is empty if it cannot be restored."""
     text = describe_error(error)
-    # First whole, then without its `__init__`, which may take other arguments than `args`, and without those
+    # First whole, then without its `__init__`, which may take arguments other than `args`, and without those
     # of its parts that cannot be pickled.
     for whole in (True, False):
         with contextlib.suppress(Exception):
@@ -240,7 +240,7 @@ def _freeze(error: BaseException) -> tuple[str, bytes]:
                 state = {name: value for name, value in vars(error).items() if _is_picklable(value)}
                 parts = type(error), args, state
             frozen = text, dumps(parts)
-            # Some exceptions pickle, and fail only when they are created again.
+            # Some exceptions can be pickled but not restored.
             if type(_thaw(frozen)) is type(error):
                 return frozen
     return text, b""

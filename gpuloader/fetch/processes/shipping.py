@@ -40,7 +40,7 @@ OUT_OF_BAND = 64 << 10
 
 _PROBE = 1 << 20  # bytes of pickle after which a part is not searched further
 _STEP = 16 << 20  # bytes of pickle between two checks of the available memory
-_DEEPEST, _WIDEST = 6, 64  # how many levels, and parts per level, `blame` searches
+_DEEPEST, _WIDEST = 6, 64  # the levels, and parts per level, that `blame` searches
 _MAIN = ("__main__", "__mp_main__")  # the second is the first's name in a spawned process
 
 
@@ -51,7 +51,7 @@ class Unshippable(Exception):
 class Parcel:
     """A sealed memory file that holds a pickle and the memory of its arrays.
 
-    Its memory is freed when the parcel is closed and the last array unpacked from it is gone.
+    Its memory is freed once the parcel is closed and the last array unpacked from it is gone.
 
     >>> parcel = pack({"images": np.zeros((1000, 784), np.float32)})
     >>> parcel.nbytes > 1000 * 784 * 4, parcel.needs_main
@@ -131,7 +131,7 @@ def unpack(descriptor: int, lists: Sequence[int] = ()) -> Any:
     # Private: pages are shared with all other processes until this one writes to them, and its writes stay
     # its own. The mapping lives as long as any of the arrays.
     mapped = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
-    numbers = mapped.cast("q")  # the last ones say where the buffers lie, and how many there are
+    numbers = mapped.cast("q")  # the last numbers say where the buffers lie, and how many there are
     bounds = numbers[-1 - 2 * numbers[-1] : -1]
     buffers = [mapped[start:stop] for start, stop in zip(bounds[::2], bounds[1::2], strict=True)]
     _received.lists = lists
@@ -183,14 +183,14 @@ class Contents:
         return False
 
     def stand_in(self, memory: NDArray[Any]) -> pickle.PickleBuffer:
-        """Return an empty buffer to pickle in place of memory, which may be strided."""
+        """Return an empty buffer to pickle instead of memory that may be strided."""
         # pickle refuses a strided buffer out of band, so the memory waits here under the buffer's id.
         buffer = pickle.PickleBuffer(bytearray() if memory.flags.writeable else b"")
         self._standing_in[id(buffer)] = memory
         return buffer
 
     def file_under(self, array: NDArray[Any]) -> _MappedFile | None:
-        """Return the file an array is mapped from, the same for all its views; None if it is not mapped."""
+        """Return the file that an array is mapped from, the same for all its views; None if not mapped."""
         root: Any = array
         while isinstance(root.base, np.ndarray):
             root = root.base
@@ -205,9 +205,10 @@ class Contents:
 def dump(value: object, sink: _PickleFile | io.BytesIO, contents: Contents | None = None) -> Contents:
     """Pickle an object with protocol 5 and return what to store outside the pickle, added to `contents`.
 
-    It uses cloudpickle if that is installed, which pickles closures and whatever the main module defines by
-    value; otherwise `pickle`. NumPy arrays of any strides, class and dtype are pickled without a copy, unless
-    they hold objects or their class defines its own pickling. So are dense tensors of torch in host memory.
+    It uses cloudpickle, if installed, which pickles closures and everything in the main module by value;
+    otherwise `pickle`. NumPy arrays of any strides, class and dtype are pickled without a copy, unless they
+    hold objects or their class defines its own pickling. The same goes for dense torch tensors in host
+    memory.
 
     >>> import io
     >>> contents = dump({"image": np.zeros((512, 512)).T, "name": "cat"}, io.BytesIO())
@@ -255,8 +256,8 @@ class _Reductions:
         contents = self.contents
         if isinstance(value, np.ndarray):
             return _reduce_array(value, contents)
-        # A tensor that consists of its numbers alone is pickled as an array. torch itself would move its
-        # memory into a file in /dev/shm, which somebody has to remove.
+        # A tensor that is nothing but its numbers is pickled as an array. torch itself would move its memory
+        # into a file in /dev/shm, which somebody has to remove.
         if (
             is_tensor(value)
             and type(value) is sys.modules["torch"].Tensor
@@ -314,7 +315,7 @@ def _reduce_array(array: NDArray[Any], contents: Contents) -> Any:
         return NotImplemented
     memory, first = _span(plain)
     if memory.nbytes > array.nbytes:
-        # Between the elements the span holds other bytes, so store only the elements, contiguously.
+        # Between the elements, the span holds other bytes, so store only the elements, contiguously.
         memory, first, layout = plain, 0, (array.shape, array.dtype, None)
     return _view, (contents.stand_in(memory), kind, first, layout, array.flags.writeable)
 
@@ -322,8 +323,8 @@ def _reduce_array(array: NDArray[Any], contents: Contents) -> Any:
 def _span(array: NDArray[Any]) -> tuple[NDArray[Any], int]:
     """Return an array's bytes from its lowest to its highest address, and the offset of its first element.
 
-    In a transposed or reversed array they are in another order than its elements. If elements repeat, as in
-    a broadcast array or overlapping windows, there are fewer bytes.
+    In a transposed or reversed array, the bytes are in a different order from the elements. If elements
+    repeat, as in a broadcast array or overlapping windows, there are fewer bytes.
     """
     array = np.atleast_1d(array)
     extents = [(length - 1) * stride for length, stride in zip(array.shape, array.strides, strict=True)]
@@ -441,8 +442,8 @@ class _PickleFile:
         if self.limit is not None and end > self.limit:
             raise SinkFull
         if self.descriptor is not None:
-            # A pickle grows without a known end, so the memory is asked for every few pieces: a container
-            # would kill the whole program at its limit, without an error.
+            # A pickle's final size is unknown, so memory is checked every few pieces: at its limit, a
+            # container would kill the whole program without an error.
             if self.nbytes // _STEP != end // _STEP:
                 check_memory(view.nbytes + _STEP, _shortage)
             try:
@@ -454,12 +455,12 @@ class _PickleFile:
 
 
 def _write_beside(descriptor: int, pickle_nbytes: int, memory: list[NDArray[Any]]) -> int:
-    """Write the arrays, and last where each lies, behind the pickle; return the size of the whole file."""
+    """Write the arrays behind the pickle, and last where each lies; return the size of the whole file."""
     end = pickle_nbytes
     placed: dict[Any, tuple[int, NDArray[Any]]] = {}
     bounds: list[int] = []
     for one in memory:
-        # Memory that occurs twice, as of an array and its reshaped view, is written once and shared.
+        # Memory that occurs twice, for example an array and its reshaped view, is written once and shared.
         same = (one.__array_interface__["data"][0], one.shape, one.strides, one.itemsize)
         if same not in placed:
             placed[same] = align(end), one
@@ -474,7 +475,7 @@ def _write_beside(descriptor: int, pickle_nbytes: int, memory: list[NDArray[Any]
         reserve(descriptor, end)
         with mmap.mmap(descriptor, end) as mapping:
             for at, one in (*placed.values(), (start, index)):
-                # As bytes: an array of records would leave out what lies between its fields.
+                # As bytes: an array of records would leave out the padding between its fields.
                 elements = one.view(np.dtype((np.void, one.itemsize)))
                 np.ndarray(one.shape, elements.dtype, mapping, at)[...] = elements
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Worker's side: the child process, which fetches samples and writes them into slots. It never uses CUDA."""
+"""Worker's side: the child process that fetches samples and writes them into slots. It never uses CUDA."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from gpuloader.system.platforms import close_quietly, keep_freed_memory
 from gpuloader.system.processes import die_with_parent, enter_depth, flush_output, restrain
 from gpuloader.system.threads import take_signals
 
-_BRIEF = 1000  # characters of an error that the link could not pass whole
+_BRIEF = 1000  # characters to send of an error that the link could not pass whole
 
 
 class _LoaderGone(Exception):
@@ -41,7 +41,7 @@ class _LoaderGone(Exception):
 
 
 class _LinkFailed(Exception):
-    """The system did not pass a message, which must not look like an error of the dataset."""
+    """The system did not pass a message; that must not look like an error of the dataset."""
 
 
 def run_worker(link: socket.socket, number: int, setup: WorkerSetup | None) -> None:
@@ -51,7 +51,7 @@ def run_worker(link: socket.socket, number: int, setup: WorkerSetup | None) -> N
     keep_freed_memory()
     try:
         _Worker(link, number).serve(setup)
-    except (_LoaderGone, _LinkFailed):  # nobody can be told anything
+    except (_LoaderGone, _LinkFailed):  # there is nobody left to tell
         pass
     finally:
         close_quietly(link)
@@ -61,7 +61,7 @@ class _Worker:
     def __init__(self, link: socket.socket, number: int) -> None:
         self._link = link
         self._number = number
-        self._inbox: deque[Message] = deque()  # came while this worker waited for a slot
+        self._inbox: deque[Message] = deque()  # arrived while this worker waited for a slot
         self._arenas: dict[int, NDArray[np.uint8]] = {}
         self._slots: dict[tuple[int, int], Slot] = {}
         self._told: tuple[Any, ...] = ()  # layout, levels and tree of the last batch
@@ -75,7 +75,7 @@ class _Worker:
             bind(self._setup.cores)
             enter_depth(self._setup.depth)
             limit_threads()
-            # NumPy imports its global generator when that is first used. Here, an error of that belongs to
+            # NumPy imports its global generator on first use. Done here, an error in that import belongs to
             # the start and not to a sample.
             import numpy.random  # noqa: F401
 
@@ -100,7 +100,7 @@ class _Worker:
                 error = LoaderError(str(error))
             try:
                 self._send_error(NO_BATCH, error, first=first)
-            except _LinkFailed:  # a short one needs no memory file
+            except _LinkFailed:  # a short message needs no memory file
                 self._send_error(NO_BATCH, LoaderError(describe_error(error)[:_BRIEF]), first=first)
 
     def _receive_setup(self) -> WorkerSetup:
@@ -135,7 +135,7 @@ class _Worker:
             raise _LinkFailed(f"a message could not be sent: {error}") from error
 
     def _send_error(self, number: int, error: BaseException, *, first: bool = False) -> None:
-        flush_output()  # the loader may kill this worker as soon as it has heard of the error
+        flush_output()  # the loader may kill this worker as soon as it has received the error
         self._tell(Message(Kind.ERROR, first, b=number, payload=pack_failure(error)))
 
     def _begin_epoch(self, message: Message, *, first: bool) -> None:
@@ -165,7 +165,7 @@ class _Worker:
         """Handle a message that is not a task: memory to map or to forget."""
         if message.kind == Kind.FORGET:
             self._arenas.pop(message.a, None)
-            # The slots refer to the mapping, which goes with the last of them.
+            # The slots refer to the mapping, which is freed with the last of them.
             self._slots = {key: slot for key, slot in self._slots.items() if key[0] != message.a}
             return
         assert message.descriptor is not None
@@ -185,7 +185,7 @@ class _Worker:
         staged: StagedBatch | None = None
         payload, begun = b"", perf_counter_ns()
         try:
-            # A task of an epoch that the loader has left is skipped, and still answered.
+            # A task of an epoch that the loader has left is skipped, but still answered.
             if self._current[0] == self._serial:
                 staged = self._stage(task)
             if staged is not None:
@@ -211,11 +211,11 @@ class _Worker:
         if self._setup.spec.source.iterable:
             return self._stream.stage(task.b, reserve)
         indices: Indices = array("q", task.payload).tolist() if task.a else pickle.loads(task.payload)
-        # By the batch, so that what the dataset draws does not depend on the number of workers.
+        # By batch, so that what the dataset draws does not depend on the number of workers.
         if not self._follows_torch:
             seed_globals(mixed_seed(*self._seeds, task.b, 0, *self._setup.rank.salt))
         dataset = self._setup.spec.source.dataset
-        if self._begin_with is not None:  # behind `worker_init_fn`, which may seed what the state restores
+        if self._begin_with is not None:  # after `worker_init_fn`, which may seed what the state restores
             dataset.load_state_dict(self._begin_with.state)
             self._begin_with = None
         staged = self._assembler.assemble(task.b, indices, reserve)
@@ -228,7 +228,7 @@ class _Worker:
         while (message := self._receive()).kind != Kind.SLOT:
             if message.kind in (Kind.TASK, Kind.EPOCH):
                 self._inbox.append(message)
-            else:  # the arena of the slot comes before it
+            else:  # the slot's arena arrives before it
                 self._take(message)
         if not message.e:
             raise LoaderError("the loader has no slot for the batch")
@@ -253,7 +253,7 @@ class _Worker:
         try:
             return dumps((facts if is_new else None, staged.objects, staged.state, staged.skipped))
         except Exception as error:
-            self._told = ()  # the loader has not got them
+            self._told = ()  # the loader has not received them
             raise LoaderError(
                 f"batch {staged.number} contains a non-array value that cannot be pickled "
                 f"({type(error).__name__}: {error}); use worker_type='thread', or drop it in a collate_fn"
@@ -264,9 +264,9 @@ class _Worker:
 
 
 def limit_threads() -> None:
-    """Limit the libraries that are imported already to one thread each, as PyTorch's own workers do."""
-    # More would need the pools of threads that a fork does not copy: a worker that was forked after its
-    # parent had computed in parallel would wait for OpenMP's forever. And workers share the cores anyway.
+    """Limit the libraries that are already imported to one thread each, as PyTorch's own workers do."""
+    # More would need thread pools, which a fork does not copy: a worker forked after its parent had computed
+    # in parallel would wait for OpenMP's pool forever. And workers share the cores anyway.
     for name, limit in (("torch", "set_num_threads"), ("cv2", "setNumThreads")):
         module = sys.modules.get(name)
         if module is not None:

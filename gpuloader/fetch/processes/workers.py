@@ -65,23 +65,23 @@ from gpuloader.watch.tracing import WORKER, mark
 if TYPE_CHECKING:
     from gpuloader.fetch.processes.fork_server import ForkServer
 
-# Seconds that a worker has to end by itself after its link closes; then it is killed.
+# Seconds that a worker has to end by itself once its link is closed; then it is killed.
 GRACE = 1.0
 
-# Seconds that persistent workers have to draw what PyTorch's would have drawn in an epoch that was left.
+# Seconds that persistent workers have to draw what PyTorch's would have drawn in an abandoned epoch.
 REST = 5.0
 
 # Workers to start before the first batch is requested; the others start while the loop waits or runs.
 FIRST = 2
 
-# With ``on_worker_death='respawn'``, workers that may die at the same batch before that is an error.
+# With ``on_worker_death='respawn'``, this many workers may die at the same batch before it is an error.
 MOST_DEATHS = 3
 
 _NAMED = 8  # the most samples that a message about a dead worker lists
 
 
-# A list of at least this many bytes of pickle is packed. A forked worker copies 80 to 90 % of the list as it
-# counts references to the items, and any other unpickles it (``benchmarks/start_method.py``).
+# A list of at least this many bytes of pickle is packed. A forked worker copies 80 to 90 % of a list by
+# counting references to its items, and any other worker unpickles it (``benchmarks/start_method.py``).
 _PACKED_NBYTES = 32 << 20
 
 
@@ -89,7 +89,7 @@ _said: set[str] = set()
 
 
 def choose_start(setup: WorkerSetup, method: str | None) -> tuple[str, WorkerSetup, Parcel | None, str]:
-    """Choose how workers start: by `method`, or if that is None as `multiprocessing` does, if that is safe.
+    """Choose how workers start: by `method`, or if that is None like `multiprocessing`, if that is safe.
 
     Returns 'fork', 'forkserver' or 'spawn'; the setup, whose dataset may have been packed; the pickled setup,
     None for forked workers, which inherit it; and a sentence for `explain`.
@@ -163,7 +163,7 @@ class WorkerProcess:
         # Messages for which the link has no room yet, each with an object to keep alive while it waits.
         self.unsent: deque[tuple[Message, object]] = deque()
         self.awaits_room = False  # the loader polls the link for room
-        self.deaths = 0  # workers of this number that died in a row without answering anything
+        self.deaths = 0  # workers with this number that died in a row without answering anything
         self._arenas: dict[int, weakref.ref[Arena]] = {}
         self._finalizer = Finalizer()  # at exit, a thread may be about to start the process
         parcel = pool.parcel
@@ -192,14 +192,14 @@ class WorkerProcess:
         """Send a message without waiting; one to a dead worker is lost, and its sentinel reports the death.
 
         If the link is full, the message is sent after the worker has answered others: if both sides waited
-        for room, neither would read. `keep` is kept alive until then.
+        for space, neither would read. `keep` is kept alive until then.
 
         Raises
         ------
         LoaderError
             Too few descriptors or too little memory to send it.
         """
-        if not self.unsent:  # else it would overtake them
+        if not self.unsent:  # otherwise it would overtake them
             try:
                 send(self.link, message, socket.MSG_DONTWAIT)
                 return
@@ -212,7 +212,7 @@ class WorkerProcess:
         self.unsent.append((message, keep))
 
     def flush(self) -> None:
-        """Send as many waiting messages as the link has room for; raises like `send`."""
+        """Send as many waiting messages as the link has space for; raises the errors of `send`."""
         waiting, self.unsent = self.unsent, deque()
         while waiting and not self.unsent:
             self.send(*waiting.popleft())
@@ -233,7 +233,7 @@ class WorkerProcess:
         return number, slot.address - arena.address, slot.bytes.size
 
     def end(self) -> None:
-        """Kill the process, and free all that this object refers to; may be called again."""
+        """Kill the process, and free everything that this object refers to; may be called again."""
         self._finalizer()
 
     @property
@@ -290,11 +290,11 @@ class Pool:
         self._finalizer = Finalizer(partial(_close_pool, *self._parts))
         self.board: Arena | None = None
         try:
-            # Shared with the workers: the serial of the epoch whose tasks they do not skip.
+            # Shared with the workers: the serial of the current epoch, whose tasks they do not skip.
             self.board = Arena(8, shared=True)
             self.current = self.board.bytes.view(np.int64)
             self.resize(count)
-            exit_first()  # before what `multiprocessing` has registered, which ends what a dataset may use
+            exit_first()  # before what `multiprocessing` has registered, which ends things a dataset may use
         except BaseException:
             self.close()
             raise
@@ -308,20 +308,20 @@ class Pool:
             self.start_next()
 
     def start_next(self) -> WorkerProcess:
-        """Start and return one more worker; raise `LoaderError` if the system starts no more processes."""
+        """Start and return another worker; raise `LoaderError` if the system cannot start a process."""
         worker = WorkerProcess(len(self.workers), self)
         self.workers.append(worker)
         return worker
 
     def dumps(self, value: Any) -> bytes:
-        """Pickle a value for the workers, of which only forked ones have our main module."""
+        """Pickle a value for the workers; only forked ones have our main module."""
         return dumps(value, by_value=self.method != "fork")
 
     def pack_indices(self, indices: Indices) -> tuple[bool, bytes]:
-        """Return indices as bytes, and whether these are int64 numbers; else they are a pickle."""
+        """Return indices as bytes, and whether these are int64 numbers; otherwise they are a pickle."""
         if isinstance(indices, np.ndarray):
             return True, indices.astype(np.int64, copy=False).tobytes()
-        # Only plain integers become numbers: a dataset may take strings, tuples or booleans.
+        # Only plain integers become numbers: a dataset may use strings, tuples or booleans.
         if type(indices) is range or set(map(type, indices)) <= {int}:
             with contextlib.suppress(OverflowError):
                 return True, array("q", indices).tobytes()
@@ -329,7 +329,7 @@ class Pool:
 
     def close(self, grace: float = GRACE) -> None:
         """Stop all workers, killing them after `grace` seconds; may be called again."""
-        self.board = None  # which closes its descriptor
+        self.board = None  # this closes its descriptor
         _close_pool(*self._parts, grace)
         self._finalizer.end()
 
@@ -343,7 +343,7 @@ def _close_pool(
     try:
         if owner == os.getpid():
             close_all(ended, grace)
-    finally:  # a Ctrl-C may end the wait for the workers
+    finally:  # a Ctrl-C may cut the wait for the workers short
         if parcel is not None:
             parcel.close()
 
@@ -355,9 +355,9 @@ def _close_pool(
 class ProcessWorkers:
     """Fetches one epoch with a pool of worker processes; only the consumer calls the methods.
 
-    A task goes to the worker with the fewest, or for an iterable dataset and as in PyTorch to each in turn.
-    With many workers, the first batch does not wait until all have started: one more starts with each batch,
-    and while the consumer waits.
+    A task goes to the worker with the fewest tasks; for an iterable dataset, and in PyTorch's order, to each
+    in turn. With many workers, the first batch does not wait until all have started: another one starts with
+    each batch, and while the consumer waits.
 
     `give_back` takes the pool when the epoch ends; its workers have ended unless they persist.
     """
@@ -375,7 +375,7 @@ class ProcessWorkers:
         self._reached: dict[int, ItemState] = dict(epoch.reached or epoch.own or {})
         self._active = options.count
         self._sent = 0
-        # Workers skip the tasks of other epochs, so one that the user has left costs its rest no time.
+        # Workers skip tasks of other epochs, so the rest of an abandoned epoch costs no time.
         pool.serial += 1
         pool.current[0] = pool.serial
         self._poll = select.poll()
@@ -384,14 +384,14 @@ class ProcessWorkers:
             self._begin(worker)
 
     def _begin(self, worker: WorkerProcess) -> None:
-        """Listen to a worker, and tell it about the epoch."""
+        """Listen to a worker and tell it about the epoch."""
         for descriptor in (worker.link.fileno(), worker.child.sentinel):
             self._by_descriptor[descriptor] = worker
             self._poll.register(descriptor, select.POLLIN)
         worker.awaits_room = False
         epoch, pool = self.epoch, self.pool
         payload = pool.dumps((self._reached.get(worker.number), epoch.own is not None))
-        worker.facts = ()  # an epoch that was left may have missed some
+        worker.facts = ()  # in an abandoned epoch it may have missed some
         worker.send(
             Message(
                 Kind.EPOCH, epoch.follows_torch, b=epoch.seed, c=epoch.epoch, d=pool.serial, payload=payload
@@ -403,7 +403,7 @@ class ProcessWorkers:
         pool = self.pool
         if len(pool.workers) >= self._active or (self.window.exhausted and self._by_index):
             return False
-        with deferred_interrupt():  # between the start and the first message, nobody would know the worker
+        with deferred_interrupt():  # between the start and the first message, nobody knows the worker
             self._begin(pool.start_next())
         return True
 
@@ -480,13 +480,13 @@ class ProcessWorkers:
     def _next_worker(self) -> WorkerProcess | None:
         workers = self.pool.workers
         if self.window.turns is not None:
-            turn = self.window.whose_turn()  # -1, and the window has no job, once none has items left
+            turn = self.window.whose_turn()  # -1 once none has items left; the window then has no job
             return workers[turn] if turn < len(workers) else None
         worker = workers[0]
         for other in workers[1 : self._active]:
             if len(other.jobs) < len(worker.jobs):
                 worker = other
-        # None has a second batch while another, which may be yet to start, has none.
+        # No worker gets a second batch while another, perhaps yet to start, has none.
         return None if worker.jobs and len(workers) < self._active else worker
 
     def _send_task(self, worker: WorkerProcess, job: Job) -> None:
@@ -495,15 +495,15 @@ class ProcessWorkers:
         worker.send(Message(Kind.TASK, are_numbers, arena, job.number, d=offset, e=size, payload=payload))
 
     def _hear(self, milliseconds: float | None) -> bool:
-        """Handle the answers and deaths that arrive in time (None: no limit); return False if none does."""
+        """Handle the answers and deaths that arrive in time (None: no limit); return False if none do."""
         for worker in self.pool.workers:
-            # A worker that has asked for a slot says nothing until it has one, and the answer may be one of
-            # the messages that wait. So room in its link has to wake this process, too.
+            # A worker that has requested a slot says nothing until it has one, and the answer may be among
+            # the waiting messages. So space in its link has to wake this process as well.
             if bool(worker.unsent) != worker.awaits_room and worker.link.fileno() in self._by_descriptor:
                 worker.awaits_room = not worker.awaits_room
                 events = select.POLLIN | select.POLLOUT if worker.awaits_room else select.POLLIN
                 self._poll.modify(worker.link.fileno(), events)
-        # A process descriptor tells of a death even if a child of the worker holds its link open.
+        # A process descriptor reports a death even if a child of the worker holds its link open.
         try:
             ready = self._poll.poll(milliseconds)
         except OSError as error:
@@ -525,7 +525,7 @@ class ProcessWorkers:
         return bool(ready)
 
     def _receive(self, worker: WorkerProcess) -> bool:
-        """Receive and handle one message of a worker; return False if it closed the link and so has ended."""
+        """Receive and handle one message of a worker; return False if the worker closed the link."""
         try:
             message = receive(worker.link, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -624,13 +624,13 @@ class ProcessWorkers:
         job = next((job for job in self.window.jobs if not job.done), None)
         worker = self.pool.workers[job.worker if job is not None else 0]
         self._broken = True  # nobody knows what the worker was doing, so the epoch cannot continue
-        worker.child.kill()  # a worker that hangs does not end by itself
+        worker.child.kill()  # a hanging worker does not end by itself
         who = f"worker {worker.number} (process {worker.child.pid})"
         number, indices = (None, ()) if job is None else (job.number, job.indices)
         return timed_out(who, worker.child.pid, self.options.timeout, number, indices)
 
     def close(self) -> bool:
-        """Call off all tasks, stop the workers unless they persist, and take all slots back.
+        """Cancel all tasks, stop the workers unless they persist, and take all slots back.
 
         Return whether the slots may be used again. They may not if they belong to the process that forked
         this one, or if the garbage collector has already ended the workers.
@@ -658,8 +658,8 @@ class ProcessWorkers:
         return intact
 
     def _draw_rest(self, deadline: float) -> None:
-        """Fetch what PyTorch's workers have been asked for by now, without delivering it."""
-        # They fetch that before the next epoch begins, whose random numbers follow those drawn there.
+        """Fetch what PyTorch's workers would have been asked for by now, without delivering it."""
+        # PyTorch's workers fetch it before the next epoch begins, and its random numbers follow from there.
         window, options = self.window, self.options
         asked = window.delivered + options.count * options.prefetch_factor
         with contextlib.suppress(LoaderError, OSError):
@@ -673,7 +673,7 @@ class ProcessWorkers:
 
     def _call_off(self, deadline: float) -> bool:
         """Make the workers finish or skip their tasks; return False if that takes longer than `deadline`."""
-        self.pool.current[0] = -1  # workers see it before each task, and skip that
+        self.pool.current[0] = -1  # workers check this before each task, and skip it
         try:
             while any(worker.jobs for worker in self.pool.workers):
                 if monotonic() > deadline:
