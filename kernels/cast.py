@@ -91,7 +91,7 @@ def cast(
             result[...] = round_to(numbers, name).view(held)
 
     def on_device(result: Any) -> Iterator[Any]:
-        # A factor of 1 would not do for None: int64 does not survive the way through a float.
+        # A factor of 1 would not do for None: int64 does not survive a conversion to float.
         factor, scaled = np.float64(1.0 if scale is None else scale), np.int32(scale is not None)
         entry = f"cast<{cpp_type(values.dtype.name)}, {cpp_type(name)}>"
         yield entry, spread(-(-values.size // 4)), (values, result, np.uint64(values.size), factor, scaled)
@@ -115,7 +115,7 @@ def _to_integers(numbers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
         numbers = numbers.astype(np.float32) if numbers.dtype == np.float16 else numbers
         # The limits are powers of two or their negatives, so they are exact; the greatest integer may not be.
         low, high = numbers.dtype.type(limits.min), numbers.dtype.type(float(limits.max) + 1)
-        # Only what fits is converted: NumPy leaves open what becomes of anything else.
+        # Only what fits is converted: NumPy does not define the result for anything else.
         result = np.where((numbers > low) & (numbers < high), numbers, 0).astype(dtype)
         result[numbers >= high] = limits.max
         result[numbers <= low] = limits.min
@@ -128,7 +128,7 @@ def resolve_target(dtype: DTypeLike, expected: tuple[str, ...]) -> tuple[str, np
     >>> resolve_target("bfloat16", FLOATS), resolve_target(np.float16, FLOATS)
     (('bfloat16', dtype('uint16')), ('float16', dtype('float16')))
     """
-    # Only the string means bits in uint16. A dtype object of that name, as ml_dtypes has one, means itself.
+    # Only the string means bits in uint16. A dtype object of that name, such as ml_dtypes has, means itself.
     is_bits = isinstance(dtype, str) and dtype == "bfloat16"
     try:
         held: np.dtype[Any] = np.dtype(np.uint16 if is_bits else dtype)

@@ -55,8 +55,8 @@ def read_source(name: str) -> str:
     >>> "__global__" in read_source("spin")
     True
     """
-    # CuPy keeps what it has compiled on disk by a hash of the source. An included file is no part of that
-    # hash, so after a change of one, the old code would run.
+    # CuPy keeps what it has compiled on disk by a hash of the source. An included file is not part of that
+    # hash, so after it changed, the old code would run.
     folder = _find_folder()
     source = folder.joinpath(f"{name}.cu").read_text()
     return re.sub(
@@ -76,8 +76,8 @@ def load_kernel(name: str, entry: str | None = None) -> Any:
     import cupy
 
     wanted = name, name if entry is None else entry, cupy.cuda.runtime.getDevice()
-    # `cache` alone would let both the thread that compiles ahead and the one that launches compile the
-    # kernel. The lock is this kernel's own, so that other kernels are compiled at the same time.
+    # With `cache` alone, the thread that compiles ahead and the one that launches could both compile the
+    # kernel. Each kernel has its own lock, so that other kernels are compiled at the same time.
     with _loading.setdefault(wanted, threading.Lock()):
         return _load(*wanted)
 

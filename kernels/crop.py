@@ -21,7 +21,7 @@ LAYOUTS = ("HWC", "CHW")
 # The shape of images, in either layout.
 IMAGES = ("samples", None, None, None)
 
-_LEAST_WORD, _LANE = 4, 16  # bytes that are stored at once, and that a lane stores of a row
+_LEAST_WORD, _LANE = 4, 16  # bytes that are stored at once, and bytes of a row that a lane stores
 _MOST_BYTES, _MOST_ROWS = 2**30, 2**32  # of a row, and in all: the kernel counts them in 32 bits
 _MOST_VALUES, _MOST_SAMPLES = 2**31, 2**32  # values per sample: the kernels count in 32 bits
 _MOST_COLORS = 64
@@ -44,8 +44,8 @@ def crop(
 
     Images have numbers of 1, 2, 4 or 8 bytes, and fewer than 2**31 values per sample. Each row of `windows`
     is top, left, and whether to mirror (0 or not 0). The window, of height and width `size`, is cut out
-    first, then mirrored. A window that reaches over the edge is moved inside. Of n times as many images as
-    windows, n in a row share one, as the frames of a clip do.
+    first, then mirrored. A window that reaches beyond the edge is moved inside. If there are n times as many
+    images as windows, n images in a row share one, like the frames of a clip.
 
     >>> images = np.arange(6, dtype=np.uint8).reshape(1, 2, 3, 1)
     >>> crop.on_host(images, (1, 2), np.array([[1, 1, 1]], np.int32)).ravel().tolist()
@@ -73,7 +73,8 @@ def crop(
 
     def on_device(result: Any) -> Iterator[Any]:
         row = out_width * pixel
-        # Rows that begin at no multiple of 4 are stored in words of 4 as well, and their ends byte by byte.
+        # Rows that do not begin at a multiple of 4 are also stored in words of 4, and their ends byte by
+        # byte.
         word = max(find_word(row, result.data.ptr), _LEAST_WORD)
         words = -(-row // word) + (row % word > 0 or result.data.ptr % word > 0)  # a row may begin within one
         # The frames of a clip are planes of it.
@@ -91,9 +92,9 @@ def erase(
 ) -> Work:
     """Fill a rectangle of every image with a color, in place, and return the images.
 
-    Images are those of `crop`. Each row of `windows` is top, left, height and width of a rectangle. What
-    reaches over the edge of the image is cut off. The color is one number for all channels, or one for each
-    of up to 64.
+    Images are those of `crop`. Each row of `windows` is top, left, height and width of a rectangle. Parts
+    beyond the edge of the image are cut off. The color is one number for all channels, or one for each of up
+    to 64 channels.
 
     >>> images = np.zeros((1, 1, 2, 3), np.uint8)
     >>> erase.on_host(images, np.array([[0, 1, 1, 9]], np.int32), color=7).tolist()
@@ -112,7 +113,7 @@ def erase(
 
     def on_host(result: NDArray[Any]) -> None:
         for image, (top, left, tall, wide) in zip(as_hwc(result, layout), windows.tolist(), strict=True):
-            # A negative end of a slice would count from the other edge.
+            # A negative end of a slice would count from the other end.
             rows = slice(max(top, 0), max(top + tall, 0))
             image[rows, max(left, 0) : max(left + wide, 0)] = values
 
@@ -121,7 +122,7 @@ def erase(
         bits = np.zeros((_MOST_COLORS, 8), np.uint8)
         bits[: values.size, : values.itemsize] = values.reshape(-1, 1).view(np.uint8)
         counts = by_value([len(images), channels, height, width, layout == "CHW", values.size > 1])
-        # The host does not know how large the rectangles are; blocks that find nothing to do end at once.
+        # The host does not know how large the rectangles are; blocks with nothing to do end immediately.
         grid = spread(-(-images.size // len(images) // _ERASED), len(images))
         arguments = result, windows, counts, by_value(bits, np.uint8)
         yield f"erase<{WORDS[images.itemsize]}>", grid, arguments
@@ -206,8 +207,7 @@ def cut_windows(pixels: NDArray[Any], windows: NDArray[np.int32], target: NDArra
     """Write windows of images into `target`; both are (n, height, width, channels)."""
     height, width = target.shape[1:3]
     for image, out, (top, left, flip) in zip(pixels, target, windows.tolist(), strict=True):
-        # Moved inside and not refused, like on the device, where a check would wait for the copy of the
-        # windows.
+        # Moved inside, not refused, as on the device, where a check would wait for the copy of the windows.
         y = min(max(top, 0), pixels.shape[1] - height)
         x = min(max(left, 0), pixels.shape[2] - width)
         window = image[y : y + height, x : x + width]

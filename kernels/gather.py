@@ -1,6 +1,6 @@
 """`gather`: copy rows of an array in the order of their indices.
 
-`fuse_gathers` makes one launch of several that gather by the same indices.
+`fuse_gathers` merges several launches that gather by the same indices into one.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def gather(source: Any, indices: Any, *, span: Any = None, out: Any = None, stre
     """Return ``source[indices]`` for whole rows, of any dtype.
 
     Indices are from 0 to below the number of rows. The twin checks them. On a device, an index out of range
-    reads foreign memory or destroys the CUDA context. A span is the first and the last position in
-    `indices` to copy, not checked either; as many rows are copied as `out` has, and the last of the span is
-    repeated if it is shorter. Without indices, its positions are row numbers.
+    reads foreign memory or destroys the CUDA context. A span is the first and the last position in `indices`
+    to copy, also unchecked. As many rows are copied as `out` has; if the span is shorter, its last row is
+    repeated. Without indices, its positions are row numbers.
 
     >>> gather.on_host(np.array([[1, 2], [3, 4]]), np.array([1, 1, 0])).tolist()
     [[3, 4], [3, 4], [1, 2]]
@@ -100,7 +100,7 @@ def fuse_gathers(launches: Sequence[KernelLaunch]) -> list[KernelLaunch]:
 
 
 def _find_rows(launch: KernelLaunch) -> tuple[int, int, int] | None:
-    """Return which rows a launch gathers, and how many; None if it is no gather."""
+    """Return which rows a launch gathers, and how many; None if it is not a gather."""
     if launch.entry not in _SIZES:
         return None
     _, indices, span, _, count, _ = launch.arguments
@@ -114,10 +114,11 @@ def _fuse(gathers: list[KernelLaunch]) -> KernelLaunch:
     for number, gathered in enumerate(gathers):
         source, _, _, out, _, words = gathered.arguments
         lanes = count_lanes(int(words))
-        # Each field divides a block into lanes along its own rows; a product with the inverse is no division.
+        # Each field divides a block into lanes along its own rows; multiplying by the inverse avoids a
+        # division.
         numbers = words, _SIZES[str(gathered.entry)], lanes, -(-_ONE // lanes)
         fields["fields"][number] = source.data.ptr, out.data.ptr, *numbers
-    # Fields differ in what they need of a grid: the largest need is enough for all, because kernels loop.
+    # Fields need different grids. The largest is enough for all, because kernels loop.
     sizes = zip(*(gathered.grid for gathered in gathers), strict=True)
     grid = *map(max, sizes), len(gathers)
     _, indices, span, _, rows, _ = gathers[0].arguments

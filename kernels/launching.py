@@ -1,7 +1,7 @@
 """Declares kernels, so that launcher, twin and checks have one source; then launches them.
 
 A kernel is one function under `declare`. The decorator says what its arrays must be. The function has the
-signature of both launcher and twin, checks what the decorator cannot say, and returns a `Work`::
+signature of both launcher and twin, checks what the decorator cannot express, and returns a `Work`::
 
     @declare(values=takes("uint8"))
     def invert(values, *, out=None, stream=None):
@@ -41,14 +41,14 @@ Parameters = ParamSpec("Parameters")
 # The library whose arrays a function takes: CuPy for launchers, NumPy for twins.
 Library = Literal["numpy", "cupy"]
 
-# A declared shape, of numbers, names that stand for one number in all shapes of a kernel, and None for any
+# A declared shape: numbers, names that stand for the same number in all shapes of a kernel, and None for any
 # number. ``...`` at the end allows any rank.
 Shape = tuple[int | str | EllipsisType | None, ...]
 
 # Grid and block of a launch.
 Grid = tuple[tuple[int, ...], tuple[int, ...]]
 
-_NULL = np.uint64(0)  # stands for an array that is left out
+_NULL = np.uint64(0)  # replaces an array that is left out
 
 
 class ArrayParameter(NamedTuple):
@@ -68,7 +68,7 @@ def takes(
 
 
 class KernelLaunch(NamedTuple):
-    """A launch of an entry of a kernel's file, with all that is needed to repeat it.
+    """A launch of an entry of a kernel's file, with everything needed to repeat it.
 
     Arguments are CuPy arrays, NumPy scalars and structures, of exactly the types that the kernel takes: CuPy
     passes their bytes on, and nobody compares them with the parameters.
@@ -86,9 +86,10 @@ class KernelLaunch(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What follows from checked arguments: the result, and how either side writes it.
+    """What follows from checked arguments: the result, and how each side writes it.
 
     `on_device` yields launches: an entry, or a function that is called like one. A kernel that works in place
+    names its array in `into`.
     names its array in `into`.
     """
 
@@ -100,17 +101,17 @@ class Work(NamedTuple):
 
 
 def declare(**arrays: ArrayParameter) -> Callable[[Callable[Parameters, Work]], Kernel[Parameters]]:
-    """Make a kernel of a function; the keywords say what its array parameters take."""
+    """Make a kernel from a function; the keywords say what its array parameters take."""
     return partial(Kernel, arrays=arrays)
 
 
 class Kernel(Generic[Parameters]):
     """A declared kernel: a call launches it, and `on_host` runs its twin. Both have the declared signature.
 
-    The arrays must be on one device, contiguous and aligned. `out` is the array to write to, which must
-    have the result's shape and dtype and not overlap an input; None allocates one. `stream` is the stream
-    to run on; None is the current stream of the arrays' device. A twin takes a stream so that both can be
-    called alike.
+    The arrays must be on one device, contiguous and aligned. `out` is the array to write to; it must have the
+    result's shape and dtype and not overlap an input. None allocates one. `stream` is the stream to run on;
+    None is the current stream of the arrays' device. A twin also accepts a stream, so that both can be called
+    alike.
 
     Raises
     ------
@@ -141,7 +142,7 @@ class Kernel(Generic[Parameters]):
         """Launch the kernel, and return the result."""
         result, device, launches = self._prepare(*args, **kwargs)
         for one in launches:
-            # A kernel belongs to the device that it was loaded for, so that one has to be current.
+            # A kernel belongs to the device that it was loaded for, so that device has to be current.
             with on_device(device):
                 one.load()(one.grid, one.block, one.arguments, stream=kwargs.get("stream"))
         return result
@@ -161,7 +162,7 @@ class Kernel(Generic[Parameters]):
         result = work.into
         if result is None:
             result = obtain("out", out, "cupy", work.shape, work.dtype, device, kwargs.get("stream"))
-        # What writes nothing is not launched: the sizes that its grid is divided by may be 0.
+        # If nothing is written, nothing is launched: sizes that the grid is divided by may be 0.
         writes = result.nbytes or any(self.arrays[name].written and one.nbytes for name, one in given.items())
         launches = [
             KernelLaunch(self.file, entry, *shape, tuple(_NULL if one is None else one for one in arguments))
@@ -186,7 +187,7 @@ class Kernel(Generic[Parameters]):
         for name, parameter in self.arrays.items():
             position = self._positions.index(name)
             if name not in kwargs and position >= len(args):
-                continue  # a default, or missing: of that, Python tells when it calls the function
+                continue  # a default, or missing: Python reports that when it calls the function
             array = kwargs[name] if name in kwargs else args[position]
             if array is not None or not parameter.optional:
                 check_array(name, array, library, parameter, sizes)
@@ -211,8 +212,8 @@ def check_array(
         raise TypeError(f"{name} must hold plain numbers, got {array.dtype}")
     if parameter.shape is not None:
         check_shape(name, array, parameter.shape, sizes)
-    # A kernel gets an address, and nothing of strides; and it loads whole elements, which a GPU can only do
-    # at multiples of their size.
+    # A kernel gets an address and no strides, and it loads whole elements, which a GPU can only do at
+    # multiples of their size.
     if not array.flags.c_contiguous:
         raise ValueError(
             f"{name} must be contiguous, got shape {array.shape} with strides {array.strides}; "
@@ -244,7 +245,7 @@ def check_shape(name: str, array: Any, shape: Shape, sizes: dict[str, int] | Non
     if shape == found:
         return
     fits = len(shape) == len(found) or (shape[-1] is ... and len(found) >= len(shape) - 1)
-    # A plain loop: generators instead took most of the time of a launch.
+    # A plain loop: generators took most of the time of a launch.
     for one, size in zip(shape, found if fits else (), strict=False):
         wanted = known.setdefault(one, size) if isinstance(one, str) else one
         if isinstance(wanted, int) and wanted != size:
@@ -283,8 +284,8 @@ def obtain(
     if out is None and library == "numpy":
         return np.empty(shape, dtype)
     if out is None:
-        # CuPy's pool ties memory to the stream that is current when it is allocated. Otherwise, other work on
-        # that stream could get what is dropped here while launches on this one still use it.
+        # CuPy's pool ties memory to the stream that is current at allocation. Otherwise, other work on that
+        # stream could get what is dropped here while launches on this one still use it.
         with on_device(device), on_stream(stream):
             return sys.modules[library].empty(shape, dtype)
     check_array(name, out, library, ArrayParameter((np.dtype(dtype),), shape, False, True), {})
@@ -308,8 +309,8 @@ def find_device(**arrays: Any) -> Any:
 
 def on_device(device: Any) -> Any:
     """Return a context in which `device` is the current device; None changes nothing."""
-    # A device that is current is not entered: CuPy sets the previous device again when one is left, which
-    # from CUDA 12 on creates that device's context, of some 500 MiB, though nothing may ever run there.
+    # A device that is already current is not entered. On leaving it, CuPy would set the previous device,
+    # which from CUDA 12 on creates that device's context: about 500 MiB, though nothing may ever run there.
     if device is None or device.id == sys.modules["cupy"].cuda.runtime.getDevice():
         return contextlib.nullcontext()
     return device
@@ -339,7 +340,7 @@ def by_value(numbers: ArrayLike, dtype: DTypeLike = np.uint32) -> NDArray[Any]:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# Sizes of grids. Kernels loop over what a grid does not cover, so all of these are about speed alone.
+# Sizes of grids. Kernels loop over what a grid does not cover, so all of these only affect speed.
 
 _BLOCK = 256
 _GREATEST_X, _GREATEST_Y = 2**31 - 1, 65535  # what CUDA allows
@@ -354,7 +355,7 @@ def spread(items: int, samples: int = 1) -> Grid:
     >>> spread(1000), spread(20, samples=70_000)
     (((4, 1), (256,)), ((1, 65535), (32,)))
     """
-    # Whole warps, but no more of them than there are items for.
+    # Whole warps, but no more of them than the items need.
     block = min(_BLOCK, max(-(-items // 32) * 32, 32))
     return (_within(-(-items // block), _GREATEST_X), _within(samples, _GREATEST_Y)), (block,)
 
@@ -392,7 +393,7 @@ def spread_images(samples: int, lines: int, words: int, planes: int = 1, each: i
     lanes = count_lanes(-(-words // each))
     beside = min(_BLOCK // lanes, max(lines, 1))
     blocks = -(-lines // beside)
-    # With enough blocks to fill a device, a lane makes several lines, so that threads set out less often.
+    # With enough blocks to fill a device, a lane makes several lines, so that fewer threads have to start.
     each_lines = min(_MOST_LINES, max(blocks * samples * planes // _ENOUGH_BLOCKS, 1))
     x = _within(-(-blocks // each_lines), _GREATEST_X)
     return (x, _within(samples, _GREATEST_Y), _within(planes, _GREATEST_Y)), (lanes, beside)
@@ -404,7 +405,7 @@ def count_lanes(words: int) -> int:
     >>> count_lanes(21), count_lanes(300)
     (21, 150)
     """
-    # An even share: of 300 words, 256 lanes would leave the second pass with 44 busy ones.
+    # An even share: with 256 lanes for 300 words, only 44 would be busy in the second pass.
     words = max(words, 1)
     return -(-words // -(-words // _BLOCK))
 

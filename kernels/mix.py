@@ -1,8 +1,8 @@
-"""`blend`, `paste` and `mix_labels`: mix each sample of a batch with the one before it.
+"""`blend`, `paste` and `mix_labels`: mix each sample of a batch with the previous one.
 
-Before the first sample comes the last one. A batch has one mix, drawn on the host: an int32 array of shape
-(n, 5), of which only the first row is read. It is top, left, bottom and right of a window, and the own
-share of each sample, as the bits of a float32.
+The first sample is mixed with the last one. A batch has one mix, drawn on the host: an int32 array of shape
+(n, 5), whose first row alone is read. It is top, left, bottom and right of a window, and each sample's own
+share, as the bits of a float32.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ENTRIES = {
 
 _OWN = 4
 _EACH = 4  # neighboring values that a thread makes
-# A row per sample, all alike: a transform's draws have a row per sample, and are staged as they are.
+# A row per sample, all alike: a transform's draws have a row per sample, and are staged unchanged.
 _MIX = takes("int32", shape=("samples", _OWN + 1))
 
 
@@ -53,7 +53,7 @@ _MIX = takes("int32", shape=("samples", _OWN + 1))
 def blend(
     images: Any, mix: Any, *, dtype: DTypeLike | None = None, out: Any = None, stream: Any = None
 ) -> Work:
-    """Return each image of a batch blended with the one before it: ``before * (1 - own) + image * own``.
+    """Return each image of a batch blended with the previous one: ``before * (1 - own) + image * own``.
 
     Images may have any shape (n, ...), with fewer than 2**31 values per sample. Each operation is rounded:
     in float64 for images of float64, otherwise in float32, which is rounded once more at the end if the
@@ -93,9 +93,9 @@ def blend(
 
 @declare(images=takes(shape=IMAGES), mix=_MIX)
 def paste(images: Any, mix: Any, *, layout: Layout = "CHW", out: Any = None, stream: Any = None) -> Work:
-    """Return each image of a batch with a window of the one before it pasted in.
+    """Return each image of a batch with a window of the previous one pasted in.
 
-    Images are those of `crop`. What reaches over the edge of the images is cut off.
+    Images are those of `crop`. Parts beyond the edge of the images are cut off.
 
     >>> images = np.array([[[[1, 1, 1]]], [[[2, 2, 2]]]])
     >>> paste.on_host(images, np.array([[0, 1, 1, 9, 0]] * 2, np.int32)).reshape(2, 3).tolist()
@@ -106,7 +106,7 @@ def paste(images: Any, mix: Any, *, layout: Layout = "CHW", out: Any = None, str
     def on_host(result: NDArray[Any]) -> None:
         np.copyto(result, images)
         if len(images):
-            # A negative end of a slice would count from the other edge.
+            # A negative end of a slice would count from the other end.
             top, left, bottom, right = (max(one, 0) for one in mix[0, :_OWN].tolist())
             window = slice(None), slice(top, bottom), slice(left, right)
             as_hwc(result, layout)[window] = np.roll(as_hwc(images, layout)[window], 1, 0)
@@ -125,9 +125,9 @@ def paste(images: Any, mix: Any, *, layout: Layout = "CHW", out: Any = None, str
 def mix_labels(labels: Any, mix: Any, *, classes: int, out: Any = None, stream: Any = None) -> Work:
     """Return each sample's shares of all classes after `blend` or `paste`, float32 of shape (n, classes).
 
-    Labels are integers of shape (n,), of which one outside 0 to ``classes - 1`` belongs to no class; or
-    shares, floats of shape (n, classes). The kernel computes ``before * (1 - own) + sample * own`` and
-    rounds each operation: in float64 for shares of float64, otherwise in float32.
+    Labels are integers of shape (n,), and one outside 0 to ``classes - 1`` belongs to no class; or shares,
+    floats of shape (n, classes). The kernel computes ``before * (1 - own) + sample * own`` and rounds each
+    operation: in float64 for shares of float64, otherwise in float32.
 
     >>> mix = np.zeros((2, 5), np.int32)
     >>> mix[0, 4] = np.float32(0.75).view(np.int32)

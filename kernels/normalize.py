@@ -1,6 +1,6 @@
 """`normalize`: images to floats of mean 0 and deviation 1; crops, mirrors and changes layout in one pass.
 
-What `resample` and `recolor` do with each channel at the end is here, too.
+It also has what `resample` and `recolor` do with each channel at the end.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def normalize(
         # By value, as parameters of the kernel, so a launch allocates and copies nothing.
         constants = np.zeros((2, _MOST_CHANNELS), np.float32)
         constants[:, :channels] = factor, offset
-        # A thread writes neighbors, which is one store: four of a plane's row, or 16 bytes of a row's pixels
-        # and their channels.
+        # A thread writes neighbors, in one store: four of a plane's row, or 16 bytes of a row's pixels and
+        # their channels.
         row, each = (out_width, 4) if out_layout == "CHW" else (out_width * channels, 16 // held.itemsize)
         entry = f"normalize<{cpp_type(images.dtype.name)}, {cpp_type(name)}>"
         grid = spread_images(len(images), out_height, -(-row // each))
@@ -118,10 +118,10 @@ def _write(
             part = np.empty(part.shape, part.dtype)
             cut_windows(pixels[piece], windows[piece], part)
         if pixels.dtype == np.uint8:
-            # There are only 256 results for a channel: looking them up is faster than computing them.
+            # There are only 256 results per channel: looking them up is faster than computing them.
             table = _tabulate(factor.tobytes(), offset.tobytes(), name)
             for channel in range(channels):
-                # A byte is never out of range, and any other mode would buffer the result to check that.
+                # A byte is never out of range; any other mode would buffer the result to check that.
                 table[channel].take(part[..., channel], out=target[piece, ..., channel], mode="clip")
         else:
             target[piece] = round_to(_multiply_add(part, factor, offset), name)
@@ -209,7 +209,7 @@ def plan_finish(
 
 
 # ---------------------------------------------------------------------------------------------------------
-# The multiply-add of the twin, which NumPy lacks: a GPU's is rounded once
+# The twin's multiply-add, which NumPy lacks: a GPU rounds it once
 
 
 @lru_cache(maxsize=64)
@@ -226,8 +226,8 @@ def _multiply_add(
 ) -> NDArray[np.float32]:
     """Return ``values * factor + offset`` in float32, rounded once like a fused multiply-add."""
     # In double, the product of two floats is exact and the sum is rounded; the conversion to float rounds it
-    # again. Rounding twice can give another result only if the double is a tie between two floats, or if the
-    # float is subnormal. Those values, some one in 2**29, are computed again, exactly.
+    # again. Rounding twice can only give a different result if the double is a tie between two floats, or if
+    # the float is subnormal. These values, about one in 2**29, are computed again, exactly.
     with np.errstate(all="ignore"):
         total = values * factor.astype(np.float64) + offset.astype(np.float64)
         result: NDArray[np.float32] = total.astype(np.float32)
@@ -244,7 +244,7 @@ def _multiply_add_exactly(
     values: NDArray[np.float32], factor: NDArray[np.float32], offset: NDArray[np.float32]
 ) -> NDArray[np.float32]:
     """Return ``values * factor + offset`` in float32, rounded once, by rounding to odd in double first."""
-    # After rounding to odd, a second rounding gives the same result as a single rounding would. See Boldo and
+    # After rounding to odd, a second rounding gives the same result as a single one would. See Boldo and
     # Melquiond, "Emulation of FMA and correctly rounded sums" (2008).
     product, added = values * factor.astype(np.float64), offset.astype(np.float64)
     total = product + added

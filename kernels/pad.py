@@ -34,10 +34,10 @@ def pad(
 ) -> Work:
     """Return rows of varying length as a dense array of shape (n, longest, ...), with short rows filled up.
 
-    The values are the steps of all rows, one row after the other; row i spans ``row_splits[i]`` to
+    The values are the steps of all rows, one row after another; row i spans ``row_splits[i]`` to
     ``row_splits[i + 1]``. Splits that decrease or lie outside the values are clamped, and rows longer than
-    `longest` are cut. `fill` must fit the values' dtype. `mask`, bool of shape (n, longest), is set to True
-    for steps that come from `values` and to False for the others.
+    `longest` are truncated. `fill` must fit the values' dtype. `mask`, bool of shape (n, longest), is set to
+    True for steps that come from `values` and to False for the others.
 
     >>> pad.on_host(np.array([1, 2, 3, 4]), np.array([0, 3, 4]), longest=3, fill=-1).tolist()
     [[1, 2, 3], [4, -1, -1]]
@@ -53,7 +53,7 @@ def pad(
     element = _check_fill(fill, values.dtype)
 
     def on_host(result: NDArray[Any]) -> None:
-        # Clamped and not refused, like on the device, where a check would wait for the copy of the splits.
+        # Clamped, not refused, as on the device, where a check would wait for the copy of the splits.
         begins = np.clip(row_splits[:-1], 0, len(values))
         lengths = np.clip(row_splits[1:], begins, len(values)) - begins
         steps = np.arange(longest)
@@ -83,7 +83,7 @@ def _check_fill(fill: object, dtype: np.dtype[Any]) -> NDArray[Any]:
         raise ValueError(f"fill must fit into {dtype}, got {fill!r}: {error}") from None
     if element.ndim:
         raise ValueError(f"fill must be one number, got shape {element.shape}")
-    # NumPy would drop a fraction in silence.
+    # NumPy would silently drop a fraction.
     if dtype.kind in "iu" and element != fill:
         raise ValueError(f"fill must fit into {dtype}, got {fill!r}")
     return element

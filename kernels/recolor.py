@@ -18,11 +18,11 @@ ENTRIES = {"measure<{}>": (CHANNELS,), "recolor<{}, {}>": (CHANNELS, tuple(map(c
 # How many times the contrast of an image can be changed.
 MOST_CONTRASTS = 8
 
-# How many parts of each image are added up by themselves.
+# How many parts of each image are summed separately.
 PARTS = 32
 
-_THREADS = 256  # of a block that adds up
-_EACH, _MANY = 4, 2**22  # pixels that a thread recolors; of so many and more, four times as many
+_THREADS = 256  # of a block that sums
+_EACH, _MANY = 4, 2**22  # pixels that a thread recolors; for that many pixels or more, four times as many
 
 Integers = NDArray[np.int32]
 
@@ -61,8 +61,8 @@ def recolor(
         brightness, 2 contrast, 3 saturation, each by a factor; 4 is hue, by an integer from 0 to 255 in
         parts of the color wheel. Other numbers change nothing.
     contrasts : int
-        How many times the contrast of an image is changed at most, 0 to 8. Later changes of an image whose
-        contrast changes more often are left out.
+        The most changes of contrast per image, 0 to 8. If an image's contrast changes more often, its later
+        changes are left out.
     sums : array or None
         Memory for the device's sums, uint64 of shape (n, contrasts, 32). None allocates it.
     mean, std, scale, out_layout, dtype, out, stream
@@ -89,8 +89,8 @@ def recolor(
         write(pixels, result)
 
     def on_device(result: Any) -> Iterator[Any]:
-        # A change of contrast needs the mean of the whole gray image as it is by then. So there is a launch
-        # before each, which adds up parts; the next launches add up the parts' sums. Integers, whose sum does
+        # A change of contrast needs the mean of the whole gray image at that point. So a launch precedes each
+        # change and sums parts; the next launches add up the parts' sums. In integers, because their sum does
         # not depend on the order of threads.
         shape = samples, contrasts, PARTS
         parts = None
@@ -100,7 +100,7 @@ def recolor(
         for contrast in range(contrasts):
             grid = spread(PARTS * _THREADS, samples)
             yield f"measure<{channels}>", grid, (images, numbers, parts, counts, np.uint32(contrast))
-        # Where a device is filled anyway, threads find their image's means less often.
+        # If a device is full anyway, threads look up their image's means less often.
         each = _EACH * 4 if samples * height * width >= _MANY else _EACH
         grid = spread(-(-height * width // each), samples)
         arguments = images, numbers, parts, result, counts, constants
@@ -146,8 +146,8 @@ def _find_gray(pixels: Integers) -> Integers:
 
 def _blend(start: Integers | np.int32, pixels: Integers, amount: float) -> Integers:
     """Return pixels between a start and what they are, or beyond; in float, cut to an integer."""
-    # An amount may be anything: an overflow becomes 0 or 255, and a NaN 0, because comparisons with it are
-    # false.
+    # An amount may be anything: an overflow becomes 0 or 255, and a NaN becomes 0, because comparisons with
+    # it are false.
     with np.errstate(over="ignore", invalid="ignore"):
         added = (pixels - start).astype(np.float32) * np.float32(amount)
         blended = added + np.asarray(start, np.float32)
@@ -158,7 +158,7 @@ def _blend(start: Integers | np.int32, pixels: Integers, amount: float) -> Integ
 
 def _shift_hue(pixels: Integers, shift: int) -> Integers:
     """Return pixels whose hue is shifted in Pillow's HSV, which is rounded to bytes."""
-    # Integers, where Pillow has floats: over all 2**24 colors, they give the same.
+    # Integers, where Pillow has floats: over all 2**24 colors, the results are the same.
     most, range_ = pixels.max(2), np.ptp(pixels, 2)
     width = np.maximum(range_, 1)
     turned = ((_find_hue(pixels, most, width) + shift) & 255) * 6
@@ -171,7 +171,7 @@ def _shift_hue(pixels: Integers, shift: int) -> Integers:
     red = np.choose(sector % 6, [most, falling, low, low, rising, most])
     green = np.choose(sector % 6, [rising, most, most, falling, low, low])
     blue = np.choose(sector % 6, [low, low, rising, most, most, falling])
-    # A gray has no hue; what was computed for it above is nonsense.
+    # A gray has no hue; the value computed for it above is meaningless.
     result: Integers = np.where((range_ == 0)[..., None], pixels, np.stack([red, green, blue], 2))
     return result
 

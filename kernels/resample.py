@@ -17,17 +17,17 @@ from gpuloader.kernels.normalize import CHANNELS, TARGETS, plan_finish
 
 Interpolation = Literal["bilinear", "bicubic"]
 
-# The numbers of an image's geometry, all float32, which holds integers up to 2**24. Of an image, only the
-# region that the result depends on may be there. The numbers are height and width of the region, and its
-# first row and column in the image; the edges of the box in the image, which may have fractions; height
-# and width to resize the box to; top and left of the result in there; and the turn: 1 mirrors the result
-# left to right, 2 top to bottom, 3 both. Pixels outside the resized box are black.
+# The numbers of an image's geometry, all float32, which holds integers up to 2**24. Only the region of the
+# image that the result depends on may be present. The numbers are: height and width of the region, and its
+# first row and column in the image; the edges of the box in the image, which may have fractions; height and
+# width to resize the box to; top and left of the result in the resized box; and the turn: 1 mirrors the
+# result left to right, 2 top to bottom, 3 both. Pixels outside the resized box are black.
 GEOMETRY = (
     *("height", "width", "row", "column", "left", "top", "right", "bottom"),
     *("tall", "wide", "y", "x", "turn"),
 )
 
-# Numbers that `tabulate` keeps of each column and row of a result: the kernel's TABLE_LINES.
+# Numbers that `tabulate` keeps about each column and row of a result: the kernel's TABLE_LINES.
 TABLE_LINES = 32
 
 ENTRIES = {"tabulate": (), "resample<{}, {}>": (CHANNELS, tuple(map(cpp_type, TARGETS)))}
@@ -40,7 +40,7 @@ _ENOUGH_BLOCKS = 1024  # fill the largest device, so that a block may make all t
 _BITS = 22  # of a weight's fraction; Pillow's, and 8 bits of a pixel and a sign fit into an int with them
 _MOST_SIZE = 2**16 - 1  # of the result
 _GREATEST = 2**24  # height or width: exact as a float, like the edges of a box
-# What the numbers of `GEOMETRY` are at least, and at most.
+# The least and the greatest values of the numbers of `GEOMETRY`.
 _LEAST = np.array((1, 1, 0, 0, 0, 0, 0, 0, 1, 1, -_GREATEST, -_GREATEST, 0), np.float32)
 _MOST = np.array((*(_GREATEST,) * 12, 3), np.float32)
 
@@ -76,7 +76,7 @@ def resample(
     Parameters
     ----------
     values, row_splits : array
-        The pixels of all images, one image behind the other, uint8 of shape (pixels, 1 or 3); image i
+        The pixels of all images, one after another, uint8 of shape (pixels, 1 or 3); image i
         spans ``row_splits[i]`` to ``row_splits[i + 1]``.
     geometry : array
         The 13 numbers of `GEOMETRY` for each image; further columns are not read. An image whose numbers
@@ -108,7 +108,7 @@ def resample(
         shape = samples, TABLE_LINES, height + width
         weights = obtain("tables", tables, "cupy", shape, np.int32, result.device, stream)
         yield "tabulate", spread(height + width, samples), (row_splits, geometry, weights, images)
-        # A block makes a tile, whose input rows it resizes along x into shared memory, and then along y.
+        # A block makes a tile. It resizes the tile's input rows along x into shared memory, and then along y.
         tiles = -(-width // _TILE_COLUMNS)
         if tiles * samples < _ENOUGH_BLOCKS:
             tiles *= -(-height // _TILE_ROWS)
@@ -135,7 +135,7 @@ def _make_images(
     is_possible = ((known >= _LEAST) & (known <= _MOST)).all(1) & (known[:, 4:6] < known[:, 6:8]).all(1)
     for number, numbers in enumerate(known.tolist()):
         begin, end = row_splits[number : number + 2].tolist()
-        # Black and not refused, like on the device, where a check would wait for the copy of the geometry.
+        # Black, not refused, as on the device, where a check would wait for the copy of the geometry.
         if not (is_possible[number] and 0 <= begin <= end <= len(values)):
             continue
         tall, wide, *corner = map(int, numbers[:4])
@@ -155,12 +155,12 @@ def resize_on_host(
     window: Sequence[int] | None = None,
     corner: Sequence[int] = (0, 0),
 ) -> NDArray[np.uint8]:
-    """Return a box of one image, resized as Pillow does it in two calls: the definition of `resample`.
+    """Return a box of one image, resized as Pillow does in two calls: the definition of `resample`.
 
-    `box` is left, top, right and bottom in the image, and `size` height and width of the result. The
-    region is the part of the image that the result depends on, or more of it; `corner` is its first row
-    and column in the image. `window` has height and width to resize the box to, and top and left of the
-    result in there; None resizes the box to `size`.
+    `box` is left, top, right and bottom in the image, and `size` height and width of the result. The region
+    is the part of the image that the result depends on, or more; `corner` is its first row and column in the
+    image. `window` has height and width to resize the box to, and top and left of the result in the resized
+    box; None resizes the box to `size`.
 
     >>> image = np.array([[[0], [100], [200], [100]]], np.uint8)
     >>> resize_on_host(image, (0, 0, 4, 1), (1, 2)).ravel().tolist()
@@ -168,7 +168,7 @@ def resize_on_host(
     """
     left, top, right, bottom = box
     tall, wide, y, x = (*size, 0, 0) if window is None else window
-    # What the result has of the resized box; the rest is black.
+    # The part of the result that lies in the resized box; the rest is black.
     rows, columns = range(max(-y, 0), min(tall - y, size[0])), range(max(-x, 0), min(wide - x, size[1]))
     result = np.zeros((*size, region.shape[2]), np.uint8)
     if rows and columns:
@@ -197,15 +197,15 @@ def find_weights(
 ) -> Weights:
     """Return the weights that Pillow uses to resize a part of an axis, for some of its outputs.
 
-    `region` has the pixels of the image that are there, `low` and `high` are the part's edges, and
-    `whole` is the number of pixels that the part is resized to.
+    `region` has the pixels of the image that are present, `low` and `high` are the part's edges, and `whole`
+    is the number of pixels to resize the part to.
 
     >>> weights = find_weights(range(4), 0.0, 4.0, 2, range(2), "bilinear")
     >>> weights.first.tolist(), (weights.weights / 2**22).round(3).tolist()
     ([0, 1], [[0.429, 0.429, 0.143, 0.0, 0.0], [0.143, 0.429, 0.429, 0.0, 0.0]])
     """
-    # Every operation is rounded to double by itself, in Pillow's order, so that the kernel finds the same
-    # bits. Pillow's box is made of floats.
+    # Every operation is separately rounded to double, in Pillow's order, so that the kernel finds the same
+    # bits. Pillow's box consists of floats.
     start, end = np.float32(low), np.float32(high)
     step = float(end - start) / whole
     # The filter grows with the scale, against aliasing, and does not shrink when an image is enlarged.
@@ -230,13 +230,13 @@ def find_weights(
     rounded = (np.where(values < 0, -0.5, 0.5) + values * 2**_BITS).astype(np.int32)
     found = Weights(first - region.start, count, rounded)
     for array in found:
-        array.flags.writeable = False  # all that ask for the same weights share them
+        array.flags.writeable = False  # everybody who asks for the same weights shares them
     return found
 
 
 def _resize_rows(rows: NDArray[np.uint8], weights: Weights) -> NDArray[np.uint8]:
     """Return weighted sums of rows, rounded to bytes."""
-    # Half a unit to begin with, so that the shift rounds to the nearest.
+    # Starts with half a unit, so that the shift rounds to the nearest.
     sums = np.full((len(weights.first), *rows.shape[1:]), 1 << (_BITS - 1), np.int32)
     wide = rows.astype(np.int32)
     for tap in range(int(weights.counts.max(initial=0))):

@@ -39,9 +39,9 @@ def shuffle(
     """Return a permutation of ``range(count)``, int64, from position `start` to before `stop`.
 
     The permutation is that of ``gpuloader.order.order.Shuffled(count, seed, epoch)``. The count is at most
-    2**62. With up to 2**18 entries, the whole permutation is sorted even if only a part is requested:
-    sorting takes temporary memory from CuPy's pool, and a part takes as much as the whole. With more, only
-    that part is computed, and nothing else is held in memory. A new array is on the current device.
+    2**62. With up to 2**18 entries, the whole permutation is sorted even for a part: sorting takes temporary
+    memory from CuPy's pool, as much for a part as for the whole. With more entries, only the part is
+    computed, and nothing else is held in memory. A new array is on the current device.
 
     >>> shuffle.on_host(5, seed=0, epoch=0).tolist()
     [1, 0, 4, 2, 3]
@@ -75,8 +75,8 @@ def shuffle(
         yield "take_numbers", spread(amount), arguments
 
     def permuting(result: Any) -> Iterator[Any]:
-        # The network permutes a square of cells, of which fewer than `rows` are too many: an entry that lands
-        # in one of those is permuted again.
+        # The network permutes a square of cells, with fewer than `rows` too many. An entry that lands in one
+        # of those is permuted again.
         rows = math.isqrt(count - 1) + 1
         keys = [derive_key(key, turn) for turn in range(2 * _ROUNDS)]
         numbers = (np.uint64(number) for number in (start, amount, count, rows, -(-count // rows)))

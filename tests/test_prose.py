@@ -1,6 +1,8 @@
-"""Tests that the pages avoid habits that make English sound translated, and two words for one thing."""
+"""Tests that pages and the source avoid habits of translated English, and two words for one thing."""
 
+import io
 import re
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,13 @@ from tests.test_documents import DOCUMENTS, by_name
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*DOCUMENTS, ROOT / "benchmarks/README.md"]
+SOURCES = sorted(
+    path
+    for folder in ("gpuloader", "kernels")
+    for path in (ROOT / folder).rglob("*.py")
+    # It lists the names that modules had in 0.1.
+    if path.name != "moved_modules.py"
+)
 # What not to write, and what to write instead. Names in code and targets of links are free.
 HABITS = {
     r"\bpictures?\b": "image",
@@ -21,7 +30,9 @@ HABITS = {
     r"\bgiven up\b": "say who stops what",
     r"\bin the place of\b": "instead of",
     r"\bthe (?:way|road|room) of\b": "name the thing",
-    r"\b(?:what|which) is no \w+": "what is not a ...",
+    r"\b(?:what|which|that) is no \w+": "what is not a ...",
+    r"\bwithout end\b": "forever, endlessly",
+    r"\bgo(?:es|ing)? on\b": "continue",
     r"\bthe next but one\b": "the second one after it",
     r"\bas it may\b|\bas they may\b": "as possible",
     r"\bin spite of\b": "despite",
@@ -47,3 +58,23 @@ def test_no_habit_of_translated_english(path):
         for match in re.finditer(habit, line, re.IGNORECASE)
     ]
     assert found == []
+
+
+def words_of(path):
+    """Yield each line of a module's comments and texts, with its number, and without what is code in them."""
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
+        # From Python 3.12 on, the text of an f-string is a token by itself.
+        if token.type == tokenize.COMMENT or tokenize.tok_name[token.type] in ("STRING", "FSTRING_MIDDLE"):
+            for number, line in enumerate(token.string.splitlines(), token.start[0]):
+                # Code in backquotes, fields of an f-string, and names in capitals.
+                yield number, re.sub(r"`[^`]*`|\{[^{}]*\}|\b[A-Z]{3,}\b", "…", line)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_habit_of_translated_english_in_the_source(path):
+    assert [
+        f"{number}: {match[0]!r}: {instead}"
+        for number, line in words_of(path)
+        for habit, instead in HABITS.items()
+        for match in re.finditer(habit, line, re.IGNORECASE)
+    ] == []

@@ -1,14 +1,14 @@
-"""One batch of a dataset: its samples are fetched in a plain loop, and handed to what writes them.
+"""One batch of a dataset: a plain loop fetches its samples and hands them to what writes them.
 
 An `Assembler` holds what lasts: the dataset, the collation, and the schemas of recent batches. It begins an
-`Assembly` for each batch, whose life is always the same, with any number of threads:
+`Assembly` for each batch, whose life cycle is always the same, with any number of threads:
 
     begin ── fetch(start, stop), once for each part ── [lay_out ── write, once for each part] ── finish
 
-The collation chooses how the batch comes into its slot. Rows: the samples of fixed size are written as they
+The collation chooses how the batch gets into its slot. Rows: samples of fixed size are written as they
 arrive, once the batch's first sample has settled the schema. Columns: a dataset that keeps its samples in
 columns is asked for blocks of them. Kept: if a field varies in length, or a ``collate_fn`` wants the samples,
-all of them wait for the last one.
+all of them are kept until the last one has arrived.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from gpuloader.sources.block import Block
 from gpuloader.sources.describing import Source
 from gpuloader.staging.ring import Slot
 
-# NumPy and others take None for a new dimension, so the sample would be another one.
+# NumPy and others take None for a new dimension, so the result would be a different sample.
 _NO_INDEX = "the sampler yielded None instead of an index"
 _GROWN = (
-    "if the dataset has grown, workers that persist still read it as it was when they started: pass "
-    "persistent_workers=False, which starts them with every epoch, or num_workers=0 to read it where it grows"
+    "if the dataset has grown, persistent workers still read it as it was when they started: pass "
+    "persistent_workers=False to start workers in every epoch, or num_workers=0 to read it where it grows"
 )
 
 
 class Assembler:
     """Assembles the batches of one dataset; each process has one, which its threads share.
 
-    The first sample of a batch settles the batch's schema, even if another one is fetched earlier. So the
-    batches do not depend on which worker was faster. `worker` is the number of the worker process this runs
-    in, for error messages; None outside of workers.
+    The first sample of a batch settles the batch's schema, even if another sample is fetched earlier. So the
+    batches do not depend on which worker was faster. For error messages, `worker` is the number of the worker
+    process that this runs in; None outside of workers.
     """
 
     def __init__(self, source: Source, collation: Collation, worker: int | None = None) -> None:
@@ -58,14 +58,14 @@ class Assembler:
         # A gradient leads back to tensors of the process that computed it.
         self.collation = collation if worker is None else replace(collation, keeps_gradients=False)
         self.worker = worker
-        # A batch that samples may be left out of waits too: only its end shows where each row goes.
+        # A batch that may lose samples waits, too: only its end shows where each row goes.
         self.keeps = collation.keeps or collation.skips
         self.by_sample: type[SampleBatch] = KeptBatch if self.keeps else RowBatch
         self.schemas = SchemaCache(collation)
         self._signature: BatchSignature | None = None
         # A collate_fn, declared feeds and images want whole samples, so columns would gain nothing.
         by_sample = collation.whole or collation.feeds is not None or collation.images is not None
-        by_sample |= collation.skips  # which asks for each sample by itself
+        by_sample |= collation.skips  # skipping asks for each sample by itself
         self.take_block = None if by_sample else source.take_block
         self.kind = self.by_sample if self.take_block is None else BlockBatch
         self.fetch_many = source.read_many if collation.batched else None
@@ -93,7 +93,7 @@ class Assembler:
     def stage_block(
         self, block: Block, number: int, reserve: Reserve, keys: Sequence[Any]
     ) -> StagedBatch | None:
-        """Stage a block of samples; return None if its columns are not what its first sample asks for."""
+        """Stage a block of samples; return None if its columns do not match what the first sample needs."""
         schema = next((known for known in self.schemas.recent if fits(block, known)), None)
         if schema is None:
             samples = iter(block)
@@ -109,7 +109,7 @@ class Assembler:
         collation = self.collation
         value: Any = samples if collation.batched else samples[0]
         if collation.function is not None:
-            # It runs for the whole batch, so what it draws belongs to no sample either.
+            # It runs for the whole batch, so its draws do not belong to any sample either.
             draw = current_draw()
             draw.index = draw.generator = None
             try:
@@ -137,9 +137,9 @@ class Assembler:
         refused: SampleError,
         slot: Slot | None = None,
     ) -> StagedBatch:
-        """Return the batch that the framework's own function makes of samples that were `refused`.
+        """Return the batch that the framework's own function makes from samples that were `refused`.
 
-        `slot` is the batch's, if it has one already.
+        `slot` is the batch's slot, if it already has one.
         """
         assert self.collation.fallback is not None
         try:
@@ -154,7 +154,7 @@ class Assembler:
     def fetch(self, samples: list[Any], indices: Sequence[Any], number: int, start: int) -> None:
         """Append the samples at `indices` to a list; in batch `number`, they start at position `start`.
 
-        This is where the user's dataset is called, with nothing of ours between it and the loop.
+        Only here is the user's dataset called, with none of our code between it and the loop.
 
         Raises
         ------
@@ -178,7 +178,7 @@ class Assembler:
             except SampleError:
                 if not self.collation.skips:
                     raise
-                samples.clear()  # one by one from here, to leave out those that raise
+                samples.clear()  # from here one by one, to leave out those that raise
         dataset = self.dataset
         for position, index in enumerate(indices, start):
             draw.index, draw.generator = index, None
@@ -195,7 +195,7 @@ class Assembler:
             samples.append(sample)
 
     def read_together(self, many: Callable[[list[Any]], Any], indices: list[Any], start: int = 0) -> Any:
-        """Return what `many` makes of indices in one call, whose draws belong to no single sample."""
+        """Return what `many` makes of indices in one call; its draws belong to no single sample."""
         if None in indices:
             raise SampleError(_NO_INDEX, index=start + indices.index(None))
         draw = current_draw()
@@ -238,7 +238,7 @@ class Assembler:
         self, error: SampleError, number: int, gaps: Gaps | None, indices: Sequence[Any] | None = None
     ) -> None:
         """Add the batch, the worker, the sample's position and its dataset index to an error."""
-        # The writer counts rows, and users count samples: with samples left out, these are two numbers.
+        # The writer counts rows, but users count samples: if samples are left out, the two differ.
         if gaps is not None:
             gaps.locate(error)
         error.batch, error.worker = number, self.worker
@@ -247,7 +247,7 @@ class Assembler:
         if indices is None or error.index is None or error.dataset_index is not None:
             return
         error.dataset_index = indices[error.index]
-        # Two chained datasets of different shapes are a common cause, and only their names tell which.
+        # Chained datasets of different shapes are a common cause, and only their names show which.
         part, first = map(self.source.name_part, (error.dataset_index, indices[0]))
         if part:
             error.problem += f"; the sample is from {part}"
@@ -255,7 +255,7 @@ class Assembler:
 
 
 class SampleBatch(BatchBuilder):
-    """A batch of a dataset's samples; how they come into its slot is up to the classes below."""
+    """A batch of a dataset's samples; the classes below define how they get into its slot."""
 
     def __init__(self, assembler: Assembler, number: int, indices: Indices, reserve: Reserve) -> None:
         self._assembler = assembler
@@ -296,7 +296,7 @@ class RowBatch(SampleBatch):
     def __init__(self, assembler: Assembler, number: int, indices: Indices, reserve: Reserve) -> None:
         super().__init__(assembler, number, indices, reserve)
         self._schema = assembler.schemas.declared
-        # Until the schema is settled, the size of a sample is taken to be that of the last batch.
+        # Until the schema is settled, a sample is assumed to be as large as those of the last batch.
         known = self._schema or next(iter(assembler.schemas.recent), None)
         self._chunk = known.chunk if known else 1
         self._early: list[tuple[int, list[Any]]] = []
@@ -308,7 +308,7 @@ class RowBatch(SampleBatch):
     def fetch(self, start: int, stop: int) -> None:
         """Fetch samples `start` to `stop` of the batch; the part that begins at 0 settles the schema."""
         assembler, indices, number = self._assembler, self._indices, self.number
-        # `__getitems__` is asked once for a part, because reading samples together is what it is for.
+        # `__getitems__` is called once per part, because its purpose is to read samples together.
         at_once = assembler.fetch_many is not None
         samples: list[Any] = []  # those that were fetched, but not written yet
         row = position = start  # of the next sample to write, and of the next one to fetch
@@ -345,7 +345,7 @@ class RowBatch(SampleBatch):
                 return False
             self._first = samples[0]
             self._schema = self._assembler.find_schema(samples)
-        # Large samples are written one by one. So all writes but the first find here what they need.
+        # Large samples are written one by one. So all writes but the first find everything ready here.
         placed = self._placed
         if placed is None:
             schema, collation, count = self._schema, self._assembler.collation, len(self._indices)
@@ -384,27 +384,28 @@ class RowBatch(SampleBatch):
                         for field, (leaf, first) in enumerate(zip(tree.leaves, firsts, strict=True))
                     ]
                 )
-        # Those that were refused, and those that came after them, have not been written.
+        # The refused samples, and those after them, have not been written.
         for row, part in self._early:
             samples[row : row + len(part)] = part
         return self._assembler.fall_back(samples, self.number, self._reserve, refused, slot)
 
 
 def _is_about_data(error: Exception) -> bool:
-    """Return whether a sample raised for what it is, and not because a file or memory is missing."""
+    """Return whether a sample raised because of its data, not because a file or memory is missing."""
     if isinstance(error, LoaderError):
         return isinstance(error, DecodeError | DataFileError)
-    # An OSError without a number is a decoder's, such as Pillow's for an image that it does not know.
+    # An OSError without a number comes from a decoder, such as Pillow's for an unknown image.
     return not (isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None))
 
 
 def _as_it_was(value: Any, first: Any) -> Any:
-    """Return a value that was written into its row as the batch's first sample had it."""
+    """Return a value that was written into its row in the form that the batch's first sample had."""
     if is_tensor(first):
         return tensor_over(np.array(value))
     array = np.array(value)
     if isinstance(first, np.ndarray | np.generic):
-        # A number of NumPy's is not an array, nor is its float64 Python's: PyTorch collates each differently.
+        # A NumPy number is not an array, nor is NumPy's float64 Python's float: PyTorch collates each
+        # differently.
         return array if isinstance(first, np.ndarray) else array[()]
     return value.item() if isinstance(first, int | float | complex) else array[()]
 
@@ -434,15 +435,15 @@ class BlockBatch(SampleBatch):
         found = self._assembler.stage_block(block, self.number, self._reserve, self._indices)
         if found is not None:
             return found
-        # The columns are not those of the schema. Sample by sample they are converted, or one of them is
-        # found that does not fit.
+        # The columns do not match the schema. Sample by sample, they are converted, or the one that does not
+        # fit is found.
         by_sample = self._assembler.by_sample(self._assembler, self.number, self._indices, self._reserve)
         by_sample.fetch(0, len(self._indices))
         return by_sample.finish()
 
 
 class KeptBatch(SampleBatch):
-    """Samples that are kept until the last one is there: only then is it known where each one goes.
+    """Samples that are kept until the last one has arrived, because until then their positions are unknown.
 
     They go to the user's ``collate_fn``, or have fields of varying length, or some are left out because their
     images cannot be decoded.
@@ -471,7 +472,7 @@ class KeptBatch(SampleBatch):
     def lay_out(self) -> int:
         """Reserve the slot, write all but the pixels of encoded images, and return how many samples have any.
 
-        Where an image lies depends on the sizes of those before it, so its place is known only when all
+        Where an image lies depends on the sizes of those before it, so its position is known only after all
         headers have been read. Decoding is then divided again, and no thread keeps pixels of one image while
         it decodes another.
         """
@@ -506,12 +507,12 @@ class KeptBatch(SampleBatch):
             assert self.gaps is not None
             self.gaps.drop(self._bad)
             # Where each image lies depends on those before it, so the batch is laid out and decoded again.
-            # That is rare: an image whose header is bad was left out before it came here.
+            # That is rare: an image with a bad header was left out earlier.
             self._reserve, self._staged = lambda _: staged.slot, None
             return self.finish()
         if self.gaps is not None:
             staged.skipped = self.gaps.reasons
-        # What a collate_fn returns is the user's, and has no fields to transform.
+        # What a collate_fn returns belongs to the user, and has no fields to transform.
         if collation.whole:
             return staged
         return complete(collation, staged, keys if self.gaps is None else self.gaps.take(keys))

@@ -1,9 +1,9 @@
 """Columns: each field of a batch is written in one go, from samples or from where a source keeps it.
 
 Where a sample of varying length lies in the batch depends on the lengths of all samples before it. So the
-samples are kept until the last one is there, and `split_columns` makes columns of them. A source whose
-samples lie in columns hands over a `Block` of them, and `block_columns` takes every value without making a
-row a Python object. Either way `stage_columns` writes the bytes once, straight into the slot.
+samples are kept until the last one has arrived, and `split_columns` makes columns from them. A source whose
+samples lie in columns hands over a `Block`, and `block_columns` takes every value without turning a row into
+a Python object. Either way, `stage_columns` writes the bytes once, straight into the slot.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gpuloader.staging.arena import arrange
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One array of a batch, still in parts: `write` writes every element once into an array made for it.
+    """One array of a batch, still in parts: `write` writes every element once, into a prepared array.
 
     >>> column = np.arange(6).reshape(3, 2)
     >>> pieces = [(column, slice(2, 3)), (column, np.array([1, 0]))]
@@ -65,7 +65,7 @@ def _write_regions(
 ) -> None:
     """Decode the regions of samples `start` to `stop` into the array of field `name`, where `splits` says.
 
-    The dict `bad` receives the numbers of those that cannot be decoded, and why. Without it, they raise
+    The dict `bad` receives the numbers of those that cannot be decoded, and why. Without it, failures raise
     `DecodeError`.
     """
     for row in range(len(regions))[start:stop]:
@@ -88,7 +88,7 @@ def _stack(rows: Sequence[Array], target: Array) -> None:
         target[index] = row
 
 
-_LONG = 4096  # bytes of a row from which a copy of each row takes less time than a mask over all
+_LONG = 4096  # bytes per row from which copying each row takes less time than a mask over all rows
 
 
 def _pad(parts: Sequence[Array], lengths: list[int], pad: Padding, target: Array) -> None:
@@ -126,7 +126,7 @@ def _take(pieces: list[tuple[Any, Rows]], target: Array) -> None:
             # A declared dtype of the column, not this cast, decides what may change; `fits` compared it.
             np.copyto(part, array[rows], "unsafe")
         elif isinstance(array, Chunked):
-            # Joining the pieces first would copy every row once more, and keep a second column in memory.
+            # Joining the pieces first would copy every row again, and keep a second column in memory.
             for position, (piece, row) in enumerate(array.find(rows)):
                 part[position] = piece[row]
         elif array.dtype != part.dtype:
@@ -202,7 +202,7 @@ def split_columns(
 
 
 def _padded_columns(values: list[Any], rows: SampleRows, feed: FeedSpec, pad: Padding) -> list[Column]:
-    """Return the columns of a field that is padded along other axes than its first one."""
+    """Return the columns of a field that is padded along axes other than its first."""
     parts = []
     for index, value in enumerate(values):
         try:
@@ -218,7 +218,7 @@ def _padded_columns(values: list[Any], rows: SampleRows, feed: FeedSpec, pad: Pa
 
 
 def _extra_columns(pad: Padding, sizes: Array, shape: tuple[int, ...]) -> list[Column]:
-    """Return the lengths and the mask that follow a padded field, whose padded axes begin its `shape`."""
+    """Return the lengths and the mask of a padded field; its padded axes begin its `shape`."""
     columns = []
     if pad.lengths is not None:
         of_lengths = sizes.shape if len(pad.axes) > 1 else sizes.shape[:1]
@@ -230,7 +230,7 @@ def _extra_columns(pad: Padding, sizes: Array, shape: tuple[int, ...]) -> list[C
 
 
 def _dense_column(column: list[Any], rows: SampleRows, field: int) -> Column:
-    """Return a dense field: it waits for the others, because its samples are here already."""
+    """Return a dense field's column, written along with the others, because its samples are here already."""
     feed, parts = rows.feeds[field], list[Array]()
     for index, value in enumerate(column):
         parts.append(rows.convert(field, index, value))
@@ -258,8 +258,8 @@ def _image_columns(images: list[Any], feed: FeedSpec) -> list[Column]:
         return [Column(shape, feed.dtype, write, in_parts=True), _whole(splits), _whole(geometry)]
     write = partial(_write_regions, images, np.array(nbytes, np.int64), feed.name)
     column = Column((nbytes[-1],), feed.dtype, write, in_parts=True)
-    # The last array has no bytes. Its shape carries the number of pixels to whoever allocates them on the
-    # device, and from there on the field looks like one of regions.
+    # The last array has no bytes. Its shape carries the number of pixels, for whoever allocates them on the
+    # device. From then on, the field looks like a field of regions.
     return [column, _whole(splits), _whole(geometry), _whole(np.empty((*shape, 0), np.uint8))]
 
 
@@ -281,7 +281,7 @@ def stage_columns(
     staged = begin_batch(collation, layout, schema.batch_levels, number, reserve, *fields)
     regions = []
     for view, column in zip(staged.slot.views(layout), columns, strict=True):
-        # Decoding takes longer than all else here, and threads share it.
+        # Decoding takes longer than everything else here, and threads share it.
         if column.in_parts:
             regions.append((view, column))
         else:
@@ -302,7 +302,7 @@ def fits(block: Block, schema: Schema) -> bool:
     part = block.parts[0]
     if part.columns is schema.fitting and not part.dtypes and len(block.parts) == 1:
         return True
-    # Rows of a table are flat dicts. Whatever the schema asks beyond that needs samples.
+    # Rows of a table are flat dicts. Anything beyond that in the schema requires samples.
     root = schema.tree.root
     if schema.declared or not isinstance(root, Branch) or root.kind is not dict or root.keys != block.names:
         return False
@@ -331,13 +331,13 @@ def _holds(column: Any, rows: Rows, feed: FeedSpec | None, dtype: np.dtype[Any] 
         return False
     if isinstance(piece, Ragged) == bool(feed.lod_level):
         return bool(values.shape[1:] == feed.sample_shape)
-    # Lists may all have the length of a dense field, though their type does not say so.
+    # Lists may all have the length of a dense field, although their type does not say so.
     return not feed.lod_level and all(part.shape == feed.sample_shape for part in take_each(column, rows))
 
 
 def _find_first(pieces: list[tuple[Any, Rows, np.dtype[Any] | None]]) -> Any:
     """Return the value of a column of objects in the block's first sample."""
-    # One row only: taking a whole column of text for it would cost as much as staging the column.
+    # One row only: taking a whole column of text for this would cost as much as staging the column.
     for column, rows, _ in pieces:
         first = slice(rows.start, min(rows.start + 1, rows.stop)) if isinstance(rows, slice) else rows[:1]
         if values := take_each(column, first):

@@ -26,8 +26,8 @@ _PIECE = 32 << 10  # bytes of a strided array to gather at once
 class Gatherer:
     """Assembles batches from arrays that share their first dimension; any thread may call it.
 
-    `rows` has the row of each sample in the arrays; None if sample i is row i. Of the `collation`, only the
-    transforms and the names of the feeds are used. `tree` is how the arrays make up a sample; None means a
+    `rows` has the row of each sample in the arrays; None if sample i is row i. From the `collation`, only the
+    transforms and the names of the feeds are used. `tree` says how the arrays make up a sample; None means a
     tuple.
     """
 
@@ -49,7 +49,7 @@ class Gatherer:
         self._levels = (0,) * len(arrays)
         self._layouts: dict[int, Layout] = {}
         self._trusted: NDArray[Any] | None = None
-        # For an array that is not contiguous and aligned, NumPy's take would copy all of it for each batch.
+        # For an array that is not contiguous and aligned, NumPy's take would copy the whole array per batch.
         self._takes = tuple(array.flags.c_contiguous and array.flags.aligned for array in self._arrays)
 
     def layout(self, count: int) -> Layout:
@@ -82,7 +82,7 @@ class Gatherer:
     def check_all(self) -> None:
         """Run the transforms' checks on all samples at once, for batches that are gathered on a device.
 
-        The transforms' checks run on the host, so they would never see the samples of such batches.
+        Transforms' checks run on the host, so otherwise they would never see the samples of such batches.
 
         Raises
         ------
@@ -100,7 +100,7 @@ class Gatherer:
         try:
             program.check(list(self._arrays))
         except SampleError as error:
-            # All samples at once are no batch, so the row is the sample's index in the dataset.
+            # All samples together are not a batch, so the row is the sample's index in the dataset.
             error.index, error.dataset_index = None, error.index
             raise
 
@@ -129,7 +129,7 @@ class Gatherer:
             rows: range | NDArray[Any] = indices
         else:
             found = _as_integers(indices)
-            # Seen as unsigned, negative indices are the largest: one comparison finds both kinds.
+            # Read as unsigned, negative indices are the largest, so one comparison finds both kinds.
             if found.size and found.view(np.uint64).max() >= count:
                 # Negative ones count from the end, as in Python.
                 found = np.where(found < 0, found + count, found)
@@ -157,7 +157,7 @@ class Gatherer:
 
     def take(self, rows: range | NDArray[Any], targets: Sequence[Array]) -> None:
         """Write the given rows of each array into its target."""
-        # In order, the rows are one block, which NumPy copies at the memory's speed.
+        # In sequence, the rows are one block, which NumPy copies at the memory's speed.
         if type(rows) is range and rows.step == 1:
             for array, target in zip(self._arrays, targets, strict=True):
                 np.copyto(target, array[rows.start : rows.stop])
@@ -175,7 +175,7 @@ class Gatherer:
 class RowStager(Gatherer):
     """Stages only the row numbers of a batch, for arrays that are already on the device.
 
-    If the epoch's order is there too, a batch is a `Stretch` of it, and only the stretch's first and last
+    If the epoch's order is there as well, a batch is a `Stretch` of it, and only the stretch's first and last
     position are staged; see `span_specs`.
     """
 
@@ -272,7 +272,7 @@ def _span_layout(count: int) -> Layout:
 
 
 def _as_integers(indices: Indices) -> NDArray[np.int64]:
-    """Return indices as an array of int64; raise `SampleError` for anything that is no list of integers."""
+    """Return indices as an array of int64; raise `SampleError` for anything but a list of integers."""
     if isinstance(indices, np.ndarray) and indices.dtype == np.int64 and indices.ndim == 1:
         return indices
     try:

@@ -1,6 +1,6 @@
 """Makes the images of each sample, before the sample is written: decoded, and all of one size.
 
-For a place with a GPU, the regions that are needed are staged, and the GPU makes the images of them.
+For a GPU place, only the regions that are needed are staged, and the GPU makes the images from them.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from gpuloader.transforms.image_transforms import ImageTransform, Plan, finish_p
 if TYPE_CHECKING:
     from gpuloader.transforms.image_staging import Resample
 
-_PURPOSE = 1  # of a sample's random numbers; 0 is that of those that the dataset draws
+_PURPOSE = 1  # the purpose of a sample's random numbers; 0 is for numbers that the dataset draws
 
 
 @dataclass(frozen=True, slots=True)
 class ImageStage:
-    """What is done to the images of a sample, by the thread that has fetched the sample."""
+    """What the thread that has fetched a sample does to its images."""
 
     chains: Mapping[str | None, tuple[ImageTransform, ...]]  # by field; None is a sample's first image
     decodes: bool = False  # whether bytes in other fields are images, too
     names: tuple[str, ...] | None = None  # the declared names of the fields of samples that are tuples
-    # The chains whose images are made on a GPU, and by what, of the regions that are staged here.
+    # The chains whose images a GPU makes, and the transform that makes them from the regions staged here.
     staged: Mapping[str | None, Resample] = field(default_factory=dict)
-    encoded: bool = False  # whether the GPU decodes these images, too, as far as it can
+    encoded: bool = False  # whether the GPU also decodes these images, as far as it can
     # What moves along with the images of a chain, and the names of all these fields.
     along: Mapping[str | None, tuple[Annotation, ...]] = field(default_factory=dict)
     carried: frozenset[str] = field(init=False, default=frozenset())
@@ -50,16 +50,16 @@ class ImageStage:
     def make(self, sample: Any, draw: Draw, key: object) -> Any:
         """Return a sample with its images as arrays, or as regions for a GPU.
 
-        `draw` holds the seed and the epoch of the random numbers; `key` is the sample's index, or what stands
-        for it. Raises `SampleError` if an image cannot be decoded, a value is not an image, or there is no
-        such field.
+        `draw` holds the seed and the epoch of the random numbers; `key` is the sample's index or its
+        substitute. Raises `SampleError` if an image cannot be decoded, a value is not an image, or there is
+        no such field.
         """
-        # Numbers of their own for each sample, so that its crops are the same whichever worker makes them.
+        # Each sample has its own numbers, so that its crops are the same whichever worker makes them.
         making = _Making(self, draw.make_generator(key, _PURPOSE), key)
         names = self.names or ()
         is_named = bool(names) and isinstance(sample, tuple | list) and len(sample) == len(names)
         made = making.walk(dict(zip(names, sample, strict=True)) if is_named else sample, "")
-        # A transform that met no image is a mistyped field, which would otherwise pass in silence.
+        # A transform that met no image has a mistyped field, which would otherwise go unnoticed.
         if not self.chains.keys() <= making.done:
             missing = next(name for name in self.chains if name not in making.done)
             what = "no image (encoded or uint8 pixels)" if missing is None else f"no field {missing!r}"
@@ -90,19 +90,20 @@ class _Making:
     key: object
     done: set[str | None] = field(default_factory=set)  # the chains
     seen: list[str] = field(default_factory=list)  # the fields
-    # The values of what moves along; and the plans of the images and their sizes, by chain.
+    # The values of what moves along; and by chain, the plans of the images and their sizes.
     carried: dict[str, Any] = field(default_factory=dict)
     plans: dict[str | None, list[Plan]] = field(default_factory=dict)
     sizes: dict[str | None, tuple[int, int]] = field(default_factory=dict)
 
     def walk(self, value: Any, name: str) -> Any:
-        """Return a value with all images in it made: those that a chain names, and those that can be told."""
+        """Return a value with all images in it made: those that a chain names, and recognizable ones."""
         stage, chains, named = self.stage, self.stage.chains, name or "0"
         if name in stage.carried:
             self.carried[name] = value
             self.seen.append(name)
             return value
-        # A transform without a field is for the first image; a mask or a second view next to it stays.
+        # A transform without a field is for the first image; a mask or a second view next to it is left
+        # alone.
         is_first = None in chains and None not in self.done
         is_container = isinstance(value, list | tuple)
         chain: str | None = None
@@ -120,7 +121,7 @@ class _Making:
             made = []
             for part, entry in entries:
                 path = f"{name}.{part}" if name else str(part)
-                # Labels are numbers: the commonest entries next to images, and they never hold any.
+                # Labels are numbers: the most common entries next to images, and they never hold any.
                 is_number = type(entry) is int or type(entry) is float
                 if is_number and path not in chains and path not in stage.carried:
                     self.seen.append(path)
@@ -176,7 +177,7 @@ class _Making:
 
 
 def _make_stack(frames: Iterable[Any], plans: Sequence[Plan], *, is_clip: bool) -> NDArray[np.uint8]:
-    """Return the views of an image or a clip, of which there is one for each plan; or the clip alone."""
+    """Return the views of an image or a clip, one for each plan; or the clip alone."""
     if len(plans) > 1:  # each frame is decoded once for all views
         frames = [one.decode() if isinstance(one, Image) else as_image(one) for one in frames]
     views = []

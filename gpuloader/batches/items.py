@@ -1,8 +1,8 @@
 """Batches of an iterable dataset: a fixed number of items each, in the order they arrive.
 
-An `ItemAssembler` stages the next items of an iterator. The passes over a dataset use it: an `ItemStream` is
-one worker's, and remembers how far it has come; a `ShareStream` is one rank's, which reads all items and
-keeps its own. `BatchSpec` describes what to read, for threads and worker processes alike.
+An `ItemAssembler` stages the next items of an iterator. The passes over a dataset use it: an `ItemStream`
+belongs to one worker, and remembers how far it has read; a `ShareStream` belongs to one rank, and reads all
+items but keeps only its own. `BatchSpec` describes what to read, for threads and worker processes alike.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from gpuloader.staging.arena import check_available
 from gpuloader.system.iterators import Steady, close_iterator
 
 Keys = Sequence[Any] | None
-"""What stands in for the indices of a batch, as items have none; by default its number and the position."""
+"""Replaces the indices of a batch, because items have none; by default its number and the position."""
 
 AT_ONCE = 64 << 20
-"""Bytes up to which a slot for a full batch is reserved before its samples have arrived."""
+"""Slots for a full batch up to this many bytes are reserved before their samples have arrived."""
 _END = object()
 _PLAIN = frozenset({int, float, bool, str, type(None)})
 _OF_DATASET, _OF_ITERATOR = "dataset", "gpuloader_iterator"
-"""The keys of a state that has those of a dataset and of its iterator; a dataset's alone stays as it is."""
+"""The keys of a state that combines a dataset's and its iterator's; a dataset's alone is kept as it is."""
 
 
 class ItemAssembler(Assembler):
@@ -86,7 +86,7 @@ class ItemAssembler(Assembler):
             if not self.keeps:
                 return self._stage_rows(items, number, size, least, reserve, keys)
             samples = list(itertools.islice(items, size))
-            # Those that are left out count as read, and are not replaced by later items. So the batches that
+            # Items that are left out count as read, and later items do not replace them. So the batches that
             # follow are the same as without a bad image.
             if len(samples) < least:
                 return None
@@ -99,11 +99,11 @@ class ItemAssembler(Assembler):
             raise
 
     def _keys(self, number: int, count: int) -> list[Any]:
-        """Return what stands in for the indices of a batch; nothing if no transform asks for it."""
+        """Return the substitutes for the indices of a batch; nothing if no transform needs them."""
         if self.collation.programmer is None:
             return []
-        # Not the worker's number, which a loader without workers does not have. None keeps its place, so that
-        # such a loader draws the numbers that it drew while workers' numbers were here.
+        # Not the worker's number, which a loader without workers lacks. None keeps its position, so that such
+        # a loader still draws the same numbers as when workers' numbers were used here.
         return [(None, number, position) for position in range(count)]
 
     def _stage_rows(
@@ -122,13 +122,13 @@ class ItemAssembler(Assembler):
                 raise
             refused = error
         # The number of items is unknown, and a last batch may be far smaller than `size` allows. So nothing
-        # large is reserved before one batch has been full: its memory grows with the items.
+        # large is reserved until one batch has been full: memory use grows with the items.
         is_large = refused is None and schema.is_large(size, AT_ONCE) and length_hint(items) < size - 1
-        if is_large:  # before anything is read: a slot for all of them would take the machine down with it
+        if is_large:  # before anything is read: a slot for all of them could exhaust the machine's memory
             check_available(schema.rows(1).layout_of(size).nbytes)
         reads_all = is_large or refused is not None
         if collation.fallback is not None and not reads_all:
-            # So small that it costs nothing to have all of them, in case that one does not fit.
+            # So small that keeping all of them costs nothing, in case one does not fit.
             reads_all = schema.chunk >= size
         rest = itertools.islice(items, size - 1)
         count = size
@@ -170,7 +170,7 @@ class ItemAssembler(Assembler):
 
         Given the number of items read so far, `place` returns the next one's batch and its position there.
         `closes` closes the items if they are not read to their end. They do not always end by themselves,
-        because the dataset may hold them too.
+        because the dataset may also hold them.
         """
         count = 0
         try:
@@ -181,17 +181,17 @@ class ItemAssembler(Assembler):
                 close_iterator(items)
             raise
         except Exception as error:
-            # The loader's own errors say where already. `QueueClosed` would end the epoch without an error.
+            # The loader's own errors already say where. `QueueClosed` would silently end the epoch.
             if isinstance(error, LoaderError) and not isinstance(error, QueueClosed):
                 raise
             raise self.failure(error, *place(count), None) from error
 
 
 def _copy(sample: Any) -> Any:
-    """Return a copy of a sample, whose memory the source may fill again with the next one."""
+    """Return a copy of a sample, because the source may reuse its memory for the next one."""
     try:
         return copy.deepcopy(sample)
-    except Exception:  # the user's class may raise anything; its objects stay what they are
+    except Exception:  # the user's class may raise anything; its objects are then kept as they are
         return sample
 
 
@@ -199,11 +199,11 @@ def _copy(sample: Any) -> Any:
 class ItemState:
     """One worker's progress through an iterable dataset, as of one of its batches.
 
-    The worker has produced so many `batches` in this epoch, including this one. `state` is what the dataset's
-    own ``state_dict`` returned; None if it has no such method. `ended` says that the worker knows this batch
-    to be its last; the state is then None, because the dataset's would already describe the next pass. `base`
-    is the items of the epoch before those of batch 0, if the dataset is divided among ranks. `asked` says
-    that the dataset has asked for the rank, so that it may divide its items among ranks itself.
+    In this epoch, the worker has produced `batches` batches, including this one. `state` is what the
+    dataset's own ``state_dict`` returned; None if it has no such method. `ended` says that the worker knows
+    this batch to be its last; the state is then None, because the dataset's state would already describe the
+    next pass. If ranks divide the dataset, `base` is the number of the epoch's items before those of batch 0.
+    `asked` says that the dataset has asked for the rank, so it may divide its items among ranks itself.
     """
 
     worker: int
@@ -215,7 +215,7 @@ class ItemState:
 
 
 class Pass:
-    """A pass over an iterable dataset, whose batches one thread stages one after another."""
+    """A pass over an iterable dataset; one thread stages its batches one after another."""
 
     _items: Iterator[Any] | None = None
 
@@ -230,7 +230,7 @@ class Pass:
         raise NotImplementedError
 
     def _iterate(self, size: int) -> Iterator[Any]:
-        """Begin to iterate over the dataset, whose blocks have `size` items."""
+        """Begin to iterate over the dataset; its blocks have `size` items."""
         dataset = self._assembler.dataset
         return iter(dataset.iter_blocks(size) if self._in_blocks else dataset)
 
@@ -240,7 +240,7 @@ class Pass:
 
 
 def _copy_state(state: Any) -> Any:
-    """Return a copy of a state, which the dataset may go on to change while it reads ahead of the user."""
+    """Return a copy of a state that the dataset may still change while it reads ahead of the user."""
     is_flat = type(state) is dict and _PLAIN.issuperset(map(type, state.values()))
     return dict(state) if is_flat else copy.deepcopy(state)
 
@@ -249,7 +249,7 @@ class ItemStream(Pass):
     """One worker's pass over an iterable dataset, in batches of `size` items; used by one thread.
 
     The pass begins after the batches that `reached` counts. A dataset that can load its own state continues
-    there; of any other, the earlier items are read and dropped. `keep_state` asks the dataset for its state
+    there. With any other, the earlier items are read and dropped. `keep_state` asks the dataset for its state
     after each batch, if it has one.
     """
 
@@ -267,7 +267,7 @@ class ItemStream(Pass):
         super().__init__(assembler, size, drop_last=drop_last)
         self._reached = reached
         self._keeps = keep_state
-        # What has a state: the dataset, its iterator, or both.
+        # The owners of a state: the dataset, its iterator, or both.
         is_stateful = keep_state and assembler.source.keeps_state
         self._stateful: dict[str, Any] = {_OF_DATASET: assembler.dataset} if is_stateful else {}
         self._number = 0
@@ -288,7 +288,7 @@ class ItemStream(Pass):
         staged = assembler.stage(self._items, number, self._size, least, reserve, in_blocks=self._in_blocks)
         if staged is None:
             return None
-        # A short batch has met the end. After a full one nobody knows, without reading one item too many.
+        # A short batch has reached the end. After a full one, only reading one item too many would tell.
         ended = inspect.getgeneratorstate(self._items) == inspect.GEN_CLOSED
         state = None
         if self._stateful and not ended:
@@ -334,13 +334,13 @@ class ItemStream(Pass):
             again = own is not None and made is dataset
             if again and pickle.dumps(dataset.state_dict()) != pickle.dumps(own):
                 # An `__iter__` that returns the dataset itself may have started over. One that only continues
-                # must not get its state twice: it could begin the next epoch there.
+                # must not get its state twice, because that could begin the next epoch.
                 dataset.load_state_dict(own)
             items = Steady.of(made)
             if own is None and kept is None and reached.batches:
                 size = 1 if self._in_blocks else self._size
                 skip(items, reached.batches * size, size, "the dataset")
-        except BadValue:  # from `skip`: the dataset is shorter than the state says, which is the user's news
+        except BadValue:  # from `skip`: the dataset is shorter than the state says, and the user must know
             raise
         except Exception as error:
             raise self._assembler.failure(error, number, None, None) from error
@@ -352,11 +352,11 @@ class ShareStream(Pass):
 
     A step is the dataset's next ``size * world_size`` items, dealt to the ranks one by one. A rank keeps its
     own `size` items, skips the others, and delivers its batch after reading the whole step. A dataset in
-    blocks yields a step as one block. All ranks see the same items, so they see the same end, and divide an
+    blocks yields a step as one block. All ranks see the same items and so the same end, and divide an
     incomplete last step by the same rule. So no rank waits for a batch that another rank does not have.
 
     A step is identified by its number alone. So several workers may each read all items and stage different
-    steps, as long as the numbers that a worker is asked for increase.
+    steps, as long as each worker is asked for increasing numbers.
 
     Used by one thread. `base` is the number of items of the epoch before those of batch 0.
     """
@@ -390,7 +390,7 @@ class ShareStream(Pass):
         finally:
             exchange_worker(outer)
         division, world_size = self._division, self._division.world_size
-        # All ranks count the same items here, so they agree on who gets how many without a message.
+        # All ranks count the same items here, so they agree on who gets how many without communicating.
         own, size = division.own(count, self._size, items=True)
         if not size or (self._drop_last and count < self._step):
             return None
@@ -409,7 +409,7 @@ class ShareStream(Pass):
     def _read_step(self, number: int, begin: int) -> tuple[list[Any] | Block, int]:
         """Return the block of a step, or this rank's items of it, and the number of items in the whole step.
 
-        If the step has items but none for this rank, return the step's first item instead.
+        If the step has items but none for this rank, returns the step's first item instead.
         """
         division, assembler = self._division, self._assembler
         if self._items is None:
@@ -417,8 +417,8 @@ class ShareStream(Pass):
                 self._items = Steady.of(self._iterate(self._step))
             except Exception as error:
                 raise assembler.failure(error, number, None, None) from error
-        # Steps of other workers come in between. Their items are read and dropped, because what a dataset
-        # yields may depend on what it has yielded.
+        # Other workers' steps lie in between. Their items are read and dropped, because what a dataset yields
+        # may depend on what it has yielded.
         read = assembler.read(self._items, lambda count: (number, 0 if self._in_blocks else count))
         at_once = self._step if self._in_blocks else 1
         for _ in itertools.islice(read, min((begin - self._read) // at_once, sys.maxsize)):
@@ -439,7 +439,7 @@ class ShareStream(Pass):
             if (count - 1) % division.world_size == division.rank:
                 kept.append(item)
             elif count == 1:
-                first = [item]  # a rank without items of its own repeats it, so that all ranks have a batch
+                first = [item]  # a rank without any items repeats it, so that all ranks have a batch
         self._read += count
         return kept or first, count
 
@@ -455,7 +455,7 @@ class BatchSpec:
     collation : Collation
         How samples become a batch.
     size : int or None
-        Samples per batch; None if a batch sampler decides. Always set for an iterable dataset.
+        Samples per batch; None if a batch sampler determines it. Always set for an iterable dataset.
     drop_last : bool
         Whether to drop a shorter last batch; used for iterable datasets only.
     division : Division or None

@@ -1,9 +1,8 @@
-"""Values that come in ready, of any tree: what is an array is staged, and everything else is kept as it is.
+"""Ready values of any tree: arrays in them are staged, and everything else is kept as it is.
 
 `stage_whole` stages the result of a ``collate_fn`` or an unbatched sample. A `NestedStager` stages the
-batches of another loader, which may differ from one another in everything. Both take a value apart by its
-tree, into `Parts`, and write its arrays into a slot. What that has found out about a value serves the next
-one, as its `BatchSignature`.
+batches of another loader, which may all differ. Both take a value apart by its tree, into `Parts`, and write
+its arrays into a slot. What they find out about a value serves the next one, as its `BatchSignature`.
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ def take_apart(tree: Tree, value: Any, feeds: Sequence[FeedSpec] | None = None) 
 
 
 def keep_whole(value: Any, number: int, reserve: Reserve) -> StagedBatch:
-    """Return a batch that is a value as it is; nothing of it is staged."""
+    """Return a batch that is just a value; nothing of it is staged."""
     return StagedBatch(reserve(0), _NOTHING, (), number, AS_IT_IS, (value,))
 
 
@@ -117,15 +116,16 @@ def stage_whole(
 ) -> tuple[StagedBatch, BatchSignature | None]:
     """Stage the arrays of a value; everything else stays a Python object.
 
-    `signature` is that of an earlier value, and what is returned with the batch serves the next one.
+    `signature` is that of an earlier value; the one returned with the batch serves the next value.
 
     With feeds, the value is a tuple or list with one entry per feed. An unbatched sample is converted to its
     feeds; the batch of a ``collate_fn`` keeps its dtypes.
 
-    Without feeds, Python's numbers stay what they are, such as a count that a ``collate_fn`` returns along
-    with its arrays, and so do tensors that are not dense, and those that require a gradient if the collation
-    keeps it. NumPy's numbers stay in the result of a ``collate_fn``, and are arrays without dimensions in an
-    unbatched sample. Containers keep their classes, except that tuples in an unbatched sample become lists.
+    Without feeds, some values stay as they are: Python numbers, such as a count that a ``collate_fn`` returns
+    along with its arrays; tensors that are not dense; and, if the collation keeps gradients, tensors that
+    require one. NumPy numbers stay as they are in the result of a ``collate_fn``, and become arrays without
+    dimensions in an unbatched sample. Containers keep their classes, except that tuples in an unbatched
+    sample become lists.
 
     Raises
     ------
@@ -133,7 +133,7 @@ def stage_whole(
         The value's fields are not those declared, or one of them does not hold numbers.
     """
     feeds, by_user, as_returned = collation.feeds, collation.function is not None, collation.as_returned
-    # A collate_fn returns batches of one kind but for the last, so most of them need no walk.
+    # A collate_fn returns batches of one kind except for the last, so most of them need no walk.
     parts = None if signature is None else signature.take_apart(value)
     if parts is None:
         if feeds is not None:
@@ -146,7 +146,7 @@ def stage_whole(
                 one for leaf, one in zip(tree.leaves, tree.flatten(value), strict=True) if leaf.is_array
             ]
             if len(set(map(id, arrays))) < len(arrays):
-                tree = AS_IT_IS  # pickled together, what is one object stays one
+                tree = AS_IT_IS  # pickled together, so that a shared object stays shared
         if collation.warns:
             _warn_of_classes(tree, value)
         parts = take_apart(tree, value, None if collation.batched or by_user else feeds)
@@ -165,7 +165,7 @@ def stage_whole(
 
 
 def _warn_of_classes(tree: Tree, value: Any) -> None:
-    """Warn of tensors whose classes are lost."""
+    """Warn about tensors whose classes are lost."""
     for leaf, entry in zip(tree.leaves, tree.flatten(value), strict=True):
         if leaf.is_array:
             warn_of_class(entry, leaf.name)
@@ -186,7 +186,7 @@ def _find_staged(collation: Collation) -> Callable[[Any], bool]:
 def _convert_sample(value: Any, feed: FeedSpec) -> Array | Ragged:
     """Return a sample's value converted to its feed: an array, or `Ragged` for a feed of lod_level 2.
 
-    As in Paddle, the samples may be whole batches, which then have the shape of the feed itself.
+    As in Paddle, the samples may be whole batches, which then have the feed's own shape.
     """
     if isinstance(value, Ragged):
         return value
@@ -205,10 +205,10 @@ PLAIN = (str, int, float, bool, type(None), bytes)
 
 @dataclass(frozen=True, slots=True)
 class BatchSignature:
-    """What identifies values that are taken apart alike: their tree, and the arrays in it.
+    """Identifies values that are taken apart in the same way: their tree, and the arrays in it.
 
-    Only arrays, tensors and plain values have one: for any other leaf it would have to be asked again whether
-    it is staged. `fields` has for each leaf its class, and for one that is staged its dtype and its shape.
+    Only arrays, tensors and plain values have one; any other leaf would have to be checked again for whether
+    it is staged. For each leaf, `fields` has its class and, if it is staged, its dtype and its shape.
     """
 
     tree: Tree
@@ -219,7 +219,7 @@ class BatchSignature:
     def of(cls, value: Any, parts: Parts, host: Collection[str] = ()) -> BatchSignature | None:
         """Return the signature of a value in parts, if it has one; fields in `host` are never staged."""
         tree = parts.tree
-        # A ragged field has a length of its own in every batch, and so has the layout.
+        # A ragged field has a different length in every batch, and so does the layout.
         entries = tree.match(value) if tree.has_plain_keys and not any(parts.levels) else None
         if entries is None:
             return None
@@ -236,7 +236,7 @@ class BatchSignature:
         return cls(tree, parts.layout, tuple(fields))
 
     def take_apart(self, value: Any) -> Parts | None:
-        """Return the parts of a value that is like this one; None for another."""
+        """Return the parts of a value that matches this signature; None for any other."""
         entries = self.tree.match(value)
         if entries is None or len(entries) != len(self.fields):
             return None
@@ -263,7 +263,7 @@ class BatchSignature:
             if array.dtype is not dtype or array.shape != shape:
                 return None
             arrays.append(array)
-        if len(distinct) < len(arrays):  # one object in two fields may have to stay one
+        if len(distinct) < len(arrays):  # an object in two fields may have to stay one object
             return None
         return Parts(self.tree, arrays, (0,) * len(arrays), objects, self.layout)
 
@@ -271,7 +271,7 @@ class BatchSignature:
 # Batches of other loaders.
 
 SMALL = 32 << 10
-"""Bytes below which a page-locked array goes through the slot: a copy of its own would take longer."""
+"""Pinned arrays below this many bytes go through the slot: copying each separately would take longer."""
 _END = object()
 _MOST_KEPT = 64  # addresses of arrays
 
@@ -280,11 +280,11 @@ _MOST_KEPT = 64  # addresses of arrays
 class Intake:
     """What happens to the parts of a batch.
 
-    Fields, and containers of fields, in `host` are handed through. `output` is the library whose arrays the
+    Fields, and containers of fields, in `host` are passed through. `output` is the library whose arrays the
     user gets; None means that of the batches. If a batch `stays`, it remains in host memory as it is, except
-    for arrays that `output` is not about. `settle` takes the name of the library whose tensors are in a
-    batch, None if there are only arrays, and returns the library of the first batch of all. `is_page_locked`
-    returns whether the memory at an address, of some size, is page-locked; None means that all arrays go
+    for arrays that `output` does not concern. `settle` takes the name of the library whose tensors are in a
+    batch, None if there are only arrays, and returns the library of the very first batch. `is_page_locked`
+    returns whether a range of memory, given its address and size, is pinned; None means that all arrays go
     through slots.
     """
 
@@ -322,16 +322,17 @@ class NestedStager:
             _warn_of_classes(tree, batch)
             parts = take_apart(tree, batch)
             self._signature = BatchSignature.of(batch, parts, intake.host)
-            # The first batch with arrays decides the library for all: a later one may have none to tell by.
+            # The first batch with arrays determines the library for all: a later one may have none to tell
+            # from.
             if parts.arrays and not self._settled:
                 owners = map(find_library, parts.tree.flatten(batch))
                 library = next((one for one in owners if one not in (None, "numpy")), None)
                 self._library = intake.settle(library)
                 self._settled = True
-        # A transform reads fields by their shapes, and arrays of JAX and Paddle lie in C order only.
+        # A transform reads fields by their shapes, and JAX and Paddle arrays can only be in C order.
         if intake.collation.programmer is None and self._library not in ("jax", "paddle"):
             parts.put_in_memory_order()
-        # Transforms draw by this epoch, whichever thread reads and whatever other loaders it serves.
+        # Transforms draw for this epoch, whichever thread reads and whatever other loaders it serves.
         before = exchange_draw(self._draw)
         try:
             return self._stage(parts, number, reserve)
@@ -339,7 +340,7 @@ class NestedStager:
             exchange_draw(before)
 
     def _find_tree(self, batch: Any) -> Tree:
-        """Return the tree of a batch, whose array fields are the arrays to stage."""
+        """Return the tree of a batch; its array fields are the arrays to stage."""
         intake = self._intake
         as_it_is = intake.stays and intake.output is None
         if as_it_is and not self._unchecked:
@@ -355,15 +356,15 @@ class NestedStager:
         return is_copied(value) and not (intake.stays and find_library(value) == intake.output)
 
     def _is_apart(self, array: Array) -> bool:
-        """Return whether a device can copy an array from where it lies, because it is page-locked."""
+        """Return whether a device can copy an array from where it lies, because it is pinned."""
         place = _address(array), array.nbytes
         ask = self._intake.is_page_locked
         if place in self._pageable or ask is None:
             return False
         if ask(*place):
             return True
-        # Loaders use memory again, and asking the driver takes long. So what is not page-locked is remembered
-        # for a while. If it is by then, the array goes through a slot, like any other.
+        # Loaders reuse memory, and asking the driver takes long. So memory that is not pinned is remembered
+        # for a while. If it is pinned meanwhile, the array still goes through a slot, like any other.
         if len(self._pageable) >= _MOST_KEPT:
             self._pageable.clear()
         self._pageable.add(place)
@@ -376,12 +377,12 @@ class NestedStager:
             found = (array.nbytes >= SMALL and array.flags.c_contiguous for array in arrays)
             apart = tuple([at for at, fits in enumerate(found) if fits and self._is_apart(arrays[at])])
         keys = () if collation.programmer is None else number_samples(number, arrays)
-        # Layouts are found again, because a slot keeps its views for the same one.
+        # Layouts are reused, because a slot keeps its views for the same layout.
         arranged = parts.layout, apart, levels, parts.tree
         if arranged != self._arranged:
             whole = inside = parts.layout
             if apart:
-                # The random draws of transforms are copied with the batch, so they need a place too.
+                # The random draws of transforms are copied with the batch, so they need space, too.
                 program = find_program(collation.programmer, parts.tree, levels, whole)
                 drawn = () if program is None else program.copied.fields[len(arrays) :]
                 draws = tuple((one.shape, one.dtype) for one in drawn)
@@ -393,8 +394,8 @@ class NestedStager:
             staged = begin_batch(collation, whole, levels, number, reserve, parts.tree, parts.objects)
             write_arrays(arrays, staged.slot.views(whole))
             return complete(collation, staged, keys)
-        # The device copies the slot's part and each array apart to where one layout has them all, so what
-        # follows on the device is the same as for a batch in one piece.
+        # The device copies the slot's part and each separate array to their positions in a single layout, so
+        # everything that follows on the device is the same as for a batch in one piece.
         slot = reserve(inside.nbytes)
         views = slot.views(inside)
         write_arrays([array for index, array in enumerate(arrays) if index not in apart], views)
@@ -426,7 +427,7 @@ def is_copied(value: Any) -> bool:
         return can_stage(value)
     if isinstance(value, Ragged):
         return all(map(is_copied, (value.values, *value.row_splits)))
-    # Single numbers are handed through: a step count is for the host, and a copy of 8 bytes is not worth one.
+    # Single numbers are passed through: a step count is for the host, and 8 bytes are not worth a copy.
     if isinstance(value, np.generic) or not all(
         hasattr(value, name) for name in ("dtype", "shape", "__array__")
     ):
@@ -434,12 +435,12 @@ def is_copied(value: Any) -> bool:
     try:
         elsewhere = hasattr(value, "__dlpack_device__") and not is_on_host(value)
         return not elsewhere and is_stageable(np.asarray(value).dtype)
-    except Exception:  # another library may raise anything, such as for an array on several devices
+    except Exception:  # another library may raise anything, for example for an array on several devices
         return False
 
 
 def number_samples(number: int, arrays: list[Array]) -> Array:
-    """Return stand-ins for the indices of the samples of batch `number`, which depend on it and on the row.
+    """Return substitutes for the indices of the samples of batch `number`, from that number and the row.
 
     >>> number_samples(2, [np.zeros((3, 5))]) - (2 << 32)
     array([0, 1, 2])

@@ -1,9 +1,9 @@
 """Batches of a reader: one loop reads, stages, names the batch in errors, and closes the reader at the end.
 
-`stage_all` is the loop. What a reader yields decides how one batch is staged: `SampleStager` takes single
+`stage_all` is the loop. What a reader yields determines how one batch is staged: `SampleStager` takes single
 samples, `SampleListStager` lists of samples, and `BatchStager` ready batches: arrays that share their first
 dimension. Samples are tuples with one value per field, whether the fields are declared or not; they are
-staged as the items of an iterable dataset are. The reader's own exception reaches the user as it is.
+staged like the items of an iterable dataset. The reader's own exceptions reach the user unchanged.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ If it has reserved a slot but returns no batch, the caller releases the slot.
 class ReadSoFar:
     """The point of a reader's epoch at which to resume.
 
-    The user has received `batches`, of `items` each. `state` is what the reader's own ``state_dict`` returned
-    after them; with it, no item is read again.
+    The user has received `batches`, of `items` items each. `state` is what the reader's own ``state_dict``
+    returned after them; with it, no item is read again.
     """
 
     batches: int = 0
@@ -69,14 +69,14 @@ def stage_all(
     SampleError
         A value does not fit its field; the error names the batch.
     ValueError
-        The reader is not the one that the point to resume at belongs to.
+        The point to resume at belongs to a different reader.
     BaseException
         Whatever the reader raised, with a note that names the batch.
     """
     reached = reached or ReadSoFar()
     own_state: Callable[[], Any] | None = getattr(reader, "state_dict", None)
     items: Iterator[Any] | None = None
-    slots: list[Slot] = []  # the current batch's, until it is handed on
+    slots: list[Slot] = []  # those of the current batch, until it is handed on
     number = fetched = ready = 0
 
     def reserve(nbytes: int) -> Slot:
@@ -88,7 +88,7 @@ def stage_all(
 
     try:
         while True:
-            # Around each batch, because loops over other loaders may run between two of them.
+            # Set for each batch, because loops over other loaders may run between two of them.
             outer, this_thread.reads_for = this_thread.reads_for, owner
             try:
                 if items is None:
@@ -98,7 +98,7 @@ def stage_all(
                 if staged is None:
                     return
                 meter.staged(begun, fetched, ready, staged.layout.nbytes)
-                # Now: the reader will be ahead of this batch by the time the user asks for a state.
+                # Now, because the reader will be ahead of this batch when the user asks for a state.
                 if own_state is not None:
                     staged.state = own_state()
             except BaseException as error:
@@ -130,11 +130,11 @@ def _name_batch(error: BaseException, number: int) -> None:
     """Add the current batch's number to an error."""
     if isinstance(error, SampleError):
         error.batch = number
-    elif isinstance(error, QueueClosed):  # the reader's own would end the epoch without an error
+    elif isinstance(error, QueueClosed):  # the reader's own would silently end the epoch
         raise LoaderError(
             f"the reader raised {describe_error(error)} while it produced batch {number}"
         ) from error
-    # A Ctrl-C is not the reader's doing, and the loader's own errors name the batch already.
+    # A Ctrl-C is not the reader's doing, and the loader's own errors already name the batch.
     elif not isinstance(error, LoaderError | GeneratorExit | KeyboardInterrupt):
         note_batch(error, number)
 
@@ -155,7 +155,7 @@ class SampleStager:
     """Stages single samples, `batch_size` at a time; each is written before the next is read.
 
     So a reader may reuse one buffer for all samples. Samples with a field of varying length are copied and
-    kept until their batch is complete, because only then is the position of each one known.
+    kept until their batch is complete, because until then the position of each one is unknown.
     """
 
     def __init__(self, feeds: Sequence[FeedSpec] | None, batch_size: int, *, drop_last: bool = False) -> None:
@@ -202,7 +202,7 @@ class BatchStager:
     """Stages the batches that a batch generator yields.
 
     Dtypes stay as they are. With feeds, every array must fit its feed's shape. Without feeds, each batch may
-    have other arrays than the one before. Without `copies`, the reader's own arrays are delivered.
+    have different arrays. Without `copies`, the reader's own arrays are delivered.
     """
 
     def __init__(self, feeds: Sequence[FeedSpec] | None, *, copies: bool = True) -> None:
@@ -233,10 +233,10 @@ class BatchStager:
         for value, field in zip(item, fields):  # noqa: B905 - strict= costs time
             if type(value) is not np.ndarray or value.dtype is not field.dtype or value.shape != field.shape:
                 return False
-        return bool(fields)  # at first there is no batch to be like
+        return bool(fields)  # at first there is no earlier batch to compare with
 
     def _check(self, item: Any) -> list[Array]:
-        """Return the arrays of a batch, and take its layout and its levels for the batches to come."""
+        """Return the arrays of a batch, and keep its layout and its levels for the batches to come."""
         feeds = self._feeds
         if not isinstance(item, list | tuple):
             hint = "; yield its values in feed_list order" if isinstance(item, dict) else ""
@@ -252,7 +252,7 @@ class BatchStager:
         for index, given in enumerate(item):
             feed = None if feeds is None else feeds[index]
             name = str(index) if feed is None else feed.name
-            value = as_ragged(given)  # a LoDTensor of Paddle's, for one
+            value = as_ragged(given)  # for example Paddle's LoDTensor
             try:
                 pieces = self._check_value(value, feed)
             except SampleError as error:
@@ -260,7 +260,7 @@ class BatchStager:
                 raise
             arrays += pieces
             levels.append(len(pieces) - 1)
-            # The steps of a ragged feed may come without their division into sequences; they say nothing
+            # The steps of a ragged feed may come without their division into sequences, and then say nothing
             # about the number of samples.
             if isinstance(value, Ragged):
                 counts[name] = len(value)

@@ -1,9 +1,9 @@
-"""Rows: each sample is written into its row of a slot as soon as it is there, and its bytes only once.
+"""Rows: each sample is written into its row of a slot as soon as it arrives, and its bytes only once.
 
-`SampleRows` knows the fields and where they lie in a slot. `write` is the innermost loop of the loader: what
-fits its row as it is, C writes after checking it; anything else is converted, or refused with an error that
-names the sample and the field. Below stand the targets, one for each field of a slot, and the packers for
-numbers and lists.
+`SampleRows` knows the fields and where they lie in a slot. `write` is the loader's innermost loop: C code
+checks and writes what fits its row unchanged; anything else is converted, or refused with an error that names
+the sample and the field. Below it come the targets, one for each field of a slot, and the packers for numbers
+and lists.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ IN_FEEDS = (
 """What to do about samples of different shapes in one batch, with a feed_list and for readers."""
 
 UNFIT = (TypeError, ValueError, AttributeError, OverflowError, NotImplementedError, Warning, struct.error)
-"""What writing a sample raises if it does not fit its field as it is, and has to be converted."""
+"""What writing a sample raises if it does not fit its field unchanged, and has to be converted."""
 
 _SAMPLE_TYPES = (tuple, list)
 
@@ -38,8 +38,9 @@ _SAMPLE_TYPES = (tuple, list)
 class SampleRows:
     """The fields of samples, and how their values are written into the rows of a slot.
 
-    `conversion` converts what does not fit its field as it is. `shapes` are those of the fields' samples if
-    some of the feeds' dimensions are free. With `keeps_dtypes`, a number of another dtype does not fit.
+    `conversion` converts values that do not fit their field unchanged. If some of the feeds' dimensions are
+    free, `shapes` are those of the fields' samples. With `keeps_dtypes`, a number of another dtype does not
+    fit.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class SampleRows:
     def _write_one_or_two(self, targets: list[Target], samples: Iterable[Any], start: int) -> int:
         """Write samples such as an image, or an image and its label, as `write` does.
 
-        This takes a quarter less time than the loop of `write`, which serves any number of fields.
+        This takes a quarter less time than the loop of `write`, which handles any number of fields.
         """
         fields, one_target, two_target = len(targets), targets[0], targets[-1]
         is_pair = fields == 2
@@ -151,7 +152,7 @@ class SampleRows:
         return index + 1
 
     def _write_other(self, target: Target, index: int, value: Any) -> None:
-        """Write one value that is not an array, or is one that has to be converted."""
+        """Write one value that is not an array, or an array that has to be converted."""
         rows, region, places, numbers, kinds, packers, memory, _ = target
         kind = type(value)
         try:
@@ -186,11 +187,11 @@ class SampleRows:
     def _targets(self, views: list[Array]) -> list[Target]:
         """Return where each field's samples are written, given the views of a slot, which keep the answer.
 
-        An array of at most one dimension is assigned to a memoryview, which accepts only an array of its own
-        format and length. Numbers and lists are packed by `struct`, which accepts only the right number of
-        them, each within the field's range. Both check in C, in less time than NumPy needs to assign a row.
+        An array of at most one dimension is assigned to a memoryview, which accepts only an array of the same
+        format and length. `struct` packs numbers and lists, and accepts only the right number of them, each
+        within the field's range. Both check in C, in less time than NumPy needs to assign a row.
         """
-        # A slot returns every few batches with the same layout, and the memoryviews of its fields with it.
+        # A slot returns every few batches with the same layout, and with the memoryviews of its fields.
         prepared = views.prepared if isinstance(views, SlotViews) else None
         if prepared is not None and prepared[0] is self._places:
             found: list[Target] = prepared[1]
@@ -238,19 +239,19 @@ Each of these writes sample i, or raises one of `UNFIT` if the sample does not f
 
 Without a region, samples have more than one dimension, or a dtype without a buffer format. Then `places` is
 their shape, and only an array of exactly this shape and the rows' dtype is assigned to ``rows[i]``. NumPy
-would broadcast or convert any other silently, but that decision is up to `SampleRows.convert`.
+would silently broadcast or convert any other, but that decision is up to `SampleRows.convert`.
 """
 
 _RowPlaces = tuple[Sequence[slice], frozenset[type], dict[type, Packer], bool]
-"""What of a `Target` does not depend on the slot: places, none without a region; kinds and packers.
+"""The parts of a `Target` that do not depend on the slot: places (none without a region), kinds and packers.
 
-The last one says that no array is accepted as it is, so that one of a single number is not taken for that
-number.
+The last one says that no array is accepted unchanged, so that an array with a single number does not pass for
+that number.
 """
 
 
 def _row_places(field: FieldLayout, strict: bool, keeps_dtypes: bool) -> _RowPlaces:
-    """Return the places of a field's samples; `strict` refuses what would have to be reshaped."""
+    """Return the places of a field's samples; `strict` refuses values that would have to be reshaped."""
     own = field.dtype.type
     count, elements = field.shape[0], math.prod(field.shape[1:])
     # Structured dtypes have no buffer format, nor do those of other packages, such as bfloat16.
@@ -258,15 +259,15 @@ def _row_places(field: FieldLayout, strict: bool, keeps_dtypes: bool) -> _RowPla
         return (), frozenset(), {}, False
     stops = range(elements, (count + 1) * elements, elements)
     places = [*map(slice, range(0, count * elements, elements), stops)]
-    # A memoryview takes an array of one number for that number, of whatever shape. A field without dimensions
-    # that was inferred must refuse it.
+    # A memoryview accepts an array with a single number, of any shape, as that number. An inferred field
+    # without dimensions must refuse it.
     single = len(field.shape) == 1
     code = _code(field.dtype)
     kinds: frozenset[type] = frozenset()
     packers: dict[type, Packer] = {}
     if elements == 1 and (single or not strict):
         kinds = exact_types(code, strict=strict)
-        # Other numbers are packed by `struct`, which raises an error for one that is out of range.
+        # `struct` packs other numbers, and raises an error if one is out of range.
         if code == "d" and strict:
             packers[int] = _pack_integer
         elif code in ("e", "f"):
@@ -314,7 +315,7 @@ def exact_types(code: str, *, strict: bool) -> frozenset[type]:
     """
     if code == "d" and not strict:
         return _REAL
-    # Of "f" only these, because a memoryview turns what is out of range into infinity.
+    # Only these for "f", because a memoryview turns numbers out of range into infinity.
     others = {"": (), "e": (), "?": (bool, np.bool_), "d": _FLOATS["d"], "f": _FLOATS["f"]}
     return frozenset(others.get(code, _INTEGERS))
 
@@ -373,8 +374,8 @@ def _pack_floats(
     index: int,
     values: Any,
 ) -> None:
-    # `struct` accepts whatever has `__float__`, and that of a complex number drops the imaginary part. But a
-    # sum of real and complex numbers is complex, and one of arrays is an array. Nothing else looks at all
+    # `struct` accepts anything with `__float__`, and a complex number's drops the imaginary part. But a sum
+    # of real and complex numbers is complex, and a sum of arrays is an array. Nothing else checks all
     # elements of a list as fast.
     if not values or type(values[0]) is float:
         total = sum(values)
@@ -383,7 +384,7 @@ def _pack_floats(
             total = sum(values)
     if type(total) not in sums:
         raise TypeError
-    # An integer among the floats may be one that no float is. The norm is at least as large as each number.
+    # An integer among the floats may not be exact as a float. The norm is at least as large as each number.
     if strict and not math.hypot(*values) < EXACT:
         raise TypeError
     memory[index * nbytes : (index + 1) * nbytes] = pack(*values)

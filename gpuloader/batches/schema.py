@@ -1,10 +1,10 @@
 """The schema of a batch: its tree and its fields, which the batch's first sample settles.
 
 The user's options are one `Collation`, made once. A batch's first sample settles its `Schema`: `infer_schema`
-walks the sample, and takes a dtype and a shape from each array in it. The schema of a batch depends on
-nothing but the batch's own samples, whoever fetches it and whatever came before. So `SchemaCache` keeps the
-schemas of recent batches, and uses one only if inferring it from the new first sample would give an equal
-one. With declared feeds there is a single schema, known before the first sample.
+walks the sample, and takes a dtype and a shape from each array in it. A batch's schema depends only on its
+own samples, whoever fetches it and whatever came before. So `SchemaCache` keeps the schemas of recent
+batches, and uses one only if inferring it from the new first sample would give an equal one. With declared
+feeds there is a single schema, known before the first sample.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """A framework's own function that makes a batch of samples, where writing them into rows would differ.
+    """A framework's own function that makes a batch of samples if writing them into rows would differ.
 
-    `is_for` says so of a batch's first sample. The function also makes batches whose samples do not fit.
+    `is_for` decides by a batch's first sample. The function also makes batches whose samples do not fit
+    together.
     """
 
     collate: Callable[[list[Any]], Any]
@@ -47,18 +48,18 @@ class Fallback:
 class Collation:
     """How samples become a batch.
 
-    `feeds` are the declared fields; without them, they are inferred from the first sample of each batch. The
+    `feeds` are the declared fields; without them, the first sample of each batch determines the fields. The
     user's ``collate_fn``, `function`, takes the list of samples, or a single sample if not `batched`: samples
     are then delivered one by one, without a batch dimension. Fields of varying length are delivered as
     `Ragged`, or dense if `pads` has a value that fills up short rows. The `programmer` plans what the
-    transforms do to a batch, `on_host` where it is fetched (a CPU place) or after its copy to a device.
-    `images` is what is done to the images of each sample; `skips` leaves out samples that
-    raise. `keeps_gradients` delivers tensors of the function that require a gradient as they are;
-    otherwise they are staged like any other, without it. `as_returned` delivers all that the function returns
-    as it is: its classes, arrays of NumPy, and what is one object. Batches that `fallback` is for are made by
-    it, and so are those whose samples do not fit together. `warns` of the classes of tensors, which a slot
-    does not keep. With `copies` unset, arrays of a function or an unbatched sample are delivered as they are.
-    `flat` samples are tuples with one array per field, as readers yield them.
+    transforms do to a batch: where it is fetched if `on_host` (a CPU place), otherwise after its copy to a
+    device. `images` is what is done to the images of each sample; `skips` leaves out samples that raise. With
+    `keeps_gradients`, tensors of the function that require a gradient are delivered as they are; otherwise
+    they are staged like any other, without it. With `as_returned`, everything that the function returns is
+    delivered as it is: its classes, NumPy arrays, and shared objects. `fallback` makes the batches it is for,
+    and those whose samples do not fit together. `warns` warns about classes of tensors that a slot does not
+    keep. With `copies` unset, arrays of a function or an unbatched sample are delivered as they are. `flat`
+    samples are tuples with one array per field, as readers yield them.
 
     Attributes
     ----------
@@ -99,14 +100,14 @@ class Collation:
         fixed = not (whole or varies or stages_regions)
         object.__setattr__(self, "whole", whole)
         object.__setattr__(self, "fixed", fixed)
-        # A reader may fill the same buffer again with its next sample, so its samples are not kept.
+        # A reader may reuse its buffer for the next sample, so its samples are not kept.
         object.__setattr__(self, "keeps", not fixed or (is_open and not self.flat))
 
 
 _FieldSpec = tuple[np.dtype[Any], tuple[int | None, ...], int]
 """A field's dtype and shape, and 0, 1 if it varies in length, or the level of `Region` or `Encoded`.
 
-The shape of a field that varies is that of one of its steps.
+The shape of a field that varies is the shape of one of its steps.
 """
 _MOST_SCHEMAS = 8
 _MOST_TABLES = 8
@@ -118,13 +119,13 @@ _CHUNK_NBYTES = 256 << 10
 class Schema:
     """The tree and the fields of a batch, and the tables that write samples of them; threads share it.
 
-    There is one spec and one level for each array field of the tree: 0 for a dense or padded field, and a
-    ragged field of level n has 1 + n arrays. Samples are converted to fields that the user `declared`, whose
-    free dimensions have the sizes in `shapes`; one that `keeps_dtypes` refuses arrays of another dtype, and
-    `flat` ones are tuples of arrays. Fields named `extras`, the lengths and masks of padded ones, follow in
-    the batch, whose tree and levels are `batch_tree` and `batch_levels`. A
-    `chunk` is how many samples to fetch before they are written; `fullest` is the most samples of a batch
-    that was full, and `fitting` are the columns of arrays that last fitted.
+    There is one spec and one level for each array field of the tree: 0 for a dense or padded field; a ragged
+    field of level n has 1 + n arrays. Samples are converted to fields that the user `declared`; their free
+    dimensions have the sizes in `shapes`. A schema that `keeps_dtypes` refuses arrays of another dtype, and
+    `flat` samples are tuples of arrays. The fields named `extras`, lengths and masks of padded fields, come
+    last in the batch, whose tree and levels are `batch_tree` and `batch_levels`. A `chunk` is the number of
+    samples to fetch before they are written; `fullest` is the most samples of a full batch so far, and
+    `fitting` are the columns of arrays that fitted last.
     """
 
     tree: Tree
@@ -156,11 +157,11 @@ class Schema:
         rest = iter(specs)
         for leaf in self.tree.leaves:
             self._specs.append(next(rest) if leaf.is_array else None)
-        # A chunk stays in the processor's cache until it is written, and its memory is used for the next.
-        # Small samples come in one chunk, so that the loop over the dataset runs no code of ours in between.
+        # A chunk stays in the processor's cache until it is written, and its memory is reused for the next.
+        # Small samples come in one chunk, so that none of our code runs inside the loop over the dataset.
         self.chunk = max(_CHUNK_NBYTES // nbytes, 1)
-        # A declared field may change a value as Paddle does: reshape it, parse it, drop a fraction. Where
-        # nobody declared anything, every number must stay what it is.
+        # A declared field may change a value as Paddle does: reshape it, parse it, drop a fraction. In
+        # undeclared fields, every number must stay as it is.
         conversion: Conversion = convert if self.declared else convert_alike
         if self.keeps_dtypes:
             conversion = partial(convert_alike, keeps_dtype=True)
@@ -179,13 +180,13 @@ class Schema:
         return cls(Tree.flat([feed.name for feed in feeds]), tuple(feeds), levels, declared=True)
 
     def is_settled_by(self, sample: Any) -> bool:
-        """Return whether a batch with this first sample has this schema; False also if that is unclear."""
+        """Return whether a batch with this first sample has this schema; also False if that is unclear."""
         is_flat = self.flat and isinstance(sample, list | tuple)
         values, specs = sample if is_flat else self.tree.match(sample), self._specs
         if values is None or len(values) != len(specs):
             return False
-        # No strict=True: this runs for every batch. That is also why arrays and NumPy's numbers are
-        # compared here and not in `_is_like`.
+        # No strict=True: this runs for every batch. That is also why arrays and NumPy numbers are compared
+        # here, not in `_is_like`.
         for value, spec in zip(values, specs):  # noqa: B905
             if spec is not None and (type(value) is np.ndarray or isinstance(value, np.generic)):
                 dtype, shape, level = spec
@@ -198,7 +199,7 @@ class Schema:
         return True
 
     def is_large(self, size: int, limit: int) -> bool:
-        """Return whether a full batch takes more than `limit` bytes, and none as large has been full yet."""
+        """Return whether a full batch takes more than `limit` bytes, and no full one was that large yet."""
         if size <= self.fullest:
             return False
         objects = self._specs.count(None)  # a column of objects is a list, with a pointer for each
@@ -231,9 +232,9 @@ def _is_like(value: Any, spec: _FieldSpec | None, is_flat: bool) -> bool:
 
 
 def _settle(value: Any, *, varies: bool, advice: str = "") -> _FieldSpec:
-    """Return what a sample's value settles of its field, which `varies` in length or not."""
+    """Return what a sample's value settles about its field, which `varies` in length or not."""
     if not varies and isinstance(value, Region | Encoded):
-        # Every image has its own size, so what varies is settled by the image itself.
+        # Every image has its own size, so the image itself settles what varies.
         return value.dtype, value.step, value.level
     array = as_numbers(value)
     if varies and not array.ndim:
@@ -299,8 +300,8 @@ class SchemaCache:
 def infer_schema(samples: Sequence[Any], collation: Collation) -> Schema:
     """Return the schema inferred from a batch's first sample.
 
-    The others are given if they have been fetched: an empty list has no dtype, so a field that varies in
-    length takes its dtype from the first sample whose list is not empty.
+    The other samples are given if they have been fetched: an empty list has no dtype, so a field that varies
+    in length takes its dtype from the first sample whose list is not empty.
 
     Raises
     ------

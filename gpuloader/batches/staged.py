@@ -1,4 +1,4 @@
-"""A batch in its slot: what is known of it, what its transforms need, and how samples are left out of it."""
+"""A batch in its slot: what is known about it, what its transforms need, how samples are left out of it."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ Reserve = Callable[[int], Slot]
 class Apart:
     """An array of a batch that is not in the slot, because a device can copy it from where it lies.
 
-    `bytes` is the array's page-locked memory as uint8, which it keeps; `address` is where that begins, and
-    `offset` where the array lies in the device slot, in bytes.
+    `bytes` is the array's pinned memory as uint8, kept alive by this; `address` is where it begins, and
+    `offset` is where the array lies in the device slot, in bytes.
     """
 
     bytes: NDArray[np.uint8]
@@ -46,22 +46,23 @@ class StagedBatch:
     Attributes
     ----------
     layout, levels : Layout, tuple of int
-        Where each array lies in the slot, and the lod_level of each field; a ragged one takes 1 + level
+        Where each array lies in the slot, and the lod_level of each field; a ragged field takes 1 + level
         arrays.
     number : int
         The batch's position in the epoch, from 0.
     tree, objects : Tree or None, tuple of list
         How the fields make up the batch that the user receives; None means a tuple. The fields that are not
-        arrays have one value per sample each.
+        arrays have one value per sample.
     state : object
         The source's own state after this batch, if it has one.
     apart, in_slot : tuple of Apart, int or None
         The arrays that a device copies from elsewhere, and the bytes that it copies from the slot; None means
         the whole layout.
     skipped : sequence of str
-        The reasons of the samples that were left out.
+        The reasons for leaving out samples.
     own : list of numpy.ndarray or None
-        The arrays that the user gets on a host in place of those in the slot, which has no bytes of them.
+        The arrays that the user gets on a host instead of those in the slot, which then holds no bytes of
+        them.
     """
 
     slot: Slot
@@ -80,8 +81,8 @@ class StagedBatch:
 class BatchBuilder(Protocol):
     """One batch that is being written into a slot.
 
-    Several threads may call `fetch` at once, each for its own part of the samples. At the end one thread
-    calls `finish`. Between the two it may call `lay_out`; if that returns a number of samples, several
+    Several threads may call `fetch` at the same time, each for its own part of the samples. At the end, one
+    thread calls `finish`. Before that it may call `lay_out`; if that returns a number of samples, several
     threads call `write` for them, each for its own part. `nbytes` is how much `fetch` copies, if it does
     nothing else; None if that is unknown.
     """
@@ -107,13 +108,13 @@ class BatchBuilder(Protocol):
 
 
 def write_arrays(arrays: Sequence[Array], views: Sequence[Array]) -> None:
-    """Write arrays into as many views of a slot, which have their shapes and dtypes; others may follow.
+    """Write arrays into the first views of a slot, which have their shapes and dtypes; more views may follow.
 
     >>> view = np.zeros(2)
     >>> write_arrays([np.ones(2)], [view]); view
     array([1., 1.])
     """
-    for array, view in zip(arrays, views):  # noqa: B905 - others may follow
+    for array, view in zip(arrays, views):  # noqa: B905 - more may follow
         view[...] = array  # np.copyto takes longer for small arrays
 
 
@@ -143,7 +144,7 @@ def begin_batch(
     tree: Tree | None = None,
     objects: Iterable[Any] = (),
 ) -> StagedBatch:
-    """Return batch `number`, which is yet to be written, in a slot with room for what its transforms need."""
+    """Return batch `number`, yet to be written, in a slot with space for what its transforms need."""
     nbytes = layout.nbytes
     program = find_program(collation.programmer, tree, levels, layout)
     if program is not None:
@@ -188,7 +189,7 @@ class LeftOut:
 
 
 class Gaps:
-    """Which samples of a batch are left, by their positions, after others were left out.
+    """The positions of the samples that remain in a batch after others were left out.
 
     >>> gaps = Gaps(["a", LeftOut("bad"), "c", "d"])
     >>> gaps.take("abcd")
@@ -205,17 +206,17 @@ class Gaps:
         self.drop(bad)
 
     def take(self, values: Sequence[Any]) -> list[Any]:
-        """Return the values of the samples that are left, given one for each position."""
+        """Return the values of the remaining samples, given one for each position."""
         return [values[position] for position in self._left]
 
     def drop(self, rows: Mapping[int, str]) -> None:
-        """Leave out further samples, given their numbers among those that are left, and the reasons."""
+        """Leave out more samples, given their numbers among the remaining ones, and the reasons."""
         self._left = [position for row, position in enumerate(self._left) if row not in rows]
         self.reasons += rows.values()
         _refuse_empty(len(self._left), self._size, self.reasons)
 
     def locate(self, error: SampleError) -> None:
-        """Make the position of a sample from the row that an error names."""
+        """Turn the row that an error names into the sample's position."""
         if error.index is not None and error.dataset_index is None:
             error.index = self._left[error.index]
 
@@ -232,7 +233,7 @@ def leave_out(staged: StagedBatch, count: int, bad: Mapping[int, str]) -> None:
     """Leave samples out of a batch of `count`, by position, with reasons: its rows move up within the slot.
 
     The bytes of `Encoded` images stay where they are; only their pixels are counted again. Random numbers
-    that were drawn once for the whole batch stay the same.
+    that were drawn for the whole batch stay the same.
 
     Raises
     ------
@@ -243,7 +244,7 @@ def leave_out(staged: StagedBatch, count: int, bad: Mapping[int, str]) -> None:
     views: list[Array] = staged.slot.views(staged.layout)
     rows = np.array([row for row in range(count) if row not in bad], np.int64)
     _refuse_empty(len(rows), count, [*bad.values()])
-    # All rows are taken first and written then: source and target overlap within the slot.
+    # All rows are taken first and then written: source and target overlap within the slot.
     changed: list[Array | None] = []
     first = 0
     for level in staged.levels:
@@ -269,7 +270,7 @@ def _take_encoded(arrays: list[Array], rows: NDArray[np.int64]) -> list[Array | 
 
 
 def _take_ragged(arrays: list[Array], rows: NDArray[np.int64]) -> list[Array | None]:
-    """Return some rows of a dense field, or of one of sequences."""
+    """Return some rows of a dense field, or of a field of sequences."""
     values, *levels = arrays
     taken: list[Array | None] = []
     for splits in levels:

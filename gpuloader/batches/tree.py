@@ -1,20 +1,20 @@
-"""The tree of a sample: the one module that takes containers apart and puts them together again.
+"""The tree of a sample: the only module that takes containers apart and puts them together again.
 
-A sample is flattened into its leaves, which become the fields of a batch. The batch is then built in the
-same tree, with the classes that torch's ``default_collate`` builds it of: tuples become lists, and everything
-else stays. A field's name is its path from the top: ``image``, ``boxes.0``.
+A sample is flattened into its leaves, which become the fields of a batch. The batch is then built in the same
+tree, with the classes that torch's ``default_collate`` uses: tuples become lists, and everything else stays.
+A field's name is its path from the top: ``image``, ``boxes.0``.
 
-`Tree.of` infers a tree. `flatten` takes a sample apart by it, and explains what differs; `match` does so for
-the very same classes only, and returns None for others. `build` puts the parts together. `entries_of` and
-`with_entries` serve those who change values in containers of which no tree is known.
+`Tree.of` infers a tree. `flatten` takes a sample apart by it, and explains differences; `match` does so only
+for the very same classes, and returns None for others. `build` puts the parts together. `entries_of` and
+`with_entries` change values in containers whose tree is unknown.
 """
 
 # Why not optree: on a tuple of an image and a label, its `flatten_up_to` takes 0.65 of the time of `flatten`
 # and 1.3 of the time of `match`, and its `unflatten` 1.4 of the time of `build`, because for these we only
-# hand the sequence on. On nested dicts it is 5 to 8 times as fast, which is less than a tenth of what reading
-# such a sample costs. It would not replace this module: it sorts the keys of dicts, takes subclasses of list
-# and dict for leaves unless they are registered, builds no dataclass or graph without calling its class,
-# keeps tuples as tuples, and its errors name neither the field nor what to do about it.
+# hand the sequence on. On nested dicts it is 5 to 8 times as fast, which saves less than a tenth of what
+# reading such a sample costs. It would not replace this module: it sorts the keys of dicts, treats subclasses
+# of list and dict as leaves unless they are registered, builds no dataclass or graph without calling its
+# class, keeps tuples as tuples, and its errors name neither the field nor what to do about it.
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from gpuloader.sources.block import WholeList
 
 _PLAIN = (dict, list, tuple, OrderedDict)
 _CLEAR: tuple[tuple[type, Callable[[Any], None]], ...] = (
-    # By the base class: a method of the user's class might reach into the sample that was copied.
+    # By the base class, because a method of the user's class might reach into the copied sample.
     (dict, dict.clear),
     (list, list.clear),
     (UserDict, lambda empty: setattr(empty, "data", {})),
@@ -51,11 +51,11 @@ _CLEAR: tuple[tuple[type, Callable[[Any], None]], ...] = (
 class Template:
     """An object without its entries: a container, a dataclass's object, or a graph of PyTorch Geometric.
 
-    Batches are filled into copies of it, without a call of the class. So a `defaultdict`, or a dict with
-    attributes, has the class and the attributes of its first sample, as torch's ``default_collate`` returns
-    it. Frozen dataclasses, those whose `__init__` takes other arguments, and attributes that are not fields
-    all come out as they went in. `names` are the fields of such an object, None for a container. Of a graph,
-    `keys` has the store's number and the key there for each of them.
+    Batches are filled into copies of it, without calling the class. So a `defaultdict`, or a dict with
+    attributes, has the class and the attributes of its first sample, as in torch's ``default_collate``.
+    Frozen dataclasses, those whose `__init__` takes other arguments, and attributes that are not fields all
+    come out as they went in. `names` are the fields of such an object, None for a container. For a graph,
+    `keys` has each field's store number and its key there.
 
     >>> from collections import defaultdict
     >>> Template.of(defaultdict(list, a=1)).fill({"a": "batch"})
@@ -81,7 +81,7 @@ class Template:
     def of(cls, value: Any, *, opens: bool = False) -> Template | None:
         """Return the template of a value; None if its class alone is enough to make it again.
 
-        None too for what cannot be copied, and for objects with fields, unless it `opens` those.
+        Also None for what cannot be copied, and for objects with fields, unless it `opens` those.
         """
         names: tuple[str, ...] | None = None
         if not opens:
@@ -96,7 +96,7 @@ class Template:
                 for key in store:
                     keys.append((number, key))
                     found.append(key if kind is None else f"{kind}.{key}")
-                    empty.stores[number][key] = None  # which deletes it
+                    empty.stores[number][key] = None  # deletes it
             return cls(empty, tuple(found), keys)
         else:
             # `Ragged` is a dataclass too, but a single value.
@@ -133,7 +133,7 @@ class Template:
         return filled
 
     def __eq__(self, other: object) -> bool:
-        # Two templates are equal if they are of one class and copies of them have equal attributes.
+        # Two templates are equal if they have the same class and copies of them have equal attributes.
         if not isinstance(other, Template) or type(self._value) is not type(other._value):
             return False
         try:
@@ -177,7 +177,7 @@ class Branch:
 
     def entries(self, value: Any) -> Sequence[Any]:
         """Return the values below `value`, one per child; raise `SampleError` if keys or length differ."""
-        # More than the first sample's own class will do: a JSON reader yields lists where another had tuples.
+        # Not only the first sample's own class will do: a JSON reader yields lists where another had tuples.
         if self.keys is None:
             if isinstance(value, list | tuple) and len(value) == len(self.children):
                 return value
@@ -196,9 +196,9 @@ class Branch:
     def match(self, value: Any) -> Sequence[Any] | None:
         """Return the values below `value` if it has the very same class and keys; None otherwise.
 
-        None too where that is unclear, because a class has more than entries.
+        Also None if that is unclear, because a class has more than entries.
         """
-        kind: object = self.kind  # by this annotation mypy goes on taking the value for anything
+        kind: object = self.kind  # because of this annotation, mypy continues to treat the value as an object
         if type(value) is not kind or self.template is not None or len(value) != len(self.children):
             return None
         if self.keys is None:
@@ -219,8 +219,8 @@ class Tree:
     """The nesting of a sample, inferred from a batch's first one.
 
     `leaves` are the fields in the order of `flatten`; `is_flat` says whether a sample is a tuple or list
-    without nesting. With `keeps_tuples`, `build` leaves tuples as they are. If not, they become lists, except
-    for named tuples.
+    without nesting. With `keeps_tuples`, `build` leaves tuples as they are. Otherwise they become lists,
+    except for named tuples.
 
     >>> tree = Tree.of({"image": np.zeros(2), "meta": ("cat", 3)})
     >>> [leaf.name for leaf in tree.leaves]
@@ -237,8 +237,8 @@ class Tree:
         leaves: list[Leaf] = []
         nodes: list[tuple[Node, bool]] = [(root, False)]
         self.array_names: list[str] = []
-        self.in_sequences: list[int] = []  # which objects are entries of a list or tuple
-        # 1 and True are equal keys, but not the same. With keys that are text, what matches is the same.
+        self.in_sequences: list[int] = []  # the objects that are entries of a list or tuple
+        # 1 and True are equal keys, but not the same. With keys that are strings, what matches is the same.
         self.has_plain_keys = True
         while nodes:
             node, in_sequence = nodes.pop()
@@ -252,10 +252,10 @@ class Tree:
                 self.in_sequences.append(len(leaves) - len(self.array_names))
             leaves.append(node)
         self.leaves = tuple(leaves)
-        # Most samples have no nesting. Theirs are not walked: 0 is a bare leaf, 1 a container of leaves.
+        # Most samples have no nesting. These are not walked: 0 is a bare leaf, 1 a container of leaves.
         self.depth = 0 if isinstance(root, Leaf) else 1 if set(map(type, root.children)) <= {Leaf} else 2
         self.is_flat = self.depth == 1 and isinstance(root, Branch) and root.keys is None
-        # Where each leaf's value is among those of all arrays, followed by those of all other leaves.
+        # Where each leaf's value lies among the values of all arrays, followed by those of all other leaves.
         self.order: list[int] = []
         array, other = 0, len(self.array_names)
         for leaf in leaves:
@@ -278,9 +278,9 @@ class Tree:
 
         `whole` names lists of numbers that stay one field each, instead of one per number. `staged` returns
         whether a value is staged; None means `is_array`, and that there must be a field. `opens` makes fields
-        of the fields of a dataclass, whose object is a single value otherwise. Fields and containers in
-        `kept` are not staged, whatever they hold. `keeps_classes` takes apart only containers that are surely
-        the same if made again.
+        of a dataclass's fields; otherwise its object is a single value. Fields and containers in `kept` are
+        not staged, whatever they hold. `keeps_classes` takes apart only containers that are certainly the
+        same when made again.
 
         Raises
         ------
@@ -299,7 +299,7 @@ class Tree:
             if isinstance(value, list | tuple):
                 if name in whole:
                     return Leaf(name, True)
-                # Lists of a table's column vary in length from row to row, so they are no containers of
+                # Lists in a table's column vary in length from row to row, so they are not containers of
                 # fields.
                 if isinstance(value, WholeList):
                     return Leaf(name or "0", False)
@@ -334,7 +334,7 @@ class Tree:
         return cls(Branch(kind, keys, tuple(Leaf(name, True) for name in names), ""))
 
     def extend(self, names: Sequence[str]) -> Tree:
-        """Return this tree with further array fields at its top: keys of a dict, or the last of a tuple.
+        """Return this tree with more array fields at its top: keys of a dict, or the last ones of a tuple.
 
         Raises `SampleError` if the names are keys already, or a sample is neither a dict nor a tuple.
 
@@ -342,7 +342,7 @@ class Tree:
         {'a': "a's", 'b': "b's"}
         """
         root = self.root
-        # Further fields of an object would be lost.
+        # Additional fields of an object would be lost.
         is_open = isinstance(root, Branch) and root.template is not None and root.template.names is not None
         if not isinstance(root, Branch) or is_open or (root.keys is None and root.kind not in (list, tuple)):
             raise SampleError(
@@ -417,7 +417,7 @@ class Tree:
         >>> Tree.of(([1.0], "cat")).build_batch([0], ["images"], [["cat", "dog"]])
         [['images'], ['cat', 'dog']]
         """
-        # Most batches have neither sequences nor objects, and are built of their arrays as they are.
+        # Most batches have neither sequences nor objects, and are built from their arrays directly.
         fields = gather_fields(levels, arrays) if any(levels) else arrays
         if not objects:
             return self.build(fields)
@@ -493,7 +493,7 @@ def is_array(value: Any) -> bool:
     >>> is_array(3), is_array(np.zeros(2)), is_array("cat"), is_array(None), is_array(np.array(["a"]))
     (True, True, False, False, False)
     """
-    # By what a value offers, not by its class, because no library is imported to ask.
+    # By what a value offers, not by its class, because no library is imported for asking.
     dtype = getattr(value, "dtype", None)
     if isinstance(dtype, np.dtype):  # also rules out other libraries' arrays of text or objects
         return is_stageable(dtype)
@@ -536,11 +536,11 @@ def is_object(value: Any) -> bool:
     return not isinstance(value, Mapping | list | tuple) and not is_array(value)
 
 
-# Containers of which no tree is known.
+# Containers whose tree is unknown.
 
 
 def _names_of(value: Sequence[Any]) -> Iterable[object]:
-    # The fields of most named tuples are numbered, because their order is what a batch keeps.
+    # The fields of most named tuples are numbered, because a batch keeps only their order.
     kind: Any = type(value)
     return kind._fields if getattr(kind, "_names_fields", False) else range(len(value))
 
@@ -557,7 +557,7 @@ def entries_of(value: Any) -> list[tuple[object, Any]] | None:
         return [*value.items()]
     if not isinstance(value, list | tuple) or isinstance(value, WholeList):
         return None
-    # Looking at the ends is enough, and takes no longer for a million numbers.
+    # Checking the ends is enough, and takes no longer for a million numbers.
     ends = value[:1] + value[-1:] if isinstance(value, list) else ()
     if ends and all(isinstance(end, int | float) for end in ends):
         return None
@@ -565,7 +565,7 @@ def entries_of(value: Any) -> list[tuple[object, Any]] | None:
 
 
 def with_entries(value: Any, entries: Sequence[Any]) -> Any:
-    """Return a container with other values of the entries that `entries_of` returned; itself if all stay.
+    """Return a container with new values for the entries that `entries_of` returned; itself if all stay.
 
     >>> with_entries({"x": 1, "y": 2}, [3, 4]), with_entries((5, 6), [7, 8])
     ({'x': 3, 'y': 4}, (7, 8))
@@ -583,7 +583,7 @@ def with_entries(value: Any, entries: Sequence[Any]) -> Any:
 
 
 def join_name(name: str, key: object) -> str:
-    """Return the name of an entry, given that of its container.
+    """Return the name of an entry, given the name of its container.
 
     >>> join_name("", "boxes"), join_name("boxes", 0)
     ('boxes', 'boxes.0')
@@ -611,7 +611,7 @@ def object_columns(tree: Tree, count: int) -> ObjectColumns:
     >>> object_columns(Tree.of((1, "cat")), 2)
     {1: [None, None]}
     """
-    if len(tree.array_names) == len(tree.leaves):  # most samples, so that a batch of few does not loop
+    if len(tree.array_names) == len(tree.leaves):  # true for most samples; spares small batches a loop
         return {}
     return {field: [None] * count for field, leaf in enumerate(tree.leaves) if not leaf.is_array}
 
@@ -619,7 +619,7 @@ def object_columns(tree: Tree, count: int) -> ObjectColumns:
 def all_leaves(tree: Tree, samples: Iterable[Any], start: int = 0) -> Iterator[Sequence[Any]]:
     """Yield the fields of each sample; raise `SampleError` with its number for one with another tree."""
     root = tree.root
-    # A dict of several fields is the commonest sample with names: C looks up all of them at once.
+    # A dict with several fields is the most common sample with names: C looks up all of them together.
     pick = None
     if tree.depth == 1 and isinstance(root, Branch) and root.kind is dict and len(root.children) > 1:
         pick, count = itemgetter(*root.keys or ()), len(root.children)

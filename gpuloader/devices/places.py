@@ -31,7 +31,7 @@ class CPUPlace:
 
 @dataclass(frozen=True, slots=True)
 class CUDAPinnedPlace:
-    """Pinned (page-locked) host memory; batches are NumPy arrays that a GPU copies from at full speed.
+    """Pinned host memory; batches are NumPy arrays that a GPU copies from at full speed.
 
     >>> CUDAPinnedPlace()
     CUDAPinnedPlace()

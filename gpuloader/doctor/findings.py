@@ -262,12 +262,12 @@ def _copy_findings(name: str, copies: Outcome, spoilt: Verdict) -> Iterator[Find
         advice = (
             "Loaders copy from pageable memory instead, which is slower and overlaps less. See memlock limit."
         )
-        yield find("page-locking", f"refused: {answer['refusal']}", advice)
+        yield find("pinning", f"refused: {answer['refusal']}", advice)
     else:
-        yield find("page-locking", f"works, took {answer['seconds'] * 1e3:.0f} ms")
+        yield find("pinning", f"works, took {answer['seconds'] * 1e3:.0f} ms")
         advice = "That is slow for pinned memory. Check the PCIe link width with nvidia-smi -q -d PCIE."
         speed = f"{answer['pinned'] / 1e9:.1f} GB/s to {name}"
-        yield find("page-locked copy", speed, answer["pinned"] < SLOW_PINNED and advice)
+        yield find("pinned copy", speed, answer["pinned"] < SLOW_PINNED and advice)
     yield find("pageable copy", f"{answer['pageable'] / 1e9:.1f} GB/s to {name}")
 
 

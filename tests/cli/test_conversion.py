@@ -33,7 +33,7 @@ def test_tables_become_parquet_shards(tmp_path, name, content):
 
 def test_mistakes_are_one_line(tmp_path):
     for source, problem in (
-        ("a.doc", "expected a folder of pictures"),
+        ("a.doc", "expected a folder of images"),
         ("missing.csv", "cannot open the file"),
     ):
         shown = invoke("convert", str(tmp_path / source), str(tmp_path / "out"))

@@ -130,7 +130,7 @@ def test_refused_page_locking_is_one_warning_and_goes_on(runtime):
     """However many slots grow."""
     runtime.refuse_registering = True
     loader = read_batches(ragged(range(1, 60, 2)), "gpu:0", capacity=3)
-    with pytest.warns(RuntimeWarning, match="could not be page-locked") as warned:
+    with pytest.warns(RuntimeWarning, match="could not be pinned") as warned:
         assert len(list(loader)) == 30
     assert runtime.calls["hostRegister"] > 3
     assert len(warned) == 1

@@ -207,7 +207,7 @@ def test_refused_page_locking_under_a_cache(runtime):
     runtime.refuse_registering = True
     rows = TensorDataset(np.arange(20))
     loader = DataLoader(rows, places="gpu:0", batch_size=5, cache="device")
-    with pytest.warns(RuntimeWarning, match="could not be page-locked"):
+    with pytest.warns(RuntimeWarning, match="could not be pinned"):
         found = list(loader)
     runtime.finish()
     assert np.concatenate([read(numbers) for [numbers] in found]).tolist() == list(range(20))

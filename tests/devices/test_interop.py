@@ -138,7 +138,7 @@ class TestOnAHost:
         samples = [np.arange(n + 1, dtype=np.float32) for n in range(3)]
         [batch] = DataLoader(samples, places="cpu", batch_size=3, output=name, ragged=["0"])
         if name != "torch":
-            with pytest.raises(TypeError, match="made of tensors of PyTorch with one level"):
+            with pytest.raises(TypeError, match="made of PyTorch tensors with one level"):
                 batch.to_nested()
             return
         nested = batch.to_nested()

@@ -169,7 +169,7 @@ def test_a_gpu_that_works():
     assert named(findings, "driver").value == "580.65.06, CUDA 13.0"
     assert named(findings, "CuPy").value == "cupy-cuda13x 14.2.0, built for CUDA 13.2"
     assert named(findings, "gpu:0").value == "NVIDIA H100, 80.0 GiB, compute capability 9.0"
-    assert named(findings, "page-locked copy").value == "50.0 GB/s to gpu:0"
+    assert named(findings, "pinned copy").value == "50.0 GB/s to gpu:0"
     assert named(findings, "pageable copy").value == "9.0 GB/s to gpu:0"
     assert not refused
     assert tried == [("copies", "gpu:0")]
@@ -235,7 +235,7 @@ OLD_DRIVER = {"driver": "550.54.15", "gpus": OTHER}
         (CUPY, None, {"gpus": HIDDEN}, "CuPy", "bad", ["cudaErrorNoDevice", "CUDA_VISIBLE_DEVICES"]),
         (CUPY, CUDAPlace(2), {"gpus": TWO}, "gpu:2", "bad", ["gpu:0 to gpu:1"]),
         (CUPY, None, {"gpus": cuda(nvrtc=False)}, "NVRTC", "note", ["[cuda13]"]),
-        (CUPY, None, {"gpus": cuda(), "copies": {**COPIES, "pinned": 1.2e9}}, "page-locked copy", "note", []),
+        (CUPY, None, {"gpus": cuda(), "copies": {**COPIES, "pinned": 1.2e9}}, "pinned copy", "note", []),
         (CUPY, None, {"gpus": cuda(), "copies": HANG}, "copies to gpu:0", "bad", []),
         (CUPY, CUDAPinnedPlace(), {"gpus": cuda(), "copies": HANG}, "copies to gpu:0", "bad", []),
     ],
@@ -252,10 +252,10 @@ def test_what_is_wrong_with_a_gpu(installed, place, machine, name, verdict, word
 def test_page_locking_that_is_refused_is_a_note():
     refused = {**COPIES, "pinned": 0.0, "refusal": "cudaHostRegister: out of memory"}
     findings, was_refused, _ = examine(CUPY, gpus=cuda(), copies=refused)
-    assert named(findings, "page-locking").verdict == "note"
-    assert "cudaHostRegister: out of memory" in named(findings, "page-locking").value
+    assert named(findings, "pinning").verdict == "note"
+    assert "cudaHostRegister: out of memory" in named(findings, "pinning").value
     assert was_refused
-    assert "page-locked copy" not in verdicts(findings)
+    assert "pinned copy" not in verdicts(findings)
     assert named(findings, "pageable copy").verdict == "good"
 
 

@@ -2,7 +2,7 @@
 
 The package ``turbojpeg`` contains the library; otherwise the system's libjpeg-turbo 3 is used. For rows above
 the part, the library only unpacks the coefficients. It does not read rows below the part, and computes no
-pixels in columns beside it. See ``tj3SetCroppingRegion`` in TurboJPEG's documentation,
+pixels in columns next to it. See ``tj3SetCroppingRegion`` in TurboJPEG's documentation,
 https://libjpeg-turbo.org/Documentation/Documentation.
 """
 
