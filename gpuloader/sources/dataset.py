@@ -45,8 +45,8 @@ def refuse_mix(dataset: object, reader: str, instead: str) -> None:
     # Refused here: read as a ConcatDataset, the mix would silently train on other proportions.
     if callable(getattr(dataset, "default_sampler", None)):
         raise BadType(
-            f"{reader} would read the {type(dataset).__name__} without its weights: {instead}; if you do not "
-            "need the weights, pass ConcatDataset(mix.datasets)"
+            f"{reader} would read the {type(dataset).__name__} without its weights: {instead}; to ignore the "
+            "weights, pass ConcatDataset(mix.datasets)"
         )
 
 

@@ -188,7 +188,7 @@ class TestWeightsAreNotLost:
             (
                 lambda mix: Subset(mix, [0, 1]),
                 "a Subset would read the MixDataset without its weights: take subsets of its datasets first, "
-                r"then mix those; to do without the weights, pass ConcatDataset\(mix.datasets\)",
+                r"then mix those; to ignore the weights, pass ConcatDataset\(mix.datasets\)",
             ),
             (lambda mix: random_split(mix, [0.5, 0.5]), "random_split would .* split its datasets first"),
             (lambda mix: ConcatDataset(["a", mix]), "a ConcatDataset would .* concatenate its datasets"),
