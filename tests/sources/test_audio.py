@@ -93,7 +93,7 @@ def test_a_missing_file_and_arguments_that_make_no_sense(root, tmp_path):
     for arguments, problem in (
         ({"seconds": 0}, "seconds must be above 0"),
         ({"rate": 0}, "rate must be"),
-        ({"at": -1}, "at must be a part from 0 to 1"),
+        ({"at": -1}, "at must be a number from 0 to 1"),
     ):
         with pytest.raises(ValueError, match=problem):
             AudioFolder(root, **arguments)

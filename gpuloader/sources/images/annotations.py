@@ -1,6 +1,7 @@
-"""What moves along with an image: masks, boxes and keypoints, under the geometry that the image gets.
+"""What moves along with an image: masks, boxes and keypoints, by the image's geometry.
 
-All of it happens in the worker, on every kind of place: masks are picked from, and boxes are a few numbers.
+All of it happens in the worker, on every kind of place: mask values are only selected, and boxes are a few
+numbers.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True)
 class Mask:
-    """A field with a value for each pixel of the image, of which the nearest is taken, as Pillow does.
+    """A field with a value for each pixel of the image; the nearest value is taken, as in Pillow.
 
     Attributes
     ----------
     field : str
-        The field: an array of any dtype, an image of Pillow, or an encoded image, whose palette or gray
-        levels are taken as they are stored. Its height and width are those of the image.
+        The field: an array of any dtype, a Pillow image, or an encoded image, whose palette or gray levels
+        are used as they are stored. Its height and width are those of the image.
     fill : int or float
-        The value of what lies outside of the image.
+        The value outside the image.
     stacked : bool
-        Whether the mask is an array of masks, of shape (n, height, width), and not (height, width) or
+        Whether the mask is an array of masks, of shape (n, height, width), instead of (height, width) or
         (height, width, channels).
 
     Examples
@@ -61,22 +62,23 @@ class Mask:
 
 @dataclass(frozen=True)
 class Boxes:
-    """A field of boxes, which are moved and clipped with the image; those left with too little go.
+    """A field of boxes that move with the image, clipped to it; those with too little left are dropped.
 
     Attributes
     ----------
     field : str
         The field: an array of shape (n, 4). The result is float32, or float64 if the boxes are.
     labels : str or tuple of str
-        The fields with one entry for each box, whose entries go with the boxes. They may be fields that
+        The fields with one entry for each box. When a box is dropped, so are its entries. These fields may
         move with the image themselves, such as stacked masks.
     format : str
         'xyxy' for left, top, right, bottom; 'xywh' for left, top, width, height; 'cxcywh' for the center,
         width and height.
     fractions : bool
-        Whether the numbers are fractions of the image's width and height, and not pixels.
+        Whether the numbers are fractions of the image's width and height instead of pixels.
     min_area, min_visible : float
-        What a box needs to stay: its area in pixels of the result, and the part of it that is left, 0 to 1.
+        What a box needs in order to stay: its area in pixels of the result, and the fraction of it that is
+        left.
 
     Examples
     --------
@@ -127,21 +129,22 @@ class Boxes:
 
 @dataclass(frozen=True)
 class Keypoints:
-    """A field of points, which move with the image.
+    """A field of points that move with the image.
 
     Attributes
     ----------
     field : str
-        The field: an array of shape (n, 2) or (instances, n, 2), of x and y; or with 3 as the last
-        dimension, of x, y and the visibility, as in COCO. Points that have no visibility, and those that
-        leave the image, are then three zeros. The result is float32, or float64 if the points are.
+        The field: an array of shape (n, 2) or (instances, n, 2), of x and y. With 3 as the last dimension, it
+        has x, y and the visibility, as in COCO; points that have no visibility or leave the image are then
+        three zeros. The result is float32, or float64 if the points are.
     labels : str or tuple of str
         With `drop`, the fields with one entry for each point.
     fractions, drop : bool
-        Whether the numbers are fractions of the image's width and height; and whether points of an array of
-        two dimensions that leave the image go.
+        Whether the numbers are fractions of the image's width and height; and whether to drop points that
+        leave the image, in an array of two dimensions.
     mirrored : tuple of int or None
-        In a mirrored image, the number of the point that each becomes: the left eye is the right eye then.
+        The number of the point that each point becomes in a mirrored image: the left eye becomes the right
+        eye.
 
     Examples
     --------
@@ -230,7 +233,7 @@ def move_annotations(
     Raises `SampleError` that names the field if a value is not what was announced, or does not fit the image.
     """
     moved: dict[str, Any] = {}
-    # Boxes last: what goes with a box may be a mask or points, which have been moved then.
+    # Boxes last: a box's entries may be masks or points, which have been moved by then.
     for one in sorted(annotations, key=lambda one: isinstance(one, Boxes)):
         keep: Array | None = None
         try:
@@ -256,7 +259,7 @@ def _keep(value: Any, keep: Array, label: str, field: str) -> Any:
         raise SampleError(
             f"expected one entry for each of the {len(keep)} of {field!r}, got {found}", field=label
         )
-    # An empty list has no dtype, which those of other samples tell.
+    # An empty list has no dtype; other samples tell it.
     return np.asarray(value)[keep] if count else value
 
 
@@ -280,7 +283,7 @@ def _as_given(made: Floats, value: Any) -> Array:
 
 
 def _scale(size: Size, fractions: bool, times: int = 1) -> Floats:
-    """Return the units of x and y in pixels, so many times."""
+    """Return the units of x and y in pixels, `times` times each."""
     return np.array([size[1], size[0]] * times if fractions else [1, 1] * times, np.float64)
 
 
@@ -294,9 +297,9 @@ def _size_after(size: Size, steps: Sequence[Step]) -> Size:
 
 
 def _move_boxes(one: Boxes, value: Any, size: Size, steps: Sequence[Step]) -> tuple[Array, Array]:
-    """Return the boxes that stay, and which did."""
+    """Return the boxes that stay, and which ones did."""
     corners = one.read(value, size)
-    # One pixel is left for rounding, such as that of the tools that people mark boxes with.
+    # One pixel is left for rounding, for example by the tools with which people mark boxes.
     low, high = corners[:, :2], corners[:, 2:]
     bad = (low < -1).any(1) | (high > (size[1] + 1, size[0] + 1)).any(1) | (high < low).any(1)
     if bad.any():
@@ -309,14 +312,14 @@ def _move_boxes(one: Boxes, value: Any, size: Size, steps: Sequence[Step]) -> tu
     corners = _clip(corners, size)
     visible = np.ones(len(corners))
     for step in steps:
-        # The corners of each box, of which the result is the box around.
+        # The corners of each box; the result is the box around them.
         points = move_points(corners[:, [[0, 1], [2, 1], [2, 3], [0, 3]]], step)
         around = np.concatenate([points.min(1), points.max(1)], 1)
         corners = _clip_by(around, step)
         before = _area(around)
         visible *= np.divide(_area(corners), before, out=np.zeros_like(before), where=before > 0)
     after, area = _size_after(size, steps), _area(corners)
-    # Below one in a million, a difference is one of rounding.
+    # A difference below one in a million is due to rounding.
     keep = (area > 0) & (area >= one.min_area) & (visible >= one.min_visible - 1e-6)
     return _as_given(one.write(corners[keep], after), value), keep
 
@@ -345,7 +348,7 @@ def _clip(corners: Floats, size: Size) -> Floats:
 
 
 def _clip_by(corners: Floats, step: Step) -> Floats:
-    """Return boxes clipped to what a step leaves of the image; a margin around it is no part of that."""
+    """Return boxes clipped to what a step leaves of the image; a margin around it does not count."""
     if isinstance(step, Affine):
         return _clip(corners, step.size)
     y, x, height, width = step.window
@@ -363,7 +366,7 @@ def _area(corners: Floats) -> Floats:
 
 
 def _move_points(one: Keypoints, value: Any, size: Size, steps: Sequence[Step]) -> tuple[Array, Array | None]:
-    """Return the points that stay, and which did; None for all."""
+    """Return the points that stay, and which ones did; None for all."""
     given = _as_floats(value, "points", (2, 3), 2 if one.drop else 3)
     points, inside = given[..., :2] * _scale(size, one.fractions), np.ones(given.shape[:-1], bool)
     mirrored = False
@@ -404,12 +407,12 @@ def _move_mask(one: Mask, value: Any, size: Size, steps: Sequence[Step]) -> Arra
         try:
             mask = _take(mask, step, one.fill)
         except (OverflowError, ValueError):
-            raise SampleError(f"the fill {one.fill!r} is no value of a mask of {mask.dtype}") from None
+            raise SampleError(f"the fill {one.fill!r} does not fit a mask of {mask.dtype}") from None
     return np.ascontiguousarray(mask.transpose(2, 0, 1) if one.stacked else mask)
 
 
 def _as_mask(value: Any) -> Array:
-    """Return a mask as an array, its values as they are stored."""
+    """Return a mask as an array with its values as they are stored."""
     if isinstance(value, Image) or is_encoded(value):
         image: Any = as_image(value)
         return decode_as_stored(image.data, image.file, upright=image.upright)
@@ -418,13 +421,11 @@ def _as_mask(value: Any) -> Array:
         if found.dtype.kind in "biuf":
             return found
         raise SampleError(f"expected a mask of numbers, got {found.dtype}")
-    raise SampleError(
-        f"expected a mask: an array, or an image of Pillow's or encoded, got {type(value).__name__}"
-    )
+    raise SampleError(f"expected a mask: an array, or a Pillow or encoded image, got {type(value).__name__}")
 
 
 def _take(mask: Array, step: Step, fill: float) -> Array:
-    """Return a mask after a step: for each pixel the nearest value, and `fill` for those outside."""
+    """Return a mask after a step: the nearest value for each pixel, and `fill` for pixels outside."""
     if isinstance(step, Affine):
         # Pillow itself says which pixel is the nearest: it moves the numbers of the pixels.
         numbers = np.arange(mask.shape[0] * mask.shape[1], dtype=np.int32).reshape(mask.shape[:2])
@@ -447,12 +448,12 @@ def _take(mask: Array, step: Step, fill: float) -> Array:
 def _nearest(
     low: float, high: float, count: int, begin: int, length: int, mirrored: bool
 ) -> NDArray[np.intp]:
-    """Return the pixel nearest to each of a window of `low` to `high` in so many steps; -1 if it is outside.
+    """Return, for part of an axis resampled from `low` to `high`, each nearest pixel; -1 for outside.
 
     >>> _nearest(0, 10, 4, -1, 5, False).tolist()
     [-1, 1, 3, 6, 8]
     """
-    # A sum after the other, as in Pillow, which rounds otherwise than a product.
+    # One sum after the other, as in Pillow; a product would round differently.
     steps = np.full(count, (high - low) / count)
     steps[0] = low + steps[0] * 0.5
     found = np.full(length, -1, np.intp)

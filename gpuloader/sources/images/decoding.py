@@ -1,6 +1,6 @@
 """Decodes images: JPEG by libjpeg-turbo if simplejpeg is installed, anything else by Pillow.
 
-The pixels are those of Pillow's ``Image.open(file).convert("RGB")``, whichever of the two decodes.
+The pixels are those of Pillow's ``Image.open(file).convert("RGB")``, whichever library decodes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Pixels = NDArray[np.uint8]
 """Pixels of shape (height, width, channels)."""
 
 EIGHTHS = 8
-"""A decoder shrinks to n / 8 of the size; this is the whole size."""
+"""A decoder can shrink to n / 8 of the size; this means the whole size."""
 
 _JPEG, _LAST = b"\xff\xd8\xff", b"\xff\xd9"  # the first bytes of a JPEG file, and the last ones
-_TURBO = ("YCbCr", "Gray", "GRAY")  # what is left to Pillow: CMYK, YCCK, and RGB stored as such
+_TURBO = ("YCbCr", "Gray", "GRAY")  # Pillow decodes the rest: CMYK, YCCK, and RGB stored as such
 _UNITS = {"444": 8, "422": 16, "420": 16, "440": 8, "411": 32, "Gray": 8}  # columns, by the subsampling
-_KEPT = 64 << 20  # bytes: memory that a thread keeps for its next image
+_KEPT = 64 << 20  # bytes of memory that a thread keeps for its next image
 
 
 @cache
@@ -54,17 +54,17 @@ def load_turbo() -> Any:
 
 
 class Header(NamedTuple):
-    """What a file says of itself before it is decoded."""
+    """What a file says about itself before it is decoded."""
 
     stored: tuple[int, int]  # height and width of the stored image
     size: tuple[int, int]  # height and width of the upright image
     is_turbo: bool  # whether libjpeg-turbo decodes it
-    orientation: int = 1  # how it is turned, as Exif counts: 1 is upright
-    unit: int = 0  # the columns of a unit, by which a decoder can begin; 0 if parts cannot be decoded
+    orientation: int = 1  # how it is turned, in Exif's numbering: 1 is upright
+    unit: int = 0  # the columns per unit at which a decoder can begin; 0 if parts cannot be decoded
 
 
 def read_header(data: bytes, file: str = "", *, upright: bool = False) -> Header:
-    """Return what an encoded image says of itself, without decoding it.
+    """Return what an encoded image says about itself, without decoding it.
 
     Raises `DecodeError` if the data is empty, is not an image, or has more pixels than Pillow accepts.
     """
@@ -94,14 +94,14 @@ def read_header(data: bytes, file: str = "", *, upright: bool = False) -> Header
         if not height or not width:
             raise DecodeError("the image has no pixels", file=file)
         orientation = 1
-        # Without this mark near its start, a JPEG has no orientation, and Pillow need not look for it.
+        # Without this mark near its start, a JPEG has no orientation, so Pillow need not look for it.
         if upright and not (bytes(data[:3]) == _JPEG and b"Exif\0\0" not in data[: 1 << 17]):
             with open_by_pillow(data) as image:
                 orientation = _find_orientation(image)
     except Exception as error:
         raise_for_file(error, file)
     stored = height, width
-    # Without the last marker, the file may be cut off below a part, which TurboJPEG would not notice.
+    # Without the last marker, the file may be cut off below a part, and TurboJPEG would not notice.
     if not is_turbo or orientation != 1 or not data.endswith(_LAST):
         unit = 0
     return Header(stored, (width, height) if orientation > 4 else stored, is_turbo, orientation, unit)
@@ -113,19 +113,19 @@ def _find_orientation(image: Any) -> int:
 
 
 def open_by_pillow(data: bytes) -> Any:
-    """Return an image of Pillow that has not been decoded yet."""
+    """Return a Pillow image that has not been decoded yet."""
     pillow = load_pillow()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", pillow.DecompressionBombWarning)  # `read_header` has the limit
+        warnings.simplefilter("ignore", pillow.DecompressionBombWarning)  # `read_header` enforces the limit
         return pillow.open(io.BytesIO(data))
 
 
 def raise_for_file(error: Exception, file: str) -> NoReturn:
     """Raise whatever a decoder raised as a `DecodeError` that names the file."""
-    # The decoders raise many types for damaged files, so everything but these is taken for damage.
+    # The decoders raise many types for damaged files, so everything but these is treated as damage.
     if isinstance(error, DecodeError | MissingPackage | MemoryError):
         raise error
-    if isinstance(error, load_pillow().UnidentifiedImageError):  # whose text is the address of the data
+    if isinstance(error, load_pillow().UnidentifiedImageError):  # its text is the address of the data
         problem = "its data is in no format that Pillow knows"
     else:
         problem = describe_error(error)
@@ -149,13 +149,13 @@ _thread = threading.local()
 
 
 def take_scratch(shape: tuple[int, ...], whole: tuple[int, ...] | None = None) -> Pixels:
-    """Return memory of the calling thread's, valid until the thread asks for the next.
+    """Return memory of the calling thread, valid until the thread asks for more.
 
     For a part of an image, `whole` is the shape to reserve, so that the memory need not grow for the next
     part.
     """
-    # Each new array of this size would be new pages, which the system has to clear. Of a reserved whole, only
-    # the pages that are written cost memory.
+    # Each new array of this size would consist of new pages, which the system has to clear. Of a reserved
+    # whole, only the pages that are written cost memory.
     count, kept = math.prod(shape), math.prod(whole or shape)
     if kept > _KEPT:
         return np.empty(shape, np.uint8)
@@ -186,22 +186,22 @@ def decode_briefly(
     try:
         if header.is_turbo:
             height, width = shrink_size(header.stored, shrink)
-            # simplejpeg takes a least size instead of a factor, and then looks for the factor.
+            # simplejpeg takes a minimum size instead of a factor, and then looks for the factor.
             options = {"min_height": height, "min_width": width, "min_factor": 1} if shrink < EIGHTHS else {}
             into = out if out is not None and header.orientation == 1 else take_scratch((height, width, 3))
             try:
                 pixels = load_turbo().decode_jpeg(data, "RGB", buffer=into, **options)
             except ValueError:
-                pass  # It also refuses what libjpeg only warns of, so Pillow decides what is damaged.
+                pass  # It also refuses what libjpeg only warns about, so Pillow decides what is damaged.
             else:
                 if pixels.shape == into.shape:
-                    pixels = into  # of which simplejpeg returns a view
+                    pixels = into  # simplejpeg returns a view of it
                 return pixels if header.orientation == 1 else _turn(pixels, header.orientation)
         with open_by_pillow(data) as image:
             if shrink < EIGHTHS:
                 image.draft(None, tuple(length * shrink // EIGHTHS for length in reversed(header.stored)))
             image.load()
-            if image.mode != "RGB":  # converting one of this mode would copy it
+            if image.mode != "RGB":  # converting an RGB image would copy it
                 image = image.convert("RGB")
         return image if header.orientation == 1 else _turn(np.array(image), header.orientation)
     except Exception as error:
@@ -237,7 +237,7 @@ def _turn(pixels: Pixels, orientation: int) -> Pixels:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# Which encoded images a GPU decodes: JPEG files of the usual kinds that are whole, by their markers
+# Which encoded images a GPU decodes: complete JPEG files of the usual kinds, judged by their markers
 
 _START, _END, _SCAN, _FRAMES = 0xD8, 0xD9, 0xDA, (0xC0, 0xC1, 0xC2)
 _TABLES = {0xDB: "quantization", 0xC4: "huffman"}
@@ -248,10 +248,10 @@ _SAMPLINGS = ((1, 1), (2, 1), (2, 2), (1, 2), (4, 1))
 
 
 def is_plain(data: bytes) -> bool:
-    """Return whether an image is a whole JPEG file that GPU decoders read as the CPU's do.
+    """Return whether an image is a complete JPEG file that GPU decoders read like the CPU's.
 
-    That is baseline or progressive, of 8 bits, gray or YCbCr of a usual subsampling, with its tables and its
-    end. The compressed pixels themselves are not looked at.
+    That is: baseline or progressive, 8 bits, gray or YCbCr with a usual subsampling, with its tables and its
+    end. The compressed pixels themselves are not examined.
 
     >>> import io, pytest
     >>> pillow = pytest.importorskip("PIL.Image")
@@ -263,7 +263,7 @@ def is_plain(data: bytes) -> bool:
     if bytes(data[:2]) != bytes([0xFF, _START]):
         return False
     frame: bytes | None = None
-    adobe: int | None = None  # the color transform that Adobe's programs note
+    adobe: int | None = None  # the color transform that Adobe's programs record
     tables: set[str] = set()
     at = 2
     while at + 4 <= len(data):
@@ -284,7 +284,7 @@ def is_plain(data: bytes) -> bool:
         elif marker == _ADOBE and bytes(body[:5]) == b"Adobe" and len(body) >= 12:
             adobe = body[11]
         elif marker == _SCAN:
-            # Without its end, a file was cut off. The CPU's decoder knows for sure whether that is an error.
+            # Without its end, a file was cut off. Only the CPU's decoder knows whether that is an error.
             is_whole = data.rfind(bytes([0xFF, _END]), at) > 0
             return is_whole and len(tables) == len(_TABLES) and frame is not None and _is_usual(frame, adobe)
     return False
@@ -293,12 +293,12 @@ def is_plain(data: bytes) -> bool:
 def _is_usual(frame: bytes, adobe: int | None) -> bool:
     """Return whether a frame has 8 bits, a height, and components that are gray or YCbCr."""
     bits, height, components = frame[0], frame[1] << 8 | frame[2], frame[5]
-    if bits != 8 or not height or not components:  # the height 0 stands for one that follows the pixels
+    if bits != 8 or not height or not components:  # a height of 0 means that it follows the pixels
         return False
     if components == 1:
         return True
     names = frame[6 : 6 + 3 * components : 3]
     luma, *chroma = ((one >> 4, one & 15) for one in frame[7 : 7 + 3 * components : 3])
-    # Components that are named R, G and B are not converted, nor are those that Adobe marks so.
+    # Components that are named R, G and B are not converted, nor are those that Adobe marks this way.
     is_color = components == 3 and bytes(names) != b"RGB" and adobe in (None, 1)
     return is_color and luma in _SAMPLINGS and set(chroma) == {(1, 1)}

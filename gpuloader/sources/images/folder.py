@@ -18,7 +18,7 @@ from gpuloader.sources.dataset import Dataset
 from gpuloader.sources.images.image import Image
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-"""The endings of file names that are taken for images, as in torchvision."""
+"""File extensions that are treated as images, as in torchvision."""
 
 Path = str | os.PathLike[str]
 
@@ -36,7 +36,7 @@ def draw_position(at: float | None) -> float:
 def check_position(at: float | None) -> None:
     """Raise `ValueError` unless a position is None or a number from 0 to 1."""
     if at is not None and not 0 <= at <= 1:
-        raise ValueError(f"at must be a part from 0 to 1, got {at!r}")
+        raise ValueError(f"at must be a number from 0 to 1, got {at!r}")
 
 
 class ImageSample(NamedTuple("_Pair", [("image", Any), ("label", Any)])):
@@ -45,7 +45,7 @@ class ImageSample(NamedTuple("_Pair", [("image", Any), ("label", Any)])):
     Attributes
     ----------
     image, label : object
-        The two.
+        The image and the label.
 
     Examples
     --------
@@ -56,13 +56,13 @@ class ImageSample(NamedTuple("_Pair", [("image", Any), ("label", Any)])):
 
     __slots__ = ()
 
-    _names_fields = True  # for the loader, so that its fields are not '0' and '1'
+    _names_fields = True  # tells the loader to name its fields, instead of '0' and '1'
 
 
 class _Files(Dataset[ImageSample]):
     """The base of datasets of image files, each with one of the `labels`, if there are any."""
 
-    holds_pictures = True  # for the loader, which decodes them
+    holds_pictures = True  # tells the loader to decode them
 
     _kind = "image"
     _sample: Callable[[Any, Any], Any] = ImageSample
@@ -199,22 +199,22 @@ class Folder(_Files):
 class ImageFolder(Folder):
     """Images in one folder per class; a sample is the tuple ``(image, label)``.
 
-    The order, the attributes and the parameters are those of torchvision's class of this name. The image is
-    an `Image`: a loader decodes it at the size that its transforms need.
+    The order, the attributes and the parameters are those of torchvision's class of the same name. The image
+    is an `Image`: a loader decodes it at the size that its transforms need.
 
     Parameters
     ----------
     root : path
-        The folder whose folders are the classes. Those may have folders of their own.
+        The folder that contains one folder per class. These may have subfolders.
     transform, target_transform : callable or None
         Called with each image, as an RGB image of Pillow, and with each label. The transforms of the loader
         are faster, and their random numbers do not depend on the workers.
     loader : callable or None
-        Returns the image in a file, given its path: pixels, an image of Pillow or an `Image`. None reads any
+        Returns the image in a file, given its path: pixels, a Pillow image or an `Image`. None reads any
         format that Pillow knows.
     is_valid_file, allow_empty : callable or None, bool
-        Returns whether a path is an image, None looking at the file's extension; and whether a class may have
-        no images.
+        Returns whether a path is an image (None checks the file's extension); and whether a class may have no
+        images.
     upright : bool
         Whether to turn images as their Exif orientation says.
 

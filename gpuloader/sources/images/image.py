@@ -1,4 +1,4 @@
-"""`Image`: an encoded image, the geometry by which it gets a size, and what else stands for an image."""
+"""`Image`: an encoded image, the geometry that gives it a size, and other values that count as images."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ class Geometry:
         """Return the geometry that keeps an image as it is."""
         return cls((0, 0, width, height), (height, width), (0, 0, height, width))
 
-    # These three, called for every image, do without dataclasses.replace, which takes five times as long.
+    # These three are called for every image, so they avoid dataclasses.replace, which takes five times as
+    # long.
 
     def cut(self, top: int, left: int, height: int, width: int) -> Geometry:
         """Return the geometry that keeps only a part of this one's result."""
@@ -79,7 +80,7 @@ class Geometry:
         return Geometry(self.box, self.size, self.window, flip, flop, self.filter, self.scaled)
 
     def resized(self, size: tuple[int, int], filter: str, *, scaled: bool = False) -> Geometry:  # noqa: A002
-        """Return the geometry that resamples this one's result, which is not resampled yet, to a size."""
+        """Return the geometry that resamples this one's result, not resampled so far, to a size."""
         top, left, height, width = self.window
         box = left, top, left + width, top + height
         return Geometry(box, size, (0, 0, *size), self.flip, self.flop, filter, scaled)
@@ -113,7 +114,7 @@ class Geometry:
         >>> Geometry.of(40, 60).cut(10, 20, 8, 8).resized((4, 4), "bilinear").find_part(40, 60)
         (8, 18, 20, 30)
         """
-        # Pillow and the kernel round the edges of the box to float32, so they may read one pixel more.
+        # Pillow and the kernel round the edges of the box to float32, so they may read one more pixel.
         top, left, bottom, right = self.find_region()
         top, left = min(max(top - 1, 0), height - 1), min(max(left - 1, 0), width - 1)
         return top, left, max(min(bottom + 1, height), top + 1), max(min(right + 1, width), left + 1)
@@ -121,7 +122,7 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """How to turn, move, stretch and slant an image, which keeps its size; what lies outside is black."""
+    """How to turn, move, stretch and slant an image that keeps its size; what lies outside is black."""
 
     # a, b, c, d, e and f, as Pillow has them: x and y in the result are a * x + b * y + c and
     # d * x + e * y + f in the image.
@@ -130,7 +131,7 @@ class Affine:
     filter: str
 
     def transform(self, image: Any, filter: str, fill: int = 0) -> Any:  # noqa: A002
-        """Return the result of an image of Pillow, with another filter; `fill` is what lies outside."""
+        """Return the result for a Pillow image, with another filter; `fill` is the value outside."""
         pillow = load_pillow()
         kind, (height, width) = pillow.Resampling[filter.upper()], self.size
         return image.transform((width, height), pillow.Transform.AFFINE, self.matrix, kind, fillcolor=fill)
@@ -151,7 +152,7 @@ class Image:
     Parameters
     ----------
     data, file : bytes, bytearray or memoryview, str
-        The encoded image, in any format that Pillow reads; and the name to give in errors.
+        The encoded image, in any format that Pillow reads; and the name to use in errors.
     upright : bool
         Whether to turn the image as its Exif orientation says. False takes the pixels as they are stored, as
         torchvision does.
@@ -202,7 +203,7 @@ class Image:
 
     @property
     def header(self) -> Header:
-        """What the file says of itself."""
+        """What the file says about itself."""
         if self._header is None:
             self._header = read_header(self.data, self.file, upright=self.upright)
         return self._header
@@ -235,10 +236,10 @@ class Image:
         return shrink, replace(geometry, box=box)
 
     def decode_at(self, shrink: int, out: Pixels | None = None) -> Pixels | Any:
-        """Return pixels at so many eighths of the size, to use before this thread decodes another image.
+        """Return the pixels at `shrink` eighths of the size, for use until this thread decodes another image.
 
-        They are an array, or an image of Pillow, and lie in `out` if the decoder can write there. Raises
-        `DecodeError` if the image cannot be decoded, or has another size than its header says.
+        They are an array or a Pillow image, and lie in `out` if the decoder can write there. Raises
+        `DecodeError` if the image cannot be decoded, or its size differs from what its header says.
         """
         header = self.header
         pixels = decode_briefly(self.data, header, self.file, shrink, out)
@@ -251,8 +252,8 @@ class Image:
     def find_decodable(self, shrink: int, part: Part) -> Part:
         """Return the part that `decode_part` decodes to get the right pixels of a part: itself, or more.
 
-        `shrink` is the eighths of its size to decode the image at, and `part` the top, left, bottom and right
-        at that size.
+        `shrink` is the eighths of its size at which to decode the image, and `part` is the top, left, bottom
+        and right at that size.
         """
         header = self.header
         if not header.unit:
@@ -263,8 +264,8 @@ class Image:
         if load_turbojpeg() is None:
             return part
         # The decoder begins at whole units of columns. It interpolates colors between columns, but not at the
-        # edges of what it decodes, and not at all if that is very narrow. So there is one more column on each
-        # side.
+        # edges of what it decodes, and not at all if that is very narrow. So one more column is decoded on
+        # each side.
         top, left, bottom, right = part
         _, width = shrink_size(header.size, shrink)
         unit = max(header.unit * shrink // EIGHTHS, 1)
@@ -274,14 +275,14 @@ class Image:
     def decode_part(self, shrink: int, part: Part, out: Pixels | None = None) -> Pixels:
         """Return the pixels of what `find_decodable` returned, as `decode_at` does.
 
-        Only within the part that `find_decodable` was given are they those of the whole image. `out` may have
-        any shape of as many bytes.
+        Only the part that `find_decodable` was given has the whole image's pixels. `out` may have any shape
+        with the right number of bytes.
         """
         top, left, bottom, right = part
         shape = bottom - top, right - left, 3
         whole = shrink_size(self.header.size, shrink)
         into = None if out is None else out.reshape(shape)
-        # A whole image is decoded by the decoder of whole ones, straight into its place if it can.
+        # The decoder of whole images decodes a whole image, straight into its final memory if it can.
         is_whole = into is not None and part == (0, 0, *whole)
         decoder = None
         if self.header.unit and not is_whole:
@@ -304,7 +305,7 @@ class Image:
         return out
 
     def to_pillow(self) -> Any:
-        """Return the image as one of Pillow, of mode RGB; raises the errors of the class."""
+        """Return the image as a Pillow image of mode RGB; raises the errors of the class."""
         return load_pillow().fromarray(self.decode())
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
@@ -332,7 +333,7 @@ def _make(data: bytes, file: str, upright: bool) -> Image:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# What else stands for an image
+# Other values that count as images
 
 
 def decode_code(code: Code) -> Pixels:
@@ -359,9 +360,9 @@ def is_encoded(value: object) -> bool:
 def as_image(value: Any) -> Image | Pixels | Any:
     """Return a value of a field of images as something to resample.
 
-    The value is an `Image`; the bytes of one, alone or in a dict with its path; an image of Pillow; or uint8
+    The value is an `Image`; the bytes of one, alone or in a dict with its path; a Pillow image; or uint8
     pixels of shape (height, width), (height, width, 1) or (height, width, 3). Returns an `Image`, an array of
-    shape (height, width, channels), or an image of Pillow of the mode RGB or L. Raises `SampleError` for any
+    shape (height, width, channels), or a Pillow image of the mode RGB or L. Raises `SampleError` for any
     other value.
     """
     if isinstance(value, Image):

@@ -14,14 +14,14 @@ Part = tuple[int, int, int, int]
 """Top, left, bottom and right of a part of an image."""
 
 NUMBERS = 13
-"""Numbers of a region's geometry; `gpuloader.kernels.resample` names them. Changes of color may follow."""
+"""Numbers in a region's geometry; `gpuloader.kernels.resample` names them. Changes of color may follow."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Region:
     """The part of an image that a kernel needs to resample it.
 
-    A batch of regions has three arrays: all pixels one behind the other, row splits, and geometry.
+    A batch of regions has three arrays: all pixels one after another, row splits, and geometry.
     """
 
     shape: tuple[int, int]  # the number of pixels, and the channels of each
@@ -30,8 +30,8 @@ class Region:
     # decoded only when its region is written, so that no pixels wait in memory for those of other samples.
     source: Array | Callable[[Array], object]
 
-    dtype = np.dtype(np.uint8)  # by which collation recognizes a field of arrays
-    level = 2  # of a field of regions: the number of its arrays, less one
+    dtype = np.dtype(np.uint8)  # lets collation recognize a field of arrays
+    level = 2  # that of a field of regions: the number of its arrays minus one
 
     @property
     def step(self) -> tuple[int, ...]:
@@ -46,8 +46,8 @@ class Region:
             self.source(target)
 
 
-# The numbers of a code, in front of its bytes. All are int64, so that those of the next code are aligned if
-# each code is padded to a multiple of 8 bytes.
+# The numbers of a code, in front of its bytes. All are int64, and each code is padded to a multiple of 8
+# bytes, so the next code's numbers are aligned.
 _HEAD = 9
 
 
@@ -57,7 +57,7 @@ class Code:
 
     data: Array  # the encoded image; or the region's pixels, row by row; uint8 of one dimension
     part: Part  # of the upright image
-    orientation: int = 1  # how the encoded image is turned, as Exif counts; 0 if the data are pixels
+    orientation: int = 1  # how the encoded image is turned, in Exif's numbering; 0 if the data are pixels
     channels: int = 3
     file: str = ""  # to name in errors
     index: int = -1  # the sample's index in the dataset, to name in errors; -1 if it is not a number
@@ -74,8 +74,8 @@ class Encoded:
     """An image that a device is to decode before a kernel resamples it.
 
     A batch of them has four arrays: what `read_codes` reads, row splits of the pixels, geometry, and an array
-    without bytes whose first dimension is the number of all pixels. So the layout of a batch says how much
-    memory the decoded pixels need, though they are never staged.
+    without bytes whose first dimension is the number of all pixels. So a batch's layout says how much memory
+    the decoded pixels need, although they are never staged.
     """
 
     code: Code  # without data if there are pixels
@@ -127,7 +127,7 @@ def _encode_name(file: str) -> bytes:
 
 
 def read_codes(data: Array) -> Iterator[Code]:
-    """Yield the codes that lie one behind the other; their data are views.
+    """Yield codes that lie one after another; their data are views.
 
     >>> code = Code(np.arange(5, dtype=np.uint8), (0, 0, 4, 6), file="a.jpg", index=7)
     >>> encoded = Encoded(code, np.zeros(13, np.float32))

@@ -31,8 +31,8 @@ from gpuloader.system.threads import start_thread
 Resizer = Callable[..., None]
 """`resizing.resize`, compiled."""
 
-# Images on which Pillow loses as much time as it takes to load the compiled code, and to compile it. A
-# process that changes over then takes at worst twice as long as if it had known the number of images.
+# The number of images at which Pillow has lost as much time as loading the compiled code takes, or compiling
+# it. At worst, a process that switches then takes twice as long as if it had known the number of images.
 _LOAD_AFTER, _COMPILE_AFTER = 500, 4500
 
 # A child that is forked while a thread uses Numba would wait for Numba's locks forever.
@@ -48,8 +48,8 @@ if hasattr(os, "register_at_fork"):
 class LateResizer:
     """Compiles the resizing code after a process has resized enough images to repay the cost.
 
-    A thread of its own does so, and Pillow resizes the images until it is done. Code in Numba's cache is
-    loaded after `load_after` images, and other code is compiled after `compile_after`.
+    A separate thread does so, and Pillow resizes the images until it is done. Code in Numba's cache is loaded
+    after `load_after` images, and other code is compiled after `compile_after`.
 
     >>> late = LateResizer(load_after=2)
     >>> late.find(), late.find()
@@ -67,7 +67,7 @@ class LateResizer:
         """Return the compiled function; None means that Pillow must resize the next image."""
         is_due = self._resizer is None and next(self._images) >= self._due
         if is_due and self._turn.acquire(blocking=False):
-            with suppress(LoaderError):  # the system starts no more threads
+            with suppress(LoaderError):  # the system cannot start another thread
                 # The end of the program waits, because the thread may be in the middle of Numba's compiler.
                 atexit.register(start_thread("gpuloader-compiler", self._begin).join)
         return self._resizer
@@ -84,7 +84,7 @@ class LateResizer:
 
 
 def is_cached() -> bool:
-    """Return whether Numba has compiled the resizing code before, or will never do so."""
+    """Return whether Numba has compiled the resizing code before, or never will."""
     try:
         function, _ = _prepare(cache=True)
         return any(Path(function.stats.cache_path).glob("*resize-*.nbi"))
@@ -127,17 +127,17 @@ def _register(functions: tuple[Callable[..., Any], ...]) -> None:
 
 
 LATE_RESIZER = LateResizer()
-"""This process's own."""
+"""This process's own resizer."""
 
 # ---------------------------------------------------------------------------------------------------------
-# Resampling by either
+# Resampling by either of the two
 
-_STRIP = 4 << 20  # bytes of an image that are copied at once for the first pass
+_STRIP = 4 << 20  # bytes of an image to copy at a time for the first pass
 _MODES = {1: "L", 3: "RGB"}
 
 
 def apply_geometry(image: Image | Pixels | Any, geometry: Geometry) -> Pixels | Any:
-    """Return the image that a geometry describes, as pixels or as an image of Pillow.
+    """Return the image that a geometry describes, as pixels or as a Pillow image.
 
     It equals Pillow's ``resize`` of the columns, and then of the rows, bit for bit. Only the rows that the
     result depends on are computed. `image` is what `as_image` returned; an `Image` is decoded at the size
@@ -155,7 +155,7 @@ def apply_geometry(image: Image | Pixels | Any, geometry: Geometry) -> Pixels | 
     if isinstance(image, Image):
         shrink, geometry = image.plan_decoding(geometry)
         if resizer is None:
-            # Pillow resizes boxes of whole images only. Moving the box into a part's coordinates would round
+            # Pillow only resizes boxes of whole images. Moving the box into a part's coordinates would round
             # its edges differently.
             image = image.decode_at(shrink)
         else:
@@ -176,7 +176,7 @@ def apply_geometry(image: Image | Pixels | Any, geometry: Geometry) -> Pixels | 
 
 
 def apply_by_pillow(image: Pixels | Any, geometry: Geometry) -> Any:
-    """Return what `apply_geometry` does, of pixels or an image of Pillow, as an image of Pillow."""
+    """Return what `apply_geometry` returns, but from pixels or a Pillow image, as a Pillow image."""
     top, left, height, width = geometry.window
     if geometry.filter is None:
         image = _take(image, top, left, height, width)
@@ -200,9 +200,9 @@ def _resize(image: Pixels | Any, geometry: Geometry) -> Any:
     tall, wide = size_of(image)
     first, _, last, far = geometry.find_region()
     last, far = min(last, tall), min(max(far, math.ceil(right)), wide)
-    # Columns first. Pillow itself would begin with the rows where that is less work, and each pass rounds to
-    # bytes, so the order shows in the pixels. A large image takes several strips, so that a thread holds one
-    # decoded image and not a copy of it, too.
+    # Columns first. Pillow itself would begin with the rows if that is less work, and each pass rounds to
+    # bytes, so the order shows in the pixels. A large image takes several strips, so that a thread does not
+    # hold a copy of the decoded image as well.
     step = max(_STRIP // (far * 4), 1)
     strips: list[tuple[int, Any]] = []
     for start in range(first, last, step):
@@ -212,7 +212,7 @@ def _resize(image: Pixels | Any, geometry: Geometry) -> Any:
             strip = strip.resize((width, rows), kind, (left, 0, right, rows))
         strips.append((start, strip))
     # Then the rows. Those above and below are not read, but with them the box needs no shift, which would
-    # round otherwise.
+    # round differently.
     below = max(math.ceil(bottom), last)
     image = strips[0][1]
     if len(strips) > 1 or first or below > last:
@@ -225,7 +225,7 @@ def _resize(image: Pixels | Any, geometry: Geometry) -> Any:
 
 
 def _take(image: Pixels | Any, top: int, left: int, height: int, width: int) -> Any:
-    """Return a part of an image as an image of Pillow; what lies outside of the image is black."""
+    """Return a part of an image as a Pillow image; what lies outside the image is black."""
     if not isinstance(image, np.ndarray):
         return image.crop((left, top, left + width, top + height))
     tall, wide, channels = image.shape
@@ -240,7 +240,7 @@ def _take(image: Pixels | Any, top: int, left: int, height: int, width: int) -> 
 
 
 def as_pillow(made: Pixels | Any) -> Any:
-    """Return what `apply_geometry` returned as an image of Pillow."""
+    """Return what `apply_geometry` returned as a Pillow image."""
     return load_pillow().fromarray(made) if isinstance(made, np.ndarray) else made
 
 

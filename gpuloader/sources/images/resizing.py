@@ -1,12 +1,12 @@
 """Resizes images as Pillow does, bit for bit, in functions that Numba compiles; see `resampling`.
 
-They are plain functions, which also run without Numba, slowly. They have a file of their own because Numba
+They are plain functions, which also run without Numba, but slowly. They have a separate file because Numba
 names its cache after the file, and compiles again whatever has changed in it.
 
 `resize` sums weighted pixels along x, rounds the sums to bytes, and sums those along y, as Pillow does. Each
 loop runs over a whole line of values, so that the compiler vectorizes it. For the sums along x, a strip of
-rows is transposed first, which places the pixels of a column side by side. A pixel takes four bytes there;
-the fourth is unused.
+rows is transposed first, which places the pixels of a column next to each other. A pixel takes four bytes
+there; the fourth is unused.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint32]
 Sums = NDArray[np.int32]
 
-_BITS = 22  # of a weight's fraction, as in Pillow: 8 bits of a pixel and 2 of overshoot are left of 32
-_STRIP = 64  # rows to resize along x at once
-_BLOCK = 16  # rows to transpose at once: as many lines as fit into the CPU's cache
+_BITS = 22  # of a weight's fraction, as in Pillow: of 32 bits, that leaves 8 for a pixel and 2 for overshoot
+_STRIP = 64  # rows to resize along x at a time
+_BLOCK = 16  # rows to transpose at a time: as many lines as fit into the CPU's cache
 _HALF = np.int32(1 << (_BITS - 1))
-# NumPy scalars, because Numba widens a Python int to 64 bits, and half as many values fit into a register.
+# NumPy scalars, because Numba widens a Python int to 64 bits, and then half as many values fit into a
+# register.
 _SHIFT, _LEAST, _MOST = np.int32(_BITS), np.int32(0), np.int32(255)
 _GREEN, _BLUE = np.uint32(8), np.uint32(16)
 
@@ -41,9 +42,9 @@ def resize(
 
     `pixels` is the part of the image that the result depends on, or more of it, uint8 (height, width, 3), and
     `corner` its top and left in the image. `box` is the left, top, right and bottom, in the image, of what
-    becomes `size`, a height and a width. `window` is the top and left of the result in the resized box. The
-    result is mirrored by `turn`: 1 left to right, 2 top to bottom, 3 both. `cubic` chooses the filter,
-    bicubic or bilinear. `out` is the result, uint8 (height, width, 3).
+    becomes `size`, a height and a width. `window` is the top and left of the result in the resized box.
+    `turn` mirrors the result: 1 left to right, 2 top to bottom, 3 both. `cubic` chooses the filter, bicubic
+    or bilinear. `out` is the result, uint8 (height, width, 3).
 
     >>> ramp = np.repeat(np.arange(0, 40, 2, np.uint8), 3).reshape(1, 20, 3)
     >>> out = np.empty((1, 4, 3), np.uint8)
@@ -88,8 +89,8 @@ def find_taps(
     >>> firsts.tolist(), counts.tolist(), (weights / 2**22).round(3).tolist()
     ([0, 1], [3, 3], [[0.429, 0.429, 0.143, 0.0, 0.0], [0.143, 0.429, 0.429, 0.0, 0.0]])
     """
-    # Pillow rounds the edges to float32. After that, every operation is rounded to double by itself, in
-    # Pillow's order: sums in another order would make another weight here and there.
+    # Pillow rounds the edges to float32. After that, every operation is separately rounded to double, in
+    # Pillow's order: sums in another order would change some weights.
     edge = np.float32(low)
     step = np.float64(np.float32(high) - edge) / whole
     stretch = max(step, 1.0)
@@ -200,4 +201,4 @@ def copy_colors(line: Bytes, pixels: Bytes) -> None:
 
 
 CALLED = (find_taps, weigh, resize_across, transpose_pixels, transpose_back, add_lines, pack, copy_colors)
-"""The functions that `resize` calls, which are compiled, too."""
+"""The functions that `resize` calls; these are compiled, too."""

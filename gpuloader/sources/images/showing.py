@@ -17,7 +17,7 @@ from gpuloader.sources.images.decoding import Pixels, load_pillow
 
 _GAP = 4
 _LINE = 14  # the height of a line of text
-# Of the values of masks, and of the boxes of an image; whatever is 0 stays as it is.
+# Colors for the values of masks and the boxes of an image; whatever is 0 stays as it is.
 _COLORS = ((np.arange(256)[:, None] * (97, 57, 191) + (160, 40, 20)) % 256).astype(np.uint8)
 
 
@@ -28,25 +28,25 @@ def show(
     classes: Sequence[str] | None = None,
     fields: Fields = None,
 ) -> Any:
-    """Return a batch of images as one image of Pillow, which notebooks display, with their labels below.
+    """Return a batch of images as one Pillow image, which notebooks display, with their labels below.
 
     With `fields`, masks, boxes and keypoints are drawn into the images.
 
     Parameters
     ----------
     batch : object
-        The images, as an array or tensor of any library, or a tuple, list or dict whose first entry they
-        are and whose second has one label per image. Images have the shape (n, height, width, channels)
-        or (n, channels, height, width), with 1 or 3 channels. Floats are stretched so that the least is
-        black and the greatest white; NaN is black.
+        The images: an array or tensor of any library, or a tuple, list or dict whose first entry has the
+        images and whose second has one label per image. Images have the shape (n, height, width, channels) or
+        (n, channels, height, width), with 1 or 3 channels. Floats are stretched so that the least is black
+        and the greatest white; NaN is black.
     columns : int or None
         Images per row; None makes the grid about square.
     classes : sequence of str or None
         The names of the labels 0, 1, 2, …
     fields : str, tuple or None
         The field of images and what moves along with it, as in the transforms: ``("image", "mask",
-        Boxes("boxes", labels="labels"))``. A box is named by the first of its labels; no labels are below
-        the images then. None takes the first two entries of the batch.
+        Boxes("boxes", labels="labels"))``. A box shows the first of its labels, and no labels are below the
+        images then. None takes the first two entries of the batch.
 
     Returns
     -------
@@ -127,7 +127,7 @@ def _annotate(
             continue
         names = [_rows_of(batch, name, position) for name in labels_of(one)[:1]]
         for row, corners in enumerate(one.read(rows, size).tolist()):
-            if corners[2] > corners[0]:  # what fills up short rows is no box
+            if corners[2] > corners[0]:  # what fills up short rows is not a box
                 color = tuple(_COLORS[(row + 1) % 256].tolist())
                 draw.rectangle(corners, outline=color, width=2)
                 if names and not np.ndim(names[0][row]):
@@ -145,7 +145,7 @@ def _rows_of(batch: Any, name: str, position: int) -> NDArray[Any]:
 
 
 def _find(batch: Any, name: str | None) -> Any:
-    """Return a field of a batch, whose names are as in the transforms."""
+    """Return a field of a batch, named as in the transforms."""
     if name is None:
         name = next(iter(batch)) if isinstance(batch, Mapping) else "0"
     if name == "0" and not isinstance(batch, Mapping | tuple | list):
@@ -182,7 +182,7 @@ def _to_host(values: Any) -> NDArray[Any]:
     for move in ("detach", "cpu", "get"):  # of PyTorch, of PyTorch and Paddle, of CuPy
         if not isinstance(values, np.ndarray | list | tuple | dict | range) and hasattr(values, move):
             values = getattr(values, move)()
-    # float32 holds the numbers of the dtypes that NumPy lacks.
+    # float32 can hold the numbers of the dtypes that NumPy lacks.
     return tensor_array(values, np.dtype(np.float32)) if is_tensor(values) else np.asarray(values)
 
 
@@ -199,7 +199,7 @@ def _as_bytes(images: NDArray[Any]) -> NDArray[np.uint8]:
     if images.dtype != np.uint8:
         floats = images.astype(np.float32)
         finite = floats[np.isfinite(floats)]
-        # Infinities become the nearest finite number, so that one of them does not blacken all others.
+        # Infinities become the nearest finite number, so that one of them does not blacken everything else.
         least, most = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
         known = np.nan_to_num(floats, nan=least, posinf=most, neginf=least)
         images = ((known - least) * (255 / ((most - least) or 1))).round().astype(np.uint8)

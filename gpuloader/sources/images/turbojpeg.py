@@ -1,4 +1,4 @@
-"""Decodes part of a JPEG with C functions of TurboJPEG 3, which no Python package exposes.
+"""Decodes part of a JPEG with C functions of TurboJPEG 3 that no Python package exposes.
 
 The package ``turbojpeg`` contains the library; otherwise the system's libjpeg-turbo 3 is used. For rows above
 the part, the library only unpacks the coefficients. It does not read rows below the part, and computes no
@@ -62,7 +62,7 @@ class TurboJPEG:
         )
         for function, result, *arguments in declared:
             function.restype, function.argtypes = result, arguments
-        # A handle serves one thread at a time, and making one takes a while. A deque's pop and append are
+        # A handle serves one thread at a time, and creating one takes a while. A deque's pop and append are
         # atomic, so it ends up with as many handles as threads have decoded at the same time.
         self._idle: deque[int] = deque()
 
@@ -95,7 +95,7 @@ class TurboJPEG:
 
 @cache
 def load_turbojpeg() -> TurboJPEG | None:
-    """Return TurboJPEG 3, of the package ``turbojpeg`` or of the system; None if neither has it."""
+    """Return TurboJPEG 3, from the package ``turbojpeg`` or the system; None if neither has it."""
     libraries: list[str] = []
     with suppress(PackageNotFoundError):
         for file in distribution("turbojpeg").files or ():

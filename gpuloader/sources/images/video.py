@@ -18,13 +18,13 @@ from gpuloader.sources.images.decoding import Pixels
 from gpuloader.sources.images.folder import Folder, Path, check_position, draw_position
 
 VIDEO_EXTENSIONS = (".mp4", ".avi", ".mkv", ".mov", ".webm", ".m4v", ".mpg", ".mpeg", ".ogv", ".ts", ".wmv")
-"""The endings of file names that are taken for videos."""
+"""File extensions that are treated as videos."""
 
-_ROUNDING = 1e-6  # seconds, by which times in a file's own unit are rounded
+_ROUNDING = 1e-6  # seconds; times in a file's own unit are rounded by this much
 
 
 class Video:
-    """A clip of a video: frames at even distances, which are decoded when its pixels are needed.
+    """A clip of a video: frames at equal intervals, decoded when the pixels are needed.
 
     A loader decodes it in the worker, frame by frame, and transforms it with one draw for all frames. NumPy
     treats it as an array of its pixels: ``np.asarray(video)``.
@@ -34,10 +34,10 @@ class Video:
     source : path or bytes
         The file, or its contents, in any format that PyAV's FFmpeg reads.
     frames : int
-        How many frames to take. A shorter video repeats its last frame.
+        The number of frames to take. A shorter video repeats its last frame.
     rate : float or None
-        Frames per second to take, each the one that is shown in the middle of its part of the time; None
-        takes the video's own, one after the other.
+        Frames per second to take, each the one shown in the middle of its interval; None takes consecutive
+        frames of the video.
     at : float
         Where the clip lies in the video: 0 at its beginning, 1 at its end.
 
@@ -55,7 +55,7 @@ class Video:
     SourceError
         Raised when the pixels are needed: the file cannot be read.
     DecodeError
-        Raised then, too: it is not a video, or is damaged.
+        Raised then, too: the file is not a video, or is damaged.
 
     Examples
     --------
@@ -91,7 +91,7 @@ class Video:
         self.rate, self.at = rate, at
 
     def decode_frames(self) -> Iterator[Pixels]:
-        """Yield the frames, uint8 (height, width, 3); a frame that is shown for longer comes again."""
+        """Yield the frames, uint8 (height, width, 3); a frame that is shown for longer is repeated."""
         av = import_package("av", "decoding videos", "video")
         source: Any = self.source
         try:
@@ -110,7 +110,7 @@ class Video:
 
     def _take(self, container: Any, stream: Any, reformatter: Any) -> Iterator[Pixels]:
         # One thread, because the workers use the cores. One converter for all frames: a frame's own
-        # `to_ndarray` makes one each time, which takes ten times as long.
+        # `to_ndarray` creates one each time, which takes ten times as long.
         stream.codec_context.thread_count = 1
         convert = partial(reformatter.VideoReformatter().reformat, format="rgb24", threads=1)
         unit, origin = float(stream.time_base), stream.start_time or 0
@@ -124,11 +124,11 @@ class Video:
         for packet in container.demux(stream):
             first, after = ((one or 0) * unit for one in (packet.pts, packet.duration))
             first -= origin * unit
-            # What no time shows, and is not the last that there is, is decoded only if others need it.
+            # A frame that no time shows, unless it is the last one, is decoded only if others need it.
             is_shown = bisect(times, first) < bisect(times, first + after) or first + 2 * after > duration
             stream.codec_context.skip_frame = "DEFAULT" if is_shown or not after else "NONREF"
             for frame in packet.decode():
-                # What is shown at a time is the last frame that began before.
+                # The frame shown at a time is the last one that began before it.
                 while shown is not None and (frame.pts - origin) * unit > times[done]:
                     pixels = convert(shown).to_ndarray() if pixels is None else pixels
                     yield pixels
@@ -160,7 +160,7 @@ class VideoSample(NamedTuple("_VideoPair", [("video", Any), ("label", Any)])):
     Attributes
     ----------
     video, label : object
-        The two.
+        The clip and the label.
 
     Examples
     --------
@@ -177,18 +177,18 @@ class VideoSample(NamedTuple("_VideoPair", [("video", Any), ("label", Any)])):
 class VideoFolder(Folder):
     """Videos in one folder per class; a sample is the tuple ``(video, label)``.
 
-    Each epoch takes another clip of each video, drawn from the loader's seed, the epoch and the index.
+    Each epoch takes a different clip of each video, drawn from the loader's seed, the epoch and the index.
 
     Parameters
     ----------
     root : path
-        The folder whose folders are the classes. Those may have folders of their own.
+        The folder that contains one folder per class. These may have subfolders.
     frames, rate : int, float or None
         As for `Video`.
     at : float or None
-        As for `Video`; None draws it, and takes the middle outside of a loader.
+        As for `Video`; None draws it, and uses the middle outside of a loader.
     is_valid_file : callable or None
-        Returns whether a path is a video; None looks at the file's extension.
+        Returns whether a path is a video; None checks the file's extension.
 
     Attributes
     ----------

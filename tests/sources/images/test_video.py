@@ -151,7 +151,7 @@ def test_a_missing_file_and_arguments_that_make_no_sense(root, tmp_path):
     for arguments, problem in (
         ({"frames": 0}, "frames must be"),
         ({"rate": 0}, "rate must be frames per second"),
-        ({"at": 1.5}, "at must be a part from 0 to 1"),
+        ({"at": 1.5}, "at must be a number from 0 to 1"),
     ):
         with pytest.raises(ValueError, match=problem):
             VideoFolder(root, **arguments)
