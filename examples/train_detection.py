@@ -213,7 +213,7 @@ def main() -> None:
             make_pictures(Path(folder), options.made)
             run(Path(folder), options)
     elif options.root is None:
-        parser.error("pass a folder of pictures, or --made 400")
+        parser.error("pass a folder of images, or --made 400")
     else:
         run(options.root, options)
 

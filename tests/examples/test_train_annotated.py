@@ -41,7 +41,7 @@ def test_it_learns_and_draws_what_it_learns_from(name, tmp_path):
 @pytest.mark.parametrize("name", SCORES)
 @pytest.mark.parametrize(
     ("arguments", "problem"),
-    [([], "pass a folder of pictures"), (["--made", "5"], "--made must be 20 or more for a batch")],
+    [([], "pass a folder of images"), (["--made", "5"], "--made must be 20 or more for a batch")],
 )
 def test_options_that_cannot_work_end_with_a_clear_message(name, arguments, problem, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [name, *arguments])

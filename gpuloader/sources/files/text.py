@@ -190,7 +190,7 @@ def _lines(
                 return
             held = held[end:]
         elif len(held) > _LONGEST_LINE:
-            raise DataFileError(f"the line that begins after byte {begun:,} has over 256 MiB", file=url)
+            raise DataFileError(f"the line from byte {begun:,} on has over 256 MiB", file=url)
 
 
 def _end_of_rows(text: bytes, quote: bytes) -> int:
