@@ -8,7 +8,7 @@
 // Neighboring lanes store neighboring words, so stores fill whole cache lines. The window may begin at any byte,
 // so a word is cut out of two aligned loads; see wide.cuh. A mirrored word is loaded from the other end of the
 // row and reversed, if its pixels fill it evenly. Pixels of three bytes are put together from the words that they
-// lie in, and all others from bytes. If rows begin at no multiple of 4, the ends of a row are stored byte by byte.
+// lie in, and all others from bytes. If rows do not begin at multiples of 4, the ends of a row are stored byte by byte.
 //
 // A window is (top, left, flip); see windows.cuh.
 //
@@ -129,13 +129,13 @@ __global__ void crop(const void* __restrict__ source, const int* __restrict__ wi
 
 // erase: fills a rectangle of each image with a color, in place.
 //
-// Only the rectangles are written. A block's lanes write neighboring values of a rectangle's row, and then go on
-// to the next row. How large the rectangles are is known on the device alone, so blocks are as many as an image
-// would keep busy, and those that find nothing to do end at once. Values are written as bits, so that dtypes of
-// one size share a kernel.
+// Only the rectangles are written. A block's lanes write neighboring values of a rectangle's row, then those of
+// the next row. Only the device knows how large the rectangles are, so there are as many blocks as a whole image
+// would keep busy; blocks with nothing to do end immediately. Values are written as bits, so that dtypes of the
+// same size share a kernel.
 //
 // Nothing outside an image may be written, and the host cannot check rectangles on the device without waiting
-// for it. So what reaches over the edge is cut off.
+// for it. So parts beyond the edge are cut off.
 //
 // Launch: any grid, one-dimensional blocks.
 

@@ -5,7 +5,7 @@
 // several loads in flight. A block is some lanes along a row times some rows: 256 lanes per row if rows are long,
 // one lane per row if a row is one word. That keeps all lanes busy and cache lines whole. Long rows are also split
 // over the grid's y, so that a few of them fill the device too. A lane loads four words before it stores the
-// first: of one row if that is long, or else of four rows, whose numbers are loaded at once, too. There are no
+// first: of one row if that is long, otherwise of four rows, whose numbers are also loaded together. There are no
 // divisions.
 //
 // Row numbers are not checked: the caller guarantees that they are in the source.

@@ -1,12 +1,12 @@
-// mix: mixes each sample of a batch with the one before it, the first with the last: images (blend, paste) and
+// mix: mixes each sample of a batch with the previous one, the first with the last: images (blend, paste) and
 // their labels (mix_labels).
 //
 // A batch has one mix, of five 4-byte numbers: top, left, bottom and right of a window, and the own share of each
 // sample, a float. It is drawn on the host and comes with the batch. All that follows from it is computed here, so
 // a launch is the same for every batch.
 //
-// Every product and every sum is rounded by itself, to the nearest, as NumPy does it: in double for doubles, and in
-// float for all else. Halves are then rounded once more.
+// Every product and every sum is rounded separately, to the nearest, as in NumPy: in double for doubles, and in
+// float for everything else. Halves are then rounded once more.
 //
 // Memory-bound. A thread makes 4 neighbors at a time, with one load of each sample and one store, if they are
 // aligned.
@@ -27,7 +27,7 @@ struct Labels {
     unsigned long long samples, classes;
 };
 
-// The shares of the sample before, and of a sample itself.
+// The shares of the previous sample, and of a sample itself.
 template <typename Real>
 struct Shares {
     Real before, own;
@@ -115,7 +115,7 @@ __global__ void blend(const Value* __restrict__ values, const int* __restrict__ 
     }
 }
 
-// A window in rows, and in values of a row. What reaches over the edge does not matter: nothing is there.
+// A window in rows, and in values of a row. Parts beyond the edge do not matter: nothing is there.
 struct Window {
     long long top, left, bottom, right;
 };

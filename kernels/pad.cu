@@ -1,4 +1,4 @@
-// pad: turns rows of varying length, stored one after the other, into a dense array; short rows are filled
+// pad: turns rows of varying length, stored one after another, into a dense array; short rows are filled
 // up.
 //
 // A row's steps are contiguous in the source and in the result, so a row is a copy followed by a fill. Words
@@ -6,7 +6,7 @@
 // neighboring words, as in gather.cu. The fill is one element, repeated to 16 bytes. Rows start on element
 // boundaries, so a word's position in its row determines which part of the pattern it takes.
 //
-// Rows longer than the result are cut. Splits that decrease or lie outside the values are clamped: nothing
+// Rows longer than the result are truncated. Splits that decrease or lie outside the values are clamped: nothing
 // outside may be read, and the host cannot check splits without waiting for the device.
 //
 // Launch: any grid, two-dimensional blocks of any size. Declaration and twin: pad.py.

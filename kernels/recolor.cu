@@ -1,9 +1,9 @@
 // recolor: changes brightness, contrast, saturation and hue of images as Pillow does, bit for bit, in any order;
 // then normalizes and changes the layout, in the same pass.
 //
-// This is a kernel of its own behind `resample`, because a change of contrast needs the mean of the whole gray
-// image: all of its pixels must be there, so they lie in memory as bytes, a quarter of what is written in the
-// end. A chain without colors does not pay for that.
+// Contrast needs the mean of the whole gray image, so this is a separate kernel after `resample`: all pixels must be
+// there, so they lie in memory as bytes, a quarter of what is finally written. A chain without colors does not pay for
+// that.
 //
 // The definition is that of Pillow's ImageEnhance: an image is blended in float with a black one, with one of the
 // mean of its gray, or with its gray; and that of torchvision's adjust_hue, which adds to the hue of Pillow's HSV.

@@ -1,5 +1,5 @@
 // resample: crops a box out of each image and resizes it as Pillow does, bit for bit; then mirrors,
-// normalizes and changes the layout, in the same pass. Images of any sizes lie one behind the other.
+// normalizes and changes the layout, in the same pass. Images of any sizes lie one after another.
 //
 // The definition is Pillow's for bytes, as two one-dimensional resizes, horizontal first. An output's taps are
 // the input pixels around its center, within the filter's support. The support grows with the scale, against
@@ -13,7 +13,7 @@
 // axis, whether the image is possible, and the weights. Neighboring lanes access neighboring numbers.
 //
 // A block makes tiles of the result, one below the other. It loads the weights of a tile's rows, and of its
-// columns unless the tile before had the same; resizes the input rows that the tile needs along x into shared
+// columns unless the previous tile had the same; resizes the input rows that the tile needs along x into shared
 // memory, and from there along y into the result. So the bytes in between never leave the chip. A lane makes a
 // column: neighboring lanes load neighboring pixels, which the tile's rows and taps find in L1, and store to
 // neighboring addresses. It loads the pixels of four taps at once, as words, whatever their address; see
@@ -23,10 +23,10 @@
 // Shared memory is bounded, and scales are not. If the weights or the rows of a whole tile do not fit, fewer
 // columns are made at once, then fewer rows. If not even one output's rows fit, its sums continue from one
 // portion of rows to the next. Where an output has more taps than a table holds, the blocks compute the weights
-// themselves, each tile anew. If not even one output's weights fit, each is computed when it is used; that is
+// themselves, again for each tile. If not even one output's weights fit, each is computed when it is used; that is
 // slow, but needs a scale above 250.
 //
-// Of an image, only the region that the result depends on may be there. An image's geometry is 13 floats:
+// Only the region of an image that the result depends on may be present. An image's geometry is 13 floats:
 // height and width of the region, its top and left in the image; left, top, right and bottom of the box in
 // the image; height and width to resize the box to; top and left of the result in there; and a turn, whose
 // bit 0 mirrors the result left to right and bit 1 top to bottom. Pixels outside the resized box are black.
@@ -237,7 +237,7 @@ __device__ inline Taps read_taps(const Axis& axis, const Table& table, int numbe
     return {0.0, 0.0, table.at(FIRST, number), table.at(COUNT, number)};
 }
 
-// Keeps the weights of a span, `axis.most` for each output, if there is room for them.
+// Keeps the weights of a span, `axis.most` for each output, if they fit.
 __device__ inline void keep_weights(const Axis& axis, const Table& table, const Taps* taps, int count, int* kept) {
     if (axis.most > WEIGHTS) {
         return;

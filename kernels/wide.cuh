@@ -30,7 +30,7 @@ __device__ inline unsigned cut_out(unsigned low, unsigned high, unsigned bits) {
     return static_cast<unsigned>((static_cast<unsigned long long>(high) << 32 | low) >> bits);
 }
 
-// Loads byte by byte, and zeros outside of the array; a loop, because it hardly ever runs.
+// Loads byte by byte, and zeros outside of the array; a loop, because it almost never runs.
 template <typename Result, int count>
 __device__ inline Result load_bytes(const unsigned char* from, const Extent& array) {
     Result result = {};
