@@ -1,9 +1,9 @@
-"""Train a small network to tell sounds apart, from the spectrum of a random stretch of each file.
+"""Train a small network to tell sounds apart, from the spectrum of a random clip of each file.
 
     python examples/train_audio.py --made 120               on tones that it makes itself
     python examples/train_audio.py path/to/audio            with train/CLASS/… and val/CLASS/…
 
-Workers read a stretch of each file, another one in each epoch, mix its channels and resample it. The spectrum
+Workers read a clip of each file, a different one in each epoch, mix its channels and resample it. The spectrum
 is computed by torch where the batch lands.
 
 The example needs torch (a CPU build is enough) and gpuloader's extra `audio`.
@@ -107,7 +107,7 @@ def main() -> None:
     )
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--seconds", type=float, default=0.5, help="the stretch of each file (default: 0.5)")
+    parser.add_argument("--seconds", type=float, default=0.5, help="the length of the clips in seconds (default: 0.5)")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rate", type=float, default=3e-3)
     options = parser.parse_args()
