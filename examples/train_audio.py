@@ -3,8 +3,8 @@
     python examples/train_audio.py --made 120               on tones that it makes itself
     python examples/train_audio.py path/to/audio            with train/CLASS/… and val/CLASS/…
 
-Workers read a clip of each file, a different one in each epoch, mix its channels and resample it. The spectrum
-is computed by torch where the batch lands.
+Workers read a clip of each file, a different one in each epoch, mix its channels and resample it.
+torch computes the spectrum where the batch lands.
 
 The example needs torch (a CPU build is enough) and gpuloader's extra `audio`.
 """
@@ -107,7 +107,7 @@ def main() -> None:
     )
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--seconds", type=float, default=0.5, help="the length of the clips in seconds (default: 0.5)")
+    parser.add_argument("--seconds", type=float, default=0.5, help="length of a clip (default: 0.5)")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rate", type=float, default=3e-3)
     options = parser.parse_args()
