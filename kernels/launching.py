@@ -90,7 +90,6 @@ class Work(NamedTuple):
 
     `on_device` yields launches: an entry, or a function that is called like one. A kernel that works in place
     names its array in `into`.
-    names its array in `into`.
     """
 
     shape: tuple[int, ...]

@@ -329,7 +329,6 @@ class ZarrDataset(StoredArrays):
     ----------
         The group, or a single array, which is then named after the store, without its suffix. fsspec reads
         URLs with a scheme.
-        URLs with a scheme.
     arrays : list of str or None
         The arrays of the group to read. None reads all at its top level, if the store can list them; HTTP
         cannot.
