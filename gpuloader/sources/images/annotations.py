@@ -78,7 +78,7 @@ class Boxes:
         Whether the numbers are fractions of the image's width and height instead of pixels.
     min_area, min_visible : float
         What a box needs in order to stay: its area in pixels of the result, and the fraction of it that is
-        left.
+        left, 0 to 1.
 
     Examples
     --------
