@@ -82,7 +82,7 @@ def test_a_wide_screen_is_not_filled_and_a_narrow_one_shows_what_was_found(invok
 def test_a_refused_lock_is_told_with_the_limit_that_may_be_the_cause(invoke, monkeypatch):
     monkeypatch.setattr(facts, "read_limit", lambda name: 8 << 20)
     findings = {one["name"]: one for one in json.loads(invoke("--json", **REFUSED).stdout)}
-    assert findings["page-locking"]["verdict"] == "note"
+    assert findings["pinning"]["verdict"] == "note"
     assert findings["memlock limit"]["value"] == "8.0 MiB"
     assert "ulimit -l" in findings["memlock limit"]["advice"]
 

@@ -730,7 +730,7 @@ def test_copies_that_block_wait_for_the_users_kernels(runtime):
     def look():
         return [runtime.launch_read(images) for images, _ in load(10)]
 
-    with pytest.warns(RuntimeWarning, match="page-lock"):
+    with pytest.warns(RuntimeWarning, match="could not be pinned"):
         seen = look()
     runtime.finish()
     assert [values[0, 0] for (values,) in seen] == list(range(10))

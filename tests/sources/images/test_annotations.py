@@ -247,7 +247,7 @@ BOX = [[1, 1, 5, 5]]
         (Mask("x"), np.zeros(6), r"got the shape \(6,\)"),
         (Mask("x"), "mask.png", "expected a mask: an array, or a Pillow or encoded image, got str"),
         (Mask("x"), np.full((8, 6), "a"), "expected a mask of numbers"),
-        (Mask("x", fill=300), np.zeros((8, 6), np.uint8), "the fill 300 is no value of a mask of uint8"),
+        (Mask("x", fill=300), np.zeros((8, 6), np.uint8), "the fill 300 does not fit a mask of uint8"),
         (Mask("x", stacked=True), np.zeros((8, 6)), r"expected masks of shape \(n, height, width\) of 8 x 6"),
         (Boxes("x"), [[1, 1, 20, 5]], r"within the image of 8 x 6 pixels, .* got \[1, 1, 20, 5\] as box 0"),
         (Boxes("x"), [*BOX, [3, 3, 2, 5]], "as box 1"),
