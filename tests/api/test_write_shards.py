@@ -201,7 +201,7 @@ def test_one_process_writes_at_a_time(tmp_path):
 @pytest.mark.parametrize(
     ("samples", "form", "error", "problem"),
     [
-        ([{"x": 1}] * 64 + [{"x": 1.5}], "parquet", ValueError, "samples 64 to 64 differ from those before"),
+        ([{"x": 1}] * 64 + [{"x": 1.5}], "parquet", ValueError, "samples 64 to 64 differ from earlier ones"),
         ([{"x": 1}, {"y": 1}], "parquet", SampleError, "the same fields"),
         ([{"x": object()}], "parquet", SampleError, "field 'x': Parquet cannot hold these object"),
         ([{"x": object()}], "tar", SampleError, "not JSON serializable"),
