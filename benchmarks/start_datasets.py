@@ -62,7 +62,7 @@ class Graphs(Arrays):
         return self.graphs[index]
 
 
-class Pictures(Arrays):
+class Images(Arrays):
     """JPEG files of a folder, read with Pillow."""
 
     def __init__(self) -> None:
@@ -73,9 +73,9 @@ class Pictures(Arrays):
         self.paths = [folder / f"{number:04d}.jpg" for number in range(COUNT)]
         if not all(path.exists() for path in self.paths):
             pixels = np.random.default_rng(0).integers(0, 255, (8, 8, 3), np.uint8)
-            picture = Image.fromarray(pixels).resize((224, 224))
+            image = Image.fromarray(pixels).resize((224, 224))
             file = io.BytesIO()
-            picture.save(file, "JPEG")
+            image.save(file, "JPEG")
             for path in self.paths:
                 path.write_bytes(file.getvalue())
 
@@ -114,5 +114,5 @@ DATASETS = {
     "pandas": Frame,
     "Hugging Face": hugging_face,
     "PyG": Graphs,
-    "pictures": Pictures,
+    "images": Images,
 }

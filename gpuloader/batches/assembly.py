@@ -515,4 +515,5 @@ class KeptBatch(SampleBatch):
         # What a collate_fn returns belongs to the user, and has no fields to transform.
         if collation.whole:
             return staged
-        return complete(collation, staged, keys if self.gaps is None else self.gaps.take(keys))
+        # Items without a transform that asks for keys have none.
+        return complete(collation, staged, self.gaps.take(keys) if self.gaps is not None and keys else keys)

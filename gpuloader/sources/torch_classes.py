@@ -7,11 +7,12 @@ classes are this package's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gpuloader.order import samplers
 from gpuloader.sources import dataset
+from gpuloader.sources.array_rows import check_index
 from gpuloader.sources.dataset import MapStyle, S
 
 _Bases = tuple[Any, Any, Any, Any]
@@ -70,6 +71,10 @@ class ConcatDataset(_Summand, dataset.ConcatDataset[S], _Joined):  # type: ignor
     >>> ConcatDataset(["ab", "cde"])[2]
     'c'
     """
+
+    def _read(self, indices: Sequence[int]) -> list[Any]:
+        # In PyTorch's order. Asked for by dataset, samples would draw other random numbers than there.
+        return [self._read_one(check_index(self, index)) for index in indices]
 
 
 class Subset(_Summand, dataset.Subset[S], _Part):  # type: ignore[misc, valid-type]
