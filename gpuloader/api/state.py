@@ -183,6 +183,8 @@ def read_state(state: object) -> Position:
         copies, own = state.get("dataset", (None, ()))
         read.copies = None if copies is None else _count(copies)
         read.workers = {_count(worker): ItemState(worker, 0, one) for worker, one in own}
+        if read.copies == 0:
+            read.workers[0]  # this process's, which the next epoch begins with
         if version == _POSITIONED:
             read.seed = None if state["seed"] is None else read.seed
             read.step, read.base = 1, _count(state["position"])

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gpuloader.api import loader as dataset_loader
-from gpuloader.api.epochs import EpochOf, UpcomingBatches
 from gpuloader.api.loading import Framework
 from gpuloader.api.options import Options, warn
 from gpuloader.api.prepared_loader import PreparedLoader
+from gpuloader.api.upcoming import EpochOf, UpcomingBatches
 from gpuloader.batches.schema import Fallback
 from gpuloader.checks import AUTO
 from gpuloader.foreign import has_own_class, is_tensor
@@ -123,13 +123,20 @@ def _find_grouping(batches: object) -> tuple[object, object, int] | None:
 
 
 class _Computed:
-    """An attribute that the base class computes, unless the loader has a value for it in `vars`."""
+    """An attribute that the base class computes, unless `vars` of the loader has a value other than 'auto'."""
 
     def __init__(self, name: str) -> None:
-        self._read = vars(dataset_loader.DataLoader)[name].fget
+        self._name = name
+        self.compute = vars(dataset_loader.DataLoader)[name].fget
 
     def __get__(self, loader: Any, owner: type) -> Any:
-        return self if loader is None else self._read(loader)
+        if loader is None:
+            return self
+        shown = vars(loader).get(self._name, AUTO)
+        return self.compute(loader) if shown is AUTO else shown
+
+    def __set__(self, loader: Any, value: object) -> None:
+        vars(loader)[self._name] = value
 
 
 # The order counts: a batch sampler is made of the sampler.
@@ -266,9 +273,9 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
         for name in Options.__dataclass_fields__.keys() - {"shuffle"}:  # Lightning passes shuffle=False
             shown.setdefault(name, getattr(options, name))  # a subclass may call something else so
         for name in _COMPUTED:
-            shown[name] = vars(DataLoader)[name].__get__(self, DataLoader)
-        if options.num_workers == AUTO:  # the number changes while loops run
-            del shown["num_workers"], shown["prefetch_factor"]
+            shown[name] = vars(DataLoader)[name].compute(self)
+        if options.num_workers == AUTO:
+            shown["num_workers"] = AUTO  # the attribute is the number, which changes while loops run
         # As PyTorch's loader has them, whether it asks them for anything or not.
         if batching.iterable:
             shown["sampler"] = sampler = _InfiniteConstantSampler()

@@ -281,7 +281,7 @@ def _read_beside(shared: _Shared) -> None:
                     shared.ending = error
                     break
                 ended = perf_counter_ns()
-                # Growing the ring is not part of reading: it happens once.
+                # Growing the ring is not part of reading: it happens a few times.
                 policy.note_read(ended - begun - (ring.reserved_in - reserved_in), changes)
                 mode = BESIDE if policy.beside else TURNS
                 if mode is not shared.mode:

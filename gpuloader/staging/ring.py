@@ -171,7 +171,6 @@ class Ring:
                 if more > 0:
                     self._add(more)
                 return more > 0
-            begun = perf_counter_ns()
             size = self.slot_nbytes = align(max(nbytes, 1))
             # Small slots cost little memory, and with more of them a thread reads short batches in bursts.
             # These are reserved when the others are in use: a loop that reads by itself needs none of them.
@@ -184,17 +183,17 @@ class Ring:
             self._add(now)
             self.count += stretched
             self.stretched = stretched
-            self.reserved_in = perf_counter_ns() - begun
             self.allocated = True
             return True
 
     def _add(self, count: int) -> None:
-        size = self.slot_nbytes
+        begun, size = perf_counter_ns(), self.slot_nbytes
         arena = Arena(size * count, self.locker, shared=self.shared, near=self.near)
         for start in range(0, arena.nbytes, size):
             self._free.append(Slot(arena.bytes[start : start + size], arena))
             self._credits.put(True)
         self._reserved += count
+        self.reserved_in += perf_counter_ns() - begun
 
     def grow(self, more: int) -> None:
         """Add `more` slots of the initial size; raises `StagingMemoryError`."""
@@ -249,11 +248,13 @@ class Ring:
 
     def rearm(self) -> bool:
         """Undo `interrupt` once no thread waits in `acquire`; return whether all slots are back."""
-        # Every `interrupt` has left a False. The credits of free slots stay, and nobody takes any now.
-        for _ in range(self._credits.qsize()):
-            if self._credits.get():
-                self._credits.put(True)
-        return not self.allocated or len(self._free) + self.count - self._reserved + self.leased == self.count
+        # Every `interrupt` has left a False, and a Ctrl-C may have come between a credit and its slot. Then
+        # `_extend` would see a free slot for ever, of which nobody can take the credit.
+        while not self._credits.empty():
+            self._credits.get()
+        for _ in self._free:
+            self._credits.put(True)
+        return len(self._free) + self.leased == self._reserved
 
 
 # Leases: a slot stays reserved until the user's last view of the delivered batch is gone.

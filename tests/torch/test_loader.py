@@ -41,6 +41,16 @@ def test_devices_are_places():
     assert batch.to("cpu") is batch
 
 
+def test_a_copy_by_attributes_finds_its_number_of_workers_too():
+    """Trainers make loaders of what is in `vars`, and compute with the attributes."""
+    loader = DataLoader(range(8), num_workers="auto", prefetch_factor=3)
+    assert (loader.num_workers, loader.prefetch_factor) == (1, 3)
+    shown = {name: vars(loader)[name] for name in ("dataset", "num_workers", "prefetch_factor")}
+    assert DataLoader(**shown)._epochs.workers == loader._epochs.workers
+    loader.num_workers = 2
+    assert (loader.num_workers, vars(loader)["num_workers"], loader._epochs.workers.most) == (2, 2, 0)
+
+
 def test_copies_draw_from_copies_of_the_generator():
     loader = DataLoader(list(range(7)), 3, shuffle=True, generator=torch.Generator().manual_seed(5))
     copies = copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))
