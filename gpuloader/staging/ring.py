@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.errors import QueueClosed
-from gpuloader.staging.arena import Arena, Layout, PageLocker, align, check_available
+from gpuloader.staging.arena import Arena, Layout, PageLocker, align
 from gpuloader.system.cores import Cores
 from gpuloader.system.finalizers import calling
 
@@ -178,17 +178,15 @@ class Ring:
             # Few loops hold as many batches as they may, and large slots take long to fault in.
             now = self.count - self.spare if size >= LARGE else self.count
             now = max(min(now, max(FIRST_SLOTS, 2 * self.spare)), 1)
-            if self.count > now:
-                check_available(size * self.count)  # before the first batch, not in the middle of an epoch
-            self._add(now)
+            self._add(now, size * self.count)  # too little memory shows now, not in the middle of an epoch
             self.count += stretched
             self.stretched = stretched
             self.allocated = True
             return True
 
-    def _add(self, count: int) -> None:
+    def _add(self, count: int, whole: int = 0) -> None:
         begun, size = perf_counter_ns(), self.slot_nbytes
-        arena = Arena(size * count, self.locker, shared=self.shared, near=self.near)
+        arena = Arena(size * count, self.locker, shared=self.shared, near=self.near, whole=whole)
         for start in range(0, arena.nbytes, size):
             self._free.append(Slot(arena.bytes[start : start + size], arena))
             self._credits.put(True)
