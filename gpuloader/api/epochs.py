@@ -385,9 +385,10 @@ class DatasetEpochs(Epochs):
         pads = self.delivery.pads or (is_part and isinstance(plan, OrderedPlan | DealtPlan) and plan.pads)
         if shards > 1:
             plan = ShardedPlan(plan, shards, self.delivery.uneven)
-        count_real = None
+        count_real: Callable[[StagedBatch], tuple[int, int]] | None = None
         if pads and isinstance(plan, ShardedPlan | OrderedPlan | DealtPlan):
-            count_real = partial(_take_own, plan)
+            take_own = plan.take_own
+            count_real = lambda staged: take_own(staged.number)  # noqa: E731
         # A copy: the position's own set shrinks while the fetch, which is ahead of the user, reads this one.
         start, beyond = position.batches, set(position.beyond)
         batches: Iterator[Any] = plan.batches(start)
@@ -735,10 +736,6 @@ class DatasetEpochs(Epochs):
     def close(self) -> None:
         """End persistent worker processes."""
         self._fetching.close()
-
-
-def _take_own(plan: ShardedPlan | OrderedPlan | DealtPlan, staged: StagedBatch) -> tuple[int, int]:
-    return plan.take_own(staged.number)
 
 
 def _name_order(size: int | None) -> str:

@@ -472,8 +472,7 @@ def from_generator(
     >>> [numbers.tolist() for numbers, in loader.set_batch_generator(batches, places="cpu")]
     [[0, 1], [2, 3], [4, 5]]
     """
-    by_feeds = feed_list, capacity, use_double_buffer, iterable, return_list, use_multiprocess, drop_last
-    return GeneratorLoader(*by_feeds, output, stream, static, copy)
+    return GeneratorLoader(**locals())
 
 
 # `DataLoader.from_dataset`: make a loader over a dataset of text files, as in Paddle.

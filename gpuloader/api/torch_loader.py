@@ -123,7 +123,7 @@ def _find_grouping(batches: object) -> tuple[object, object, int] | None:
 
 
 class _Computed:
-    """An attribute that the base class computes, unless `vars` of the loader has a value other than 'auto'."""
+    """An attribute that the base class computes, unless `vars(loader)` has a value other than 'auto'."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -187,10 +187,7 @@ class ThreadWorkers:
             # The threads do not exist in a forked process, and locks they held may still be locked.
             return False
         ended = self._end()
-        if ended:
-            for job in self.window.jobs:
-                job.done = True
-        self.window.drop_done()
+        self.window.drop(unfinished=ended)
         for stream in self.streams if ended else ():
             stream.close()
         return ended
