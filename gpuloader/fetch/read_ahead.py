@@ -117,10 +117,8 @@ class InlineFetch:
             if self._interrupted:  # the interrupt has ended the generator, and its rest is lost
                 raise interrupted() from None
             raise QueueClosed("the reader has no more batches") from None
-        except Exception:
-            raise
-        except BaseException:
-            self._interrupted = True
+        except BaseException as error:
+            self._interrupted = not isinstance(error, Exception)
             raise
 
     def get_nowait(self) -> None:

@@ -202,10 +202,10 @@ def _inherited() -> tuple[object, ...]:
         folder = str(Path.cwd())
     except OSError:  # it was deleted
         folder = ""
-    status = read_text(Path("/proc/self/status")) or ""
+    status = read_text("/proc/self/status")
     names = ("Umask:", "Uid:", "Gid:", "Groups:", "Cap", "Cpus_allowed:")
     status = "\n".join(line for line in status.splitlines() if line.startswith(names))
-    limits = read_text(Path("/proc/self/limits"))
+    limits = read_text("/proc/self/limits")
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
     return os.getpid(), tuple(map(str, sys.path)), folder, dict(os.environ), status, limits, niceness
 
