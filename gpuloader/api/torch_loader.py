@@ -122,21 +122,12 @@ def _find_grouping(batches: object) -> tuple[object, object, int] | None:
     return batches.batch_size, batches.drop_last, id(batches.sampler)
 
 
-class _Computed:
+class _Computed(property):
     """An attribute that the base class computes, unless `vars(loader)` has a value other than 'auto'."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self.compute = vars(dataset_loader.DataLoader)[name].fget
-
-    def __get__(self, loader: Any, owner: type) -> Any:
-        if loader is None:
-            return self
-        shown = vars(loader).get(self._name, AUTO)
-        return self.compute(loader) if shown is AUTO else shown
-
-    def __set__(self, loader: Any, value: object) -> None:
-        vars(loader)[self._name] = value
+    def __get__(self, loader: Any, owner: type | None = None) -> Any:
+        shown = AUTO if loader is None else vars(loader).get(self.fget.__name__, AUTO)  # type: ignore[union-attr]
+        return super().__get__(loader, owner) if shown is AUTO else shown
 
 
 # The order counts: a batch sampler is made of the sampler.
@@ -213,8 +204,8 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
 
     _prepared: PreparedLoader | None = None  # once Accelerate has it: tells Accelerate where an epoch ends
     __initialized = False  # by PyTorch's name, which subclasses set, too, to replace a sampler
-    num_workers, prefetch_factor, worker_init_fn, multiprocessing_context, sampler, batch_sampler = map(
-        _Computed, _COMPUTED
+    num_workers, prefetch_factor, worker_init_fn, multiprocessing_context, sampler, batch_sampler = (
+        _Computed(vars(dataset_loader.DataLoader)[name].fget) for name in _COMPUTED
     )
     _iterator = None  # what PyTorch's loader has there; frameworks ask for it
     _framework = Framework(
@@ -273,7 +264,7 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
         for name in Options.__dataclass_fields__.keys() - {"shuffle"}:  # Lightning passes shuffle=False
             shown.setdefault(name, getattr(options, name))  # a subclass may call something else so
         for name in _COMPUTED:
-            shown[name] = vars(DataLoader)[name].compute(self)
+            shown[name] = vars(DataLoader)[name].fget(self)
         if options.num_workers == AUTO:
             shown["num_workers"] = AUTO  # the attribute is the number, which changes while loops run
         # As PyTorch's loader has them, whether it asks them for anything or not.

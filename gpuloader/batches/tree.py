@@ -437,9 +437,11 @@ def _never(value: Any) -> bool:  # noqa: ARG001
     return False
 
 
-def _flatten(
-    tree: Tree, sample: Any, entries_of: Callable[[Branch, Any], Sequence[Any] | None]
-) -> Sequence[Any] | None:
+EntriesOf = Callable[[Branch, Any], Sequence[Any] | None]
+"""`Branch.entries` or `Branch.match`."""
+
+
+def _flatten(tree: Tree, sample: Any, entries_of: EntriesOf) -> Sequence[Any] | None:
     """Return the values of a sample's leaves; None if `entries_of` returns None for a container."""
     root = tree.root
     if isinstance(root, Leaf):
@@ -450,12 +452,7 @@ def _flatten(
     return found if _collect(root, sample, entries_of, found) else None
 
 
-def _collect(
-    branch: Branch,
-    value: Any,
-    entries_of: Callable[[Branch, Any], Sequence[Any] | None],
-    found: list[Any],
-) -> bool:
+def _collect(branch: Branch, value: Any, entries_of: EntriesOf, found: list[Any]) -> bool:
     """Append the values of the leaves below a branch; return False if `entries_of` returns None."""
     entries = entries_of(branch, value)
     if entries is None:
