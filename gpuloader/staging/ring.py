@@ -178,6 +178,8 @@ class Ring:
             # Few loops hold as many batches as they may, and large slots take long to fault in.
             now = self.count - self.spare if size >= LARGE else self.count
             now = max(min(now, max(FIRST_SLOTS, 2 * self.spare)), 1)
+            if self.locker is not None:  # page-locking takes too long for the middle of an epoch
+                now += stretched
             self._add(now, size * self.count)  # too little memory shows now, not in the middle of an epoch
             self.count += stretched
             self.stretched = stretched
