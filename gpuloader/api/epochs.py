@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -23,7 +22,7 @@ from gpuloader.api.presenting import Present, present_step
 from gpuloader.api.rank_warning import warn_if_undivided
 from gpuloader.api.state import Position, end_epoch, find_spent
 from gpuloader.batches.gathering import Gatherer, RowStager
-from gpuloader.batches.items import BatchSpec, ItemState
+from gpuloader.batches.items import BatchSpec, ItemState, copy_state
 from gpuloader.batches.readers import ReadSoFar, Stager, stage_all
 from gpuloader.batches.schema import Collation
 from gpuloader.batches.staged import StagedBatch
@@ -48,7 +47,6 @@ from gpuloader.order.batching import Batching, EpochSetter
 from gpuloader.order.dividing import ALONE
 from gpuloader.order.order import InOrder, Shuffled, Stretch, check_whole
 from gpuloader.order.plan import DealtPlan, OrderedPlan, Plan, ShardedPlan
-from gpuloader.order.samplers import BatchSampler
 from gpuloader.order.torch_order import TorchOrder
 from gpuloader.sources.dataset import count_items
 from gpuloader.sources.readers.decorators import Reader
@@ -196,13 +194,16 @@ class ReadingEpochs(Epochs):
         source: tuple[Reader, Callable[[], Stager], int],
         capacity: int,
         policy: ReadAheadPolicy | None,
-        present: Callable[[Position, bool, DeliveredStep], Any],
+        build: Callable[[StagedBatch, list[Any]], Any],
         ended: Callable[[], None],
+        *,
+        single: bool = True,
     ) -> Iteration:
         """Open an epoch that one thread reads, up to `capacity` batches ahead if there is a `policy`.
 
-        The `source` holds a reader, a function that makes its stager, and the number of items per batch.
-        `present` is also told whether there is only one place.
+        The `source` is a reader, what makes the function that stages its items, and the items per batch.
+        `build` makes what the user gets of a batch and its arrays; a step is a list of these, or of a
+        `single` place the batch itself.
         """
         reader, make_stager, items_a_batch = source
         # Read as one pair: while this epoch opens, another thread may set another source with other places.
@@ -218,7 +219,7 @@ class ReadingEpochs(Epochs):
             epoch = Epoch(
                 buffers,
                 fetch,
-                partial(present, position, len(delivery.devices) == 1),
+                partial(_build_step, build, position, single and len(delivery.devices) == 1),
                 idle,
                 drop_last=delivery.drop_last,
                 meter=self._meter,
@@ -233,6 +234,16 @@ class ReadingEpochs(Epochs):
         threads = int(self.policy is not None and self.policy.threaded)
         cores = usable_cores()
         return Configuration(self.reads, threads, "thread", cores, self._places, policy=self.policy)
+
+
+def _build_step(
+    build: Callable[[StagedBatch, list[Any]], Any], position: Position, single: bool, step: DeliveredStep
+) -> Any:
+    batches: list[Any] = []
+    for staged, arrays in step:
+        batches.append(build(staged, arrays))
+        position.received(staged)
+    return batches[0] if single else batches
 
 
 class DatasetEpochs(Epochs):
@@ -376,9 +387,10 @@ class DatasetEpochs(Epochs):
         pads = self.delivery.pads or (is_part and isinstance(plan, OrderedPlan | DealtPlan) and plan.pads)
         if shards > 1:
             plan = ShardedPlan(plan, shards, self.delivery.uneven)
-        count_real = None
+        count_real: Callable[[StagedBatch], tuple[int, int]] | None = None
         if pads and isinstance(plan, ShardedPlan | OrderedPlan | DealtPlan):
-            count_real = partial(_take_own, plan)
+            take_own = plan.take_own
+            count_real = lambda staged: take_own(staged.number)  # noqa: E731
         # A copy: the position's own set shrinks while the fetch, which is ahead of the user, reads this one.
         start, beyond = position.batches, set(position.beyond)
         batches: Iterator[Any] = plan.batches(start)
@@ -487,7 +499,7 @@ class DatasetEpochs(Epochs):
             position.copies = self._fetching.copies
             if not position.copies:
                 dataset = plan.source.dataset
-                position.workers = {0: ItemState(0, 0, copy.deepcopy(dataset.state_dict()))}
+                position.workers = {0: ItemState(0, 0, copy_state(dataset.state_dict()))}
             elif self.workers.persistent and self._latest is not None:
                 position.workers = dict(self._latest.workers)
         if self._follows_torch and self.workers.persistent and self._has_drawn:
@@ -729,10 +741,6 @@ class DatasetEpochs(Epochs):
         self._fetching.close()
 
 
-def _take_own(plan: ShardedPlan | OrderedPlan | DealtPlan, staged: StagedBatch) -> tuple[int, int]:
-    return plan.take_own(staged.number)
-
-
 def _name_order(size: int | None) -> str:
     return "an order for any batch size" if size is None else f"an order for batches of {size} samples"
 
@@ -743,83 +751,3 @@ def _check_end(what: str, reached: int, total: int) -> None:
             f"the state is {reached} {what} into an epoch and this dataset has {total}: it comes from "
             "another dataset or sampler"
         )
-
-
-# A loader's own samplers, as its attributes show them: the loader decides their epoch.
-
-
-class UpcomingBatches(BatchSampler):
-    """The indices of the batches that a loader's next epoch will deliver on this rank.
-
-    If epochs draw their order as PyTorch does, each iteration draws a new order, like PyTorch's samplers.
-
-    Accelerate and Hugging Face's Trainer skip batches with a PyTorch loader over this batch sampler. That
-    loader reads what this loader itself would read. Iterating does not begin an epoch.
-
-    Examples
-    --------
-    >>> from gpuloader import DataLoader
-    >>> loader = DataLoader(range(10), places="cpu", batch_size=2, shard=(1, 2), uneven="repeat")
-    >>> list(loader.batch_sampler), len(loader.batch_sampler)
-    ([[2, 3], [6, 7], [9]], 3)
-    """
-
-    _plain: type[BatchSampler] = BatchSampler
-    """The class of a copy, which is not a loader's."""
-
-    def __init__(
-        self, sampler: Iterable[Any], batch_size: int, drop_last: bool, epochs: DatasetEpochs
-    ) -> None:
-        super().__init__(sampler=sampler, batch_size=batch_size, drop_last=drop_last)
-        self._epochs = epochs
-        self._counts = False
-
-    def lead_to(self, epochs: DatasetEpochs, *, counts: bool = False) -> None:
-        """Yield the indices of these epochs; with `counts`, reading one epoch's indices moves to the next."""
-        self._epochs, self._counts = epochs, counts
-
-    def __iter__(self) -> Iterator[list[int]]:
-        epoch = self._epochs.next_epoch
-        yield from self._epochs.list_batches()
-        if self._counts:
-            self._epochs.set_epoch(epoch + 1)
-
-    def __len__(self) -> int:
-        return self._epochs.count_batches()
-
-    @property
-    def num_replicas(self) -> int:
-        """The number of ranks that the batches are divided among."""
-        return self._epochs.ranks[1]
-
-    @property
-    def rank(self) -> int:
-        """The rank whose batches these are."""
-        return self._epochs.ranks[0]
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make that epoch the loader's next one."""
-        self._epochs.set_epoch(epoch)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        kept: dict[str, Any] = {name: getattr(self, name) for name in ("sampler", "batch_size", "drop_last")}
-        return partial(self._plain, **kept), ()
-
-
-class EpochOf:
-    """The ``set_epoch`` of a loader's own sampler. It does not keep the loader alive; a copy does nothing.
-
-    A cycle through the sampler would keep the loader's pinned slots until garbage is collected.
-    """
-
-    def __init__(self, epochs: DatasetEpochs | None = None) -> None:
-        self._epochs = None if epochs is None else weakref.ref(epochs)
-
-    def __call__(self, epoch: int) -> None:
-        """Set the loader's epoch."""
-        epochs = None if self._epochs is None else self._epochs()
-        if epochs is not None:
-            epochs.set_epoch(epoch)
-
-    def __reduce__(self) -> tuple[type[EpochOf], tuple[()]]:
-        return EpochOf, ()

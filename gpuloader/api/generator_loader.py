@@ -14,10 +14,11 @@ from gpuloader.api.epochs import ReadingEpochs
 from gpuloader.api.options import check_option, check_uncopied
 from gpuloader.api.state import Position, end_epoch, find_spent_reader, read_state
 from gpuloader.batches.readers import BatchStager, SampleListStager, SampleStager, Stager, check_takes_state
+from gpuloader.batches.staged import StagedBatch
 from gpuloader.checks import THREAD, check_count, check_read_ahead
 from gpuloader.devices.places import default_place, guarded_place, parse_places
 from gpuloader.epoch.delivery import Delivery
-from gpuloader.epoch.epoch import DeliveredStep, Iteration
+from gpuloader.epoch.epoch import Iteration
 from gpuloader.errors import BadType, BadValue, EOFException, Misuse
 from gpuloader.fields.ragged import gather_fields
 from gpuloader.fields.spec import FeedSpec, resolve_feeds
@@ -61,16 +62,12 @@ class ReaderEpochs(ReadingEpochs):
         assert self.source is not None
         source = self.source
         ended = partial(end_epoch, position, partial(find_spent_reader, source[0]))
-        return self.open_reading(position, guard, source, self.capacity, self.policy, self._present, ended)
+        how = self.capacity, self.policy, self._build, ended
+        return self.open_reading(position, guard, source, *how, single=self._names is None)
 
-    def _present(self, position: Position, is_single: bool, step: DeliveredStep) -> Any:
-        batches: list[Any] = []
-        for staged, arrays in step:
-            position.received(staged)
-            levels = staged.levels
-            fields = gather_fields(levels, arrays) if any(levels) else arrays
-            batches.append(fields if self._as_list else dict(zip(self._names or (), fields, strict=True)))
-        return batches[0] if is_single and self._names is None else batches
+    def _build(self, staged: StagedBatch, arrays: list[Any]) -> Any:
+        fields = gather_fields(staged.levels, arrays) if any(staged.levels) else arrays
+        return fields if self._as_list else dict(zip(self._names or (), fields, strict=True))
 
 
 class GeneratorLoader(Measured):
@@ -476,8 +473,7 @@ def from_generator(
     >>> [numbers.tolist() for numbers, in loader.set_batch_generator(batches, places="cpu")]
     [[0, 1], [2, 3], [4, 5]]
     """
-    by_feeds = feed_list, capacity, use_double_buffer, iterable, return_list, use_multiprocess, drop_last
-    return GeneratorLoader(*by_feeds, output, stream, static, copy)
+    return GeneratorLoader(**locals())
 
 
 # `DataLoader.from_dataset`: make a loader over a dataset of text files, as in Paddle.

@@ -9,11 +9,12 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic
 
-from gpuloader.api.epochs import DatasetEpochs, EpochOf, UpcomingBatches
+from gpuloader.api.epochs import DatasetEpochs
 from gpuloader.api.generator_loader import from_dataset, from_generator
 from gpuloader.api.loading import Framework, decide
 from gpuloader.api.options import DEPRECATED, Options, warn
 from gpuloader.api.state import Position, read_state
+from gpuloader.api.upcoming import EpochOf, UpcomingBatches
 from gpuloader.devices.places import Place
 from gpuloader.epoch.cache import ArraySource, materialise
 from gpuloader.epoch.epoch import Iteration

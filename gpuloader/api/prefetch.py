@@ -19,7 +19,7 @@ from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.outputs import FollowingOutput
 from gpuloader.devices.places import default_place, parse_places
 from gpuloader.epoch.delivery import Delivery
-from gpuloader.epoch.epoch import DeliveredStep, Iteration
+from gpuloader.epoch.epoch import Iteration
 from gpuloader.errors import BadType
 from gpuloader.foreign import current_cuda_device
 from gpuloader.order.order import check_whole
@@ -51,8 +51,7 @@ class PrefetchedSource:
         self._batches = batches
         self._stateful = stateful
         # Loaders prepared by Accelerate announce their last batch to the whole program. That must not happen
-        # before the user has the batch: the announcement is withdrawn when the batch is read, and `delivered`
-        # repeats it.
+        # before the user has it: it is taken back when the batch is read, and repeated by `deliver`.
         self.announces = hasattr(batches, "end_of_dataloader") and hasattr(batches, "gradient_state")
         self._is_last = False
         # Created in the thread that asks for the first batch, because loaders fork their workers here.
@@ -85,11 +84,13 @@ class PrefetchedSource:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Do nothing: the iterable has had its state since the user loaded it."""
 
-    def delivered(self, staged: StagedBatch) -> None:
-        """Reduce the state of a batch to the iterable's own, now that the user has received the batch."""
+    def deliver(self, staged: StagedBatch, arrays: list[Any]) -> Any:
+        """Return a batch as the user gets it, and reduce its state to the iterable's own."""
         staged.state, is_last = staged.state
         if is_last:
             self._batches.end_of_dataloader = True
+        assert staged.tree is not None
+        return staged.tree.build_batch(staged.levels, arrays, staged.objects)
 
     def finish(self) -> None:
         """Let the iterable end its pass; called once the user has received every batch."""
@@ -292,20 +293,9 @@ class WrappedEpochs(ReadingEpochs):
             (source, partial(NestedStager, self._intake, draw), 1),
             capacity,
             policy,
-            partial(self._present, source),
+            source.deliver,
             partial(self._end, position, source),
         )
-
-    def _present(
-        self, source: PrefetchedSource, position: Position, is_single: bool, step: DeliveredStep
-    ) -> Any:
-        batches: list[Any] = []
-        for staged, arrays in step:
-            source.delivered(staged)
-            position.received(staged)
-            assert staged.tree is not None
-            batches.append(staged.tree.build_batch(staged.levels, arrays, staged.objects))
-        return batches[0] if is_single else batches
 
     def _end(self, position: Position, source: PrefetchedSource) -> None:
         source.finish()

@@ -177,12 +177,15 @@ def read_state(state: object) -> Position:
             beyond=_lengthen(state.get("beyond", ())),
             size=_count_or_none(state, "batch_size"),
             order_size=_count_or_none(state, "order_batch_size"),
-            torch_order=_torch_order_or_none(state),
         )
+        if (drawn := state.get("drawn")) is not None:
+            read.torch_order = TorchOrder(drawn if isinstance(drawn, str) else _count(drawn, 2**63))
         read.persists = state.get("persists") is True
         copies, own = state.get("dataset", (None, ()))
         read.copies = None if copies is None else _count(copies)
         read.workers = {_count(worker): ItemState(worker, 0, one) for worker, one in own}
+        if read.copies == 0:
+            read.workers[0]  # this process's, which the next epoch begins with
         if version == _POSITIONED:
             read.seed = None if state["seed"] is None else read.seed
             read.step, read.base = 1, _count(state["position"])
@@ -229,13 +232,6 @@ def _lengthen(entries: Any) -> set[int]:
 
 def _count_or_none(state: Mapping[str, Any], name: str) -> int | None:
     return None if state.get(name) is None else _count(state[name])
-
-
-def _torch_order_or_none(state: Mapping[str, Any]) -> TorchOrder | None:
-    drawn = state.get("drawn")
-    if drawn is None:
-        return None
-    return TorchOrder(drawn if isinstance(drawn, str) else _count(drawn, 2**63))
 
 
 def _count(value: Any, limit: int | None = None) -> int:

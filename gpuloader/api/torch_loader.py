@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gpuloader.api import loader as dataset_loader
-from gpuloader.api.epochs import EpochOf, UpcomingBatches
 from gpuloader.api.loading import Framework
 from gpuloader.api.options import Options, warn
 from gpuloader.api.prepared_loader import PreparedLoader
+from gpuloader.api.upcoming import EpochOf, UpcomingBatches
 from gpuloader.batches.schema import Fallback
 from gpuloader.checks import AUTO
 from gpuloader.foreign import has_own_class, is_tensor
@@ -122,14 +122,12 @@ def _find_grouping(batches: object) -> tuple[object, object, int] | None:
     return batches.batch_size, batches.drop_last, id(batches.sampler)
 
 
-class _Computed:
-    """An attribute that the base class computes, unless `vars` of the loader has a value for it."""
+class _Computed(property):
+    """An attribute that the base class computes, unless `vars(loader)` has a value other than 'auto'."""
 
-    def __init__(self, name: str) -> None:
-        self._read = vars(dataset_loader.DataLoader)[name].fget
-
-    def __get__(self, loader: Any, owner: type) -> Any:
-        return self if loader is None else self._read(loader)
+    def __get__(self, loader: Any, owner: type | None = None) -> Any:
+        shown = AUTO if loader is None else vars(loader).get(self.fget.__name__, AUTO)  # type: ignore[union-attr]
+        return super().__get__(loader, owner) if shown is AUTO else shown
 
 
 # The order matters: a batch sampler is made from the sampler.
@@ -204,10 +202,10 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
     (1, 2) tensor([9])
     """
 
-    _prepared: PreparedLoader | None = None  # once Accelerate has the loader: tells it where an epoch ends
-    __initialized = False  # PyTorch's name, which subclasses also set in order to replace a sampler
-    num_workers, prefetch_factor, worker_init_fn, multiprocessing_context, sampler, batch_sampler = map(
-        _Computed, _COMPUTED
+    _prepared: PreparedLoader | None = None  # once Accelerate has it: tells Accelerate where an epoch ends
+    __initialized = False  # by PyTorch's name, which subclasses set, too, to replace a sampler
+    num_workers, prefetch_factor, worker_init_fn, multiprocessing_context, sampler, batch_sampler = (
+        _Computed(vars(dataset_loader.DataLoader)[name].fget) for name in _COMPUTED
     )
     _iterator = None  # PyTorch's loader has this attribute, and frameworks ask for it
     _framework = Framework(
@@ -266,10 +264,10 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
         for name in Options.__dataclass_fields__.keys() - {"shuffle"}:  # Lightning passes shuffle=False
             shown.setdefault(name, getattr(options, name))  # a subclass may use the name for something else
         for name in _COMPUTED:
-            shown[name] = vars(DataLoader)[name].__get__(self, DataLoader)
-        if options.num_workers == AUTO:  # the number changes while loops run
-            del shown["num_workers"], shown["prefetch_factor"]
-        # PyTorch's loader has them, whether or not it uses them.
+            shown[name] = vars(DataLoader)[name].fget(self)
+        if options.num_workers == AUTO:
+            shown["num_workers"] = AUTO  # the attribute is the number, which changes while loops run
+        # As PyTorch's loader has them, whether it asks them for anything or not.
         if batching.iterable:
             shown["sampler"] = sampler = _InfiniteConstantSampler()
             if options.batch_size is not None:

@@ -239,8 +239,8 @@ class Pass:
         close_iterator(self._items)
 
 
-def _copy_state(state: Any) -> Any:
-    """Return a copy of a state that the dataset may still change while it reads ahead of the user."""
+def copy_state(state: Any) -> Any:
+    """Return a copy of a state, which the dataset may go on to change while it reads ahead of the user."""
     is_flat = type(state) is dict and _PLAIN.issuperset(map(type, state.values()))
     return dict(state) if is_flat else copy.deepcopy(state)
 
@@ -293,7 +293,7 @@ class ItemStream(Pass):
         state = None
         if self._stateful and not ended:
             try:
-                state = {name: _copy_state(one.state_dict()) for name, one in self._stateful.items()}
+                state = {name: copy_state(one.state_dict()) for name, one in self._stateful.items()}
                 if _OF_ITERATOR not in state:
                     state = state[_OF_DATASET]
             except Exception as error:

@@ -109,6 +109,8 @@ _FieldSpec = tuple[np.dtype[Any], tuple[int | None, ...], int]
 
 The shape of a field that varies is the shape of one of its steps.
 """
+_NUMBERS = {kind: np.dtype(kind) for kind in (bool, int, float)}
+_LARGEST = np.iinfo(int).max
 _MOST_SCHEMAS = 8
 _MOST_TABLES = 8
 _POINTER = 8
@@ -232,7 +234,10 @@ def _is_like(value: Any, spec: _FieldSpec | None, is_flat: bool) -> bool:
 
 
 def _settle(value: Any, *, varies: bool, advice: str = "") -> _FieldSpec:
-    """Return what a sample's value settles about its field, which `varies` in length or not."""
+    """Return what a sample's value settles of its field, which `varies` in length or not."""
+    dtype = None if varies else _NUMBERS.get(type(value))
+    if dtype is not None and -_LARGEST <= value <= _LARGEST:
+        return dtype, (), 0  # as below, in a fraction of the time: a sample may have many of them
     if not varies and isinstance(value, Region | Encoded):
         # Every image has its own size, so the image itself settles what varies.
         return value.dtype, value.step, value.level

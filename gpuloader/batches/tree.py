@@ -174,6 +174,10 @@ class Branch:
     children: tuple[Node, ...]
     name: str
     template: Template | None = None
+    of_leaves: bool = dataclasses.field(init=False, compare=False)  # whether all children are fields
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "of_leaves", set(map(type, self.children)) <= {Leaf})
 
     def entries(self, value: Any) -> Sequence[Any]:
         """Return the values below `value`, one per child; raise `SampleError` if keys or length differ."""
@@ -252,8 +256,8 @@ class Tree:
                 self.in_sequences.append(len(leaves) - len(self.array_names))
             leaves.append(node)
         self.leaves = tuple(leaves)
-        # Most samples have no nesting. These are not walked: 0 is a bare leaf, 1 a container of leaves.
-        self.depth = 0 if isinstance(root, Leaf) else 1 if set(map(type, root.children)) <= {Leaf} else 2
+        # Most samples have no nesting. Theirs are not walked: 0 is a bare leaf, 1 a container of leaves.
+        self.depth = 0 if isinstance(root, Leaf) else 1 if root.of_leaves else 2
         self.is_flat = self.depth == 1 and isinstance(root, Branch) and root.keys is None
         # Where each leaf's value lies among the values of all arrays, followed by those of all other leaves.
         self.order: list[int] = []
@@ -433,27 +437,35 @@ def _never(value: Any) -> bool:  # noqa: ARG001
     return False
 
 
-def _flatten(
-    tree: Tree, sample: Any, entries_of: Callable[[Branch, Any], Sequence[Any] | None]
-) -> Sequence[Any] | None:
+EntriesOf = Callable[[Branch, Any], Sequence[Any] | None]
+"""`Branch.entries` or `Branch.match`."""
+
+
+def _flatten(tree: Tree, sample: Any, entries_of: EntriesOf) -> Sequence[Any] | None:
     """Return the values of a sample's leaves; None if `entries_of` returns None for a container."""
     root = tree.root
     if isinstance(root, Leaf):
         return (sample,)
-    entries = entries_of(root, sample)
-    if entries is None or tree.depth == 1:
-        return entries
+    if root.of_leaves:
+        return entries_of(root, sample)
     found: list[Any] = []
+    return found if _collect(root, sample, entries_of, found) else None
 
-    def walk(children: Sequence[Node], values: Sequence[Any]) -> bool:
-        for child, value in zip(children, values, strict=True):
-            if isinstance(child, Leaf):
-                found.append(value)
-            elif (entries := entries_of(child, value)) is None or not walk(child.children, entries):
-                return False
+
+def _collect(branch: Branch, value: Any, entries_of: EntriesOf, found: list[Any]) -> bool:
+    """Append the values of the leaves below a branch; return False if `entries_of` returns None."""
+    entries = entries_of(branch, value)
+    if entries is None:
+        return False
+    if branch.of_leaves:
+        found += entries
         return True
-
-    return found if walk(root.children, entries) else None
+    for child, entry in zip(branch.children, entries, strict=True):
+        if isinstance(child, Leaf):
+            found.append(entry)
+        elif not _collect(child, entry, entries_of, found):
+            return False
+    return True
 
 
 def _build(node: Node, fields: Iterator[Any], keeps_tuples: bool) -> Any:

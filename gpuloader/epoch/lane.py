@@ -108,6 +108,8 @@ class Lane:
         self.runs_only_ours = False
         self._output = output or SharedOutput(device.consumer_stream)
         self._convert = None if output is None else output.convert
+        # Whether a host's arrays become tensors.
+        self._wraps = not isinstance(self._output, SharedOutput) or self._output.wrap is not None
         self._ring = ring
         self._meter = meter
         self._urgent = urgent
@@ -337,14 +339,17 @@ class Lane:
         if staged.own is not None:
             arrays: list[Any] = staged.own
             self._ring.release(staged.slot)
+            if self._wraps:  # a tensor is neither read-only, nor has it negative strides
+                for number, one in enumerate(arrays):
+                    if not one.flags.writeable or min(one.strides, default=0) < 0:
+                        arrays[number] = one.copy()
         else:
             # The user gets the slot's own views, so a batch is written once and never copied.
             arrays = lease_views(self._ring.lend(staged.slot, layout), layout, self._ring.freed)
         if layout.turned:
             arrays = layout.turn(arrays)
-        if mask is not None:  # shared and read-only; tensors cannot be read-only, so a tensor gets a copy
-            is_shared = isinstance(self._output, SharedOutput) and self._output.wrap is None
-            arrays.append(mask.array if is_shared else mask.array.copy())
+        if mask is not None:  # shared and read-only, which a tensor cannot be, so the tensor gets a copy
+            arrays.append(mask.array.copy() if self._wraps else mask.array)
         return arrays if self._convert is None else self._convert(arrays, None)
 
     # The batch is dropped: its slots come back.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import operator
 import os
 from collections import deque
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuloader.batches.assembly import Assembler
 from gpuloader.batches.gathering import Gatherer, tree_of
-from gpuloader.batches.items import BatchSpec, ItemState, Pass
+from gpuloader.batches.items import BatchSpec, ItemState, Pass, copy_state
 from gpuloader.batches.staged import Reserve, StagedBatch
 from gpuloader.checks import THREAD
 from gpuloader.fetch.contract import EpochRequest, Fetch, WorkerOptions, WorkerSetup
@@ -284,7 +283,7 @@ def _assemble_and_keep(
 ) -> StagedBatch:
     """Assemble a batch and keep the dataset's own state after it."""
     staged = builder.assemble(number, indices, reserve)
-    staged.state = ItemState(0, 0, copy.deepcopy(dataset.state_dict()))
+    staged.state = ItemState(0, 0, copy_state(dataset.state_dict()))
     return staged
 
 

@@ -151,10 +151,10 @@ class Window:
             raise QueueClosed("every batch of the epoch has been delivered")
         return None
 
-    def drop_done(self) -> None:
-        """Remove all finished jobs and return their slots to the ring, when the window closes."""
+    def drop(self, *, unfinished: bool) -> None:
+        """Remove finished jobs, or also `unfinished` ones if nobody works on them; return their slots."""
         for job in list(self.jobs):
-            if job.done:
+            if unfinished or job.done:
                 with self._slotting:
                     self.jobs.remove(job)
                 self._free(job)

@@ -117,10 +117,8 @@ class InlineFetch:
             if self._interrupted:  # the interrupt has ended the generator, and its rest is lost
                 raise interrupted() from None
             raise QueueClosed("the reader has no more batches") from None
-        except Exception:
-            raise
-        except BaseException:
-            self._interrupted = True
+        except BaseException as error:
+            self._interrupted = not isinstance(error, Exception)
             raise
 
     def get_nowait(self) -> None:
@@ -281,7 +279,7 @@ def _read_beside(shared: _Shared) -> None:
                     shared.ending = error
                     break
                 ended = perf_counter_ns()
-                # Growing the ring is not part of reading: it happens once.
+                # Growing the ring is not part of reading: it happens a few times.
                 policy.note_read(ended - begun - (ring.reserved_in - reserved_in), changes)
                 mode = BESIDE if policy.beside else TURNS
                 if mode is not shared.mode:

@@ -21,6 +21,7 @@ from gpuloader.fetch.contract import (
     WorkerSetup,
     as_failure,
     failed_alone,
+    interrupted,
     plain_indices,
     timed_out,
 )
@@ -157,21 +158,29 @@ class ThreadWorkers:
             raise in_a_fork("the loader's worker threads")
         if self._failures:
             raise self._failures[0]
-        window = self.window
-        while (job := window.next_job()) is not None:
-            reserve, count = partial(window.reserve, job), 1
-            try:
-                if self.streams:
-                    builder: BatchBuilder = _StreamBuilder(self.streams[job.worker], job.number, reserve)
-                else:
-                    builder, count = self.assembler.begin(job.number, job.indices, reserve), self.count
-            except Exception as error:
-                job.finish(None, error)
-                continue
-            if builder.nbytes is not None:
-                count = max(min(count, builder.nbytes // PART_NBYTES), 1)
-            DividedJob(job, builder, count, self, self._tasks(job.worker)).hand_out(len(job.indices))
-        return window.deliver()
+        while not self.bell.empty():  # else the entries of all batches that nobody waited for would pile up
+            self.bell.get()
+        try:
+            while (job := self.window.next_job()) is not None:
+                self._hand_out(job)
+            return self.window.deliver()
+        except KeyboardInterrupt:  # a batch may be lost by now, or the sampler's generator be closed
+            self._failures.append(interrupted())
+            raise
+
+    def _hand_out(self, job: Job) -> None:
+        reserve, count = partial(self.window.reserve, job), 1
+        try:
+            if self.streams:
+                builder: BatchBuilder = _StreamBuilder(self.streams[job.worker], job.number, reserve)
+            else:
+                builder, count = self.assembler.begin(job.number, job.indices, reserve), self.count
+        except Exception as error:
+            job.finish(None, error)
+            return
+        if builder.nbytes is not None:
+            count = max(min(count, builder.nbytes // PART_NBYTES), 1)
+        DividedJob(job, builder, count, self, self._tasks(job.worker)).hand_out(len(job.indices))
 
     def close(self) -> bool:
         """Stop the threads and return the slots they are not writing to; return False if one did not end."""
@@ -179,10 +188,7 @@ class ThreadWorkers:
             # The threads do not exist in a forked process, and locks that they held may still be locked.
             return False
         ended = self._end()
-        if ended:
-            for job in self.window.jobs:
-                job.done = True
-        self.window.drop_done()
+        self.window.drop(unfinished=ended)
         for stream in self.streams if ended else ():
             stream.close()
         return ended

@@ -88,12 +88,8 @@ def as_pad(pad: float | Padding) -> Padding:
 
 def name_extras(fields: Iterable[str], pads: Mapping[str, float | Padding]) -> tuple[str, ...]:
     """Return the names of lengths and masks, in the order in which they follow all fields of a batch."""
-    return tuple(name for field in fields if field in pads for name in name_fields(as_pad(pads[field])))
-
-
-def name_fields(pad: Padding) -> list[str]:
-    """Return the names of the fields that padding one field adds to a batch."""
-    return [name for name in (pad.lengths, pad.mask) if name is not None]
+    padded = [as_pad(pads[field]) for field in fields if field in pads]
+    return tuple(name for pad in padded for name in (pad.lengths, pad.mask) if name is not None)
 
 
 def settle_shape(pad: Padding, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

@@ -146,9 +146,10 @@ _refused: Living[PageLocker] = Living()  # those whose refusal was reported
 class Arena:
     """One host memory mapping for many slots; it lives as long as anything refers to the arena.
 
-    A batch that the user keeps holds it through its lease. The memory is placed near the processor cores
-    `near`, or wherever the system puts it if that is empty. With `shared`, worker processes map `descriptor`,
-    which stays None if processes cannot share memory. Raises `StagingMemoryError` if memory is too small.
+    A batch that the user keeps holds it through its lease. `near` are the processor cores near which the
+    memory is to lie; empty: wherever the system puts it. With `shared`, worker processes map `descriptor`,
+    which stays None if processes cannot share memory. Raises `StagingMemoryError` if there is too little for
+    these bytes, or for the `whole` of which they are the first.
 
     >>> arena = Arena(1 << 20)
     >>> arena.bytes.shape, arena.page_locked
@@ -162,6 +163,7 @@ class Arena:
         *,
         shared: bool = False,
         near: Cores = frozenset(),
+        whole: int = 0,
     ) -> None:
         self.nbytes = nbytes  # exact: CuPy's pool of pinned memory rounds up to powers of two
         self.number = next(_numbers)  # identifies it in messages to workers
@@ -169,8 +171,9 @@ class Arena:
         self._end = once(partial(self._ended.append, True))
         self.page_locked = False
         self.descriptor: int | None = None
-        if nbytes > _CERTAIN:
-            check_available(nbytes)
+        needed = max(nbytes, whole)
+        if needed > _CERTAIN:
+            check_available(needed)
         try:
             # This thread touches the pages first, on the cores near the GPU, so the kernel places them there.
             # That needs no system call for memory policies; containers forbid those.

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.errors import QueueClosed
-from gpuloader.staging.arena import Arena, Layout, PageLocker, align, check_available
+from gpuloader.staging.arena import Arena, Layout, PageLocker, align
 from gpuloader.system.cores import Cores
 from gpuloader.system.finalizers import calling
 
@@ -170,7 +170,6 @@ class Ring:
                 if more > 0:
                     self._add(more)
                 return more > 0
-            begun = perf_counter_ns()
             size = self.slot_nbytes = align(max(nbytes, 1))
             # Small slots cost little memory, and with more of them a thread reads short batches in bursts.
             # They are reserved once the others are in use: a loop that reads inline needs none of them.
@@ -178,22 +177,22 @@ class Ring:
             # Few loops hold as many batches as allowed, and large slots take long to fault in.
             now = self.count - self.spare if size >= LARGE else self.count
             now = max(min(now, max(FIRST_SLOTS, 2 * self.spare)), 1)
-            if self.count > now:
-                check_available(size * self.count)  # before the first batch, not in mid-epoch
-            self._add(now)
+            if self.locker is not None:  # page-locking takes too long for the middle of an epoch
+                now += stretched
+            self._add(now, size * self.count)  # too little memory shows now, not in the middle of an epoch
             self.count += stretched
             self.stretched = stretched
-            self.reserved_in = perf_counter_ns() - begun
             self.allocated = True
             return True
 
-    def _add(self, count: int) -> None:
-        size = self.slot_nbytes
-        arena = Arena(size * count, self.locker, shared=self.shared, near=self.near)
+    def _add(self, count: int, whole: int = 0) -> None:
+        begun, size = perf_counter_ns(), self.slot_nbytes
+        arena = Arena(size * count, self.locker, shared=self.shared, near=self.near, whole=whole)
         for start in range(0, arena.nbytes, size):
             self._free.append(Slot(arena.bytes[start : start + size], arena))
             self._credits.put(True)
         self._reserved += count
+        self.reserved_in += perf_counter_ns() - begun
 
     def grow(self, more: int) -> None:
         """Add `more` slots of the initial size; raises `StagingMemoryError`."""
@@ -247,11 +246,13 @@ class Ring:
 
     def rearm(self) -> bool:
         """Undo `interrupt` once no thread waits in `acquire`; return whether all slots are back."""
-        # Every `interrupt` has left a False. The credits of free slots stay, and nobody takes them now.
-        for _ in range(self._credits.qsize()):
-            if self._credits.get():
-                self._credits.put(True)
-        return not self.allocated or len(self._free) + self.count - self._reserved + self.leased == self.count
+        # Every `interrupt` has left a False, and a Ctrl-C may have come between a credit and its slot. Then
+        # `_extend` would see a free slot for ever, of which nobody can take the credit.
+        while not self._credits.empty():
+            self._credits.get()
+        for _ in self._free:
+            self._credits.put(True)
+        return len(self._free) + self.leased == self._reserved
 
 
 # Leases: a slot stays reserved until the user's last view of the delivered batch is gone.

@@ -12,7 +12,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TypeVar
 
 # The memory and CPU limits of this process's control group, version 1 or 2.
@@ -53,16 +53,17 @@ def read_control_group(root: Path = Path("/")) -> ControlGroup:
     for line in read_text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         paths |= dict.fromkeys(controllers.split(","), path)
-    mount = root / "sys/fs/cgroup"
-    if (mount / "cgroup.controllers").is_file():
+    # As text, because each batch of slots asks, and as paths this would take several times as long.
+    mount = str(root / "sys/fs/cgroup")
+    if os.path.isfile(f"{mount}/cgroup.controllers"):  # noqa: PTH113
         version = 2
         folders = {mount: ""}
         limit_name, used_name = "memory.max", "memory.current"
         cached = ("inactive_file", "active_file")
-    elif (mount / "memory").is_dir():
+    elif os.path.isdir(f"{mount}/memory"):  # noqa: PTH112
         version = 1
-        # Which of these folders exists for processors depends on the distribution.
-        folders = {mount / "memory": "memory", mount / "cpu": "cpu", mount / "cpu,cpuacct": "cpu"}
+        # Which of the folders for processors exists depends on the distribution.
+        folders = {f"{mount}/memory": "memory", f"{mount}/cpu": "cpu", f"{mount}/cpu,cpuacct": "cpu"}
         limit_name, used_name = "memory.limit_in_bytes", "memory.usage_in_bytes"
         cached = ("total_inactive_file", "total_active_file")
     else:
@@ -70,22 +71,24 @@ def read_control_group(root: Path = Path("/")) -> ControlGroup:
     limits: list[tuple[int, int]] = []  # of each group, and what is used of it
     quotas: list[float] = []
     for folder, controller in folders.items():
-        own = PurePosixPath(paths.get(controller, "/").lstrip("/"))
-        for part in (own, *own.parents):  # every parent also sets limits
-            group = folder / part
-            if ".." in part.parts or not group.is_dir():  # a container may see only the mount
+        parts = paths.get(controller, "/").split("/")
+        # Every parent limits it, too. A container may see only the mount, and paths that lead out of it.
+        for group in ("/".join((folder, *parts[1:end])) for end in range(len(parts), 0, -1)):
+            if "/.." in group:
                 continue
-            # A file of another controller does not exist here, and limits nothing.
-            limit, used = read_text(group / limit_name), read_text(group / used_name)
+            # A file of another controller is not there, and limits nothing.
+            limit = read_text(f"{group}/{limit_name}")
             if limit.isdecimal() and int(limit) < _UNLIMITED:
-                cache = 0
-                for line in read_text(group / "memory.stat").splitlines():
+                used, cache = read_text(f"{group}/{used_name}"), 0
+                for line in read_text(f"{group}/memory.stat").splitlines():
                     name, _, value = line.partition(" ")
                     cache += int(value) if name in cached else 0
                 limits.append((int(limit), max(int(used or 0) - cache, 0)))
-            quota, _, period = read_text(group / "cpu.max").partition(" ")
             if version == 1:
-                quota, period = read_text(group / "cpu.cfs_quota_us"), read_text(group / "cpu.cfs_period_us")
+                quota = read_text(f"{group}/cpu.cfs_quota_us")
+                period = read_text(f"{group}/cpu.cfs_period_us")
+            else:
+                quota, _, period = read_text(f"{group}/cpu.max").partition(" ")
             if quota.isdecimal() and int(quota) and int(period or 0):  # "max" or -1: no limit
                 quotas.append(int(quota) / int(period))
     # The group with the least memory left determines the limit.
@@ -93,10 +96,11 @@ def read_control_group(root: Path = Path("/")) -> ControlGroup:
     return ControlGroup(version, memory_limit, memory_used, min(quotas, default=None))
 
 
-def read_text(file: Path) -> str:
-    """Return the text of a kernel file without surrounding spaces; empty if it is missing or unreadable."""
+def read_text(file: str | Path) -> str:
+    """Return the text of a kernel file without spaces around it; empty if it is missing or unreadable."""
     try:
-        return file.read_text().strip()
+        with open(file, "rb", buffering=0) as opened:  # noqa: PTH123 - in half the time of `Path.read_text`
+            return opened.read().decode(errors="replace").strip()
     except OSError:
         return ""
 

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 from gpuloader.checks import check_seconds
 from gpuloader.errors import BadValue
 from gpuloader.system.platforms import has_gil
+from gpuloader.system.threads import LONGEST_WAIT
 from gpuloader.watch.read_ahead_policy import SURE, ReadAheadPolicy
 from gpuloader.watch.stats import LoaderStats, Meter
 
@@ -129,7 +130,7 @@ class Measured:
 
         def show() -> None:
             before = first
-            while not stopped.wait(seconds):
+            while not stopped.wait(min(seconds, LONGEST_WAIT)):
                 before = tell(*before, end)
 
         first = self.stats(), perf_counter()

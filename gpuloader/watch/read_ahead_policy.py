@@ -21,10 +21,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
-
-from numpy import median  # the standard library's would import decimals and fractions into every program
 
 PAYS = 40_000
 """Nanoseconds of work to hide in each step that make a thread worth the hand-over of batches.
@@ -53,6 +52,14 @@ _FIRST_TRY, _LAST_TRY = 64, 1 << 15
 _SHORTEST_REST, _LONGEST_REST = 32, 1 << 10
 # A fraction of the shorter part. A thread that hides less, as with Python code on both sides, slows the loop.
 _LEAST_HIDDEN = 1 / 4
+
+
+# NumPy's takes 20 us for a handful of times, which a short step cannot afford, and `statistics` imports
+# decimals and fractions into every program.
+def _median(times: Collection[float]) -> float:
+    ordered = sorted(times)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 @dataclass(slots=True)
@@ -132,7 +139,7 @@ class ReadAheadPolicy:
             times = self._reads[:] if by_thread else waits
             if not steps or not times:  # another loop over the same loader has just decided
                 return self.beside
-            self.read, self.step = median(times), median(steps)
+            self.read, self.step = _median(times), _median(steps)
             if self.fixed:
                 return self.beside
             if by_thread and self.beside:
@@ -144,7 +151,7 @@ class ReadAheadPolicy:
     def _weigh(self) -> None:
         """Decide from times in which only one of the two ran."""
         total, shorter = self.read + self.step, min(self.read, self.step)
-        changed = not self._alone or not 1 / _ALIKE < total / median(self._alone) < _ALIKE
+        changed = not self._alone or not 1 / _ALIKE < total / _median(self._alone) < _ALIKE
         if changed or self.mixed:
             self._alone.clear()
             self._both = 0.0
@@ -162,8 +169,8 @@ class ReadAheadPolicy:
                 self._change()
 
     def _hides(self, shorter: float) -> bool:
-        """Return whether a step with the thread takes clearly less time than a step without it."""
-        return bool(median(self._alone) - self._both >= shorter * _LEAST_HIDDEN)
+        """Return whether a step with the thread takes clearly less than one without."""
+        return _median(self._alone) - self._both >= shorter * _LEAST_HIDDEN
 
     def _judge(self, cycle: float, count: int) -> None:
         """Decide from times in which both ran, so that each may contain waits for the other."""
@@ -193,7 +200,7 @@ class ReadAheadPolicy:
         others, count = sum(self._cycles) - max(self._cycles), len(self._cycles)
         least = others / (_WINDOWS - 1)
         self._both = others / max(count - 1, 1)
-        return bool(count == _WINDOWS or median(self._alone) - least < shorter * _LEAST_HIDDEN)
+        return count == _WINDOWS or _median(self._alone) - least < shorter * _LEAST_HIDDEN
 
     def _try(self) -> None:
         """Measure a few steps without the thread, to learn what it hides."""

@@ -253,6 +253,7 @@ WRONG = {
     "beyond": ({"beyond": 3}, ValueError, r"damaged \(TypeError"),
     "a run": ({"beyond": [[3, 4, 5]]}, ValueError, r"damaged \(ValueError"),
     "an endless run": ({"beyond": [[3, 2**60]]}, ValueError, r"damaged \(ValueError: expected fewer batches"),
+    "no state of its own": ({"dataset": [0, []]}, ValueError, r"damaged \(KeyError: 0\)"),
     "workers": ({"workers": [1]}, ValueError, r"damaged \(TypeError"),
     "turn": ({"workers": [[1, None]], "turn": 1}, ValueError, "damaged .*expected a whole number below 1"),
     "a reader's": ({"seed": ...}, ValueError, "state of a loader made by DataLoader.from_generator"),

@@ -227,6 +227,7 @@ def test_a_list_of_samples_must_be_one(given):
 def test_arrays_that_are_not_copied_are_those_of_the_reader():
     """And of a dataset of ready batches, or of a function that makes them; in a thread, too."""
     made = [np.full((2, 3), number) for number in range(5)]
+    made[1].flags.writeable = False
     loader = DataLoader.from_generator(capacity=2, copy=False).set_batch_generator(
         lambda: ([one] for one in made), "cpu"
     )

@@ -152,13 +152,15 @@ class TestWindow:
         assert window.deliver() is third.staged
         assert window.ring.free == 8
 
-    def test_closing_returns_the_slots_of_jobs_that_are_done(self):
+    def test_closing_returns_the_slots_of_jobs_that_nobody_works_on(self):
         window = open_window(count=3)
         jobs = hand_out(window)
         finish(window, jobs[1])
         jobs[2].finish(None, OSError("gone"))
-        window.drop_done()
+        window.drop(unfinished=False)
         assert (list(window.jobs), window.ring.free) == ([jobs[0]], 8)
+        window.drop(unfinished=True)
+        assert (list(window.jobs), window.ring.free) == ([], 9)
 
     def test_the_first_job_to_know_its_size_gives_all_others_their_slots(self):
         window = Window(plan(9), Ring(3, 1), 3, Meter(), in_order=True)

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, IterableDataset, SampleError, TensorDataset, get_worker_info
+from gpuloader import DataLoader, IterableDataset, LoaderError, SampleError, TensorDataset, get_worker_info
 from gpuloader.batches.assembly import Assembler
 from gpuloader.batches.schema import Collation
 from gpuloader.fetch import worker_threads as threads
-from gpuloader.fetch.jobs import Job
+from gpuloader.fetch.jobs import Job, Window
 from gpuloader.fetch.worker_threads import DividedJob
 from gpuloader.sources.describing import describe
 from gpuloader.staging.ring import Slot
@@ -118,6 +118,48 @@ def test_a_thread_skips_what_an_epoch_that_is_left_had_given_it(monkeypatch):
     [buffers] = loader._epochs._idle
     buffers.ring.drain()
     assert buffers.ring.free == buffers.ring.count
+
+
+def test_batches_that_nobody_waited_for_leave_no_wake_up_behind():
+    """In a slow loop they would pile up, and a later wait would begin with a look for each of them."""
+    epoch = iter(DataLoader(Samples(), places="cpu", batch_size=1, num_workers=1, worker_type="thread"))
+    next(epoch)
+    fetch = epoch._epoch.fetch
+    for _ in range(COUNT - 1):
+        wait_until(lambda: fetch.window.jobs[0].done)
+        next(epoch)
+    assert fetch.bell.qsize() <= fetch.window.ahead
+
+
+@pytest.mark.parametrize(
+    ("home", "name"), [(Window, "deliver"), (Assembler, "begin"), (DividedJob, "hand_out"), (None, "sampler")]
+)
+def test_an_interrupt_while_batches_are_handed_out_is_no_end_of_the_data(monkeypatch, home, name):
+    """One of them may be lost, with nobody at work on it, or the sampler's generator be closed."""
+    calls = []
+
+    def interrupt():
+        calls.append(name)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+
+    class Order:
+        def __iter__(self):
+            for index in range(COUNT):
+                if home is None:
+                    interrupt()
+                yield index
+
+    if home is not None:
+        real = getattr(home, name)
+        monkeypatch.setattr(home, name, lambda *arguments: interrupt() or real(*arguments))
+    loader = DataLoader(Samples(), places="cpu", sampler=Order(), num_workers=1, worker_type="thread")
+    epoch = iter(loader)
+    with pytest.raises(KeyboardInterrupt):
+        list(epoch)
+    with pytest.raises(LoaderError, match="interrupted in the middle of a batch"):
+        next(epoch)
+    assert len(list(loader)) == COUNT
 
 
 class Uneven(IterableDataset):

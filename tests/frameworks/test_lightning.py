@@ -13,6 +13,8 @@ pytest.importorskip("lightning")
 
 from torch.utils.data import DistributedSampler
 
+from gpuloader.torch import DataLoader
+
 pytestmark = pytest.mark.timeout(600)  # more than a run may take
 
 PROGRAM = Path(__file__).with_name("lightning_program.py")
@@ -75,6 +77,14 @@ def own_epoch_of(number, rank, **options):
 
 def steps_of(seen, epoch):
     return [numbers for number, numbers, *_ in seen if number == epoch]
+
+
+def test_a_loader_that_lightning_makes_again_finds_its_number_of_workers_too():
+    from lightning.pytorch.utilities.data import _update_dataloader
+
+    loader = DataLoader(range(8), num_workers="auto", shard=None)
+    again = _update_dataloader(loader, DistributedSampler(range(8), 2, 0))
+    assert again._epochs.workers == loader._epochs.workers
 
 
 @pytest.mark.parametrize(("use_distributed_sampler", "epoch_of"), [(True, epoch_of), (False, own_epoch_of)])

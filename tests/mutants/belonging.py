@@ -10,9 +10,10 @@ MORE: dict[str, str] = {
     "api/loader.py": "api/dataset_loader api/attributes",
     "api/loading.py": "api/options api/pictures api/torch_options",
     "api/options.py": "api/torch_options",
-    "api/prefetch.py": "api/prefetching",
+    "api/prefetch.py": "api/prefetching api/page_locked_batches",
     "api/presenting.py": "api/changing_schemas api/dataset_loader api/uneven",
     "api/rank_warning.py": "api/epochs torch/ranks",
+    "api/upcoming.py": "api/attributes torch/loader",
     "batches/assembly.py": "sources/describing api/changing_schemas api/pictures api/options",
     "batches/columns.py": "api/changing_schemas api/generator_loader api/pictures transforms/image_staging "
     "sources/tables/table",
@@ -21,7 +22,8 @@ MORE: dict[str, str] = {
     "epoch/image_decoding transforms/augmentation transforms/clips sources/images/video",
     "batches/items.py": "batches/columns api/endings api/pictures batches/assembly "
     "api/dataset_loader api/rank_streams api/rank_batches api/uneven",
-    "batches/kept.py": "api/changing_schemas api/prefetching torch/prefetch torch/formats",
+    "batches/kept.py": "api/changing_schemas api/prefetching api/page_locked_batches torch/prefetch "
+    "torch/formats",
     "batches/readers.py": "api/generator_loader api/endings bad_input",
     "batches/rows.py": "batches/readers batches/items api/exact_values batches/columns "
     "api/generator_loader api/options_and_memory bad_input",

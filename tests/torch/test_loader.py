@@ -10,6 +10,7 @@ from tests.sample_sets import Made, values
 
 torch = pytest.importorskip("torch")
 
+import gpuloader  # noqa: E402
 from gpuloader import CPUPlace, CUDAPlace  # noqa: E402
 from gpuloader.devices.places import parse_place  # noqa: E402
 from gpuloader.torch import DataLoader  # noqa: E402
@@ -39,6 +40,29 @@ def test_devices_are_places():
     batch = next(iter(DataLoader(range(7), 2, places=torch.device("cpu"))))
     assert batch.device == torch.device("cpu")
     assert batch.to("cpu") is batch
+
+
+def test_a_copy_by_attributes_finds_its_number_of_workers_too():
+    """Trainers make loaders of what is in `vars`, and compute with the attributes."""
+    loader = DataLoader(range(8), num_workers="auto", prefetch_factor=3)
+    assert (loader.num_workers, loader.prefetch_factor) == (1, 3)
+    shown = {name: vars(loader)[name] for name in ("dataset", "num_workers", "prefetch_factor")}
+    assert DataLoader(**shown)._epochs.workers == loader._epochs.workers
+    loader.num_workers = 2
+    assert (loader.num_workers, vars(loader)["num_workers"], loader._epochs.workers.most) == (2, 2, 0)
+
+
+def test_arrays_that_no_tensor_can_be_are_copied_where_others_are_not():
+    plain, flipped, fixed = np.zeros((2, 3)), np.arange(2.0)[::-1], np.ones(2)
+    fixed.flags.writeable = False
+    made = [(plain, flipped, fixed)]
+    reader = gpuloader.DataLoader.from_generator(capacity=1, output="torch", copy=False)
+    dataset = gpuloader.DataLoader(made, places="cpu", batch_size=None, output="torch", copy=False)
+    for loader in (reader.set_batch_generator(lambda: made, "cpu"), dataset):
+        [found] = loader
+        assert found[0].data_ptr() == plain.ctypes.data
+        assert found[2].data_ptr() != fixed.ctypes.data
+        assert [one.tolist() for one in found] == [one.tolist() for one in made[0]]
 
 
 def test_copies_draw_from_copies_of_the_generator():

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 
 from gpuloader.errors import LoaderError
 from gpuloader.system.cores import read_text
-from gpuloader.system.finalizers import Finalizer, closing_once
+from gpuloader.system.finalizers import Finalizer, Living, closing_once
 from gpuloader.system.platforms import close_quietly, open_process
 from gpuloader.system.processes import (
     ChildHandle,
@@ -91,12 +91,15 @@ class ServedChild(ChildHandle):
                 status.detach()
 
 
+_Server = tuple[socket.socket, ChildHandle, Living[ServedChild]]  # the control link, the process, its workers
+
+
 class ForkServer:
     """Forks the workers of a loader, from a process that it starts for the first; callers hold `starting`."""
 
     def __init__(self) -> None:
-        # The last one serves. A worker of another epoch may come from an earlier one.
-        self._servers: list[tuple[socket.socket, ChildHandle]] = []
+        # The last one serves. A worker of another epoch may come from one before it.
+        self._servers: list[_Server] = []
         self._inherited: tuple[object, ...] = ()
         self._imports = True
         self._finalizer = Finalizer(partial(_stop, self._servers))
@@ -121,8 +124,8 @@ class ForkServer:
                     self._start()
             try:
                 child = self._request(number, link, sorted(parcel.modules) if self._imports else [])
-            except ConnectionError:  # the server is gone
-                _, server = self._servers[-1]
+            except ConnectionError:  # the server has gone
+                _, server, _ = self._servers[-1]
                 cause, _ = describe_death(server.exit_code(_GRACE))
                 _stop(self._servers)
                 continue
@@ -148,6 +151,10 @@ class ForkServer:
         )
 
     def _start(self) -> None:
+        for one in self._servers.copy():
+            if all(worker.released for worker in one[2]):
+                _stop([one])
+                self._servers.remove(one)
         control, theirs = process_link()
         try:
             own_link(control)
@@ -157,11 +164,11 @@ class ForkServer:
             raise
         finally:
             close_quietly(theirs)
-        self._servers.append((control, server))
+        self._servers.append((control, server, Living()))
 
     def _request(self, number: int, link: socket.socket, modules: list[str]) -> ServedChild | str | OSError:
-        """Return worker `number`, the name of a module that starts threads, or the server's refusal."""
-        control, _ = self._servers[-1]
+        """Return worker `number`, the name of a module that starts threads, or why the server refuses."""
+        control, _, workers = self._servers[-1]
         ours, theirs = process_link()
         try:
             with deferred_interrupt(), control.makefile("rb") as answers:  # an exchange is never cut in half
@@ -169,17 +176,21 @@ class ForkServer:
                 control.sendall(pickle.dumps((number, modules)))
                 # No time limit, because importing may take any time; it ends with the server.
                 found: int | str | OSError = pickle.load(answers)
-            return ServedChild(found, ours.detach()) if isinstance(found, int) else found
+            if not isinstance(found, int):
+                return found
+            child = ServedChild(found, ours.detach())
+            workers.add(child)
+            return child
         except (EOFError, pickle.UnpicklingError):
             raise ConnectionResetError from None
         finally:
             close_quietly(ours, theirs)
 
 
-def _stop(servers: list[tuple[socket.socket, ChildHandle]]) -> None:
+def _stop(servers: list[_Server]) -> None:
     """End the servers and their workers; the next worker starts another."""
     while servers:
-        control, server = servers[-1]
+        control, server, _ = servers[-1]
         close_link(control)
         server.end()
         servers.pop()
@@ -191,10 +202,10 @@ def _inherited() -> tuple[object, ...]:
         folder = str(Path.cwd())
     except OSError:  # it was deleted
         folder = ""
-    status = read_text(Path("/proc/self/status")) or ""
+    status = read_text("/proc/self/status")
     names = ("Umask:", "Uid:", "Gid:", "Groups:", "Cap", "Cpus_allowed:")
     status = "\n".join(line for line in status.splitlines() if line.startswith(names))
-    limits = read_text(Path("/proc/self/limits"))
+    limits = read_text("/proc/self/limits")
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
     return os.getpid(), tuple(map(str, sys.path)), folder, dict(os.environ), status, limits, niceness
 

@@ -651,9 +651,7 @@ class ProcessWorkers:
             self._closing = True
             if not stays:
                 pool.close(max(deadline - monotonic(), 0))
-            for job in self.window.jobs:
-                job.done = True
-            self.window.drop_done()
+            self.window.drop(unfinished=True)
             self.give_back(pool)
         return intact
 
@@ -664,7 +662,7 @@ class ProcessWorkers:
         asked = window.delivered + options.count * options.prefetch_factor
         with contextlib.suppress(LoaderError, OSError):
             while not self._broken and monotonic() < deadline:
-                window.drop_done()
+                window.drop(unfinished=False)
                 window.ahead = len(window.jobs) + max(asked - self._sent, 0)
                 self._hand_out()
                 if not any(worker.jobs for worker in self.pool.workers):

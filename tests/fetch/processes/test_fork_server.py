@@ -189,6 +189,22 @@ def test_workers_have_the_programs_present_folder_environment_and_path(tmp_path,
     assert seen() == [{str(tmp_path)}, {"green"}, {""}, {"/nowhere"}]
 
 
+def test_a_server_that_was_replaced_ends_once_its_workers_have(monkeypatch):
+    one = load(Made(inherited, 4), batch_size=2, num_workers=1, prefetch_factor=1, **SERVED)
+    running = iter(one)
+    found = [next(running)]
+    for color in ("red", "green", "blue"):
+        monkeypatch.setenv("COLOR", color)
+        assert [{*batch[1]} for batch in one] == [{color}] * 2
+    servers = one._epochs._fetching._server._servers
+    assert len(servers) == 2  # also the first, which has the worker of an epoch that runs
+    found += running
+    assert [{*batch[1]} for batch in found] == [{"none"}] * 2
+    monkeypatch.delenv("COLOR")
+    list(one)
+    assert len(servers) == 1
+
+
 def handed(_):
     """Return what a process hands down to those that it starts."""
     mask = os.umask(0)
