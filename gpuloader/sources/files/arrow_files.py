@@ -11,6 +11,8 @@ from gpuloader.errors import DataFileError, LoaderError
 from gpuloader.sources.files.remote_files import as_urls, find_files, open_source
 from gpuloader.sources.files.table_shards import TableShards
 
+_STREAM = b"\xff\xff\xff\xff"  # with which Arrow's format of streams begins, but not that of files
+
 
 @dataclass(eq=False, repr=False)
 class ArrowDataset(TableShards):
@@ -63,6 +65,7 @@ class ArrowDataset(TableShards):
                 schemas.append(opened.schema)
                 self._batches += [(url, number) for number in range(opened.num_record_batches)]
         self._choose(schemas)
+        self._check_filters(schemas[0])
 
     @property
     def shards(self) -> int:
@@ -95,4 +98,12 @@ class ArrowDataset(TableShards):
                 raise
             except (ArrowException, OSError) as error:
                 problem = f"the file is truncated or not a file of Arrow's IPC format: {error}"
+                with open_source(url, self._tries) as again:
+                    if again.read(len(_STREAM)) == _STREAM:
+                        problem = (
+                            "the file has Arrow's format of streams; read it with pyarrow.ipc.open_stream, "
+                        )
+                        problem += (
+                            "or datasets.load_from_disk if Hugging Face wrote it, and pass the loader that"
+                        )
                 raise DataFileError(problem, file=url) from error

@@ -146,6 +146,7 @@ class ParquetDataset(TableShards):
         with ThreadPoolExecutor(min(_READERS, len(self._urls))) as pool:
             found = list(pool.map(self._read_footer, range(len(self._urls))))
         self._choose(schema for schema, _ in found)
+        self._check_filters(found[0][0])
         self._groups = [group for _, groups in found for group in groups]
         self.rows = sum(group.rows for group in self._groups)
         if self.filters is None:
