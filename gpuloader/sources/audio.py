@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,15 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.checks import check_count
-from gpuloader.errors import DecodeError, SourceError, describe_error, import_package
-from gpuloader.sources.images.folder import Folder, Path, check_position, draw_position
+from gpuloader.errors import DecodeError, SourceError, import_package
+from gpuloader.sources.images.folder import Folder, Path, draw_position
 
 AUDIO_EXTENSIONS = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".aif", ".aiff", ".au")
 """The endings of file names that are taken for audio."""
 
 
 def read_audio(
-    file: Path,
+    file: Path | bytes,
     seconds: float | None = None,
     *,
     rate: int = 16_000,
@@ -29,8 +30,8 @@ def read_audio(
 
     Parameters
     ----------
-    file : path
-        The file, in any format that libsndfile reads: WAV, FLAC, MP3, Ogg and others.
+    file : path or bytes
+        The file, or its contents, in any format that libsndfile reads: WAV, FLAC, MP3, Ogg and others.
     seconds : float or None
         The length; a shorter file is filled up with silence. None takes the whole file.
     rate, mono : int, bool
@@ -62,10 +63,12 @@ def read_audio(
     """
     _check(seconds, rate, at)
     soundfile = import_package("soundfile", "decoding audio", "audio")
-    path = os.fspath(file)
+    path = "" if isinstance(file, bytes) else os.fspath(file)
     try:
-        open(path, "rb").close()  # noqa: PTH123 - libsndfile's errors do not tell files from data
-        with soundfile.SoundFile(path) as opened:
+        source: Any = io.BytesIO(file) if isinstance(file, bytes) else os.fsencode(path)
+        if path:
+            open(path, "rb").close()  # noqa: PTH123 - libsndfile's errors do not tell files from data
+        with soundfile.SoundFile(source) as opened:
             own, count = opened.samplerate, opened.frames
             wanted = count if seconds is None else round(seconds * own)
             spare = max(count - wanted, 0)
@@ -75,7 +78,7 @@ def read_audio(
     except OSError as error:
         raise SourceError(f"cannot read the audio: {error.strerror}", url=path) from error
     except soundfile.LibsndfileError as error:
-        raise DecodeError(f"cannot decode the audio: {describe_error(error)}", file=path) from error
+        raise DecodeError(f"cannot decode the audio: {error.error_string}", file=path) from error
     if len(values) < min(wanted, count):
         raise DecodeError(f"the audio ends after {len(values)} of {min(wanted, count)} samples", file=path)
     values = values.mean(1, keepdims=True) if mono else values
@@ -92,7 +95,7 @@ def _check(seconds: float | None, rate: int, at: float | None) -> None:
     check_count("rate", rate)
     if seconds is not None and not 0 < seconds < np.inf:
         raise ValueError(f"seconds must be above 0, got {seconds!r}")
-    check_position(at)
+    draw_position(at)
 
 
 class AudioSample(NamedTuple("_AudioPair", [("audio", Any), ("label", Any)])):

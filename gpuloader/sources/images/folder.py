@@ -26,17 +26,13 @@ Path = str | os.PathLike[str]
 def draw_position(at: float | None) -> float:
     """Return where a clip lies in its file, from 0 to 1: as given, drawn for the sample, or the middle.
 
-    It is drawn while a loader fetches the sample.
+    It is drawn while a loader fetches the sample. Raises `ValueError` for a number that is no part.
     """
-    if at is not None:
-        return at
-    return 0.5 if current_draw().seed is None else sample_rng().random()
-
-
-def check_position(at: float | None) -> None:
-    """Raise `ValueError` unless a position is None or a number from 0 to 1."""
-    if at is not None and not 0 <= at <= 1:
+    if at is None:
+        return 0.5 if current_draw().seed is None else sample_rng().random()
+    if not 0 <= at <= 1:
         raise ValueError(f"at must be a part from 0 to 1, got {at!r}")
+    return at
 
 
 class ImageSample(NamedTuple("_Pair", [("image", Any), ("label", Any)])):
