@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuloader.errors import DataFileError, LoaderError
-from gpuloader.sources.files.remote_files import as_urls, find_files, open_source
+from gpuloader.sources.files.remote_files import open_source
 from gpuloader.sources.files.table_shards import TableShards
 
 _STREAM = b"\xff\xff\xff\xff"  # with which Arrow's format of streams begins, but not that of files
@@ -55,9 +55,10 @@ class ArrowDataset(TableShards):
     [[0, 1, 2], [3, 4]]
     """
 
+    _pattern = "*.arrow"
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._urls = find_files(as_urls(self.urls), "*.arrow", self._tries)
         self._batches: list[tuple[str, int]] = []
         schemas = []
         for url in self._urls:

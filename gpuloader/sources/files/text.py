@@ -12,16 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from gpuloader.errors import DataFileError, LoaderError
-from gpuloader.sources.files.remote_files import (
-    as_urls,
-    check_names,
-    find_files,
-    is_remote,
-    open_source,
-)
+from gpuloader.sources.files.remote_files import check_names, is_remote, open_source
 from gpuloader.sources.files.table_shards import TableShards
 
 if TYPE_CHECKING:
@@ -55,7 +49,6 @@ class TextFile:
 class TextDataset(TableShards):
     """The base of datasets in lines of text: which bytes make a shard, and how they are read."""
 
-    _pattern: ClassVar[str]
     _quote: bytes = field(default=b"", init=False)  # between two, a line break belongs to a value
     _blank: bytes = field(default=b" \t\r\n", init=False)  # what a line without a row consists of
 
@@ -63,7 +56,6 @@ class TextDataset(TableShards):
         super().__post_init__()
         import pyarrow as pa
 
-        self._urls = find_files(as_urls(self.urls), self._pattern, self._tries)
         with ThreadPoolExecutor(min(_READERS, len(self._urls))) as pool:
             self._files = list(pool.map(self._look_at, self._urls))
         total = sum(one.size for one in self._files)

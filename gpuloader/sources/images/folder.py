@@ -89,22 +89,15 @@ class _Files(Dataset[ImageSample]):
         return len(self._paths)
 
     def __getitem__(self, index: Any) -> Any:
-        if type(index) is not int:
-            rows = locate(self, index)
-            if not isinstance(rows, int):
-                return join_samples([self[row] for row in each_row(rows)])
-            index = rows
-        try:
-            path = os.fsdecode(self._paths[index])
-        except IndexError:
-            locate(self, index)  # raises the error with this dataset's name
-            raise
-        image = self._load(path)
+        rows = locate(self, index)
+        if not isinstance(rows, int):
+            return join_samples([self[row] for row in each_row(rows)])
+        image = self._load(os.fsdecode(self._paths[rows]))
         if self.transform is not None:
             image = self.transform(image.to_pillow() if isinstance(image, Image) else image)
         if self._labels is None:
             return image
-        label = self._labels[index]
+        label = self._labels[rows]
         if not self._labels.ndim > 1:
             label = label.item()
         return self._sample(image, label if self.target_transform is None else self.target_transform(label))
