@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,6 +17,12 @@ from gpuloader.sources.images.folder import Folder, Path, draw_position
 
 AUDIO_EXTENSIONS = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".aif", ".aiff", ".au")
 """The endings of file names that are taken for audio."""
+
+_CUT = re.compile(r"^\s*(?:data|Data Size|SSND)\s*: (\d+) \(should be (\d+)\)", re.MULTILINE)
+"""What libsndfile notes of a file that is shorter than its header says, which it reads as far as it goes."""
+
+_UNKNOWN = 0x7FFFF000
+"""From this size on, which programs write that do not know how long a stream will be, it says nothing."""
 
 
 def read_audio(
@@ -69,6 +76,10 @@ def read_audio(
         if path:
             open(path, "rb").close()  # noqa: PTH123 - libsndfile's errors do not tell files from data
         with soundfile.SoundFile(source) as opened:
+            cut = _CUT.search(opened.extra_info)
+            if cut and int(cut[2]) < int(cut[1]) < _UNKNOWN:
+                problem = f"the audio is cut off after {cut[2]} of {cut[1]} bytes"
+                raise DecodeError(problem, file=path)
             own, count = opened.samplerate, opened.frames
             wanted = count if seconds is None else round(seconds * own)
             spare = max(count - wanted, 0)

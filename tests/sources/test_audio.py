@@ -1,5 +1,6 @@
 """`AudioFolder` and `read_audio`: the stretch that soundfile reads and soxr resamples."""
 
+import io
 import pickle
 
 import numpy as np
@@ -83,6 +84,19 @@ def test_contents_are_read_like_a_file_and_a_name_may_be_no_text(root, tmp_path)
     np.testing.assert_array_equal(read_audio(odd, 1.0, at=0.3), expected)
     with pytest.raises(DecodeError, match=r"cannot decode the audio: Format not recognised\.$"):
         read_audio(b"no audio")
+
+
+@pytest.mark.parametrize("form", ["WAV", "AIFF", "AU"])
+def test_a_file_that_is_cut_off_is_an_error_but_no_stream_of_unknown_length(form):
+    file = io.BytesIO()
+    soundfile.write(file, make_audio(), OWN, format=form)
+    with pytest.raises(DecodeError, match=r"cut off after 5\d{4} of 80\d{3} bytes"):
+        read_audio(file.getvalue()[:60_000])
+    if form == "WAV":
+        data = file.getvalue()
+        at = data.index(b"data") + 4
+        stream = data[:at] + b"\xff" * 4 + data[at + 4 :]
+        np.testing.assert_array_equal(read_audio(stream), read_audio(data))
 
 
 def test_padding_adds_lengths_and_a_mask_to_the_samples_of_a_folder(root):
