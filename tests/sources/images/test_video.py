@@ -7,7 +7,17 @@ import numpy as np
 import pytest
 
 import gpuloader.transforms as t
-from gpuloader import DataLoader, Dataset, DecodeError, SampleError, Video, VideoFolder
+from gpuloader import (
+    DataLoader,
+    Dataset,
+    DecodeError,
+    ParquetDataset,
+    SampleError,
+    TarDataset,
+    Video,
+    VideoFolder,
+    write_shards,
+)
 from gpuloader.errors import SourceError
 from gpuloader.testing import simulated_places
 
@@ -204,6 +214,23 @@ def test_a_position_is_drawn_for_a_video_of_a_dataset_of_ones_own(root):
     first, again = ([batch["at"].tolist() for batch in DataLoader(Moments(), **options)] for _ in range(2))
     assert first == again
     assert len(set(first[0])) == 4
+
+
+@pytest.mark.parametrize("form", ["tar", "parquet"])
+def test_shards_hold_the_files_of_videos(root, tmp_path, form):
+    if form == "parquet":
+        pytest.importorskip("pyarrow")
+    write_shards(VideoFolder(root), tmp_path, format=form)
+    if form == "tar":
+        stored = list(TarDataset(str(tmp_path / "*.tar")))
+        labels = [int(sample["cls"]) for sample in stored]
+    else:
+        stored = list(ParquetDataset(tmp_path))
+        labels = [int(sample["label"]) for sample in stored]
+    assert labels == [0, 0, 0, 1, 1, 1]
+    assert [sample["video"] for sample in stored] == [
+        path.read_bytes() for path in sorted(root.glob("*/*.mp4"))
+    ]
 
 
 def test_a_clip_without_frames_is_refused():
