@@ -71,7 +71,7 @@ from gpuloader.sources.images.showing import show as show
 from gpuloader.sources.images.video import Video as Video
 from gpuloader.sources.images.video import VideoFolder as VideoFolder
 from gpuloader.sources.images.video import VideoSample as VideoSample
-from gpuloader.sources.mixing import MixDataset as MixDataset
+from gpuloader.sources.mix import MixDataset as MixDataset
 from gpuloader.sources.packed import PackedList as PackedList
 from gpuloader.sources.packed_sequences import PackedSequences as PackedSequences
 from gpuloader.sources.readers.decorators import batch as batch

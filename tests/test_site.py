@@ -96,3 +96,17 @@ def test_cells_carry_their_headings_for_small_screens():
         "<tr>\n<td>a</td>\n<td>b</td>\n</tr>\n</tbody>\n</table>"
     )
     assert re.findall(r"<td.*", html) == ['<td data-label="name">a</td>', '<td data-label="what x">b</td>']
+
+
+def test_the_home_page_leads_to_each_guide_of_something_to_train_on_and_the_search_to_their_guides_first():
+    rows = re.findall(
+        r"^\| train (?:a language model )?on (.+) \| \[.*\]\((.+)\) \|$",
+        (DOCS / "guides/index.md").read_text(),
+        re.M,
+    )
+    home = (DOCS / "index.md").read_text()
+    assert len(rows) > 9
+    assert [guide for _, guide in rows if f"](guides/{guide})**" not in home] == []
+    for name in ("segmentation", "detection", "video", "audio"):
+        text = (DOCS / f"guides/{name}.md").read_text()
+        assert re.match(r"---\nsearch: \{ boost: [2-9] \}\n---\n\n# " + name, text, re.I)

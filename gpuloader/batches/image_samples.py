@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.batches.tree import entries_of, join_name, with_entries
-from gpuloader.errors import SampleError
+from gpuloader.errors import SampleError, SourceError
 from gpuloader.order.randomness import Draw
 from gpuloader.sources.images.annotations import Annotation, move_annotations, names_of
 from gpuloader.sources.images.image import Affine, Geometry, Image, as_image, is_encoded, size_of
@@ -151,13 +151,12 @@ class _Making:
                 return value.decode()
             is_clip = isinstance(value, Video) or getattr(value, "ndim", 0) == 4
             frames = (
-                value.decode_frames()
-                if isinstance(value, Video)
-                else iter(value)
-                if is_clip
-                else iter([value])
+                value.decode_frames() if isinstance(value, Video) else iter(value if is_clip else [value])
             )
-            image = as_image(next(frames))
+            first = next(frames, None)
+            if first is None:
+                raise SampleError(f"expected a clip of one frame or more, got the shape {value.shape}")
+            image = as_image(first)
             self.sizes[chain] = size_of(image)
             plans = self.plans[chain] = make_plans(self.sizes[chain], transforms, self.rng)
             if is_clip or len(plans) > 1:
@@ -174,6 +173,8 @@ class _Making:
         except SampleError as error:
             error.field = error.field or named
             raise
+        except SourceError as error:  # a video is opened only here
+            raise SampleError(str(error), field=named) from error
 
 
 def _make_stack(frames: Iterable[Any], plans: Sequence[Plan], *, is_clip: bool) -> NDArray[np.uint8]:

@@ -346,7 +346,9 @@ class Tree:
         {'a': "a's", 'b': "b's"}
         """
         root = self.root
-        # Additional fields of an object would be lost.
+        if isinstance(root, Branch) and getattr(root.kind, "_names_fields", False):
+            root = dataclasses.replace(root, kind=tuple, template=None)  # an `AudioSample` has two fields
+        # Further fields of an object would be lost.
         is_open = isinstance(root, Branch) and root.template is not None and root.template.names is not None
         if not isinstance(root, Branch) or is_open or (root.keys is None and root.kind not in (list, tuple)):
             raise SampleError(

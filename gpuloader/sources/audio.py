@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,15 +12,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.checks import check_count
-from gpuloader.errors import DecodeError, SourceError, describe_error, import_package
-from gpuloader.sources.images.folder import Folder, Path, check_position, draw_position
+from gpuloader.errors import DecodeError, SourceError, import_package
+from gpuloader.sources.images.folder import Folder, Path, draw_position
 
 AUDIO_EXTENSIONS = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".aif", ".aiff", ".au")
 """File extensions that are treated as audio."""
 
+_CUT = re.compile(r"^\s*(?:data|Data Size|SSND)\s*: (\d+) \(should be (\d+)\)", re.MULTILINE)
+"""What libsndfile notes of a file that is shorter than its header says, which it reads as far as it goes."""
+
+_UNKNOWN = 0x7FFFF000
+"""From this size on, which programs write that do not know how long a stream will be, it says nothing."""
+
 
 def read_audio(
-    file: Path,
+    file: Path | bytes,
     seconds: float | None = None,
     *,
     rate: int = 16_000,
@@ -29,8 +37,8 @@ def read_audio(
 
     Parameters
     ----------
-    file : path
-        The file, in any format that libsndfile reads: WAV, FLAC, MP3, Ogg and others.
+    file : path or bytes
+        The file, or its contents, in any format that libsndfile reads: WAV, FLAC, MP3, Ogg and others.
     seconds : float or None
         The length; a shorter file is filled up with silence. None takes the whole file.
     rate, mono : int, bool
@@ -62,10 +70,16 @@ def read_audio(
     """
     _check(seconds, rate, at)
     soundfile = import_package("soundfile", "decoding audio", "audio")
-    path = os.fspath(file)
+    path = "" if isinstance(file, bytes) else os.fspath(file)
     try:
-        open(path, "rb").close()  # noqa: PTH123 - libsndfile's errors do not distinguish missing files from bad data
-        with soundfile.SoundFile(path) as opened:
+        source: Any = io.BytesIO(file) if isinstance(file, bytes) else os.fsencode(path)
+        if path:
+            open(path, "rb").close()  # noqa: PTH123 - libsndfile's errors do not tell files from data
+        with soundfile.SoundFile(source) as opened:
+            cut = _CUT.search(opened.extra_info)
+            if cut and int(cut[2]) < int(cut[1]) < _UNKNOWN:
+                problem = f"the audio is cut off after {cut[2]} of {cut[1]} bytes"
+                raise DecodeError(problem, file=path)
             own, count = opened.samplerate, opened.frames
             wanted = count if seconds is None else round(seconds * own)
             spare = max(count - wanted, 0)
@@ -75,7 +89,7 @@ def read_audio(
     except OSError as error:
         raise SourceError(f"cannot read the audio: {error.strerror}", url=path) from error
     except soundfile.LibsndfileError as error:
-        raise DecodeError(f"cannot decode the audio: {describe_error(error)}", file=path) from error
+        raise DecodeError(f"cannot decode the audio: {error.error_string}", file=path) from error
     if len(values) < min(wanted, count):
         raise DecodeError(f"the audio ends after {len(values)} of {min(wanted, count)} samples", file=path)
     values = values.mean(1, keepdims=True) if mono else values
@@ -92,7 +106,7 @@ def _check(seconds: float | None, rate: int, at: float | None) -> None:
     check_count("rate", rate)
     if seconds is not None and not 0 < seconds < np.inf:
         raise ValueError(f"seconds must be above 0, got {seconds!r}")
-    check_position(at)
+    draw_position(at)
 
 
 class AudioSample(NamedTuple("_AudioPair", [("audio", Any), ("label", Any)])):

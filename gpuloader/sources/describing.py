@@ -39,7 +39,7 @@ from gpuloader.sources.dataset import (
     is_iterable,
     refuse_mix,
 )
-from gpuloader.sources.mixing import MixedStreams
+from gpuloader.sources.mix import MixedStreams
 from gpuloader.sources.tables.table import TableDataset
 from gpuloader.system.iterators import refuse_read
 

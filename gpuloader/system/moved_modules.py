@@ -34,7 +34,6 @@ _OLD_NAMES = {
     "sources.files.stored_arrays": "sources.files.arrays sources.files.hdf5_arrays sources.files.zarr_arrays",
     "sources.images.folder": "sources.pictures.folder",
     "sources.images.image": "sources.pictures.geometry sources.pictures.picture",
-    "sources.mixing": "sources.mix",
     "sources.tables.huggingface": "sources.tables.huggingface_streams",
     "sources.tables.table": "sources.tables.columns",
     "sources.torch_classes": "order.torch_samplers sources.torch_datasets",

@@ -309,6 +309,8 @@ class Views:
     def __post_init__(self) -> None:
         if check_count("views", self.views) < 2:
             raise ValueError(f"views must be 2 or more, got {self.views}")
+        if not isinstance(self.transforms, list | tuple):
+            raise TypeError(f"Views needs a list of transforms, got {type(self.transforms).__name__}")
         others = [type(one).__name__ for one in self.transforms if not isinstance(one, ImageTransform)]
         if others or not self.transforms:
             got = f"{others[0]}; put it after Views" if others else "none"

@@ -442,8 +442,8 @@ class RandomAffine:
         split_fields(self.field)
         check_range("scale", self.scale)
         check_word("filter", self.filter, ("nearest", *FILTERS))
-        _as_angles("degrees", self.degrees, 360)
-        _as_angles("shear", self.shear, 89)
+        _as_range("degrees", self.degrees, 0, -360, 360)
+        _as_range("shear", self.shear, 0, -89, 89)
         if len(self.translate) != 2 or not all(0 <= part <= 1 for part in self.translate):
             raise ValueError(f"translate must be two parts from 0 to 1, got {self.translate!r}")
 
@@ -453,11 +453,11 @@ class RandomAffine:
         angle, right, down, scale, shear = (
             low + (high - low) * rng.random()
             for low, high in (
-                _as_angles("degrees", self.degrees, 360),
+                _as_range("degrees", self.degrees, 0, -360, 360),
                 (-self.translate[0] * width, self.translate[0] * width),
                 (-self.translate[1] * height, self.translate[1] * height),
                 self.scale,
-                _as_angles("shear", self.shear, 89),
+                _as_range("shear", self.shear, 0, -89, 89),
             )
         )
         shift = round(right), round(down)
@@ -487,18 +487,6 @@ def make_affine(
     a, b, d, e = e / scale, -b / scale, -d / scale, a / scale
     right, below = x + shift[0], y + shift[1]
     return Affine((a, b, x - a * right - b * below, d, e, y - d * right - e * below), size, filter)
-
-
-def _as_angles(name: str, given: object, most: float) -> tuple[float, float]:
-    """Return the least and the greatest angle; raise `ValueError` for anything else."""
-    pair = given if isinstance(given, tuple | list) else (given, given)
-    if len(pair) != 2 or not all(isinstance(one, int | float | np.number) for one in pair):
-        raise ValueError(f"{name} must be a number or a pair of numbers, got {given!r}")
-    low, high = float(pair[0]), float(pair[1])
-    low = low if pair is given else -high
-    if not -most <= low <= high <= most:
-        raise ValueError(f"{name} must rise and lie between -{most:g} and {most:g}, got {given!r}")
-    return low, high
 
 
 def _cut(plan: Plan, geometry: Geometry, top: int, left: int, height: int, width: int) -> None:
@@ -615,8 +603,8 @@ class ColorJitter:
         """Return the least and greatest amount of each property that changes at all."""
         found = {}
         for name in CHANGES:
-            neutral = 0.0 if name == "hue" else 1.0
-            limits = _as_range(name, getattr(self, name), neutral)
+            neutral, least, most = (0.0, -0.5, 0.5) if name == "hue" else (1.0, 0.0, math.inf)
+            limits = _as_range(name, getattr(self, name), neutral, least, most)
             if limits != (neutral, neutral):
                 found[name] = limits
         return found
@@ -629,21 +617,6 @@ class ColorJitter:
         order = sorted(drawn, key=dict(zip(drawn, rng.random(len(drawn)), strict=True)).__getitem__)
         if order:
             plan.append(Coloring(tuple((name, drawn[name]) for name in order)))
-
-
-def _as_range(name: str, given: object, neutral: float) -> tuple[float, float]:
-    """Return the least and the greatest amount; raise `ValueError` for anything else."""
-    least, most = (-0.5, 0.5) if name == "hue" else (0.0, math.inf)
-    if isinstance(given, int | float | np.number) and not isinstance(given, bool) and given >= 0:
-        low, high = neutral - float(given), neutral + float(given)
-        low = low if name == "hue" else max(low, 0.0)
-    elif isinstance(given, tuple | list) and len(given) == 2:
-        low, high = float(given[0]), float(given[1])
-    else:
-        raise ValueError(f"{name} must be a number of 0 or more, or a pair of numbers, got {given!r}")
-    if not least <= low <= high <= most or not math.isfinite(high):
-        raise ValueError(f"{name} must lie between {least:g} and {most:g}, got {given!r}")
-    return low, high
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -671,6 +644,22 @@ def check_size(size: object) -> None:
         raise ValueError(f"size must be a number or (height, width), got {size!r}")
     for side in sides:
         check_count("size", side)
+
+
+def _as_range(name: str, given: object, neutral: float, least: float, most: float) -> tuple[float, float]:
+    """Return the least and the greatest amount that a number around a neutral one stands for, or a pair.
+
+    Raises `ValueError` if they do not rise from `least` to `most`.
+    """
+    if isinstance(given, int | float | np.number) and not isinstance(given, bool) and given >= 0:
+        low, high = max(neutral - float(given), least), neutral + float(given)
+    elif isinstance(given, tuple | list) and len(given) == 2:
+        low, high = float(given[0]), float(given[1])
+    else:
+        raise ValueError(f"{name} must be a number of 0 or more, or a pair of numbers, got {given!r}")
+    if not least <= low <= high <= most or not math.isfinite(high):
+        raise ValueError(f"{name} must rise and lie between {least:g} and {most:g}, got {given!r}")
+    return low, high
 
 
 def check_range(name: str, given: object, most: float = math.inf) -> None:

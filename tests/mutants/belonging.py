@@ -86,7 +86,6 @@ MORE: dict[str, str] = {
     "sources/images/regions.py": "batches/columns batches/schema epoch/image_decoding",
     "sources/images/resampling.py": "sources/images/resizing",
     "sources/images/resizing.py": "sources/images/resampling",
-    "sources/mixing.py": "sources/mix",
     "sources/readers/reader_processes.py": "sources/readers/processes",
     "sources/readers/reader_threads.py": "sources/readers/threads",
     "sources/splitting.py": "sources/dataset",

@@ -1,11 +1,12 @@
 """`AudioFolder` and `read_audio`: the stretch that soundfile reads and soxr resamples."""
 
+import io
 import pickle
 
 import numpy as np
 import pytest
 
-from gpuloader import AudioFolder, DataLoader, DecodeError, SampleError, read_audio
+from gpuloader import AudioFolder, DataLoader, DecodeError, Padding, SampleError, read_audio
 from gpuloader.errors import SourceError
 
 soundfile = pytest.importorskip("soundfile")
@@ -72,6 +73,38 @@ def test_a_folder_gives_another_stretch_in_each_epoch_and_the_same_to_all_worker
     sample = dataset[4]  # outside of a loader, the middle
     np.testing.assert_array_equal(sample.audio, read_audio(root / "meow" / "1.flac", 1.0, at=0.5))
     assert sample.label == 1
+
+
+def test_contents_are_read_like_a_file_and_a_name_may_be_no_text(root, tmp_path):
+    path = root / "bark" / "0.flac"
+    odd = tmp_path / "\udcff.flac"
+    odd.write_bytes(path.read_bytes())
+    expected = read_audio(path, 1.0, at=0.3)
+    np.testing.assert_array_equal(read_audio(path.read_bytes(), 1.0, at=0.3), expected)
+    np.testing.assert_array_equal(read_audio(odd, 1.0, at=0.3), expected)
+    with pytest.raises(DecodeError, match=r"cannot decode the audio: Format not recognised\.$"):
+        read_audio(b"no audio")
+
+
+@pytest.mark.parametrize("form", ["WAV", "AIFF", "AU"])
+def test_a_file_that_is_cut_off_is_an_error_but_no_stream_of_unknown_length(form):
+    file = io.BytesIO()
+    soundfile.write(file, make_audio(), OWN, format=form)
+    with pytest.raises(DecodeError, match=r"cut off after 5\d{4} of 80\d{3} bytes"):
+        read_audio(file.getvalue()[:60_000])
+    if form == "WAV":
+        data = file.getvalue()
+        at = data.index(b"data") + 4
+        stream = data[:at] + b"\xff" * 4 + data[at + 4 :]
+        np.testing.assert_array_equal(read_audio(stream), read_audio(data))
+
+
+def test_padding_adds_lengths_and_a_mask_to_the_samples_of_a_folder(root):
+    pad = {"audio": Padding(lengths="length", mask="mask")}
+    [batch] = DataLoader(AudioFolder(root, rate=OWN), places="cpu", batch_size=6, pad=pad)
+    audio, labels, lengths, mask = batch
+    assert (audio.shape, mask.shape, lengths.tolist()) == ((6, LENGTH), (6, LENGTH), [LENGTH] * 6)
+    assert labels.tolist() == [0, 0, 0, 1, 1, 1]
 
 
 @pytest.mark.parametrize("data", [b"", b"no audio " * 99, "cut"], ids=str)

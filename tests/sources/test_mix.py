@@ -395,6 +395,23 @@ class TestStreams:
             _, again = loading.resume(make, count)
             assert [batch["n"].tolist() for batch in again] == whole[count:]
 
+    @pytest.mark.parametrize("kind", ["tar", "parquet"])
+    def test_a_stream_that_is_listed_twice_is_read_at_two_positions(self, tmp_path, kind):
+        pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        write_tar(tmp_path / "a.tar", [(f"{row}.n", str(row).encode()) for row in range(60)])
+        pq.write_table(pa.table({"n": range(60)}), tmp_path / "a.parquet", row_group_size=7)
+
+        def make():
+            tar = TarDataset(tmp_path / "a.tar", lambda sample: {"n": int(sample["n"])})
+            one = tar if kind == "tar" else ParquetDataset(tmp_path / "a.parquet")
+            return load_stream(MixDataset([one, one], [1, 3], at_end="drop"))
+
+        whole = [batch["n"].tolist() for batch in make()]
+        assert sorted(one for batch in whole for one in batch) == sorted([*range(60)] * 2)
+        for count in range(1, len(whole)):
+            _, again = loading.resume(make, count)
+            assert [batch["n"].tolist() for batch in again] == whole[count:]
+
     def test_a_stream_that_is_repeated_shuffles_anew(self, tmp_path):
         pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
         pq.write_table(pa.table({"n": range(60)}), tmp_path / "a.parquet")

@@ -253,6 +253,7 @@ def test_views_of_several_sizes_are_refused():
         (lambda: t.TrivialAugment(None, 1), "num_magnitude_bins must be 2 or more"),
         (lambda: t.Views(1, STEPS), "views must be 2 or more"),
         (lambda: t.Views(2, []), "single images, got none"),
+        (lambda: t.Views(2, t.RandomFlip(None)), "needs a list of transforms, got RandomFlip"),
         (lambda: t.Views(2, [*STEPS, t.Normalize("image")]), "got Normalize; put it after Views"),
         (lambda: t.Views(2, [*STEPS, t.Resize("photo", 8)]), "of one field, got 'image' and 'photo'"),
         (lambda: t.Views(2, [t.RandomFlip(("image", t.Boxes("boxes", "label")))]), r"\['boxes', 'label'\]"),

@@ -198,7 +198,7 @@ def test_a_crop_after_colors_is_a_step_of_its_own():
         (lambda: RandomResizedCrop(None, 8, ratio=(0, 1)), "ratio must be .* above 0"),
         (lambda: RandomFlip(None, p=2), "p must be a probability from 0 to 1, got 2"),
         (lambda: RandomFlip(None, axis="x"), "axis must be one of"),
-        (lambda: ColorJitter(None, hue=0.6), "hue must lie between -0.5 and 0.5"),
+        (lambda: ColorJitter(None, hue=0.6), "hue must rise and lie between -0.5 and 0.5"),
         (lambda: ColorJitter(None, brightness=-1), "brightness must be a number of 0 or more"),
     ],
 )

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuloader.errors import DataFileError, LoaderError
-from gpuloader.sources.files.remote_files import as_urls, find_files, open_source
+from gpuloader.sources.files.remote_files import open_source
 from gpuloader.sources.files.table_shards import TableShards
+
+_STREAM = b"\xff\xff\xff\xff"  # with which Arrow's format of streams begins, but not that of files
 
 
 @dataclass(eq=False, repr=False)
@@ -53,9 +55,10 @@ class ArrowDataset(TableShards):
     [[0, 1, 2], [3, 4]]
     """
 
+    _pattern = "*.arrow"
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._urls = find_files(as_urls(self.urls), "*.arrow", self._tries)
         self._batches: list[tuple[str, int]] = []
         schemas = []
         for url in self._urls:
@@ -63,6 +66,7 @@ class ArrowDataset(TableShards):
                 schemas.append(opened.schema)
                 self._batches += [(url, number) for number in range(opened.num_record_batches)]
         self._choose(schemas)
+        self._check_filters(schemas[0])
 
     @property
     def shards(self) -> int:
@@ -95,4 +99,12 @@ class ArrowDataset(TableShards):
                 raise
             except (ArrowException, OSError) as error:
                 problem = f"the file is truncated or not a file of Arrow's IPC format: {error}"
+                with open_source(url, self._tries) as again:
+                    if again.read(len(_STREAM)) == _STREAM:
+                        problem = (
+                            "the file has Arrow's format of streams; read it with pyarrow.ipc.open_stream, "
+                        )
+                        problem += (
+                            "or datasets.load_from_disk if Hugging Face wrote it, and pass the loader that"
+                        )
                 raise DataFileError(problem, file=url) from error

@@ -18,13 +18,7 @@ from gpuloader.errors import DataFileError, LoaderError, NoIndices, import_packa
 from gpuloader.order.worker_info import ask_ranks, get_worker_info
 from gpuloader.sources.block import Block, Part, Rows
 from gpuloader.sources.column_dataset import ColumnDataset
-from gpuloader.sources.files.remote_files import (
-    RemoteFile,
-    as_urls,
-    find_files,
-    is_remote,
-    open_source,
-)
+from gpuloader.sources.files.remote_files import RemoteFile, is_remote, open_source
 from gpuloader.sources.files.table_shards import TableShards
 from gpuloader.sources.tables.arrow import columns_of
 
@@ -139,13 +133,15 @@ class ParquetDataset(TableShards):
     >>> folder.cleanup()
     """
 
+    _pattern = "*.parquet"
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._urls = find_files(as_urls(self.urls), "*.parquet", self._tries)
         self._footers: dict[int, Footer] = {}
         with ThreadPoolExecutor(min(_READERS, len(self._urls))) as pool:
             found = list(pool.map(self._read_footer, range(len(self._urls))))
         self._choose(schema for schema, _ in found)
+        self._check_filters(found[0][0])
         self._groups = [group for _, groups in found for group in groups]
         self.rows = sum(group.rows for group in self._groups)
         if self.filters is None:

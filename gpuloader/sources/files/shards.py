@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, ClassVar
 
 from gpuloader.checks import check_count
 from gpuloader.order.order import Shuffled, check_whole
@@ -26,6 +26,8 @@ from gpuloader.sources.files.remote_files import (
     TIMEOUT,
     Paths,
     Tries,
+    as_urls,
+    find_files,
     is_remote,
 )
 from gpuloader.sources.readers.reader_threads import start_reading
@@ -113,6 +115,8 @@ class ShardDataset(IterableDataset[S]):
         self._tries = Tries.of(
             self.attempts, self.timeout, self.storage_options, self.cache_dir, self.cache_size
         )
+        names = [one for url in as_urls(self.urls) for one in self._expand(url)]
+        self._urls = find_files(names, self._pattern, self._tries)
         self._resumed: Left | None = None
         self._come: Left | None = None
 
@@ -121,6 +125,11 @@ class ShardDataset(IterableDataset[S]):
         renamed = {"_shuffle": "shuffle", "_buffer": "shuffle_buffer", "_seed": "seed"}
         vars(self).update({renamed.get(name, name): value for name, value in state.items()})
 
+    def _expand(self, url: str) -> list[str]:
+        """Return what a name stands for, whose files need not exist."""
+        return [url]
+
+    _pattern: ClassVar[str]  # of the files in a folder
     _counts: Sequence[int] | None = field(default=None, init=False)  # to read shards together
     _urls: Sequence[str] = field(default=(), init=False)
 

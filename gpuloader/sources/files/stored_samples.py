@@ -13,6 +13,7 @@ import numpy as np
 from gpuloader.foreign import as_array, is_instance, is_tensor
 from gpuloader.sources.images.folder import EXTENSIONS
 from gpuloader.sources.images.image import Image, is_encoded
+from gpuloader.sources.images.video import Video
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,7 +25,8 @@ _IMAGES = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"BM": "bmp", b"II*\0": "t
 def to_fields(sample: Any) -> dict[str, Any]:
     """Return the fields of a sample: numbers, text, bytes, arrays, or anything else.
 
-    Encoded images become their bytes, and Pillow images become the bytes of a PNG file.
+    Encoded images become their bytes, videos the contents of their files, and images of Pillow those of a PNG
+    file.
 
     >>> to_fields((np.float32(0.5), Image(b"..."))), to_fields("text")
     ({'0': np.float32(0.5), '1': b'...'}, {'value': 'text'})
@@ -42,6 +44,8 @@ def to_fields(sample: Any) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, Image):
         return value.data
+    if isinstance(value, Video):
+        return value.source if isinstance(value.source, bytes) else Path(value.source).read_bytes()
     if is_encoded(value):
         if isinstance(value, Mapping):  # the form in which Hugging Face stores images
             return Path(value["path"]).read_bytes() if value["bytes"] is None else value["bytes"]

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from gpuloader.errors import DataFileError, describe_error, import_package
 from gpuloader.sources.block import Block, Column, Part
 from gpuloader.sources.files.remote_files import check_names
@@ -40,7 +42,11 @@ class TableShards(ShardDataset[Any]):
         if isinstance(self.filters, list | tuple):
             from pyarrow.parquet import filters_to_expression
 
-            self.filters = filters_to_expression(self.filters)
+            try:
+                self.filters = filters_to_expression(self.filters)
+            except (TypeError, ValueError) as error:
+                expected = "an expression or a list of tuples such as ('year', '>', 2020)"
+                raise ValueError(f"filters must be {expected}, got {self.filters!r}: {error}") from error
 
     def __iter__(self) -> Iterator[Any]:
         for block in self._iter_blocks(1):
@@ -101,9 +107,20 @@ class TableShards(ShardDataset[Any]):
                     problem += "give schema a type that holds the values of all files"
                 raise DataFileError(problem, file=url, column=name)
 
+    def _check_filters(self, schema: pa.Schema) -> None:
+        """Raise `ValueError` if the filters do not fit rows of a schema."""
+        from pyarrow import ArrowException
+
+        try:
+            if self.filters is not None:
+                schema.empty_table().filter(self.filters)
+        except (ArrowException, TypeError) as error:
+            problem = describe_error(error).partition("\n")[0]
+            raise ValueError(f"filters do not fit the columns {schema.names}: {problem}") from error
+
     def _prepare(self, table: pa.Table, **where: Any) -> pa.Table:
         """Return a table in the dataset's schema, with nulls filled; raise `DataFileError` if that fails."""
-        from pyarrow import ArrowException
+        from pyarrow import ArrowException, types
 
         if table.schema.names != self.schema.names:
             table = table.select(self.schema.names)
@@ -114,8 +131,11 @@ class TableShards(ShardDataset[Any]):
                 if column.type != kind:
                     column = column.cast(kind)
                 if name in fill:
+                    is_float = isinstance(fill[name], float | np.floating)
+                    if is_float and types.is_integer(kind) and not float(fill[name]).is_integer():
+                        raise TypeError(f"Arrow would cut {fill[name]!r} off to {kind}")
                     column = column.fill_null(fill[name])
-            except (ArrowException, TypeError) as error:
+            except (ArrowException, OverflowError, TypeError) as error:
                 problem = f"{describe_error(error)}; give schema or fill what fits all values"
                 raise DataFileError(problem, column=name, **where) from error
             if column is not stored:

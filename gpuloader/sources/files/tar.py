@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any, BinaryIO
 
 from gpuloader.errors import DataFileError, LoaderError
-from gpuloader.sources.files.remote_files import as_urls, find_files, open_source
+from gpuloader.sources.files.remote_files import open_source
 from gpuloader.sources.files.shards import ShardDataset
 from gpuloader.sources.images.folder import EXTENSIONS
 from gpuloader.sources.images.image import Image
@@ -110,15 +110,18 @@ class TarDataset(ShardDataset[Any]):
 
     decode: Callable[[dict[str, Any]], Any] | str | None = None
 
+    _pattern = "*.tar*"
+
     def __post_init__(self) -> None:
-        super().__post_init__()
         decode = self.decode
         if not (decode is None or decode == IMAGE or callable(decode)):
             raise TypeError(f"decode must be callable or 'image', got {decode!r}")
-        named = [one for url in as_urls(self.urls) for part in url.split("::") for one in expand(part)]
-        self._urls = find_files(named, "*.tar*", self._tries)
+        super().__post_init__()
         self._decode: Any = take_images if decode == IMAGE else decode
         self.holds_pictures = decode == IMAGE
+
+    def _expand(self, url: str) -> list[str]:
+        return [one for part in url.split("::") for one in expand(part)]
 
     @property
     def shards(self) -> int:

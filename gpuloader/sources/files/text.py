@@ -12,16 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from gpuloader.errors import DataFileError, LoaderError
-from gpuloader.sources.files.remote_files import (
-    as_urls,
-    check_names,
-    find_files,
-    is_remote,
-    open_source,
-)
+from gpuloader.sources.files.remote_files import check_names, is_remote, open_source
 from gpuloader.sources.files.table_shards import TableShards
 
 if TYPE_CHECKING:
@@ -43,26 +37,25 @@ _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
 
 @dataclass(frozen=True, slots=True)
 class TextFile:
-    """A file: its stored size, how it is compressed, where its first row begins, and its columns."""
+    """A file: its stored size, how it is compressed, where its first row begins, and the columns it names."""
 
     size: int
     packed: str | None
     first: int = 0
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] | None = None
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class TextDataset(TableShards):
     """The base of datasets of text lines: which bytes form a shard, and how they are read."""
 
-    _pattern: ClassVar[str]
-    _quote: bytes = field(default=b"", init=False)  # a line break between two quotes belongs to a value
+    _quote: bytes = field(default=b"", init=False)  # between two, a line break belongs to a value
+    _blank: bytes = field(default=b" \t\r\n", init=False)  # what a line without a row consists of
 
     def __post_init__(self) -> None:
         super().__post_init__()
         import pyarrow as pa
 
-        self._urls = find_files(as_urls(self.urls), self._pattern, self._tries)
         with ThreadPoolExecutor(min(_READERS, len(self._urls))) as pool:
             self._files = list(pool.map(self._look_at, self._urls))
         total = sum(one.size for one in self._files)
@@ -83,7 +76,9 @@ class TextDataset(TableShards):
             with self._opened(file, self._urls[number], start, max(stop, file.size)) as pieces:
                 first = self._parse(next(pieces, b""), file, None).schema
             types = dict(zip(first.names, first.types, strict=True)) | types
-        self._choose([pa.schema(list(types.items()))])
+        headers = [types if file.names is None else file.names for file in self._files]
+        self._choose(pa.schema([(name, types.get(name, pa.null())) for name in names]) for names in headers)
+        self._check_filters(self.schema)
 
     @property
     def shards(self) -> int:
@@ -112,7 +107,7 @@ class TextDataset(TableShards):
         url, file = self._urls[number], self._files[number]
         with self._opened(file, url, start, stop) as pieces:
             for text in pieces:
-                if text.isspace():
+                if not text.strip(self._blank):
                     continue
                 piece = self._parse(text, file, self.schema)
                 if self.filters is not None:
@@ -291,16 +286,10 @@ class CSVDataset(TextDataset):
         for name, value in (("delimiter", self.delimiter), ("quote", self.quote or '"')):
             if not isinstance(value, str) or len(value.encode()) != 1 or value in "\r\n":
                 raise ValueError(f"{name} must be a single ASCII character, got {value!r}")
+        self._blank = self._blank.replace(self.delimiter.encode(), b"")  # rows of nulls have delimiters
         if self.newlines_in_values and self.quote:
             self._quote = self.quote.encode()
         super().__post_init__()
-        for url, file in zip(self._urls, self._files, strict=True):
-            for name in self.schema.names:
-                if file.names.count(name) != 1:
-                    problem = "several columns have" if name in file.names else "no column has"
-                    raise DataFileError(
-                        f"{problem} this name; the file has {list(file.names)}", file=url, column=name
-                    )
 
     def _look_at(self, url: str) -> TextFile:
         file = super()._look_at(url)

@@ -26,17 +26,13 @@ Path = str | os.PathLike[str]
 def draw_position(at: float | None) -> float:
     """Return where a clip lies in its file, from 0 to 1: as given, drawn for the sample, or the middle.
 
-    It is drawn while a loader fetches the sample.
+    It is drawn while a loader fetches the sample. Raises `ValueError` for a number that is no part.
     """
-    if at is not None:
-        return at
-    return 0.5 if current_draw().seed is None else sample_rng().random()
-
-
-def check_position(at: float | None) -> None:
-    """Raise `ValueError` unless a position is None or a number from 0 to 1."""
-    if at is not None and not 0 <= at <= 1:
-        raise ValueError(f"at must be a number from 0 to 1, got {at!r}")
+    if at is None:
+        return 0.5 if current_draw().seed is None else sample_rng().random()
+    if not 0 <= at <= 1:
+        raise ValueError(f"at must be a part from 0 to 1, got {at!r}")
+    return at
 
 
 class ImageSample(NamedTuple("_Pair", [("image", Any), ("label", Any)])):
@@ -93,22 +89,15 @@ class _Files(Dataset[ImageSample]):
         return len(self._paths)
 
     def __getitem__(self, index: Any) -> Any:
-        if type(index) is not int:
-            rows = locate(self, index)
-            if not isinstance(rows, int):
-                return join_samples([self[row] for row in each_row(rows)])
-            index = rows
-        try:
-            path = os.fsdecode(self._paths[index])
-        except IndexError:
-            locate(self, index)  # raises the error with this dataset's name
-            raise
-        image = self._load(path)
+        rows = locate(self, index)
+        if not isinstance(rows, int):
+            return join_samples([self[row] for row in each_row(rows)])
+        image = self._load(os.fsdecode(self._paths[rows]))
         if self.transform is not None:
             image = self.transform(image.to_pillow() if isinstance(image, Image) else image)
         if self._labels is None:
             return image
-        label = self._labels[index]
+        label = self._labels[rows]
         if not self._labels.ndim > 1:
             label = label.item()
         return self._sample(image, label if self.target_transform is None else self.target_transform(label))

@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 from gpuloader.checks import check_count
 from gpuloader.errors import DecodeError, SourceError, describe_error, import_package
 from gpuloader.sources.images.decoding import Pixels
-from gpuloader.sources.images.folder import Folder, Path, check_position, draw_position
+from gpuloader.sources.images.folder import Folder, Path, draw_position
 
 VIDEO_EXTENSIONS = (".mp4", ".avi", ".mkv", ".mov", ".webm", ".m4v", ".mpg", ".mpeg", ".ogv", ".ts", ".wmv")
 """File extensions that are treated as videos."""
@@ -27,7 +27,8 @@ class Video:
     """A clip of a video: frames at equal intervals, decoded when the pixels are needed.
 
     A loader decodes it in the worker, frame by frame, and transforms it with one draw for all frames. NumPy
-    treats it as an array of its pixels: ``np.asarray(video)``.
+    treats it as an array of its pixels: ``np.asarray(video)``. Frames are turned as the file says that they
+    are shown, such as those of a phone that was held upright.
 
     Parameters
     ----------
@@ -36,15 +37,16 @@ class Video:
     frames : int
         The number of frames to take. A shorter video repeats its last frame.
     rate : float or None
-        Frames per second to take, each the one shown in the middle of its interval; None takes consecutive
-        frames of the video.
-    at : float
-        Where the clip lies in the video: 0 at its beginning, 1 at its end.
+        Frames per second to take, each the one that is shown in the middle of its part of the time; None
+        takes the video's own, one after the other.
+    at : float or None
+        Where the clip lies in the video: 0 at its beginning, 1 at its end. None draws it while a loader
+        fetches the sample, and takes the middle otherwise.
 
     Attributes
     ----------
     source, frames, rate, at : object
-        What was passed.
+        What was passed; and what was drawn.
     file : str
         The path; empty if the contents were passed.
     dtype : numpy.dtype
@@ -55,7 +57,8 @@ class Video:
     SourceError
         Raised when the pixels are needed: the file cannot be read.
     DecodeError
-        Raised then, too: the file is not a video, or is damaged.
+        Raised then, too: it is not a video, is damaged, or ends before the clip though the file says that
+        it is longer.
 
     Examples
     --------
@@ -80,15 +83,14 @@ class Video:
         frames: int = 16,
         *,
         rate: float | None = None,
-        at: float = 0.5,
+        at: float | None = 0.5,
     ) -> None:
         self.source = source if isinstance(source, bytes) else os.fspath(source)
         self.file = "" if isinstance(self.source, bytes) else self.source
         self.frames = check_count("frames", frames)
         if rate is not None and not 0 < rate < 1e6:
             raise ValueError(f"rate must be frames per second, above 0, got {rate!r}")
-        check_position(at)
-        self.rate, self.at = rate, at
+        self.rate, self.at = rate, draw_position(at)
 
     def decode_frames(self) -> Iterator[Pixels]:
         """Yield the frames, uint8 (height, width, 3); a frame that is shown for longer is repeated."""
@@ -99,6 +101,7 @@ class Video:
                 source = io.BytesIO(source)
             else:
                 open(source, "rb").close()  # noqa: PTH123 - FFmpeg's errors do not tell files from data
+                source = os.path.abspath(source)  # noqa: PTH100 - what is before a colon may be a protocol
             with av.open(source) as container:
                 if not container.streams.video:
                     raise DecodeError("the file has no video", file=self.file)
@@ -113,24 +116,32 @@ class Video:
         # `to_ndarray` creates one each time, which takes ten times as long.
         stream.codec_context.thread_count = 1
         convert = partial(reformatter.VideoReformatter().reformat, format="rgb24", threads=1)
+
+        def show(frame: Any) -> Pixels:
+            pixels: Pixels = convert(frame).to_ndarray()
+            quarters = round(frame.rotation / 90)
+            return np.ascontiguousarray(np.rot90(pixels, quarters)) if quarters else pixels
+
         unit, origin = float(stream.time_base), stream.start_time or 0
         duration = (container.duration or 0) / 1e6 if stream.duration is None else stream.duration * unit
-        step = 1 / (self.rate or float(stream.average_rate or stream.guessed_rate or 25))
+        own_step = 1 / float(stream.average_rate or stream.guessed_rate or 25)
+        step = 1 / self.rate if self.rate else own_step
         begin = self.at * max(duration - self.frames * step, 0.0)
         times = [begin + (number + 0.5) * step + _ROUNDING for number in range(self.frames)]
         if begin > 0:
             container.seek(origin + int(times[0] / unit), stream=stream)  # to the key frame before
-        done, shown, pixels = 0, None, None
+        done, end, shown, pixels = 0, 0.0, None, None
         for packet in container.demux(stream):
             first, after = ((one or 0) * unit for one in (packet.pts, packet.duration))
             first -= origin * unit
-            # A frame that no time shows, unless it is the last one, is decoded only if others need it.
+            end = max(end, first + (after or own_step))
+            # What no time shows, and is not the last that there is, is decoded only if others need it.
             is_shown = bisect(times, first) < bisect(times, first + after) or first + 2 * after > duration
             stream.codec_context.skip_frame = "DEFAULT" if is_shown or not after else "NONREF"
             for frame in packet.decode():
                 # The frame shown at a time is the last one that began before it.
                 while shown is not None and (frame.pts - origin) * unit > times[done]:
-                    pixels = convert(shown).to_ndarray() if pixels is None else pixels
+                    pixels = show(shown) if pixels is None else pixels
                     yield pixels
                     done += 1
                     if done == self.frames:
@@ -138,7 +149,12 @@ class Video:
                 shown, pixels = frame, None
         if shown is None:
             raise DecodeError("the video has no frames", file=self.file)
-        yield from [convert(shown).to_ndarray() if pixels is None else pixels] * (self.frames - done)
+        # What the whole file lasts may be the time of its sound.
+        is_told = stream.duration is not None or len(container.streams) == 1
+        if is_told and end + own_step < min(times[-1], duration):
+            problem = f"the video is cut off after {end:.2f} of {duration:.2f} seconds"
+            raise DecodeError(problem, file=self.file)
+        yield from [show(shown) if pixels is None else pixels] * (self.frames - done)
 
     def decode(self) -> Pixels:
         """Return the pixels, uint8 of shape (frames, height, width, 3)."""
@@ -186,7 +202,7 @@ class VideoFolder(Folder):
     frames, rate : int, float or None
         As for `Video`.
     at : float or None
-        As for `Video`; None draws it, and uses the middle outside of a loader.
+        As for `Video`.
     is_valid_file : callable or None
         Returns whether a path is a video; None checks the file's extension.
 
@@ -223,10 +239,9 @@ class VideoFolder(Folder):
         at: float | None = None,
         is_valid_file: Callable[[str], bool] | None = None,
     ) -> None:
-        Video(b"", frames, rate=rate)  # checks the arguments
-        check_position(at)
+        Video(b"", frames, rate=rate, at=at)  # checks the arguments
         self.frames, self.rate, self.at = frames, rate, at
         super().__init__(root, is_valid_file)
 
     def _load(self, path: str) -> Video:
-        return Video(path, self.frames, rate=self.rate, at=draw_position(self.at))
+        return Video(path, self.frames, rate=self.rate, at=self.at)

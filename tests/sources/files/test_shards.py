@@ -20,12 +20,13 @@ from tests.fakes import wait_until
 class Numbers(ShardDataset):
     """Whole numbers in shards of given sizes, read three at a time."""
 
+    _pattern = "*"
+
     def __init__(self, sizes, *, together=1, remote=False, nbytes=0, **options):
-        super().__init__([], **options)
+        super().__init__("memory://numbers" if remote else "numbers", **options)
         self.sizes = self._counts = sizes
         self.together = together
         self.nbytes = nbytes
-        self._urls = ["memory://numbers"] if remote else []
         self.read = []
         self.most = 0
 

@@ -84,6 +84,50 @@ def test_rows_are_filtered_filled_cast_and_mapped(tmp_path, table, kind, write, 
 
 
 @KINDS
+@pytest.mark.parametrize(
+    ("filters", "problem"),
+    [
+        ([("none", ">", 1)], "do not fit the columns .*No match for FieldRef.Name\\(none\\)"),
+        ([("row", ">", "a")], "do not fit the columns .*no kernel matching"),
+        ("row > 3", "do not fit the columns"),
+        (("row", ">", 3), "must be an expression or a list of tuples"),
+        ([], "must be an expression or a list of tuples"),
+    ],
+    ids=str,
+)
+def test_filters_that_do_not_fit_are_refused_at_once(tmp_path, table, kind, write, filters, problem):
+    write(table, tmp_path / "a")
+    with pytest.raises(ValueError, match=f"^filters {problem}"):
+        kind(tmp_path / "a", ["row"], filters=filters)
+
+
+@KINDS
+def test_a_number_that_fills_nulls_is_not_cut_off(tmp_path, table, kind, write):
+    write(table, tmp_path / "a")
+    for fill in (0.5, float("nan"), 2**70):
+        with pytest.raises(DataFileError, match="column 'age'"):
+            read(kind(tmp_path / "a", ["age"], fill={"age": fill}))
+    assert joined(read(kind(tmp_path / "a", ["age"], fill={"age": 7.0})), "age")[0] == 7
+
+
+def test_rows_of_nulls_are_rows_also_between_tabs(tmp_path):
+    (tmp_path / "a.tsv").write_text("a\tb\n\t\n\t\n")
+    batches = read(
+        CSVDataset(
+            tmp_path / "a.tsv", schema={"a": "int8", "b": "int8"}, delimiter="\t", fill={"a": 1, "b": 2}
+        )
+    )
+    assert [(batch["a"].tolist(), batch["b"].tolist()) for batch in batches] == [([1, 1], [2, 2])]
+
+
+def test_a_file_of_arrows_format_of_streams_is_told_from_a_damaged_one(tmp_path, table):
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table)
+    with pytest.raises(DataFileError, match=r"format of streams; read it with pyarrow\.ipc\.open_stream"):
+        ArrowDataset(tmp_path / "a.arrow")
+
+
+@KINDS
 def test_a_filtered_dataset_resumes(tmp_path, table, kind, write):
     write(table, tmp_path / "a")
 

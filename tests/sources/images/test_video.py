@@ -1,12 +1,23 @@
 """`Video` and `VideoFolder`: the frames that are shown then, by the judgment of a plain loop."""
 
 import pickle
+import struct
 
 import numpy as np
 import pytest
 
 import gpuloader.transforms as t
-from gpuloader import DataLoader, DecodeError, SampleError, Video, VideoFolder
+from gpuloader import (
+    DataLoader,
+    Dataset,
+    DecodeError,
+    ParquetDataset,
+    SampleError,
+    TarDataset,
+    Video,
+    VideoFolder,
+    write_shards,
+)
 from gpuloader.errors import SourceError
 from gpuloader.testing import simulated_places
 
@@ -16,9 +27,9 @@ pytest.importorskip("PIL")
 COUNT, RATE = 60, 25
 
 
-def write_video(path, count=COUNT, shift=0, codec="mpeg4", gop=12):
+def write_video(path, count=COUNT, shift=0, codec="mpeg4", gop=12, options=None):
     """Write a video whose frames are gray, each brighter than the one before."""
-    with av.open(str(path), "w") as container:
+    with av.open(str(path), "w", options=options or {}) as container:
         stream = container.add_stream(codec, RATE, width=48, height=32, options={"g": str(gop)})
         stream.pix_fmt = "yuv420p"
         for number in range(count):
@@ -143,6 +154,94 @@ def test_files_that_are_no_videos_are_named_or_left_out(root, tmp_path, way):
     assert (caught.value.field, caught.value.dataset_index) == ("video", 1)
     [[(_, labels)]] = load(tmp_path, on_bad="skip", epochs=1)
     assert labels.tolist() == [0]
+
+
+@pytest.mark.parametrize("form", ["mp4", "mkv", "webm"])
+def test_a_video_that_is_cut_off_is_no_short_video(tmp_path, form):
+    path = tmp_path / f"0.{form}"
+    codec, options = ("libvpx", {}) if form == "webm" else ("mpeg4", {"movflags": "faststart"})
+    write_video(path, codec=codec, options=options if form == "mp4" else {})
+    data = path.read_bytes()
+    assert Video(data, COUNT + 9, at=0).decode().shape[0] == COUNT + 9
+    for part in (0.5, 0.7):
+        cut = data[: int(len(data) * part)]
+        np.testing.assert_array_equal(Video(cut, 4, at=0), Video(data, 4, at=0))
+        with pytest.raises(DecodeError, match=r"cut off after \d\.\d+ of 2\.4|has no frames"):
+            Video(cut, 4, at=1).decode()
+
+
+@pytest.mark.parametrize(("quarters", "turn"), [(1, (0, 1, -1, 0)), (2, (-1, 0, 0, -1)), (3, (0, -1, 1, 0))])
+def test_frames_are_turned_as_the_file_says(tmp_path, quarters, turn):
+    path = tmp_path / "0.mp4"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", RATE, width=48, height=32)
+        pixels = np.zeros((32, 48, 3), np.uint8)
+        pixels[:8, :16] = 255
+        container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, "rgb24")))
+        container.mux(stream.encode())
+    upright = Video(path, 1).decode()
+    data = path.read_bytes()
+    at = data.index(b"tkhd") + 44  # the matrix by which a player turns the track clockwise
+    a, b, c, d = (number << 16 for number in turn)
+    matrix = struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30)
+    turned = Video(data[:at] + matrix + data[at + len(matrix) :], 1)
+    np.testing.assert_array_equal(turned, np.rot90(upright, -quarters, (1, 2)))
+
+
+def test_an_odd_name_is_a_path_and_a_lost_file_is_named_with_its_sample(root, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a:b\udcff.mp4").write_bytes((root / "run" / "0.mp4").read_bytes())
+    np.testing.assert_array_equal(Video("a:b\udcff.mp4", 2), Video(root / "run" / "0.mp4", 2))
+    (tmp_path / "run").mkdir()
+    write_video(tmp_path / "run" / "0.mp4", 4)
+    dataset = VideoFolder(tmp_path, 2)
+    (tmp_path / "run" / "0.mp4").unlink()
+    with pytest.raises(SampleError, match="cannot read the video: No such file") as caught:
+        next(iter(DataLoader(dataset, places="cpu")))
+    assert (caught.value.dataset_index, caught.value.field) == (0, "video")
+
+
+def test_a_position_is_drawn_for_a_video_of_a_dataset_of_ones_own(root):
+    class Moments(Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            video = Video(root / "run" / "0.mp4", 2, at=None)
+            return {"clip": video, "at": video.at}
+
+    options = {"places": "cpu", "batch_size": 4, "seed": 1, "transforms": [t.RandomFlip("clip")]}
+    first, again = ([batch["at"].tolist() for batch in DataLoader(Moments(), **options)] for _ in range(2))
+    assert first == again
+    assert len(set(first[0])) == 4
+
+
+@pytest.mark.parametrize("form", ["tar", "parquet"])
+def test_shards_hold_the_files_of_videos(root, tmp_path, form):
+    if form == "parquet":
+        pytest.importorskip("pyarrow")
+    write_shards(VideoFolder(root), tmp_path, format=form)
+    if form == "tar":
+        stored = list(TarDataset(str(tmp_path / "*.tar")))
+        labels = [int(sample["cls"]) for sample in stored]
+    else:
+        stored = list(ParquetDataset(tmp_path))
+        labels = [int(sample["label"]) for sample in stored]
+    assert labels == [0, 0, 0, 1, 1, 1]
+    assert [sample["video"] for sample in stored] == [
+        path.read_bytes() for path in sorted(root.glob("*/*.mp4"))
+    ]
+
+
+def test_a_clip_without_frames_is_refused():
+    with pytest.raises(
+        SampleError, match=r"expected a clip of one frame or more, got the shape \(0, 8, 8, 3\)"
+    ):
+        next(
+            iter(
+                DataLoader([np.zeros((0, 8, 8, 3), np.uint8)], places="cpu", transforms=[t.RandomFlip(None)])
+            )
+        )
 
 
 def test_a_missing_file_and_arguments_that_make_no_sense(root, tmp_path):

@@ -147,7 +147,9 @@ class MixedStreams(IterableDataset[S]):
                     f"dataset {position} must be iterable like the others, got the map-style "
                     f"{type(one).__name__}: mix map-style datasets with each other, or iterable ones"
                 )
-        self.datasets = list(datasets)
+        self.datasets: list[Any] = []
+        for one in datasets:  # one that is listed twice is read at two positions
+            self.datasets.append(copy.copy(one) if any(one is other for other in self.datasets) else one)
         self.weights = as_weights(weights, 0, replacement=True, zero=False)
         self.at_end = [at_end] * len(datasets) if isinstance(at_end, str) else list(at_end)
         for word in self.at_end:
