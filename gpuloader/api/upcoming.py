@@ -72,7 +72,7 @@ class UpcomingBatches(BatchSampler):
 class EpochOf:
     """The ``set_epoch`` of a loader's own sampler. It does not keep the loader alive; a copy does nothing.
 
-    A cycle through the sampler would keep the loader's page-locked slots until garbage is collected.
+    A cycle through the sampler would keep the loader's pinned slots until garbage is collected.
     """
 
     def __init__(self, epochs: DatasetEpochs | None = None) -> None:

@@ -240,7 +240,7 @@ class Pass:
 
 
 def copy_state(state: Any) -> Any:
-    """Return a copy of a state, which the dataset may go on to change while it reads ahead of the user."""
+    """Return a copy of a state that the dataset may still change while it reads ahead of the user."""
     is_flat = type(state) is dict and _PLAIN.issuperset(map(type, state.values()))
     return dict(state) if is_flat else copy.deepcopy(state)
 

@@ -26,7 +26,7 @@ Path = str | os.PathLike[str]
 def draw_position(at: float | None) -> float:
     """Return where a clip lies in its file, from 0 to 1: as given, drawn for the sample, or the middle.
 
-    It is drawn while a loader fetches the sample. Raises `ValueError` for a number that is no part.
+    It is drawn while a loader fetches the sample. Raises `ValueError` for a number that is not a part.
     """
     if at is None:
         return 0.5 if current_draw().seed is None else sample_rng().random()
