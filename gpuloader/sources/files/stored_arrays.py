@@ -327,6 +327,7 @@ class ZarrDataset(StoredArrays):
 
     Parameters
     ----------
+    url : path or URL
         The group, or a single array, which is then named after the store, without its suffix. fsspec reads
         URLs with a scheme.
     arrays : list of str or None
