@@ -129,6 +129,9 @@ class _Computed(property):
         shown = AUTO if loader is None else vars(loader).get(self.fget.__name__, AUTO)  # type: ignore[union-attr]
         return super().__get__(loader, owner) if shown is AUTO else shown
 
+    def __set__(self, loader: Any, value: Any) -> None:
+        vars(loader)[self.fget.__name__] = value  # type: ignore[union-attr]  # as timm and Ultralytics replace one
+
 
 # The order matters: a batch sampler is made from the sampler.
 _COMPUTED = (
