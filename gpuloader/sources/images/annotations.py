@@ -103,7 +103,7 @@ class Boxes:
     def __post_init__(self) -> None:
         check_word("format", self.format, ("xyxy", "xywh", "cxcywh"))
         if not 0 <= self.min_visible <= 1:
-            raise ValueError(f"min_visible must be a part from 0 to 1, got {self.min_visible!r}")
+            raise ValueError(f"min_visible must be a number from 0 to 1, got {self.min_visible!r}")
         if not self.min_area >= 0:
             raise ValueError(f"min_area must be 0 or more, got {self.min_area!r}")
 

@@ -31,7 +31,7 @@ def draw_position(at: float | None) -> float:
     if at is None:
         return 0.5 if current_draw().seed is None else sample_rng().random()
     if not 0 <= at <= 1:
-        raise ValueError(f"at must be a part from 0 to 1, got {at!r}")
+        raise ValueError(f"at must be a number from 0 to 1, got {at!r}")
     return at
 
 

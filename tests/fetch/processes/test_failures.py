@@ -69,7 +69,7 @@ def test_an_error_that_is_too_long_for_the_memory_that_is_left(at, capfd):
     fails = partial(without_room, OwnError("x" * 100_000))
     if at == "in a batch":
         one = loader(Faulty(actions={9: fails}), start_method="fork")
-        told = r"worker \d cannot go on: LoaderError: a message could not be sent: .*File too large"
+        told = r"worker \d cannot continue: LoaderError: a message could not be sent: .*File too large"
     else:
         one = loader(Faulty(), start_method="fork", worker_init_fn=lambda _: fails())
         told = r"worker \d could not start: LoaderError: OwnError: xxx"
