@@ -473,7 +473,10 @@ def from_generator(
     >>> [numbers.tolist() for numbers, in loader.set_batch_generator(batches, places="cpu")]
     [[0, 1], [2, 3], [4, 5]]
     """
-    return GeneratorLoader(**locals())
+    return GeneratorLoader(
+        feed_list, capacity, use_double_buffer, iterable, return_list, use_multiprocess, drop_last, output,
+        stream, static, copy,
+    )  # fmt: skip
 
 
 # `DataLoader.from_dataset`: make a loader over a dataset of text files, as in Paddle.

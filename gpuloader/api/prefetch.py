@@ -182,7 +182,10 @@ def prefetch(
     {'x': array([0, 1]), 'meta': ('batch 0', 0)}
     {'x': array([1, 2]), 'meta': ('batch 1', 1)}
     """
-    return PrefetchedLoader(**locals())
+    return PrefetchedLoader(
+        batches, places=places, prefetch=prefetch, output=output, host=host, transforms=transforms,
+        stream=stream, drop_last=drop_last, seed=seed,
+    )  # fmt: skip
 
 
 class WrappedEpochs(ReadingEpochs):

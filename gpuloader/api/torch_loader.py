@@ -246,18 +246,23 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
         shard: str | tuple[int, int] | None = "auto",
         uneven: str = "repeat",
         use_buffer_reader: bool | str = False,
-        snapshot_every_n_steps: int = 1,
+        snapshot_every_n_steps: int = 1,  # noqa: ARG002 - torchdata's; here every step can be resumed from
         **options: Any,
     ) -> None:
-        given = dict(locals())  # only the parameters so far
         # Errors in PyTorch are errors here. `gpuloader.DataLoader` lets both pass.
         if persistent_workers and not num_workers:
             raise ValueError("persistent_workers needs num_workers of 1 or more")
         if batch_size is None and drop_last:
             raise ValueError("batch_size=None yields single samples: there is no last batch to drop")
-        for name in ("self", "options", "snapshot_every_n_steps", "__class__"):
-            del given[name]
-        super().__init__(**given, **options)
+        super().__init__(
+            dataset, batch_size=batch_size, shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler,
+            num_workers=num_workers, collate_fn=collate_fn, pin_memory=pin_memory, drop_last=drop_last,
+            timeout=timeout, worker_init_fn=worker_init_fn, generator=generator,
+            multiprocessing_context=multiprocessing_context, prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers, pin_memory_device=pin_memory_device, in_order=in_order,
+            places=places, output=output, shard=shard, uneven=uneven,
+            use_buffer_reader=use_buffer_reader, **options,
+        )  # fmt: skip
         self.__initialized = True
 
     def _open(self, options: Options, framework: Framework | None = None) -> None:

@@ -375,9 +375,8 @@ class Lane:
                 self._end_oldest_copy(device)
         while copying and device.query(copying[0][0]):
             self._end_oldest_copy(device)
-        self._is_late = (
-            len(copying) > spare
-        )  # the last copy has rarely run yet: ask about the first next time
+        # Then the last copy has rarely run yet, so the next call asks about the first.
+        self._is_late = len(copying) > spare
 
     def finish_oldest_copy(self) -> bool:
         """Wait for the oldest copy in progress and take its host slot back; return False if there is none."""

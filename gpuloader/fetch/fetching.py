@@ -123,11 +123,16 @@ class Fetching:
 
         None if there is no such state, or if several workers change a shared one.
         """
-        source, workers = self._spec.source, self._workers
+        source = self._spec.source
         if source.iterable or self._gatherer is not None or not source.keeps_state:
             return None
-        alone = self.in_processes and workers.in_order and not workers.most
-        return self.count if alone or not self.count else None
+        return self.count if self._takes_turns or not self.count else None
+
+    @property
+    def _takes_turns(self) -> bool:
+        """Whether a fixed number of worker processes can fetch the batches of an epoch in turn."""
+        workers = self._workers
+        return self.in_processes and workers.in_order and not workers.most
 
     @property
     def ahead(self) -> int:
@@ -180,8 +185,7 @@ class Fetching:
         if self.count:
             turns: deque[int] | None = None
             # The readers determine the items of an iterable dataset, and with PyTorch's seeds what is drawn.
-            follows = epoch.follows_torch and self.in_processes and workers.in_order and not workers.most
-            if epoch.reached is not None or follows:
+            if epoch.reached is not None or (epoch.follows_torch and self._takes_turns):
                 turns = deque(range(workers.count))
                 turns.rotate(-epoch.turn)
             in_order = workers.in_order

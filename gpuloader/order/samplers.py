@@ -2,8 +2,7 @@
 
 A loader asks a sampler for its `order`, which depends only on seed and epoch. The seed is the loader's, or
 one drawn from the sampler's own generator when the sampler is made. Outside a loader, each iteration of a
-random sampler draws a new seed from that generator, or from NumPy's global random state. This module has the
-samplers of single indices, those of batches, and functions that read a user's own samplers.
+random sampler draws a new seed from that generator, or from NumPy's global random state.
 """
 
 from __future__ import annotations

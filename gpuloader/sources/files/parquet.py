@@ -348,9 +348,10 @@ class ParquetRows(ColumnDataset):
 
         # Several threads run this. Each of these steps on the dict is atomic.
         group = self._held.pop(number, None)
-        if group is None:
-            group = concat_tables(self._files._read([number], 0), promote_options="default")
-        self._held[number] = group
+        if group is not None:
+            self._held[number] = group  # behind those that were used longer ago
+            return group
+        group = self._held[number] = concat_tables(self._files._read([number], 0), promote_options="default")
         for other, held in list(self._held.items()):
             if sum(one.nbytes for one in list(self._held.values())) <= self._memory or held is group:
                 break
