@@ -15,14 +15,13 @@ import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from time import process_time
 from typing import Any
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.measure import Result, describe_machine, interleave, make_parser, run_script
+from benchmarks.measure import Result, compare_epochs, describe_machine, make_parser, run_script
 from benchmarks.peers.samples import photos
 from benchmarks.run import render
 
@@ -53,14 +52,6 @@ def make_samples() -> list[dict[str, Any]]:
             }
         )
     return samples
-
-
-def time_epoch(loader: Any) -> float:
-    """Return the microseconds of processor time per sample."""
-    begun = process_time()
-    for batch in loader:
-        del batch
-    return (process_time() - begun) / COUNT * 1e6
 
 
 def make_own(samples: list[dict[str, Any]]) -> Any:
@@ -133,13 +124,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         f"torchvision.transforms.v2 {torchvision.__version__.split('+')[0]}": make_theirs,
         "gpuloader, exactly Pillow's pixels": make_own,
     }
-    loaders = {name: make(samples) for name, make in ways.items()}
-    own = loaders["gpuloader, exactly Pillow's pixels"]
-    for _ in range(options.warm):  # resizing is compiled after so many pictures, where Numba is installed
-        time_epoch(own)
-    rows = interleave(
-        {name: lambda loader=loader: time_epoch(loader) for name, loader in loaders.items()}, options.repeats
-    )
+    rows = compare_epochs({name: make(samples) for name, make in ways.items()}, COUNT, options)
     title = f"Pictures, masks and boxes, 500 x 375 to {SIZE} x {SIZE}"
     result = Result(
         title, "µs of one core per sample", next(iter(rows)), "at most half of torchvision's", rows

@@ -12,8 +12,9 @@ import statistics
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from time import perf_counter, sleep
+from time import perf_counter, process_time, sleep
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,25 @@ def interleave(candidates: dict[str, Candidate], repeats: int) -> dict[str, Spre
         for name, candidate in candidates.items():
             runs[name].append(candidate())
     return {name: spread(seen) for name, seen in runs.items()}
+
+
+def compare_epochs(loaders: dict[str, Any], units: int, options: argparse.Namespace) -> dict[str, Spread]:
+    """Return the microseconds of processor time per unit of loaders that take turns, `units` to an epoch.
+
+    The last loader is ours. It first runs `options.warm` epochs: with Numba, resizing is compiled after so
+    many images.
+    """
+
+    def time_epoch(loader: Any) -> float:
+        begun = process_time()
+        for batch in loader:
+            del batch
+        return (process_time() - begun) / units * 1e6
+
+    for _ in range(options.warm):
+        time_epoch([*loaders.values()][-1])
+    turns = {name: partial(time_epoch, loader) for name, loader in loaders.items()}
+    return interleave(turns, options.repeats)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,14 +16,13 @@ import argparse
 import sys
 import tempfile
 from pathlib import Path
-from time import process_time
 from typing import Any
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.measure import Result, describe_machine, interleave, make_parser, run_script
+from benchmarks.measure import Result, compare_epochs, describe_machine, make_parser, run_script
 from benchmarks.run import render
 
 VIDEOS, FRAMES, RATE, BATCH, SIZE = 16, 16, 15, 8, 112
@@ -87,14 +86,6 @@ def make_theirs(root: Path) -> Any:
     return DataLoader(Clips(), batch_size=BATCH)
 
 
-def time_epoch(loader: Any) -> float:
-    """Return the microseconds of processor time per frame."""
-    begun = process_time()
-    for batch in loader:
-        del batch
-    return (process_time() - begun) / (VIDEOS * FRAMES) * 1e6
-
-
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return the report."""
     import torch
@@ -104,11 +95,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         make_videos(Path(folder))
         own, theirs = make_own(Path(folder)), make_theirs(Path(folder))
-        for _ in range(options.warm):  # resizing is compiled after so many images, where Numba is installed
-            time_epoch(own)
         ways = {f"torchcodec {torchcodec.__version__.split('+')[0]}": theirs, "gpuloader": own}
-        turns = {name: lambda loader=loader: time_epoch(loader) for name, loader in ways.items()}
-        rows = interleave(turns, options.repeats)
+        rows = compare_epochs(ways, VIDEOS * FRAMES, options)
     title = f"Clips of {FRAMES} frames, 320 x 240 to {SIZE} x {SIZE}"
     result = Result(title, "µs of one core per frame", next(iter(rows)), "at most 0.91 of torchcodec's", rows)
     return {"machine": describe_machine(), "repeats": options.repeats, "cases": [result.to_json()]}
