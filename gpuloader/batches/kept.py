@@ -242,7 +242,6 @@ class BatchSignature:
             return None
         arrays: list[Array] = []
         objects: list[Any] = []
-        distinct = set[int]()
         for entry, (kind, dtype, shape) in zip(entries, self.fields):  # noqa: B905 - costs time
             if dtype is None:
                 if type(entry) is not kind and type(entry) not in PLAIN:
@@ -251,7 +250,6 @@ class BatchSignature:
                 continue
             if type(entry) is not kind:
                 return None
-            distinct.add(id(entry))
             array = entry
             if kind is not np.ndarray:
                 if entry.__dict__:  # attributes of the user's
@@ -263,8 +261,13 @@ class BatchSignature:
             if array.dtype is not dtype or array.shape != shape:
                 return None
             arrays.append(array)
-        if len(distinct) < len(arrays):  # an object in two fields may have to stay one object
-            return None
+        # An object in two fields may have to stay one object. Plain values may be equal and so the same.
+        if len({*map(id, entries)}) < len(entries):
+            staged = [
+                id(entry) for entry, field in zip(entries, self.fields, strict=True) if field[1] is not None
+            ]
+            if len({*staged}) < len(staged):
+                return None
         return Parts(self.tree, arrays, (0,) * len(arrays), objects, self.layout)
 
 
@@ -308,6 +311,7 @@ class NestedStager:
         self._arranged: Any = None
         self._layouts = _NOTHING, _NOTHING
         self._signature: BatchSignature | None = None
+        self._large: Sequence[int] = ()  # the arrays that may be copied from where they lie
         self._pageable: set[tuple[int, int]] = set()
 
     def __call__(self, items: Iterator[Any], number: int, reserve: Reserve) -> StagedBatch | None:
@@ -322,6 +326,8 @@ class NestedStager:
             _warn_of_classes(tree, batch)
             parts = take_apart(tree, batch)
             self._signature = BatchSignature.of(batch, parts, intake.host)
+            if intake.is_page_locked is not None:
+                self._large = [at for at, array in enumerate(parts.arrays) if array.nbytes >= SMALL]
             # The first batch with arrays determines the library for all: a later one may have none to tell
             # from.
             if parts.arrays and not self._settled:
@@ -329,9 +335,11 @@ class NestedStager:
                 library = next((one for one in owners if one not in (None, "numpy")), None)
                 self._library = intake.settle(library)
                 self._settled = True
-        # A transform reads fields by their shapes, and JAX and Paddle arrays can only be in C order.
-        if intake.collation.programmer is None and self._library not in ("jax", "paddle"):
-            parts.put_in_memory_order()
+        if intake.collation.programmer is None:
+            # A transform reads fields by their shapes, and JAX and Paddle arrays can only be in C order.
+            if self._library not in ("jax", "paddle"):
+                parts.put_in_memory_order()
+            return self._stage(parts, number, reserve)
         # Transforms draw for this epoch, whichever thread reads and whatever other loaders it serves.
         before = exchange_draw(self._draw)
         try:
@@ -372,11 +380,16 @@ class NestedStager:
 
     def _stage(self, parts: Parts, number: int, reserve: Reserve) -> StagedBatch:
         collation, arrays, levels = self._intake.collation, parts.arrays, parts.levels
-        apart: tuple[int, ...] = ()
-        if self._intake.is_page_locked is not None:
-            found = (array.nbytes >= SMALL and array.flags.c_contiguous for array in arrays)
-            apart = tuple([at for at, fits in enumerate(found) if fits and self._is_apart(arrays[at])])
-        keys = () if collation.programmer is None else number_samples(number, arrays)
+        found = [at for at in self._large if arrays[at].flags.c_contiguous and self._is_apart(arrays[at])]
+        # Most batches have the signature of the one before, and so its very layout.
+        if parts.layout is self._layouts[0] and collation.programmer is None and not found:
+            whole = parts.layout
+            staged = StagedBatch(
+                reserve(whole.nbytes), whole, levels, number, parts.tree, tuple(parts.objects)
+            )
+            write_arrays(arrays, staged.slot.views(whole))
+            return staged
+        apart = tuple(found)
         # Layouts are reused, because a slot keeps its views for the same layout.
         arranged = parts.layout, apart, levels, parts.tree
         if arranged != self._arranged:
@@ -393,7 +406,9 @@ class NestedStager:
         if not apart:
             staged = begin_batch(collation, whole, levels, number, reserve, parts.tree, parts.objects)
             write_arrays(arrays, staged.slot.views(whole))
-            return complete(collation, staged, keys)
+            if collation.programmer is None:
+                return staged
+            return complete(collation, staged, number_samples(number, arrays))
         # The device copies the slot's part and each separate array to their positions in a single layout, so
         # everything that follows on the device is the same as for a batch in one piece.
         slot = reserve(inside.nbytes)
@@ -411,7 +426,7 @@ class NestedStager:
             arrays = [arrays[one] if one in apart else next(rest) for one in range(len(whole.fields))]
             program.check(arrays)
             if program.drawn:
-                collation.programmer.fill_draws(program, arrays, keys)
+                collation.programmer.fill_draws(program, arrays, number_samples(number, arrays))
         return staged
 
 

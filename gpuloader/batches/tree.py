@@ -207,7 +207,7 @@ class Branch:
             return None
         if self.keys is None:
             return (*value,)
-        return [value[key] for key in self.keys] if (*value,) == self.keys else None
+        return (*value.values(),) if (*value,) == self.keys else None
 
     def describe(self) -> str:
         """Return what the container is, for messages."""
