@@ -95,8 +95,9 @@ class Collation:
         # Decided here, once: every batch asks for some of these.
         whole = self.function is not None or not self.batched
         stages_regions = self.images is not None and bool(self.images.staged)
-        varies = bool(self.ragged or self.pads) or any(feed.lod_level for feed in self.feeds or ())
-        is_open = any(None in feed.shape[1:] for feed in self.feeds or ())
+        varies, is_open = bool(self.ragged or self.pads), False
+        for feed in self.feeds or ():
+            varies, is_open = varies or feed.lod_level > 0, is_open or None in feed.shape[1:]
         fixed = not (whole or varies or stages_regions)
         object.__setattr__(self, "whole", whole)
         object.__setattr__(self, "fixed", fixed)
@@ -155,7 +156,7 @@ class Schema:
         for feed, level in zip(self.feeds, self.levels, strict=True):
             shape = feed.shape[1:]
             specs.append((feed.dtype, shape, max(feed.lod_level, level)))  # a padded field has level 0
-            nbytes += feed.dtype.itemsize * math.prod(length or 0 for length in shape)
+            nbytes += 0 if None in shape else feed.dtype.itemsize * math.prod(shape)
         rest = iter(specs)
         for leaf in self.tree.leaves:
             self._specs.append(next(rest) if leaf.is_array else None)
@@ -205,15 +206,14 @@ class Schema:
         if size <= self.fullest:
             return False
         objects = self._specs.count(None)  # a column of objects is a list, with a pointer for each
-        return self.rows(1).layout_of(size).nbytes + size * objects * _POINTER > limit
+        return self.fields.layout_of(size).nbytes + size * objects * _POINTER > limit
 
     def rows(self, count: int) -> SampleRows:
         """Return the row table for a batch of `count` dense samples, with its layout arranged."""
         with self._arranging:  # two threads of one batch must write by the same table
             table = self._tables.get(count)
             if table is None:
-                table = SampleRows(self.feeds, self.fields.conversion, self.shapes, self.keeps_dtypes)
-                table.arrange(count)
+                table = SampleRows(self.feeds, self.fields.conversion, self.shapes, self.keeps_dtypes, count)
                 if len(self._tables) >= _MOST_TABLES:  # a batch sampler may use a new batch size every time
                     self._tables.clear()
                 self._tables[count] = table

@@ -145,11 +145,12 @@ def begin_batch(
     objects: Iterable[Any] = (),
 ) -> StagedBatch:
     """Return batch `number`, yet to be written, in a slot with space for what its transforms need."""
-    nbytes = layout.nbytes
-    program = find_program(collation.programmer, tree, levels, layout)
-    if program is not None:
-        nbytes = (program.whole if collation.on_host else program.copied).nbytes
-    return StagedBatch(reserve(nbytes), layout, levels, number, tree, tuple(objects))
+    needed = layout
+    if collation.programmer is not None:
+        program = find_program(collation.programmer, tree, levels, layout)
+        if program is not None:
+            needed = program.whole if collation.on_host else program.copied
+    return StagedBatch(reserve(needed.nbytes), layout, levels, number, tree, tuple(objects))
 
 
 def complete(collation: Collation, staged: StagedBatch, keys: Indices | Stretch) -> StagedBatch:
@@ -161,8 +162,10 @@ def complete(collation: Collation, staged: StagedBatch, keys: Indices | Stretch)
         A transform does not accept its field.
     """
     programmer = collation.programmer
+    if programmer is None:  # most loaders
+        return staged
     program = find_program(programmer, staged.tree, staged.levels, staged.layout)
-    if programmer is None or program is None:
+    if program is None:
         return staged
     # On a CPU place the results lie behind the fields in the slot; on a GPU they are in the device's slot.
     arrays = staged.slot.views(program.whole if collation.on_host else program.copied)

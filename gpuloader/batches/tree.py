@@ -98,12 +98,11 @@ class Template:
                     found.append(key if kind is None else f"{kind}.{key}")
                     empty.stores[number][key] = None  # deletes it
             return cls(empty, tuple(found), keys)
+        elif hasattr(type(value), "__dataclass_fields__") and not isinstance(value, Ragged):  # one value
+            names = tuple(one.name for one in dataclasses.fields(value) if hasattr(value, one.name))
+            clear = partial(_set_fields, entries=dict.fromkeys(names))
         else:
-            # `Ragged` is a dataclass too, but a single value.
-            is_open = hasattr(type(value), "__dataclass_fields__") and not isinstance(value, Ragged)
-            fields = dataclasses.fields(value) if is_open else ()
-            names = tuple(one.name for one in fields if hasattr(value, one.name))
-            clear = partial(_set_fields, entries=dict.fromkeys(names)) if is_open else None
+            return None
         try:
             empty = None if clear is None else copy.copy(value)
             if clear is None or empty is value or type(empty) is not type(value):
