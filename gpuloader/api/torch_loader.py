@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gpuloader.api import loader as dataset_loader
+from gpuloader.api.loader import EpochOf, UpcomingBatches
 from gpuloader.api.loading import Framework
 from gpuloader.api.options import Options, warn
 from gpuloader.api.prepared_loader import PreparedLoader
-from gpuloader.api.upcoming import EpochOf, UpcomingBatches
 from gpuloader.batches.schema import Fallback
 from gpuloader.checks import AUTO
 from gpuloader.foreign import has_own_class, is_tensor

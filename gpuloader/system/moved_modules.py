@@ -1,4 +1,4 @@
-"""Where the modules of version 0.1 are now, so that its pickles can be loaded."""
+"""Where the modules of earlier versions are now, so that their pickles can be loaded."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ if TYPE_CHECKING:
 # A pickle names the module of each class in it. Only modules whose objects users pickle are listed: errors,
 # datasets, samplers, places, fields, transforms and loaders. Each maps to its old names, separated by spaces.
 _OLD_NAMES = {
-    "api.epochs": "loader.resuming",
     "api.generator_loader": "loader.generator_loader",
     "api.keras_loader": "loader.keras_loader",
-    "api.loader": "loader.dataset_loader",
+    "api.loader": "api.upcoming loader.dataset_loader loader.resuming",
     "api.prefetch": "loader.prefetching",
     "api.prepared_loader": "loader.prepared_loader",
     "api.torch_loader": "loader.torch_loader",

@@ -5,15 +5,14 @@ from pathlib import Path
 from tests.mutants.running import ROOT
 
 MORE: dict[str, str] = {
-    "api/epochs.py": "api/attributes api/state api/ranks api/elastic api/endings api/warm_up",
+    "api/dataset_epochs.py": "api/epochs api/changing_schemas api/dataset_loader api/uneven torch/ranks "
+    "api/attributes api/state api/ranks api/elastic api/endings api/warm_up",
     "api/generator_loader.py": "api/driving",
-    "api/loader.py": "api/dataset_loader api/attributes",
+    "api/epochs.py": "api/state api/endings api/warm_up",
+    "api/loader.py": "api/dataset_loader api/attributes torch/loader",
     "api/loading.py": "api/options api/pictures api/torch_options",
     "api/options.py": "api/torch_options",
     "api/prefetch.py": "api/prefetching api/page_locked_batches",
-    "api/presenting.py": "api/changing_schemas api/dataset_loader api/uneven",
-    "api/rank_warning.py": "api/epochs torch/ranks",
-    "api/upcoming.py": "api/attributes torch/loader",
     "batches/assembly.py": "sources/describing api/changing_schemas api/pictures api/options",
     "batches/columns.py": "api/changing_schemas api/generator_loader api/pictures transforms/image_staging "
     "sources/tables/table",
