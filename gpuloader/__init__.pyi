@@ -79,5 +79,5 @@ from gpuloader.sources.splitting import random_split as random_split
 from gpuloader.sources.tables.table import TableDataset as TableDataset
 from gpuloader.sources.tokens import TokenWindows as TokenWindows
 from gpuloader.watch.stats import LoaderStats as LoaderStats
-from gpuloader.watch.tracing import span as span
-from gpuloader.watch.tracing import trace as trace
+from gpuloader.watch.stats import span as span
+from gpuloader.watch.stats import trace as trace

@@ -34,7 +34,7 @@ from gpuloader.foreign import is_tensor, tensor_over
 from gpuloader.order.randomness import Draw, current_draw
 from gpuloader.sources.block import Block
 from gpuloader.sources.describing import Source
-from gpuloader.staging.ring import Slot
+from gpuloader.staging import Slot
 
 # NumPy and others take None for a new dimension, so the result would be a different sample.
 _NO_INDEX = "the sampler yielded None instead of an index"

@@ -33,7 +33,7 @@ from gpuloader.fields.ragged import Ragged, check_step, round_up, split_rows, sp
 from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.sources.block import Block, Chunked, Rows, take_each
 from gpuloader.sources.images.regions import Encoded, Region
-from gpuloader.staging.arena import arrange
+from gpuloader.staging import arrange
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array, Indices
 from gpuloader.order.order import Stretch
 from gpuloader.sources.array_rows import ArrayRows, IndexedRows
-from gpuloader.staging.arena import Layout, arrange
+from gpuloader.staging import Layout, arrange
 from gpuloader.transforms.program import Spec, span_specs
 from gpuloader.transforms.programmer import Programmer
 

@@ -29,7 +29,7 @@ from gpuloader.order.samplers import skip
 from gpuloader.order.worker_info import WorkerInfo, count_rank_questions, exchange_worker
 from gpuloader.sources.block import Block
 from gpuloader.sources.describing import Source, has_state
-from gpuloader.staging.arena import check_available
+from gpuloader.staging import check_available
 from gpuloader.system.iterators import Steady, close_iterator
 
 Keys = Sequence[Any] | None

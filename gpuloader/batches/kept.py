@@ -38,7 +38,7 @@ from gpuloader.foreign import (
     warn_of_class,
 )
 from gpuloader.order.randomness import Draw, exchange_draw
-from gpuloader.staging.arena import Layout, arrange, arrange_last
+from gpuloader.staging import Layout, arrange, arrange_last
 from gpuloader.transforms.program import Spec
 
 AS_IT_IS = Tree(Leaf("0", False), keeps_tuples=True)

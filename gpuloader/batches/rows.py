@@ -20,8 +20,7 @@ from gpuloader.errors import SampleError, unlike_first
 from gpuloader.fields.convert import EXACT, IF_A_LIST, Conversion, convert, convert_dtype
 from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.foreign import is_tensor
-from gpuloader.staging.arena import FieldLayout, Layout, arrange
-from gpuloader.staging.ring import SlotViews
+from gpuloader.staging import FieldLayout, Layout, SlotViews, arrange
 
 IN_FEEDS = (
     "if its length varies, declare the field in feed_list with lod_level=1, or make batches of samples of "

@@ -15,8 +15,7 @@ from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array, Indices
 from gpuloader.order.order import Stretch
 from gpuloader.sources.images.regions import Encoded
-from gpuloader.staging.arena import Layout
-from gpuloader.staging.ring import Slot
+from gpuloader.staging import Layout, Slot
 
 if TYPE_CHECKING:
     from gpuloader.transforms.program import BatchProgram

@@ -17,8 +17,7 @@ from gpuloader.devices.places import Place
 from gpuloader.sources import mnist
 from gpuloader.sources.mnist.digits import DigitSet
 from gpuloader.sources.readers.decorators import map_readers
-from gpuloader.watch.stats import LoaderStats
-from gpuloader.watch.tracing import Span, span, trace
+from gpuloader.watch.stats import LoaderStats, Span, span, trace
 
 # The most digits for runs with waits. These can be short, because most of their time is known in advance.
 SLOWED_DIGITS = 20_000

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from gpuloader.errors import LoaderError
 from gpuloader.sources.images.regions import Code
-from gpuloader.staging.arena import Layout, PageLocker
-from gpuloader.staging.ring import Lease
+from gpuloader.staging import Layout, Lease, PageLocker
 from gpuloader.transforms.program import BatchProgram
 
 Stream = Any

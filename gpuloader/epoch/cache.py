@@ -24,7 +24,7 @@ from gpuloader.order.permutation import SORTED_AT_MOST
 from gpuloader.order.plan import OrderedPlan, Plan
 from gpuloader.sources.array_rows import IndexedRows
 from gpuloader.sources.describing import Source
-from gpuloader.staging.arena import Layout, arrange
+from gpuloader.staging import Layout, arrange
 from gpuloader.system.finalizers import LivingKeys
 from gpuloader.system.platforms import available_memory
 from gpuloader.transforms.program import BatchProgram, KernelCall, RowSource, Spec, Step, Transform

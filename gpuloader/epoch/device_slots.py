@@ -15,8 +15,7 @@ from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, Event, Str
 from gpuloader.errors import LoaderError, Misuse, SampleError, StagingMemoryError
 from gpuloader.fields.convert import IF_IMAGES, describe_field
 from gpuloader.fields.spec import Array
-from gpuloader.staging.arena import FieldLayout, Layout, align, arrange
-from gpuloader.staging.ring import GROWTH, Lease
+from gpuloader.staging import GROWTH, FieldLayout, Layout, Lease, align, arrange
 from gpuloader.system.finalizers import Living
 
 SPARE = 2

@@ -36,14 +36,13 @@ from gpuloader.epoch.lane import InFlightBatch, Lane, count_slots
 from gpuloader.errors import LoaderError, Misuse, QueueClosed, SampleError
 from gpuloader.fetch.contract import Fetch
 from gpuloader.fetch.fetching import Fetching
-from gpuloader.staging.ring import Ring
+from gpuloader.staging import Ring
 from gpuloader.system.finalizers import Finalizer, Living
 from gpuloader.system.threads import StartedThread, at_exit, end_if_exiting, start_thread
 from gpuloader.transforms.program import BatchProgram
 from gpuloader.transforms.programmer import Programmer
 from gpuloader.watch.autotuner import Autotuner, Setting
-from gpuloader.watch.stats import Meter
-from gpuloader.watch.tracing import is_tracing, mark, pop_range, push_range
+from gpuloader.watch.stats import Meter, is_tracing, mark, pop_range, push_range
 
 # The iterator of a loop.
 

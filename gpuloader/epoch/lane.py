@@ -25,12 +25,10 @@ from gpuloader.devices.outputs import Output, SharedOutput
 from gpuloader.epoch.delivery import SampleMask
 from gpuloader.epoch.device_slots import SPARE, DeviceSlot, DeviceSlots, StaticSlot, find_moves
 from gpuloader.errors import LoaderError
-from gpuloader.staging.arena import FieldLayout, Layout, align
-from gpuloader.staging.ring import Lease, Ring, lease_views
+from gpuloader.staging import FieldLayout, Layout, Lease, Ring, align, lease_views
 from gpuloader.transforms.program import BatchProgram
 from gpuloader.transforms.programmer import Programmer
-from gpuloader.watch.stats import Meter
-from gpuloader.watch.tracing import COPIES, is_tracing, mark
+from gpuloader.watch.stats import COPIES, Meter, is_tracing, mark
 
 if TYPE_CHECKING:
     from gpuloader.epoch.image_decoding import BatchDecoder, Decoded

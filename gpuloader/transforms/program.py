@@ -23,7 +23,7 @@ from gpuloader.fields.spec import Array
 from gpuloader.kernels import gather
 from gpuloader.kernels.launching import Kernel, KernelLaunch
 from gpuloader.sources.images.regions import Encoded
-from gpuloader.staging.arena import Layout, align
+from gpuloader.staging import Layout, align
 
 # ---------------------------------------------------------------------------------------------------------
 # Operations: the single computations of a program, each for the host and for a device

@@ -17,7 +17,7 @@ from gpuloader.kernels.gather import gather
 from gpuloader.order.order import Order, Stretch
 from gpuloader.order.permutation import Words, derive_key, hash_for_keys
 from gpuloader.order.randomness import as_number, current_draw
-from gpuloader.staging.arena import FieldLayout, Layout, align
+from gpuloader.staging import FieldLayout, Layout, align
 from gpuloader.transforms.program import (
     BatchProgram,
     Chain,

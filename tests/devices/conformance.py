@@ -10,8 +10,7 @@ from collections import deque
 import numpy as np
 import pytest
 
-from gpuloader.staging.arena import arrange
-from gpuloader.staging.ring import Lease, Slot
+from gpuloader.staging import Lease, Slot, arrange
 from gpuloader.transforms import Cast, OneHot
 from gpuloader.transforms.programmer import Programmer
 

@@ -23,8 +23,7 @@ from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.epoch import Epoch, EpochBuffers, Iteration, KernelsAhead, open_epoch, take_buffers
 from gpuloader.epoch.lane import Lane, count_slots
 from gpuloader.errors import QueueClosed
-from gpuloader.staging.arena import arrange
-from gpuloader.staging.ring import Ring
+from gpuloader.staging import Ring, arrange
 from gpuloader.system import threads as exiting
 from gpuloader.testing import SimulatedDevice, simulated_places
 from gpuloader.watch.stats import Meter

@@ -88,6 +88,7 @@ MORE: dict[str, str] = {
     "sources/readers/reader_processes.py": "sources/readers/processes",
     "sources/readers/reader_threads.py": "sources/readers/threads",
     "sources/splitting.py": "sources/dataset",
+    "staging.py": "staging/arena staging/ring",
     "system/driver.py": "packaging doctor/trials devices/cuda",
     "system/processes.py": "system/interrupts system/interrupted_starts system/platforms fetch/starting "
     "fetch/leaving fetch/processes/deaths fetch/processes/fork_server",
@@ -96,6 +97,7 @@ MORE: dict[str, str] = {
     "transforms/values.py": "transforms/batch_transforms",
     "transforms/program.py": "kernels/on_streams devices/cuda_programs transforms/batch_transforms",
     "transforms/programmer.py": "transforms/program transforms/batch_transforms transforms/mixing",
+    "watch/stats.py": "watch/tracing",
 }
 """Further tests of modules: those that no test file mirrors, or that other tests are about, too.
 
@@ -120,8 +122,8 @@ def find_tests(module: Path) -> list[str]:
 
     A module that has neither is tested by all files of its folder.
 
-    >>> find_tests(Path("gpuloader/staging/ring.py"))[:2]
-    ['gpuloader/staging/ring.py', 'tests/staging/test_ring.py']
+    >>> find_tests(Path("gpuloader/epoch/cache.py"))[:2]
+    ['gpuloader/epoch/cache.py', 'tests/epoch/test_cache.py']
     """
     inside = module.relative_to("gpuloader") if module.parts[0] == "gpuloader" else module
     mirror = _name_test(inside.with_suffix(""))
