@@ -29,8 +29,8 @@ from gpuloader.errors import SourceError as SourceError
 from gpuloader.errors import StagingMemoryError as StagingMemoryError
 from gpuloader.errors import WorkerError as WorkerError
 from gpuloader.errors import WorkerTimeout as WorkerTimeout
-from gpuloader.fields.padding import Pad as Pad
-from gpuloader.fields.padding import Padding as Padding
+from gpuloader.fields.ragged import Pad as Pad
+from gpuloader.fields.ragged import Padding as Padding
 from gpuloader.fields.ragged import Ragged as Ragged
 from gpuloader.fields.spec import FeedSpec as FeedSpec
 from gpuloader.fields.spec import data as data

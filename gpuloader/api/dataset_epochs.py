@@ -45,8 +45,7 @@ from gpuloader.sources.dataset import count_items
 from gpuloader.system.finalizers import Finalizer
 from gpuloader.system.platforms import usable_cores
 from gpuloader.system.threads import deferred_interrupt
-from gpuloader.transforms.program import Spec
-from gpuloader.transforms.programmer import Programmer
+from gpuloader.transforms.program import Programmer, Spec
 from gpuloader.watch.explaining import Configuration
 from gpuloader.watch.stats import Meter
 

@@ -31,7 +31,7 @@ from gpuloader.sources.readers.decorators import Reader
 from gpuloader.system.finalizers import Finalizer
 from gpuloader.system.platforms import usable_cores
 from gpuloader.system.threads import deferred_interrupt, this_thread
-from gpuloader.transforms.programmer import Programmer
+from gpuloader.transforms.program import Programmer
 from gpuloader.watch.explaining import Configuration
 from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
 from gpuloader.watch.stats import Meter

@@ -18,7 +18,7 @@ from gpuloader.api.state import Position, read_state
 from gpuloader.devices.places import Place
 from gpuloader.epoch.cache import ArraySource, materialise
 from gpuloader.epoch.epoch import Iteration
-from gpuloader.fields.padding import Padding
+from gpuloader.fields.ragged import Padding
 from gpuloader.fields.spec import FeedSpec
 from gpuloader.order.batching import StoredOrder
 from gpuloader.order.randomness import GeneratorLike

@@ -20,16 +20,20 @@ from gpuloader.batches.schema import Collation, Schema
 from gpuloader.batches.staged import Reserve, StagedBatch, begin_batch
 from gpuloader.batches.tree import Branch, Leaf, is_object
 from gpuloader.errors import DecodeError, SampleError, describe_error, unlike_first
-from gpuloader.fields.padding import (
+from gpuloader.fields.ragged import (
     Padding,
+    Ragged,
     as_pad,
+    check_step,
     find_inside,
+    round_up,
     settle_shape,
+    split_rows,
+    splits_of,
     write_lengths,
     write_mask,
     write_padded,
 )
-from gpuloader.fields.ragged import Ragged, check_step, round_up, split_rows, splits_of
 from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.sources.block import Block, Chunked, Rows, take_each
 from gpuloader.sources.images.regions import Encoded, Region

@@ -17,8 +17,7 @@ from gpuloader.fields.spec import Array, Indices
 from gpuloader.order.order import Stretch
 from gpuloader.sources.array_rows import ArrayRows, IndexedRows
 from gpuloader.staging import Layout, arrange
-from gpuloader.transforms.program import Spec, span_specs
-from gpuloader.transforms.programmer import Programmer
+from gpuloader.transforms.program import Programmer, Spec, span_specs
 
 _PIECE = 32 << 10  # bytes of a strided array to gather at once
 

@@ -22,14 +22,14 @@ from gpuloader.batches.rows import IN_FEEDS, SampleRows, fields_of
 from gpuloader.batches.tree import Tree, all_leaves, is_array, is_object
 from gpuloader.errors import SampleError
 from gpuloader.fields.convert import IF_A_LIST, Conversion, as_numbers, check_fill, convert, convert_alike
-from gpuloader.fields.padding import Padding, as_pad, name_extras
+from gpuloader.fields.ragged import Padding, as_pad, name_extras
 from gpuloader.fields.spec import FeedSpec
 from gpuloader.foreign import warn_of_class
 from gpuloader.sources.images.regions import Encoded, Region
 
 if TYPE_CHECKING:
     from gpuloader.batches.image_samples import ImageStage
-    from gpuloader.transforms.programmer import Programmer
+    from gpuloader.transforms.program import Programmer
 
 
 @dataclass(frozen=True, slots=True)

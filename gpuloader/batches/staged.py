@@ -18,8 +18,7 @@ from gpuloader.sources.images.regions import Encoded
 from gpuloader.staging import Layout, Slot
 
 if TYPE_CHECKING:
-    from gpuloader.transforms.program import BatchProgram
-    from gpuloader.transforms.programmer import Programmer
+    from gpuloader.transforms.program import BatchProgram, Programmer
 
 Reserve = Callable[[int], Slot]
 """Reserves a slot of at least the given number of bytes; called once per batch."""

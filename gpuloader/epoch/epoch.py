@@ -39,8 +39,7 @@ from gpuloader.fetch.fetching import Fetching
 from gpuloader.staging import Ring
 from gpuloader.system.finalizers import Finalizer, Living
 from gpuloader.system.threads import StartedThread, at_exit, end_if_exiting, start_thread
-from gpuloader.transforms.program import BatchProgram
-from gpuloader.transforms.programmer import Programmer
+from gpuloader.transforms.program import BatchProgram, Programmer
 from gpuloader.watch.autotuner import Autotuner, Setting
 from gpuloader.watch.stats import Meter, is_tracing, mark, pop_range, push_range
 

@@ -26,8 +26,7 @@ from gpuloader.epoch.delivery import SampleMask
 from gpuloader.epoch.device_slots import SPARE, DeviceSlot, DeviceSlots, StaticSlot, find_moves
 from gpuloader.errors import LoaderError
 from gpuloader.staging import FieldLayout, Layout, Lease, Ring, align, lease_views
-from gpuloader.transforms.program import BatchProgram
-from gpuloader.transforms.programmer import Programmer
+from gpuloader.transforms.program import BatchProgram, Programmer
 from gpuloader.watch.stats import COPIES, Meter, is_tracing, mark
 
 if TYPE_CHECKING:

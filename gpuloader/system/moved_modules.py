@@ -21,6 +21,7 @@ _OLD_NAMES = {
     "api.prepared_loader": "loader.prepared_loader",
     "api.torch_loader": "loader.torch_loader",
     "errors": "base.errors",
+    "fields.ragged": "fields.padding",
     "fields.spec": "fields.declaring",
     "order.batching": "order.agreement",
     "order.dividing": "order.division",

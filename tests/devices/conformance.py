@@ -12,7 +12,7 @@ import pytest
 
 from gpuloader.staging import Lease, Slot, arrange
 from gpuloader.transforms import Cast, OneHot
-from gpuloader.transforms.programmer import Programmer
+from gpuloader.transforms.program import Programmer
 
 LAYOUT = arrange((((3, 5), np.dtype("float32")), ((3,), np.dtype("int64")), ((0, 4), np.dtype("uint8"))))
 

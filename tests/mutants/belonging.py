@@ -59,6 +59,7 @@ MORE: dict[str, str] = {
     "watch/tracing transforms/image_staging",
     "foreign.py": "devices/interop devices/places order/samplers sources/dataset "
     "sources/frameworks torch/formats",
+    "fields/ragged.py": "fields/padding",
     "fields/spec.py": "fields/declaring",
     "kernels": "kernels/conformance",
     "kernels/launching.py": "kernels/on_streams",
@@ -66,10 +67,9 @@ MORE: dict[str, str] = {
     "api/options api/dealt_batches api/order api/elastic api/late_ranks "
     "order/bucket_sampler epoch/device_slots torch/ranks sources/mix torch/mixing order/golden_orders",
     "order/order.py": "order/permutation order/samplers",
-    "order/permutation.py": "order/order",
     "order/dividing.py": "order/order api/uneven api/ranks order/golden_orders",
     "order/plan.py": "order/dividing api/uneven api/ranks api/dealt_batches order/golden_orders",
-    "order/randomness.py": "order/samplers order/bucket_sampler",
+    "order/randomness.py": "order/permutation order/order order/samplers order/bucket_sampler",
     "order/samplers.py": "order/bucket_sampler order/plan api/endings",
     "order/worker_info.py": "api/rank_streams sources/files/shards",
     "sources/column_dataset.py": "sources/tables/table sources/files/arrays",
@@ -95,8 +95,8 @@ MORE: dict[str, str] = {
     "system/threads.py": "system/interrupts fetch/exits",
     "transforms/batch_transforms.py": "transforms/mixing",
     "transforms/values.py": "transforms/batch_transforms",
-    "transforms/program.py": "kernels/on_streams devices/cuda_programs transforms/batch_transforms",
-    "transforms/programmer.py": "transforms/program transforms/batch_transforms transforms/mixing",
+    "transforms/program.py": "transforms/programmer kernels/on_streams devices/cuda_programs "
+    "transforms/batch_transforms transforms/mixing",
     "watch/stats.py": "watch/tracing",
 }
 """Further tests of modules: those that no test file mirrors, or that other tests are about, too.
