@@ -55,6 +55,7 @@ from gpuloader.sources.dataset import Dataset as Dataset
 from gpuloader.sources.dataset import IterableDataset as IterableDataset
 from gpuloader.sources.dataset import Subset as Subset
 from gpuloader.sources.dataset import TensorDataset as TensorDataset
+from gpuloader.sources.dataset import random_split as random_split
 from gpuloader.sources.files.arrow_files import ArrowDataset as ArrowDataset
 from gpuloader.sources.files.parquet import ParquetDataset as ParquetDataset
 from gpuloader.sources.files.stored_arrays import HDF5Dataset as HDF5Dataset
@@ -73,10 +74,9 @@ from gpuloader.sources.images.video import VideoFolder as VideoFolder
 from gpuloader.sources.images.video import VideoSample as VideoSample
 from gpuloader.sources.mix import MixDataset as MixDataset
 from gpuloader.sources.packed import PackedList as PackedList
-from gpuloader.sources.packed_sequences import PackedSequences as PackedSequences
 from gpuloader.sources.readers.decorators import batch as batch
-from gpuloader.sources.splitting import random_split as random_split
 from gpuloader.sources.tables.table import TableDataset as TableDataset
+from gpuloader.sources.tokens import PackedSequences as PackedSequences
 from gpuloader.sources.tokens import TokenWindows as TokenWindows
 from gpuloader.watch.stats import LoaderStats as LoaderStats
 from gpuloader.watch.stats import span as span

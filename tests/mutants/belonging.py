@@ -57,6 +57,8 @@ MORE: dict[str, str] = {
     "fetch/read_ahead.py": "fetch/timeouts api/endings",
     "fetch/worker_threads.py": "fetch/threads epoch/epoch api/rank_streams fetch/timeouts fetch/leaving "
     "watch/tracing transforms/image_staging",
+    "demo/training.py": "demo/linear",
+    "fluid/dataset.py": "fluid/slots",
     "foreign.py": "devices/interop devices/places order/samplers sources/dataset "
     "sources/frameworks torch/formats",
     "fields/ragged.py": "fields/padding",
@@ -85,11 +87,13 @@ MORE: dict[str, str] = {
     "sources/images/regions.py": "batches/columns batches/schema epoch/image_decoding",
     "sources/images/resampling.py": "sources/images/resizing",
     "sources/images/resizing.py": "sources/images/resampling",
-    "sources/readers/reader_processes.py": "sources/readers/processes",
-    "sources/readers/reader_threads.py": "sources/readers/threads",
-    "sources/splitting.py": "sources/dataset",
+    "sources/readers/parallel.py": "sources/readers/processes sources/readers/threads",
+    "sources/mnist/digits.py": "sources/mnist/idx sources/mnist/mnist sources/mnist/mnist_json "
+    "sources/mnist/numbers",
+    "sources/tokens.py": "sources/packed_sequences",
     "staging.py": "staging/arena staging/ring",
     "system/driver.py": "packaging doctor/trials devices/cuda",
+    "system/platforms.py": "system/whole_files",
     "system/processes.py": "system/interrupts system/interrupted_starts system/platforms fetch/starting "
     "fetch/leaving fetch/processes/deaths fetch/processes/fork_server",
     "system/threads.py": "system/interrupts fetch/exits",
