@@ -31,7 +31,7 @@ def kernel_names() -> list[str]:
     """Return the names of all kernels' files.
 
     >>> kernel_names()[:5]
-    ['cast', 'crop', 'gather', 'mix', 'normalize']
+    ['cast', 'crop', 'gather', 'mixup', 'normalize']
     """
     files = _find_folder().iterdir()
     return sorted(Path(file.name).stem for file in files if file.name.endswith(".cu"))

@@ -21,7 +21,7 @@ from gpuloader.kernels.cast import (
 from gpuloader.kernels.crop import crop, erase
 from gpuloader.kernels.gather import gather
 from gpuloader.kernels.launching import Kernel
-from gpuloader.kernels.mix import blend, mix_labels, paste
+from gpuloader.kernels.mixup import blend, mix_labels, paste
 from gpuloader.kernels.normalize import normalize
 from gpuloader.kernels.one_hot import one_hot
 from gpuloader.kernels.pad import pad
