@@ -89,6 +89,7 @@ class DatasetEpochs(Epochs):
 
     def open(self, position: Position, guard: Finalizer) -> Iteration:
         """Open an epoch at the user's position, for the rank that this process has now."""
+        self._ahead = None
         plan, fetching, tuner = self.plan, self._fetching, self._tuner
         # The rank is found now: a launcher may start the ranks after the loader was made, or change them.
         batching = plan.batching.settle()
@@ -98,7 +99,11 @@ class DatasetEpochs(Epochs):
         if position.copies == 0 and position is self._resumed:
             # Before anything is drawn, because the state may be that of a global generator.
             plan.source.dataset.load_state_dict(position.workers[0].state)
-        self._draw(position, batching)
+        is_new = position.seed is None
+        if is_new:
+            position.seed = self.draw_seed()
+        if batching.torch_sampler is not None:  # otherwise the seed alone determines the order
+            self._draw_torch_order(position, batching, is_new=is_new)
         fetching.divide(batching.division)  # ends persistent workers that read for another rank
         if tuner is not None:  # continue with the setting that earlier epochs have found
             fetching.begin_with(tuner.setting)
@@ -245,13 +250,8 @@ class DatasetEpochs(Epochs):
         self._ahead = weakref.ref(ahead)
         return ahead
 
-    def _draw(self, position: Position, batching: Batching) -> None:
-        """Draw the epoch's seed and order, unless its state or its iterator already holds them."""
-        is_new = position.seed is None
-        if position.seed is None:
-            position.seed = self.draw_seed()
-        if batching.torch_sampler is None:  # the seed alone determines the order
-            return
+    def _draw_torch_order(self, position: Position, batching: Batching, *, is_new: bool) -> None:
+        """Draw the order of an epoch, which `is_new`, unless its state or its iterator already holds it."""
         # A state of an earlier release has a seed instead, which means this package's own order.
         if position.torch_order is None:
             if is_new or not (position.taken or position.batches or position.beyond):
@@ -493,16 +493,6 @@ class DatasetEpochs(Epochs):
 
     # What the loader's attributes tell and change.
 
-    def _open_next(self, ahead: Position | None = None) -> tuple[Position, Iteration]:
-        self._ahead = None
-        # Trainers such as Lightning set the next epoch on their own sampler after loading a state saved at
-        # its end.
-        if self._resumed is not None and self._epoch_setter is not None:
-            moved = self._epoch_setter.find_moved()
-            if moved > self._resumed.epoch:
-                self.set_epoch(moved)
-        return super()._open_next(ahead)
-
     @property
     def next_epoch(self) -> int:
         """The number of the epoch that begins next."""
@@ -636,8 +626,8 @@ def warn_if_undivided(batching: Batching) -> Callable[[Present], Present] | None
         return None
     if batching.iterable:
         return partial(_present_and_warn, ranks, batching.obstacle or _ITEMS)
-    # The loop calls Iteration.__next__, _open, DataLoader._begin, Epochs.begin, _open_next twice and open.
-    _warn_of_ranks(ranks, batching.obstacle or _SAMPLES, 7)
+    # The loop calls Iteration.__next__, _open, DataLoader._begin, Epochs.begin, _open_next and open.
+    _warn_of_ranks(ranks, batching.obstacle or _SAMPLES, 6)
     return None
 
 

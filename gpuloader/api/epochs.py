@@ -26,6 +26,7 @@ from gpuloader.epoch.epoch import (
 from gpuloader.errors import Misuse
 from gpuloader.fetch.contract import Fetch
 from gpuloader.fetch.read_ahead import InlineFetch, ReadAhead
+from gpuloader.order.batching import EpochSetter
 from gpuloader.order.order import check_whole
 from gpuloader.sources.readers.decorators import Reader
 from gpuloader.system.finalizers import Finalizer
@@ -57,6 +58,7 @@ class Epochs:
         self._latest: Position | None = None
         self._resumed: Position | None = None
         self._next = 0
+        self._epoch_setter: EpochSetter | None = None  # of the user's sampler, if there is one
         # The epoch that `prepare` has opened, from which state, and in which process.
         self._prepared: tuple[Position, Iteration, Position | None, int] | None = None
         # Reentrant: opening an epoch runs the user's code, which may begin another one.
@@ -120,6 +122,12 @@ class Epochs:
             self._prepared = position, epoch, self._resumed, os.getpid()
 
     def _open_next(self, ahead: Position | None = None) -> tuple[Position, Iteration]:
+        # Trainers such as Lightning set the next epoch on their own sampler after loading a state saved at
+        # its end.
+        if self._resumed is not None and self._epoch_setter is not None:
+            moved = self._epoch_setter.find_moved()
+            if moved > self._resumed.epoch:
+                self.set_epoch(moved)
         prepared, self._prepared = self._prepared, None
         if prepared is not None:
             position, epoch, resumed, process = prepared

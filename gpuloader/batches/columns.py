@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count, repeat
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
@@ -142,7 +144,7 @@ def _take(pieces: list[tuple[Any, Rows]], target: Array) -> None:
 
 
 def _whole(array: Array) -> Column:
-    return Column(array.shape, array.dtype, partial(_join, [array]))
+    return Column(array.shape, array.dtype, partial(np.copyto, src=array))
 
 
 def _sequences(
@@ -177,12 +179,12 @@ def split_columns(
     SampleError
         A value does not fit its field; the error names sample and field.
     """
-    values = [fields_of(sample, rows.feeds, index) for index, sample in enumerate(samples)]
+    values = [*map(fields_of, samples, repeat(rows.feeds), count())]
     columns: list[Column] = []
     extras: list[Column] = []
     pads = pads or {}
     for field, feed in enumerate(rows.feeds):
-        column = [sample[field] for sample in values]
+        column = [*map(itemgetter(field), values)]
         if not feed.lod_level:
             columns.append(_dense_column(column, rows, field))
             continue
@@ -280,7 +282,7 @@ def stage_columns(
     objects: Iterable[list[Any]],
 ) -> tuple[StagedBatch, list[tuple[Array, Column]]]:
     """Write columns into a slot; return the batch, and the columns of regions, which the caller writes."""
-    layout = arrange(tuple((column.shape, column.dtype) for column in columns))
+    layout = arrange(tuple(map(attrgetter("shape", "dtype"), columns)))
     fields = schema.batch_tree, objects
     staged = begin_batch(collation, layout, schema.batch_levels, number, reserve, *fields)
     regions = []

@@ -9,7 +9,6 @@ feeds there is a single schema, known before the first sample.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -156,7 +155,10 @@ class Schema:
         for feed, level in zip(self.feeds, self.levels, strict=True):
             shape = feed.shape[1:]
             specs.append((feed.dtype, shape, max(feed.lod_level, level)))  # a padded field has level 0
-            nbytes += 0 if None in shape else feed.dtype.itemsize * math.prod(shape)
+            size = feed.dtype.itemsize
+            for length in shape:
+                size *= length or 0
+            nbytes += size
         rest = iter(specs)
         for leaf in self.tree.leaves:
             self._specs.append(next(rest) if leaf.is_array else None)

@@ -84,10 +84,10 @@ class Template:
         Also None for what cannot be copied, and for objects with fields, unless it `opens` those.
         """
         names: tuple[str, ...] | None = None
+        if type(value) in _PLAIN:  # calling it with the batch's entries is cheaper than copying a template
+            return None
         if not opens:
-            # Calling a plain class with the batch's entries is cheaper than copying a template.
-            plain = type(value) in _PLAIN
-            clear = next((clear for base, clear in _CLEAR if isinstance(value, base) and not plain), None)
+            clear = next((clear for base, clear in _CLEAR if isinstance(value, base)), None)
         elif is_instance(value, "torch_geometric.data.data", "BaseData"):
             keys, found = [], []
             empty = copy.copy(value)
