@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from gpuloader.api.state import Position
@@ -72,8 +73,9 @@ class Epochs:
         # one.
         self._idle: deque[EpochBuffers] = deque(maxlen=1)
         self._kernels: KernelsAhead | None = None
-        if self._programmer is not None and not delivery.on_host:
-            self._kernels = KernelsAhead(delivery.devices)
+        compiling = [*filter(attrgetter("compiles"), delivery.devices)]
+        if self._programmer is not None and compiling:
+            self._kernels = KernelsAhead(compiling)
             self._programmer.planned = self._kernels.begin
 
     def start(self, epoch: int) -> Position:

@@ -65,7 +65,7 @@ class SampleRows:
         feed = self.feeds[field]
         conversion = convert_dtype if feed.keeps_shapes else self.conversion
         try:
-            return conversion(value, feed.dtype, feed.sample_shape)
+            return conversion(value, feed.dtype, feed.shape[1:])
         except SampleError as error:
             error.index, error.field = index, feed.name
             raise

@@ -100,6 +100,7 @@ class CudaCalls:
     """
 
     direct = False
+    compiles = True
 
     def __init__(self, cupy: Any, index: int, discarding: Discarding) -> None:
         self.name = f"gpu:{index}"

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from operator import attrgetter
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
@@ -496,7 +497,7 @@ class Programmer:
         return partial(Programmer, native=self.native), (self.transforms, self.sources, self.order)
 
     def program(
-        self, names: Sequence[str], levels: Sequence[int], staged: Layout, *, drawn: bool
+        self, names: Sequence[str], levels: Sequence[int], staged: Layout, *, drawn: bool = False
     ) -> BatchProgram:
         """Return the program for a staged layout; `drawn` says that the layout already ends with the draws.
 
@@ -565,11 +566,10 @@ class _Planner:
         for name, level in zip(self.names, levels, strict=True):
             self.present[name] = tuple(range(first, first + 1 + level))
             first += 1 + level
-        drawing = [one for one in self.programmer.transforms if one.draws]
-        if drawn:
-            draws = iter(range(len(self.fields) - len(drawing), len(self.fields)))
-        else:
-            draws = iter([self._add(((self._count_samples(one), one.draws), _DRAWN)) for one in drawing])
+        drawing = [*filter(attrgetter("draws"), self.programmer.transforms)]
+        for one in () if drawn else drawing:
+            self._add(((self._count_samples(one), one.draws), _DRAWN))
+        draws = iter(range(len(self.fields) - len(drawing), len(self.fields)))
         copied = Layout(tuple(self.fields), self.end)
         if self.programmer.sources is not None:
             self._gather(self.programmer.sources)
@@ -577,14 +577,16 @@ class _Planner:
             self._apply(transform, draws, len(copied.fields), levels)
         delivered: list[FieldLayout] = []
         turned: list[tuple[int, tuple[int, ...]]] = []
-        for number in self._find(*self.names)[1]:
-            array, maker = self.fields[number], self.made.get(number)
-            if maker is not None and maker.axes is not None:
-                turned.append((len(delivered), maker.axes))
-            if self.programmer.native and maker is not None and maker.bits is not None:
-                array = replace(array, dtype=bits_dtype(maker.bits, array.dtype.itemsize))
-            delivered.append(array)
-        left = [len(self.present[name]) - 1 for name in self.names]
+        left: list[int] = []
+        for name in self.names:
+            left.append(len(self.present[name]) - 1)
+            for number in self.present[name]:
+                array, maker = self.fields[number], self.made.get(number)
+                if maker is not None and maker.axes is not None:
+                    turned.append((len(delivered), maker.axes))
+                if self.programmer.native and maker is not None and maker.bits is not None:
+                    array = replace(array, dtype=bits_dtype(maker.bits, array.dtype.itemsize))
+                delivered.append(array)
         return BatchProgram(
             copied,
             Layout(tuple(self.fields), self.end),
