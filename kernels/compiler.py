@@ -21,20 +21,10 @@ if TYPE_CHECKING:
 # The C++ types of dtypes, as written in numbers.cuh and by compilers. NumPy has no bfloat16: arrays hold its
 # bits as uint16, and only the kernels know a type for it. NumPy's bools are bytes of 0 or 1.
 CPP_TYPES = {
-    "bool": "unsigned char",
-    "uint8": "unsigned char",
-    "uint16": "unsigned short",
-    "uint32": "unsigned int",
-    "uint64": "unsigned long long",
-    "int8": "signed char",
-    "int16": "short",
-    "int32": "int",
-    "int64": "long long",
-    "float16": "Half",
-    "bfloat16": "Bfloat16",
-    "float32": "float",
-    "float64": "double",
-}
+    "bool": "unsigned char", "uint8": "unsigned char", "uint16": "unsigned short", "uint32": "unsigned int",
+    "uint64": "unsigned long long", "int8": "signed char", "int16": "short", "int32": "int",
+    "int64": "long long", "float16": "Half", "bfloat16": "Bfloat16", "float32": "float", "float64": "double",
+}  # fmt: skip
 
 # Compiler options passed to CuPy, which adds -ftz=true.
 OPTIONS = ("--std=c++17",)
