@@ -23,6 +23,8 @@ from gpuloader.sources.mnist.digits import PIXELS, DigitSet
 from gpuloader.sources.readers.decorators import map_readers
 from gpuloader.watch.stats import LoaderStats, Span, span, trace
 
+# The model: the simplest one that learns from a batch, so that the demonstration measures the loading.
+
 
 class LinearModel:
     """Predict ``images @ weight + bias`` and learn by stochastic gradient descent.
@@ -106,6 +108,8 @@ class LinearModel:
         model.weight, model.bias = weight, bias
         return model
 
+
+# The runs.
 
 # The most digits for runs with waits. These can be short, because most of their time is known in advance.
 SLOWED_DIGITS = 20_000

@@ -180,9 +180,7 @@ class DeviceSlots:
                 freed.rotate(-1)
                 continue
             slot.release(device)  # if this raises, the slot stays for the next attempt
-            freed.popleft()
-            self._out -= 1
-            self.free.append(slot)
+            self.give_back(freed.popleft())
 
     def trim(self, in_flight: int) -> None:
         """Free what neither this epoch nor the last one used; `in_flight` batches are in progress."""

@@ -20,6 +20,8 @@ from gpuloader.errors import DataFileError, Misuse
 from gpuloader.fields.spec import Array, FeedSpec, resolve_feeds
 from gpuloader.system.platforms import kill_session
 
+# The files.
+
 _EXIT_S = 10.0  # a command must exit within this time after it has closed its output, or was killed
 
 
@@ -113,6 +115,9 @@ def _lines(path: Path, command: str) -> Generator[bytes, None, None]:
 
 
 __all__ = ["DatasetFactory", "InMemoryDataset", "QueueDataset"]
+
+
+# The datasets.
 
 
 class QueueDataset:

@@ -24,6 +24,7 @@ from gpuloader.foreign import is_torch_generator
 if TYPE_CHECKING:
     import torch
 
+# The arithmetic of orders: hashes of positions, and a permutation computed only at requested positions.
 
 Words = NDArray[np.uint64]
 """Positions and hashes: 64-bit integers that wrap around."""

@@ -186,6 +186,8 @@ class WindowStarts:
         return starts
 
 
+# Documents packed into rows.
+
 _IGNORED = -100  # the label that torch's cross_entropy leaves out
 
 

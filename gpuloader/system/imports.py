@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     from importlib.abc import Loader
 
+# Names that are imported on first use.
+
 
 def import_on_demand(package: str, homes: dict[str, str]) -> Callable[[str], Any]:
     """Return a ``__getattr__`` for a package; `homes` maps each name to its module.

@@ -20,6 +20,8 @@ from weakref import ref
 from gpuloader.errors import import_package
 from gpuloader.staging import Ring
 
+# A trace of what happened when.
+
 
 class Span(NamedTuple):
     """A named time span on one row; times are those of `time.perf_counter_ns`."""
@@ -213,6 +215,8 @@ WORKER = "gpuloader-worker"
 COPIES = " copies"
 """The last part of the name of a copy stream's row, after the device's name."""
 
+
+# Counters that are always on.
 
 _NANOSECONDS = 1e-9
 _NAMED = 10  # samples that were left out
