@@ -70,12 +70,12 @@ lint: .venv/dev.stamp
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# MODULE=gpuloader/staging/ring.py, or a package; MUTANTS="--sample 50" passes options on. Cosmic Ray makes the
+# MODULE=gpuloader/staging.py, or a package; MUTANTS="--sample 50" passes options on. Cosmic Ray makes the
 # mutants, in an environment of its own; the tests run in that of `make test`.
 MODULE ?=
 MUTANTS ?=
 mutants: .venv/dev.stamp .venv-mutants/stamp
-	@test -n "$(MODULE)" || { echo "Set MODULE to a file or a package, such as MODULE=gpuloader/staging."; exit 1; }
+	@test -n "$(MODULE)" || { echo "Set MODULE to a file or a package, such as MODULE=gpuloader/epoch."; exit 1; }
 	.venv-mutants/bin/python -m tests.mutants --python $(BIN)/python $(MUTANTS) $(MODULE)
 
 kernels: .venv/dev.stamp

@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.measure import Candidate, Result, Spread, interleave
 from gpuloader import DataLoader, Dataset
-from gpuloader.demo.linear import LinearModel
+from gpuloader.demo.training import LinearModel
 from gpuloader.sources import mnist
 
 Work = Callable[[float], object]

@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.measure import Candidate, Result, interleave
 from gpuloader import DataLoader
 from gpuloader.batches.schema import Collation, infer_schema
-from gpuloader.staging.ring import Ring
+from gpuloader.staging import Ring
 
 SIZE, WIDTH, BATCHES = 32, 784, 400
 FLOOR = "bare NumPy, rows assigned"

@@ -24,7 +24,7 @@ import ray.train
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 import gpuloader
-from gpuloader.demo.linear import LinearModel
+from gpuloader.demo.training import LinearModel
 from gpuloader.sources import mnist
 
 WORKERS = 2

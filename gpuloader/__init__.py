@@ -5,8 +5,7 @@ previous batch is being computed on. CPU places use the same pipeline. Start wit
 `DataLoader.from_generator` for readers.
 """
 
-from gpuloader.system.lazy_imports import import_on_demand, read_stub
-from gpuloader.system.moved_modules import find_moved_modules
+from gpuloader.system.imports import find_moved_modules, import_on_demand, read_stub
 
 _homes = read_stub(__file__)
 

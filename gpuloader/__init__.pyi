@@ -29,8 +29,8 @@ from gpuloader.errors import SourceError as SourceError
 from gpuloader.errors import StagingMemoryError as StagingMemoryError
 from gpuloader.errors import WorkerError as WorkerError
 from gpuloader.errors import WorkerTimeout as WorkerTimeout
-from gpuloader.fields.padding import Pad as Pad
-from gpuloader.fields.padding import Padding as Padding
+from gpuloader.fields.ragged import Pad as Pad
+from gpuloader.fields.ragged import Padding as Padding
 from gpuloader.fields.ragged import Ragged as Ragged
 from gpuloader.fields.spec import FeedSpec as FeedSpec
 from gpuloader.fields.spec import data as data
@@ -55,6 +55,7 @@ from gpuloader.sources.dataset import Dataset as Dataset
 from gpuloader.sources.dataset import IterableDataset as IterableDataset
 from gpuloader.sources.dataset import Subset as Subset
 from gpuloader.sources.dataset import TensorDataset as TensorDataset
+from gpuloader.sources.dataset import random_split as random_split
 from gpuloader.sources.files.arrow_files import ArrowDataset as ArrowDataset
 from gpuloader.sources.files.parquet import ParquetDataset as ParquetDataset
 from gpuloader.sources.files.stored_arrays import HDF5Dataset as HDF5Dataset
@@ -73,11 +74,10 @@ from gpuloader.sources.images.video import VideoFolder as VideoFolder
 from gpuloader.sources.images.video import VideoSample as VideoSample
 from gpuloader.sources.mix import MixDataset as MixDataset
 from gpuloader.sources.packed import PackedList as PackedList
-from gpuloader.sources.packed_sequences import PackedSequences as PackedSequences
 from gpuloader.sources.readers.decorators import batch as batch
-from gpuloader.sources.splitting import random_split as random_split
 from gpuloader.sources.tables.table import TableDataset as TableDataset
+from gpuloader.sources.tokens import PackedSequences as PackedSequences
 from gpuloader.sources.tokens import TokenWindows as TokenWindows
 from gpuloader.watch.stats import LoaderStats as LoaderStats
-from gpuloader.watch.tracing import span as span
-from gpuloader.watch.tracing import trace as trace
+from gpuloader.watch.stats import span as span
+from gpuloader.watch.stats import trace as trace

@@ -6,7 +6,7 @@ loaders.
 """
 
 if __name__ == "accelerate":
-    from gpuloader.system.lazy_imports import step_aside
+    from gpuloader.system.imports import step_aside
 
     step_aside(__name__, __file__)
 else:

@@ -5,7 +5,7 @@
 [[1, 2], [3]]
 """
 
-from gpuloader.system.lazy_imports import import_on_demand, read_stub
+from gpuloader.system.imports import import_on_demand, read_stub
 
 _homes = read_stub(__file__)
 

@@ -14,4 +14,4 @@ from gpuloader.sources.dataset import Dataset as Dataset
 from gpuloader.sources.dataset import IterableDataset as IterableDataset
 from gpuloader.sources.dataset import Subset as Subset
 from gpuloader.sources.dataset import TensorDataset as TensorDataset
-from gpuloader.sources.splitting import random_split as random_split
+from gpuloader.sources.dataset import random_split as random_split

@@ -5,7 +5,7 @@ imported when the first loader is made.
 """
 
 if __name__ == "keras":
-    from gpuloader.system.lazy_imports import step_aside
+    from gpuloader.system.imports import step_aside
 
     step_aside(__name__, __file__)
 else:

@@ -6,6 +6,6 @@ from gpuloader.sources.readers.decorators import compose as compose
 from gpuloader.sources.readers.decorators import firstn as firstn
 from gpuloader.sources.readers.decorators import map_readers as map_readers
 from gpuloader.sources.readers.decorators import shuffle as shuffle
-from gpuloader.sources.readers.reader_processes import multiprocess_reader as multiprocess_reader
-from gpuloader.sources.readers.reader_threads import buffered as buffered
-from gpuloader.sources.readers.reader_threads import xmap_readers as xmap_readers
+from gpuloader.sources.readers.parallel import buffered as buffered
+from gpuloader.sources.readers.parallel import multiprocess_reader as multiprocess_reader
+from gpuloader.sources.readers.parallel import xmap_readers as xmap_readers

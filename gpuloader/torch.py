@@ -7,11 +7,11 @@ have, such as ``DistributedSampler`` and ``StackDataset``, can be imported from 
 """
 
 if __name__ == "torch":
-    from gpuloader.system.lazy_imports import step_aside
+    from gpuloader.system.imports import step_aside
 
     step_aside(__name__, __file__)
 else:
-    from gpuloader.system.lazy_imports import import_on_demand, read_stub
+    from gpuloader.system.imports import import_on_demand, read_stub
 
     _homes = read_stub(__file__)
     # PyTorch's, and without it this package's.

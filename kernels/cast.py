@@ -1,6 +1,6 @@
 """`cast`: convert numbers to another dtype, optionally scaled; and the dtypes that kernels know.
 
-Other kernels take the C++ names of dtypes, and the rounding to bfloat16, from here.
+Other kernels take the rounding to bfloat16 from here.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from gpuloader.kernels.compiler import CPP_TYPES
 from gpuloader.kernels.launching import Work, declare, spread, takes
 
 # Kernels that only move bits are compiled once per size, and not once per dtype.
@@ -21,26 +22,10 @@ WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigne
 # The words that hold one number of a dtype.
 NUMBER_WORDS = (WORDS[1], WORDS[2], WORDS[4], WORDS[8])
 
-_SIGNED = {1: "signed char", 2: "short", 4: "int", 8: "long long"}
-# NumPy has no bfloat16: arrays hold its bits as uint16, and only the kernels know a type for it.
-_FLOATS = {"float16": "Half", "bfloat16": "Bfloat16", "float32": "float", "float64": "double"}
-
 INTEGERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
 # Names of the float dtypes, including bfloat16.
-FLOATS = tuple(_FLOATS)
+FLOATS = ("float16", "bfloat16", "float32", "float64")
 NUMPY_FLOATS = ("float16", "float32", "float64")
-
-
-def cpp_type(name: str) -> str:
-    """Return the C++ type of a dtype, as written in numbers.cuh and by compilers.
-
-    >>> cpp_type("uint8"), cpp_type("float16"), cpp_type("bool")
-    ('unsigned char', 'Half', 'unsigned char')
-    """
-    if name in FLOATS:
-        return _FLOATS[name]
-    dtype = np.dtype(name)
-    return (_SIGNED if dtype.kind == "i" else WORDS)[dtype.itemsize]
 
 
 def find_word(*sizes: int) -> int:
@@ -56,7 +41,7 @@ _SOURCES = ("bool", *INTEGERS, *NUMPY_FLOATS)
 _TARGETS = (*INTEGERS, *FLOATS)
 
 # Without bool, which shares the entries of uint8: NumPy's bools are bytes of 0 or 1.
-ENTRIES = {"cast<{}, {}>": (tuple(map(cpp_type, _SOURCES[1:])), tuple(map(cpp_type, _TARGETS)))}
+ENTRIES = {"cast<{}, {}>": (_SOURCES[1:], _TARGETS)}
 
 
 @declare(values=takes(*_SOURCES))
@@ -93,7 +78,7 @@ def cast(
     def on_device(result: Any) -> Iterator[Any]:
         # A factor of 1 would not do for None: int64 does not survive a conversion to float.
         factor, scaled = np.float64(1.0 if scale is None else scale), np.int32(scale is not None)
-        entry = f"cast<{cpp_type(values.dtype.name)}, {cpp_type(name)}>"
+        entry = f"cast<{CPP_TYPES[values.dtype.name]}, {CPP_TYPES[name]}>"
         yield entry, spread(-(-values.size // 4)), (values, result, np.uint64(values.size), factor, scaled)
 
     return Work(values.shape, held, on_host, on_device)

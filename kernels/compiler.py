@@ -1,7 +1,8 @@
 """Turns a .cu file into kernels, which CuPy compiles and loads on a GPU.
 
 A file holds either one kernel of its own name or several entries, which its Python module lists in
-``ENTRIES``: kernels of other names, or templates, each with the types that launches use for its parameters.
+``ENTRIES``: kernels of other names, or templates, each with what launches use for its parameters: dtypes, C++
+types or numbers.
 """
 
 from __future__ import annotations
@@ -17,6 +18,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
+# The C++ types of dtypes, as written in numbers.cuh and by compilers. NumPy has no bfloat16: arrays hold its
+# bits as uint16, and only the kernels know a type for it. NumPy's bools are bytes of 0 or 1.
+CPP_TYPES = {
+    "bool": "unsigned char", "uint8": "unsigned char", "uint16": "unsigned short", "uint32": "unsigned int",
+    "uint64": "unsigned long long", "int8": "signed char", "int16": "short", "int32": "int",
+    "int64": "long long", "float16": "Half", "bfloat16": "Bfloat16", "float32": "float", "float64": "double",
+}  # fmt: skip
+
 # Compiler options passed to CuPy, which adds -ftz=true.
 OPTIONS = ("--std=c++17",)
 
@@ -31,7 +40,7 @@ def kernel_names() -> list[str]:
     """Return the names of all kernels' files.
 
     >>> kernel_names()[:5]
-    ['cast', 'crop', 'gather', 'mix', 'normalize']
+    ['cast', 'crop', 'gather', 'mixup', 'normalize']
     """
     files = _find_folder().iterdir()
     return sorted(Path(file.name).stem for file in files if file.name.endswith(".cu"))
@@ -45,7 +54,11 @@ def kernel_entries(name: str) -> tuple[str, ...]:
     """
     module = import_module(f"gpuloader.kernels.{name}")
     listed: dict[str, tuple[Any, ...]] = getattr(module, "ENTRIES", {name: ()})
-    return tuple(entry.format(*types) for entry, lists in listed.items() for types in product(*lists))
+    return tuple(
+        entry.format(*(CPP_TYPES.get(one, one) for one in types))
+        for entry, lists in listed.items()
+        for types in product(*lists)
+    )
 
 
 @cache

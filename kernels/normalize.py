@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from gpuloader.kernels.cast import cpp_type, resolve_target, round_to
+from gpuloader.kernels.cast import resolve_target, round_to
+from gpuloader.kernels.compiler import CPP_TYPES
 from gpuloader.kernels.crop import IMAGES, Layout, as_hwc, check_window, cut_windows, join_shape, measure
 from gpuloader.kernels.launching import Work, by_value, declare, spread_images, takes
 
 _SOURCES = ("uint8", "float32")
 _TARGETS = ("float16", "bfloat16", "float32")
 
-ENTRIES = {"normalize<{}, {}>": (tuple(map(cpp_type, _SOURCES)), tuple(map(cpp_type, _TARGETS)))}
+ENTRIES = {"normalize<{}, {}>": (_SOURCES, _TARGETS)}
 
 _MOST_CHANNELS = 16
 # Values the twin converts at once: few enough for the CPU's cache, enough to amortize the calls.
@@ -84,7 +85,7 @@ def normalize(
         # A thread writes neighbors, in one store: four of a plane's row, or 16 bytes of a row's pixels and
         # their channels.
         row, each = (out_width, 4) if out_layout == "CHW" else (out_width * channels, 16 // held.itemsize)
-        entry = f"normalize<{cpp_type(images.dtype.name)}, {cpp_type(name)}>"
+        entry = f"normalize<{CPP_TYPES[images.dtype.name]}, {CPP_TYPES[name]}>"
         grid = spread_images(len(images), out_height, -(-row // each))
         yield entry, grid, (images, windows, result, counts, by_value(constants, np.float32))
 

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from gpuloader.kernels.cast import FLOATS, INTEGERS, NUMBER_WORDS, WORDS, cpp_type, resolve_target
+from gpuloader.kernels.cast import FLOATS, INTEGERS, NUMBER_WORDS, WORDS, resolve_target
+from gpuloader.kernels.compiler import CPP_TYPES
 from gpuloader.kernels.launching import Work, check_size, declare, spread_rows, takes
 
-ENTRIES = {"one_hot<{}, {}>": (tuple(map(cpp_type, INTEGERS)), NUMBER_WORDS)}
+ENTRIES = {"one_hot<{}, {}>": (INTEGERS, NUMBER_WORDS)}
 
 
 @declare(labels=takes(*INTEGERS))
@@ -43,7 +44,7 @@ def one_hot(
         bits = np.zeros(8, np.uint8)
         bits[: held.itemsize] = one.reshape(1).view(np.uint8)
         arguments = labels, result, np.uint64(labels.size), np.uint64(classes), bits.view("<u8")[0]
-        entry = f"one_hot<{cpp_type(labels.dtype.name)}, {WORDS[held.itemsize]}>"
+        entry = f"one_hot<{CPP_TYPES[labels.dtype.name]}, {WORDS[held.itemsize]}>"
         yield entry, spread_rows(labels.size, classes), arguments
 
     return Work((*labels.shape, classes), held, on_host, on_device)

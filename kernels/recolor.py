@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from gpuloader.kernels.cast import cpp_type
+from gpuloader.kernels.compiler import CPP_TYPES
 from gpuloader.kernels.crop import IMAGES, Layout, join_shape, measure
 from gpuloader.kernels.launching import Work, by_value, check_size, declare, obtain, spread, takes
 from gpuloader.kernels.normalize import CHANNELS, TARGETS, plan_finish
 
-ENTRIES = {"measure<{}>": (CHANNELS,), "recolor<{}, {}>": (CHANNELS, tuple(map(cpp_type, TARGETS)))}
+ENTRIES = {"measure<{}>": (CHANNELS,), "recolor<{}, {}>": (CHANNELS, TARGETS)}
 
 # How many times the contrast of an image can be changed.
 MOST_CONTRASTS = 8
@@ -104,7 +104,7 @@ def recolor(
         each = _EACH * 4 if samples * height * width >= _MANY else _EACH
         grid = spread(-(-height * width // each), samples)
         arguments = images, numbers, parts, result, counts, constants
-        yield f"recolor<{channels}, {cpp_type(target)}>", grid, arguments
+        yield f"recolor<{channels}, {CPP_TYPES[target]}>", grid, arguments
 
     return Work((samples, *join_shape(channels, height, width, out_layout)), held, on_host, on_device)
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from gpuloader.checks import check_word
-from gpuloader.kernels.cast import cpp_type
+from gpuloader.kernels.compiler import CPP_TYPES
 from gpuloader.kernels.crop import Layout, check_window, join_shape
 from gpuloader.kernels.launching import Work, check_shape, declare, obtain, spread, takes
 from gpuloader.kernels.normalize import CHANNELS, TARGETS, plan_finish
@@ -30,7 +30,7 @@ GEOMETRY = (
 # Numbers that `tabulate` keeps about each column and row of a result: the kernel's TABLE_LINES.
 TABLE_LINES = 32
 
-ENTRIES = {"tabulate": (), "resample<{}, {}>": (CHANNELS, tuple(map(cpp_type, TARGETS)))}
+ENTRIES = {"tabulate": (), "resample<{}, {}>": (CHANNELS, TARGETS)}
 
 # samples, pixels, out_height, out_width, out_planar, cubic, numbers
 _IMAGES = np.dtype("u8, i8, i4, i4, i4, i4, i4", align=True)
@@ -112,7 +112,7 @@ def resample(
         tiles = -(-width // _TILE_COLUMNS)
         if tiles * samples < _ENOUGH_BLOCKS:
             tiles *= -(-height // _TILE_ROWS)
-        entry = f"resample<{channels}, {cpp_type(target)}>"
+        entry = f"resample<{channels}, {CPP_TYPES[target]}>"
         arguments = values, row_splits, geometry, weights, result, images, constants
         yield entry, spread(tiles * _THREADS, samples), arguments
 

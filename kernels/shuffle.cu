@@ -1,10 +1,10 @@
-// shuffle: computes the permutations of gpuloader/order/permutation.py on the device, with the same numbers.
+// shuffle: computes the permutations of gpuloader/order/randomness.py on the device, with the same numbers.
 //
 // Short permutations are sorted: `hash_numbers` writes hashes with the numbers in the low bits, the launcher
 // sorts them, and `take_numbers` copies the low bits of the requested part. Of long permutations, only the
 // requested part is computed: `permute_positions` is a Feistel network, which takes 64-bit arithmetic and no
 // memory except for the result. All arithmetic is modulo 2^64. The steps have the same names as in
-// permutation.py, which explains them.
+// randomness.py, which explains them.
 //
 // Launch: any grid, one-dimensional blocks. Declaration and twin: shuffle.py.
 

@@ -18,7 +18,7 @@ from gpuloader.kernels.launching import (
     on_stream,
     spread,
 )
-from gpuloader.order.permutation import PERMUTED, SORTED, SORTED_AT_MOST, derive_key, permute, sort_hashes
+from gpuloader.order.randomness import PERMUTED, SORTED, SORTED_AT_MOST, derive_key, permute, sort_hashes
 
 ENTRIES = {"hash_numbers": (), "take_numbers": (), "permute_positions": ()}
 

@@ -20,7 +20,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import gpuloader
-from gpuloader.demo.linear import LinearModel
+from gpuloader.demo.training import LinearModel
 from gpuloader.sources import mnist
 
 digits = mnist.sample()  # 5,000 digits that ship with the package

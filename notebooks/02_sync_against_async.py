@@ -24,8 +24,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import gpuloader
-from gpuloader.demo.linear import LinearModel
 from gpuloader.demo.timeline import add_legend, choose_window, draw_run
+from gpuloader.demo.training import LinearModel
 from gpuloader.sources import mnist
 
 digits = mnist.load(os.environ.get("GPULOADER_MNIST")).train

@@ -14,8 +14,7 @@ os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras's own default, TensorFl
 
 from gpuloader.sources.images import resampling
 from gpuloader.sources.images.resampling import LateResizer, compile_resizer
-from gpuloader.sources.mnist.digits import Mnist
-from gpuloader.sources.mnist.mnist_files import read_json
+from gpuloader.sources.mnist.digits import Mnist, read_json
 
 # An example may take long on a busy machine, which says nothing about the code.
 settings.register_profile("busy", deadline=None)

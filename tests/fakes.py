@@ -7,7 +7,7 @@ import time
 import tracemalloc
 from contextlib import contextmanager, suppress
 
-from gpuloader.staging.arena import Arena
+from gpuloader.staging import Arena
 from gpuloader.system.finalizers import Living
 from tests.processes import descendants, is_tracker
 from tests.processes import is_running as is_running

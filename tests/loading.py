@@ -5,7 +5,7 @@ import json
 import numpy as np
 
 from gpuloader import DataLoader
-from gpuloader.staging.ring import Slot
+from gpuloader.staging import Slot
 
 
 def load(dataset, **options):

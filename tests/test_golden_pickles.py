@@ -277,6 +277,13 @@ def test_a_recorded_pickle_is_loaded(name, recorded):
     assert behave(name, made) == wanted
 
 
+def test_the_samplers_of_a_loader_are_loaded_from_where_they_were_defined_before():
+    # A loader's own sampler has such a `set_epoch`, and is pickled together with it.
+    for module in ("loader.resuming", "api.upcoming"):
+        found = pickle.loads(f"cgpuloader.{module}\nEpochOf\n(tR.".encode())
+        assert found(3) is None
+
+
 def write():
     os.environ.setdefault("KERAS_BACKEND", "torch")  # as in conftest.py
     with recording.in_folder_of_files():

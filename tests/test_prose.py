@@ -16,7 +16,7 @@ SOURCES = sorted(
     for folder in ("gpuloader", "kernels")
     for path in (ROOT / folder).rglob("*.py")
     # It lists the names that modules had in 0.1.
-    if path.name != "moved_modules.py"
+    if path.name != "imports.py"
 )
 # What not to write, and what to write instead. Names in code and targets of links are free.
 HABITS = {

@@ -11,7 +11,7 @@ from benchmarks.gpu.turns import Judged, measure
 from benchmarks.measure import Candidate
 from gpuloader import CUDAPlace, DataLoader
 from gpuloader.devices.places import open_device
-from gpuloader.staging.arena import Arena
+from gpuloader.staging import Arena
 
 SIZES = [64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB]
 GOALS = {MIB: 0.85, 16 * MIB: 0.97}

@@ -21,7 +21,7 @@ from gpuloader.kernels.normalize import normalize
 from gpuloader.kernels.one_hot import one_hot
 from gpuloader.kernels.pad import pad
 from gpuloader.kernels.shuffle import shuffle
-from gpuloader.order.permutation import SORTED_AT_MOST
+from gpuloader.order.randomness import SORTED_AT_MOST
 
 LAUNCHES = 20
 PICTURES = 1024

@@ -11,8 +11,7 @@ from gpuloader.batches.staged import StagedBatch
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.epoch import Epoch, Iteration, open_epoch, take_buffers
 from gpuloader.errors import QueueClosed
-from gpuloader.staging.arena import Layout, arrange
-from gpuloader.staging.ring import Ring, Slot
+from gpuloader.staging import Layout, Ring, Slot, arrange
 from gpuloader.watch.stats import Meter
 
 

@@ -24,7 +24,7 @@ from gpuloader.fields.ragged import gather_fields
 from gpuloader.fields.spec import FeedSpec, Program, resolve_feeds
 from gpuloader.order.samplers import group
 from gpuloader.sources.readers.decorators import Reader, check_reader, iterate
-from gpuloader.staging.arena import arrange
+from gpuloader.staging import arrange
 
 Feed = dict[str, Any]
 

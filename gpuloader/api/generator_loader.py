@@ -23,7 +23,7 @@ from gpuloader.errors import BadType, BadValue, EOFException, Misuse
 from gpuloader.fields.ragged import gather_fields
 from gpuloader.fields.spec import FeedSpec, resolve_feeds
 from gpuloader.sources.readers.decorators import Reader, batch, check_reader
-from gpuloader.sources.readers.reader_processes import multiprocess_reader
+from gpuloader.sources.readers.parallel import multiprocess_reader
 from gpuloader.system.finalizers import Finalizer
 from gpuloader.watch.explaining import Measured
 from gpuloader.watch.read_ahead_policy import ReadAheadPolicy

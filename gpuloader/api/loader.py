@@ -1,27 +1,28 @@
-"""`DataLoader`: the loader over a dataset."""
+"""`DataLoader`: the loader over a dataset, and the samplers among its attributes."""
 
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic
 
-from gpuloader.api.epochs import DatasetEpochs
+from gpuloader.api.dataset_epochs import DatasetEpochs
 from gpuloader.api.generator_loader import from_dataset, from_generator
 from gpuloader.api.loading import Framework, decide
 from gpuloader.api.options import DEPRECATED, Options, warn
 from gpuloader.api.state import Position, read_state
-from gpuloader.api.upcoming import EpochOf, UpcomingBatches
 from gpuloader.devices.places import Place
 from gpuloader.epoch.cache import ArraySource, materialise
 from gpuloader.epoch.epoch import Iteration
-from gpuloader.fields.padding import Padding
+from gpuloader.fields.ragged import Padding
 from gpuloader.fields.spec import FeedSpec
 from gpuloader.order.batching import StoredOrder
 from gpuloader.order.randomness import GeneratorLike
+from gpuloader.order.samplers import BatchSampler
 from gpuloader.sources.dataset import Readable, S
 from gpuloader.transforms.program import Transform
 from gpuloader.watch.explaining import Measured
@@ -30,6 +31,87 @@ from gpuloader.watch.stats import Meter
 if TYPE_CHECKING:
     from gpuloader.transforms.image_transforms import ImageTransform
 
+# A loader's own samplers, as its attributes show them: the loader decides their epoch.
+
+
+class UpcomingBatches(BatchSampler):
+    """The indices of the batches that a loader's next epoch will deliver on this rank.
+
+    If the epoch draws its order as PyTorch does, each iteration draws another one, as PyTorch's samplers do.
+
+    So a loader of PyTorch over this batch sampler, as Accelerate and Hugging Face's Trainer make one to skip
+    batches, reads what the loader itself would read. Iterating begins no epoch of the loader.
+
+    Examples
+    --------
+    >>> from gpuloader import DataLoader
+    >>> loader = DataLoader(range(10), places="cpu", batch_size=2, shard=(1, 2), uneven="repeat")
+    >>> list(loader.batch_sampler), len(loader.batch_sampler)
+    ([[2, 3], [6, 7], [9]], 3)
+    """
+
+    _plain: type[BatchSampler] = BatchSampler
+    """The class of a copy, which is not a loader's."""
+
+    def __init__(
+        self, sampler: Iterable[Any], batch_size: int, drop_last: bool, epochs: DatasetEpochs
+    ) -> None:
+        super().__init__(sampler=sampler, batch_size=batch_size, drop_last=drop_last)
+        self._epochs = epochs
+        self._counts = False
+
+    def lead_to(self, epochs: DatasetEpochs, *, counts: bool = False) -> None:
+        """Yield the indices of these epochs; if it `counts`, reading an epoch's begins the next."""
+        self._epochs, self._counts = epochs, counts
+
+    def __iter__(self) -> Iterator[list[int]]:
+        epoch = self._epochs.next_epoch
+        yield from self._epochs.list_batches()
+        if self._counts:
+            self._epochs.set_epoch(epoch + 1)
+
+    def __len__(self) -> int:
+        return self._epochs.count_batches()
+
+    @property
+    def num_replicas(self) -> int:
+        """The number of ranks that the batches are divided among."""
+        return self._epochs.ranks[1]
+
+    @property
+    def rank(self) -> int:
+        """The rank whose batches these are."""
+        return self._epochs.ranks[0]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make that epoch the loader's next one."""
+        self._epochs.set_epoch(epoch)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        kept: dict[str, Any] = {name: getattr(self, name) for name in ("sampler", "batch_size", "drop_last")}
+        return partial(self._plain, **kept), ()
+
+
+class EpochOf:
+    """The ``set_epoch`` of a loader's own sampler. It does not keep the loader alive; a copy does nothing.
+
+    A cycle through the sampler would keep the loader's pinned slots until garbage is collected.
+    """
+
+    def __init__(self, epochs: DatasetEpochs | None = None) -> None:
+        self._epochs = None if epochs is None else weakref.ref(epochs)
+
+    def __call__(self, epoch: int) -> None:
+        """Set the loader's epoch."""
+        epochs = None if self._epochs is None else self._epochs()
+        if epochs is not None:
+            epochs.set_epoch(epoch)
+
+    def __reduce__(self) -> tuple[type[EpochOf], tuple[()]]:
+        return EpochOf, ()
+
+
+# The loader.
 
 _CACHE_BATCH = 64  # samples that are in memory twice while a cache is filled
 

@@ -20,7 +20,7 @@ from gpuloader.devices.places import default_place, parse_places
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.fetch.contract import WorkerOptions, most_workers
 from gpuloader.fields.convert import check_fill
-from gpuloader.fields.padding import as_pad
+from gpuloader.fields.ragged import as_pad
 from gpuloader.fields.spec import FeedSpec, resolve_feeds
 from gpuloader.order.batching import Batching, as_sampler, yields_numbers
 from gpuloader.order.order import InOrder
@@ -29,7 +29,7 @@ from gpuloader.order.samplers import make_sampler
 from gpuloader.order.worker_info import find_local_rank
 from gpuloader.sources.describing import Source, check_alike, describe
 from gpuloader.system.platforms import available_memory
-from gpuloader.transforms.programmer import Programmer
+from gpuloader.transforms.program import Programmer
 from gpuloader.watch.autotuner import BUDGET
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from gpuloader.epoch.cache import CACHES
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.errors import BadType, BadValue
 from gpuloader.fetch.contract import METHODS
-from gpuloader.fields.padding import Padding
+from gpuloader.fields.ragged import Padding
 from gpuloader.order.dividing import UNEVEN
 from gpuloader.order.randomness import GeneratorLike
 

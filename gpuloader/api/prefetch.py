@@ -28,8 +28,7 @@ from gpuloader.order.worker_info import find_local_rank
 from gpuloader.sources.describing import has_state
 from gpuloader.system.finalizers import Finalizer
 from gpuloader.system.iterators import Steady, close_iterator, refuse_read
-from gpuloader.transforms.program import Transform
-from gpuloader.transforms.programmer import Programmer
+from gpuloader.transforms.program import Programmer, Transform
 from gpuloader.watch.explaining import Measured
 from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
 from gpuloader.watch.stats import Meter

@@ -14,15 +14,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gpuloader.api import loader as dataset_loader
+from gpuloader.api.loader import EpochOf, UpcomingBatches
 from gpuloader.api.loading import Framework
 from gpuloader.api.options import Options, warn
 from gpuloader.api.prepared_loader import PreparedLoader
-from gpuloader.api.upcoming import EpochOf, UpcomingBatches
 from gpuloader.batches.schema import Fallback
 from gpuloader.checks import AUTO
 from gpuloader.foreign import has_own_class, is_tensor
 from gpuloader.order.randomness import GeneratorLike, draw_seed
-from gpuloader.sources import splitting
+from gpuloader.sources import dataset as datasets
 from gpuloader.sources.dataset import MapStyle, Readable, S, Subset
 
 try:
@@ -490,6 +490,6 @@ def random_split(
         generator = torch.default_generator
     from gpuloader.sources.torch_classes import Subset
 
-    parts = splitting.random_split(dataset, lengths, generator, seed=seed, stratify=stratify)
+    parts = datasets.random_split(dataset, lengths, generator, seed=seed, stratify=stratify)
     # Lists like PyTorch's: programs join them with `+`, or write them as JSON.
     return [Subset(dataset, part.indices.tolist()) for part in parts]

@@ -20,7 +20,7 @@ from gpuloader.errors import import_package
 from gpuloader.sources.dataset import IterableDataset
 from gpuloader.sources.describing import describe
 from gpuloader.sources.files.stored_samples import to_fields, to_members, to_table
-from gpuloader.system.whole_files import locked, replacing
+from gpuloader.system.platforms import locked, replacing
 
 SAMPLES = 64
 """Samples that a worker reads and encodes at a time."""

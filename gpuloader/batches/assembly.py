@@ -34,7 +34,7 @@ from gpuloader.foreign import is_tensor, tensor_over
 from gpuloader.order.randomness import Draw, current_draw
 from gpuloader.sources.block import Block
 from gpuloader.sources.describing import Source
-from gpuloader.staging.ring import Slot
+from gpuloader.staging import Slot
 
 # NumPy and others take None for a new dimension, so the result would be a different sample.
 _NO_INDEX = "the sampler yielded None instead of an index"
@@ -331,30 +331,28 @@ class RowBatch(SampleBatch):
         """Write the next samples of a part; return False if they must wait for others of the batch."""
         if self._refused is not None:
             return False
+        collation = self._assembler.collation
         try:
-            return self._write_rows(samples, row)
+            if self._schema is None:
+                if row or not samples:
+                    return False
+                self._first = samples[0]
+                self._schema = self._assembler.find_schema(samples)
+            # Large samples are written one by one. So all writes but the first find everything ready here.
+            placed = self._placed
+            if placed is None:
+                schema, count = self._schema, len(self._indices)
+                with self._placing:  # the part that arrives first reserves the slot
+                    placed = self._placed
+                    if placed is None:
+                        placed = BatchRows(collation, schema, count, self.number, self._reserve)
+                        self._placed, self._chunk = placed, schema.chunk
+            placed.write(samples, row)
         except SampleError as error:
-            if self._assembler.collation.fallback is None:
+            if collation.fallback is None:
                 raise
             self._refused = error
             return False
-
-    def _write_rows(self, samples: list[Any], row: int) -> bool:
-        if self._schema is None:
-            if row or not samples:
-                return False
-            self._first = samples[0]
-            self._schema = self._assembler.find_schema(samples)
-        # Large samples are written one by one. So all writes but the first find everything ready here.
-        placed = self._placed
-        if placed is None:
-            schema, collation, count = self._schema, self._assembler.collation, len(self._indices)
-            with self._placing:  # the part that arrives first reserves the slot
-                placed = self._placed
-                if placed is None:
-                    placed = BatchRows(collation, schema, count, self.number, self._reserve)
-                    self._placed, self._chunk = placed, schema.chunk
-        placed.write(samples, row)
         return True
 
     def finish(self) -> StagedBatch:

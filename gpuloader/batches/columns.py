@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count, repeat
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
@@ -20,20 +22,24 @@ from gpuloader.batches.schema import Collation, Schema
 from gpuloader.batches.staged import Reserve, StagedBatch, begin_batch
 from gpuloader.batches.tree import Branch, Leaf, is_object
 from gpuloader.errors import DecodeError, SampleError, describe_error, unlike_first
-from gpuloader.fields.padding import (
+from gpuloader.fields.ragged import (
     Padding,
+    Ragged,
     as_pad,
+    check_step,
     find_inside,
+    round_up,
     settle_shape,
+    split_rows,
+    splits_of,
     write_lengths,
     write_mask,
     write_padded,
 )
-from gpuloader.fields.ragged import Ragged, check_step, round_up, split_rows, splits_of
 from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.sources.block import Block, Chunked, Rows, take_each
 from gpuloader.sources.images.regions import Encoded, Region
-from gpuloader.staging.arena import arrange
+from gpuloader.staging import arrange
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +144,7 @@ def _take(pieces: list[tuple[Any, Rows]], target: Array) -> None:
 
 
 def _whole(array: Array) -> Column:
-    return Column(array.shape, array.dtype, partial(_join, [array]))
+    return Column(array.shape, array.dtype, partial(np.copyto, src=array))
 
 
 def _sequences(
@@ -173,12 +179,12 @@ def split_columns(
     SampleError
         A value does not fit its field; the error names sample and field.
     """
-    values = [fields_of(sample, rows.feeds, index) for index, sample in enumerate(samples)]
+    values = [*map(fields_of, samples, repeat(rows.feeds), count())]
     columns: list[Column] = []
     extras: list[Column] = []
     pads = pads or {}
     for field, feed in enumerate(rows.feeds):
-        column = [sample[field] for sample in values]
+        column = [*map(itemgetter(field), values)]
         if not feed.lod_level:
             columns.append(_dense_column(column, rows, field))
             continue
@@ -276,7 +282,7 @@ def stage_columns(
     objects: Iterable[list[Any]],
 ) -> tuple[StagedBatch, list[tuple[Array, Column]]]:
     """Write columns into a slot; return the batch, and the columns of regions, which the caller writes."""
-    layout = arrange(tuple((column.shape, column.dtype) for column in columns))
+    layout = arrange(tuple(map(attrgetter("shape", "dtype"), columns)))
     fields = schema.batch_tree, objects
     staged = begin_batch(collation, layout, schema.batch_levels, number, reserve, *fields)
     regions = []

@@ -16,9 +16,8 @@ from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array, Indices
 from gpuloader.order.order import Stretch
 from gpuloader.sources.array_rows import ArrayRows, IndexedRows
-from gpuloader.staging.arena import Layout, arrange
-from gpuloader.transforms.program import Spec, span_specs
-from gpuloader.transforms.programmer import Programmer
+from gpuloader.staging import Layout, arrange
+from gpuloader.transforms.program import Programmer, Spec, span_specs
 
 _PIECE = 32 << 10  # bytes of a strided array to gather at once
 
@@ -94,7 +93,7 @@ class Gatherer:
         names, layout = self._tree.array_names, self.layout(self._count)
         try:
             programmer = Programmer(self._collation.programmer.transforms)
-            program = programmer.program(names, self._levels, layout, drawn=False)
+            program = programmer.program(names, self._levels, layout)
         except SampleError:
             return  # a transform does not fit its field; the first batch raises that error
         try:

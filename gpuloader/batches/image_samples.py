@@ -5,23 +5,24 @@ For a GPU place, only the regions that are needed are staged, and the GPU makes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain as chained
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.batches.tree import entries_of, join_name, with_entries
 from gpuloader.errors import SampleError, SourceError
+from gpuloader.foreign import is_instance
 from gpuloader.order.randomness import Draw
 from gpuloader.sources.images.annotations import Annotation, move_annotations, names_of
 from gpuloader.sources.images.image import Affine, Geometry, Image, as_image, is_encoded, size_of
-from gpuloader.sources.images.video import Video
 from gpuloader.transforms.image_transforms import ImageTransform, Plan, finish_plan, make_plans
 
 if TYPE_CHECKING:
+    from gpuloader.sources.images.video import Video
     from gpuloader.transforms.image_staging import Resample
 
 _PURPOSE = 1  # the purpose of a sample's random numbers; 0 is for numbers that the dataset draws
@@ -112,7 +113,7 @@ class _Making:
             not name and "0" in chains and not is_container and not isinstance(value, Mapping)
         ):
             chain = named
-        elif isinstance(value, Image | Video):
+        elif isinstance(value, Image) or (not is_container and _is_video(value)):
             pass
         elif not is_container and is_encoded(value):
             if not (stage.decodes or is_first):
@@ -146,13 +147,19 @@ class _Making:
         self.seen.append(named)
         stage.found.add(named)
         made_by = stage.staged.get(chain) if transforms else None
+        frames: Iterator[Any]
         try:
-            if not transforms and isinstance(value, Image | Video):
-                return value.decode()
-            is_clip = isinstance(value, Video) or getattr(value, "ndim", 0) == 4
-            frames = (
-                value.decode_frames() if isinstance(value, Video) else iter(value if is_clip else [value])
-            )
+            if isinstance(value, Image):
+                if not transforms:
+                    return value.decode()
+                is_clip, frames = False, iter([value])
+            elif _is_video(value):
+                if not transforms:
+                    return value.decode()
+                is_clip, frames = True, value.decode_frames()
+            else:
+                is_clip = getattr(value, "ndim", 0) == 4
+                frames = iter(value if is_clip else [value])
             first = next(frames, None)
             if first is None:
                 raise SampleError(f"expected a clip of one frame or more, got the shape {value.shape}")
@@ -175,6 +182,11 @@ class _Making:
             raise
         except SourceError as error:  # a video is opened only here
             raise SampleError(str(error), field=named) from error
+
+
+def _is_video(value: object) -> TypeGuard[Video]:
+    # Its module is imported only by programs that read videos.
+    return is_instance(value, "gpuloader.sources.images.video", "Video")
 
 
 def _make_stack(frames: Iterable[Any], plans: Sequence[Plan], *, is_clip: bool) -> NDArray[np.uint8]:

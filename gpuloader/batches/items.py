@@ -29,7 +29,7 @@ from gpuloader.order.samplers import skip
 from gpuloader.order.worker_info import WorkerInfo, count_rank_questions, exchange_worker
 from gpuloader.sources.block import Block
 from gpuloader.sources.describing import Source, has_state
-from gpuloader.staging.arena import check_available
+from gpuloader.staging import check_available
 from gpuloader.system.iterators import Steady, close_iterator
 
 Keys = Sequence[Any] | None
@@ -125,7 +125,7 @@ class ItemAssembler(Assembler):
         # large is reserved until one batch has been full: memory use grows with the items.
         is_large = refused is None and schema.is_large(size, AT_ONCE) and length_hint(items) < size - 1
         if is_large:  # before anything is read: a slot for all of them could exhaust the machine's memory
-            check_available(schema.rows(1).layout_of(size).nbytes)
+            check_available(schema.fields.layout_of(size).nbytes)
         reads_all = is_large or refused is not None
         if collation.fallback is not None and not reads_all:
             # So small that keeping all of them costs nothing, in case one does not fit.

@@ -20,7 +20,6 @@ from gpuloader.batches.staged import (
     StagedBatch,
     begin_batch,
     complete,
-    find_program,
     write_arrays,
 )
 from gpuloader.batches.tree import Branch, Leaf, Node, Tree, is_proper_array, is_proper_value
@@ -38,7 +37,7 @@ from gpuloader.foreign import (
     warn_of_class,
 )
 from gpuloader.order.randomness import Draw, exchange_draw
-from gpuloader.staging.arena import Layout, arrange, arrange_last
+from gpuloader.staging import FieldLayout, Layout, arrange, arrange_last
 from gpuloader.transforms.program import Spec
 
 AS_IT_IS = Tree(Leaf("0", False), keeps_tuples=True)
@@ -396,8 +395,10 @@ class NestedStager:
             whole = inside = parts.layout
             if apart:
                 # The random draws of transforms are copied with the batch, so they need space, too.
-                program = find_program(collation.programmer, parts.tree, levels, whole)
-                drawn = () if program is None else program.copied.fields[len(arrays) :]
+                drawn: Sequence[FieldLayout] = ()
+                if collation.programmer is not None:
+                    program = collation.programmer.program(parts.tree.array_names, levels, whole)
+                    drawn = program.copied.fields[len(arrays) :]
                 draws = tuple((one.shape, one.dtype) for one in drawn)
                 whole, inside = arrange_last((*_specs(arrays), *draws), apart)
                 whole = replace(whole, turned=parts.layout.turned)
@@ -420,8 +421,8 @@ class NestedStager:
             Apart(arrays[one].reshape(-1).view(np.uint8), _address(arrays[one]), whole.fields[one].offset)
             for one in apart
         )
-        program = find_program(collation.programmer, parts.tree, levels, whole, drawn=True)
-        if program is not None and collation.programmer is not None:
+        if collation.programmer is not None:
+            program = collation.programmer.program(parts.tree.array_names, levels, whole, drawn=True)
             rest = iter(views)
             arrays = [arrays[one] if one in apart else next(rest) for one in range(len(whole.fields))]
             program.check(arrays)

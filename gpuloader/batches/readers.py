@@ -26,8 +26,7 @@ from gpuloader.fields.spec import Array, FeedSpec, describe
 from gpuloader.order.samplers import skip
 from gpuloader.sources.describing import Source
 from gpuloader.sources.readers.decorators import Reader, iterate
-from gpuloader.staging.arena import arrange
-from gpuloader.staging.ring import Ring, Slot
+from gpuloader.staging import Ring, Slot, arrange
 from gpuloader.system.iterators import close_iterator
 from gpuloader.system.threads import this_thread
 from gpuloader.watch.stats import Meter

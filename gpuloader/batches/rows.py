@@ -20,8 +20,7 @@ from gpuloader.errors import SampleError, unlike_first
 from gpuloader.fields.convert import EXACT, IF_A_LIST, Conversion, convert, convert_dtype
 from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.foreign import is_tensor
-from gpuloader.staging.arena import FieldLayout, Layout, arrange
-from gpuloader.staging.ring import SlotViews
+from gpuloader.staging import FieldLayout, Layout, SlotViews, arrange
 
 IN_FEEDS = (
     "if its length varies, declare the field in feed_list with lod_level=1, or make batches of samples of "
@@ -40,7 +39,7 @@ class SampleRows:
 
     `conversion` converts values that do not fit their field unchanged. If some of the feeds' dimensions are
     free, `shapes` are those of the fields' samples. With `keeps_dtypes`, a number of another dtype does not
-    fit.
+    fit. With a `count`, samples are dense and come in batches of that many, which have the `layout`.
     """
 
     def __init__(
@@ -49,37 +48,33 @@ class SampleRows:
         conversion: Conversion = convert,
         shapes: Sequence[tuple[int, ...]] | None = None,
         keeps_dtypes: bool = False,
+        count: int | None = None,
     ) -> None:
         self.feeds = feeds
-        self.keeps_dtypes = keeps_dtypes
         self.conversion = conversion
-        self.layout = arrange(())
-        self.count = -1
-        self._shapes: Sequence[Any] = shapes or [feed.shape[1:] for feed in feeds]
+        self._shapes = shapes
         self._places: list[_RowPlaces] = []
+        if count is not None:
+            self.layout = self.layout_of(count)
+            strict = conversion is not convert  # refuses what would have to be reshaped
+            for field in self.layout.fields:
+                self._places.append(_row_places(field, strict, keeps_dtypes))
 
     def convert(self, field: int, index: int, value: Any) -> Array:
         """Return one value of sample `index` converted to its field; the `SampleError` names both."""
         feed = self.feeds[field]
         conversion = convert_dtype if feed.keeps_shapes else self.conversion
         try:
-            return conversion(value, feed.dtype, feed.sample_shape)
+            return conversion(value, feed.dtype, feed.shape[1:])
         except SampleError as error:
             error.index, error.field = index, feed.name
             raise
 
-    def arrange(self, count: int) -> SampleRows:
-        """Prepare for batches of `count` dense samples, whose layout is then `layout`; return the table."""
-        self.layout, self.count = self.layout_of(count), count
-        strict = self.conversion is not convert  # refuses what would have to be reshaped
-        for field in self.layout.fields:
-            self._places.append(_row_places(field, strict, self.keeps_dtypes))
-        return self
-
     def layout_of(self, count: int) -> Layout:
-        """Return the layout of a batch of `count` dense samples without arranging for it."""
+        """Return the layout of a batch of `count` dense samples."""
         specs = []
-        for shape, feed in zip(self._shapes, self.feeds, strict=True):
+        for number, feed in enumerate(self.feeds):
+            shape: Sequence[Any] = feed.shape[1:] if self._shapes is None else self._shapes[number]
             specs.append(((count, *shape), feed.dtype))
         return arrange(tuple(specs))
 

@@ -9,7 +9,6 @@ feeds there is a single schema, known before the first sample.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,14 +21,14 @@ from gpuloader.batches.rows import IN_FEEDS, SampleRows, fields_of
 from gpuloader.batches.tree import Tree, all_leaves, is_array, is_object
 from gpuloader.errors import SampleError
 from gpuloader.fields.convert import IF_A_LIST, Conversion, as_numbers, check_fill, convert, convert_alike
-from gpuloader.fields.padding import Padding, as_pad, name_extras
+from gpuloader.fields.ragged import Padding, as_pad, name_extras
 from gpuloader.fields.spec import FeedSpec
 from gpuloader.foreign import warn_of_class
 from gpuloader.sources.images.regions import Encoded, Region
 
 if TYPE_CHECKING:
     from gpuloader.batches.image_samples import ImageStage
-    from gpuloader.transforms.programmer import Programmer
+    from gpuloader.transforms.program import Programmer
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +94,9 @@ class Collation:
         # Decided here, once: every batch asks for some of these.
         whole = self.function is not None or not self.batched
         stages_regions = self.images is not None and bool(self.images.staged)
-        varies = bool(self.ragged or self.pads) or any(feed.lod_level for feed in self.feeds or ())
-        is_open = any(None in feed.shape[1:] for feed in self.feeds or ())
+        varies, is_open = bool(self.ragged or self.pads), False
+        for feed in self.feeds or ():
+            varies, is_open = varies or feed.lod_level > 0, is_open or None in feed.shape[1:]
         fixed = not (whole or varies or stages_regions)
         object.__setattr__(self, "whole", whole)
         object.__setattr__(self, "fixed", fixed)
@@ -155,7 +155,10 @@ class Schema:
         for feed, level in zip(self.feeds, self.levels, strict=True):
             shape = feed.shape[1:]
             specs.append((feed.dtype, shape, max(feed.lod_level, level)))  # a padded field has level 0
-            nbytes += feed.dtype.itemsize * math.prod(length or 0 for length in shape)
+            size = feed.dtype.itemsize
+            for length in shape:
+                size *= length or 0
+            nbytes += size
         rest = iter(specs)
         for leaf in self.tree.leaves:
             self._specs.append(next(rest) if leaf.is_array else None)
@@ -205,15 +208,14 @@ class Schema:
         if size <= self.fullest:
             return False
         objects = self._specs.count(None)  # a column of objects is a list, with a pointer for each
-        return self.rows(1).layout_of(size).nbytes + size * objects * _POINTER > limit
+        return self.fields.layout_of(size).nbytes + size * objects * _POINTER > limit
 
     def rows(self, count: int) -> SampleRows:
         """Return the row table for a batch of `count` dense samples, with its layout arranged."""
         with self._arranging:  # two threads of one batch must write by the same table
             table = self._tables.get(count)
             if table is None:
-                table = SampleRows(self.feeds, self.fields.conversion, self.shapes, self.keeps_dtypes)
-                table.arrange(count)
+                table = SampleRows(self.feeds, self.fields.conversion, self.shapes, self.keeps_dtypes, count)
                 if len(self._tables) >= _MOST_TABLES:  # a batch sampler may use a new batch size every time
                     self._tables.clear()
                 self._tables[count] = table

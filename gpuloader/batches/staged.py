@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +15,7 @@ from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array, Indices
 from gpuloader.order.order import Stretch
 from gpuloader.sources.images.regions import Encoded
-from gpuloader.staging.arena import Layout
-from gpuloader.staging.ring import Slot
-
-if TYPE_CHECKING:
-    from gpuloader.transforms.program import BatchProgram
-    from gpuloader.transforms.programmer import Programmer
+from gpuloader.staging import Layout, Slot
 
 Reserve = Callable[[int], Slot]
 """Reserves a slot of at least the given number of bytes; called once per batch."""
@@ -121,20 +116,6 @@ def write_arrays(arrays: Sequence[Array], views: Sequence[Array]) -> None:
 # Transforms: memory for their results, their random draws, and on a CPU place their work.
 
 
-def find_program(
-    programmer: Programmer | None,
-    tree: Tree | None,
-    levels: Sequence[int],
-    layout: Layout,
-    *,
-    drawn: bool = False,
-) -> BatchProgram | None:
-    """Return what the transforms do to a batch of this layout; None without transforms."""
-    if programmer is None or tree is None:
-        return None
-    return programmer.program(tree.array_names, levels, layout, drawn=drawn)
-
-
 def begin_batch(
     collation: Collation,
     layout: Layout,
@@ -145,11 +126,11 @@ def begin_batch(
     objects: Iterable[Any] = (),
 ) -> StagedBatch:
     """Return batch `number`, yet to be written, in a slot with space for what its transforms need."""
-    nbytes = layout.nbytes
-    program = find_program(collation.programmer, tree, levels, layout)
-    if program is not None:
-        nbytes = (program.whole if collation.on_host else program.copied).nbytes
-    return StagedBatch(reserve(nbytes), layout, levels, number, tree, tuple(objects))
+    needed = layout
+    if collation.programmer is not None and tree is not None:
+        program = collation.programmer.program(tree.array_names, levels, layout)
+        needed = program.whole if collation.on_host else program.copied
+    return StagedBatch(reserve(needed.nbytes), layout, levels, number, tree, tuple(objects))
 
 
 def complete(collation: Collation, staged: StagedBatch, keys: Indices | Stretch) -> StagedBatch:
@@ -161,9 +142,9 @@ def complete(collation: Collation, staged: StagedBatch, keys: Indices | Stretch)
         A transform does not accept its field.
     """
     programmer = collation.programmer
-    program = find_program(programmer, staged.tree, staged.levels, staged.layout)
-    if programmer is None or program is None:
+    if programmer is None or staged.tree is None:
         return staged
+    program = programmer.program(staged.tree.array_names, staged.levels, staged.layout)
     # On a CPU place the results lie behind the fields in the slot; on a GPU they are in the device's slot.
     arrays = staged.slot.views(program.whole if collation.on_host else program.copied)
     if program.checked:  # before a kernel meets what it cannot report, such as a label out of range

@@ -84,10 +84,10 @@ class Template:
         Also None for what cannot be copied, and for objects with fields, unless it `opens` those.
         """
         names: tuple[str, ...] | None = None
+        if type(value) in _PLAIN:  # calling it with the batch's entries is cheaper than copying a template
+            return None
         if not opens:
-            # Calling a plain class with the batch's entries is cheaper than copying a template.
-            plain = type(value) in _PLAIN
-            clear = next((clear for base, clear in _CLEAR if isinstance(value, base) and not plain), None)
+            clear = next((clear for base, clear in _CLEAR if isinstance(value, base)), None)
         elif is_instance(value, "torch_geometric.data.data", "BaseData"):
             keys, found = [], []
             empty = copy.copy(value)
@@ -98,12 +98,11 @@ class Template:
                     found.append(key if kind is None else f"{kind}.{key}")
                     empty.stores[number][key] = None  # deletes it
             return cls(empty, tuple(found), keys)
+        elif hasattr(type(value), "__dataclass_fields__") and not isinstance(value, Ragged):  # one value
+            names = tuple(one.name for one in dataclasses.fields(value) if hasattr(value, one.name))
+            clear = partial(_set_fields, entries=dict.fromkeys(names))
         else:
-            # `Ragged` is a dataclass too, but a single value.
-            is_open = hasattr(type(value), "__dataclass_fields__") and not isinstance(value, Ragged)
-            fields = dataclasses.fields(value) if is_open else ()
-            names = tuple(one.name for one in fields if hasattr(value, one.name))
-            clear = partial(_set_fields, entries=dict.fromkeys(names)) if is_open else None
+            return None
         try:
             empty = None if clear is None else copy.copy(value)
             if clear is None or empty is value or type(empty) is not type(value):

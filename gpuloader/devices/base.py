@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from gpuloader.errors import LoaderError
 from gpuloader.sources.images.regions import Code
-from gpuloader.staging.arena import Layout, PageLocker
-from gpuloader.staging.ring import Lease
+from gpuloader.staging import Layout, Lease, PageLocker
 from gpuloader.transforms.program import BatchProgram
 
 Stream = Any
@@ -152,10 +151,11 @@ class Device(DeviceCalls, Protocol):
 
     Any thread may call any method; none changes the calling thread's current device or stream. Only
     `synchronize` and `alloc` may block the caller. `locker` pins the slots that the device copies from; None
-    if pinning has no use.
+    if pinning has no use. One that `compiles` launches kernels that it has to compile first.
     """
 
     locker: PageLocker | None
+    compiles: bool = False
 
     def current(self) -> AbstractContextManager[DeviceCalls]:
         """Return a block, for one thread, that yields the device's calls, which cost less there."""

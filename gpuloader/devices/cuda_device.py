@@ -27,8 +27,7 @@ from gpuloader.devices.codec import JpegCodec, open_codec
 from gpuloader.errors import LoaderError, StagingMemoryError, install_command
 from gpuloader.foreign import ForeignStream, TorchStreams, as_stream, describe_unused, find_address
 from gpuloader.kernels import launching
-from gpuloader.staging.arena import Layout, PageLocker
-from gpuloader.staging.ring import Lease
+from gpuloader.staging import Layout, Lease, PageLocker
 from gpuloader.system.driver import Relaxed
 from gpuloader.system.finalizers import Finalizer, once
 from gpuloader.transforms.program import BatchProgram, BoundProgram, find_kernels
@@ -101,6 +100,7 @@ class CudaCalls:
     """
 
     direct = False
+    compiles = True
 
     def __init__(self, cupy: Any, index: int, discarding: Discarding) -> None:
         self.name = f"gpu:{index}"

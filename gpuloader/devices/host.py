@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.devices.base import Device, HostMemory
-from gpuloader.staging.arena import Layout, PageLocker
-from gpuloader.staging.ring import Lease, Slot
+from gpuloader.staging import Layout, Lease, PageLocker, Slot
 from gpuloader.transforms.program import BatchProgram
 
 

@@ -27,8 +27,7 @@ from gpuloader.devices.base import Codec, Device, DeviceImage, HostMemory
 from gpuloader.errors import DecodeError, LoaderError, StagingMemoryError
 from gpuloader.sources.images.image import decode_code
 from gpuloader.sources.images.regions import Code
-from gpuloader.staging.arena import Layout, PageLocker
-from gpuloader.staging.ring import Lease
+from gpuloader.staging import Layout, Lease, PageLocker
 from gpuloader.transforms.program import BatchProgram, KernelCall
 
 _POISON = 0xAB

@@ -14,7 +14,7 @@ from gpuloader.devices.places import CPUPlace, CUDAPinnedPlace, CUDAPlace, Place
 from gpuloader.doctor.facts import Machine, read_machine
 from gpuloader.doctor.trials import TRIAL_SECONDS, Attempt, Outcome, attempt, best_bandwidth
 from gpuloader.errors import StagingMemoryError, install_command
-from gpuloader.staging.arena import Arena
+from gpuloader.staging import Arena
 from gpuloader.system.cores import show_cores
 from gpuloader.system.driver import show_cuda
 from gpuloader.system.platforms import has_memory_files

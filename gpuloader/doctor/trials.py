@@ -22,7 +22,7 @@ from gpuloader.devices.base import Device
 from gpuloader.devices.places import open_device, parse_place
 from gpuloader.errors import LoaderError, describe_error
 from gpuloader.kernels.compiler import find_nvrtc
-from gpuloader.staging.arena import Arena
+from gpuloader.staging import Arena
 from gpuloader.system.platforms import kill_session
 
 TRIAL_SECONDS = 60.0

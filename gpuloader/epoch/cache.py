@@ -20,15 +20,22 @@ from gpuloader.fields.convert import IF_IT_VARIES, describe_field
 from gpuloader.fields.spec import Array
 from gpuloader.kernels.shuffle import shuffle
 from gpuloader.order.order import InOrder, Shuffled
-from gpuloader.order.permutation import SORTED_AT_MOST
 from gpuloader.order.plan import OrderedPlan, Plan
+from gpuloader.order.randomness import SORTED_AT_MOST
 from gpuloader.sources.array_rows import IndexedRows
 from gpuloader.sources.describing import Source
-from gpuloader.staging.arena import Layout, arrange
+from gpuloader.staging import Layout, arrange
 from gpuloader.system.finalizers import LivingKeys
 from gpuloader.system.platforms import available_memory
-from gpuloader.transforms.program import BatchProgram, KernelCall, RowSource, Spec, Step, Transform
-from gpuloader.transforms.programmer import Programmer
+from gpuloader.transforms.program import (
+    BatchProgram,
+    KernelCall,
+    Programmer,
+    RowSource,
+    Spec,
+    Step,
+    Transform,
+)
 
 CACHES = ("host", "device")
 _ONE_SCHEMA = (

@@ -18,7 +18,7 @@ from gpuloader.devices.places import Place, open_device
 from gpuloader.epoch.device_slots import StaticSlot
 from gpuloader.errors import BadValue, LoaderError
 from gpuloader.fields.spec import Array
-from gpuloader.staging.arena import Arena, PageLocker
+from gpuloader.staging import Arena, PageLocker
 from gpuloader.system.cores import Cores, find_cores_near
 
 # The masks of batches that may end in repeated samples: True for samples that count, False for padding.

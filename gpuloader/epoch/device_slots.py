@@ -15,8 +15,7 @@ from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, Event, Str
 from gpuloader.errors import LoaderError, Misuse, SampleError, StagingMemoryError
 from gpuloader.fields.convert import IF_IMAGES, describe_field
 from gpuloader.fields.spec import Array
-from gpuloader.staging.arena import FieldLayout, Layout, align, arrange
-from gpuloader.staging.ring import GROWTH, Lease
+from gpuloader.staging import GROWTH, FieldLayout, Layout, Lease, align, arrange
 from gpuloader.system.finalizers import Living
 
 SPARE = 2
@@ -181,9 +180,7 @@ class DeviceSlots:
                 freed.rotate(-1)
                 continue
             slot.release(device)  # if this raises, the slot stays for the next attempt
-            freed.popleft()
-            self._out -= 1
-            self.free.append(slot)
+            self.give_back(freed.popleft())
 
     def trim(self, in_flight: int) -> None:
         """Free what neither this epoch nor the last one used; `in_flight` batches are in progress."""

@@ -23,8 +23,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import filterfalse
-from operator import attrgetter
 from time import monotonic, perf_counter_ns
 from typing import Any
 
@@ -36,14 +34,12 @@ from gpuloader.epoch.lane import InFlightBatch, Lane, count_slots
 from gpuloader.errors import LoaderError, Misuse, QueueClosed, SampleError
 from gpuloader.fetch.contract import Fetch
 from gpuloader.fetch.fetching import Fetching
-from gpuloader.staging.ring import Ring
+from gpuloader.staging import Ring
 from gpuloader.system.finalizers import Finalizer, Living
 from gpuloader.system.threads import StartedThread, at_exit, end_if_exiting, start_thread
-from gpuloader.transforms.program import BatchProgram
-from gpuloader.transforms.programmer import Programmer
+from gpuloader.transforms.program import BatchProgram, Programmer
 from gpuloader.watch.autotuner import Autotuner, Setting
-from gpuloader.watch.stats import Meter
-from gpuloader.watch.tracing import is_tracing, mark, pop_range, push_range
+from gpuloader.watch.stats import Meter, is_tracing, mark, pop_range, push_range
 
 # The iterator of a loop.
 
@@ -645,8 +641,7 @@ class KernelsAhead:
     # the first step is delivered, so it takes no core from the user's code.
 
     def __init__(self, devices: Sequence[Device]) -> None:
-        # Several places may share a device.
-        self._devices = [*dict.fromkeys(filterfalse(attrgetter("direct"), devices))]
+        self._devices = dict.fromkeys(devices)  # several places may share a device
         self._process = os.getpid()
         self._beginning = threading.Lock()
         self._has_begun = False
@@ -657,7 +652,7 @@ class KernelsAhead:
         """Begin to compile what a program launches; only the first call does. Any thread may call it."""
         with self._beginning:
             # A forked worker plans the same programs but must not touch CUDA.
-            if self._has_begun or not self._devices or os.getpid() != self._process:
+            if self._has_begun or os.getpid() != self._process:
                 return
             self._has_begun = True
             with contextlib.suppress(LoaderError):  # the system cannot start another thread

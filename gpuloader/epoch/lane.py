@@ -15,22 +15,20 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpuloader.batches.staged import StagedBatch, find_program
+from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, Event, Stream, tell_capture
 from gpuloader.devices.outputs import Output, SharedOutput
 from gpuloader.epoch.delivery import SampleMask
 from gpuloader.epoch.device_slots import SPARE, DeviceSlot, DeviceSlots, StaticSlot, find_moves
 from gpuloader.errors import LoaderError
-from gpuloader.staging.arena import FieldLayout, Layout, align
-from gpuloader.staging.ring import Lease, Ring, lease_views
-from gpuloader.transforms.program import BatchProgram
-from gpuloader.transforms.programmer import Programmer
-from gpuloader.watch.stats import Meter
-from gpuloader.watch.tracing import COPIES, is_tracing, mark
+from gpuloader.staging import FieldLayout, Layout, Lease, Ring, align, lease_views
+from gpuloader.transforms.program import BatchProgram, Programmer
+from gpuloader.watch.stats import COPIES, Meter, is_tracing, mark
 
 if TYPE_CHECKING:
     from gpuloader.epoch.image_decoding import BatchDecoder, Decoded
@@ -142,19 +140,21 @@ class Lane:
             return InFlightBatch(staged, None, mask)
         begun, self._begun = self._begun, None
         try:
-            program = find_program(self.programmer, staged.tree, staged.levels, staged.layout, drawn=True)
+            program: BatchProgram | None = None
             decoded: Sequence[Decoded] = ()
-            if program is not None and program.decodings:
-                if self._decoder is None:
-                    # Imported late, because only loaders of images need it.
-                    from gpuloader.epoch.image_decoding import BatchDecoder
+            if self.programmer is not None and staged.tree is not None:
+                find = partial(self.programmer.program, staged.tree.array_names, drawn=True)
+                program = find(staged.levels, staged.layout)
+                if program.decodings:
+                    if self._decoder is None:
+                        # Imported late, because only loaders of images need it.
+                        from gpuloader.epoch.image_decoding import BatchDecoder
 
-                    self._decoder = BatchDecoder(self.device, urgent=self._urgent)
-                before = len(staged.skipped)
-                decoded = self._decoder.decode(staged, program)
-                self._meter.left_out(staged.skipped[before:])
-                # Samples may be left out, which changes the layout.
-                program = find_program(self.programmer, staged.tree, staged.levels, staged.layout, drawn=True)
+                        self._decoder = BatchDecoder(self.device, urgent=self._urgent)
+                    before = len(staged.skipped)
+                    decoded = self._decoder.decode(staged, program)
+                    self._meter.left_out(staged.skipped[before:])
+                    program = find(staged.levels, staged.layout)  # samples that are left out change both
             nbytes = staged.layout.nbytes if program is None else program.whole.nbytes
             # The mask lies in the batch's own slot, so it is ordered like the fields, by the same events.
             mask_at = 0 if mask is None else align(nbytes)

@@ -13,8 +13,7 @@ from gpuloader.epoch.device_slots import find_slot
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import Array
 from gpuloader.foreign import is_on_host
-from gpuloader.staging.arena import Arena, Layout, arrange
-from gpuloader.staging.ring import Lease, Slot, lease_views
+from gpuloader.staging import Arena, Layout, Lease, Slot, arrange, lease_views
 
 
 def send(writers: Sequence[Callable[[Array], None]], layout: Layout, device: Device) -> list[Any]:

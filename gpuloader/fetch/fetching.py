@@ -22,7 +22,7 @@ from gpuloader.fetch.worker_threads import PART_NBYTES, ThreadWorkers
 from gpuloader.fields.spec import Indices
 from gpuloader.order.dividing import Division, RankInfo
 from gpuloader.sources.array_rows import held_by
-from gpuloader.staging.ring import Ring
+from gpuloader.staging import Ring
 from gpuloader.system.cores import Cores
 from gpuloader.system.platforms import check_processes
 from gpuloader.system.threads import deferred_interrupt

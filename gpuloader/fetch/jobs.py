@@ -11,7 +11,7 @@ from operator import attrgetter
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.errors import QueueClosed
 from gpuloader.fields.spec import Indices
-from gpuloader.staging.ring import Ring, Slot
+from gpuloader.staging import Ring, Slot
 from gpuloader.watch.stats import Meter
 
 # The most jobs in progress before any batch has been delivered; then twice as many as were delivered.

@@ -36,11 +36,10 @@ from gpuloader.errors import QueueClosed, in_a_fork
 from gpuloader.fetch.contract import CLOSING_TIME, EpochRequest, interrupted
 from gpuloader.fields.spec import Indices
 from gpuloader.order.randomness import Draw, exchange_draw
-from gpuloader.staging.ring import Ring, Slot
+from gpuloader.staging import Ring, Slot
 from gpuloader.system.threads import StartedThread, deferred_interrupt, start_thread, this_thread
 from gpuloader.watch.read_ahead_policy import PAYS, ReadAheadPolicy
-from gpuloader.watch.stats import Meter
-from gpuloader.watch.tracing import mark
+from gpuloader.watch.stats import Meter, mark
 
 # Bytes of slots within which short batches are read in longer bursts than the queue's capacity.
 STRETCH = 8 << 20

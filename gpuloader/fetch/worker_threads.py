@@ -37,7 +37,7 @@ from gpuloader.system.threads import (
     start_thread,
     this_thread,
 )
-from gpuloader.watch.tracing import WORKER, mark
+from gpuloader.watch.stats import WORKER, mark
 
 # The fewest bytes that each thread gathers from arrays; for less, handing over the task costs more.
 PART_NBYTES = 1 << 20

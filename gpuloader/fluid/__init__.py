@@ -7,7 +7,7 @@ Out: the objects of `gpuloader` themselves, or thin wrappers with the old signat
 Callers: old programs of users.
 """
 
-from gpuloader.system.lazy_imports import import_on_demand, read_stub
+from gpuloader.system.imports import import_on_demand, read_stub
 
 _homes = read_stub(__file__)
 

@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike
 
 from gpuloader.devices.places import default_place, open_device, parse_place, use_place
 from gpuloader.epoch.sending import send
-from gpuloader.staging.arena import arrange
+from gpuloader.staging import arrange
 
 __all__ = ["guard", "to_variable"]
 

@@ -1,6 +1,6 @@
 """The names of ``paddle.fluid.io`` that old loading code uses."""
 
-from gpuloader.system.lazy_imports import import_on_demand, read_stub
+from gpuloader.system.imports import import_on_demand, read_stub
 
 _homes = read_stub(__file__)
 

@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from gpuloader.errors import BadValue
 from gpuloader.foreign import is_tensor, tensor_array
-from gpuloader.order.permutation import (
+from gpuloader.order.randomness import (
     BUCKETED,
     DRAWN,
     MIXED,

@@ -36,8 +36,7 @@ from gpuloader.order.order import (
     check_whole,
     iterate,
 )
-from gpuloader.order.permutation import BUCKETED, derive_key, sort_hashes
-from gpuloader.order.randomness import GeneratorLike, draw_seed
+from gpuloader.order.randomness import BUCKETED, GeneratorLike, derive_key, draw_seed, sort_hashes
 from gpuloader.order.worker_info import find_rank
 from gpuloader.system.iterators import Steady
 

@@ -14,8 +14,7 @@ from numpy.typing import ArrayLike
 from gpuloader.checks import check_word
 from gpuloader.errors import BadType
 from gpuloader.order.order import AT_END, as_weights
-from gpuloader.order.permutation import MIXED, derive_key, sort_hashes
-from gpuloader.order.randomness import Draw, current_draw, exchange_draw
+from gpuloader.order.randomness import MIXED, Draw, current_draw, derive_key, exchange_draw, sort_hashes
 from gpuloader.order.samplers import MixSampler, Sampler
 from gpuloader.sources.array_rows import own_method
 from gpuloader.sources.dataset import ConcatDataset, IterableDataset, MapStyle, S, is_iterable

@@ -24,9 +24,10 @@ import mmap
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from gpuloader.errors import LoaderError, StagingMemoryError
 from gpuloader.system.cores import own_cores, read_control_group, read_text
@@ -34,6 +35,7 @@ from gpuloader.system.cores import own_cores, read_control_group, read_text
 if TYPE_CHECKING:
     import socket
     from multiprocessing.connection import Connection
+
 
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; missing from the mmap module
 _F_ADD_SEALS = 1033
@@ -262,3 +264,50 @@ def usable_cores(root: Path = Path("/")) -> int:
     """
     quota = read_control_group(root).processors
     return allowed_cores() if quota is None else max(min(allowed_cores(), math.ceil(quota)), 1)
+
+
+# Files that appear under their names only when they are complete, and locks that end with their process.
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file that replaces the one at `path` at the end; after an exception, nothing is replaced.
+
+    Only one process may do this at a time: the next program reuses the file of one that was killed.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "a.txt")
+    ...     with replacing(path) as file:
+    ...         _ = file.write(b"whole")
+    ...         print(path.exists())
+    ...     print(path.read_bytes(), os.listdir(folder))
+    False
+    b'whole' ['a.txt']
+    """
+    written = path.with_name(f".{path.name}.part")
+    try:
+        with written.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())  # otherwise a crash of the system could leave an incomplete file
+        written.replace(path)
+    finally:
+        written.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold the lock of a file, creating the file if needed; the system frees the lock when the process ends.
+
+    Raises `BlockingIOError` if another process holds it and `wait` is False.
+    """
+    with path.open("ab") as file:
+        try:
+            import fcntl
+        except ImportError:  # on Windows, nothing keeps others out
+            yield
+            return
+        # Without limit: the system frees the lock when the process that holds it ends.
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield  # closing the file frees the lock

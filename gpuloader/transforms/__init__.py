@@ -20,7 +20,7 @@ loader's seed, the epoch and the sample's index.
 (2, 3, 6, 6) float32 1.0 [[0.0, 1.0, 0.0], [0.0, 1.0, 0.0]]
 """
 
-from gpuloader.system.lazy_imports import import_on_demand, read_stub
+from gpuloader.system.imports import import_on_demand, read_stub
 
 _homes = read_stub(__file__)
 

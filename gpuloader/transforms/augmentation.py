@@ -49,6 +49,7 @@ class Grayscale:
     p: float = 1.0
 
     moves = False
+    _keeps_size = True  # of images, so that a GPU may crop them
 
     def __post_init__(self) -> None:
         split_fields(self.field)
@@ -88,6 +89,7 @@ class GaussianBlur:
     p: float = 1.0
 
     moves = False
+    _keeps_size = True
 
     def __post_init__(self) -> None:
         split_fields(self.field)
@@ -208,6 +210,8 @@ class RandAugment:
     num_magnitude_bins: int = 31
     filter: str = "nearest"
 
+    _keeps_size = True
+
     def __post_init__(self) -> None:
         split_fields(self.field)
         check_count("num_ops", self.num_ops)
@@ -252,6 +256,8 @@ class TrivialAugment:
     field: Fields
     num_magnitude_bins: int = 31
     filter: str = "nearest"
+
+    _keeps_size = True
 
     def __post_init__(self) -> None:
         split_fields(self.field)

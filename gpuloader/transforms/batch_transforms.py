@@ -24,7 +24,7 @@ from gpuloader.fields.spec import Array
 from gpuloader.kernels.cast import resolve_target, round_to
 from gpuloader.kernels.crop import LAYOUTS, crop, erase, split_shape
 from gpuloader.kernels.normalize import as_constant, normalize
-from gpuloader.order.permutation import hash_positions
+from gpuloader.order.randomness import hash_positions
 from gpuloader.transforms.image_transforms import check_probability, check_range
 from gpuloader.transforms.program import Chain, KeepsLayout, KernelCall, Spec, Transform
 

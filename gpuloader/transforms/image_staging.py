@@ -15,6 +15,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,6 @@ from gpuloader.kernels.resample import TABLE_LINES, Interpolation, resample
 from gpuloader.sources.images.decoding import Pixels, is_plain, shrink_size
 from gpuloader.sources.images.image import Affine, Geometry, Image
 from gpuloader.sources.images.regions import NUMBERS, Code, Encoded, Part, Region
-from gpuloader.transforms.augmentation import GaussianBlur, Grayscale, RandAugment, TrivialAugment
 from gpuloader.transforms.batch_transforms import Normalize, finish_options
 from gpuloader.transforms.image_transforms import (
     CHANGES,
@@ -49,7 +49,7 @@ from gpuloader.transforms.program import UNCHANGED, Chain, KernelCall, Plain, Sp
 
 Floats = NDArray[np.float32]
 
-_KEEP_SIZE = RandomFlip | RandomAffine | Grayscale | GaussianBlur | RandAugment | TrivialAugment
+_KEEP_SIZE = RandomFlip | RandomAffine
 
 # ---------------------------------------------------------------------------------------------------------
 # On the GPU: the transforms of a field, as one transform of its regions
@@ -137,7 +137,7 @@ def plan_resampling(field: str | None, transforms: Sequence[ImageTransform]) -> 
             size = both(transform.size)
         elif isinstance(transform, PadImage):
             size = size and transform._grow(size)
-        elif not isinstance(transform, _KEEP_SIZE):
+        elif not (isinstance(transform, _KEEP_SIZE) or getattr(transform, "_keeps_size", False)):
             return None  # views are several images, and the user's own may make any plan
     contrasts = changes.count("contrast")
     # The slot is laid out before an image is read, so the size must be known. And each contrast takes a sum.
@@ -210,7 +210,7 @@ def find_pass(plan: Plan, made_by: Resample) -> tuple[Geometry, Floats] | None:
             return None
     if geometry.filter not in (None, made_by.interpolation):
         return None
-    names = [name for name, _ in changes]
+    names = [*map(itemgetter(0), changes)]
     fits = len(names) <= made_by.changes and names.count("contrast") <= made_by.contrasts
     if not fits or not {*names} <= {*CHANGES}:
         return None

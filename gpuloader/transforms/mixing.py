@@ -14,7 +14,7 @@ from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array
 from gpuloader.kernels.crop import LAYOUTS
 from gpuloader.kernels.launching import Kernel
-from gpuloader.kernels.mix import blend, mix_labels, paste
+from gpuloader.kernels.mixup import blend, mix_labels, paste
 from gpuloader.transforms.batch_transforms import assume_layout, find_layout, find_sizes
 from gpuloader.transforms.program import Chain, KeepsLayout, KernelCall, Spec
 

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gpuloader import DataLoader, DistributedBatchSampler, IterableDataset, ParquetDataset, get_worker_info
-from gpuloader.api import rank_warning
+from gpuloader.api import dataset_epochs
 from gpuloader.api.epochs import Epochs
 from gpuloader.api.state import Position
 from gpuloader.batches.staged import StagedBatch
@@ -79,7 +79,7 @@ def test_epochs_that_two_threads_begin_at_once_are_two():
 
 @pytest.fixture
 def on_rank_1_of_2(monkeypatch, become):
-    monkeypatch.setattr(rank_warning, "_has_warned", False)
+    monkeypatch.setattr(dataset_epochs, "_has_warned", False)
     become(1, 2)
 
 

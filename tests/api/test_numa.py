@@ -5,9 +5,8 @@ import os
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader
+from gpuloader import DataLoader, staging
 from gpuloader.epoch import delivery
-from gpuloader.staging import arena
 from gpuloader.system import cores as numa
 from gpuloader.testing import CustomPlace, SimulatedDevice
 from tests.sample_sets import Made
@@ -35,14 +34,14 @@ def machine(tmp_path, monkeypatch):
 @pytest.fixture
 def mapped(monkeypatch):
     """Return a list of the cores on which the memory of each arena of slots is written first."""
-    cores, original = [], arena.Arena._map
+    cores, original = [], staging.Arena._map
 
     def note(self, nbytes, *arguments):
         if nbytes > 8:  # what worker processes are told of an epoch
             cores.append(sorted(os.sched_getaffinity(0)))
         return original(self, nbytes, *arguments)
 
-    monkeypatch.setattr(arena.Arena, "_map", note)
+    monkeypatch.setattr(staging.Arena, "_map", note)
     return cores
 
 

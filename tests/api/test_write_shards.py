@@ -13,7 +13,7 @@ import pytest
 import gpuloader
 from gpuloader import ImageFolder, IterableDataset, ParquetDataset, TarDataset, write_shards
 from gpuloader.errors import SampleError
-from gpuloader.system.whole_files import locked
+from gpuloader.system.platforms import locked
 from tests.picture_files import write_folder
 from tests.sample_sets import name_workers
 from tests.sources.files.parquet_files import pa, pq

@@ -11,7 +11,7 @@ from gpuloader.batches.assembly import Assembler, describe_error
 from gpuloader.batches.items import BatchSpec
 from gpuloader.batches.schema import Collation
 from gpuloader.sources.describing import describe
-from gpuloader.staging.ring import Slot
+from gpuloader.staging import Slot
 from tests.loading import make_slot
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, Made, name_workers
 

@@ -14,7 +14,7 @@ from gpuloader.fields.convert import convert, convert_alike
 from gpuloader.sources.block import Block, Part
 from gpuloader.sources.describing import describe
 from gpuloader.sources.images.regions import NUMBERS, Encoded, Region, read_codes
-from gpuloader.staging.arena import arrange
+from gpuloader.staging import arrange
 from gpuloader.transforms import OneHot, Resize
 from tests.loading import resume
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, assert_same, name_workers

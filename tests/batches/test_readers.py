@@ -10,8 +10,7 @@ from gpuloader import DataLoader, SampleError, data
 from gpuloader.batches import items as module
 from gpuloader.batches.readers import ReadSoFar, SampleListStager, SampleStager, stage_all
 from gpuloader.batches.staged import StagedBatch
-from gpuloader.staging.arena import arrange
-from gpuloader.staging.ring import Ring
+from gpuloader.staging import Ring, arrange
 from gpuloader.watch.stats import Meter
 from tests.loading import make_slot
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gpuloader import SampleError
 from gpuloader.batches.staged import Gaps, LeftOut
-from gpuloader.staging.arena import arrange
+from gpuloader.staging import arrange
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=12), st.data())

@@ -20,7 +20,7 @@ _kept: list[Any] = []
 
 def _give_slots_back_early() -> None:
     """The slot of a batch is filled again while the user holds the batch."""
-    from gpuloader.staging import ring as lease
+    from gpuloader import staging
 
     def begin(self: Any, owner: Any, freed: Any, interface: Any = None) -> None:
         freed.append(owner)
@@ -28,7 +28,7 @@ def _give_slots_back_early() -> None:
         if interface is not None:
             self.__array_interface__ = interface
 
-    lease.Lease.__init__ = begin  # type: ignore[method-assign]
+    staging.Lease.__init__ = begin  # type: ignore[method-assign]
 
 
 def _lose_a_batch_at_resume() -> None:

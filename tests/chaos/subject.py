@@ -114,7 +114,7 @@ class Program:
             tell(act=self._act, step=steps)
 
 
-_TRACED = ("/fetch/", "/system/", "/staging/", "/sources/readers/", "/epoch/epoch.py", "/api/epochs.py")
+_TRACED = ("/fetch/", "/system/", "/staging", "/sources/readers/", "/epoch/epoch.py", "epochs.py")
 """The modules that open and close what a loader needs."""
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpuloader.demo import training
-from gpuloader.demo.linear import LinearModel
+from gpuloader.demo.training import LinearModel
 from gpuloader.errors import install_command
 from tests.cli import running
 

@@ -6,7 +6,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from gpuloader.demo.linear import LinearModel
+from gpuloader.demo.training import LinearModel
 from gpuloader.errors import DataFileError
 from gpuloader.sources import mnist
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from gpuloader import CPUPlace
-from gpuloader.demo.linear import LinearModel
-from gpuloader.demo.training import Comparison, are_equal, train, train_in_turn
+from gpuloader.demo.training import Comparison, LinearModel, are_equal, train, train_in_turn
 from gpuloader.sources import mnist
 from gpuloader.testing import simulated_places
 from tests.loading import read_batches

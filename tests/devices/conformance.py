@@ -10,10 +10,9 @@ from collections import deque
 import numpy as np
 import pytest
 
-from gpuloader.staging.arena import arrange
-from gpuloader.staging.ring import Lease, Slot
+from gpuloader.staging import Lease, Slot, arrange
 from gpuloader.transforms import Cast, OneHot
-from gpuloader.transforms.programmer import Programmer
+from gpuloader.transforms.program import Programmer
 
 LAYOUT = arrange((((3, 5), np.dtype("float32")), ((3,), np.dtype("int64")), ((0, 4), np.dtype("uint8"))))
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuloader import LoaderError
-from gpuloader.staging.ring import Lease
+from gpuloader.staging import Lease
 from gpuloader.testing import RaceError, SimulatedDevice
 from tests.devices.conformance import LAYOUT, make_slot
 

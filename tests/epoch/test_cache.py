@@ -29,8 +29,8 @@ from gpuloader.epoch import cache, sending
 from gpuloader.epoch.lane import Lane
 from gpuloader.errors import LoaderError, SampleError
 from gpuloader.order.order import Shuffled
-from gpuloader.order.permutation import SORTED_AT_MOST
-from gpuloader.staging.ring import Slot
+from gpuloader.order.randomness import SORTED_AT_MOST
+from gpuloader.staging import Slot
 from gpuloader.testing import CustomPlace, RaceError, SimulatedDevice, simulated_places
 from gpuloader.transforms import Cast, Normalize, RandomCropFlip
 from tests.fakes import nothing_left_behind

@@ -15,18 +15,18 @@ from time import perf_counter_ns
 import numpy as np
 import pytest
 
-from gpuloader import CPUPlace, IterableDataset, LoaderError
+from gpuloader import CPUPlace, DataLoader, IterableDataset, LoaderError
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.host import HostDevice
-from gpuloader.devices.places import Place
+from gpuloader.devices.places import CustomPlace, Place
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.epoch import Epoch, EpochBuffers, Iteration, KernelsAhead, open_epoch, take_buffers
 from gpuloader.epoch.lane import Lane, count_slots
 from gpuloader.errors import QueueClosed
-from gpuloader.staging.arena import arrange
-from gpuloader.staging.ring import Ring
+from gpuloader.staging import Ring, arrange
 from gpuloader.system import threads as exiting
 from gpuloader.testing import SimulatedDevice, simulated_places
+from gpuloader.transforms import Cast
 from gpuloader.watch.stats import Meter
 from tests.fakes import loader_threads, no_other_collection, wait_until
 from tests.loading import load
@@ -478,8 +478,8 @@ PROGRAM = object()
 class Compiling:
     """A device that notes what it compiles, and goes on once it may."""
 
-    def __init__(self, direct=False):
-        self.direct, self.compiled = direct, []
+    def __init__(self):
+        self.compiled = []
         self.goes_on = threading.Event()
         self.goes_on.set()
 
@@ -503,15 +503,27 @@ def test_each_device_compiles_the_first_program_once_and_whatever_another_does()
     assert [device.compiled for device in devices] == [[PROGRAM]] * 2
 
 
-def test_a_host_compiles_nothing_nor_does_anything_begin_after_an_end(monkeypatch):
-    started, host, device = [], Compiling(direct=True), Compiling()
-    monkeypatch.setattr(threading.Thread, "start", started.append)
-    hosts, ahead = KernelsAhead([host]), KernelsAhead([device])
+def test_nothing_begins_after_an_end():
+    device = Compiling()
+    ahead = KernelsAhead([device])
     ahead.finish()
-    for one in (hosts, ahead):
-        one.begin(PROGRAM)
-        one.finish()
-    assert host.compiled == device.compiled == started == []
+    ahead.begin(PROGRAM)
+    ahead.finish()
+    assert device.compiled == []
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_a_loader_compiles_ahead_on_devices_that_have_to_compile(compiles):
+    compiled = []
+
+    class Device(SimulatedDevice):
+        def compile(self, program, stop):
+            compiled.append(program)
+
+    Device.compiles = compiles
+    options = {"places": CustomPlace(Device()), "batch_size": 2, "transforms": [Cast(None, "float32")]}
+    assert len([*DataLoader(np.arange(6), **options)]) == 3
+    assert len(compiled) == compiles
 
 
 def test_the_end_tells_the_device_and_waits_for_it():

@@ -11,8 +11,7 @@ from gpuloader import CUDAPlace, LoaderError
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.places import open_device
 from gpuloader.epoch.lane import Lane
-from gpuloader.staging.arena import arrange
-from gpuloader.staging.ring import Ring
+from gpuloader.staging import Ring, arrange
 from gpuloader.watch.stats import Meter
 from tests.fakes_cuda import FakeRuntime, make_cupy, read, use_cupy
 

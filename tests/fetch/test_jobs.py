@@ -8,7 +8,7 @@ import pytest
 from gpuloader.errors import QueueClosed, StagingMemoryError
 from gpuloader.fetch import jobs as fetch_jobs
 from gpuloader.fetch.jobs import FIRST_JOBS, Window
-from gpuloader.staging.ring import Ring
+from gpuloader.staging import Ring
 from gpuloader.watch.stats import Meter
 
 

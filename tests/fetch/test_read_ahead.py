@@ -23,7 +23,7 @@ from gpuloader.fetch import read_ahead
 from gpuloader.fetch.contract import EpochRequest
 from gpuloader.fetch.read_ahead import InlineFetch, stage_inline
 from gpuloader.order.randomness import current_draw
-from gpuloader.staging.ring import Ring
+from gpuloader.staging import Ring
 from gpuloader.system.threads import this_thread
 from gpuloader.testing import CustomPlace, SimulatedDevice
 from gpuloader.watch import read_ahead_policy as policy

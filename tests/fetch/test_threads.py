@@ -16,7 +16,7 @@ from gpuloader.fetch import worker_threads as threads
 from gpuloader.fetch.jobs import Job, Window
 from gpuloader.fetch.worker_threads import DividedJob
 from gpuloader.sources.describing import describe
-from gpuloader.staging.ring import Slot
+from gpuloader.staging import Slot
 from gpuloader.testing import simulated_places
 from tests.fakes import loader_threads, run_threads, wait_until
 from tests.sample_sets import Made

@@ -7,9 +7,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from gpuloader import LoaderError, StagingMemoryError, WorkerTimeout
+from gpuloader import LoaderError, StagingMemoryError, WorkerTimeout, staging
 from gpuloader.fetch import worker_threads as threads
-from gpuloader.staging import arena
 from gpuloader.system import platforms
 from gpuloader.system.processes import default_method
 from tests.fetch import faulty
@@ -87,7 +86,7 @@ def test_slots_that_cannot_be_allocated_or_grow(options, received, monkeypatch):
         next(epoch)
     with monkeypatch.context() as patch:
         patch.setattr(platforms, "available_memory", lambda: 1000)
-        patch.setattr(arena, "_CERTAIN", 0)  # bytes that any machine has, so nobody asks
+        patch.setattr(staging, "_CERTAIN", 0)  # bytes that any machine has, so nobody asks
         with pytest.raises(StagingMemoryError, match="only 1,000 bytes are available"):
             list(epoch)
     assert [batch["x"].values[-1] for batch in one] == [3, 7, 11, 15, 19, 23]

@@ -5,7 +5,7 @@ import pytest
 
 from gpuloader import DataLoader, StagingMemoryError, Subset, TensorDataset
 from gpuloader.kernels.spin import spin
-from gpuloader.order.permutation import SORTED_AT_MOST
+from gpuloader.order.randomness import SORTED_AT_MOST
 from gpuloader.transforms import OneHot, RandomCropFlip
 from tests.gpu.datasets import Pictures, check_equal, collect
 

@@ -13,8 +13,7 @@ import pytest
 from gpuloader import CUDAPlace
 from gpuloader.devices.places import open_device
 from gpuloader.kernels.spin import spin
-from gpuloader.staging.arena import Arena, arrange
-from gpuloader.staging.ring import Lease
+from gpuloader.staging import Arena, Lease, arrange
 from tests.gpu.processes import run_python
 
 MIB = 1 << 20

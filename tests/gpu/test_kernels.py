@@ -11,7 +11,7 @@ from gpuloader.kernels.cast import _SOURCES, _TARGETS, cast
 from gpuloader.kernels.compiler import kernel_entries, kernel_names, load_kernel
 from gpuloader.kernels.crop import crop, erase
 from gpuloader.kernels.gather import gather
-from gpuloader.kernels.mix import blend, paste
+from gpuloader.kernels.mixup import blend, paste
 from gpuloader.kernels.normalize import normalize
 from gpuloader.kernels.one_hot import one_hot
 from gpuloader.kernels.recolor import recolor

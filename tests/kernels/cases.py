@@ -15,13 +15,13 @@ from gpuloader.kernels.cast import (
     INTEGERS,
     NUMPY_FLOATS,
     cast,
-    cpp_type,
     round_to,
 )
+from gpuloader.kernels.compiler import CPP_TYPES
 from gpuloader.kernels.crop import crop, erase
 from gpuloader.kernels.gather import gather
 from gpuloader.kernels.launching import Kernel
-from gpuloader.kernels.mix import blend, mix_labels, paste
+from gpuloader.kernels.mixup import blend, mix_labels, paste
 from gpuloader.kernels.normalize import normalize
 from gpuloader.kernels.one_hot import one_hot
 from gpuloader.kernels.pad import pad
@@ -111,7 +111,7 @@ def interesting(dtype):
 
 
 def is_built(source, target):
-    return f"cast<{cpp_type(source)}, {cpp_type(target)}>" in built_entries("cast")
+    return f"cast<{CPP_TYPES[source]}, {CPP_TYPES[target]}>" in built_entries("cast")
 
 
 PAIRS = [(source, target) for source in _SOURCES for target in _TARGETS if is_built(source, target)]

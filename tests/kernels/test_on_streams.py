@@ -14,7 +14,7 @@ import pytest
 import gpuloader.transforms as t
 from gpuloader import DataLoader, LoaderError, TensorDataset, cuda_places, prefetch
 from gpuloader.kernels import launching, shuffle
-from gpuloader.order.permutation import SORTED_AT_MOST
+from gpuloader.order.randomness import SORTED_AT_MOST
 from gpuloader.transforms.program import Plain
 from tests.fakes import nothing_left_behind
 from tests.fakes_cuda import FakeRuntime, make_cupy, use_cupy

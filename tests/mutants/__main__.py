@@ -1,4 +1,4 @@
-"""Try the mutants of modules: ``make mutants MODULE=gpuloader/staging/ring.py``, or a package."""
+"""Try the mutants of modules: ``make mutants MODULE=gpuloader/staging.py``, or a package."""
 
 import argparse
 import random

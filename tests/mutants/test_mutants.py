@@ -21,13 +21,13 @@ def test_every_module_has_tests_and_every_test_named_for_one_exists():
     kernels = list_modules("kernels")
     assert set(MORE) <= {*modules, "kernels", *(module.as_posix() for module in kernels)}
     for module in (*list_modules("gpuloader"), *kernels):
-        if {*module.parts[:2]} & {"batches", "epoch", "fetch", "kernels", "order", "staging"}:
+        if {*module.parts[:2]} & {"batches", "epoch", "fetch", "kernels", "order", "staging.py"}:
             assert [test for test in find_tests(module) if not (ROOT / test).exists()] == []
 
 
 def test_a_module_is_a_file_or_a_folder_of_the_package():
-    assert list_modules("gpuloader/staging/ring.py:12") == [Path("gpuloader/staging/ring.py")]
-    assert Path("gpuloader/staging/ring.py") in list_modules("gpuloader/staging")
+    assert list_modules("gpuloader/epoch/lane.py:12") == [Path("gpuloader/epoch/lane.py")]
+    assert Path("gpuloader/epoch/lane.py") in list_modules("gpuloader/epoch")
     assert list_modules("gpuloader/kernels/cast.py") == [Path("kernels/cast.py")]
     for wrong in ("gpuloader/nothing.py", "tests/conftest.py"):
         with pytest.raises(SystemExit, match=wrong):

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuloader.order.permutation import derive_key, hash_positions, permute, sort_hashes
+from gpuloader.order.randomness import derive_key, hash_positions, permute, sort_hashes
 
 seeds = st.integers(0, 2**64 - 1)
 

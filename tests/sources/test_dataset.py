@@ -16,8 +16,8 @@ from gpuloader.sources.dataset import (
     IterableDataset,
     Subset,
     TensorDataset,
+    random_split,
 )
-from gpuloader.sources.splitting import random_split
 
 
 class Squares(Dataset):

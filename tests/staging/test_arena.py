@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from gpuloader import StagingMemoryError
-from gpuloader.staging.arena import ALIGNMENT, Arena, align, arrange
-from gpuloader.staging.ring import Slot, lease_views
+from gpuloader.staging import ALIGNMENT, Arena, Slot, align, arrange, lease_views
 from gpuloader.system import platforms
 from gpuloader.system.cores import read_control_group
 from gpuloader.system.finalizers import once

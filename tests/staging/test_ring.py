@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gpuloader.errors import QueueClosed, StagingMemoryError
-from gpuloader.staging.arena import arrange
-from gpuloader.staging.ring import FIRST_SLOTS, LARGE, MOST_STRETCHED, Lease, Ring, Slot, lease_views
+from gpuloader.staging import FIRST_SLOTS, LARGE, MOST_STRETCHED, Lease, Ring, Slot, arrange, lease_views
 from tests.fakes import run_threads
 
 LAYOUT = arrange((((2, 3), np.dtype("int64")),))

@@ -19,7 +19,7 @@ import pytest
 import gpuloader
 from gpuloader import DataLoader, PackedList
 from gpuloader.fetch.processes.shipping import pack
-from gpuloader.staging.arena import Arena
+from gpuloader.staging import Arena
 from gpuloader.system.finalizers import (
     Finalizer,
     Living,

@@ -14,8 +14,7 @@ from gpuloader.api import epochs
 from gpuloader.epoch.epoch import open_epoch
 from gpuloader.errors import Misuse
 from gpuloader.reader import buffered, multiprocess_reader, xmap_readers
-from gpuloader.sources.readers.reader_processes import _ReaderProcess, _stop
-from gpuloader.sources.readers.reader_threads import _Permits
+from gpuloader.sources.readers.parallel import _Permits, _ReaderProcess, _stop
 from gpuloader.system.processes import starting
 from gpuloader.system.threads import start_thread
 from tests.fakes import nothing_left_behind, wait_until

@@ -16,7 +16,7 @@ KEEPER = {"the program": "__main__", "a module that outlives ours": "os"}
 PROGRAM = """
 import importlib, sys
 from gpuloader import DataLoader, PackedList
-from gpuloader.staging.arena import Arena
+from gpuloader.staging import Arena
 
 keeper, workers, kind, persistent = sys.argv[1:]
 loader = DataLoader(

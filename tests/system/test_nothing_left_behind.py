@@ -9,7 +9,7 @@ from multiprocessing import shared_memory
 
 import pytest
 
-from gpuloader.staging.arena import Arena
+from gpuloader.staging import Arena
 from tests.fakes import nothing_left_behind
 
 

@@ -340,7 +340,7 @@ WITHOUT_POSIX = """
     import gpuloader
     from gpuloader import DataLoader, LoaderError
     from gpuloader.system import platforms
-    from gpuloader.staging.arena import Arena
+    from gpuloader.staging import Arena
     from gpuloader.testing import simulated_places
     platforms.os = types.SimpleNamespace(**{**vars(os), "name": "nt"})
     assert Arena(5000, shared=True).descriptor is None

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from gpuloader.system.whole_files import locked, replacing
+from gpuloader.system.platforms import locked, replacing
 
 
 def test_a_file_is_whole_or_as_it_was(tmp_path):
@@ -26,7 +26,7 @@ def test_a_file_is_whole_or_as_it_was(tmp_path):
 def test_a_lock_keeps_others_out_and_ends_with_its_process(tmp_path):
     path = tmp_path / "lock"
     program = (
-        "import sys; from pathlib import Path; from gpuloader.system.whole_files import locked\n"
+        "import sys; from pathlib import Path; from gpuloader.system.platforms import locked\n"
         "with locked(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
     )
     holder = subprocess.Popen(

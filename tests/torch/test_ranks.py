@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpuloader.accelerate import prepare
-from gpuloader.api import rank_warning
+from gpuloader.api import dataset_epochs
 from tests.sample_sets import values
 
 torch = pytest.importorskip("torch")
@@ -19,7 +19,7 @@ from gpuloader.torch import DataLoader, DistributedSampler  # noqa: E402
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
-    monkeypatch.setattr(rank_warning, "_has_warned", False)
+    monkeypatch.setattr(dataset_epochs, "_has_warned", False)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
 

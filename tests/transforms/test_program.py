@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from gpuloader.errors import LoaderError, SampleError
 from gpuloader.order.randomness import Draw, exchange_draw
-from gpuloader.staging.arena import ALIGNMENT, arrange
+from gpuloader.staging import ALIGNMENT, arrange
 from gpuloader.transforms import Cast, CutMix, MixUp, Normalize, OneHot, Pad, RandomErasing
-from gpuloader.transforms.program import RowSource
-from gpuloader.transforms.programmer import Programmer
+from gpuloader.transforms.program import Programmer, RowSource
 from tests.fakes import run_threads
 
 NAMES = ["image", "label", "words"]

@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader.order.order import InOrder, Shuffled, Stretch
-from gpuloader.transforms import programmer as draws
-from gpuloader.transforms.programmer import Purpose, draw_ahead
+from gpuloader.transforms import program as draws
+from gpuloader.transforms.program import Purpose, draw_ahead
 
 
 @given(

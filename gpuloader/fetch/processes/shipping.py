@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from gpuloader.errors import StagingMemoryError
 from gpuloader.foreign import can_stage, is_tensor, tensor_array, tensor_over
 from gpuloader.sources.packed import PackedList
-from gpuloader.staging.arena import align
+from gpuloader.staging import align
 from gpuloader.system.finalizers import calling, closing_once
 from gpuloader.system.platforms import check_memory, open_memory_file, reserve, seal
 

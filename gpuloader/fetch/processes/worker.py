@@ -26,7 +26,7 @@ from gpuloader.fields.spec import Indices
 from gpuloader.order.randomness import Draw, exchange_draw, mixed_seed
 from gpuloader.order.worker_info import WorkerInfo, exchange_worker
 from gpuloader.sources.frameworks import tell_worker
-from gpuloader.staging.ring import Slot
+from gpuloader.staging import Slot
 from gpuloader.system.cores import bind
 from gpuloader.system.finalizers import closing_once
 from gpuloader.system.platforms import close_quietly, keep_freed_memory

@@ -43,8 +43,7 @@ from gpuloader.fetch.processes.worker import run_worker
 from gpuloader.fields.spec import Indices
 from gpuloader.foreign import jax_has_computed
 from gpuloader.sources.packed import pack_list
-from gpuloader.staging.arena import Arena
-from gpuloader.staging.ring import Slot
+from gpuloader.staging import Arena, Slot
 from gpuloader.system.finalizers import Finalizer
 from gpuloader.system.platforms import close_quietly, message_pair
 from gpuloader.system.processes import (
@@ -60,7 +59,7 @@ from gpuloader.system.processes import (
     without_main,
 )
 from gpuloader.system.threads import LONGEST_WAIT, deferred_interrupt, exit_first
-from gpuloader.watch.tracing import WORKER, mark
+from gpuloader.watch.stats import WORKER, mark
 
 if TYPE_CHECKING:
     from gpuloader.fetch.processes.fork_server import ForkServer

@@ -24,9 +24,9 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 from gpuloader.checks import check_count, check_seconds
 from gpuloader.errors import SourceError, describe_error, import_package
+from gpuloader.system.platforms import locked, replacing
 from gpuloader.system.threads import LONGEST_WAIT as LONGEST_CALL
 from gpuloader.system.threads import end_if_exiting, start_thread
-from gpuloader.system.whole_files import locked, replacing
 
 ATTEMPTS = 5
 """How many times to request a range of a remote file before raising an error."""

@@ -30,7 +30,7 @@ from gpuloader.sources.files.remote_files import (
     find_files,
     is_remote,
 )
-from gpuloader.sources.readers.reader_threads import start_reading
+from gpuloader.sources.readers.parallel import start_reading
 from gpuloader.system.platforms import after_fork
 from gpuloader.system.threads import at_exit, exit_first
 

@@ -5,8 +5,17 @@ Out: sets of digits, and readers of them.
 Callers: users, `demo` and `cli`.
 """
 
-from gpuloader.sources.mnist.digits import DigitSet, Mnist, reader, sample, sample_reader
-from gpuloader.sources.mnist.mnist_files import load, load_idx, read_idx, read_json
+from gpuloader.sources.mnist.digits import (
+    DigitSet,
+    Mnist,
+    load,
+    load_idx,
+    read_idx,
+    read_json,
+    reader,
+    sample,
+    sample_reader,
+)
 
 __all__ = [
     "DigitSet",

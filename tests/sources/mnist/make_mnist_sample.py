@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 
-from gpuloader.sources.mnist.mnist_files import read_json
+from gpuloader.sources.mnist.digits import read_json
 
 COUNTS = {"train": 4000, "valid": 500, "test": 500}
 

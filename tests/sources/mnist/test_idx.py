@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from gpuloader.errors import DataFileError
-from gpuloader.sources.mnist.mnist_files import load_idx, read_idx
+from gpuloader.sources.mnist.digits import load_idx, read_idx
 from tests.fakes import memory_below
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gpuloader.errors import DataFileError, LoaderError
-from gpuloader.sources.mnist import mnist_files as mnist_json
-from gpuloader.sources.mnist.mnist_files import read_json
+from gpuloader.sources.mnist import digits as mnist_json
+from gpuloader.sources.mnist.digits import read_json
 from tests.fakes import memory_below
 
 RESULT_BYTES = 70_000 * 784 * 4

@@ -4,7 +4,7 @@ import random
 import numpy as np
 import pytest
 
-from gpuloader.sources.mnist.mnist_files import parse_row
+from gpuloader.sources.mnist.digits import parse_row
 
 
 @pytest.mark.parametrize("separator", [", ", ","])

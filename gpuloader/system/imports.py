@@ -1,27 +1,74 @@
-"""Where the modules of version 0.1 are now, so that its pickles can be loaded."""
+"""How names of the package are found: on first use, and where earlier versions had them."""
 
 from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
+from importlib import import_module
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from importlib.abc import Loader
 
+# Names that are imported on first use.
+
+
+def import_on_demand(package: str, homes: dict[str, str]) -> Callable[[str], Any]:
+    """Return a ``__getattr__`` for a package; `homes` maps each name to its module.
+
+    Names that live in the package itself are its modules.
+
+    >>> find = import_on_demand("gpuloader.system", {"check_count": "gpuloader.checks"})
+    >>> find("check_count")("capacity", 4)
+    4
+    """
+
+    def __getattr__(name: str) -> Any:  # noqa: N807
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        home = homes[name]
+        found = import_module(f"{package}.{name}") if home == package else getattr(import_module(home), name)
+        setattr(sys.modules[package], name, found)
+        return found
+
+    return __getattr__
+
+
+def read_stub(file: str) -> dict[str, str]:
+    """Return the module of each name of a package, read from the stub next to its `file`.
+
+    So each name is written down only once, where type checkers and editors look for it.
+    """
+    lines = map(str.split, Path(file).with_suffix(".pyi").read_text("utf-8").splitlines())
+    return {line[3]: line[1] for line in lines if line[:1] == ["from"]}  # from HOME import NAME as NAME
+
+
+def step_aside(name: str, file: str) -> None:
+    """Let ``import name`` find the package that our module with the path `file` hides."""
+    # Python was started in our folder, and looks for modules there first.
+    here = Path(file).resolve().parent
+    sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != here]
+    del sys.modules[name]
+    import_module(name)
+
+
+# Where the modules of earlier versions are now, so that their pickles can be loaded.
+
 # A pickle names the module of each class in it. Only modules whose objects users pickle are listed: errors,
 # datasets, samplers, places, fields, transforms and loaders. Each maps to its old names, separated by spaces.
 _OLD_NAMES = {
-    "api.epochs": "loader.resuming",
     "api.generator_loader": "loader.generator_loader",
     "api.keras_loader": "loader.keras_loader",
-    "api.loader": "loader.dataset_loader",
+    "api.loader": "api.upcoming loader.dataset_loader loader.resuming",
     "api.prefetch": "loader.prefetching",
     "api.prepared_loader": "loader.prepared_loader",
     "api.torch_loader": "loader.torch_loader",
     "errors": "base.errors",
+    "fields.ragged": "fields.padding",
     "fields.spec": "fields.declaring",
     "order.batching": "order.agreement",
     "order.dividing": "order.division",
@@ -36,9 +83,11 @@ _OLD_NAMES = {
     "sources.images.image": "sources.pictures.geometry sources.pictures.picture",
     "sources.tables.huggingface": "sources.tables.huggingface_streams",
     "sources.tables.table": "sources.tables.columns",
+    "sources.tokens": "sources.packed_sequences",
     "sources.torch_classes": "order.torch_samplers sources.torch_datasets",
     "transforms.batch_transforms": "transforms.erasing transforms.pictures",
     "transforms.image_transforms": "transforms.coloring transforms.resizing",
+    "watch.stats": "watch.tracing",
 }
 _MOVED = {old: new for new, names in _OLD_NAMES.items() for old in names.split()}
 _PACKAGES = {"base", "loader", "sources.pictures"}

@@ -1,4 +1,4 @@
-// mix: mixes each sample of a batch with the previous one, the first with the last: images (blend, paste) and
+// mixup: mixes each sample of a batch with the previous one, the first with the last: images (blend, paste) and
 // their labels (mix_labels).
 //
 // A batch has one mix, of five 4-byte numbers: top, left, bottom and right of a window, and the own share of each
@@ -11,7 +11,7 @@
 // Memory-bound. A thread makes 4 neighbors at a time, with one load of each sample and one store, if they are
 // aligned.
 //
-// Launch: any grid, one-dimensional blocks. Declarations and twins: mix.py.
+// Launch: any grid, one-dimensional blocks. Declarations and twins: mixup.py.
 
 #include "numbers.cuh"
 

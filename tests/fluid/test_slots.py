@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from gpuloader import DataFileError, data
-from gpuloader.sources.files import slots
-from gpuloader.sources.files.slots import read_slots
+from gpuloader.fluid import dataset as slots
+from gpuloader.fluid.dataset import read_slots
 from gpuloader.system import platforms
 from tests.fakes import is_running, nothing_left_behind, wait_until
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader.kernels.cast import NUMPY_FLOATS, round_to
-from gpuloader.kernels.mix import blend, mix_labels, paste
+from gpuloader.kernels.mixup import blend, mix_labels, paste
 from tests.kernels.cases import SHARES, as_images, make_floats, make_mix
 from tests.kernels.shim import as_floats, examples, place, read, same_bits
 

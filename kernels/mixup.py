@@ -20,10 +20,10 @@ from gpuloader.kernels.cast import (
     NUMBER_WORDS,
     NUMPY_FLOATS,
     WORDS,
-    cpp_type,
     resolve_target,
     round_to,
 )
+from gpuloader.kernels.compiler import CPP_TYPES
 from gpuloader.kernels.crop import IMAGES, Layout, as_hwc, check_images
 from gpuloader.kernels.launching import (
     Work,
@@ -38,9 +38,9 @@ from gpuloader.kernels.launching import (
 from gpuloader.kernels.one_hot import one_hot
 
 ENTRIES = {
-    "blend<{}>": (tuple(map(cpp_type, FLOATS)),),
+    "blend<{}>": (FLOATS,),
     "paste<{}>": (NUMBER_WORDS,),
-    "mix_labels<{}>": (tuple(map(cpp_type, (*INTEGERS, *NUMPY_FLOATS))),),
+    "mix_labels<{}>": ((*INTEGERS, *NUMPY_FLOATS),),
 }
 
 _OWN = 4
@@ -86,7 +86,7 @@ def blend(
         # The rest of the structure is of `paste`: no rows, no pixels.
         counts = by_value([len(images), values, 0, 0, 0])
         grid = spread(-(-values // _EACH), len(images))
-        yield f"blend<{cpp_type(name)}>", grid, (images, mix, result, counts)
+        yield f"blend<{CPP_TYPES[name]}>", grid, (images, mix, result, counts)
 
     return Work(images.shape, images.dtype, on_host, on_device)
 
@@ -148,7 +148,7 @@ def mix_labels(labels: Any, mix: Any, *, classes: int, out: Any = None, stream: 
 
     def on_device(result: Any) -> Iterator[Any]:
         arguments = labels, mix, result, by_value([len(labels), classes], np.uint64)
-        yield f"mix_labels<{cpp_type(labels.dtype.name)}>", spread(result.size), arguments
+        yield f"mix_labels<{CPP_TYPES[labels.dtype.name]}>", spread(result.size), arguments
 
     return Work((len(labels), classes), np.float32, on_host, on_device)
 
