@@ -31,13 +31,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from importlib import import_module
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # The command that installs an optional part of the package, from wherever the package itself came.
 
 _NAME = "gpuloader"
-_HERE = Path(__file__).resolve().parents[1]
 
 
 def install_command(extra: str = "", *, force: bool = False) -> str:
@@ -62,7 +63,10 @@ def install_command(extra: str = "", *, force: bool = False) -> str:
     "pip install '...[cli]'"
     """
     what = "pip install --force-reinstall" if force else "pip install"
-    return f"{what} '{describe_source(_HERE, read_origin(), Path.cwd(), extra)}'"
+    from pathlib import Path  # imported late, as below: it takes longer than the rest of this module
+
+    here = Path(__file__).resolve().parents[1]
+    return f"{what} '{describe_source(here, read_origin(), Path.cwd(), extra)}'"
 
 
 def describe_source(here: Path, origin: dict[str, object], folder: Path, extra: str) -> str:
@@ -81,6 +85,7 @@ def describe_source(here: Path, origin: dict[str, object], folder: Path, extra: 
 
     Examples
     --------
+    >>> from pathlib import Path
     >>> site, home = Path("/usr/lib/site-packages"), Path("/home/ann")
     >>> describe_source(site, {}, home, "cli")
     'gpuloader[cli]'

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import count, repeat
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from gpuloader.batches.readers import ReadSoFar, Stager, stage_all
 from gpuloader.batches.schema import Collation
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.base import tell_capture
-from gpuloader.epoch.cache import ArraySource, Resident
 from gpuloader.epoch.delivery import Delivery, Masks
 from gpuloader.epoch.epoch import (
     DeliveredStep,
@@ -58,6 +57,9 @@ from gpuloader.transforms.programmer import Programmer
 from gpuloader.watch.explaining import Configuration
 from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
 from gpuloader.watch.stats import Meter
+
+if TYPE_CHECKING:
+    from gpuloader.epoch.cache import ArraySource, Resident
 
 
 class Epochs:
@@ -659,6 +661,8 @@ class DatasetEpochs(Epochs):
         # Reading may take hours, so memory that is too small has to show now.
         self._promised = None
         if not self.delivery.has_host:
+            from gpuloader.epoch.cache import Resident  # imported late: most loaders have no cache
+
             there = Resident(self.delivery.devices, self._transforms)
             there.reserve(specs)
             self._promised = there
@@ -669,6 +673,8 @@ class DatasetEpochs(Epochs):
         if not resident or self.delivery.has_host:
             gatherer = Gatherer(source.arrays, source.rows, collation, source.tree)
         else:
+            from gpuloader.epoch.cache import Resident
+
             source = source.compact()
             there = self._promised or Resident(self.delivery.devices, self._transforms)
             self._promised = None

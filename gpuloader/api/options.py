@@ -11,20 +11,20 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
+from os.path import dirname
 from typing import Any
 
 import numpy as np
 
 from gpuloader.checks import AUTO, check_count, check_flags, check_read_ahead, check_seconds, check_word
 from gpuloader.devices.outputs import OUTPUTS, check_stream
-from gpuloader.epoch.cache import CACHES
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.errors import BadType, BadValue
 from gpuloader.fetch.contract import METHODS
 from gpuloader.fields.padding import Padding
 from gpuloader.order.dividing import UNEVEN
 from gpuloader.order.randomness import GeneratorLike
+from gpuloader.system.lazy_dataclasses import dataclass
 
 # Checks of one value. Each takes the option's name and its value, which is not the default, and returns the
 # value to use.
@@ -128,7 +128,7 @@ def option(default: Any, check: Check) -> Any:
     return dataclasses.field(default=default, metadata={"check": check})
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Options:
     """The options of a `DataLoader`, in the order of its parameters, each checked alone and then with others.
 
@@ -145,13 +145,13 @@ class Options:
     batch_size: int | None = 1
     shuffle: bool | None = option(False, bool)
     drop_last: bool = option(False, bool)
-    collate_fn: Callable[[Any], Any] | None = option(None, check_function)  # noqa: RUF009
+    collate_fn: Callable[[Any], Any] | None = option(None, check_function)
     num_workers: int | str = option(0, check_workers)
     use_buffer_reader: bool | str = option(True, check_read_ahead)
     prefetch_factor: int | None = option(2, check_optional_count)
     use_shared_memory: bool = True
     timeout: float = option(0, check_seconds)
-    worker_init_fn: Callable[[int], object] | None = option(None, check_function)  # noqa: RUF009
+    worker_init_fn: Callable[[int], object] | None = option(None, check_function)
     persistent_workers: bool = option(False, bool)
     sampler: Iterable[Any] | None = None
     seed: int | None = option(None, check_seed)
@@ -168,7 +168,7 @@ class Options:
     transforms: Sequence[Any] = option((), check_transforms)
     decode: str | None = option(None, ("image", "device"))
     on_bad: str = option("raise", ("raise", "skip"))
-    cache: str | None = option(None, CACHES)
+    cache: str | None = option(None, ("host", "device"))
     split: str = option("batches", ("batches", "shards"))
     remainder: str | None = option(None, ("error", "drop", "pad"))
     output: str | None = option(None, OUTPUTS)
@@ -307,7 +307,7 @@ DEPRECATED = {
     "copy_priority": "it has no effect: transforms run ahead of your model's kernels",
 }
 
-_PACKAGE = str(Path(__file__).parents[1])
+_PACKAGE = dirname(dirname(__file__))  # noqa: PTH120
 
 
 def warn(message: str, category: type[Warning], depth: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 from gpuloader.devices.base import Device, HostMemory
 from gpuloader.staging.arena import Layout, PageLocker
 from gpuloader.staging.ring import Lease, Slot
+from gpuloader.system.lazy_dataclasses import dataclass
 from gpuloader.transforms.program import BatchProgram
 
 

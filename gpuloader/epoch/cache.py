@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,11 +25,11 @@ from gpuloader.sources.array_rows import IndexedRows
 from gpuloader.sources.describing import Source
 from gpuloader.staging.arena import Layout, arrange
 from gpuloader.system.finalizers import LivingKeys
+from gpuloader.system.lazy_dataclasses import dataclass
 from gpuloader.system.platforms import available_memory
 from gpuloader.transforms.program import BatchProgram, KernelCall, RowSource, Spec, Step, Transform
 from gpuloader.transforms.programmer import Programmer
 
-CACHES = ("host", "device")
 _ONE_SCHEMA = (
     "a cache needs all samples to have one form; leave cache out, or give them one shape in the dataset"
 )

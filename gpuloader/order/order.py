@@ -15,7 +15,6 @@ has computed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Sized
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Protocol
 
@@ -38,6 +37,7 @@ from gpuloader.order.permutation import (
     permute,
     sort_hashes,
 )
+from gpuloader.system.lazy_dataclasses import dataclass
 
 IndexArray = NDArray[np.int64]
 
@@ -228,6 +228,8 @@ class Shuffled(Computed):
 
 @dataclass(frozen=True)
 class _Counted(Computed):
+    """Without a docstring, the decorator would make one from the signature, which takes milliseconds."""
+
     count: int
     draws: int
     seed: int

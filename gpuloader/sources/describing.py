@@ -10,9 +10,8 @@ import copy
 import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -40,8 +39,11 @@ from gpuloader.sources.dataset import (
     refuse_mix,
 )
 from gpuloader.sources.mix import MixedStreams
-from gpuloader.sources.tables.table import TableDataset
 from gpuloader.system.iterators import refuse_read
+from gpuloader.system.lazy_dataclasses import dataclass, replace
+
+if TYPE_CHECKING:
+    from gpuloader.sources.tables.table import TableDataset
 
 TakeBlock = Callable[[Sequence[int]], Block]
 """Reads the samples at several indices in columns."""
@@ -272,7 +274,13 @@ def _adapt(value: Any, by_key: bool, encoded: bool, in_columns: bool) -> Any:
         return value if by_key else value.array  # an array is read by position, not by label
     if found == COLUMNS and by_key:
         return KeysOrRows(value)
-    return TableDataset(value) if found else value
+    return _make_table(value) if found else value
+
+
+def _make_table(value: Any) -> TableDataset:
+    from gpuloader.sources.tables.table import TableDataset  # imported late: only tables need it
+
+    return TableDataset(value)
 
 
 class KeysOrRows:
@@ -291,7 +299,7 @@ class KeysOrRows:
         if isinstance(index, str) or not hasattr(index, "__index__"):
             return self._entries[index]
         if self._table is None:
-            self._table = TableDataset(self._entries)
+            self._table = _make_table(self._entries)
         return self._table[index]
 
     def __len__(self) -> int:

@@ -25,7 +25,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuloader.errors import LoaderError, StagingMemoryError
@@ -145,7 +144,7 @@ def prefault(mapping: mmap.mmap) -> None:
         pages[:: mmap.PAGESIZE] = bytes(-(-len(mapping) // mmap.PAGESIZE))
 
 
-def available_memory(root: Path = Path("/")) -> int | None:
+def available_memory(root: str | os.PathLike[str] = "") -> int | None:
     """Return how many bytes this process can still allocate, by the kernel's estimate and its control groups.
 
     Returns None if neither is known (no ``proc`` and ``sys`` below `root`).
@@ -157,7 +156,7 @@ def available_memory(root: Path = Path("/")) -> int | None:
     known: list[int] = []
     if group.memory_limit is not None:
         known.append(max(group.memory_limit - group.memory_used, 0))
-    for line in read_text(root / "proc/meminfo").splitlines():
+    for line in read_text(f"{root}/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             known.append(int(line.split()[1]) * 1024)
     return min(known, default=None)
@@ -254,7 +253,7 @@ def has_gil() -> bool:
     return bool(getattr(sys, "_is_gil_enabled", lambda: True)())
 
 
-def usable_cores(root: Path = Path("/")) -> int:
+def usable_cores(root: str | os.PathLike[str] = "") -> int:
     """Return how many cores' worth of CPU time this process gets: `allowed_cores`, limited by its CPU quota.
 
     >>> 1 <= usable_cores() <= allowed_cores()

@@ -13,17 +13,18 @@ over the same bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
 from gpuloader.errors import LoaderError, SampleError, describe_error
 from gpuloader.fields.spec import Array
-from gpuloader.kernels import gather
-from gpuloader.kernels.launching import Kernel, KernelLaunch
 from gpuloader.sources.images.regions import Encoded
 from gpuloader.staging.arena import Layout, align
+from gpuloader.system.lazy_dataclasses import dataclass
+
+if TYPE_CHECKING:
+    from gpuloader.kernels.launching import Kernel, KernelLaunch
 
 # ---------------------------------------------------------------------------------------------------------
 # Operations: the single computations of a program, each for the host and for a device
@@ -377,8 +378,10 @@ def find_kernels(program: BatchProgram, arrays: list[Any]) -> list[tuple[str, st
 
 
 def _find_launches(program: BatchProgram, arrays: list[Any], stream: Any = None) -> list[KernelLaunch]:
+    from gpuloader.kernels.gather import fuse_gathers  # imported late: most programs launch nothing
+
     found: list[KernelLaunch] = []
     for step in program.steps:
         if isinstance(step.operation, KernelCall):
             found += step.operation.kernel.launches(**step.operation.name(*step.take(arrays)), stream=stream)
-    return gather.fuse_gathers(found)
+    return fuse_gathers(found)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -13,11 +12,11 @@ import numpy as np
 from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array, Indices
 from gpuloader.foreign import bits_dtype
-from gpuloader.kernels.gather import gather
 from gpuloader.order.order import Order, Stretch
 from gpuloader.order.permutation import Words, derive_key, hash_for_keys
 from gpuloader.order.randomness import as_number, current_draw
 from gpuloader.staging.arena import FieldLayout, Layout, align
+from gpuloader.system.lazy_dataclasses import dataclass, field, replace
 from gpuloader.transforms.program import (
     BatchProgram,
     Chain,
@@ -241,6 +240,8 @@ class _Planner:
 
     def _gather(self, sources: Sequence[RowSource]) -> None:
         """Begin with the fields, gathered by what is staged: row numbers, or a span of positions."""
+        from gpuloader.kernels.gather import gather  # imported late: only a cache on a device needs it
+
         count, *rest = self.fields[0].shape
         for name, (shape, dtype, source) in zip(self.names, sources, strict=True):
             spec = (count, *shape), dtype

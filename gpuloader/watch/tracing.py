@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import itemgetter
-from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -108,6 +107,8 @@ def trace(path: str | os.PathLike[str] | None = None, *, nvtx: bool = False) -> 
     >>> [one.name for one in spans]
     ['compute']
     """
+    from pathlib import Path  # imported late, like `json` below: most programs write no trace
+
     global _spans, _nvtx
     # A missing package raises before the block, too.
     package = import_package("nvtx", "a trace with NVTX ranges", "nvtx") if nvtx else None
@@ -123,7 +124,7 @@ def trace(path: str | os.PathLike[str] | None = None, *, nvtx: bool = False) -> 
     finally:
         _spans = _nvtx = None
         if path is not None:
-            import json  # imported late: most programs write no trace
+            import json
 
             Path(path).write_text(json.dumps(chrome_trace(spans)))
 
