@@ -11,7 +11,7 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -41,9 +41,6 @@ from gpuloader.sources.dataset import (
 from gpuloader.sources.mix import MixedStreams
 from gpuloader.system.iterators import refuse_read
 from gpuloader.system.lazy_dataclasses import dataclass, replace
-
-if TYPE_CHECKING:
-    from gpuloader.sources.tables.table import TableDataset
 
 TakeBlock = Callable[[Sequence[int]], Block]
 """Reads the samples at several indices in columns."""
@@ -274,10 +271,8 @@ def _adapt(value: Any, by_key: bool, encoded: bool, in_columns: bool) -> Any:
         return value if by_key else value.array  # an array is read by position, not by label
     if found == COLUMNS and by_key:
         return KeysOrRows(value)
-    return _make_table(value) if found else value
-
-
-def _make_table(value: Any) -> TableDataset:
+    if not found:
+        return value
     from gpuloader.sources.tables.table import TableDataset  # imported late: only tables need it
 
     return TableDataset(value)
@@ -293,13 +288,13 @@ class KeysOrRows:
 
     def __init__(self, entries: Mapping[str, Any]) -> None:
         self._entries = entries
-        self._table: TableDataset | None = None
+        self._table: Any = None
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, str) or not hasattr(index, "__index__"):
             return self._entries[index]
         if self._table is None:
-            self._table = _make_table(self._entries)
+            self._table = _adapt(self._entries, by_key=False, encoded=False, in_columns=True)
         return self._table[index]
 
     def __len__(self) -> int:

@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import KW_ONLY as KW_ONLY
+from dataclasses import MISSING
 from dataclasses import field as field
 from dataclasses import fields as fields
 from dataclasses import replace as replace
 from reprlib import recursive_repr
-from typing import TYPE_CHECKING, Any
-
-_MISSING = dataclasses.MISSING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 
-class _Init:
+class _Init(NamedTuple):
     """Stands for the ``__init__`` of a class until somebody calls or inspects it; then replaces itself."""
 
-    def __init__(self, cls: Any) -> None:
-        self._cls = cls
+    cls: Any
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        cls, types = self._cls, {one.name: one.type for one in fields(self._cls) if one.init}
+        cls, types = self.cls, {one.name: one.type for one in fields(self.cls) if one.init}
         scope: dict[str, Any] = {"_set": object.__setattr__, "_given": object(), "__name__": cls.__module__}
         exec(_write_init(cls, scope), scope)
         method = scope["__init__"]
@@ -39,15 +37,15 @@ def _write_init(cls: Any, scope: dict[str, Any]) -> str:
     parameters, keywords, body = ["self"], ["*"], ["pass"]
     for one in fields(cls):
         name, value = one.name, f"_default_{one.name}"
-        has_factory, has_default = one.default_factory is not _MISSING, one.default is not _MISSING
+        has_factory, has_default = one.default_factory is not MISSING, one.default is not MISSING
         scope[value] = one.default_factory if has_factory else one.default
         if one.init:
             default = "=_given" if has_factory else f"={value}" if has_default else ""
             (keywords if one.kw_only else parameters).append(name + default)
             value = f"{value}() if {name} is _given else {name}" if has_factory else name
-        elif has_factory:
-            value += "()"
-        elif not has_default or "__slots__" not in vars(cls):
+        elif has_factory or ("__slots__" in vars(cls) and has_default):
+            value += "()" * has_factory
+        else:
             continue  # ``__post_init__`` sets it, or the class has its default as an attribute
         is_frozen = cls.__setattr__ is _refuse
         body.append(f"_set(self, {name!r}, {value})" if is_frozen else f"self.{name} = {value}")
@@ -96,14 +94,11 @@ def _set_state(self: Any, state: list[Any]) -> None:
 def _make(cls: Any, *, frozen: bool = False, eq: bool = True, slots: bool = False, **options: Any) -> Any:
     made = dataclasses.dataclass(cls, slots=slots, **{**options, "init": False, "eq": False, "repr": False})
     methods: dict[str, Any] = {"__init__": _Init(made)}
-    if options.get("repr", True):
-        methods["__repr__"] = _show
-    if eq:
-        methods |= {"__eq__": _equal, "__hash__": _hash if frozen else None}
-    if frozen:
-        methods |= {"__setattr__": _refuse, "__delattr__": _refuse}
-        if slots:  # the default for slots would assign to the fields
-            methods |= {"__getstate__": _get_state, "__setstate__": _set_state}
+    methods |= {"__repr__": _show} if options.get("repr", True) else {}
+    methods |= {"__eq__": _equal, "__hash__": _hash if frozen else None} if eq else {}
+    methods |= {"__setattr__": _refuse, "__delattr__": _refuse} if frozen else {}
+    if frozen and slots:  # Python's own would assign to the fields
+        methods |= {"__getstate__": _get_state, "__setstate__": _set_state}
     for name, method in methods.items():
         if vars(made).get(name) is None:  # Python gives a class with its own ``__eq__`` a hash of None
             setattr(made, name, method)

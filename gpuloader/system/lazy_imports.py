@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -43,10 +44,8 @@ def read_stub(file: str) -> dict[str, str]:
 
 def step_aside(name: str, file: str) -> None:
     """Let ``import name`` find the package that our module with the path `file` hides."""
-    from pathlib import Path  # imported late, as above
-
     # Python was started in our folder, and looks for modules there first.
-    here = Path(file).resolve().parent
-    sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != here]
+    here = os.path.dirname(os.path.realpath(file))  # noqa: PTH120
+    sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != here]
     del sys.modules[name]
     import_module(name)
