@@ -23,36 +23,33 @@ class _Init(NamedTuple):
     cls: Any
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        cls, types = self.cls, {one.name: one.type for one in fields(self.cls) if one.init}
+        cls = self.cls
+        types: dict[str, Any] = {}
         scope: dict[str, Any] = {"_set": object.__setattr__, "_given": object(), "__name__": cls.__module__}
-        exec(_write_init(cls, scope), scope)
+        parameters, keywords, body = ["self"], ["*"], ["pass"]
+        for one in fields(cls):
+            name, value = one.name, f"_default_{one.name}"
+            has_factory, has_default = one.default_factory is not MISSING, one.default is not MISSING
+            scope[value] = one.default_factory if has_factory else one.default
+            if one.init:
+                types[name] = one.type
+                default = "=_given" if has_factory else f"={value}" if has_default else ""
+                (keywords if one.kw_only else parameters).append(name + default)
+                value = f"{value}() if {name} is _given else {name}" if has_factory else name
+            elif has_factory or ("__slots__" in vars(cls) and has_default):
+                value += "()" * has_factory
+            else:
+                continue  # ``__post_init__`` sets it, or the class has its default as an attribute
+            is_frozen = cls.__setattr__ is _refuse
+            body.append(f"_set(self, {name!r}, {value})" if is_frozen else f"self.{name} = {value}")
+        if hasattr(cls, "__post_init__"):
+            body.append("self.__post_init__()")
+        names = ", ".join(parameters + keywords * (len(keywords) > 1))
+        exec(f"def __init__({names}):\n " + "\n ".join(body), scope)
         method = scope["__init__"]
         method.__qualname__, method.__annotations__ = f"{cls.__qualname__}.__init__", types | {"return": None}
         cls.__init__ = method  # two threads at once compile the same
         return method.__get__(instance, owner)
-
-
-def _write_init(cls: Any, scope: dict[str, Any]) -> str:
-    """Return the source of a method that sets all fields; add their defaults to its `scope`."""
-    parameters, keywords, body = ["self"], ["*"], ["pass"]
-    for one in fields(cls):
-        name, value = one.name, f"_default_{one.name}"
-        has_factory, has_default = one.default_factory is not MISSING, one.default is not MISSING
-        scope[value] = one.default_factory if has_factory else one.default
-        if one.init:
-            default = "=_given" if has_factory else f"={value}" if has_default else ""
-            (keywords if one.kw_only else parameters).append(name + default)
-            value = f"{value}() if {name} is _given else {name}" if has_factory else name
-        elif has_factory or ("__slots__" in vars(cls) and has_default):
-            value += "()" * has_factory
-        else:
-            continue  # ``__post_init__`` sets it, or the class has its default as an attribute
-        is_frozen = cls.__setattr__ is _refuse
-        body.append(f"_set(self, {name!r}, {value})" if is_frozen else f"self.{name} = {value}")
-    if hasattr(cls, "__post_init__"):
-        body.append("self.__post_init__()")
-    names = ", ".join(parameters + keywords * (len(keywords) > 1))
-    return f"def __init__({names}):\n " + "\n ".join(body)
 
 
 @recursive_repr()
