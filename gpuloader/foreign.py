@@ -15,6 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -23,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.errors import SampleError
-from gpuloader.system.lazy_dataclasses import dataclass
 
 if TYPE_CHECKING:
     import torch

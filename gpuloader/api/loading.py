@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain as chained
 from operator import attrgetter
@@ -27,7 +28,6 @@ from gpuloader.order.randomness import draw_seed
 from gpuloader.order.samplers import make_sampler
 from gpuloader.order.worker_info import find_local_rank
 from gpuloader.sources.describing import Source, check_alike, describe
-from gpuloader.system.lazy_dataclasses import dataclass, replace
 from gpuloader.system.platforms import available_memory
 from gpuloader.transforms.programmer import Programmer
 from gpuloader.watch.autotuner import BUDGET

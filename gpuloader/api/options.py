@@ -10,6 +10,7 @@ import dataclasses
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from os.path import dirname
 from typing import Any
@@ -24,7 +25,6 @@ from gpuloader.fetch.contract import METHODS
 from gpuloader.fields.padding import Padding
 from gpuloader.order.dividing import UNEVEN
 from gpuloader.order.randomness import GeneratorLike
-from gpuloader.system.lazy_dataclasses import dataclass
 
 # Checks of one value. Each takes the option's name and its value, which is not the default, and returns the
 # value to use.
@@ -145,13 +145,13 @@ class Options:
     batch_size: int | None = 1
     shuffle: bool | None = option(False, bool)
     drop_last: bool = option(False, bool)
-    collate_fn: Callable[[Any], Any] | None = option(None, check_function)
+    collate_fn: Callable[[Any], Any] | None = option(None, check_function)  # noqa: RUF009
     num_workers: int | str = option(0, check_workers)
     use_buffer_reader: bool | str = option(True, check_read_ahead)
     prefetch_factor: int | None = option(2, check_optional_count)
     use_shared_memory: bool = True
     timeout: float = option(0, check_seconds)
-    worker_init_fn: Callable[[int], object] | None = option(None, check_function)
+    worker_init_fn: Callable[[int], object] | None = option(None, check_function)  # noqa: RUF009
     persistent_workers: bool = option(False, bool)
     sampler: Iterable[Any] | None = None
     seed: int | None = option(None, check_seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from gpuloader.batches.items import ItemState
@@ -15,7 +16,6 @@ from gpuloader.order.samplers import Sampler
 from gpuloader.order.torch_order import TorchOrder
 from gpuloader.sources.describing import READ_ONCE, Source
 from gpuloader.system.iterators import find_kept, may_start_over
-from gpuloader.system.lazy_dataclasses import dataclass, field
 
 _COUNTED, _POSITIONED = 1, 2
 """Versions of a state: one counts the batches of its epoch, whatever they hold, the other the samples."""

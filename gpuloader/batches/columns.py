@@ -9,6 +9,7 @@ a Python object. Either way, `stage_columns` writes the bytes once, straight int
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -33,7 +34,6 @@ from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.sources.block import Block, Chunked, Rows, take_each
 from gpuloader.sources.images.regions import Encoded, Region
 from gpuloader.staging.arena import arrange
-from gpuloader.system.lazy_dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import itertools
 import pickle
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from operator import length_hint
 from typing import Any
 
@@ -30,7 +31,6 @@ from gpuloader.sources.block import Block
 from gpuloader.sources.describing import Source, has_state
 from gpuloader.staging.arena import check_available
 from gpuloader.system.iterators import Steady, close_iterator
-from gpuloader.system.lazy_dataclasses import dataclass
 
 Keys = Sequence[Any] | None
 """Replaces the indices of a batch, because items have none; by default its number and the position."""

@@ -8,6 +8,7 @@ its arrays into a slot. What they find out about a value serves the next one, as
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,6 @@ from gpuloader.foreign import (
 )
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.staging.arena import Layout, arrange, arrange_last
-from gpuloader.system.lazy_dataclasses import dataclass, replace
 from gpuloader.transforms.program import Spec
 
 AS_IT_IS = Tree(Leaf("0", False), keeps_tuples=True)

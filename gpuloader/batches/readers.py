@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
 
@@ -28,7 +29,6 @@ from gpuloader.sources.readers.decorators import Reader, iterate
 from gpuloader.staging.arena import arrange
 from gpuloader.staging.ring import Ring, Slot
 from gpuloader.system.iterators import close_iterator
-from gpuloader.system.lazy_dataclasses import dataclass
 from gpuloader.system.threads import this_thread
 from gpuloader.watch.stats import Meter
 

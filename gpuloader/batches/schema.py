@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,6 @@ from gpuloader.fields.padding import Padding, as_pad, name_extras
 from gpuloader.fields.spec import FeedSpec
 from gpuloader.foreign import warn_of_class
 from gpuloader.sources.images.regions import Encoded, Region
-from gpuloader.system.lazy_dataclasses import dataclass, field, replace
 
 if TYPE_CHECKING:
     from gpuloader.batches.image_samples import ImageStage

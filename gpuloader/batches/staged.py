@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -16,7 +17,6 @@ from gpuloader.order.order import Stretch
 from gpuloader.sources.images.regions import Encoded
 from gpuloader.staging.arena import Layout
 from gpuloader.staging.ring import Slot
-from gpuloader.system.lazy_dataclasses import dataclass, replace
 
 if TYPE_CHECKING:
     from gpuloader.transforms.program import BatchProgram

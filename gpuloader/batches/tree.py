@@ -22,6 +22,7 @@ import copy
 import dataclasses
 from collections import OrderedDict, UserDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from operator import is_, itemgetter
@@ -35,7 +36,6 @@ from gpuloader.fields.ragged import Ragged, gather_fields
 from gpuloader.fields.spec import is_stageable
 from gpuloader.foreign import can_stage, is_instance
 from gpuloader.sources.block import WholeList
-from gpuloader.system.lazy_dataclasses import dataclass
 
 # Templates: containers without their entries, for classes with more than entries, and for dataclasses.
 

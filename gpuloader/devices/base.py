@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,7 +23,6 @@ from gpuloader.errors import LoaderError
 from gpuloader.sources.images.regions import Code
 from gpuloader.staging.arena import Layout, PageLocker
 from gpuloader.staging.ring import Lease
-from gpuloader.system.lazy_dataclasses import dataclass
 from gpuloader.transforms.program import BatchProgram
 
 Stream = Any

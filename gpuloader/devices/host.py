@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,6 @@ from numpy.typing import NDArray
 from gpuloader.devices.base import Device, HostMemory
 from gpuloader.staging.arena import Layout, PageLocker
 from gpuloader.staging.ring import Lease, Slot
-from gpuloader.system.lazy_dataclasses import dataclass
 from gpuloader.transforms.program import BatchProgram
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gpuloader.devices.base import Device, Event, Stream
@@ -21,7 +22,6 @@ from gpuloader.foreign import (
     tensor_over,
     torch_name,
 )
-from gpuloader.system.lazy_dataclasses import dataclass
 
 OUTPUTS = ("numpy", "cupy", "torch", "jax", "paddle")
 _PACKAGES = {"paddle": "paddlepaddle"}

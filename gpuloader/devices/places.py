@@ -11,13 +11,13 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import cast
 
 from gpuloader.devices.base import Device
 from gpuloader.devices.host import HostDevice
 from gpuloader.errors import PlaceError
 from gpuloader.foreign import current_cuda_device, name_place
-from gpuloader.system.lazy_dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)

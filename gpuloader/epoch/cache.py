@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,7 +26,6 @@ from gpuloader.sources.array_rows import IndexedRows
 from gpuloader.sources.describing import Source
 from gpuloader.staging.arena import Layout, arrange
 from gpuloader.system.finalizers import LivingKeys
-from gpuloader.system.lazy_dataclasses import dataclass
 from gpuloader.system.platforms import available_memory
 from gpuloader.transforms.program import BatchProgram, KernelCall, RowSource, Spec, Step, Transform
 from gpuloader.transforms.programmer import Programmer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import filterfalse
 from operator import attrgetter
@@ -19,7 +20,6 @@ from gpuloader.errors import BadValue, LoaderError
 from gpuloader.fields.spec import Array
 from gpuloader.staging.arena import Arena, PageLocker
 from gpuloader.system.cores import Cores, find_cores_near
-from gpuloader.system.lazy_dataclasses import dataclass
 
 # The masks of batches that may end in repeated samples: True for samples that count, False for padding.
 

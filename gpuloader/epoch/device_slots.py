@@ -7,6 +7,7 @@ import math
 import threading
 import weakref
 from collections import deque
+from dataclasses import dataclass, field
 from typing import Any
 
 from gpuloader.batches.staged import StagedBatch
@@ -17,7 +18,6 @@ from gpuloader.fields.spec import Array
 from gpuloader.staging.arena import FieldLayout, Layout, align, arrange
 from gpuloader.staging.ring import GROWTH, Lease
 from gpuloader.system.finalizers import Living
-from gpuloader.system.lazy_dataclasses import dataclass, field
 
 SPARE = 2
 """Batches that the user usually holds per place: the current one, and the next one while asking for it."""

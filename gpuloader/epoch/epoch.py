@@ -22,6 +22,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import filterfalse
 from operator import attrgetter
 from time import monotonic, perf_counter_ns
@@ -37,7 +38,6 @@ from gpuloader.fetch.contract import Fetch
 from gpuloader.fetch.fetching import Fetching
 from gpuloader.staging.ring import Ring
 from gpuloader.system.finalizers import Finalizer, Living
-from gpuloader.system.lazy_dataclasses import dataclass
 from gpuloader.system.threads import StartedThread, at_exit, end_if_exiting, start_thread
 from gpuloader.transforms.program import BatchProgram
 from gpuloader.transforms.programmer import Programmer

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from operator import attrgetter
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,7 +27,6 @@ from gpuloader.epoch.device_slots import SPARE, DeviceSlot, DeviceSlots, StaticS
 from gpuloader.errors import LoaderError
 from gpuloader.staging.arena import FieldLayout, Layout, align
 from gpuloader.staging.ring import Lease, Ring, lease_views
-from gpuloader.system.lazy_dataclasses import dataclass, field
 from gpuloader.transforms.program import BatchProgram
 from gpuloader.transforms.programmer import Programmer
 from gpuloader.watch.stats import Meter

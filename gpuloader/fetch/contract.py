@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,7 +15,6 @@ from gpuloader.fields.spec import Indices
 from gpuloader.order.dividing import RankInfo
 from gpuloader.order.randomness import mixed_seed
 from gpuloader.system.cores import Cores
-from gpuloader.system.lazy_dataclasses import dataclass
 from gpuloader.system.platforms import usable_cores
 from gpuloader.watch.autotuner import BUDGET
 

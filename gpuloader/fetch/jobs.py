@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass
 from operator import attrgetter
 
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.errors import QueueClosed
 from gpuloader.fields.spec import Indices
 from gpuloader.staging.ring import Ring, Slot
-from gpuloader.system.lazy_dataclasses import KW_ONLY, dataclass
 from gpuloader.watch.stats import Meter
 
 # The most jobs in progress before any batch has been delivered; then twice as many as were delivered.

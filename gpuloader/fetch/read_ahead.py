@@ -25,6 +25,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from enum import Enum
 from queue import Empty, SimpleQueue
 from time import perf_counter_ns
@@ -36,7 +37,6 @@ from gpuloader.fetch.contract import CLOSING_TIME, EpochRequest, interrupted
 from gpuloader.fields.spec import Indices
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.staging.ring import Ring, Slot
-from gpuloader.system.lazy_dataclasses import dataclass, field
 from gpuloader.system.threads import StartedThread, deferred_interrupt, start_thread, this_thread
 from gpuloader.watch.read_ahead_policy import PAYS, ReadAheadPolicy
 from gpuloader.watch.stats import Meter

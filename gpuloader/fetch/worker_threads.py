@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter_ns
@@ -29,7 +30,6 @@ from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.order.worker_info import WorkerInfo, exchange_worker
 from gpuloader.sources.frameworks import answering_threads
 from gpuloader.system.cores import bind
-from gpuloader.system.lazy_dataclasses import dataclass, field
 from gpuloader.system.threads import (
     LONGEST_WAIT,
     StartedThread,

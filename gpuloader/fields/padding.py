@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,7 +11,6 @@ from gpuloader.checks import check_count, check_word
 from gpuloader.errors import BadType, BadValue, SampleError
 from gpuloader.fields.ragged import SIDES, round_up
 from gpuloader.fields.spec import Array
-from gpuloader.system.lazy_dataclasses import dataclass
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ from gpuloader.checks import check_count, check_word
 from gpuloader.errors import SampleError
 from gpuloader.fields.convert import Conversion, convert
 from gpuloader.fields.spec import Array, Dims
-from gpuloader.system.lazy_dataclasses import dataclass
 
 SIDES = ("right", "left")
 

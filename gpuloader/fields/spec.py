@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from gpuloader.errors import BadTypeOrValue
-from gpuloader.system.lazy_dataclasses import dataclass
 
 Array = NDArray[Any]
 Dims = tuple[int | None, ...]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,6 @@ from gpuloader.order.samplers import (
 from gpuloader.order.torch_order import TorchOrder, find_torch_sampler
 from gpuloader.order.worker_info import find_rank, find_torch_rank
 from gpuloader.system.iterators import refuse_read
-from gpuloader.system.lazy_dataclasses import dataclass, replace
 
 OwnOrder = Callable[[bool], Any]
 """Makes the sampler, shuffled or not, of a dataset that has its own order, such as a `MixDataset`."""

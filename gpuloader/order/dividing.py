@@ -20,6 +20,7 @@ communicating.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,7 +29,6 @@ from gpuloader.errors import LoaderError
 from gpuloader.fields.spec import Indices
 from gpuloader.order.order import Computed, IndexArray, Order, check_whole
 from gpuloader.order.worker_info import find_rank
-from gpuloader.system.lazy_dataclasses import dataclass
 
 UNEVEN = ("pad", "repeat", "drop", "error")
 

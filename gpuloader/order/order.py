@@ -15,6 +15,7 @@ has computed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Sized
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Protocol
 
@@ -37,7 +38,6 @@ from gpuloader.order.permutation import (
     permute,
     sort_hashes,
 )
-from gpuloader.system.lazy_dataclasses import dataclass
 
 IndexArray = NDArray[np.int64]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,7 +14,6 @@ from gpuloader.fields.spec import Indices
 from gpuloader.order.dividing import ALONE, Division, Share, cut
 from gpuloader.order.order import Order
 from gpuloader.order.samplers import group, skip, walk
-from gpuloader.system.lazy_dataclasses import dataclass, field
 
 _AHEAD = 1 << 12  # indices to look up at a time: 32 KB, a third of a millisecond
 

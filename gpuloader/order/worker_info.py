@@ -6,9 +6,8 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
-
-from gpuloader.system.lazy_dataclasses import dataclass
 
 _LAUNCHERS = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),  # torchrun; most other launchers set these as well

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,7 +19,6 @@ from numpy.typing import NDArray
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import is_stageable, native
 from gpuloader.foreign import describe_dtype, is_tensor, tensor_over, torch_name
-from gpuloader.system.lazy_dataclasses import dataclass, field, replace
 
 Rows = slice | NDArray[np.int64]
 """Rows of a column: a slice with a start and a stop but no step, or an array of row numbers from 0."""

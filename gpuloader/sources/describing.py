@@ -10,6 +10,7 @@ import copy
 import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -40,7 +41,6 @@ from gpuloader.sources.dataset import (
 )
 from gpuloader.sources.mix import MixedStreams
 from gpuloader.system.iterators import refuse_read
-from gpuloader.system.lazy_dataclasses import dataclass, replace
 
 TakeBlock = Callable[[Sequence[int]], Block]
 """Reads the samples at several indices in columns."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from gpuloader.order.randomness import Draw, current_draw, exchange_draw
 from gpuloader.order.samplers import MixSampler, Sampler
 from gpuloader.sources.array_rows import own_method
 from gpuloader.sources.dataset import ConcatDataset, IterableDataset, MapStyle, S, is_iterable
-from gpuloader.system.lazy_dataclasses import dataclass
 
 
 class MixDataset(ConcatDataset[S]):

@@ -11,6 +11,7 @@ import math
 import mmap
 import warnings
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -20,7 +21,6 @@ from numpy.typing import NDArray
 from gpuloader.errors import StagingMemoryError
 from gpuloader.system.cores import Cores, call_near
 from gpuloader.system.finalizers import Finalizer, Living, calling, closing_once, once
-from gpuloader.system.lazy_dataclasses import dataclass
 from gpuloader.system.platforms import (
     can_share_memory,
     check_memory,

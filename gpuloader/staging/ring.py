@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 from time import perf_counter_ns
@@ -25,7 +26,6 @@ from gpuloader.errors import QueueClosed
 from gpuloader.staging.arena import Arena, Layout, PageLocker, align
 from gpuloader.system.cores import Cores
 from gpuloader.system.finalizers import calling
-from gpuloader.system.lazy_dataclasses import KW_ONLY, dataclass, field
 
 GROWTH = 1.25
 """A slot grows to this multiple of the size it needs, so slowly growing batches rarely grow it again.

@@ -11,9 +11,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TypeVar
-
-from gpuloader.system.lazy_dataclasses import dataclass
 
 # The memory and CPU limits of this process's control group, version 1 or 2.
 

@@ -8,10 +8,10 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 
 from gpuloader.errors import LoaderError
-from gpuloader.system.lazy_dataclasses import dataclass
 
 # Ctrl-C at moments when it would cut a message or a start in two, and in processes that it is not meant for.
 

@@ -13,6 +13,7 @@ over the same bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
@@ -21,7 +22,6 @@ from gpuloader.errors import LoaderError, SampleError, describe_error
 from gpuloader.fields.spec import Array
 from gpuloader.sources.images.regions import Encoded
 from gpuloader.staging.arena import Layout, align
-from gpuloader.system.lazy_dataclasses import dataclass
 
 if TYPE_CHECKING:
     from gpuloader.kernels.launching import Kernel, KernelLaunch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -16,7 +17,6 @@ from gpuloader.order.order import Order, Stretch
 from gpuloader.order.permutation import Words, derive_key, hash_for_keys
 from gpuloader.order.randomness import as_number, current_draw
 from gpuloader.staging.arena import FieldLayout, Layout, align
-from gpuloader.system.lazy_dataclasses import dataclass, field, replace
 from gpuloader.transforms.program import (
     BatchProgram,
     Chain,

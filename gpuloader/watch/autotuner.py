@@ -10,8 +10,8 @@ these, and a batch is the same whichever worker fetches it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from gpuloader.system.lazy_dataclasses import dataclass, replace
 from gpuloader.watch.stats import LoaderStats, Meter
 
 ENOUGH = 0.02

@@ -7,12 +7,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, TextIO
 
 from gpuloader.checks import check_seconds
 from gpuloader.errors import BadValue
-from gpuloader.system.lazy_dataclasses import dataclass, field
 from gpuloader.system.platforms import has_gil
 from gpuloader.system.threads import LONGEST_WAIT
 from gpuloader.watch.read_ahead_policy import SURE, ReadAheadPolicy

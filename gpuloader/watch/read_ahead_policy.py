@@ -22,9 +22,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from functools import partial
-
-from gpuloader.system.lazy_dataclasses import dataclass, field
 
 PAYS = 40_000
 """Nanoseconds of work to hide in each step that make a thread worth the hand-over of batches.

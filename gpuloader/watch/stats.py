@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from time import perf_counter_ns
 from typing import Any
 from weakref import ref
 
 from gpuloader.staging.ring import Ring
-from gpuloader.system.lazy_dataclasses import dataclass, field, fields, replace
 from gpuloader.watch.tracing import is_tracing, mark
 
 _NANOSECONDS = 1e-9

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from gpuloader.fields.spec import Array
-from gpuloader.system.lazy_dataclasses import dataclass
 
 Part = tuple[int, int, int, int]
 """Top, left, bottom and right of a part of an image."""

@@ -12,6 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,7 +20,6 @@ from gpuloader.checks import check_count
 from gpuloader.errors import LoaderError, ReaderError, WorkerError, in_a_fork
 from gpuloader.sources.readers.decorators import Reader, check_reader, iterate
 from gpuloader.system.finalizers import Finalizer
-from gpuloader.system.lazy_dataclasses import dataclass
 from gpuloader.system.threads import deferred_interrupt, exit_first, take_signals
 
 if TYPE_CHECKING:
