@@ -27,17 +27,17 @@ a `SampleError` that names the sample.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 # The command that installs an optional part of the package, from wherever the package itself came.
 
 _NAME = "gpuloader"
-_HERE = Path(__file__).resolve().parents[1]
+_HERE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))  # noqa: PTH120
 
 
 def install_command(extra: str = "", *, force: bool = False) -> str:
@@ -62,26 +62,26 @@ def install_command(extra: str = "", *, force: bool = False) -> str:
     "pip install '...[cli]'"
     """
     what = "pip install --force-reinstall" if force else "pip install"
-    return f"{what} '{describe_source(_HERE, read_origin(), Path.cwd(), extra)}'"
+    return f"{what} '{describe_source(_HERE, read_origin(), os.getcwd(), extra)}'"  # noqa: PTH109
 
 
-def describe_source(here: Path, origin: dict[str, object], folder: Path, extra: str) -> str:
+def describe_source(here: str, origin: dict[str, object], folder: str, extra: str) -> str:
     """Return the requirement for an extra.
 
     Parameters
     ----------
-    here : pathlib.Path
+    here : str
         The folder that holds the package's folder.
     origin : dict
         The contents of the distribution's ``direct_url.json``; empty if there is none.
-    folder : pathlib.Path
+    folder : str
         The present folder.
     extra : str
         The name of the extra.
 
     Examples
     --------
-    >>> site, home = Path("/usr/lib/site-packages"), Path("/home/ann")
+    >>> site, home = "/usr/lib/site-packages", "/home/ann"
     >>> describe_source(site, {}, home, "cli")
     'gpuloader[cli]'
     >>> wheel = {"url": "file:///tmp/gpuloader-1.0-py3-none-any.whl", "archive_info": {}}
@@ -90,7 +90,9 @@ def describe_source(here: Path, origin: dict[str, object], folder: Path, extra: 
     """
     extra = f"[{extra}]" if extra else ""
     with suppress(OSError, UnicodeDecodeError):
-        if f'name = "{_NAME}"' in (here / "pyproject.toml").read_text(encoding="utf-8"):
+        with open(f"{here}/pyproject.toml", encoding="utf-8") as project:  # noqa: PTH123
+            is_checkout = f'name = "{_NAME}"' in project.read()
+        if is_checkout:
             return f".{extra}" if here == folder else f"{here}{extra}"
     url, version_control = origin.get("url"), origin.get("vcs_info")
     if not isinstance(url, str):

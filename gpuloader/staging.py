@@ -267,6 +267,8 @@ This applies to slots on hosts and on devices.
 """
 FIRST_SLOTS = 64
 """The slots that are reserved first; a larger ring reserves the others when they are needed."""
+FIRST_NBYTES = 256 << 10
+"""Slots of the CPU alone are reserved first up to this many bytes, but at least two of them."""
 LARGE = 1 << 20
 """Slots of at least this many bytes are reserved for the user's batches only when they are needed."""
 MOST_STRETCHED = 40
@@ -410,6 +412,8 @@ class Ring:
             # Few loops hold as many batches as allowed, and large slots take long to fault in.
             now = self.count - self.spare if size >= LARGE else self.count
             now = max(min(now, max(FIRST_SLOTS, 2 * self.spare)), 1)
+            if self.locker is None and not self.shared:  # a loop that reads by itself needs two
+                now = min(now, max(FIRST_NBYTES // size, 2))
             if self.locker is not None:  # page-locking takes too long for the middle of an epoch
                 now += stretched
             self._add(now, size * self.count)  # too little memory shows now, not in the middle of an epoch

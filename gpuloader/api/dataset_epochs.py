@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import count, repeat
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from gpuloader.batches.gathering import Gatherer, RowStager
 from gpuloader.batches.items import BatchSpec, ItemState, copy_state
 from gpuloader.batches.schema import Collation
 from gpuloader.batches.staged import StagedBatch
-from gpuloader.epoch.cache import ArraySource, Resident
 from gpuloader.epoch.delivery import Masks, add_mask
 from gpuloader.epoch.epoch import (
     DeliveredStep,
@@ -48,6 +47,9 @@ from gpuloader.system.threads import deferred_interrupt
 from gpuloader.transforms.program import Programmer, Spec
 from gpuloader.watch.explaining import Configuration
 from gpuloader.watch.stats import Meter
+
+if TYPE_CHECKING:
+    from gpuloader.epoch.cache import ArraySource, Resident
 
 Present = Callable[[DeliveredStep], Any]
 """Returns what the user sees of a delivered step."""
@@ -466,6 +468,8 @@ class DatasetEpochs(Epochs):
         # Reading may take hours, so memory that is too small has to show now.
         self._promised = None
         if not self.delivery.has_host:
+            from gpuloader.epoch.cache import Resident  # imported late: most loaders have no cache
+
             there = Resident(self.delivery.devices, self._transforms)
             there.reserve(specs)
             self._promised = there
@@ -476,6 +480,8 @@ class DatasetEpochs(Epochs):
         if not resident or self.delivery.has_host:
             gatherer = Gatherer(source.arrays, source.rows, collation, source.tree)
         else:
+            from gpuloader.epoch.cache import Resident
+
             source = source.compact()
             there = self._promised or Resident(self.delivery.devices, self._transforms)
             self._promised = None

@@ -16,7 +16,6 @@ from gpuloader.api.loading import Framework, decide
 from gpuloader.api.options import DEPRECATED, Options, warn
 from gpuloader.api.state import Position, read_state
 from gpuloader.devices.places import Place
-from gpuloader.epoch.cache import ArraySource, materialise
 from gpuloader.epoch.epoch import Iteration
 from gpuloader.fields.ragged import Padding
 from gpuloader.fields.spec import FeedSpec
@@ -455,6 +454,9 @@ class DataLoader(Measured, Generic[S]):
 
     def _fill_cache(self) -> None:
         """Read all samples as arrays; the loader's own workers read them if they are not arrays yet."""
+        # Imported late, because most loaders have no cache.
+        from gpuloader.epoch.cache import ArraySource, materialise
+
         self._epochs.check_ready()
         options, plan = self._options, self._epochs.plan
         source = ArraySource.of(plan.source) if plan.collation.feeds is None else None

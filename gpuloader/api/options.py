@@ -10,15 +10,15 @@ import dataclasses
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from os.path import dirname
 from typing import Any
 
 import numpy as np
 
 from gpuloader.checks import AUTO, check_count, check_flags, check_read_ahead, check_seconds, check_word
 from gpuloader.devices.outputs import OUTPUTS, check_stream
-from gpuloader.epoch.cache import CACHES
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.errors import BadType, BadValue
 from gpuloader.fetch.contract import METHODS
@@ -128,7 +128,7 @@ def option(default: Any, check: Check) -> Any:
     return dataclasses.field(default=default, metadata={"check": check})
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Options:
     """The options of a `DataLoader`, in the order of its parameters, each checked alone and then with others.
 
@@ -168,7 +168,7 @@ class Options:
     transforms: Sequence[Any] = option((), check_transforms)
     decode: str | None = option(None, ("image", "device"))
     on_bad: str = option("raise", ("raise", "skip"))
-    cache: str | None = option(None, CACHES)
+    cache: str | None = option(None, ("host", "device"))
     split: str = option("batches", ("batches", "shards"))
     remainder: str | None = option(None, ("error", "drop", "pad"))
     output: str | None = option(None, OUTPUTS)
@@ -307,7 +307,7 @@ DEPRECATED = {
     "copy_priority": "it has no effect: transforms run ahead of your model's kernels",
 }
 
-_PACKAGE = str(Path(__file__).parents[1])
+_PACKAGE = dirname(dirname(__file__))  # noqa: PTH120
 
 
 def warn(message: str, category: type[Warning], depth: int) -> None:

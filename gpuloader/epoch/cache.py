@@ -37,7 +37,6 @@ from gpuloader.transforms.program import (
     Transform,
 )
 
-CACHES = ("host", "device")
 _ONE_SCHEMA = (
     "a cache needs all samples to have one form; leave cache out, or give them one shape in the dataset"
 )

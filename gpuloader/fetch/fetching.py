@@ -16,9 +16,8 @@ from gpuloader.batches.items import BatchSpec, ItemState, Pass, copy_state
 from gpuloader.batches.staged import Reserve, StagedBatch
 from gpuloader.checks import THREAD
 from gpuloader.fetch.contract import EpochRequest, Fetch, WorkerOptions, WorkerSetup
-from gpuloader.fetch.jobs import Window
+from gpuloader.fetch.jobs import PART_NBYTES, Window
 from gpuloader.fetch.read_ahead import STRETCH, InlineFetch, ReadAhead, stage_inline
-from gpuloader.fetch.worker_threads import PART_NBYTES, ThreadWorkers
 from gpuloader.fields.spec import Indices
 from gpuloader.order.dividing import Division, RankInfo
 from gpuloader.sources.array_rows import held_by
@@ -224,6 +223,8 @@ class Fetching:
         return WorkerSetup(self._spec, workers.init, most, rank, self._near)
 
     def _open_threads(self, epoch: EpochRequest, window: Window) -> Fetch:
+        from gpuloader.fetch.worker_threads import ThreadWorkers  # imported late, like those of processes
+
         count = self._workers.count
         streams: list[Pass] = []
         # Threads share the dataset object, so its state is a thread's position only if there is one thread.

@@ -19,6 +19,9 @@ from gpuloader.watch.stats import Meter
 # Otherwise workers would get as many jobs as `ahead` allows before it is known whether there are items.
 FIRST_JOBS = 256
 
+# The fewest bytes that each thread gathers from arrays; for less, handing over the task costs more.
+PART_NBYTES = 1 << 20
+
 _is_done = attrgetter("done")
 
 

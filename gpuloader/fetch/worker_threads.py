@@ -25,7 +25,7 @@ from gpuloader.fetch.contract import (
     plain_indices,
     timed_out,
 )
-from gpuloader.fetch.jobs import Job, Window
+from gpuloader.fetch.jobs import PART_NBYTES, Job, Window
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.order.worker_info import WorkerInfo, exchange_worker
 from gpuloader.sources.frameworks import answering_threads
@@ -38,9 +38,6 @@ from gpuloader.system.threads import (
     this_thread,
 )
 from gpuloader.watch.stats import WORKER, mark
-
-# The fewest bytes that each thread gathers from arrays; for less, handing over the task costs more.
-PART_NBYTES = 1 << 20
 
 # A job, and the start and stop of the part of its samples that a thread fetches or writes.
 Task = tuple["DividedJob", int, int]

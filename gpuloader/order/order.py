@@ -228,6 +228,8 @@ class Shuffled(Computed):
 
 @dataclass(frozen=True)
 class _Counted(Computed):
+    """Without a docstring, the decorator would make one from the signature, which takes milliseconds."""
+
     count: int
     draws: int
     seed: int

@@ -40,7 +40,6 @@ from gpuloader.sources.dataset import (
     refuse_mix,
 )
 from gpuloader.sources.mix import MixedStreams
-from gpuloader.sources.tables.table import TableDataset
 from gpuloader.system.iterators import refuse_read
 
 TakeBlock = Callable[[Sequence[int]], Block]
@@ -272,7 +271,11 @@ def _adapt(value: Any, by_key: bool, encoded: bool, in_columns: bool) -> Any:
         return value if by_key else value.array  # an array is read by position, not by label
     if found == COLUMNS and by_key:
         return KeysOrRows(value)
-    return TableDataset(value) if found else value
+    if not found:
+        return value
+    from gpuloader.sources.tables.table import TableDataset  # imported late: only tables need it
+
+    return TableDataset(value)
 
 
 class KeysOrRows:
@@ -285,13 +288,13 @@ class KeysOrRows:
 
     def __init__(self, entries: Mapping[str, Any]) -> None:
         self._entries = entries
-        self._table: TableDataset | None = None
+        self._table: Any = None
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, str) or not hasattr(index, "__index__"):
             return self._entries[index]
         if self._table is None:
-            self._table = TableDataset(self._entries)
+            self._table = _adapt(self._entries, by_key=False, encoded=False, in_columns=True)
         return self._table[index]
 
     def __len__(self) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
 from importlib.machinery import ModuleSpec
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -43,15 +43,18 @@ def read_stub(file: str) -> dict[str, str]:
 
     So each name is written down only once, where type checkers and editors look for it.
     """
-    lines = map(str.split, Path(file).with_suffix(".pyi").read_text("utf-8").splitlines())
-    return {line[3]: line[1] for line in lines if line[:1] == ["from"]}  # from HOME import NAME as NAME
+    # Not with `pathlib`, here and in other modules that every program imports: with all that it imports, that
+    # takes as long as ten of our modules.
+    with open(file.removesuffix("py") + "pyi", encoding="utf-8") as stub:  # noqa: PTH123
+        lines = map(str.split, stub)
+        return {line[3]: line[1] for line in lines if line[:1] == ["from"]}  # from HOME import NAME as NAME
 
 
 def step_aside(name: str, file: str) -> None:
     """Let ``import name`` find the package that our module with the path `file` hides."""
     # Python was started in our folder, and looks for modules there first.
-    here = Path(file).resolve().parent
-    sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != here]
+    here = os.path.dirname(os.path.realpath(file))  # noqa: PTH120
+    sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != here]
     del sys.modules[name]
     import_module(name)
 

@@ -26,7 +26,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from gpuloader.errors import LoaderError, StagingMemoryError
@@ -35,6 +34,7 @@ from gpuloader.system.cores import own_cores, read_control_group, read_text
 if TYPE_CHECKING:
     import socket
     from multiprocessing.connection import Connection
+    from pathlib import Path
 
 
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; missing from the mmap module
@@ -147,7 +147,7 @@ def prefault(mapping: mmap.mmap) -> None:
         pages[:: mmap.PAGESIZE] = bytes(-(-len(mapping) // mmap.PAGESIZE))
 
 
-def available_memory(root: Path = Path("/")) -> int | None:
+def available_memory(root: str | os.PathLike[str] = "") -> int | None:
     """Return how many bytes this process can still allocate, by the kernel's estimate and its control groups.
 
     Returns None if neither is known (no ``proc`` and ``sys`` below `root`).
@@ -159,7 +159,7 @@ def available_memory(root: Path = Path("/")) -> int | None:
     known: list[int] = []
     if group.memory_limit is not None:
         known.append(max(group.memory_limit - group.memory_used, 0))
-    for line in read_text(root / "proc/meminfo").splitlines():
+    for line in read_text(f"{root}/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             known.append(int(line.split()[1]) * 1024)
     return min(known, default=None)
@@ -256,7 +256,7 @@ def has_gil() -> bool:
     return bool(getattr(sys, "_is_gil_enabled", lambda: True)())
 
 
-def usable_cores(root: Path = Path("/")) -> int:
+def usable_cores(root: str | os.PathLike[str] = "") -> int:
     """Return how many cores' worth of CPU time this process gets: `allowed_cores`, limited by its CPU quota.
 
     >>> 1 <= usable_cores() <= allowed_cores()
@@ -276,6 +276,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     Only one process may do this at a time: the next program reuses the file of one that was killed.
 
     >>> import tempfile
+    >>> from pathlib import Path
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = Path(folder, "a.txt")
     ...     with replacing(path) as file:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from operator import itemgetter
-from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 from weakref import ref
@@ -125,7 +124,7 @@ def trace(path: str | os.PathLike[str] | None = None, *, nvtx: bool = False) -> 
         if _spans is not None:
             raise RuntimeError("a trace is already running in this process; end it before starting another")
         if path is not None:
-            Path(path).open("a").close()  # fail now, not after the training, if the file cannot be written
+            open(path, "a").close()  # noqa: PTH123 - fail now, not after the training, if the file cannot be written
         _spans, _nvtx = spans, package
     try:
         yield spans
@@ -134,7 +133,8 @@ def trace(path: str | os.PathLike[str] | None = None, *, nvtx: bool = False) -> 
         if path is not None:
             import json  # imported late: most programs write no trace
 
-            Path(path).write_text(json.dumps(chrome_trace(spans)))
+            with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123
+                json.dump(chrome_trace(spans), file)
 
 
 def chrome_trace(spans: list[Span]) -> dict[str, Any]:

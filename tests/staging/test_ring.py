@@ -14,7 +14,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gpuloader.errors import QueueClosed, StagingMemoryError
-from gpuloader.staging import FIRST_SLOTS, LARGE, MOST_STRETCHED, Lease, Ring, Slot, arrange, lease_views
+from gpuloader.staging import (
+    FIRST_NBYTES,
+    FIRST_SLOTS,
+    LARGE,
+    MOST_STRETCHED,
+    Lease,
+    Ring,
+    Slot,
+    arrange,
+    lease_views,
+)
 from tests.fakes import run_threads
 
 LAYOUT = arrange((((2, 3), np.dtype("int64")),))
@@ -277,17 +287,26 @@ def test_of_many_slots_only_the_first_are_reserved_until_all_are_in_use(spare, f
     assert ring.rearm()
 
 
-@pytest.mark.parametrize(("nbytes", "first"), [(LARGE, 4), (LARGE // 2, 7)])
-def test_large_slots_that_users_may_hold_are_reserved_when_they_are_needed(nbytes, first):
-    ring = Ring(7, 3)
+@pytest.mark.parametrize(
+    ("nbytes", "shared", "reserved"),
+    [
+        (LARGE, True, [4, 3]),  # those that users may hold come later
+        (LARGE // 2, True, [7]),
+        (LARGE, False, [2, 2, 3]),  # a loop that reads by itself needs no more than two
+        (FIRST_NBYTES // 4, False, [4, 3]),
+        (100, False, [7]),
+    ],
+)
+def test_large_slots_are_reserved_when_they_are_needed(nbytes, shared, reserved):
+    ring = Ring(7, 3, shared=shared)
     slots = [ring.acquire(nbytes)]
     assert ring.free == 6
     before = ring.reserved_in
     slots += [ring.take() for _ in range(6)]
     assert ring.take() is None
-    assert ring.reserved_in > before or first == 7  # also the later ones are no time of the reader
+    assert (ring.reserved_in > before) == (len(reserved) > 1)  # also the later ones are no time of the reader
     memory = [slot.memory for slot in slots]
-    assert [memory.count(one) for one in dict.fromkeys(memory)] == [first] + [3] * (first < 7)
+    assert [memory.count(one) for one in dict.fromkeys(memory)] == reserved
 
 
 def test_many_slots_that_do_not_fit_into_memory_are_an_error_before_the_first():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import random
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -141,6 +140,8 @@ def shuffle(reader: Reader, buf_size: int) -> Reader:
     >>> sorted(shuffle(lambda: range(5), 3)())
     [0, 1, 2, 3, 4]
     """
+    import random  # imported late: only this needs it
+
     size = max(check_integer("buf_size", buf_size), 1)
 
     def shuffled(items: Iterator[Any]) -> Iterator[Any]:
