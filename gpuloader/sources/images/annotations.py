@@ -356,14 +356,11 @@ def _clip_by(corners: Floats, step: Step) -> Floats:
     """Return boxes clipped to what a step leaves of the image; a margin around it does not count."""
     if isinstance(step, Affine):
         return _clip(corners, (0, 0), step.size)
-    ends = []
-    for start, length, whole, mirrored in zip(
-        step.window[:2], step.window[2:], step.size, (step.flop, step.flip), strict=True
-    ):
-        low, high = (length - whole + start, length + start) if mirrored else (-start, whole - start)
-        ends.append((min(max(low, 0), length), min(max(high, 0), length)))
-    (top, bottom), (left, right) = ends
-    return _clip(corners, (top, left), (bottom, right))
+    (tall, wide), (y, x, height, width) = step.size, step.window
+    top, bottom = (height - tall + y, height + y) if step.flop else (-y, tall - y)
+    left, right = (width - wide + x, width + x) if step.flip else (-x, wide - x)
+    end = max(min(bottom, height), 0), max(min(right, width), 0)
+    return _clip(corners, (max(top, 0), max(left, 0)), end)
 
 
 def _area(corners: Floats) -> Floats:
@@ -412,8 +409,8 @@ def _move_mask(one: Mask, value: Any, size: Size, steps: Sequence[Step]) -> Arra
         try:
             mask = _take(mask, step, one.fill)
         except (OverflowError, ValueError):
-            dtype = np.asarray(mask).dtype
-            raise SampleError(f"the fill {one.fill!r} does not fit a mask of {dtype}") from None
+            problem = f"the fill {one.fill!r} does not fit a mask of {np.asarray(mask).dtype}"
+            raise SampleError(problem) from None
     return np.ascontiguousarray(mask.transpose(2, 0, 1) if one.stacked else mask)
 
 
