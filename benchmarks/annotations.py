@@ -4,8 +4,9 @@ python benchmarks/annotations.py [--repeats N] [--output FILE.json]
 
 JPEG files of 500 x 375 in memory with a mask (a PNG) and eight boxes each go to random windows of 224 x 224,
 mirrored at random and normalized, in batches of 32, without workers. torchvision decodes pictures by its own
-decoder, transforms tensors, which is its faster way, and drops boxes by SanitizeBoundingBoxes. It needs
-torch and torchvision. The ways take turns in one process, with one thread.
+decoder, transforms tensors, which is its faster way, and drops boxes by SanitizeBoundingBoxes. Beside them,
+Pillow alone decodes images and masks, and resizes windows of them: no boxes, no normalizing, no batches. It
+needs torch and torchvision. The ways take turns in one process, with one thread.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import argparse
 import io
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,28 @@ def make_theirs(samples: list[dict[str, Any]]) -> Any:
     return DataLoader(Samples(), batch_size=BATCH, collate_fn=collate)
 
 
+class PillowAlone:
+    """Windows of images and masks as Pillow makes them, one sample after the other."""
+
+    def __init__(self, samples: list[dict[str, Any]]) -> None:
+        self.samples, self.random = samples, np.random.default_rng(0)
+
+    def __iter__(self) -> Iterator[Any]:
+        from PIL import Image
+
+        from gpuloader.transforms.image_transforms import draw_window
+
+        for sample in self.samples:
+            made = []
+            window = draw_window(375, 500, (0.08, 1.0), (3 / 4, 4 / 3), self.random)
+            top, left, height, width = window
+            for name, how in ("image", Image.Resampling.BILINEAR), ("mask", Image.Resampling.NEAREST):
+                image = Image.open(io.BytesIO(sample[name]))
+                box = left, top, left + width, top + height
+                made.append(np.asarray(image.resize((SIZE, SIZE), how, box)))
+            yield made
+
+
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return the report."""
     import torch
@@ -122,6 +145,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     samples = make_samples()
     ways: dict[str, Callable[[list[dict[str, Any]]], Any]] = {
         f"torchvision.transforms.v2 {torchvision.__version__.split('+')[0]}": make_theirs,
+        "Pillow's decoding and resizing alone": PillowAlone,
         "gpuloader, exactly Pillow's pixels": make_own,
     }
     rows = compare_epochs({name: make(samples) for name, make in ways.items()}, COUNT, options)

@@ -57,18 +57,23 @@ def interleave(candidates: dict[str, Candidate], repeats: int) -> dict[str, Spre
     return {name: spread(seen) for name, seen in runs.items()}
 
 
-def compare_epochs(loaders: dict[str, Any], units: int, options: argparse.Namespace) -> dict[str, Spread]:
-    """Return the microseconds of processor time per unit of loaders that take turns, `units` to an epoch.
+def compare_epochs(
+    loaders: dict[str, Any],
+    units: int,
+    options: argparse.Namespace,
+    clock: Callable[[], float] = process_time,
+) -> dict[str, Spread]:
+    """Return the microseconds per unit of loaders that take turns, `units` to an epoch: of processor time.
 
     The last loader is ours. It first runs `options.warm` epochs: with Numba, resizing is compiled after so
-    many images.
+    many images. With another clock, the times are those of it.
     """
 
     def time_epoch(loader: Any) -> float:
-        begun = process_time()
+        begun = clock()
         for batch in loader:
             del batch
-        return (process_time() - begun) / units * 1e6
+        return (clock() - begun) / units * 1e6
 
     for _ in range(options.warm):
         time_epoch([*loaders.values()][-1])

@@ -71,7 +71,7 @@ def cast(
             with np.errstate(all="ignore"):
                 numbers = values.astype(between) * np.asarray(scale, between)
         if name in INTEGERS:
-            result[...] = _to_integers(numbers, held) if numbers.dtype.kind == "f" else numbers.astype(held)
+            result[...] = _to_integers(numbers, held) if numbers.dtype.kind == "f" else numbers
         else:
             result[...] = round_to(numbers, name).view(held)
 

@@ -327,7 +327,8 @@ def infer_schema(samples: Sequence[Any], collation: Collation) -> Schema:
         values = tree.flatten(samples[0])
     if varying and (missing := sorted(varying - set(tree.array_names))):
         fields = sorted(set(tree.array_names))
-        raise SampleError(f"ragged or pad names {missing}, but the sample's array fields are {fields}")
+        problem = f"ragged, pad or Boxes names {missing}, but the sample's array fields are {fields}"
+        raise SampleError(f"{problem}; only numbers can vary in length")
     feeds: list[FeedSpec] = []
     levels: list[int] = []
     for number, (leaf, value) in enumerate(zip(tree.leaves, values, strict=True)):

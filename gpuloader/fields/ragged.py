@@ -292,6 +292,9 @@ def _pad_rows(values: Any, splits: Any, fill: float, side: str, multiple: int) -
     padded = values[chosen]
     if hasattr(padded, "at"):  # a JAX array, which is immutable
         return padded.at[outside].set(fill)
+    if str(padded.dtype) in ("torch.uint16", "torch.uint32", "torch.uint64"):  # which PyTorch cannot fill
+        mask = xp.asarray(outside, device=padded.device).reshape(*outside.shape, *[1] * (padded.ndim - 2))
+        return xp.where(mask, padded.new_full((), fill), padded)
     padded[outside] = fill
     return padded
 

@@ -68,7 +68,7 @@ def read_audio(
     ...     read_audio(f"{folder}/a.wav", 0.5, at=0).shape
     (8000,)
     """
-    _check(seconds, rate, at)
+    position = _check(seconds, rate, at)
     soundfile = import_package("soundfile", "decoding audio", "audio")
     path = "" if isinstance(file, bytes) else os.fspath(file)
     try:
@@ -84,7 +84,7 @@ def read_audio(
             wanted = count if seconds is None else round(seconds * own)
             spare = max(count - wanted, 0)
             if spare:
-                opened.seek(int(draw_position(at) * spare))
+                opened.seek(int(position * spare))
             values = opened.read(wanted, "float32", always_2d=True)
     except OSError as error:
         raise SourceError(f"cannot read the audio: {error.strerror}", url=path) from error
@@ -102,11 +102,12 @@ def read_audio(
     return made
 
 
-def _check(seconds: float | None, rate: int, at: float | None) -> None:
+def _check(seconds: float | None, rate: int, at: float | None) -> float:
+    """Return where the clip lies, drawn once even if the file is too short to choose."""
     check_count("rate", rate)
     if seconds is not None and not 0 < seconds < np.inf:
         raise ValueError(f"seconds must be above 0, got {seconds!r}")
-    draw_position(at)
+    return draw_position(at)
 
 
 class AudioSample(NamedTuple("_AudioPair", [("audio", Any), ("label", Any)])):

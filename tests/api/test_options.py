@@ -553,8 +553,11 @@ def test_a_ragged_sample_unlike_the_first(case, how, workers):
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"ragged": ["z"]}, r"ragged or pad names \['z'\], but the sample's array fields are \['x', 'y'\]"),
-        ({"pad": {"x.0": 1}}, r"ragged or pad names \['x.0'\]"),
+        (
+            {"ragged": ["z"]},
+            r"ragged, pad or Boxes names \['z'\], but the sample's array fields are \['x', 'y'\]",
+        ),
+        ({"pad": {"x.0": 1}}, r"ragged, pad or Boxes names \['x.0'\]"),
         ({"ragged": ["y"]}, "field 'y': expected an array of varying length, got a number"),
         ({"pad": {"x": 0.5}}, "field 'x': cannot pad rows of int64 with 0.5"),
         ({"pad": {"x": float("nan")}}, "field 'x': cannot pad rows of int64 with nan"),

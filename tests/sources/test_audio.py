@@ -6,7 +6,16 @@ import pickle
 import numpy as np
 import pytest
 
-from gpuloader import AudioFolder, DataLoader, DecodeError, Padding, SampleError, read_audio
+from gpuloader import (
+    AudioFolder,
+    DataLoader,
+    Dataset,
+    DecodeError,
+    Padding,
+    SampleError,
+    read_audio,
+    sample_rng,
+)
 from gpuloader.errors import SourceError
 
 soundfile = pytest.importorskip("soundfile")
@@ -73,6 +82,26 @@ def test_a_folder_gives_another_stretch_in_each_epoch_and_the_same_to_all_worker
     sample = dataset[4]  # outside of a loader, the middle
     np.testing.assert_array_equal(sample.audio, read_audio(root / "meow" / "1.flac", 1.0, at=0.5))
     assert sample.label == 1
+
+
+@pytest.mark.parametrize("seconds", [0.5, 4.0], ids=["a part", "longer than the file"])
+def test_a_position_is_one_random_number_of_its_sample(root, seconds):
+    class Moments(Dataset):
+        def __init__(self, draws):
+            self.draws = draws
+
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            at = None if self.draws else sample_rng().random()
+            return read_audio(root / "bark" / "0.flac", seconds, at=at), sample_rng().random()
+
+    drawn, given = (
+        next(iter(DataLoader(Moments(draws), places="cpu", batch_size=4, seed=1))) for draws in (True, False)
+    )
+    for one, other in zip(drawn, given, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_contents_are_read_like_a_file_and_a_name_may_be_no_text(root, tmp_path):

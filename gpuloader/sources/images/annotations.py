@@ -18,7 +18,7 @@ from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array
 from gpuloader.foreign import is_instance
 from gpuloader.sources.images.decoding import decode_as_stored, load_pillow
-from gpuloader.sources.images.image import Affine, Geometry, Image, as_image, is_encoded
+from gpuloader.sources.images.image import Affine, Geometry, Image, as_image, is_encoded, size_of
 
 Floats = NDArray[np.float64]
 Step = Geometry | Affine
@@ -124,7 +124,7 @@ class Boxes:
             second = second - first
         elif self.format == "cxcywh":
             first, second = (first + second) / 2, second - first
-        return np.concatenate([first, second], 1) / _scale(size, self.fractions, 2)
+        return np.asarray(np.concatenate([first, second], 1) / _scale(size, self.fractions, 2))
 
 
 @dataclass(frozen=True)
@@ -282,9 +282,9 @@ def _as_given(made: Floats, value: Any) -> Array:
     return made if getattr(value, "dtype", None) == np.float64 else made.astype(np.float32)
 
 
-def _scale(size: Size, fractions: bool, times: int = 1) -> Floats:
-    """Return the units of x and y in pixels, `times` times each."""
-    return np.array([size[1], size[0]] * times if fractions else [1, 1] * times, np.float64)
+def _scale(size: Size, fractions: bool, times: int = 1) -> Floats | float:
+    """Return the units of x and y in pixels, `times` times each; or one number for both."""
+    return np.array([size[1], size[0]] * times, np.float64) if fractions else 1.0
 
 
 def _size_after(size: Size, steps: Sequence[Step]) -> Size:
@@ -295,13 +295,15 @@ def _size_after(size: Size, steps: Sequence[Step]) -> Size:
 # ---------------------------------------------------------------------------------------------------------
 # Boxes and keypoints
 
+_CORNERS = np.array([[0, 1], [2, 1], [2, 3], [0, 3]])
+
 
 def _move_boxes(one: Boxes, value: Any, size: Size, steps: Sequence[Step]) -> tuple[Array, Array]:
     """Return the boxes that stay, and which ones did."""
     corners = one.read(value, size)
     # One pixel is left for rounding, for example by the tools with which people mark boxes.
     low, high = corners[:, :2], corners[:, 2:]
-    bad = (low < -1).any(1) | (high > (size[1] + 1, size[0] + 1)).any(1) | (high < low).any(1)
+    bad = ((low < -1) | (high > (size[1] + 1, size[0] + 1)) | (high < low)).any(1)
     if bad.any():
         row = int(bad.argmax())
         given = np.asarray(value)[row].tolist()
@@ -309,15 +311,18 @@ def _move_boxes(one: Boxes, value: Any, size: Size, steps: Sequence[Step]) -> tu
             f"expected boxes within the image of {size[0]} x {size[1]} pixels, in the format {one.format!r} "
             f"of {'fractions' if one.fractions else 'pixels'}, got {given} as box {row}"
         )
-    corners = _clip(corners, size)
-    visible = np.ones(len(corners))
+    # Most samples have a few boxes, so that the time depends on the number of calls.
+    corners = _clip(corners, (0, 0), size)
+    visible: Floats | float = 1.0
     for step in steps:
         # The corners of each box; the result is the box around them.
-        points = move_points(corners[:, [[0, 1], [2, 1], [2, 3], [0, 3]]], step)
-        around = np.concatenate([points.min(1), points.max(1)], 1)
+        points = move_points(corners[:, _CORNERS], step)
+        points.sort(1)
+        around = points[:, ::3].reshape(-1, 4)
         corners = _clip_by(around, step)
-        before = _area(around)
-        visible *= np.divide(_area(corners), before, out=np.zeros_like(before), where=before > 0)
+        if one.min_visible:
+            before = _area(around)
+            visible *= np.divide(_area(corners), before, out=np.zeros_like(before), where=before > 0)
     after, area = _size_after(size, steps), _area(corners)
     # A difference below one in a million is due to rounding.
     keep = (area > 0) & (area >= one.min_area) & (visible >= one.min_visible - 1e-6)
@@ -339,26 +344,23 @@ def move_points(points: Floats, step: Step) -> Floats:
     tall, wide = step.size
     y, x, height, width = step.window
     moved = (points - (left, top)) * (wide / (right - left), tall / (bottom - top)) - (x, y)
-    turned = np.array([step.flip, step.flop])
-    return np.where(turned, (width, height) - moved, moved)
+    return np.where((step.flip, step.flop), (width, height) - moved, moved)
 
 
-def _clip(corners: Floats, size: Size) -> Floats:
-    return np.asarray(corners.clip(0, [size[1], size[0]] * 2))
+def _clip(corners: Floats, low: Size, high: Size) -> Floats:
+    """Return boxes clipped to what lies between two points, each y and x."""
+    return np.minimum(np.maximum(corners, low[::-1] * 2), high[::-1] * 2)
 
 
 def _clip_by(corners: Floats, step: Step) -> Floats:
     """Return boxes clipped to what a step leaves of the image; a margin around it does not count."""
     if isinstance(step, Affine):
-        return _clip(corners, step.size)
-    y, x, height, width = step.window
-    ends = np.array([[-x, -y], [step.size[1] - x, step.size[0] - y]])
-    if step.flip:
-        ends[:, 0] = width - ends[::-1, 0]
-    if step.flop:
-        ends[:, 1] = height - ends[::-1, 1]
-    (left, top), (right, bottom) = ends.clip(0, [width, height]).tolist()
-    return np.asarray(corners.clip([left, top] * 2, [right, bottom] * 2))
+        return _clip(corners, (0, 0), step.size)
+    (tall, wide), (y, x, height, width) = step.size, step.window
+    top, bottom = (height - tall + y, height + y) if step.flop else (-y, tall - y)
+    left, right = (width - wide + x, width + x) if step.flip else (-x, wide - x)
+    end = max(min(bottom, height), 0), max(min(right, width), 0)
+    return _clip(corners, (max(top, 0), max(left, 0)), end)
 
 
 def _area(corners: Floats) -> Floats:
@@ -395,10 +397,10 @@ def _move_points(one: Keypoints, value: Any, size: Size, steps: Sequence[Step]) 
 
 def _move_mask(one: Mask, value: Any, size: Size, steps: Sequence[Step]) -> Array:
     mask = _as_mask(value)
-    found = mask.shape
-    if one.stacked and mask.ndim == 3:
-        mask = mask.transpose(1, 2, 0)
-    if mask.shape[:2] != size or mask.ndim not in ((3,) if one.stacked else (2, 3)):
+    shape = found = mask.shape if isinstance(mask, np.ndarray) else size_of(mask)
+    if one.stacked and len(shape) == 3:
+        mask, shape = mask.transpose(1, 2, 0), (*shape[1:], shape[0])
+    if shape[:2] != size or len(shape) not in ((3,) if one.stacked else (2, 3)):
         kind = "masks of shape (n, height, width)" if one.stacked else "a mask"
         advice = f"; if these are boxes, pass Boxes({one.field!r})" if found[1:] == (4,) else ""
         expected = f"expected {kind} of {size[0]} x {size[1]} pixels, as the image has"
@@ -407,36 +409,52 @@ def _move_mask(one: Mask, value: Any, size: Size, steps: Sequence[Step]) -> Arra
         try:
             mask = _take(mask, step, one.fill)
         except (OverflowError, ValueError):
-            raise SampleError(f"the fill {one.fill!r} does not fit a mask of {mask.dtype}") from None
+            problem = f"the fill {one.fill!r} does not fit a mask of {np.asarray(mask).dtype}"
+            raise SampleError(problem) from None
     return np.ascontiguousarray(mask.transpose(2, 0, 1) if one.stacked else mask)
 
 
-def _as_mask(value: Any) -> Array:
-    """Return a mask as an array with its values as they are stored."""
+def _as_mask(value: Any) -> Any:
+    """Return a mask with its values as they are stored: an array, or a loaded Pillow image of bytes."""
     if isinstance(value, Image) or is_encoded(value):
         image: Any = as_image(value)
-        return decode_as_stored(image.data, image.file, upright=image.upright)
-    if is_instance(value, "PIL.Image", "Image") or hasattr(value, "__array__"):
+        value = decode_as_stored(image.data, image.file, upright=image.upright)
+    is_image = is_instance(value, "PIL.Image", "Image")
+    if is_image and value.mode in ("L", "P"):
+        value.load()
+        return value
+    if is_image or hasattr(value, "__array__"):
         found = np.asarray(value)
         if found.dtype.kind in "biuf":
-            return found
+            is_bytes = found.dtype == np.uint8 and found.ndim == 2 and found.size
+            return load_pillow().fromarray(found) if is_bytes else found
         raise SampleError(f"expected a mask of numbers, got {found.dtype}")
     raise SampleError(f"expected a mask: an array, or a Pillow or encoded image, got {type(value).__name__}")
 
 
-def _take(mask: Array, step: Step, fill: float) -> Array:
+def _take(mask: Any, step: Step, fill: float) -> Array:
     """Return a mask after a step: the nearest value for each pixel, and `fill` for pixels outside."""
     if isinstance(step, Affine):
         # Pillow itself says which pixel is the nearest: it moves the numbers of the pixels.
+        mask = np.asarray(mask)
         numbers = np.arange(mask.shape[0] * mask.shape[1], dtype=np.int32).reshape(mask.shape[:2])
         source = np.asarray(step.transform(load_pillow().fromarray(numbers), "nearest", -1))
-        made = mask.reshape(numbers.size, *mask.shape[2:]).take(source, 0, mode="clip")
+        made: Array = mask.reshape(numbers.size, *mask.shape[2:]).take(source, 0, mode="clip")
         made[source < 0] = fill
         return made
+    (tall, wide), (y, x, height, width) = step.size, step.window
+    is_image = not isinstance(mask, np.ndarray)
+    is_inside = 0 <= y <= tall - height and 0 <= x <= wide - width
+    if is_inside and (is_image or step.filter is None):
+        # NumPy takes ten times as long to pick columns of bytes, so that these stay an image until here.
+        if step.filter is not None:
+            mask = mask.resize((wide, tall), load_pillow().Resampling.NEAREST, step.box)
+        window = np.asarray(mask)[y : y + height, x : x + width]
+        return np.array(window[:: -1 if step.flop else 1, :: -1 if step.flip else 1], order="C")
+    mask = np.asarray(mask)
     left, top, right, bottom = step.box
-    y, x, height, width = step.window
-    rows = _nearest(top, bottom, step.size[0], y, height, step.flop)
-    columns = _nearest(left, right, step.size[1], x, width, step.flip)
+    rows = _nearest(mask.shape[0], (top, bottom), tall, (y, y + height), step.flop)
+    columns = _nearest(mask.shape[1], (left, right), wide, (x, x + width), step.flip)
     made = mask.take(rows, 0, mode="clip").take(columns, 1, mode="clip")
     if rows.min() < 0:
         made[rows < 0] = fill
@@ -446,18 +464,11 @@ def _take(mask: Array, step: Step, fill: float) -> Array:
 
 
 def _nearest(
-    low: float, high: float, count: int, begin: int, length: int, mirrored: bool
-) -> NDArray[np.intp]:
-    """Return, for part of an axis resampled from `low` to `high`, each nearest pixel; -1 for outside.
-
-    >>> _nearest(0, 10, 4, -1, 5, False).tolist()
-    [-1, 1, 3, 6, 8]
-    """
-    # One sum after the other, as in Pillow; a product would round differently.
-    steps = np.full(count, (high - low) / count)
-    steps[0] = low + steps[0] * 0.5
-    found = np.full(length, -1, np.intp)
-    first, last = max(begin, 0), min(begin + length, count)
-    if first < last:
-        found[first - begin : last - begin] = np.add.accumulate(steps)[first:last]
+    length: int, box: tuple[float, float], size: int, window: Size, mirrored: bool
+) -> NDArray[np.int32]:
+    """Return which pixels of an axis Pillow picks for a window of a resized box; -1 for outside."""
+    pillow = load_pillow()
+    line = pillow.fromarray(np.arange(1, length + 1, dtype=np.int32)[None])  # a crop has 0 outside
+    line = line.resize((size, 1), pillow.Resampling.NEAREST, (box[0], 0, box[1], 1))
+    found: NDArray[np.int32] = np.asarray(line.crop((window[0], 0, window[1], 1)))[0] - 1
     return found[::-1] if mirrored else found

@@ -208,19 +208,20 @@ def decode_briefly(
         raise_for_file(error, file)
 
 
-def decode_as_stored(data: bytes, file: str = "", *, upright: bool = False) -> NDArray[Any]:
+def decode_as_stored(data: bytes, file: str = "", *, upright: bool = False) -> NDArray[Any] | Any:
     """Return the values of an encoded image as they are stored, such as the numbers of a palette's colors.
 
-    Raises `DecodeError` if the data is damaged or truncated, or has more pixels than Pillow accepts.
+    They are a loaded image of Pillow, or an array if it was turned upright. Raises `DecodeError` if the data
+    is damaged or truncated, or has more pixels than Pillow accepts.
     """
     if not len(data):
         raise DecodeError("the file is empty", file=file)
     try:
         # Opened once, without the header of other images, because opening takes as long as a small mask.
         with open_by_pillow(data) as image:
-            values = np.array(image)
+            image.load()
             orientation = _find_orientation(image) if upright else 1
-        return values if orientation == 1 else _turn(values, orientation)
+        return image if orientation == 1 else _turn(np.array(image), orientation)
     except Exception as error:
         raise_for_file(error, file)
 

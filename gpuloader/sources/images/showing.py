@@ -191,7 +191,8 @@ def _as_bytes(images: NDArray[Any]) -> NDArray[np.uint8]:
     if images.ndim == 3:
         images = images[..., None]
     if images.ndim != 4 or not images.size:
-        raise ValueError(f"expected images of shape (n, height, width, channels), got {images.shape}")
+        advice = "; pass one clip, or the views of one image" if images.ndim == 5 else ""
+        raise ValueError(f"expected images of shape (n, height, width, channels), got {images.shape}{advice}")
     if images.shape[3] not in (1, 3):
         images = images.transpose(0, 2, 3, 1)
     if images.shape[3] not in (1, 3):

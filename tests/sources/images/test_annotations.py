@@ -221,6 +221,12 @@ def test_masks_are_read_as_they_are_stored(mode):
         got = moved(Mask("mask"), value, (6, 8), RandomFlip(None, p=1))["mask"]
         assert got.dtype == expected.dtype
         np.testing.assert_array_equal(got, expected[:, ::-1])
+        for chain in ([Resize(None, (9, 5))], [RandomResizedCrop(None, 4), PadImage(None, 1)]):
+            got, array = (
+                moved(Mask("mask", fill=1), one, (6, 8), *chain)["mask"] for one in (value, expected)
+            )
+            np.testing.assert_array_equal(got, array, strict=True)
+            assert got.flags.writeable
 
 
 def test_a_mask_turns_upright_with_its_picture():

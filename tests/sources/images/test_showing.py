@@ -65,6 +65,13 @@ def test_what_is_no_batch_is_an_error_that_asks_for_one(batch):
         show(batch)
 
 
+def test_clips_and_views_are_shown_one_at_a_time():
+    clips = np.stack([FOUR, FOUR])
+    with pytest.raises(ValueError, match=r"got \(2, 4, .*; pass one clip, or the views of one image"):
+        show(clips)
+    assert show(clips[1]).size == show(FOUR).size
+
+
 def test_text_labels_are_drawn():
     assert show((FOUR, ["cat", "dog", "owl", "ant"])).size == show((FOUR, range(4))).size
 
