@@ -31,7 +31,7 @@ from gpuloader.fields.padding import (
 )
 from gpuloader.fields.ragged import Ragged, check_step, round_up, split_rows, splits_of
 from gpuloader.fields.spec import Array, FeedSpec
-from gpuloader.sources.block import Block, Chunked, Rows, take_each
+from gpuloader.sources.block import Block, Chunked, Part, PlainObjects, Rows, take_each
 from gpuloader.sources.images.regions import Encoded, Region
 from gpuloader.staging.arena import arrange
 
@@ -292,15 +292,20 @@ def stage_columns(
 # Columns of blocks.
 
 
+def is_fitting(block: Block, schema: Schema) -> bool:
+    """Return whether a block has rows of the columns that fitted last; most batches do."""
+    part = block.parts[0]
+    return part.columns is schema.fitting and not part.dtypes and len(block.parts) == 1
+
+
 def fits(block: Block, schema: Schema) -> bool:
     """Return whether a block's columns match the schema's fields, so that they can be copied as they are.
 
     The caller stages the samples of other blocks one by one. That converts them, or raises an error that
     names the sample and the field.
     """
-    # Most batches are further rows of the same arrays.
     part = block.parts[0]
-    if part.columns is schema.fitting and not part.dtypes and len(block.parts) == 1:
+    if is_fitting(block, schema):
         return True
     # Rows of a table are flat dicts. Anything beyond that in the schema requires samples.
     root = schema.tree.root
@@ -316,9 +321,31 @@ def fits(block: Block, schema: Schema) -> bool:
             return False
         if feed is None and not is_object(_find_first(pieces)):
             return False
-    if not part.dtypes and all(isinstance(column, np.ndarray) for column in part.columns.values()):
+    if not part.dtypes and all(isinstance(one, np.ndarray | PlainObjects) for one in part.columns.values()):
         schema.fitting = part.columns
     return True
+
+
+def stage_fitting(
+    part: Part, schema: Schema, collation: Collation, number: int, reserve: Reserve
+) -> StagedBatch:
+    """Copy further rows of the columns that fitted last into a slot, and return the batch."""
+    count, rows = len(part), part.rows
+    arrays, objects = [], []
+    for leaf in schema.tree.leaves:
+        column: Any = part.columns[leaf.name]
+        if leaf.is_array:
+            arrays.append(column)
+        else:
+            objects.append(column.take(rows))
+    layout = schema.lay_out(count)
+    staged = begin_batch(collation, layout, schema.levels, number, reserve, schema.tree, objects)
+    for view, array in zip(staged.slot.views(layout), arrays):  # noqa: B905 - strict= costs time
+        if isinstance(rows, slice):
+            np.copyto(view, array[rows])
+        else:
+            _take([(array, rows)], view)
+    return staged
 
 
 def _holds(column: Any, rows: Rows, feed: FeedSpec | None, dtype: np.dtype[Any] | None) -> bool:
