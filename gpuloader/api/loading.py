@@ -237,7 +237,7 @@ def _choose_collation(
         function,
         options.batch_size is not None,
         ragged,
-        options.pad or {},
+        {field: as_pad(pad) for field, pad in (options.pad or {}).items()},
         programmer,
         delivery.on_host,
         as_tensors,

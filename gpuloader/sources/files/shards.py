@@ -10,7 +10,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, ClassVar
 
@@ -186,7 +186,7 @@ class ShardDataset(IterableDataset[S]):
             if taken is None or taken <= run.count:
                 at = run.at if taken is None else run.at - (run.count - taken)
                 come = run.stream, self._behind(run.order, run.start, at)
-                return self._to_state(replace(left, streams=[come, *run.rest]))
+                return self._to_state(Left(left.reader, [come, *run.rest]))
         return self._to_state(left)
 
     def _to_state(self, left: Left) -> dict[str, Any]:
