@@ -172,6 +172,15 @@ def test_files_may_differ_in_width_and_encoding(tmp_path, kind, write):
     assert batch["when"].tolist() == [0, 1000]  # as each file counts
 
 
+@pytest.mark.parametrize(("kind", "write"), [(ParquetDataset, write_parquet), (ArrowDataset, write_arrow)])
+def test_a_file_that_tells_no_type_takes_that_of_the_others(tmp_path, kind, write):
+    for name, rows in (("a", []), ("b", [None, None]), ("c", [1, None, 3]), ("d", [])):
+        write(pa.table({"n": rows}), tmp_path / f"{name}{kind._pattern[1:]}")
+    assert joined(read(kind(tmp_path, fill={"n": -1})), "n") == [-1, -1, 1, -1, 3]
+    with pytest.raises(DataFileError, match=r"b\..*'n': 2 of 2 values are null"):
+        read(kind(tmp_path))
+
+
 def test_dates_and_decimals_are_cast_to_numbers(tmp_path):
     days = pa.array([1, 2], pa.int32()).cast(pa.date32())
     table = pa.table({"day": days, "price": pa.array(["1.5", "2.25"]).cast(pa.decimal128(5, 2))})
