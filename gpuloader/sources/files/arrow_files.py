@@ -29,7 +29,8 @@ class ArrowDataset(TableShards):
     A shard is a record batch, and one worker of one rank reads it. Values are those of a `ParquetDataset`. To
     shuffle everything, memory-map an uncompressed file and pass the table to the loader instead.
 
-    Memory: a worker holds one record batch, or a few of remote files, and a `shuffle_buffer`.
+    Memory: a worker holds one record batch, or a few of remote files, a `shuffle_buffer`, and the last 64 KiB
+    of up to 128 remote files. During a pass, up to 16 files stay open.
 
     Parameters
     ----------

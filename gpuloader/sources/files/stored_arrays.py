@@ -62,8 +62,6 @@ class StoredArrays(ColumnDataset):
     Each process that reads opens the store itself: so does a forked process, or one that received the dataset
     in a pickle. Any thread may read. Whatever the order of its samples, a batch reads each chunk once. In an
     array without chunks, adjacent rows are read together.
-
-    In an ordered epoch without workers, a loader reads ahead: 8 MiB, or a whole chunk of up to 64 MiB.
     """
 
     _decodes = True  # so that worker processes are used, although samples are read in columns
@@ -280,6 +278,8 @@ class StoredArrays(ColumnDataset):
 class HDF5Dataset(StoredArrays):
     """The rows of arrays in an HDF5 file; a sample is a dict with one row per array.
 
+    Memory: an ordered epoch without workers reads ahead 8 MiB, or a whole chunk of up to 64 MiB.
+
     Parameters
     ----------
     url : path or URL
@@ -378,6 +378,8 @@ class ZarrDataset(StoredArrays):
     out chunks that contain nothing else. A lost chunk therefore looks like one that was left out, unless the
     ``fill_value`` is null: then a missing chunk is an error. Name the `arrays` that you need: without names,
     an array whose folder is lost goes unnoticed.
+
+    Memory: an ordered epoch without workers reads ahead 8 MiB, or a whole chunk of up to 64 MiB.
 
     Parameters
     ----------
