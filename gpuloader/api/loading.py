@@ -237,7 +237,7 @@ def _choose_collation(
         function,
         options.batch_size is not None,
         ragged,
-        options.pad or {},
+        {field: as_pad(pad) for field, pad in (options.pad or {}).items()},
         programmer,
         delivery.on_host,
         as_tensors,
@@ -466,7 +466,8 @@ def _check_skipping(*, ends: bool, equal: bool) -> None:
     if ends:
         raise ValueError(
             "on_bad='skip' leaves out samples of a dataset with indices, and images that the loader decodes; "
-            "an iterator that has raised has ended, so catch the exception in the dataset's __iter__"
+            "an iterator that has raised has ended, so catch the exception in the dataset's __iter__, map or "
+            "decode"
         )
     if equal:
         raise ValueError(

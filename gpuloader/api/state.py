@@ -12,6 +12,7 @@ from gpuloader.batches.items import ItemState
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.errors import ReaderError
 from gpuloader.order.batching import Batching
+from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.order.samplers import Sampler
 from gpuloader.order.torch_order import TorchOrder
 from gpuloader.sources.describing import READ_ONCE, Source
@@ -111,10 +112,16 @@ class Position:
         if not self.can_divide(dataset):
             return
         begun = [self.workers.get(worker, ItemState(worker, 0)) for worker in range(self.readers or 0)]
-        states = dataset._divide_states([None if one.ended else one.state or {} for one in begun], readers)
+        outer = exchange_draw(Draw(self.seed, self.epoch))  # the order of the files depends on the epoch
+        try:
+            states = dataset._divide_states(
+                [None if one.ended else one.state or {} for one in begun], readers
+            )
+        finally:
+            exchange_draw(outer)
         for worker, state in enumerate(states or ()):
             self.readers, self.turn = readers, 0
-            self.workers[worker] = ItemState(worker, 0, state, ended=state is None)
+            self.workers[worker] = ItemState(worker, 0, state or None, ended=state is None)
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as plain data, which `read_state` reads."""

@@ -22,7 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.batches.columns import Column, block_columns, fits, split_columns, stage_columns
+from gpuloader.batches.columns import (
+    Column,
+    block_columns,
+    fits,
+    is_fitting,
+    split_columns,
+    stage_columns,
+    stage_fitting,
+)
 from gpuloader.batches.kept import BatchSignature, keep_whole, stage_whole
 from gpuloader.batches.schema import Collation, Schema, SchemaCache
 from gpuloader.batches.staged import BatchBuilder, Gaps, LeftOut, Reserve, StagedBatch, begin_batch, complete
@@ -100,6 +108,9 @@ class Assembler:
             schema = self.schemas.find(list(samples) if self.collation.keeps else [next(samples)])
             if not fits(block, schema):
                 return None
+        if is_fitting(block, schema):
+            staged = stage_fitting(block.parts[0], schema, self.collation, number, reserve)
+            return complete(self.collation, staged, keys)
         columns, objects = block_columns(block, schema, self.collation.pads or {})
         staged, _ = stage_columns(columns, schema, self.collation, number, reserve, objects)
         return complete(self.collation, staged, keys)

@@ -37,7 +37,7 @@ from gpuloader.fields.ragged import (
     write_padded,
 )
 from gpuloader.fields.spec import Array, FeedSpec
-from gpuloader.sources.block import Block, Chunked, Rows, take_each
+from gpuloader.sources.block import Block, Chunked, Part, PlainObjects, Rows, take_each
 from gpuloader.sources.images.regions import Encoded, Region
 from gpuloader.staging import arrange
 
@@ -97,21 +97,21 @@ def _stack(rows: Sequence[Array], target: Array) -> None:
 _LONG = 4096  # bytes per row from which copying each row takes less time than a mask over all rows
 
 
-def _pad(parts: Sequence[Array], lengths: list[int], pad: Padding, target: Array) -> None:
+def _pad(parts: Sequence[Array], lengths: Array, pad: Padding, target: Array) -> None:
     """Write rows of these lengths, which lie one after another in the parts, and fill up the short ones.
 
     >>> target = np.zeros((2, 3), int)
-    >>> _pad([np.array([1, 2, 3, 4])], [3, 1], Padding(-1), target)
+    >>> _pad([np.array([1, 2, 3, 4])], np.array([3, 1]), Padding(-1), target)
     >>> target
     array([[ 1,  2,  3],
            [ 4, -1, -1]])
     """
     is_short = target.nbytes <= len(target) * _LONG
-    if parts and (is_short or [*map(len, parts)] != lengths):
-        values = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    if parts and (is_short or [*map(len, parts)] != lengths.tolist()):
+        values = _concatenate(parts)
         if is_short:
             target[...] = pad.value
-            target[find_inside(pad, np.array(lengths), target.shape[1])] = values
+            target[find_inside(pad, lengths, target.shape[1])] = values
             return
         parts = np.split(values, np.cumsum(lengths)[:-1])
     for row, part in zip(target, parts, strict=True):
@@ -149,19 +149,30 @@ def _whole(array: Array) -> Column:
 
 def _sequences(
     parts: list[Array],
-    lengths: list[int],
-    splits: Iterable[Array],
+    lengths: Array,
+    splits: Iterable[Array] | None,
     step: tuple[int, ...],
     feed: FeedSpec,
     pad: Padding | None,
 ) -> tuple[list[Column], list[Column]]:
-    """Return the columns of a field of varying length: padded, with its extras, or values and row splits."""
+    """Return the columns of a field of varying length: padded, with its extras, or values and row splits.
+
+    `lengths` are those of the samples; without `splits`, the parts have the one level that they describe.
+    """
     if pad is None:
-        values = Column((sum(lengths), *step), feed.dtype, partial(_join, parts))
-        return [values, *map(_whole, splits)], []
-    shape = (len(lengths), round_up(max(lengths, default=0), pad.multiple), *step)
+        values = Column((int(lengths.sum()), *step), feed.dtype, partial(_join, parts))
+        return [values, *map(_whole, splits or [splits_of(lengths)])], []
+    shape = (len(lengths), round_up(int(lengths.max(initial=0)), pad.multiple), *step)
     padded = Column(shape, feed.dtype, partial(_pad, parts, lengths, pad))
-    return [padded], _extra_columns(pad, np.array(lengths, np.int64)[:, None], shape)
+    return [padded], _extra_columns(pad, lengths[:, None], shape)
+
+
+def _count(sequences: Sequence[Array]) -> Array:
+    return np.array([*map(len, sequences)], np.int64)
+
+
+def _concatenate(arrays: Sequence[Array]) -> Array:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 # Columns of samples that were kept.
@@ -202,7 +213,7 @@ def split_columns(
             error.field = feed.name
             raise
         step = parts[0].shape[1:] if parts else _sizes(feed)
-        made, more = _sequences(parts, [*map(len, parts)], splits, step, feed, pad)
+        made, more = _sequences(parts, _count(parts), splits, step, feed, pad)
         columns, extras = columns + made, extras + more
     return [*columns, *extras]
 
@@ -298,15 +309,20 @@ def stage_columns(
 # Columns of blocks.
 
 
+def is_fitting(block: Block, schema: Schema) -> bool:
+    """Return whether a block has rows of the columns that fitted last; most batches do."""
+    part = block.parts[0]
+    return part.columns is schema.fitting and not part.dtypes and len(block.parts) == 1
+
+
 def fits(block: Block, schema: Schema) -> bool:
     """Return whether a block's columns match the schema's fields, so that they can be copied as they are.
 
     The caller stages the samples of other blocks one by one. That converts them, or raises an error that
     names the sample and the field.
     """
-    # Most batches are further rows of the same arrays.
     part = block.parts[0]
-    if part.columns is schema.fitting and not part.dtypes and len(block.parts) == 1:
+    if is_fitting(block, schema):
         return True
     # Rows of a table are flat dicts. Anything beyond that in the schema requires samples.
     root = schema.tree.root
@@ -322,9 +338,31 @@ def fits(block: Block, schema: Schema) -> bool:
             return False
         if feed is None and not is_object(_find_first(pieces)):
             return False
-    if not part.dtypes and all(isinstance(column, np.ndarray) for column in part.columns.values()):
+    if not part.dtypes and all(isinstance(one, np.ndarray | PlainObjects) for one in part.columns.values()):
         schema.fitting = part.columns
     return True
+
+
+def stage_fitting(
+    part: Part, schema: Schema, collation: Collation, number: int, reserve: Reserve
+) -> StagedBatch:
+    """Copy further rows of the columns that fitted last into a slot, and return the batch."""
+    count, rows = len(part), part.rows
+    arrays, objects = [], []
+    for leaf in schema.tree.leaves:
+        column: Any = part.columns[leaf.name]
+        if leaf.is_array:
+            arrays.append(column)
+        else:
+            objects.append(column.take(rows))
+    layout = schema.lay_out(count)
+    staged = begin_batch(collation, layout, schema.levels, number, reserve, schema.tree, objects)
+    for view, array in zip(staged.slot.views(layout), arrays):  # noqa: B905 - strict= costs time
+        if isinstance(rows, slice):
+            np.copyto(view, array[rows])
+        else:
+            _take([(array, rows)], view)
+    return staged
 
 
 def _holds(column: Any, rows: Rows, feed: FeedSpec | None, dtype: np.dtype[Any] | None) -> bool:
@@ -367,18 +405,18 @@ def block_columns(
         feed = next(feeds)
         if feed.lod_level:
             parts: list[Array] = []
-            lengths: list[int] = []
+            lengths: list[Array] = []
             for column, chosen in pieces:
                 if isinstance(column, Ragged) and isinstance(chosen, slice):
                     ends = column.row_splits[0][chosen.start : chosen.stop + 1]
                     parts.append(column.values[ends[0] : ends[-1]])
-                    lengths += np.diff(ends).tolist()
+                    lengths.append(ends[1:] - ends[:-1])
                 else:
                     rows = take_each(column, chosen)
                     parts += rows
-                    lengths += map(len, rows)
+                    lengths.append(_count(rows))
             pad = as_pad(pads[feed.name]) if feed.name in pads else None
-            made, more = _sequences(parts, lengths, [splits_of(lengths)], _sizes(feed), feed, pad)
+            made, more = _sequences(parts, _concatenate(lengths), None, _sizes(feed), feed, pad)
             columns, extras = columns + made, extras + more
         elif any(isinstance(_first_piece(column), Ragged) for column, _ in pieces):
             # Lists that all have the length of a dense field.

@@ -25,6 +25,7 @@ from gpuloader.fields.ragged import Padding, as_pad, name_extras
 from gpuloader.fields.spec import FeedSpec
 from gpuloader.foreign import warn_of_class
 from gpuloader.sources.images.regions import Encoded, Region
+from gpuloader.staging.arena import Layout
 
 if TYPE_CHECKING:
     from gpuloader.batches.image_samples import ImageStage
@@ -146,6 +147,7 @@ class Schema:
     fitting: Mapping[str, Any] | None = field(default=None, compare=False)
     _specs: list[_FieldSpec | None] = field(default_factory=list, compare=False)
     _tables: dict[int, SampleRows] = field(default_factory=dict, compare=False)
+    _latest: tuple[int, Layout] | None = field(default=None, compare=False)
     _arranging: threading.Lock = field(default_factory=threading.Lock, compare=False)
 
     def __post_init__(self) -> None:
@@ -211,6 +213,13 @@ class Schema:
             return False
         objects = self._specs.count(None)  # a column of objects is a list, with a pointer for each
         return self.fields.layout_of(size).nbytes + size * objects * _POINTER > limit
+
+    def lay_out(self, count: int) -> Layout:
+        """Return the layout of a batch of `count` dense samples, the same object for the same count."""
+        latest = self._latest
+        if latest is None or latest[0] != count:
+            latest = self._latest = count, self.rows(1).layout_of(count)
+        return latest[1]
 
     def rows(self, count: int) -> SampleRows:
         """Return the row table for a batch of `count` dense samples, with its layout arranged."""

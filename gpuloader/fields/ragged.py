@@ -268,9 +268,11 @@ def check_step(first: Dims, step: Dims, index: int | None = None) -> None:
         raise SampleError(problem, index=index)
 
 
-def splits_of(lengths: list[int]) -> Array:
+def splits_of(lengths: list[int] | Array) -> Array:
     """Return the row splits of sequences of these lengths."""
-    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
+    splits = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=splits[1:])
+    return splits
 
 
 def round_up(length: int, multiple: int) -> int:

@@ -35,6 +35,10 @@ class Objects(Protocol):
         """Return the values of some rows as Python objects."""
 
 
+class PlainObjects:
+    """Marks columns of which every value stays one Python object, such as text, and is never a list."""
+
+
 class Chunked:
     """A column whose rows lie in several pieces, such as the record batches of an Arrow table.
 

@@ -42,7 +42,7 @@ class ColumnDataset(Dataset[dict[str, Any]]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return several samples at once."""
-        return list(self.take_block(indices))
+        return list(self._take(as_rows(self, indices, len(self))))
 
     def take_block(self, indices: Sequence[int] | NDArray[np.int64]) -> Block:
         """Return the samples at `indices` in columns; raise `IndexError` if there is no such sample."""

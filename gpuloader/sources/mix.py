@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +25,9 @@ class MixDataset(ConcatDataset[S]):
 
     **Streams** are iterable datasets, such as Parquet, tar and Hugging Face's. They take turns: of every
     1,024 samples, each has its share, in random order. Every worker mixes its own parts of the streams.
-    Streams can resume mid-epoch; one that cannot tell its position is read again up to there. A repeated
-    stream that shuffles draws a new order for each pass. The rest of this text is about map-style datasets.
+    Streams can resume mid-epoch; one that cannot tell its position is read again up to there. If all are
+    datasets in files, other workers can continue. A repeated stream that shuffles draws a new order for each
+    pass. The rest of this text is about map-style datasets.
 
     A loader reads a mix in the order of its `default_sampler`: among every 4,096 samples, each dataset has
     its share. With ``shuffle=True`` these are in random order, and every pass over a dataset has a new random
@@ -129,6 +130,7 @@ _TURNS, _BLOCK = 1024, 64
 """Turns within which each stream has its share, and samples to take from a stream in columns at a time."""
 
 _END = object()
+_NOT_BEGUN = [0, False, None, 0]  # the state of a stream, with the fields of `_Reading`
 
 
 def _is_stream(dataset: object) -> bool:
@@ -160,7 +162,7 @@ class MixedStreams(IterableDataset[S]):
         self._reached: tuple[int, list[_Reading]] = 0, []
 
     def __iter__(self) -> Iterator[S]:
-        drawn, streams = self._resumed or (0, [()] * len(self.datasets))
+        drawn, streams = self._resumed or (0, [_NOT_BEGUN] * len(self.datasets))
         self._resumed = None
         readings = [_Reading(one, *at) for one, at in zip(self.datasets, streams, strict=True)]
         draw = current_draw()
@@ -204,10 +206,70 @@ class MixedStreams(IterableDataset[S]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next pass resume at a state; raise `ValueError` if it is not that of as many streams."""
+        self._resumed = (int(state["drawn"]), self._streams_of(state))
+
+    def _streams_of(self, state: Mapping[str, Any]) -> list[Any]:
         streams = state.get("streams")
         if not isinstance(streams, list) or len(streams) not in (0, len(self.datasets)):
             raise ValueError(f"this is not the state of a mix of {len(self.datasets)} streams: {state}")
-        self._resumed = (int(state["drawn"]), streams) if streams else None
+        return streams or [_NOT_BEGUN] * len(self.datasets)
+
+    @property
+    def _divide_states(self) -> Callable[..., Any]:
+        """Divides what is left among other workers, as for files; exists only if all streams can do so."""
+        if not all(hasattr(one, "_divide_states") for one in self.datasets):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute '_divide_states'")
+        return self._divide
+
+    def _divide(self, states: Sequence[Any], workers: int, sharing: int | None = None) -> Any:
+        begun = [None if one is None else self._streams_of(one or {"streams": []}) for one in states]
+        ends = sharing or workers
+        while True:
+            count = ends
+            found = [self._share(at, begun, workers, count) for at in range(len(self.datasets))]
+            shares = [one for one in found if one is not None]
+            if len(shares) < len(found):
+                return None
+            # A stream with 'stop' ends the epoch of the workers that have a part of it. If there are too few
+            # parts, the other workers have ended, and leave what is left of all streams to these.
+            ended = [sum(not one[1] for one in share) for share in shares]
+            stops = [number for number, word in zip(ended, self.at_end, strict=True) if word == "stop"]
+            ends = min(filter(None, stops), default=count)
+            if ends == count:
+                break
+        drawn = sum(state.get("drawn", 0) for state in states if state) // count
+        left: list[dict[str, Any] | None] = [None] * (sharing or workers)
+        for worker, streams in enumerate(zip(*shares, strict=True)):
+            if any(state for *_, state, _ in streams):
+                left[worker] = {"drawn": drawn, "streams": list(streams)}
+        return left
+
+    def _share(self, at: int, begun: Sequence[Any], workers: int, count: int) -> list[Any] | None:
+        """Return the states with which `count` of the workers continue a stream, or None for their own."""
+        streams = [None if one is None or one[at][1] else one[at] for one in begun]
+        passes = min((one[0] for one in streams if one), default=None)
+        if passes is None:  # nothing is left of it
+            return [[1, True, None, 0]] * count
+        # A worker that repeats it already has nothing left of the pass that others have not completed.
+        latest = [one if one and one[0] == passes else None for one in streams]
+        if any(one and one[3] for one in latest):
+            raise ValueError("the state of a mix of an earlier release is for as many workers; use as many")
+        left = [one and (one[2] or {}) for one in latest]
+        outer = exchange_draw(_draw_of(passes))
+        try:
+            found = self.datasets[at]._divide_states(left, workers, count)
+        finally:
+            exchange_draw(outer)
+        over = [passes + 1, self.at_end[at] != "repeat", None, 0]
+        return found and [[passes, False, state, 0] if state else over for state in found]
+
+
+def _draw_of(passes: int) -> Draw:
+    """Return the draw of a later pass over a stream, which shuffles again."""
+    draw = current_draw()
+    again = Draw(draw.seed, draw.epoch + (passes << 32))
+    again.index = draw.index
+    return again
 
 
 @dataclass(eq=False)
@@ -225,12 +287,8 @@ class _Reading:
     def take(self) -> Any:
         """Return the next item, or `_END`."""
         if self.items is None:
-            draw = current_draw()
-            # A repeated stream shuffles again. It may look up the epoch only when it is asked for its first
-            # item.
-            again = Draw(draw.seed, draw.epoch + (self.passes << 32))
-            again.index = draw.index
-            outer = exchange_draw(again)
+            # The stream may look up the epoch only when it is asked for its first item.
+            outer = exchange_draw(_draw_of(self.passes))
             try:
                 items = itertools.islice(self._read(), self.taken, None)
                 self.items = itertools.chain(list(itertools.islice(items, 1)), items)
@@ -264,5 +322,9 @@ class _Reading:
 
     def state_dict(self) -> list[Any]:
         """Return the fields from which to create it again, without the dataset."""
-        state, taken = (self.dataset.state_dict(), 0) if self.tells else (self.state, self.taken)
+        state, taken = self.state, self.taken
+        if self.tells:
+            state, taken = self.dataset.state_dict(), 0
+        elif taken and self.items is not None and hasattr(self.dataset, "_state_within"):
+            state, taken = self.dataset._state_within(taken), 0
         return [self.passes, self.gone, state, taken]

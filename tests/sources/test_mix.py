@@ -1,6 +1,7 @@
 """Mixed datasets: proportions, what happens when one ends, repeating, resuming and ranks."""
 
 import itertools
+import json
 import pickle
 from functools import partial
 
@@ -13,6 +14,7 @@ from gpuloader import (
     BatchSampler,
     ComposeDataset,
     ConcatDataset,
+    CSVDataset,
     DistributedBatchSampler,
     IterableDataset,
     MixDataset,
@@ -447,3 +449,118 @@ class TestStreams:
     def test_a_state_of_other_streams_is_refused(self):
         with pytest.raises(ValueError, match="not the state of a mix of 1 streams"):
             MixDataset([stream(3)], [1]).load_state_dict({"drawn": 3, "streams": [[], []]})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Files with the numbers from 0 (a.parquet), 1000 (b.parquet), 2000 (tar) and 3000 (CSV) on."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    made = tmp_path_factory.mktemp("streams")
+    pq.write_table(pa.table({"n": range(150)}), made / "a.parquet", row_group_size=7)
+    pq.write_table(pa.table({"n": range(1000, 1090)}), made / "b.parquet", row_group_size=4)
+    for shard in range(6):
+        rows = range(2000 + 8 * shard, 2008 + 8 * shard)
+        write_tar(made / f"{shard}.tar", [(f"{row}.n", str(row).encode()) for row in rows])
+    (made / "d.csv").write_text("n\n" + "".join(f"{row}\n" for row in range(3000, 3070)))
+    return made
+
+
+def take_number(sample):
+    return {"n": int(sample["n"])}
+
+
+SIZES = [150, 90, 48, 70]
+
+
+def load_files(folder, at_end, workers, size, buffer=None):
+    """Return a loader over a mix of as many files as there are words in `at_end`."""
+    shuffled = {"shuffle": True, "shuffle_buffer": buffer}
+    parts = [
+        ParquetDataset(folder / "a.parquet"),
+        ParquetDataset(folder / "b.parquet", **shuffled),
+        TarDataset(folder / "*.tar", take_number, **shuffled),
+        CSVDataset(folder / "d.csv", filters=[("n", ">=", 3000)]),
+    ][: len(at_end)]
+    how = {"num_workers": workers, "start_method": "fork"} if workers > 1 else {}
+    mixed = MixDataset(parts, [3, 2, 1, 2][: len(at_end)], at_end=at_end)
+    return loading.load(mixed, batch_size=size, seed=4, **how)
+
+
+def leave(loader, count, state):
+    """Return the numbers of some batches of a loader that resumes at a state, and its own state then."""
+    if state is not None:
+        loader.load_state_dict(json.loads(json.dumps(state)))
+    epoch = iter(loader)
+    found = [number for batch in itertools.islice(epoch, count) for number in batch["n"].tolist()]
+    state = loader.state_dict()
+    epoch.close()
+    return found, state
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    at_end=st.lists(st.sampled_from(["drop", "repeat", "stop"]), min_size=1, max_size=4),
+    buffer=st.none() | st.integers(1, 20),
+    legs=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 40), st.integers(0, 8)), max_size=2),
+    workers=st.integers(1, 4),
+)
+def test_other_workers_and_batches_continue_a_mix_of_files(folder, at_end, buffer, legs, workers):
+    found, state = [], None
+    for count_of_workers, size, count in legs:
+        if state is not None and state["epoch"]:
+            break
+        more, state = leave(load_files(folder, at_end, count_of_workers, size, buffer), count, state)
+        found += more
+    if state is None or not state["epoch"]:
+        found += leave(load_files(folder, at_end, workers, 5, buffer), None, state)[0]
+    times = np.bincount(found, minlength=4000)
+    for at, word in enumerate(at_end):
+        own = times[1000 * at : 1000 * at + SIZES[at]]
+        if word == "repeat" and "stop" not in at_end:
+            assert (own >= 1).all()
+        elif word == "drop" and "stop" not in at_end:
+            assert (own == 1).all()
+        elif word != "repeat":
+            assert (own <= 1).all()
+    assert times.sum() == sum(times[1000 * at : 1000 * at + SIZES[at]].sum() for at in range(len(at_end)))
+
+
+@pytest.mark.parametrize("legs", [(3, 2), (1, 4), (4, 1)], ids=str)
+def test_the_stream_that_ends_a_mix_is_read_once_and_the_shares_stay(folder, legs):
+    at_end = ["drop", "stop"]
+    first, state = leave(load_files(folder, at_end, legs[0], 4), 14, None)
+    rest, _ = leave(load_files(folder, at_end, legs[1], 3), None, state)
+    times = np.bincount(first + rest, minlength=1090)
+    assert (times[1000:] == 1).all()
+    assert times[:1000].max() == 1
+    # Where few parts are left of the stream that ends the mix, nobody reads on without it.
+    assert abs(times[:1000].sum() - 1.5 * 90) <= 40
+
+
+def test_a_mix_at_its_start_is_for_any_number_of_workers(folder):
+    _, state = leave(load_files(folder, ["drop"] * 3, 2, 4), 0, None)
+    first, state = leave(load_files(folder, ["drop"] * 3, 3, 4), 5, state)
+    rest, _ = leave(load_files(folder, ["drop"] * 3, 2, 4), None, state)
+    assert sorted(first + rest) == [*range(150), *range(1000, 1090), *range(2000, 2048)]
+
+
+def test_a_mix_that_others_cannot_continue_says_so(folder, monkeypatch):
+    def mixed(workers):
+        streams = MixDataset([stream(90), stream(90, 1000)], [1, 2], at_end="drop")
+        return load_stream(streams, num_workers=workers, start_method="fork" if workers else "auto")
+
+    loader = mixed(2)
+    epoch = iter(loader)
+    next(epoch)
+    state = loader.state_dict()
+    epoch.close()
+    with pytest.raises(ValueError, match=r"read by 2 workers, but .* use the same num_workers to resume"):
+        mixed(3).load_state_dict(state)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    _, state = leave(load_files(folder, ["drop"] * 2, 1, 4), 3, None)
+    for rank, size in ((0, 3), (1, 2)):
+        monkeypatch.setenv("WORLD_SIZE", str(size))
+        monkeypatch.setenv("RANK", str(rank))
+        with pytest.raises(ValueError, match="as many ranks, each with its own state, or make the loader"):
+            leave(load_files(folder, ["drop"] * 2, 1, 4), 1, state)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import io
+import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 from gpuloader.errors import DataFileError, LoaderError
-from gpuloader.sources.files.remote_files import open_source
+from gpuloader.sources.block import Rows
+from gpuloader.sources.files.remote_files import RemoteFile, is_remote, open_source
 from gpuloader.sources.files.table_shards import TableShards
 
+_MOST_READERS, _MOST_ENDS = 16, 128
+"""Files to keep open during a pass, and ends of remote files to keep, which hold their footers."""
+
+_END = 64 << 10  # bytes at the end of a remote file to request at a time
 _STREAM = b"\xff\xff\xff\xff"  # with which Arrow's format of streams begins, but not that of files
 
 
@@ -21,7 +29,8 @@ class ArrowDataset(TableShards):
     A shard is a record batch, and one worker of one rank reads it. Values are those of a `ParquetDataset`. To
     shuffle everything, memory-map an uncompressed file and pass the table to the loader instead.
 
-    Memory: a worker holds one record batch, or a few of remote files, and a `shuffle_buffer`.
+    Memory: a worker holds one record batch, or a few of remote files, a `shuffle_buffer`, and the last 64 KiB
+    of up to 128 remote files. During a pass, up to 16 files stay open.
 
     Parameters
     ----------
@@ -59,19 +68,43 @@ class ArrowDataset(TableShards):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._readers: dict[tuple[Any, ...], tuple[BinaryIO, Any]] = {}
+        self._ends: dict[str, tuple[int, bytes]] = {}
         self._batches: list[tuple[str, int]] = []
         schemas = []
-        for url in self._urls:
-            with self._opened(url) as opened:
-                schemas.append(opened.schema)
-                self._batches += [(url, number) for number in range(opened.num_record_batches)]
+        try:
+            for url in self._urls:
+                with self._opened(url) as opened:
+                    schemas.append(opened.schema)
+                    self._batches += [(url, number) for number in range(opened.num_record_batches)]
+        finally:
+            self._close()
         self._choose(schemas)
         self._check_filters(schemas[0])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_readers": {}, "_ends": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({**state, "_readers": {}, "_ends": {}})  # earlier releases had neither
 
     @property
     def shards(self) -> int:
         """The number of record batches."""
         return len(self._batches)
+
+    def _takes(self, size: int) -> Iterator[list[tuple[Any, Rows]]]:
+        try:
+            yield from super()._takes(size)
+        finally:
+            self._close()
+
+    def _close(self, most: int = 0) -> None:
+        """Close readers, first those used longest ago, until at most `most` are left."""
+        keys = list(self._readers)
+        for key in keys[: max(len(keys) - most, 0)]:
+            with self._readers.pop(key, (io.BytesIO(), None))[0]:
+                pass
 
     def _read(self, shards: Sequence[int], skip: int) -> Iterator[Any]:
         from pyarrow import Table
@@ -84,27 +117,44 @@ class ArrowDataset(TableShards):
             table = Table.from_batches([opened.get_batch(number)])
             if self.filters is not None:
                 table = table.filter(self.filters)
-            if skip < len(table):
-                yield self._prepare(table[skip:], file=url)
+        if skip < len(table):
+            yield self._prepare(table[skip:], file=url)
 
     @contextmanager
     def _opened(self, url: str) -> Iterator[Any]:
+        """Lend a reader of a file, which stays open for the next record batches of the pass."""
         from pyarrow import ArrowException, ipc
 
-        # Not memory-mapped: another process that truncates the file would crash this one.
-        with open_source(url, self._tries) as source:
-            try:
-                yield ipc.open_file(source)
-            except (LoaderError, MemoryError):
-                raise
-            except (ArrowException, OSError) as error:
-                problem = f"the file is truncated or not a file of Arrow's IPC format: {error}"
-                with open_source(url, self._tries) as again:
-                    if again.read(len(_STREAM)) == _STREAM:
-                        problem = (
-                            "the file has Arrow's format of streams; read it with pyarrow.ipc.open_stream, "
-                        )
-                        problem += (
-                            "or datasets.load_from_disk if Hugging Face wrote it, and pass the loader that"
-                        )
-                raise DataFileError(problem, file=url) from error
+        known, stamp = self._ends.get(url), None
+        with suppress(OSError):
+            status = None if is_remote(url) else Path(url).stat()
+            stamp = status and (status.st_ino, status.st_size, status.st_mtime_ns)
+        # Several threads run this, and a reader is for one of them, because it has a position in the file. So
+        # a fork must not share it either. Each of these steps on the dicts is atomic.
+        key = os.getpid(), url, stamp
+        source, reader = self._readers.pop(key, (None, None))
+        try:
+            if source is None:
+                # Not memory-mapped: another process that truncates the file would crash this one.
+                source = open_source(url, self._tries, known=known)
+                if known is None and isinstance(source, RemoteFile):
+                    self._ends[url] = source.keep_end(_END)
+                    for one in list(self._ends)[:-_MOST_ENDS]:
+                        self._ends.pop(one, None)
+                reader = ipc.open_file(source)
+            yield reader
+            other = self._readers.pop(key, None)  # of another thread
+            self._readers[key], source = (source, reader), other and other[0]
+            self._close(_MOST_READERS)
+        except (LoaderError, MemoryError):
+            raise
+        except (ArrowException, OSError) as error:
+            problem = f"the file is truncated or not a file of Arrow's IPC format: {error}"
+            with open_source(url, self._tries) as again:
+                if again.read(len(_STREAM)) == _STREAM:
+                    problem = "the file has Arrow's format of streams; read it with pyarrow.ipc.open_stream, "
+                    problem += "or datasets.load_from_disk if Hugging Face wrote it, and pass the loader that"
+            raise DataFileError(problem, file=url) from error
+        finally:
+            if source is not None:
+                source.close()

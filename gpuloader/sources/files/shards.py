@@ -10,7 +10,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, ClassVar
 
@@ -39,6 +39,11 @@ AHEAD, AHEAD_NBYTES = 16, 32 << 20
 
 A server's response time to small requests hardly depends on their size, so many should be in progress.
 """
+
+_OTHER_RANKS = (
+    "one rank's state does not tell where other ranks are in these files; resume with as many ranks, each "
+    "with its own state, or make the loader divide the samples with shard='auto'"
+)
 
 PIECES_AHEAD = 2
 """Decoded pieces of each part, of about 1 MiB, to hold until they are consumed."""
@@ -78,6 +83,18 @@ class Left:
 
     reader: tuple[int, int]  # its number, and the number of readers on all ranks
     streams: Sequence[tuple[Stream, Reached]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Samples of a block that lie in one window: where they end, and what comes after them."""
+
+    count: int  # in the block, as far as their end
+    at: int  # in the window, likewise
+    start: Reached  # where the window begins
+    order: Sequence[int]  # the shards of its stream
+    stream: Stream
+    rest: Sequence[tuple[Stream, Reached]]  # the streams after it
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -132,6 +149,7 @@ class ShardDataset(IterableDataset[S]):
     _pattern: ClassVar[str]  # of the files in a folder
     _counts: Sequence[int] | None = field(default=None, init=False)  # to read shards together
     _urls: Sequence[str] = field(default=(), init=False)
+    _block: Sequence[_Run] = field(default=(), init=False)  # the runs of the latest block
 
     @property
     def shards(self) -> int:
@@ -159,7 +177,17 @@ class ShardDataset(IterableDataset[S]):
 
         A loader calls this after each batch and stores the result in its own state.
         """
-        return self._to_state(self._come or _begin(Stream.current()))
+        return self._state_within(None)
+
+    def _state_within(self, taken: int | None) -> dict[str, Any]:
+        """Return the position after the first `taken` samples of the latest block; None means all of them."""
+        left = self._come or _begin(Stream.current())
+        for run in self._block if taken is not None else self._block[-1:]:
+            if taken is None or taken <= run.count:
+                at = run.at if taken is None else run.at - (run.count - taken)
+                come = run.stream, self._behind(run.order, run.start, at)
+                return self._to_state(Left(left.reader, [come, *run.rest]))
+        return self._to_state(left)
 
     def _to_state(self, left: Left) -> dict[str, Any]:
         # Flat, because it is made and copied after each batch.
@@ -211,11 +239,14 @@ class ShardDataset(IterableDataset[S]):
                 )
         return Left((number, count), streams)
 
-    def _divide_states(self, states: Sequence[Any], workers: int) -> list[dict[str, Any] | None] | None:
+    def _divide_states(
+        self, states: Sequence[Any], workers: int, sharing: int | None = None
+    ) -> list[dict[str, Any] | None] | None:
         """Return the states with which `workers` workers of this rank continue where others stopped.
 
         `states` are those of a rank's workers: empty for a worker that has not begun, None for one that has
-        nothing left; the result follows the same rule. Returns None if each worker continues with its own.
+        nothing left; the result follows the same rule. Returns None if each worker continues with its own. A
+        mix says how many of the workers are `sharing` what is left; only they get a state.
 
         Raises
         ------
@@ -223,14 +254,19 @@ class ShardDataset(IterableDataset[S]):
             The states say nothing about other ranks, which have divided the shards with them.
         """
         found = [self._from_state(state) if state else None for state in states]
-        known = next(filter(None, found), None)
-        if known is None:
-            return None
-        here, (number, count), epoch = Stream.current(), known.reader, known.streams[0][0].epoch
+        here = Stream.current()
+        own, epoch = here.number % here.ranks, here.epoch
+        number, count = own, here.ranks * len(states)
+        for known in filter(None, found):
+            (number, count), epoch = known.reader, known.streams[0][0].epoch
         ranks, rank = count // len(states), number % (count // len(states))
-        own = here.number % here.ranks
         if (ranks, rank, len(states)) == (here.ranks, own, workers):
             return None
+        if sharing is None and not any(found) and None not in states:
+            return [{}] * workers
+        if sharing is not None and (ranks, rank) != (here.ranks, own):
+            # Which streams of a mix come when also depends on their lengths on each rank.
+            raise ValueError(_OTHER_RANKS)
         left: list[tuple[Stream, Reached]] = []
         for owner in range(ranks) if ranks != here.ranks else [own]:
             for worker, one in enumerate(found):
@@ -242,7 +278,8 @@ class ShardDataset(IterableDataset[S]):
                     stream = Stream(owner + worker * ranks, count, ranks, epoch)
                     streams = [(stream, self._after(stream, streams))]
                 left += streams
-        readers = workers * (here.ranks if ranks != here.ranks else 1)
+        left = [(one, at) for one, at in left if one.number + one.count * at.shard < self.shards]
+        readers = (sharing or workers) * (here.ranks if ranks != here.ranks else 1)
         shares: list[list[tuple[Stream, Reached]]] = [[] for _ in range(readers)]
         for turn, (stream, reached) in enumerate(left):
             if self.shuffle_buffer is not None:  # a window stays whole
@@ -254,7 +291,7 @@ class ShardDataset(IterableDataset[S]):
                     rest = Stream(first, stream.count * readers, here.ranks, epoch)
                     begin = Reached(sample=0 if part else reached.sample)
                     shares[(turn + part) % readers].append((rest, begin))
-        mine = shares if readers == workers else shares[own :: here.ranks]
+        mine = shares if ranks == here.ranks else shares[own :: here.ranks]
         of_all = here.ranks * workers
         return [
             self._to_state(Left((own + worker * here.ranks, of_all), share)) if share else None
@@ -264,10 +301,7 @@ class ShardDataset(IterableDataset[S]):
     def _after(self, stream: Stream, others: Sequence[tuple[Stream, Reached]]) -> Reached:
         """Return where a stream is once as much of it has been read as of another rank's."""
         if self._counts is None or len(others) > 1:
-            raise ValueError(
-                "one rank's state does not tell where other ranks are in these files; resume with as many "
-                "ranks, each with its own state, or make the loader divide the samples with shard='auto'"
-            )
+            raise ValueError(_OTHER_RANKS)
         ((theirs, reached),) = others
         taken = sum(self._counts[shard] for shard in self._order(theirs)[: reached.shard])
         taken += reached.sample + reached.taken
@@ -297,8 +331,9 @@ class ShardDataset(IterableDataset[S]):
                 "the state is of stream {} of {}, this is stream {} of {}; load it into a loader, which can "
                 "continue with other workers and ranks".format(*left.reader, own.number, own.count)
             )
-        self._come = left
+        self._come, self._block = left, ()
         held: list[tuple[Any, Rows]] = []
+        runs: list[_Run] = []
         count = 0
         for behind, (stream, reached) in enumerate(left.streams, 1):
             shards = self._order(stream)
@@ -313,13 +348,14 @@ class ShardDataset(IterableDataset[S]):
                     stop = min(at + size - count, length)
                     held.append((samples, slice(at, stop) if order is None else order.slice(at, stop)))
                     count, at = count + stop - at, stop
-                    come = stream, self._behind(shards, start, at)
-                    self._come = replace(left, streams=[come, *left.streams[behind:]])
+                    runs.append(_Run(count, at, start, shards, stream, left.streams[behind:]))
                     if count == size:
+                        self._block = runs
                         yield held
-                        held, count = [], 0
+                        held, runs, count = [], [], 0
                 del samples
         if held:
+            self._block = runs
             yield held
 
     def _behind(self, order: Sequence[int], start: Reached, at: int) -> Reached:

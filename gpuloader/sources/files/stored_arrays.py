@@ -22,6 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.errors import DataFileError, LoaderError, SourceError, describe_error, import_package
+from gpuloader.order.worker_info import own_worker_info
+from gpuloader.sources.array_rows import as_rows
 from gpuloader.sources.block import Block, Part, Rows, SampleFields, of_arrays
 from gpuloader.sources.column_dataset import ColumnDataset
 from gpuloader.sources.files.remote_files import (
@@ -41,8 +43,17 @@ from gpuloader.system.threads import exit_first
 
 # The rows of stored arrays, the base of `ZarrDataset` and `HDF5Dataset`; each process opens the store.
 
+AHEAD_NBYTES, CHUNK_NBYTES = 8 << 20, 64 << 20
+"""Bytes of rows to read at a time while batches follow one another, and the largest chunk to keep whole.
+
+Several chunks in one call cost Zarr half of the time that as many calls take.
+"""
+
 T = TypeVar("T")
 _DAMAGE = (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError)
+
+
+_NOTHING: tuple[int, int, dict[str, Any]] = 0, 0, {}
 
 
 class StoredArrays(ColumnDataset):
@@ -71,6 +82,7 @@ class StoredArrays(ColumnDataset):
         self._path = self._fetch()
         self._lock = threading.Lock()
         self._held: tuple[int, Any, dict[str, Any]] | None = None
+        self._ahead = _NOTHING
         self._stored: set[tuple[str, str]] = set()  # chunks known to exist
         try:
             with self._naming_damage():
@@ -109,6 +121,46 @@ class StoredArrays(ColumnDataset):
 
     def _close(self, store: Any) -> None:
         """Close the store."""
+
+    def take_block(self, indices: Sequence[int] | NDArray[np.int64]) -> Block:
+        """Return the samples at `indices` in columns that the caller must not change.
+
+        Raises `IndexError` if there is no such sample.
+        """
+        rows = as_rows(self, indices, len(self))
+        worker = own_worker_info()
+        # Of several workers, each has every so many batches, and what it read ahead would be the others'.
+        if not isinstance(rows, slice) or (worker is not None and worker.num_workers > 1):
+            return self._take(rows)
+        first, last, read = self._ahead  # together, because several loaders may set it
+        parts = []
+        if first <= rows.start < last:
+            parts.append(Part(read, slice(rows.start - first, min(rows.stop, last) - first)))
+        if rows.stop > last or not parts:
+            start, stop = rows.start if not parts else last, rows.stop
+            if parts or start == last:  # this batch follows the one before
+                stop = self._find_end(start, stop)
+            try:
+                read = self._read_columns(np.arange(start, stop))
+            except DataFileError:  # perhaps of a chunk that only later batches need
+                stop = rows.stop
+                read = self._read_columns(np.arange(start, stop))
+            self._ahead = start, stop, read
+            parts.append(Part(read, slice(0, rows.stop - start)))
+        if rows.stop == len(self):
+            self._ahead = _NOTHING
+        return Block(parts)
+
+    def _find_end(self, start: int, stop: int) -> int:
+        """Return up to which row to read at once, from `start` to at least `stop`: whole chunks."""
+        arrays = self._arrays().values()
+        nbytes: int = max(sum(math.prod(one.shape[1:]) * one.dtype.itemsize for one in arrays), 1)
+        chunk: int = max((one.chunks[0] for one in arrays if getattr(one, "chunks", None)), default=1)
+        end: int = max(stop, start + AHEAD_NBYTES // nbytes)
+        if chunk * nbytes <= CHUNK_NBYTES:
+            whole = end // chunk * chunk
+            end = whole if whole >= stop else -(-stop // chunk) * chunk
+        return min(end, len(self))
 
     def _take(self, rows: Rows) -> Block:
         read = self._read_columns(np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows)
@@ -209,15 +261,15 @@ class StoredArrays(ColumnDataset):
     def close(self) -> None:
         """Close the store; the next read opens it again."""
         with self._lock:
-            held, self._held = self._held, None
+            held, self._held, self._ahead = self._held, None, _NOTHING
             if held is not None and held[0] == os.getpid():
                 self._close(held[1])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_held": None, "_lock": None}
+        return {**self.__dict__, "_held": None, "_lock": None, "_ahead": _NOTHING}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.Lock())
+        self.__dict__.update(state, _lock=threading.Lock(), _ahead=_NOTHING)
 
 
 # `HDF5Dataset`: the rows of arrays in an HDF5 file.
@@ -225,6 +277,8 @@ class StoredArrays(ColumnDataset):
 
 class HDF5Dataset(StoredArrays):
     """The rows of arrays in an HDF5 file; a sample is a dict with one row per array.
+
+    Memory: an ordered epoch without workers reads ahead 8 MiB, or a whole chunk of up to 64 MiB.
 
     Parameters
     ----------
@@ -324,6 +378,8 @@ class ZarrDataset(StoredArrays):
     out chunks that contain nothing else. A lost chunk therefore looks like one that was left out, unless the
     ``fill_value`` is null: then a missing chunk is an error. Name the `arrays` that you need: without names,
     an array whose folder is lost goes unnoticed.
+
+    Memory: an ordered epoch without workers reads ahead 8 MiB, or a whole chunk of up to 64 MiB.
 
     Parameters
     ----------

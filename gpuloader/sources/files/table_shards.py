@@ -80,10 +80,16 @@ class TableShards(ShardDataset[Any]):
             A file lacks a column, has two of the same name, or has one that differs by more than width or
             encoding.
         """
+        from pyarrow import null
         from pyarrow import schema as make_schema
 
         first, *_ = found = list(schemas)
-        types = dict(zip(first.names, first.types, strict=True)) | self._given
+        types = dict(zip(first.names, first.types, strict=True))
+        for name in [name for name, kind in types.items() if kind == null()]:
+            # A file without values tells no type, such as an empty one that pandas wrote.
+            kinds = [one.type for schema in found for one in schema if one.name == name]
+            types[name] = next((kind for kind in kinds if kind != null()), null())
+        types |= self._given
         if not types:
             raise DataFileError("the file has no columns, or no rows that tell them", file=self._urls[0])
         names = self._names or list(types)
@@ -100,7 +106,7 @@ class TableShards(ShardDataset[Any]):
                 if len(kinds) != 1:
                     problem = "several columns have" if kinds else "no column has"
                     problem += f" this name; the file has {schema.names}"
-                elif name in self._given or are_alike(kinds[0], kind):
+                elif name in self._given or kinds[0] == null() or are_alike(kinds[0], kind):
                     continue
                 else:
                     problem = f"expected {kind} as in {self._urls[0]}, got {kinds[0]}; "

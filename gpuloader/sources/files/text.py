@@ -107,7 +107,7 @@ class TextDataset(TableShards):
         url, file = self._urls[number], self._files[number]
         with self._opened(file, url, start, stop) as pieces:
             for text in pieces:
-                if not text.strip(self._blank):
+                if not text.lstrip(self._blank):  # copies nothing if the first byte is not blank
                     continue
                 piece = self._parse(text, file, self.schema)
                 if self.filters is not None:
@@ -304,7 +304,7 @@ class CSVDataset(TextDataset):
         from pyarrow import BufferReader, csv
 
         quote = self.quote
-        if quote and not self._quote and text.count(quote.encode()) % 2:
+        if quote and not self._quote and (mark := quote.encode()) in text and text.count(mark) % 2:
             raise DataFileError(
                 f"quotes ({quote}) are not in pairs; if values hold line breaks, pass "
                 "newlines_in_values=True; if these quotes belong to the text, pass quote=None"

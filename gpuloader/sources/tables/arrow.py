@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gpuloader.errors import DataFileError, describe_error
 from gpuloader.fields.ragged import Ragged
-from gpuloader.sources.block import Chunked, Column, Piece, Rows, WholeList
+from gpuloader.sources.block import Chunked, Column, Piece, PlainObjects, Rows, WholeList
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,6 +45,10 @@ class ArrowObjects:
                 column=self._name,
             ) from error
         return [_keep_lists(value) for value in listed] if self._is_nested else listed
+
+
+class ArrowText(ArrowObjects, PlainObjects):
+    """A column of text or bytes."""
 
 
 def _keep_lists(value: Any) -> Any:
@@ -189,7 +193,8 @@ def _column(values: pa.Array, name: str) -> Piece:
         return Ragged(_numbers(values.flatten()), (splits - splits[0],))
     shape, inner = _fixed_shape(values.type)
     if not _is_number(inner):
-        return ArrowObjects(values, name)
+        is_text = _name_family(values.type) in ("string", "binary")
+        return (ArrowText if is_text else ArrowObjects)(values, name)
     count = len(values)
     while not _is_number(values.type):
         values = _inside(values)

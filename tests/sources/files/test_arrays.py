@@ -21,6 +21,7 @@ from gpuloader import (
 )
 from gpuloader.errors import MissingPackage
 from gpuloader.sources.files import remote_files as opening
+from gpuloader.sources.files import stored_arrays
 from tests.fakes import nothing_left_behind
 from tests.sample_sets import INLINE, PROCESSES, THREADS
 from tests.sources.files.serving import serve
@@ -118,6 +119,50 @@ def test_a_batch_is_read_chunk_by_chunk(dataset, chunks, reads):
     assert [sample["image"].tolist() for sample in samples] == IMAGES[rows].tolist()
 
 
+@pytest.mark.parametrize("size", [3, 8, 13, 60])
+def test_batches_in_order_are_read_several_chunks_at_a_time(dataset, monkeypatch, size):
+    monkeypatch.setattr(stored_arrays, "AHEAD_NBYTES", 21 * 32)  # of 32 bytes per row
+    spied = Spied(IMAGES, (8, 2, 3))
+    dataset._arrays()["image"] = spied
+    loader = DataLoader(dataset, places="cpu", batch_size=size)
+    for _ in range(2):
+        spied.reads.clear()
+        for at, batch in enumerate(loader):
+            rows = slice(size * at, size * at + size)
+            assert batch["image"].tolist() == IMAGES[rows].tolist()
+            assert batch["label"].tolist() == [*range(COUNT)][rows]
+            batch["image"][...] = -1  # changes nothing that is read later
+        assert spied.reads == ([(0, 60)] if size == 60 else [(0, 16), (16, 32), (32, 48), (48, 60)])
+
+
+def test_a_large_chunk_is_read_once_if_it_may_be_kept(dataset, monkeypatch):
+    for most, reads in [(64 << 20, [(0, 32), (32, 60)]), (100, [(at, at + 5) for at in range(0, 60, 5)])]:
+        monkeypatch.setattr(stored_arrays, "AHEAD_NBYTES", 0)
+        monkeypatch.setattr(stored_arrays, "CHUNK_NBYTES", most)
+        spied = Spied(IMAGES, (32, 2, 3))
+        dataset._arrays()["image"] = spied
+        assert len(list(DataLoader(dataset, places="cpu", batch_size=5))) == 12
+        assert spied.reads == reads
+
+
+@pytest.mark.parametrize("workers", [THREADS, PROCESSES], ids=str)
+def test_several_workers_read_only_their_own_batches(dataset, workers, monkeypatch):
+    read = multiprocessing.SimpleQueue()
+    real = type(dataset)._read
+
+    def noting(self, name, array, start, stop):
+        read.put((name, start, stop))
+        return real(self, name, array, start, stop)
+
+    monkeypatch.setattr(type(dataset), "_read", noting)
+    list(DataLoader(dataset, places="cpu", batch_size=10, **workers))
+    rows = 0
+    while not read.empty():
+        _, start, stop = read.get()
+        rows += stop - start
+    assert rows == 2 * COUNT
+
+
 @pytest.mark.parametrize("workers", [INLINE, THREADS, PROCESSES], ids=str)
 def test_rows_do_not_become_samples(dataset, workers, monkeypatch):
     readers = multiprocessing.SimpleQueue()
@@ -196,8 +241,10 @@ def test_a_file_that_is_damaged(tmp_path):
 def test_a_chunk_that_is_damaged(tmp_path):
     path, kind = write_zarr(tmp_path, image=IMAGES)
     (path / "image" / "c" / "1" / "0" / "0").write_bytes(b"junk")
+    epoch = iter(DataLoader(kind(path), places="cpu", batch_size=5))
+    assert next(epoch)["image"].tolist() == IMAGES[:5].tolist()  # although that chunk is read ahead
     with pytest.raises(SampleError, match="column 'image': cannot read rows 8 to 9") as caught:
-        list(DataLoader(kind(path), places="cpu", batch_size=5))
+        list(epoch)
     assert isinstance(caught.value.__cause__, DataFileError)
     assert caught.value.__cause__.column == "image"
 

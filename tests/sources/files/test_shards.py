@@ -276,6 +276,16 @@ def test_other_workers_and_batches_go_on_where_others_were(options, workers):
 
 
 @BUFFERS
+@pytest.mark.parametrize("count", [0, 1])
+def test_other_workers_go_on_where_some_had_not_begun(options, count):
+    sizes = [2, 9, 0, 5]  # the first worker has a single short batch, and ends with it
+    first, state = leave(load(sizes, 2, 10, **options), count)
+    second, state = leave(load(sizes, 3, 4, **options), 1, state)
+    rest, _ = leave(load(sizes, 1, 4, **options), None, state)
+    assert sorted(first + second + rest) == list(range(sum(sizes)))
+
+
+@BUFFERS
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2), (2, 1), (2, 2)])
 def test_other_ranks_go_on_from_the_state_of_one(options, before, after, monkeypatch):
     sizes = [6, 5, 7, 6, 8, 4, 6, 6, 7]

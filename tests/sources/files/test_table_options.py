@@ -1,6 +1,8 @@
 """What datasets of tables in files share: casts, filters, nulls, a function per sample; and random access."""
 
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from gpuloader import (
     ParquetDataset,
     random_split,
 )
-from gpuloader.sources.files import parquet
+from gpuloader.sources.files import arrow_files, parquet
 from tests.loading import resume
 from tests.rank_loaders import make
 from tests.sample_sets import INLINE, PROCESSES, THREADS, name_workers
@@ -170,6 +172,15 @@ def test_files_may_differ_in_width_and_encoding(tmp_path, kind, write):
     assert batch["when"].tolist() == [0, 1000]  # as each file counts
 
 
+@pytest.mark.parametrize(("kind", "write"), [(ParquetDataset, write_parquet), (ArrowDataset, write_arrow)])
+def test_a_file_that_tells_no_type_takes_that_of_the_others(tmp_path, kind, write):
+    for name, rows in (("a", []), ("b", [None, None]), ("c", [1, None, 3]), ("d", [])):
+        write(pa.table({"n": rows}), tmp_path / f"{name}{kind._pattern[1:]}")
+    assert joined(read(kind(tmp_path, fill={"n": -1})), "n") == [-1, -1, 1, -1, 3]
+    with pytest.raises(DataFileError, match=r"b\..*'n': 2 of 2 values are null"):
+        read(kind(tmp_path))
+
+
 def test_dates_and_decimals_are_cast_to_numbers(tmp_path):
     days = pa.array([1, 2], pa.int32()).cast(pa.date32())
     table = pa.table({"day": days, "price": pa.array(["1.5", "2.25"]).cast(pa.decimal128(5, 2))})
@@ -203,6 +214,79 @@ def test_arrow_files_that_are_no_arrow_files(tmp_path, table):
     for problem in (lambda: read(dataset), lambda: ArrowDataset(tmp_path)):
         with pytest.raises(DataFileError, match=r"a\.arrow: the file is truncated or not a file of Arrow's"):
             problem()
+
+
+class TestArrowFilesStayOpen:
+    @pytest.fixture
+    def paths(self, tmp_path):
+        for file in range(5):
+            rows = pa.table({"n": range(100 * file, 100 * file + 100)})
+            feather.write_feather(rows, tmp_path / f"{file}.arrow", chunksize=5)
+        return tmp_path
+
+    def numbers(self, loader):
+        return [number for batch in loader for number in batch["n"].tolist()]
+
+    def opened(self, folder):
+        links = [Path("/proc/self/fd", one) for one in os.listdir("/proc/self/fd")]
+        return [link for link in links if link.is_symlink() and str(folder) in os.readlink(link)]
+
+    @pytest.mark.parametrize("shuffle", [False, True])
+    def test_each_is_opened_once_per_pass_and_closed_behind_it(self, paths, monkeypatch, shuffle):
+        dataset, asked = ArrowDataset(paths, shuffle=shuffle), []
+        assert self.opened(paths) == []
+        real = arrow_files.open_source
+        monkeypatch.setattr(
+            arrow_files, "open_source", lambda *all, **k: asked.append(all) or real(*all, **k)
+        )
+        loader = DataLoader(dataset, places="cpu", batch_size=8)
+        for _ in range(2):
+            assert sorted(self.numbers(loader)) == [*range(500)]
+            assert self.opened(paths) == []
+        assert len(asked) == 10
+        epoch = iter(loader)
+        next(epoch)
+        assert 1 <= len(self.opened(paths)) <= 5
+        epoch.close()
+        assert self.opened(paths) == []
+
+    def test_no_more_than_the_bound_are_open(self, paths, monkeypatch):
+        monkeypatch.setattr(arrow_files, "_MOST_READERS", 2)
+        most = 0
+        found = []
+        for batch in DataLoader(ArrowDataset(paths, shuffle=True), places="cpu", batch_size=8):
+            found += batch["n"].tolist()
+            most = max(most, len(self.opened(paths)))
+        assert sorted(found) == [*range(500)]
+        assert most <= 3  # one of them in use
+
+    @pytest.mark.parametrize("workers", [PROCESSES, THREADS], ids=name_workers)
+    def test_workers_do_not_share_the_readers_of_the_process_that_starts_them(self, paths, workers):
+        dataset = ArrowDataset(paths, shuffle=True)
+        here = iter(DataLoader(dataset, places="cpu", batch_size=8))
+        found = next(here)["n"].tolist()
+        theirs = self.numbers(DataLoader(dataset, places="cpu", batch_size=8, **workers))
+        assert sorted(theirs) == [*range(500)]
+        assert sorted(found + self.numbers(here)) == [*range(500)]
+
+    def test_a_file_that_changes_between_two_batches_is_noticed(self, paths):
+        epoch = iter(DataLoader(ArrowDataset(paths / "0.arrow"), places="cpu", batch_size=5))
+        assert next(epoch)["n"].tolist() == [*range(5)]
+        feather.write_feather(pa.table({"n": range(5)}), paths / "0.arrow")
+        with pytest.raises(DataFileError, match=r"0\.arrow: the file has changed since the dataset was made"):
+            for _ in range(30):
+                next(epoch)
+
+    @pytest.mark.parametrize("shuffle", [False, True])
+    def test_a_remote_footer_is_requested_once(self, tmp_path, remote, shuffle):
+        rows = pa.table({"n": np.arange(80_000)})
+        feather.write_feather(rows, tmp_path / "a.arrow", chunksize=4000, compression="uncompressed")
+        with serve(tmp_path) as server:
+            dataset = ArrowDataset(f"{server.url}/a.arrow", shuffle=shuffle)
+            loader = DataLoader(dataset, places="cpu", batch_size=8000)
+            for epoch in (1, 2):
+                assert sorted(self.numbers(loader)) == [*range(80_000)]
+                assert (server.heads, server.requests <= 1 + 20 * epoch) == (1, True)
 
 
 class TestLength:
