@@ -25,7 +25,7 @@ from gpuloader.fields.ragged import Padding, as_pad, name_extras
 from gpuloader.fields.spec import FeedSpec
 from gpuloader.foreign import warn_of_class
 from gpuloader.sources.images.regions import Encoded, Region
-from gpuloader.staging.arena import Layout
+from gpuloader.staging import Layout
 
 if TYPE_CHECKING:
     from gpuloader.batches.image_samples import ImageStage
