@@ -164,17 +164,6 @@ def test_an_order_is_computed_once_an_epoch_and_batches_bring_their_ends(runtime
     assert len({one[4] for one in orders}) == 2  # each device reuses the memory of its previous order
 
 
-def test_too_little_memory_to_sort_an_order(runtime, monkeypatch):
-    def permuting(call, *arguments):
-        assert call.kernel is shuffle
-        raise cupy.cuda.memory.OutOfMemoryError(1024, 2048)
-
-    monkeypatch.setattr(KernelCall, "on_device", permuting)
-    loader = load(cache="device")
-    with pytest.raises(StagingMemoryError, match="CuPy's memory pool on gpu:0 is too small"):
-        next(iter(loader))
-
-
 def test_a_device_lost_while_an_order_is_computed(runtime):
     loader = load(cache="device")
     list(loader)
@@ -201,28 +190,6 @@ def test_an_array_too_large_for_the_device_is_an_error_with_numbers(runtime):
     message = "a cache of 2,948 bytes does not fit on gpu:0; use cache='host'"
     with pytest.raises(StagingMemoryError, match=message):
         list(load(cache="device"))
-
-
-def test_refused_page_locking_under_a_cache(runtime):
-    runtime.refuse_registering = True
-    rows = TensorDataset(np.arange(20))
-    loader = DataLoader(rows, places="gpu:0", batch_size=5, cache="device")
-    with pytest.warns(RuntimeWarning, match="could not be pinned"):
-        found = list(loader)
-    runtime.finish()
-    assert np.concatenate([read(numbers) for [numbers] in found]).tolist() == list(range(20))
-
-
-@pytest.mark.parametrize("cache", [None, "device"])
-def test_device_memory_does_not_grow(runtime, cache):
-    loader = load(cache=cache)
-    for _ in range(2):
-        list(loader)
-    before = runtime.calls["malloc"]
-    for _ in range(5):
-        for _ in loader:
-            runtime.finish()
-    assert runtime.calls["malloc"] <= before + 1
 
 
 class Failing(Plain):
