@@ -119,15 +119,6 @@ def test_permutations_that_follow_one_another_differ():
     assert pickle.loads(pickle.dumps(order)).slice(0, 300).tolist() == indices
 
 
-@pytest.mark.parametrize("make", [np.random.default_rng, np.random.RandomState])
-@pytest.mark.parametrize(("count", "draws"), [(5, 4), (5, 5), (5, 6), (5, 12), (1, 3)])
-def test_a_numpy_generator_draws_one_permutation_after_another(make, count, draws):
-    indices = list(RandomSampler(range(count), num_samples=draws, generator=make(5)))
-    assert len(indices) == draws
-    for start in range(0, draws - count + 1, count):
-        assert sorted(indices[start : start + count]) == list(range(count))
-
-
 SEEDED = {
     "weighted": lambda generator: WeightedRandomSampler(range(1, 41), 30, generator=generator),
     "subset": lambda generator: SubsetRandomSampler(range(40), generator),
@@ -233,11 +224,21 @@ def test_a_subset_is_shuffled():
         (lambda: WeightedRandomSampler([], 1), ValueError, "0 weights are above 0"),
         (lambda: WeightedRandomSampler([1, 0], 2, False), ValueError, "without replacement: 1 weights"),
         (lambda: WeightedRandomSampler(None, 2), ValueError, "weights must be "),
+        (lambda: WeightedRandomSampler([1, -1], 2), ValueError, "finite and 0 or more, got -1.0 at index 1"),
+        (lambda: WeightedRandomSampler([np.nan, 1], 2), ValueError, "0 or more, got nan at index 0"),
+        (lambda: WeightedRandomSampler([1, np.inf], 2), ValueError, "0 or more, got inf at index 1"),
+        (lambda: WeightedRandomSampler([[1, 1]], 2), ValueError, r"numbers, got list of shape \(1, 2\)"),
+        (lambda: WeightedRandomSampler(["a"], 1), ValueError, "of numbers, got list: could not convert"),
+        (lambda: WeightedRandomSampler([1e308, 1e308], 1), ValueError, "may exceed the range of float64"),
         (lambda: SubsetRandomSampler([1], 5), TypeError, "generator must be a torch.Generator, .*, got int"),
         (lambda: WeightedRandomSampler([1], 1, True, [5]), TypeError, "torch.Generator, .*, got list"),
         (lambda: SubsetRandomSampler(5), TypeError, "indices must be a list of integers, got int"),
         (lambda: SubsetRandomSampler(["a"]), TypeError, "got list of <U1"),
-        (lambda: SubsetRandomSampler([True]), TypeError, "boolean mask"),
+        (lambda: SubsetRandomSampler([True]), TypeError, "boolean mask; pass numpy.flatnonzero"),
+        (lambda: SubsetRandomSampler([0.5]), TypeError, "that fit into int64, got list of float64"),
+        (lambda: SubsetRandomSampler([2**63]), TypeError, "got list of uint64"),
+        (lambda: SubsetRandomSampler([[1, 2], [3, 4]]), TypeError, r"got list of shape \(2, 2\)"),
+        (lambda: SubsetRandomSampler([[1], [2, 3]]), TypeError, "must be a list of integers: "),
         (lambda: BatchSampler(), ValueError, "either dataset or sampler, got neither"),
         (lambda: BatchSampler(TEN, sampler=[1]), ValueError, "either dataset or sampler, got both"),
         (lambda: BatchSampler(sampler=[1], shuffle=True), ValueError, "shuffle must be False"),
