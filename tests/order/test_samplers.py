@@ -119,6 +119,15 @@ def test_permutations_that_follow_one_another_differ():
     assert pickle.loads(pickle.dumps(order)).slice(0, 300).tolist() == indices
 
 
+@pytest.mark.parametrize("make", [np.random.default_rng, np.random.RandomState])
+@pytest.mark.parametrize(("count", "draws"), [(5, 4), (5, 5), (5, 6), (5, 12), (1, 3)])
+def test_a_numpy_generator_draws_one_permutation_after_another(make, count, draws):
+    indices = list(RandomSampler(range(count), num_samples=draws, generator=make(5)))
+    assert len(indices) == draws
+    for start in range(0, draws - count + 1, count):
+        assert sorted(indices[start : start + count]) == list(range(count))
+
+
 SEEDED = {
     "weighted": lambda generator: WeightedRandomSampler(range(1, 41), 30, generator=generator),
     "subset": lambda generator: SubsetRandomSampler(range(40), generator),
