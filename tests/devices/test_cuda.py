@@ -23,7 +23,7 @@ from gpuloader import (
     record_stream,
 )
 from gpuloader.devices import cuda, cuda_device
-from gpuloader.devices.places import cuda_places, default_place, open_device
+from gpuloader.devices.places import default_place, open_device
 from gpuloader.epoch import epoch as pipeline_epoch
 from gpuloader.errors import StagingMemoryError
 from gpuloader.transforms import Cast
@@ -223,18 +223,6 @@ class TestSeveralDevices:
     @pytest.fixture(autouse=True)
     def two_devices(self, runtime):
         runtime.devices = 2
-
-    def test_each_step_has_a_batch_on_each(self, runtime):
-        assert default_place() == CUDAPlace(0)
-        assert cuda_places() == [CUDAPlace(0), CUDAPlace(1)]
-        loader = read_batches(batches(8), cuda_places())
-        numbers = []
-        for step in loader:
-            assert [images.device.id for images, _ in step] == [0, 1]
-            runtime.finish()
-            numbers += [int(read(images)[0, 0]) for images, _ in step]
-        assert numbers == list(range(8))
-        assert runtime.calls["hostRegister"] == 1
 
     def test_the_current_device_of_the_caller_stays(self, runtime):
         device = open_device(CUDAPlace(1))

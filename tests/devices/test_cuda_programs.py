@@ -164,6 +164,17 @@ def test_an_order_is_computed_once_an_epoch_and_batches_bring_their_ends(runtime
     assert len({one[4] for one in orders}) == 2  # each device reuses the memory of its previous order
 
 
+def test_too_little_memory_to_sort_an_order(runtime, monkeypatch):
+    def permuting(call, *arguments):
+        assert call.kernel is shuffle
+        raise cupy.cuda.memory.OutOfMemoryError(1024, 2048)
+
+    monkeypatch.setattr(KernelCall, "on_device", permuting)
+    loader = load(cache="device")
+    with pytest.raises(StagingMemoryError, match="CuPy's memory pool on gpu:0 is too small"):
+        next(iter(loader))
+
+
 def test_a_device_lost_while_an_order_is_computed(runtime):
     loader = load(cache="device")
     list(loader)
