@@ -1,6 +1,5 @@
 """Which epoch is next, and the warning for loaders that read everything on each of several ranks."""
 
-import threading
 import warnings
 
 import numpy as np
@@ -10,71 +9,10 @@ import pytest
 
 from gpuloader import DataLoader, DistributedBatchSampler, IterableDataset, ParquetDataset, get_worker_info
 from gpuloader.api import rank_warning
-from gpuloader.api.epochs import Epochs
-from gpuloader.api.state import Position
-from gpuloader.batches.staged import StagedBatch
-from gpuloader.devices.places import CPUPlace
-from gpuloader.epoch.delivery import Delivery
-from gpuloader.watch.stats import Meter
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, Counting, name_workers, values
 
 by_workers = pytest.mark.parametrize("workers", [INLINE, ONE_THREAD, PROCESSES], ids=name_workers)
 EVERYTHING = "rank 1 of 2, and the loader reads all samples on every rank"
-
-
-class Numbered(Epochs):
-    """Epochs that are nothing but their positions."""
-
-    def __init__(self, act=lambda: None):
-        super().__init__(Meter())
-        self.deliver_to(Delivery.of([CPUPlace()], None, None, prefetch=0, drop_last=False))
-        self.act = act
-
-    def start(self, epoch):
-        return Position(seed=1, epoch=epoch)
-
-    def open(self, position, guard):
-        self.act()
-        return position
-
-
-def test_epochs_follow_one_another_and_a_state_that_was_loaded():
-    def state():
-        found = numbered.state()
-        return found["epoch"], found["batches"]
-
-    numbered = Numbered()
-    assert state() == (0, 0)
-    first = numbered.begin()
-    first.received(StagedBatch(None, None, (), 0))
-    assert state() == (0, 1)
-    first.ended = True
-    assert state() == (1, 0)
-    numbered.resume(Position(seed=1, epoch=4, batches=3))
-    assert state() == (4, 3)
-    numbered.act = lambda: 1 // 0
-    with pytest.raises(ZeroDivisionError):
-        numbered.begin()
-    assert state() == (4, 3)  # an epoch that cannot be opened has not begun
-    numbered.act = lambda: None
-    assert (numbered.begin().epoch, numbered.begin().epoch) == (4, 5)
-    numbered.set_epoch(2)
-    assert (state(), numbered.begin().epoch, numbered.begin().epoch) == ((2, 0), 2, 3)
-
-
-def test_epochs_that_two_threads_begin_at_once_are_two():
-    other = []
-    thread = threading.Thread(target=lambda: other.append(numbered.begin()))
-
-    def open_slowly():
-        if thread.ident is None:
-            thread.start()
-            thread.join(0.2)  # it begins its epoch now, or waits for this one to be open
-
-    numbered = Numbered(open_slowly)
-    first = numbered.begin()
-    thread.join(10)
-    assert [first.epoch, other[0].epoch] == [0, 1]
 
 
 @pytest.fixture
