@@ -11,7 +11,7 @@ from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.order.worker_info import WorkerInfo, exchange_worker
 from gpuloader.sources.describing import describe
 from tests.loading import make_slot
-from tests.sample_sets import Counting
+from tests.sample_sets import Counting, Stateful
 
 
 def stream_of(dataset, size=2, drop_last=False, reached=None, collation=None, **options):
@@ -25,6 +25,38 @@ def batches_of(stream):
         arrays = [view.tolist() for view in staged.slot.views(staged.layout)]
         found.append((arrays, list(staged.objects), staged.state))
     return found
+
+
+def test_where_a_pass_goes_on():
+    wanted = [[[4, 5]], [[6, 7]], [[8]]]
+    skipping = stream_of(Counting(9), reached=ItemState(3, 2))
+    found = batches_of(skipping)
+    assert [entry[0] for entry in found] == wanted
+    assert found[0][2] == ItemState(3, 3)
+    stateful = stream_of(Stateful(9), reached=ItemState(0, 2, {"next": 4}))
+    assert [entry[0] for entry in batches_of(stateful)] == wanted
+    assert stateful._assembler.dataset.given == [4, 5, 6, 7, 8]
+    assert batches_of(stream_of(Counting(3), reached=ItemState(0, 2))) == []
+    with pytest.raises(ValueError, match="the dataset ended after 3 items"):
+        batches_of(stream_of(Counting(3), reached=ItemState(0, 5)))
+
+
+def test_a_state_is_a_copy_behind_its_batch_and_a_pass_that_had_ended_has_nothing_left():
+    (*_, last) = found = batches_of(stream_of(Stateful(5)))
+    # The last would describe the next pass.
+    assert [state.state for _, _, state in found] == [{"next": 2}, {"next": 4}, None]
+    assert last[2].ended
+    stateful = stream_of(Stateful(5), reached=last[2])
+    assert batches_of(stateful) == []
+    assert stateful._assembler.dataset.given == []
+
+
+def test_a_state_that_several_share_is_neither_kept_nor_loaded():
+    dataset = Stateful(5)
+    dataset.load_state_dict = None
+    found = batches_of(stream_of(dataset, reached=ItemState(1, 1, {"next": 4}), keep_state=False))
+    assert [entry[0] for entry in found] == [[[2, 3]], [[4]]]
+    assert [state.state for _, _, state in found] == [None, None]
 
 
 def test_a_state_that_cannot_be_loaded_again_is_not_kept():
