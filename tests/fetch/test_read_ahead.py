@@ -255,5 +255,20 @@ def test_the_last_batch_is_not_lost_if_it_arrives_with_the_end():
         fetch.get()
 
 
-def test_an_iterator_that_cannot_be_closed_is_left_as_it_is():
+def test_closing_closes_the_reader_if_it_can_be_closed():
+    closed = []
+
+    def read():
+        try:
+            yield from range(3)
+        finally:
+            closed.append(True)
+
+    reader = read()
+    fetch = read_ahead.InlineFetch(reader)
+    assert fetch.get() == 0
+    assert fetch.close() is True
+    assert closed == [True]
+    with pytest.raises(QueueClosed):
+        fetch.get()
     assert read_ahead.InlineFetch(iter([])).close() is True
