@@ -60,6 +60,7 @@ def test_the_states_before_between_and_after():
         assert other.state_dict() == state  # loaded but not begun
         assert values(other) == wanted
     other.load_state_dict(fresh)
+    assert other.state_dict() == fresh
     assert [values(other) for _ in range(3)] == epochs  # later epochs follow
 
 

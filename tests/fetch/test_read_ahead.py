@@ -255,6 +255,16 @@ def test_the_last_batch_is_not_lost_if_it_arrives_with_the_end():
         fetch.get()
 
 
+@pytest.mark.parametrize("way", [True, "thread", False])
+def test_a_batch_that_cannot_be_written_costs_no_slot(way):
+    loader = load([np.zeros(2)] * 5 + [np.zeros(3)], batch_size=2, use_buffer_reader=way)
+    with pytest.raises(SampleError, match="expected shape"):
+        list(loader)
+    [buffers] = loader._epochs._idle
+    buffers.ring.drain()
+    assert buffers.ring.free == buffers.ring.count
+
+
 def test_closing_closes_the_reader_if_it_can_be_closed():
     closed = []
 
