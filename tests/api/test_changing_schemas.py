@@ -11,7 +11,7 @@ from gpuloader import DataLoader, IterableDataset, SampleError, cpu_places, data
 from gpuloader.testing import simulated_places
 from gpuloader.transforms import Cast, Normalize
 from tests.fakes import nothing_left_behind
-from tests.loading import load, resume
+from tests.loading import load
 from tests.sample_sets import (
     INLINE,
     ONE_THREAD,
@@ -77,26 +77,6 @@ def test_every_batch_may_have_another_schema(workers, kind):
         loader._epochs._idle.clear()
 
 
-@by_workers
-def test_buckets(workers):
-    """A batch sampler that makes batches of samples of equal length."""
-    samples = [np.full(length, float(length)) for length in [7, 3, 5, 3, 5, 7, 3]]
-    buckets = [[1, 3], [0, 5], [6], [2, 4], [5, 0]]
-    loader = load(samples, batch_sampler=buckets, **workers)
-    for _ in range(2):
-        assert_same(list(loader), [np.stack([samples[index] for index in one]) for one in buckets])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@by_workers
-def test_a_loader_resumes_where_another_was(workers, kind):
-    """The batches after the state do not depend on the ones before it."""
-    for received in (1, 4, 6):
-        before, again = resume(lambda: load(KINDS[kind](), batch_size=2, seed=1, **workers), received)
-        assert_same([*before, *again], pairs())
-        again.close()
-
-
 KINDS_OF_SAMPLES = st.tuples(st.integers(0, 3), st.sampled_from(["i2", "i8", "f4", "f8"]))
 
 
@@ -124,21 +104,6 @@ def test_batches_depend_on_their_own_samples_only(kinds, size):
             with pytest.raises(SampleError) as caught:
                 next(epoch)
             assert (caught.value.problem, caught.value.batch) == (outcomes[len(good)], len(good))
-
-
-@by_workers
-def test_samples_of_one_batch_must_agree(workers):
-    """The error names the ways out: ragged, pad, and batches of samples of equal length."""
-    epoch = iter(load([np.zeros(length) for length in (3, 3, 4, 4, 4, 5)], batch_size=2, **workers))
-    assert [next(epoch).shape for _ in range(2)] == [(2, 3), (2, 4)]
-    message = r"expected shape \(4,\) as in the batch's first sample, got \(5,\); if its length varies, name"
-    with pytest.raises(SampleError, match=rf"{message} the field in ragged, .* \(bucketing\)") as caught:
-        next(epoch)
-    assert (caught.value.batch, caught.value.index, caught.value.dataset_index) == (2, 1, 5)
-    epoch.close()
-    samples = [{"words": [1] * (number + 1), "name": f"n{number}"} for number in range(4)]
-    batches = load(samples, batch_size=2, ragged=["words"], **workers)
-    assert [batch["name"] for batch in batches] == [["n0", "n1"], ["n2", "n3"]]
 
 
 @by_workers

@@ -13,18 +13,16 @@ from gpuloader import (
     DataLoader,
     LoaderError,
     Ragged,
+    SampleError,
     Subset,
     TensorDataset,
     cpu_places,
     data,
 )
-from gpuloader.testing import simulated_places
 from tests.fakes import nothing_left_behind
 from tests.loading import load
 from tests.sample_sets import (
-    INLINE,
     PROCESSES,
-    THREADS,
     WORKERS,
     Counting,
     Made,
@@ -110,14 +108,6 @@ FORMS = {
 PARTS = [0, 1, 2], [3, 4, 5], [6]
 
 
-@pytest.mark.parametrize("form", FORMS)
-@by_workers
-def test_every_form_of_sample(form, workers):
-    make = FORMS[form]
-    batches = list(load(Made(make), batch_size=3, **workers))
-    assert_same(batches, [stack([make(index) for index in part]) for part in PARTS])
-
-
 def test_every_form_of_sample_from_processes():
     """All forms at once, in two epochs; only the workers differ."""
     dataset = Made(lambda index: {form: make(index) for form, make in FORMS.items()})
@@ -151,31 +141,6 @@ def test_containers_keep_their_class_if_it_can_be_made_again():
     assert_same(batch, [[np.array([1]), np.array([2])], {"a": np.array([3])}])
     [batch] = load([1], collate_fn=lambda samples: (Odd(1, np.zeros(1)), Fixed()))
     assert_same(batch, ((1, np.zeros(1)), {"a": 3}))
-
-
-@by_workers
-@pytest.mark.parametrize(("drop_last", "sizes"), [(False, [3, 3, 1]), (True, [3, 3])])
-def test_the_last_short_batch(workers, drop_last, sizes):
-    for dataset in (Made(lambda index: (index, "x")), TensorDataset(np.arange(7)), Counting(7)):
-        if isinstance(dataset, Counting) and workers["num_workers"] > 1:
-            continue  # every worker ends with its own short batch
-        loader = load(dataset, batch_size=3, drop_last=drop_last, **workers)
-        found = [batch if isinstance(batch, np.ndarray) else batch[0] for batch in loader]
-        assert [len(batch) for batch in found] == sizes
-        if not isinstance(dataset, Counting):
-            assert len(loader) == len(sizes)
-
-
-@by_workers
-def test_without_batches_samples_come_one_by_one(workers):
-    def make(index, code):
-        return [np.full(index, index), f"{index}", index, {"x": np.zeros((index, 2), code)}]
-
-    loader = load([tuple(make(index, ">i2")) for index in range(4)], batch_size=None, **workers)
-    assert_same(list(loader), [make(index, "i2") for index in range(4)])
-    assert len(loader) == 4
-    assert loader.batch_size is None
-    assert_same(list(load(iter([1, 0.5]), batch_size=None)), [1, 0.5])
 
 
 def test_without_batches_samples_are_converted_to_feeds():
@@ -214,6 +179,59 @@ COLLATIONS = {
 }
 
 
+ODD_VALUES = [
+    {"a": np.arange(3), "b": np.zeros(2)}, {"b": np.zeros(2), "a": np.arange(3)}, {"a": np.arange(4), "b": 2},
+    {"a": np.arange(3, dtype="i4"), "b": np.zeros(2)}, {"a": np.arange(3, dtype=">i8"), "b": np.zeros(2)},
+    {"a": np.array(["x"]), "b": np.zeros(2)}, {1: np.zeros(2)}, {True: np.zeros(2)},
+    [np.arange(3), np.zeros(2)], (np.arange(3), {"a": (np.zeros(1), "x")}, Pair(1, (np.ones(1),))),
+    [[], {}], {"a": None}, b"a",
+]  # fmt: skip
+"""Values that differ only in what a comparison might overlook, or have no arrays."""
+
+
+def settled(value, keeps_tuples):
+    """Return a value as it is delivered: in native byte order, and tuples of a sample as lists."""
+    if isinstance(value, dict):
+        return {key: settled(one, keeps_tuples) for key, one in value.items()}
+    if isinstance(value, Pair):
+        return Pair(*(settled(one, keeps_tuples) for one in value))
+    if isinstance(value, list | tuple):
+        return (type(value) if keeps_tuples else list)(settled(one, keeps_tuples) for one in value)
+    return value.astype(value.dtype.newbyteorder("=")) if isinstance(value, np.ndarray) else value
+
+
+@pytest.mark.parametrize("collate", [lambda samples: samples[0], None], ids=["collate_fn", "unbatched"])
+def test_each_value_keeps_its_own_form_whatever_came_before(collate):
+    options = {"batch_size": 1, "collate_fn": collate} if collate else {"batch_size": None}
+    for value, found in zip(ODD_VALUES * 2, load(ODD_VALUES * 2, **options), strict=True):
+        assert_same(found, settled(value, keeps_tuples=collate is not None))
+        if isinstance(value, dict):
+            assert list(map(type, found)) == list(map(type, value))
+
+
+FEEDS = [data("x", [None, 4]), data("y", [None, 1], "int64")]
+UNBATCHED, BY_USER = {"batch_size": None}, {"collate_fn": lambda samples: samples[0]}
+
+
+@pytest.mark.parametrize(
+    ("options", "sample", "field", "message"),
+    [
+        (UNBATCHED, (np.zeros(4),), None, "expected a tuple of 2"),
+        (UNBATCHED, (np.zeros(5), 1), "x", r"expected shape \(4,\), got \(5,\)"),
+        (UNBATCHED, (np.zeros(4), "a"), "y", "expected numbers, got text"),
+        (BY_USER, {"x": 1, "y": 2}, None, "expected a tuple of 2"),
+        (BY_USER, (np.zeros(4), None), "y", "expected numbers, got None"),
+        (BY_USER, (np.zeros(4), [[1], [2, 3]]), "y", "expected an array of numbers"),
+    ],
+)
+def test_a_whole_value_that_does_not_fit_its_feed_is_named(options, sample, field, message):
+    with pytest.raises(SampleError, match=message) as caught:
+        list(DataLoader([sample], FEEDS, "cpu", **options))
+    assert caught.value.field == field
+    [batch] = DataLoader([(np.zeros((2, 4)), [[1], [2]])], FEEDS, "cpu", **BY_USER)
+    assert_same(batch, [np.zeros((2, 4)), np.array([[1], [2]])])  # a batch of the user's own keeps its dtypes
+
+
 IN_PROCESSES = [(case, PROCESSES) for case in ("nested", "varying form", "object")]
 
 
@@ -230,18 +248,6 @@ def test_a_collate_fn_may_return_anything(case, workers):
         assert batch["words"].recursive_sequence_lengths() == [[1, 2, 0]]
 
 
-@by_workers
-def test_a_data_set_that_reads_whole_batches(workers):
-    dataset = MadeAtOnce(lambda index: (np.full(2, index), f"{index}"))
-    batches = list(load(dataset, batch_size=3, **workers))
-    wanted = [stack([dataset.make(index) for index in part]) for part in ([0, 1, 2], [3, 4, 5], [6])]
-    assert_same(batches, wanted)
-    assert dataset.calls >= 3
-    both = ConcatDataset([dataset, Made(lambda index: (np.full(2, -index), "-"), 2)])
-    batches = list(load(Subset(both, [8, 0, 7]), batch_size=2, **workers))
-    assert_same(batches, [[np.array([[-1, -1], [0, 0]]), ["-", "0"]], [np.array([[0, 0]]), ["-"]]])
-
-
 def test_indices_of_any_kind():
     dataset = {"cat": 1, "dog": 2, ("a", 3): 3}
     assert values(load(dataset, batch_sampler=[["dog", ("a", 3)], ["cat"]])) == [[2, 3], [1]]
@@ -255,63 +261,86 @@ def test_indices_of_any_kind():
 
 
 @by_workers
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_several_places_take_turns(workers, drop_last):
-    loader = load(range(10), places=cpu_places(3), batch_size=2, drop_last=drop_last, **workers)
-    wanted = [[[0, 1], [2, 3], [4, 5]], [[6, 7], [8, 9]]][: 2 - drop_last]
-    assert [values(step) for step in loader] == wanted
-    assert len(loader) == len(wanted)
+class TestWithAnyWorkers:
+    @pytest.mark.parametrize("form", FORMS)
+    def test_every_form_of_sample(self, form, workers):
+        make = FORMS[form]
+        batches = list(load(Made(make), batch_size=3, **workers))
+        assert_same(batches, [stack([make(index) for index in part]) for part in PARTS])
 
+    @pytest.mark.parametrize(("drop_last", "sizes"), [(False, [3, 3, 1]), (True, [3, 3])])
+    def test_the_last_short_batch(self, workers, drop_last, sizes):
+        for dataset in (Made(lambda index: (index, "x")), TensorDataset(np.arange(7)), Counting(7)):
+            if isinstance(dataset, Counting) and workers["num_workers"] > 1:
+                continue  # every worker ends with its own short batch
+            loader = load(dataset, batch_size=3, drop_last=drop_last, **workers)
+            found = [batch if isinstance(batch, np.ndarray) else batch[0] for batch in loader]
+            assert [len(batch) for batch in found] == sizes
+            if not isinstance(dataset, Counting):
+                assert len(loader) == len(sizes)
 
-@pytest.mark.parametrize("workers", [INLINE, THREADS], ids=name_workers)
-@pytest.mark.parametrize("count", [1, 2])
-def test_places_that_are_copied_to(workers, count):
-    dataset = Made(lambda index: {"x": np.full((2, 2), index), "name": f"{index}", "y": index})
-    seen = []
-    for step in DataLoader(dataset, places=simulated_places(count), batch_size=2, **workers):
-        for batch in [step] if count == 1 else step:
-            assert np.asarray(batch["x"])[:, 0, 0].tolist() == np.asarray(batch["y"]).tolist()
-            seen.append((np.asarray(batch["y"]).tolist(), batch["name"]))
-    assert seen == [([0, 1], ["0", "1"]), ([2, 3], ["2", "3"]), ([4, 5], ["4", "5"]), ([6], ["6"])]
+    def test_without_batches_samples_come_one_by_one(self, workers):
+        def make(index, code, number):
+            return [np.full(index, index), f"{index}", index, number, {"x": np.zeros((index, 2), code)}]
 
+        samples = [tuple(make(index, ">i2", np.float32(index))) for index in range(4)]
+        loader = load(samples, batch_size=None, **workers)
+        assert_same(list(loader), [make(index, "i2", np.array(index, "f4")) for index in range(4)])
+        assert len(loader) == 4
+        assert loader.batch_size is None
+        assert_same(list(load(iter([1, 0.5]), batch_size=None)), [1, 0.5])
 
-@by_workers
-def test_batches_that_are_kept_stay_as_they_are(workers):
-    loader = load(Made(lambda index: (np.full((3, 5), index), index), 200), batch_size=2, **workers)
-    with nothing_left_behind():
-        kept = list(loader)
-        for number, (images, labels) in enumerate(kept):
-            assert labels.tolist() == [2 * number, 2 * number + 1]
-            assert (images == labels[:, None, None]).all()
-        del kept, images, labels
-        loader._epochs._idle.clear()
-    loader = load(Made(lambda index: np.full(100, index), 60), batch_size=2, **PROCESSES)
-    kept = [batch[:, ::7] for batch in loader]
-    del loader
-    gc.collect()  # they outlive the loader
-    assert [batch[:, -1].tolist() for batch in kept] == [[index, index + 1] for index in range(0, 60, 2)]
-    epoch = iter(load(Made(Thing), batch_size=2, **workers))
-    things = [weakref.ref(thing) for thing in next(epoch)]
-    rest = list(epoch)  # a batch is freed with its last view
-    gc.collect()
-    assert all(thing() is None for thing in things)
-    assert len(rest) == 3
+    def test_a_data_set_that_reads_whole_batches(self, workers):
+        dataset = MadeAtOnce(lambda index: (np.full(2, index), f"{index}"))
+        batches = list(load(dataset, batch_size=3, **workers))
+        wanted = [stack([dataset.make(index) for index in part]) for part in ([0, 1, 2], [3, 4, 5], [6])]
+        assert_same(batches, wanted)
+        assert dataset.calls >= 3
+        both = ConcatDataset([dataset, Made(lambda index: (np.full(2, -index), "-"), 2)])
+        batches = list(load(Subset(both, [8, 0, 7]), batch_size=2, **workers))
+        assert_same(batches, [[np.array([[-1, -1], [0, 0]]), ["-", "0"]], [np.array([[0, 0]]), ["-"]]])
 
+    @pytest.mark.parametrize("drop_last", [False, True])
+    def test_several_places_take_turns(self, workers, drop_last):
+        loader = load(range(10), places=cpu_places(3), batch_size=2, drop_last=drop_last, **workers)
+        wanted = [[[0, 1], [2, 3], [4, 5]], [[6, 7], [8, 9]]][: 2 - drop_last]
+        assert [values(step) for step in loader] == wanted
+        assert len(loader) == len(wanted)
 
-@by_workers
-def test_memory_does_not_grow(workers):
-    """Over 2,000 batches, neither the number of slots nor the number of objects grows."""
-    loader = load(Made(lambda index: (np.zeros(8), f"{index}"), 500), batch_size=1, **workers)
-    sizes = []
-    for _ in range(4):
-        for _ in loader:
-            pass
+    def test_batches_that_are_kept_stay_as_they_are(self, workers):
+        loader = load(Made(lambda index: (np.full((3, 5), index), index), 200), batch_size=2, **workers)
+        with nothing_left_behind():
+            kept = list(loader)
+            for number, (images, labels) in enumerate(kept):
+                assert labels.tolist() == [2 * number, 2 * number + 1]
+                assert (images == labels[:, None, None]).all()
+            del kept, images, labels
+            loader._epochs._idle.clear()
+        loader = load(Made(lambda index: np.full(100, index), 60), batch_size=2, **PROCESSES)
+        kept = [batch[:, ::7] for batch in loader]
+        del loader
+        gc.collect()  # they outlive the loader
+        assert [batch[:, -1].tolist() for batch in kept] == [[index, index + 1] for index in range(0, 60, 2)]
+        epoch = iter(load(Made(Thing), batch_size=2, **workers))
+        things = [weakref.ref(thing) for thing in next(epoch)]
+        rest = list(epoch)  # a batch is freed with its last view
         gc.collect()
-        [buffers] = loader._epochs._idle
-        ring = buffers.ring
-        sizes.append((ring.count, ring.free + ring.leased, len(gc.get_objects()) // 200))
-    assert sizes[1][:2] == sizes[3][:2]
-    assert abs(sizes[1][2] - sizes[3][2]) <= 1
+        assert all(thing() is None for thing in things)
+        assert len(rest) == 3
+
+    def test_memory_does_not_grow(self, workers):
+        """Over 2,000 batches, neither the number of slots nor the number of objects grows."""
+        loader = load(Made(lambda index: (np.zeros(8), f"{index}"), 500), batch_size=1, **workers)
+        sizes = []
+        for _ in range(4):
+            for _ in loader:
+                pass
+            gc.collect()
+            [buffers] = loader._epochs._idle
+            ring = buffers.ring
+            sizes.append((ring.count, ring.free + ring.leased, len(gc.get_objects()) // 200))
+        assert sizes[1][:2] == sizes[3][:2]
+        assert abs(sizes[1][2] - sizes[3][2]) <= 1
 
 
 def test_an_epoch_has_a_length_and_a_call_begins_it():

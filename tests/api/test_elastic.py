@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from gpuloader import cpu_places
 from tests.loading import load
-from tests.rank_loaders import Stream, epoch_of, loaders, make, numbers, order_of, read_in_legs
-from tests.sample_sets import ONE_THREAD, PROCESSES, values
+from tests.rank_loaders import Stream, loaders, make, numbers, order_of, read_in_legs
+from tests.sample_sets import ONE_THREAD, values
 
 legs = st.lists(
     st.tuples(st.integers(1, 6), st.integers(1, 5), st.integers(0, 6), st.sampled_from([0, 0, 2])), max_size=4
@@ -126,19 +126,6 @@ class TestResuming:
         for wrong in ({"position": -1}, {"position": None}, {"seed": -1}, {"beyond": 3}):
             with pytest.raises(ValueError, match="the state is damaged"):
                 make(range(9), 0, 2).load_state_dict({**position, **wrong})
-
-    @pytest.mark.parametrize("options", [{}, {"kind": Stream}], ids=["indices", "stream"])
-    def test_in_processes(self, options):
-        found = loaders(40, 2, batch_size=3, **PROCESSES, **options)
-        epochs = [iter(loader) for loader in found]
-        samples = [one for _ in range(2) for epoch in epochs for one in numbers(next(epoch))]
-        again = loaders(40, 3, **{**PROCESSES, "num_workers": 1}, **options)
-        for loader in again:
-            loader.load_state_dict(found[0].state_dict())
-        samples += [one for batches in map(epoch_of, again) for batch in batches for one in batch]
-        assert sorted(samples) == list(range(40))
-        for epoch in epochs:
-            epoch.close()
 
     def test_the_state_of_any_run_is_small(self):
         loader = make(range(10**9), 4095, 4096, seed=2**64 - 1, batch_size=4, shuffle=True)

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, Dataset, IterableDataset, LoaderError, SampleError
+from gpuloader import DataLoader, Dataset, LoaderError, SampleError
 from gpuloader.errors import Misuse, QueueClosed
 from gpuloader.reader import buffered
+from tests.api.streams import Items
 from tests.fakes import loader_threads, nothing_left_behind
 from tests.loading import load, read_batches
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, Made, name_workers
@@ -21,14 +22,6 @@ def read(reader, ahead=True):
 def resume(loader, state):
     loader.load_state_dict(state)
     return list(loader)
-
-
-class Items(IterableDataset):
-    def __init__(self, make):
-        self.make = make
-
-    def __iter__(self):
-        return iter(self.make())
 
 
 class TestALoaderThatReadsItself:

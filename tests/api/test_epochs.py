@@ -1,183 +1,63 @@
-"""Which epoch is next, and the warning for loaders that read everything on each of several ranks."""
+"""Iterators over a loader: an epoch begins when its first step is requested."""
 
-import threading
-import warnings
-
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from gpuloader import DataLoader, DistributedBatchSampler, IterableDataset, ParquetDataset, get_worker_info
-from gpuloader.api import dataset_epochs
-from gpuloader.api.epochs import Epochs
-from gpuloader.api.state import Position
-from gpuloader.batches.staged import StagedBatch
-from gpuloader.devices.places import CPUPlace
-from gpuloader.epoch.delivery import Delivery
-from gpuloader.watch.stats import Meter
-from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, Counting, name_workers, values
-
-by_workers = pytest.mark.parametrize("workers", [INLINE, ONE_THREAD, PROCESSES], ids=name_workers)
-EVERYTHING = "rank 1 of 2, and the loader reads all samples on every rank"
+from gpuloader import DataLoader
+from tests.fakes import loader_threads
+from tests.sample_sets import ONE_THREAD, THREADS, values
 
 
-class Numbered(Epochs):
-    """Epochs that are nothing but their positions."""
-
-    def __init__(self, act=lambda: None):
-        super().__init__(Meter())
-        self.deliver_to(Delivery.of([CPUPlace()], None, None, prefetch=0, drop_last=False))
-        self.act = act
-
-    def start(self, epoch):
-        return Position(seed=1, epoch=epoch)
-
-    def open(self, position, guard):
-        self.act()
-        return position
+def load(count=4, **options):
+    return DataLoader(range(count), **{"places": "cpu", "batch_size": 2, "seed": 1, **options})
 
 
-def test_epochs_follow_one_another_and_a_state_that_was_loaded():
-    def state():
-        found = numbered.state()
-        return found["epoch"], found["batches"]
-
-    numbered = Numbered()
-    assert state() == (0, 0)
-    first = numbered.begin()
-    first.received(StagedBatch(None, None, (), 0))
-    assert state() == (0, 1)
-    first.ended = True
-    assert state() == (1, 0)
-    numbered.resume(Position(seed=1, epoch=4, batches=3))
-    assert state() == (4, 3)
-    numbered.act = lambda: 1 // 0
-    with pytest.raises(ZeroDivisionError):
-        numbered.begin()
-    assert state() == (4, 3)  # an epoch that cannot be opened has not begun
-    numbered.act = lambda: None
-    assert (numbered.begin().epoch, numbered.begin().epoch) == (4, 5)
-    numbered.set_epoch(2)
-    assert (state(), numbered.begin().epoch, numbered.begin().epoch) == ((2, 0), 2, 3)
+def test_an_unused_iterator_takes_no_epoch_and_starts_no_worker():
+    loader = load(shuffle=True, **ONE_THREAD)
+    unused = iter(loader)
+    assert loader_threads() == []
+    assert values(loader) == values(load(shuffle=True))
+    assert loader.state_dict()["epoch"] == 1
+    assert len(list(unused)) == 2
 
 
-def test_epochs_that_two_threads_begin_at_once_are_two():
-    other = []
-    thread = threading.Thread(target=lambda: other.append(numbered.begin()))
-
-    def open_slowly():
-        if thread.ident is None:
-            thread.start()
-            thread.join(0.2)  # it begins its epoch now, or waits for this one to be open
-
-    numbered = Numbered(open_slowly)
-    first = numbered.begin()
-    thread.join(10)
-    assert [first.epoch, other[0].epoch] == [0, 1]
+def test_epochs_side_by_side_differ():
+    loader = load(40, shuffle=True)
+    pairs = [(one.tolist(), other.tolist()) for one, other in zip(loader, loader, strict=True)]
+    assert all(one != other for one, other in pairs)
 
 
-@pytest.fixture
-def on_rank_1_of_2(monkeypatch, become):
-    monkeypatch.setattr(dataset_epochs, "_has_warned", False)
-    become(1, 2)
+def test_what_is_set_before_the_first_step_counts():
+    loader = load(8, shuffle=True)
+    epochs = [values(loader) for _ in range(4)]
+    epoch = iter(loader)
+    loader.set_epoch(2)
+    assert values(epoch) == epochs[2]
+    epoch = iter(loader)
+    loader.load_state_dict({"version": 1, "epoch": 1, "batches": 1, "seed": 1, "batch_size": 2})
+    assert values(epoch) == epochs[1][1:]
 
 
-def load(dataset, **options):
-    return DataLoader(dataset, places="cpu", **options)
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_closed_iterator_is_over(begun):
+    loader = load(**THREADS)
+    epoch = iter(loader)
+    if begun:
+        next(epoch)
+    epoch.close()
+    epoch.close()
+    assert loader_threads() == []
+    assert list(epoch) == []
+    assert loader.state_dict()["epoch"] == 0
 
 
-class ByRank(IterableDataset):
-    """Items that each worker of each rank takes its part of."""
-
-    def __iter__(self):
-        info = get_worker_info()
-        yield from range(info.rank * info.num_workers + info.id, 12, info.world_size * info.num_workers)
-
-
-@pytest.mark.usefixtures("on_rank_1_of_2")
-class TestTheWarningComes:
-    @by_workers
-    @pytest.mark.parametrize("dataset", [range(4), Counting(4)])
-    def test_once_per_process_at_the_first_step(self, dataset, workers):
-        options = {"sampler": [3, 2, 1]} if isinstance(dataset, range) else {}
-        loaders = [load(dataset, **workers), load(dataset, **options, **workers)]
-        epochs = [iter(loader) for loader in [*loaders, loaders[0]]]
-        with pytest.warns(UserWarning, match=EVERYTHING) as seen:
-            assert all(list(epoch) for epoch in epochs)
-        [warning] = [one for one in seen if one.category is UserWarning]  # Python's own are about the fork
-        assert warning.filename == __file__
-        assert "shard='auto'" in str(warning.message)
-        assert "pass shard=(0, 1)" in str(warning.message)
-
-    def test_and_as_an_error_leaves_the_loader_as_it_was(self):
-        loader = load(range(4), batch_size=2)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            with pytest.raises(UserWarning, match=EVERYTHING):
-                next(iter(loader))
-        assert values(loader) == [[0, 1], [2, 3]]
-        assert loader.state_dict()["epoch"] == 1
-
-
-class Divided:
-    """A sampler of the user's that knows its rank, like torch's DistributedSampler."""
-
-    num_replicas, rank = 2, 1
-
-    def __iter__(self):
-        return iter([1, 3])
-
-
-class Grouped:
-    """A batch sampler over it."""
-
-    sampler = Divided()
-
-    def __iter__(self):
-        return iter([[1], [3]])
-
-
-@pytest.mark.usefixtures("on_rank_1_of_2")
-class TestTheWarningDoesNotCome:
-    """Every warning is an error in these tests."""
-
-    @pytest.mark.parametrize(
-        "options",
-        [
-            *[{"shard": shard} for shard in [(0, 1), (1, 2), "auto"]],
-            # Everything is meant, even where nothing could be divided.
-            {"shard": (0, 1), "in_order": False, "num_workers": 1, "worker_type": "thread"},
-            {"shard": (0, 1), "sampler": {1, 2}},
-            {"shard": (0, 1), "batch_size": None},
-            {"shard": (0, 1), "shuffle": True},
-            {"shard": (0, 1), "dataset": iter(range(4))},
-            {"sampler": Divided()},
-            {"batch_sampler": Grouped()},
-            {"batch_sampler": DistributedBatchSampler(range(4), 2)},
-        ],
-    )
-    def test_if_shard_is_given_or_the_sampler_divides(self, options):
-        assert list(load(**{"dataset": range(4), **options}))
-
-    @pytest.mark.parametrize(("name", "value"), [("WORLD_SIZE", "1"), ("RANK", "")])
-    def test_on_one_rank_or_where_the_environment_makes_no_sense(self, monkeypatch, name, value):
-        monkeypatch.setenv("RANK", "0")
-        monkeypatch.setenv(name, value)
-        assert list(load(range(4)))
-
-    def test_while_a_cache_is_filled(self):
-        assert len(list(load([np.zeros(2)] * 4, shard="auto", cache="host"))) == 2
-
-    @pytest.mark.parametrize("workers", [ONE_THREAD, PROCESSES], ids=name_workers)
-    def test_if_the_dataset_asks_for_its_rank(self, workers):
-        found = np.concatenate(list(load(ByRank(), batch_size=2, **workers)))
-        count = workers["num_workers"]
-        assert sorted(found.tolist()) == [number for number in range(12) if number // count % 2]
-
-    @by_workers
-    def test_if_files_are_divided(self, workers, tmp_path):
-        for part in range(4):
-            pq.write_table(pa.table({"x": [part]}), tmp_path / f"{part}.parquet")
-        names = [str(tmp_path / f"{part}.parquet") for part in range(4)]
-        assert len(list(load(ParquetDataset(names), **workers))) == 2
+def test_an_iterator_that_could_not_begin_may_begin_later(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    loader = load(shard="auto")
+    epoch = iter(loader)
+    with pytest.raises(ValueError, match="but not RANK"):
+        next(epoch)
+    assert loader.state_dict()["epoch"] == 0
+    monkeypatch.setenv("RANK", "0")
+    assert values(epoch) == [[0, 1], [2, 3]]

@@ -11,6 +11,7 @@ import pytest
 
 import gpuloader
 from gpuloader.errors import MissingPackage
+from tests.fakes import run_threads
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_mnist.py"
 
@@ -88,11 +89,8 @@ def test_shards_of_a_split_are_disjoint_and_everything(dataset):
         loader = gpuloader.from_ray(shards[rank], batch_size=10, places="cpu", drop_last=True)
         seen[rank] += [check(batch) for batch in loader]
 
-    readers = [threading.Thread(target=read, args=(rank,)) for rank in range(2)]
-    for reader in readers:
-        reader.start()
-    for reader in readers:
-        reader.join()
+    ranks = iter((0, 1))
+    run_threads(lambda: read(next(ranks)), 2)
     assert [len(batches) for batches in seen] == [5, 5]
     assert sorted(label for batches in seen for batch in batches for label in batch) == list(range(100))
 

@@ -24,6 +24,7 @@ from gpuloader import (
 )
 from gpuloader.api.options import Options
 from gpuloader.testing import simulated_places
+from tests.api.streams import Items
 from tests.fakes import nothing_left_behind
 from tests.loading import load
 from tests.sample_sets import (
@@ -48,14 +49,6 @@ class Endless:
         return index
 
 
-class Repeating(IterableDataset):
-    def __init__(self, item):
-        self.items = [item] * 4
-
-    def __iter__(self):
-        return iter(self.items)
-
-
 class Unfinished(Dataset):
     """A dataset that does not override `__len__`."""
 
@@ -66,6 +59,8 @@ class Unfinished(Dataset):
 TOO_BIG = "^batch_size must be an integer of at most 9223372036854775807"
 FEED, LEVEL = data("x", [None]), data("x", [None], "uint8", 1)
 UNCOPIED, DEVICE = {"copy": False, "batch_size": None}, simulated_places(1)
+SHARDS = {"split": "shards", "places": ["cpu", "cpu"]}
+OF_ITEMS = {**SHARDS, "dataset": Counting(9), "batch_size": 4, "uneven": "drop"}
 OF_BATCHES = {"batch_size": 2, "shuffle": True, "drop_last": True, "sampler": [1]}
 OWN_ORDER = "an iterable dataset determines its own order: (shuffle|sampler|batch_sampler) cannot"
 OF_ORDER = {"shuffle": True, "sampler": [0], "sampler of an array": np.arange(3), "sampler of nothing": [],
@@ -85,7 +80,7 @@ BAD_OPTIONS = {
     "batch_size 0": ({"batch_size": 0}, ValueError, "batch_size must be an integer of 1 or more, got 0"),
     "batch_size 2.0": ({"batch_size": 2.0}, ValueError, "batch_size must be an integer"),
     "batch_size true": ({"batch_size": True}, ValueError, "batch_size must be an integer"),
-    "huge shards": ({"batch_size": 2**63, "places": ["cpu", "cpu"], "split": "shards"}, ValueError, TOO_BIG),
+    "huge shards": ({**SHARDS, "batch_size": 2**63}, ValueError, TOO_BIG),
     "huge parts": ({"batch_size": 2**63, "shard": (0, 2), "uneven": "pad"}, ValueError, TOO_BIG),
     "shuffle": ({"shuffle": "no"}, TypeError, "shuffle must be True or False, got 'no'"),
     "drop_last": ({"drop_last": 1}, TypeError, "drop_last must be True or False, got 1"),
@@ -135,6 +130,16 @@ BAD_OPTIONS = {
     "ranks and no order": ({"shard": "auto", "in_order": False}, ValueError, "shard needs in_order=True"),
     "ranks and single": ({"shard": "auto", "batch_size": None}, ValueError, "uneven='pad' adds a mask"),
     "ranks and a set": ({"shard": "auto", "sampler": {1, 2}}, ValueError, "the same on every rank"),
+    "'auto' for items": ({"dataset": Counting(3), "num_workers": "auto"}, ValueError, "a map-style dataset"),
+    "num_workers text": ({"num_workers": "many"}, ValueError, "num_workers must be 'auto' or an integer"),
+    "prefetch text": ({"prefetch": "deep"}, ValueError, "prefetch must be"),
+    "addresses for jax": ({"output": "jax", "static": True}, ValueError, "output='jax' delivers copies"),
+    "split": ({"split": "halves"}, ValueError, "split must be one of 'batches', 'shards', got 'halves'"),
+    "odd shards": ({**SHARDS, "batch_size": 7}, ValueError, "of 7 samples cannot be cut into 2 equal parts"),
+    "no shards": ({**SHARDS, "uneven": "drop"}, ValueError, "a batch of 1 samples cut into 2 .* nothing"),
+    "shards, single": ({**SHARDS, "batch_size": None}, ValueError, "batch_size=None yields single samples"),
+    "shards of items": ({**OF_ITEMS, "uneven": "pad"}, ValueError, "uneven='drop' .* a last step"),
+    "odd shards of items": ({**OF_ITEMS, "batch_size": 5}, ValueError, "a batch of 5 samples cannot be cut"),
     "a rank beyond": ({"shard": (2, 2)}, ValueError, "the rank in shard must be an integer from 0 to 1"),
     **{f"batches and {name}": ({"batch_sampler": [[0]], name: value}, ValueError, "determines the batches")
        for name, value in OF_BATCHES.items()},
@@ -162,7 +167,7 @@ def test_an_array_is_no_word(name):
 
 def test_a_batch_larger_than_any_dataset():
     options = {"collate_fn": len, "shard": (0, 2), "uneven": "drop"}
-    assert list(load(Repeating(3), batch_size=2**63 - 1, **options)) == [2]
+    assert list(load(Items(lambda: [3] * 4), batch_size=2**63 - 1, **options)) == [2]
 
 
 def test_other_kinds_of_values_will_do():
@@ -248,17 +253,6 @@ def test_the_length_is_the_number_of_batches(dataset, options, count):
         assert len(loader) == len(list(loader)) == count
 
 
-@by_workers
-def test_an_empty_data_set_has_no_batches(workers):
-    for dataset in ([], TensorDataset(np.zeros((0, 3))), Subset([1, 2], [])):
-        for options in ({}, {"batch_size": None}, {"drop_last": True}):
-            loader = load(dataset, **options, **workers)
-            assert (len(loader), list(loader), list(loader)) == (0, [], [])
-        with pytest.raises(ValueError, match="the data source is empty"):  # as in PyTorch and Paddle
-            load(dataset, shuffle=True, **workers)
-    assert list(load(Counting(0), **workers)) == []
-
-
 BAD_SAMPLES = {
     "another shape": (np.zeros(3), np.zeros(4), None, r"shape \(3,\) .* got \(4,\).*ragged.*pad.*bucketing"),
     "would broadcast": (np.zeros((2, 3)), np.zeros(3), None, r"expected shape \(2, 3\) .*, got \(3,\)"),
@@ -291,43 +285,11 @@ BAD_SAMPLES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", BAD_SAMPLES)
-@by_workers
-def test_a_sample_unlike_the_first(case, workers):
-    first, bad, field, message = BAD_SAMPLES[case]
-    dataset = [bad if index == 5 else first for index in range(9)]
-    with nothing_left_behind():
-        loader = load(dataset, batch_sampler=[[0, 1], [7, 8, 5], [3]], **workers)
-        epoch = iter(loader)
-        next(epoch)
-        with pytest.raises(SampleError) as caught:
-            next(epoch)
-        error = caught.value
-        assert (error.batch, error.index, error.dataset_index) == (1, 2, 5)
-        assert error.field == ("0" if field is None else field or None)
-        assert re.search(message, str(error)), str(error)
-        with pytest.raises(StopIteration):
-            next(epoch)
-        loader._epochs._idle.clear()
-        del epoch, loader, error, caught
-
-
 FIRST_SAMPLES = {
     "nothing": ((), "expected a sample with at least one value, got a tuple of 0", None),
     "an empty dict": ({"a": {}}, r"expected a sample with at least one value", None),
     "numbers of no dtype": ({"a": Ragged(np.zeros(2), ())}, "expected an array of numbers", "a"),
 }
-
-
-@pytest.mark.parametrize("case", FIRST_SAMPLES)
-@by_workers
-def test_a_first_sample_without_a_form(case, workers):
-    sample, message, field = FIRST_SAMPLES[case]
-    for dataset, index in (([sample] * 4, 0), (Repeating(sample), None)):
-        with pytest.raises(SampleError, match=message) as caught:
-            list(load(dataset, batch_size=2, **workers))
-        error = caught.value
-        assert (error.batch, error.index, error.dataset_index, error.field) == (0, 0, index, field)
 
 
 def fail_at(bad):
@@ -337,83 +299,6 @@ def fail_at(bad):
         return index
 
     return make
-
-
-@pytest.mark.parametrize("bad", [0, 5])
-@pytest.mark.parametrize("in_order", [True, False])
-@by_workers
-def test_what_a_data_set_raises(bad, in_order, workers):
-    loader = load(Made(fail_at(bad)), batch_size=2, in_order=in_order, **workers)
-    for _ in range(2):  # a failed epoch does not affect the next one
-        with pytest.raises(SampleError, match="the dataset raised KeyError: 'no such file'") as caught:
-            list(loader)
-        error = caught.value
-        assert (error.batch, error.index, error.dataset_index) == (bad // 2, bad % 2, bad)
-        assert type(error.__cause__) is KeyError
-    loader.dataset.make = fail_at(None)
-    assert sorted(values(loader)) == [[0, 1], [2, 3], [4, 5], [6]]
-
-
-@by_workers
-def test_what_a_data_set_that_reads_whole_batches_raises(workers):
-    with pytest.raises(SampleError, match=r"batch 0.*__getitems__ raised KeyError.*for the indices \[0"):
-        list(load(MadeAtOnce(fail_at(0)), batch_size=3, **workers))
-    for found, message in (([1] * 9, r"returned 9 samples for [123] indices"), (None, "raised TypeError")):
-        kind = type("Wrong", (MadeAtOnce,), {"__getitems__": lambda self, indices: found})  # noqa: B023
-        with pytest.raises(SampleError, match=f"batch 0.*__getitems__ {message}"):
-            list(load(kind(None), batch_size=3, **workers))
-
-
-@by_workers
-def test_what_a_collate_fn_raises(workers):
-    message = r"batch 0.*: collate_fn raised KeyError: 'no such column'"
-    with pytest.raises(SampleError, match=message) as caught:
-        list(load(NUMBERS, batch_size=2, collate_fn=lambda samples: {}["no such column"], **workers))
-    assert type(caught.value.__cause__) is KeyError
-    feeds = [data("x", [None]), data("y", [None])]
-    with pytest.raises(SampleError, match="expected a tuple of 2"):
-        list(DataLoader(NUMBERS, feeds, "cpu", collate_fn=lambda samples: {"x": 1}, **workers))
-
-
-@by_workers
-def test_a_users_sampler(workers):
-    def sampler():
-        yield from (0, 1)
-        raise ZeroDivisionError("mine")
-
-    class Reusing:
-        """Goes on with its own list, and means something else by its batch size."""
-
-        batch_size: ClassVar = {"short": 2, "long": 1}
-
-        def __iter__(self):
-            batch = []
-            for index in range(4):
-                batch.append(index)
-                if len(batch) == 2:
-                    yield batch
-                    batch.clear()
-
-    epoch = iter(load(NUMBERS, batch_size=2, sampler=sampler(), **workers))
-    assert next(epoch).tolist() == [0, 1]
-    with pytest.raises(ZeroDivisionError, match="mine"):
-        next(epoch)
-    loader = load(NUMBERS, batch_sampler=Reusing(), **workers)
-    assert values(loader) == [[0, 1], [2, 3]]
-    assert loader.state_dict().get("batch_size") is None
-
-
-@pytest.mark.parametrize("dataset", [TensorDataset(np.arange(4)), [0, 1, 2, 3]], ids=["arrays", "list"])
-@by_workers
-def test_an_index_outside_the_data_set(dataset, workers):
-    options = {"places": "cpu", "batch_size": 2, **workers}
-    for index in (4, -5, 2**62, -(2**62)):
-        with pytest.raises(SampleError, match=r"batch 1, sample 0, dataset index -?\d+") as caught:
-            list(DataLoader(dataset, sampler=[0, 1, index, 2], **options))
-        assert (caught.value.batch, caught.value.index, caught.value.dataset_index) == (1, 0, index)
-    for index in ("a", 1.5, [1], None, 2**70):
-        with pytest.raises(SampleError, match="batch 0"):
-            list(DataLoader(dataset, sampler=[index], **options))
 
 
 class Broken(IterableDataset):
@@ -454,81 +339,6 @@ def test_what_an_iterable_data_set_raises(where, place, workers):
 FEEDS = [data("image", [None, 1, 4]), data("label", [None, 1], "int64")]
 
 
-@by_workers
-def test_feeds_convert_as_from_generator_does(workers):
-    samples = [([[1, 2], [3, 4]], 7), (np.arange(4.0), np.array([8])), ([0, 0, 0, 1], 9.0)]
-    wanted = [np.array([[[1, 2, 3, 4]], [[0, 1, 2, 3]], [[0, 0, 0, 1]]], "f4"), np.array([[7], [8], [9]])]
-    [batch] = DataLoader(samples, FEEDS, "cpu", batch_size=3, **workers)
-    assert_same(batch, wanted)
-    [step] = DataLoader(samples, FEEDS, "cpu", return_list=False, batch_size=3, **workers)
-    assert_same(step, [{"image": wanted[0], "label": wanted[1]}])
-    reference = DataLoader.from_generator(FEEDS, capacity=1, return_list=True)
-    [[by_generator]] = reference.set_sample_generator(lambda: samples, batch_size=3, places="cpu")
-    assert_same(by_generator, wanted)
-    with pytest.raises(
-        SampleError, match=r"batch 1, sample 0, dataset index 3, field 'image'.*expected shape"
-    ):
-        list(DataLoader([*samples, (np.zeros(5), 1)], FEEDS, "cpu", batch_size=3, **workers))
-
-
-@by_workers
-def test_feeds_of_varying_length(workers):
-    feeds = [
-        data("words", [None, 1], "int64", lod_level=1),
-        data("lines", [None], "int64", lod_level=2),
-        data("label", [None], "int32"),
-    ]
-    samples = [([1, 2, 3], [[1, 2], [3]], 0), ([], [], 1), ([4], [[], [5]], 2)]
-    [batch] = DataLoader(samples, feeds, "cpu", batch_size=3, **workers)
-    words, lines, labels = batch
-    assert_same(words.values, np.array([[1], [2], [3], [4]]))
-    assert words.recursive_sequence_lengths() == [[3, 0, 1]]
-    assert_same(lines.values, np.array([1, 2, 3, 5]))
-    assert lines.recursive_sequence_lengths() == [[2, 0, 2], [2, 1, 0, 1]]
-    assert_same(labels, np.array([0, 1, 2], "i4"))
-    [[step]] = DataLoader(
-        samples, feeds, "cpu", batch_size=3, return_list=False, pad={"words": -1}, **workers
-    )
-    assert_same(step["words"], np.array([[[1], [2], [3]], [[-1]] * 3, [[4], [-1], [-1]]]))
-    assert isinstance(step["lines"], Ragged)
-
-
-@by_workers
-def test_ragged_fields_by_name(workers):
-    samples = [
-        {"a": (np.arange(2, dtype="i2"), index), "b": {"c": np.ones((index, 2, 3), ">f4")}, "d": f"{index}"}
-        for index in (0, 2, 1)
-    ]
-    samples[1]["a"] = (np.zeros(0, "i2"), 2)
-    loader = load(samples, batch_size=3, ragged=["a.0", "b.c"], **workers)
-    [batch] = loader
-    (first, second), steps = batch["a"], batch["b"]["c"]
-    assert_same(first.values, np.array([0, 1, 0, 1], "i2"))
-    assert first.recursive_sequence_lengths() == [[2, 0, 2]]
-    assert_same(second, np.array([0, 2, 1]))
-    assert_same(steps.values, np.ones((3, 2, 3), "f4"))
-    assert steps.row_splits[0].tolist() == [0, 0, 2, 3]
-    assert batch["d"] == ["0", "2", "1"]
-    [padded] = load(samples, batch_size=3, pad={"a.0": 9, "b.c": np.nan}, **workers)
-    assert_same(padded["a"][0], np.array([[0, 1], [9, 9], [0, 1]], "i2"))
-    assert padded["b"]["c"].shape == (3, 2, 2, 3)
-    assert np.isnan(padded["b"]["c"][0]).all()
-    assert np.isnan(padded["b"]["c"]).sum() == 3 * 6
-
-
-@by_workers
-def test_ragged_fields_may_be_lists(workers):
-    samples = [{"x": [1, 2]}, {"x": []}, {"x": (3,)}, {"x": np.array([4], "i4")}]
-    for part, wanted in ((samples, [1, 2, 3, 4]), (samples[1:], [3, 4])):
-        [batch] = load(part, batch_size=4, ragged=["x"], **workers)
-        assert_same(batch["x"].values, np.array(wanted))
-    with pytest.raises(SampleError, match=r"field 'x'.*: the lists of all samples of the batch are empty"):
-        list(load(samples[1:], ragged=["x"], **workers))
-    samples = [{"x": np.arange(index), "y": index, "z": "text"} for index in range(1, 8)]
-    for batch in load(samples, batch_size=3, ragged=["x"], **PROCESSES):
-        assert batch["x"].recursive_sequence_lengths() == [batch["y"].tolist()]
-
-
 VARYING = {
     "another dtype": ({"x": np.zeros(2)}, "x", "expected int64 as in the batch's first sample, got float64"),
     "other steps": ({"x": np.zeros((2, 2), int)}, "x", r"expected shape \(-,\) .*, got \(2, 2\)"),
@@ -538,16 +348,197 @@ VARYING = {
 }
 
 
-@pytest.mark.parametrize("case", VARYING)
-@pytest.mark.parametrize("how", [{"ragged": ["x"]}, {"pad": {"x": 0}}], ids=["ragged", "pad"])
 @by_workers
-def test_a_ragged_sample_unlike_the_first(case, how, workers):
-    bad, field, message = VARYING[case]
-    samples = [{"x": np.arange(2)}] * 3 + [bad] + [{"x": np.arange(3)}] * 2
-    with pytest.raises(SampleError, match=message) as caught:
-        list(load(samples, batch_size=2, **how, **workers))
-    error = caught.value
-    assert (error.batch, error.index, error.dataset_index, error.field) == (1, 1, 3, field)
+class TestWithAnyWorkers:
+    def test_an_empty_data_set_has_no_batches(self, workers):
+        for dataset in ([], TensorDataset(np.zeros((0, 3))), Subset([1, 2], [])):
+            for options in ({}, {"batch_size": None}, {"drop_last": True}):
+                loader = load(dataset, **options, **workers)
+                assert (len(loader), list(loader), list(loader)) == (0, [], [])
+            with pytest.raises(ValueError, match="the data source is empty"):  # as in PyTorch and Paddle
+                load(dataset, shuffle=True, **workers)
+        assert list(load(Counting(0), **workers)) == []
+
+    @pytest.mark.parametrize("case", BAD_SAMPLES)
+    def test_a_sample_unlike_the_first(self, case, workers):
+        first, bad, field, message = BAD_SAMPLES[case]
+        dataset = [bad if index == 5 else first for index in range(9)]
+        with nothing_left_behind():
+            loader = load(dataset, batch_sampler=[[0, 1], [7, 8, 5], [3]], **workers)
+            epoch = iter(loader)
+            next(epoch)
+            with pytest.raises(SampleError) as caught:
+                next(epoch)
+            error = caught.value
+            assert (error.batch, error.index, error.dataset_index) == (1, 2, 5)
+            assert error.field == ("0" if field is None else field or None)
+            assert re.search(message, str(error)), str(error)
+            with pytest.raises(StopIteration):
+                next(epoch)
+            loader._epochs._idle.clear()
+            del epoch, loader, error, caught
+
+    @pytest.mark.parametrize("case", FIRST_SAMPLES)
+    def test_a_first_sample_without_a_form(self, case, workers):
+        sample, message, field = FIRST_SAMPLES[case]
+        for dataset, index in (([sample] * 4, 0), (Items(lambda: [sample] * 4), None)):
+            with pytest.raises(SampleError, match=message) as caught:
+                list(load(dataset, batch_size=2, **workers))
+            error = caught.value
+            assert (error.batch, error.index, error.dataset_index, error.field) == (0, 0, index, field)
+
+    @pytest.mark.parametrize("bad", [0, 5])
+    @pytest.mark.parametrize("in_order", [True, False])
+    def test_what_a_data_set_raises(self, bad, in_order, workers):
+        loader = load(Made(fail_at(bad)), batch_size=2, in_order=in_order, **workers)
+        for _ in range(2):  # a failed epoch does not affect the next one
+            with pytest.raises(SampleError, match="the dataset raised KeyError: 'no such file'") as caught:
+                list(loader)
+            error = caught.value
+            assert (error.batch, error.index, error.dataset_index) == (bad // 2, bad % 2, bad)
+            assert type(error.__cause__) is KeyError
+        loader.dataset.make = fail_at(None)
+        assert sorted(values(loader)) == [[0, 1], [2, 3], [4, 5], [6]]
+
+    def test_what_a_data_set_that_reads_whole_batches_raises(self, workers):
+        with pytest.raises(SampleError, match=r"batch 0.*__getitems__ raised KeyError.*for the indices \[0"):
+            list(load(MadeAtOnce(fail_at(0)), batch_size=3, **workers))
+        for found, message in (
+            ([1] * 9, r"returned 9 samples for \d indices"),
+            (None, "raised TypeError"),
+        ):
+            kind = type("Wrong", (MadeAtOnce,), {"__getitems__": lambda self, indices: found})  # noqa: B023
+            with pytest.raises(SampleError, match=f"batch 0.*__getitems__ {message}"):
+                list(load(kind(None), batch_size=3, **workers))
+
+    def test_what_a_collate_fn_raises(self, workers):
+        message = r"batch 0.*: collate_fn raised KeyError: 'no such column'"
+        with pytest.raises(SampleError, match=message) as caught:
+            list(load(NUMBERS, batch_size=2, collate_fn=lambda samples: {}["no such column"], **workers))
+        assert type(caught.value.__cause__) is KeyError
+        feeds = [data("x", [None]), data("y", [None])]
+        with pytest.raises(SampleError, match="expected a tuple of 2"):
+            list(DataLoader(NUMBERS, feeds, "cpu", collate_fn=lambda samples: {"x": 1}, **workers))
+
+    def test_a_users_sampler(self, workers):
+        def sampler():
+            yield from (0, 1)
+            raise ZeroDivisionError("mine")
+
+        class Reusing:
+            """Goes on with its own list, and means something else by its batch size."""
+
+            batch_size: ClassVar = {"short": 2, "long": 1}
+
+            def __iter__(self):
+                batch = []
+                for index in range(4):
+                    batch.append(index)
+                    if len(batch) == 2:
+                        yield batch
+                        batch.clear()
+
+        epoch = iter(load(NUMBERS, batch_size=2, sampler=sampler(), **workers))
+        assert next(epoch).tolist() == [0, 1]
+        with pytest.raises(ZeroDivisionError, match="mine"):
+            next(epoch)
+        loader = load(NUMBERS, batch_sampler=Reusing(), **workers)
+        assert values(loader) == [[0, 1], [2, 3]]
+        assert loader.state_dict().get("batch_size") is None
+
+    @pytest.mark.parametrize("dataset", [TensorDataset(np.arange(4)), [0, 1, 2, 3]], ids=["arrays", "list"])
+    def test_an_index_outside_the_data_set(self, dataset, workers):
+        options = {"places": "cpu", "batch_size": 2, **workers}
+        for index in (4, -5, 2**62, -(2**62)):
+            with pytest.raises(SampleError, match=r"batch 1, sample 0, dataset index -?\d+") as caught:
+                list(DataLoader(dataset, sampler=[0, 1, index, 2], **options))
+            assert (caught.value.batch, caught.value.index, caught.value.dataset_index) == (1, 0, index)
+        for index in ("a", 1.5, [1], None, 2**70):
+            with pytest.raises(SampleError, match="batch 0"):
+                list(DataLoader(dataset, sampler=[index], **options))
+
+    def test_feeds_convert_as_from_generator_does(self, workers):
+        samples = [([[1, 2], [3, 4]], 7), (np.arange(4.0), np.array([8])), ([0, 0, 0, 1], 9.0)]
+        wanted = [np.array([[[1, 2, 3, 4]], [[0, 1, 2, 3]], [[0, 0, 0, 1]]], "f4"), np.array([[7], [8], [9]])]
+        [batch] = DataLoader(samples, FEEDS, "cpu", batch_size=3, **workers)
+        assert_same(batch, wanted)
+        [step] = DataLoader(samples, FEEDS, "cpu", return_list=False, batch_size=3, **workers)
+        assert_same(step, [{"image": wanted[0], "label": wanted[1]}])
+        reference = DataLoader.from_generator(FEEDS, capacity=1, return_list=True)
+        [[by_generator]] = reference.set_sample_generator(lambda: samples, batch_size=3, places="cpu")
+        assert_same(by_generator, wanted)
+        with pytest.raises(
+            SampleError, match=r"batch 1, sample 0, dataset index 3, field 'image'.*expected shape"
+        ):
+            list(DataLoader([*samples, (np.zeros(5), 1)], FEEDS, "cpu", batch_size=3, **workers))
+
+    def test_feeds_of_varying_length(self, workers):
+        feeds = [
+            data("words", [None, 1], "int64", lod_level=1),
+            data("lines", [None], "int64", lod_level=2),
+            data("label", [None], "int32"),
+        ]
+        samples = [([1, 2, 3], [[1, 2], [3]], 0), ([], [], 1), ([4], [[], [5]], 2)]
+        [batch] = DataLoader(samples, feeds, "cpu", batch_size=3, **workers)
+        words, lines, labels = batch
+        assert_same(words.values, np.array([[1], [2], [3], [4]]))
+        assert words.recursive_sequence_lengths() == [[3, 0, 1]]
+        assert_same(lines.values, np.array([1, 2, 3, 5]))
+        assert lines.recursive_sequence_lengths() == [[2, 0, 2], [2, 1, 0, 1]]
+        assert_same(labels, np.array([0, 1, 2], "i4"))
+        [[step]] = DataLoader(
+            samples, feeds, "cpu", batch_size=3, return_list=False, pad={"words": -1}, **workers
+        )
+        assert_same(step["words"], np.array([[[1], [2], [3]], [[-1]] * 3, [[4], [-1], [-1]]]))
+        assert isinstance(step["lines"], Ragged)
+
+    def test_ragged_fields_by_name(self, workers):
+        samples = [
+            {
+                "a": (np.arange(2, dtype="i2"), index),
+                "b": {"c": np.ones((index, 2, 3), ">f4")},
+                "d": f"{index}",
+            }
+            for index in (0, 2, 1)
+        ]
+        samples[1]["a"] = (np.zeros(0, "i2"), 2)
+        loader = load(samples, batch_size=3, ragged=["a.0", "b.c"], **workers)
+        [batch] = loader
+        (first, second), steps = batch["a"], batch["b"]["c"]
+        assert_same(first.values, np.array([0, 1, 0, 1], "i2"))
+        assert first.recursive_sequence_lengths() == [[2, 0, 2]]
+        assert_same(second, np.array([0, 2, 1]))
+        assert_same(steps.values, np.ones((3, 2, 3), "f4"))
+        assert steps.row_splits[0].tolist() == [0, 0, 2, 3]
+        assert batch["d"] == ["0", "2", "1"]
+        [padded] = load(samples, batch_size=3, pad={"a.0": 9, "b.c": np.nan}, **workers)
+        assert_same(padded["a"][0], np.array([[0, 1], [9, 9], [0, 1]], "i2"))
+        assert padded["b"]["c"].shape == (3, 2, 2, 3)
+        assert np.isnan(padded["b"]["c"][0]).all()
+        assert np.isnan(padded["b"]["c"]).sum() == 3 * 6
+
+    def test_ragged_fields_may_be_lists(self, workers):
+        samples = [{"x": [1, 2]}, {"x": []}, {"x": (3,)}, {"x": np.array([4], "i4")}]
+        for part, wanted in ((samples, [1, 2, 3, 4]), (samples[1:], [3, 4])):
+            [batch] = load(part, batch_size=4, ragged=["x"], **workers)
+            assert_same(batch["x"].values, np.array(wanted))
+        with pytest.raises(
+            SampleError, match=r"field 'x'.*: the lists of all samples of the batch are empty"
+        ):
+            list(load(samples[1:], ragged=["x"], **workers))
+        samples = [{"x": np.arange(index), "y": index, "z": "text"} for index in range(1, 8)]
+        for batch in load(samples, batch_size=3, ragged=["x"], **PROCESSES):
+            assert batch["x"].recursive_sequence_lengths() == [batch["y"].tolist()]
+
+    @pytest.mark.parametrize("case", VARYING)
+    @pytest.mark.parametrize("how", [{"ragged": ["x"]}, {"pad": {"x": 0}}], ids=["ragged", "pad"])
+    def test_a_ragged_sample_unlike_the_first(self, case, how, workers):
+        bad, field, message = VARYING[case]
+        samples = [{"x": np.arange(2)}] * 3 + [bad] + [{"x": np.arange(3)}] * 2
+        with pytest.raises(SampleError, match=message) as caught:
+            list(load(samples, batch_size=2, **how, **workers))
+        error = caught.value
+        assert (error.batch, error.index, error.dataset_index, error.field) == (1, 1, 3, field)
 
 
 @pytest.mark.parametrize(

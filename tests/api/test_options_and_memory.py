@@ -4,17 +4,19 @@ import re
 import resource
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, IterableDataset, SampleError, StagingMemoryError
+from gpuloader import DataLoader, SampleError, StagingMemoryError
 from gpuloader.batches import items
 from gpuloader.testing import simulated_places
+from tests.api.streams import Items
 from tests.fakes import nothing_left_behind
 from tests.loading import load
-from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, assert_same, name_workers, stack
+from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, Made, assert_same, name_workers, stack
 
 HUGE = 10**9
 NBYTES = 400 << 20
@@ -32,24 +34,11 @@ print(peak())
 """
 
 
-class Counted:
-    def __len__(self):
-        return 20
-
-    def __getitem__(self, index):
-        return np.full(4, index)
+COUNTED = Made(partial(np.full, 4), 20)
 
 
-class Items(IterableDataset):
-    def __init__(self, samples):
-        self.samples = samples
-
-    def __iter__(self):
-        return iter(self.samples)
-
-
-def stream():
-    return Items([np.full(4, index) for index in range(20)])
+def twenty():
+    return map(partial(np.full, 4), range(20))
 
 
 def peak():
@@ -69,7 +58,7 @@ def count(dataset, **options):
 def count_read(capacity=2, **options):
     loader = DataLoader.from_generator(capacity=capacity, return_list=True)
     loader.set_sample_generator(
-        lambda: ((sample,) for sample in stream()), places="cpu", drop_last=False, **options
+        lambda: ((sample,) for sample in twenty()), places="cpu", drop_last=False, **options
     )
     yield from (len(batch) for (batch,) in loader)
 
@@ -77,31 +66,31 @@ def count_read(capacity=2, **options):
 def depths(factor):
     """Return loaders with this prefetch_factor."""
     return {
-        "depth, in a process": lambda: count(Counted(), prefetch_factor=factor, **PROCESS),
-        "depth, in a thread": lambda: count(Counted(), prefetch_factor=factor, **ONE_THREAD),
-        "depth": lambda: count(Counted(), prefetch_factor=factor),
-        "depth of items, in a process": lambda: count(stream(), prefetch_factor=factor, **PROCESS),
-        "depth of items, in a thread": lambda: count(stream(), prefetch_factor=factor, **ONE_THREAD),
+        "depth, in a process": lambda: count(COUNTED, prefetch_factor=factor, **PROCESS),
+        "depth, in a thread": lambda: count(COUNTED, prefetch_factor=factor, **ONE_THREAD),
+        "depth": lambda: count(COUNTED, prefetch_factor=factor),
+        "depth of items, in a process": lambda: count(Items(twenty), prefetch_factor=factor, **PROCESS),
+        "depth of items, in a thread": lambda: count(Items(twenty), prefetch_factor=factor, **ONE_THREAD),
     }
 
 
 PROCESS = {"num_workers": 1}
 CASES = {
-    "a batch, in a process": lambda: count(Counted(), batch_size=HUGE, **PROCESS),
+    "a batch, in a process": lambda: count(COUNTED, batch_size=HUGE, **PROCESS),
     "a batch of a range, in a process": lambda: count(range(20), batch_size=HUGE, **PROCESS),
-    "a batch, in a thread": lambda: count(Counted(), batch_size=HUGE, **ONE_THREAD),
-    "a batch": lambda: count(Counted(), batch_size=HUGE),
-    "a batch of items": lambda: count(stream(), batch_size=10**7),
-    "a batch of items, in a process": lambda: count(stream(), batch_size=10**7, **PROCESS),
+    "a batch, in a thread": lambda: count(COUNTED, batch_size=HUGE, **ONE_THREAD),
+    "a batch": lambda: count(COUNTED, batch_size=HUGE),
+    "a batch of items": lambda: count(Items(twenty), batch_size=10**7),
+    "a batch of items, in a process": lambda: count(Items(twenty), batch_size=10**7, **PROCESS),
     "a batch of items with text": lambda: count(map(str, range(20)), batch_size=HUGE),
     "a reader's batch": lambda: count_read(batch_size=10**7),
     "a reader's capacity": lambda: count_read(capacity=10**6, batch_size=1),
-    "steps on a device": lambda: count(Counted(), places=simulated_places(1), prefetch=10**6),
+    "steps on a device": lambda: count(COUNTED, places=simulated_places(1), prefetch=10**6),
     **depths(10**6),
 }
 REFUSED = {
-    "a batch of items": lambda: count(stream(), batch_size=HUGE * HUGE),
-    "a batch of items, in a process": lambda: count(stream(), batch_size=HUGE * HUGE, **PROCESS),
+    "a batch of items": lambda: count(Items(twenty), batch_size=HUGE * HUGE),
+    "a batch of items, in a process": lambda: count(Items(twenty), batch_size=HUGE * HUGE, **PROCESS),
     "a reader's batch": lambda: count_read(batch_size=HUGE * HUGE),
     **depths(HUGE * HUGE),
 }
@@ -128,7 +117,7 @@ def test_more_than_all_memory_is_one_error_at_once(case):
 @pytest.mark.parametrize("workers", [INLINE, ONE_THREAD, PROCESSES], ids=name_workers)
 def test_many_batches_beyond_the_first_slots(workers, drop_last):
     """Slots that are reserved later are like the first ones, also if the user keeps all batches."""
-    loader = load(Counted(), batch_size=3, drop_last=drop_last, prefetch_factor=300, **workers)
+    loader = load(COUNTED, batch_size=3, drop_last=drop_last, prefetch_factor=300, **workers)
     wanted = [np.stack([np.full(4, index) for index in range(at, min(at + 3, 20))]) for at in range(0, 20, 3)]
     for _ in range(2):
         assert_same(list(loader), wanted[:6] if drop_last else wanted)
@@ -147,7 +136,7 @@ def small_blocks(monkeypatch):
 def test_large_batches_of_items_are_whole(workers, length, drop_last):
     pairs = [{"x": np.full((2, 3), index, "f4"), "name": str(index), "n": index} for index in range(length)]
     wanted = [stack(pairs[at : at + 8]) for at in range(0, length - 7 * drop_last, 8)]
-    loader = load(Items(pairs), batch_size=8, drop_last=drop_last, **workers)
+    loader = load(Items(lambda: pairs), batch_size=8, drop_last=drop_last, **workers)
     for _ in range(2):
         assert_same(list(loader), wanted)
 
@@ -155,5 +144,5 @@ def test_large_batches_of_items_are_whole(workers, length, drop_last):
 @pytest.mark.usefixtures("small_blocks")
 def test_an_error_in_a_large_batch_names_its_sample():
     with pytest.raises(SampleError, match=r"expected shape \(3,\)") as caught:
-        list(load(Items([np.zeros(3)] * 13 + [np.zeros(4)]), batch_size=8))
+        list(load(Items(lambda: [np.zeros(3)] * 13 + [np.zeros(4)]), batch_size=8))
     assert (caught.value.batch, caught.value.index) == (1, 5)

@@ -4,6 +4,7 @@ import io
 import itertools
 import sys
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,7 +15,6 @@ from gpuloader import (
     ImageFiles,
     ImageFolder,
     ImageSample,
-    IterableDataset,
     MissingPackage,
     Picture,
     SampleError,
@@ -34,6 +34,7 @@ from gpuloader.transforms import (
     RandomResizedCrop,
     Resize,
 )
+from tests.api.streams import Items
 from tests.loading import load, resume
 from tests.picture_files import choose_resizer, decoded_by_pillow, encode, make_pixels, pillow, write_folder
 from tests.sample_sets import Made
@@ -169,20 +170,16 @@ def test_which_fields_hold_pictures():
     assert labels.tolist() == [0, 1, 2, 3]
 
 
-class Streamed(IterableDataset):
-    def __init__(self, folder):
-        self.folder = folder
-
-    def __iter__(self):
-        return iter(self.folder[index] for index in range(len(self.folder)))
+def streamed(folder):
+    return Items(partial(map, folder.__getitem__, range(len(folder))))
 
 
 @pytest.mark.parametrize("workers", [INLINE, THREAD, {**THREAD, "worker_type": "process"}], ids=str)
 def test_items_of_streams_are_augmented_too(folder, workers):
-    whole = list(DataLoader(Streamed(folder), **OPTIONS))
+    whole = list(DataLoader(streamed(folder), **OPTIONS))
     assert sum(len(labels) for _, labels in whole) == 15
-    assert_equal(list(DataLoader(Streamed(folder), **OPTIONS, **workers)), whole)
-    before, again = resume(lambda: DataLoader(Streamed(folder), **OPTIONS, **workers), 1)
+    assert_equal(list(DataLoader(streamed(folder), **OPTIONS, **workers)), whole)
+    before, again = resume(lambda: DataLoader(streamed(folder), **OPTIONS, **workers), 1)
     assert_equal([*before, *again], whole)
 
 
@@ -341,7 +338,7 @@ def test_bad_pictures_are_left_out_and_counted(tmp_path, bad, workers):
 @pytest.mark.parametrize("workers", [INLINE, THREAD], ids=str)  # several would all read all items
 def test_bad_pictures_of_streams_are_left_out_too(tmp_path, workers):
     def make(**options):
-        return DataLoader(Streamed(dataset), on_bad="skip", **OPTIONS, **workers, **options)
+        return DataLoader(streamed(dataset), on_bad="skip", **OPTIONS, **workers, **options)
 
     def labels_of(loader):
         return [labels.tolist() for _, labels in loader]

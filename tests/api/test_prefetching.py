@@ -2,10 +2,12 @@
 
 import copy
 import dataclasses
+import gc
 import itertools
 import pickle
 import time
 import types
+import weakref
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
 
 import numpy as np
@@ -16,10 +18,11 @@ from hypothesis import strategies as st
 import gpuloader
 from gpuloader import DataLoader, LoaderError, Ragged, ReaderError, SampleError
 from gpuloader.batches import kept as nested
-from gpuloader.testing import SimulatedArray, StepReader, simulated_places
-from gpuloader.transforms import Cast, RandomCropFlip, Resize
+from gpuloader.testing import CustomPlace, SimulatedArray, SimulatedDevice, simulated_places
+from gpuloader.transforms import Cast, Normalize, OneHot, Pad, RandomCropFlip, Resize
 from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
 from tests.fakes import leave_early, loader_threads, nothing_left_behind, wait_until
+from tests.loading import resume
 
 Pair = namedtuple("Pair", "first second")
 
@@ -193,14 +196,6 @@ class TestStructure:
                 is_there = isinstance(batch[name], np.ndarray) and batch[name].dtype != object
                 assert (type(one[name]) is SimulatedArray) == (is_there and name not in host)
 
-    @pytest.mark.parametrize("kind", ["ab", "list"])
-    def test_a_batch_of_which_one_value_changes(self, kind):
-        """Every kind of value comes after every other, in batches that are otherwise alike."""
-        looks = [(kind, [name, "text"]) for pair in itertools.product(VALUES, repeat=2) for name in pair]
-        found = on_device([wear(look, number) for number, look in enumerate(looks)])
-        wanted = [wear(native(look, ()), number) for number, look in enumerate(looks)]
-        assert [wholly(one) for one in found] == [wholly(one) for one in wanted]
-
     def test_what_cannot_be_delivered_is_an_error(self):
         with pytest.raises(SampleError, match="masked") as caught:
             list(on_device([{"x": np.ma.masked_array([1, 2], [False, True])}]))
@@ -260,20 +255,6 @@ class TestOnAHost:
             assert len(read) == number
         assert not loader_threads()
 
-    def test_it_reads_ahead_in_a_thread(self):
-        reader = StepReader([[rows(n)] for n in range(6)])
-        loader = gpuloader.prefetch(_Each(reader), places="cpu", prefetch=3)
-        epoch = iter(loader)
-        reader.allow(6)
-        next(epoch)
-        wait_until(lambda: reader.given >= 4)
-        assert len(list(epoch)) == 5
-
-    def test_places_of_both_kinds(self):
-        for number, step in enumerate(gpuloader.prefetch(plain(6), places=["cpu", *simulated_places(1)])):
-            assert [type(one) for one in step] == [np.ndarray, SimulatedArray]
-            assert [wholly(one) for one in step] == [wholly(rows(2 * number + more)) for more in (0, 1)]
-
 
 class _Each:
     """An iterable of which each pass calls a function."""
@@ -323,12 +304,6 @@ class TestOrderAndLife:
         finally:
             nested.SMALL = nested_small
         assert not loader_threads()
-
-    def test_one_copy_moves_a_batch(self, monkeypatch):
-        [place] = simulated_places(1)
-        copies = note_copies(place.device, monkeypatch)
-        batch = {"a": rows(1), "b": [np.ones(7), "text"], "c": np.zeros((2, 2), "uint8")}
-        assert len(list(gpuloader.prefetch([batch] * 6, places=place))) == len(copies) == 6
 
     @pytest.mark.parametrize("prefetch", [1, 2, 3])
     def test_copies_are_issued_ahead(self, monkeypatch, prefetch):
@@ -428,6 +403,8 @@ class TestTransforms:
         again.set_epoch(1)
         assert read(again) == epochs[1]
         assert read(load(2)) != epochs[0]
+        before, later = resume(load, 2)
+        assert [*read(before), *read(later)] == epochs[0]
         drawn = load(None)
         read(drawn)
         state = drawn.state_dict()
@@ -639,25 +616,6 @@ class TestState:
         with pytest.raises(error, match=message):
             gpuloader.prefetch(batches, places="cpu").load_state_dict(state)
 
-    def test_random_numbers_go_on(self):
-        images = [np.random.default_rng(n).integers(0, 256, (3, 9, 9, 3), np.uint8) for n in range(6)]
-
-        class Images(Stateful):
-            def __iter__(self):
-                return (images[int(batch[0, 0]) // 1000] for batch in super(Images, self).__iter__())
-
-        def load():
-            return gpuloader.prefetch(Images(), places="cpu", transforms=[RandomCropFlip("0", (5, 4))])
-
-        loader = load()
-        found, state = [], None
-        for number, batch in enumerate(loader):
-            found.append(batch.tolist())
-            state = loader.state_dict() if number == 1 else state
-        later = load()
-        later.load_state_dict(state)
-        assert [batch.tolist() for batch in later] == found[2:]
-
 
 class TestPreparedByAccelerate:
     """The loader announces its last batch to the whole program: not before the user has it."""
@@ -708,3 +666,114 @@ class TestMeasuring:
         text = (tmp_path / "trace.json").read_text()
         assert '"fetch"' in text
         assert '"deliver"' in text
+
+
+class Locked(SimulatedDevice):
+    """A device that takes some arrays for page-locked ones."""
+
+    def __init__(self, *arrays, **options):
+        super().__init__(**options)
+        self.spans = [(one.ctypes.data, one.nbytes) for one in arrays]
+        self.asked = []
+
+    def is_page_locked(self, address, nbytes):
+        self.asked.append(nbytes)
+        return any(start <= address and address + nbytes <= start + size for start, size in self.spans)
+
+
+class TestPageLockedArrays:
+    big = staticmethod(lambda number: np.full((100, 200), number, np.int64))
+
+    @pytest.mark.parametrize("first", [0, 1])
+    def test_they_are_copied_from_where_they_lie(self, monkeypatch, first):
+        """Also after batches that look like them, but do not lie in such memory."""
+        arrays = [self.big(n) for n in range(5)]
+        device = Locked(*arrays[first:])
+        copies = note_copies(device, monkeypatch)
+        batches = [{"a": np.arange(n + 3), "x": one, "b": np.ones(2)} for n, one in enumerate(arrays)]
+        loader = gpuloader.prefetch(batches, places=CustomPlace(device))
+        for number, batch in enumerate(loader):
+            assert wholly(batch) == wholly(batches[number])
+        assert copies[first::2] == [(one.ctypes.data, one.nbytes) for one in arrays[first:]]
+        if not first:
+            [buffers] = loader._epochs._idle
+            assert buffers.ring.slot_nbytes < 2000  # the slots have no room for them
+            small = loader.stats().nbytes - sum(one.nbytes for one in arrays)
+            assert 0 < small <= len(arrays) * buffers.ring.slot_nbytes
+
+    @pytest.mark.parametrize("locked", [False, True])
+    def test_only_what_is_page_locked_is_asked_about_again(self, locked):
+        """Loaders use memory again; what is page-locked by then may go through a slot all the same."""
+        arrays = [self.big(n) for n in range(3)]
+        device = Locked(*arrays[: 3 * locked])
+        batches = ({"x": arrays[number % 3], "n": number} for number in range(30))
+        for number, batch in enumerate(gpuloader.prefetch(batches, places=CustomPlace(device))):
+            assert np.asarray(batch["x"])[0, 0] == number % 3
+            if number == 20:
+                device.spans = [] if locked else [(one.ctypes.data, one.nbytes) for one in arrays]
+        assert 20 < len(device.asked) < 30 if locked else len(device.asked) == 3
+
+    def test_small_and_strided_ones_go_through_the_slot(self, monkeypatch):
+        small = np.arange(100)
+        device = Locked(small)
+        copies = note_copies(device, monkeypatch)
+        assert len(list(gpuloader.prefetch([{"x": small}] * 3, places=CustomPlace(device)))) == 3
+        assert (len(copies), device.asked) == (3, [])
+        array = np.arange(40_000).reshape(200, 200)
+        batch = [array.T, array[:, ::2], array[3:]]
+        [found] = gpuloader.prefetch([batch], places=CustomPlace(Locked(array)))
+        assert wholly(found) == wholly(batch)
+
+    def test_where_some_batches_stay_on_the_host_none_is_asked_about(self):
+        arrays = [self.big(n) for n in range(4)]
+        device = Locked(*arrays)
+        for step in gpuloader.prefetch(arrays, places=["cpu", CustomPlace(device)]):
+            assert [np.asarray(one).shape for one in step] == [(100, 200)] * 2
+        assert device.asked == []
+
+    def test_they_are_kept_until_their_copy_has_run_and_no_longer(self):
+        gone = []
+
+        class Device(Locked):
+            def is_page_locked(self, address, nbytes):
+                return True
+
+        device = Device()
+
+        def batches():
+            for number in range(4):
+                array = self.big(number)
+                weakref.finalize(array, gone.append, number)
+                yield {"x": array.view()}
+                del array
+
+        epoch = iter(gpuloader.prefetch(batches(), places=CustomPlace(device), prefetch=0))
+        seen = []
+        for number, batch in enumerate(epoch):
+            gc.collect()
+            assert number not in gone  # its copy may not have run
+            seen.append(batch["x"].launch_read())
+            del batch
+            device.finish(device.consumer_stream())
+        gc.collect()
+        assert gone == [0, 1, 2, 3]
+        assert [one[0][0, 0] for one in seen] == [0, 1, 2, 3]
+
+    def test_with_transforms(self):
+        images = [np.random.default_rng(n).integers(0, 256, (9, 40, 40, 3), np.uint8) for n in range(4)]
+        batches = [{"label": np.arange(9) % 4, "x": one} for one in images]
+        steps = [RandomCropFlip("x", (32, 32)), Normalize("x", scale=1 / 255), OneHot("label", 4)]
+        options = {"transforms": steps, "seed": 5}
+        found = [
+            [wholly(batch) for batch in gpuloader.prefetch(batches, places=place, **options)]
+            for place in (CustomPlace(Locked(*images)), simulated_places(1)[0], "cpu")
+        ]
+        assert found[0] == found[1] == found[2]
+        assert found[0][0]["x"][1] == "float32"
+        big = self.big(0)
+        batches = [{"x": big, "words": Ragged.from_samples([[1], [1] * n], "int64")} for n in (2, 3)]
+        loader = gpuloader.prefetch(batches, places=CustomPlace(Locked(big)), transforms=[Pad("words", 2)])
+        epoch = iter(loader)
+        assert wholly(next(epoch))["words"][2] == [[1, 0], [1, 1]]
+        with pytest.raises(SampleError, match=r"batch 1.*expected at most 2 steps, got 3"):
+            next(epoch)

@@ -1,5 +1,6 @@
-"""Loaders of several ranks: the same number of batches, equal sizes, and every sample once."""
+"""Loaders of several ranks: equally many batches of equal sizes, what they hold, and every sample once."""
 
+import os
 import sys
 import types
 
@@ -9,16 +10,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpuloader
-from gpuloader import DataLoader, DistributedBatchSampler, RandomSampler, Sampler, cpu_places
+from gpuloader import (
+    DataLoader,
+    DistributedBatchSampler,
+    IterableDataset,
+    RandomSampler,
+    SampleError,
+    Sampler,
+    TensorDataset,
+    cpu_places,
+    data,
+    get_worker_info,
+    sample_rng,
+)
 from gpuloader.devices.places import default_place
-from gpuloader.order.worker_info import find_local_rank
+from gpuloader.order.worker_info import WorkerInfo, find_local_rank
+from gpuloader.testing import simulated_places
+from gpuloader.transforms import RandomCropFlip
 from tests.loading import load
-from tests.rank_loaders import Stream, epoch_of, loaders, make, numbers, values_of
-from tests.sample_sets import INLINE, PROCESSES, THREADS, name_workers
+from tests.rank_loaders import Stream, epoch_of, loaders, loaders_of, make, numbers, order_of, values_of
+from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, Made, name_workers
 
 by_workers = pytest.mark.parametrize("workers", [INLINE, THREADS, PROCESSES], ids=name_workers)
-
-FEW = st.integers(1, 5)
 
 
 class TestBatchesOfAllRanks:
@@ -172,8 +185,6 @@ class TestRefusals:
             (range(9), {"uneven": "error"}, "9 samples fill 2 steps of 2 ranks and leave 1"),
             (Stream(8), {"uneven": "error"}, "the length of an iterable dataset is not known in advance"),
             (iter(range(8)), {}, "a range_iterator can be read only once: pass an IterableDataset"),
-            (range(9), {"batch_size": None}, "uneven='pad' adds a mask to each batch"),
-            (range(9), {"in_order": False}, "shard needs in_order=True"),
         ],
     )
     def test_of_options(self, dataset, options, message):
@@ -211,3 +222,268 @@ class TestDefaultPlaces:
             monkeypatch.delenv("LOCAL_RANK", raising=False)
         else:
             monkeypatch.setenv("LOCAL_RANK", local)
+
+
+class TestContents:
+    @pytest.mark.parametrize("cache", ["host", "device"])
+    def test_of_a_cache(self, cache):
+        for rank in range(2):
+            images = [np.full(3, number) for number in range(13)]
+            wanted = [images.tolist() for images, _ in make(images, rank, 2, shuffle=True)]
+            loader = make(images, rank, 2, shuffle=True, cache=cache)
+            assert [images.tolist() for images, _ in loader] == wanted
+
+    def test_of_arrays_of_feeds_and_of_text(self):
+        arrays = TensorDataset(np.arange(5.0), np.arange(5))
+        *_, batch = make(arrays, 1, 2)
+        assert [field.tolist() for field in batch] == [[4.0], [4], [False]]
+        feeds = [data("value", [None], "float32"), data("label", [None], "int64")]
+        *_, [step] = make(arrays, 0, 2, feed_list=feeds, return_list=False)
+        wanted = {"value": [4.0], "label": [4], "mask": [True]}
+        assert {name: field.tolist() for name, field in step.items()} == wanted
+        named = Made(lambda index: (index, f"{index}.wav"), 5)
+        for workers in ({}, PROCESSES):
+            *_, (indices, names, mask) = make(named, 1, 2, **workers)
+            assert (indices.tolist(), names, mask.tolist()) == ([4], ["4.wav"], [False])
+
+    @pytest.mark.parametrize("kind", [range, Stream])
+    def test_of_varying_length(self, kind):
+        def lengthen(number):
+            return np.arange(int(number))
+
+        class Lengths(Stream):
+            def __iter__(self):
+                return map(lengthen, range(self.count))
+
+        dataset = Made(lengthen, 5) if kind is range else Lengths(5)
+        *_, (rows, mask) = make(dataset, 1, 2, pad={"0": -1})
+        assert (rows.tolist(), mask.tolist()) == ([[0, 1, 2, 3]], [False])
+
+    @pytest.mark.parametrize(
+        ("count", "uneven", "second"),
+        [(7, "drop", [1, 3, 5]), (5, "repeat", [1, 3, 0])],
+    )
+    def test_single_samples(self, count, uneven, second):
+        found = loaders(count, 2, batch_size=None, uneven=uneven, shuffle=False)
+        assert [[int(one) for one in samples] for samples in found] == [[0, 2, 4], second]
+
+    def test_what_a_sample_draws_does_not_depend_on_ranks(self):
+        dataset = Made(lambda index: (index, sample_rng().random()), 20)
+        drawn = []
+        for world_size in (1, 3):
+            batches = [batch for loader in loaders_of(dataset, world_size) for batch in loader]
+            pairs = [pair for indices, noise, *_ in batches for pair in zip(indices, noise, strict=True)]
+            drawn.append({int(index): float(number) for index, number in pairs})
+        assert drawn[0] == drawn[1]
+
+    @pytest.mark.parametrize("kind", [range, Stream])
+    def test_nor_does_what_a_transform_draws(self, kind):
+        """Items of an iterable dataset have no index; their position in the epoch replaces it."""
+        image = np.arange(64, dtype="uint8").reshape(8, 8, 1)
+
+        def make(number):
+            return np.uint8(number) + image, number
+
+        class Images(Stream):
+            def __iter__(self):
+                return map(make, range(self.count))
+
+        dataset = Made(make, 22) if kind is range else Images(22)
+        drawn = []
+        for world_size in (1, 3):
+            found = {}
+            for loader in loaders_of(dataset, world_size, transforms=[RandomCropFlip("0", (4, 4))]):
+                for images, labels, *_ in loader:
+                    for one, label in zip(images, labels, strict=True):
+                        assert found.setdefault(int(label), one.tolist()) == one.tolist()
+            assert sorted(found) == list(range(22))
+            drawn.append(found)
+        assert drawn[0] == drawn[1]
+        assert len({str(np.subtract(one, label).tolist()) for label, one in drawn[0].items()}) > 8
+
+    def test_an_error_of_the_data_set_comes_to_all_ranks_of_a_stream_alike(self):
+        class Failing(Stream):
+            def __iter__(self):
+                yield from range(9)
+                raise OSError("gone")
+
+        for rank, loader in enumerate(loaders(0, 2, kind=Failing)):
+            epoch = iter(loader)
+            assert [next(epoch)[0].tolist() for _ in range(2)] == [[rank, rank + 2], [rank + 4, rank + 6]]
+            with pytest.raises(SampleError, match="gone"):
+                next(epoch)
+
+        class Closed(Stream):
+            def __iter__(self):
+                raise OSError("no disk")
+
+        with pytest.raises(SampleError, match=r"batch 0.* OSError: no disk"):
+            list(make(Closed(4), 0, 2))
+
+
+def have_masks(loader):
+    """Return whether the batches of an epoch have masks: all of them, or none."""
+    [found] = {isinstance(batch, list) for batch in loader}
+    return found
+
+
+class TestMasks:
+    @pytest.mark.parametrize("workers", [{}, THREADS, PROCESSES], ids=["inline", "threads", "processes"])
+    @pytest.mark.parametrize(
+        ("count", "world_size", "options", "wanted"),
+        [
+            (8, 2, {}, False),
+            (10, 2, {}, False),  # 10 samples are 2 steps of 4, and a sample for each rank
+            (9, 2, {}, True),
+            (9, 1, {}, False),
+            (9, 2, {"drop_last": True}, False),
+            (9, 2, {"uneven": "drop"}, False),
+            (9, 2, {"uneven": "repeat"}, False),
+            (1, 3, {}, True),
+        ],
+    )
+    def test_come_only_where_a_sample_is_repeated(self, count, world_size, options, wanted, workers):
+        for rank in range(world_size):
+            assert have_masks(make(range(count), rank, world_size, **options, **workers)) == wanted
+
+    def test_come_with_iterables_of_several_ranks_whose_length_nobody_knows(self):
+        assert not have_masks(make(Stream(9), 0, 1))
+        assert have_masks(make(Stream(8), 0, 2))
+        assert not have_masks(make(Stream(9), 0, 2, uneven="repeat"))
+
+    def test_are_not_in_the_way_of_one_process(self, become):
+        become(0, 1)
+        dataset = TensorDataset(np.arange(5.0), np.arange(5))
+        loader = load(dataset, batch_size=2, shard="auto")
+        assert [labels.tolist() for values, labels in loader] == [[0, 1], [2, 3], [4]]
+
+    def test_come_when_what_is_left_of_a_resumed_epoch_is_uneven(self):
+        state = {"version": 2, "epoch": 0, "seed": 5, "position": 3}
+        for rank in range(2):
+            loader = make(range(12), rank, 2)
+            assert not have_masks(loader)
+            loader.load_state_dict(state)
+            assert have_masks(loader)
+            assert not have_masks(loader)
+
+    def test_of_shards_on_several_places_come_when_they_or_the_ranks_need_them(self):
+        options = {"batch_size": 4, "places": cpu_places(2), "split": "shards"}
+        for count, uneven, wanted in [(16, "pad", True), (16, "drop", False), (15, None, True)]:
+            loader = make(range(count), 0, 2, uneven=uneven, **options)
+            assert {isinstance(part, list) for step in loader for part in step} == {wanted}
+        assert not have_masks(make(range(16), 0, 2, split="shards", uneven="pad"))  # in one place
+
+
+class TestRepeat:
+    @given(
+        count=st.integers(1, 80),
+        size=st.integers(1, 6),
+        world_size=st.integers(1, 8),
+        workers=st.sampled_from([{}, {}, {"num_workers": 2, "worker_type": "thread"}]),
+    )
+    @settings(max_examples=80, deadline=None)
+    def test_fills_up_the_order_from_its_start(self, count, size, world_size, workers):
+        """All ranks' batches, one after the other, are the order; so what repeats comes last."""
+        found = loaders(count, world_size, batch_size=size, uneven="repeat", **workers)
+        steps = zip(*([batch.tolist() for batch in loader] for loader in found), strict=True)
+        order = order_of(count)
+        total = -(-count // world_size) * world_size
+        assert [one for step in steps for batch in step for one in batch] == (order * world_size)[:total]
+
+    @pytest.mark.parametrize("cache", ["host", "device"])
+    @pytest.mark.parametrize("count", [13, 12, 2])
+    def test_of_a_cache(self, cache, count):
+        images = [np.full(3, number) for number in range(count)]
+        for rank in range(3):
+            options = {"shuffle": True, "uneven": "repeat"}
+            wanted = [batch.tolist() for batch in make(images, rank, 3, **options)]
+            loader = make(images, rank, 3, cache=cache, places=simulated_places(1), **options)
+            for _ in range(2):
+                loader.set_epoch(0)
+                assert [np.asarray(batch).tolist() for batch in loader] == wanted
+
+
+class Dying(Stream):
+    """A stream whose process dies at its tenth item, once."""
+
+    def __init__(self, count, path):
+        super().__init__(count)
+        self.path = path
+
+    def __iter__(self):
+        for number in super().__iter__():
+            if number == 9 and not self.path.exists():
+                self.path.touch()
+                os._exit(3)
+            yield number
+
+
+class TestStreams:
+    def test_are_read_again_by_the_successor_of_a_worker_that_died(self, tmp_path):
+        samples = []
+        for rank in range(2):
+            dataset = Dying(30, tmp_path / str(rank))
+            loader = make(dataset, rank, 2, on_worker_death="respawn", **PROCESSES)
+            samples += [one for batch in epoch_of(loader) for one in batch]
+            assert dataset.path.exists()
+        assert sorted(samples) == list(range(30))
+
+    @by_workers
+    def test_that_divide_themselves_are_asked_for_all_items(self, workers):
+        class Divided(IterableDataset):
+            def __iter__(self):
+                info = get_worker_info()
+                assert info is not None
+                one, all_of_them = info.rank * info.num_workers + info.id, info.world_size * info.num_workers
+                return iter(range(one, 23, all_of_them))
+
+        found = [epoch_of(make(Divided(), rank, 2, **workers)) for rank in range(2)]
+        assert sorted(one for batches in found for batch in batches for one in batch) == list(range(23))
+        assert get_worker_info() is None
+
+    @by_workers
+    def test_that_draw_their_items_draw_the_same_everywhere(self, workers):
+        class Drawn(IterableDataset):
+            def __iter__(self):
+                for number in sample_rng().permutation(20).tolist():
+                    yield 1000 * get_worker_info().seed % 999983 * 20 + number
+
+        ranks = [make(Drawn(), rank, 2, **workers) for rank in range(2)]
+        samples = [one for loader in ranks for batch in epoch_of(loader) for one in batch]
+        assert sorted(one % 20 for one in samples) == list(range(20))
+        assert len({one // 20 for one in samples}) == 1
+
+    @pytest.mark.parametrize("workers", [ONE_THREAD, PROCESSES], ids=name_workers)
+    def test_without_shard_are_told_their_rank(self, workers, monkeypatch):
+        class Told(IterableDataset):
+            def __iter__(self):
+                info = get_worker_info()
+                yield np.array([info.rank, info.world_size, info.id, info.num_workers])
+
+        monkeypatch.setenv("RANK", "2")
+        monkeypatch.setenv("WORLD_SIZE", "5")
+        told = [batch[0].tolist() for batch in load(Told(), **workers)]
+        assert told == [[2, 5, worker, len(told)] for worker in range(len(told))]
+        with monkeypatch.context() as broken:
+            broken.delenv("RANK")
+            with pytest.raises(SampleError, match="sets WORLD_SIZE='5' but not RANK"):
+                list(load(Told(), **workers))
+
+    @pytest.mark.parametrize("workers", [THREADS, PROCESSES], ids=name_workers)
+    def test_of_data_sets_with_indices_workers_have_seeds_of_their_own(self, workers):
+        def look(index):
+            info = get_worker_info()
+            return np.array([info.rank, info.world_size, info.seed, np.random.randint(2**31)])
+
+        seen = [{tuple(row) for rows in make(Made(look, 40), rank, 2, **workers) for row in rows.tolist()}
+                for rank in range(2)]  # fmt: skip
+        assert [{row[:2] for row in rows} for rows in seen] == [{(0, 2)}, {(1, 2)}]
+        # Global generators of processes are seeded by rank, too.
+        for at in (2, 3) if workers is PROCESSES else (2,):
+            assert not {row[at] for row in seen[0]} & {row[at] for row in seen[1]}
+
+    def test_an_info_alone_asks_the_launcher(self, monkeypatch):
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("WORLD_SIZE", "3")
+        info = WorkerInfo(0, 1, 2, None)
+        assert (info.rank, info.world_size) == (1, 3)

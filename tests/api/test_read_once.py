@@ -16,6 +16,7 @@ from gpuloader import (
     Sampler,
 )
 from gpuloader.order.order import InOrder
+from tests.api.streams import Items
 from tests.loading import resume
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, name_workers, values
 
@@ -32,14 +33,9 @@ def read(loader):
     return [one for batch in loader for one in batch.tolist()]
 
 
-class Kept(IterableDataset):
-    """Returns the same iterator in every epoch."""
-
-    def __init__(self, items):
-        self.items = items
-
-    def __iter__(self):
-        return self.items
+def kept(items):
+    """Return a dataset that returns the same iterator in every epoch."""
+    return Items(lambda: items)
 
 
 class Rewound(IterableDataset):
@@ -72,7 +68,7 @@ class Counted:
 
 
 SAME = (
-    r"epoch 1 has no samples, because Kept.__iter__ returns the same \w+ every time, and an earlier "
+    r"epoch 1 has no samples, because Items.__iter__ returns the same \w+ every time, and an earlier "
     "epoch has read it: make a new iterator in every call, for example by writing __iter__ with yield"
 )
 
@@ -130,17 +126,17 @@ class TestDatasets:
             (lambda: load(map(int, range(6))), "the dataset is a map, which can be read only once"),
             (lambda: load(iter([1, 2, 3])), "the dataset is a list_iterator, which can be read only once"),
             (lambda: load(Counted()), "the dataset is a Counted, which can be read only once"),
-            (lambda: load(Kept(numbers())), SAME),
-            (lambda: load(Kept(iter([1, 2])), **ONE_THREAD), SAME),
-            (lambda: load(Kept(numbers()), shard=(0, 2), uneven="drop"), SAME),
-            (lambda: load(Kept(iter([1])), num_workers=1, persistent_workers=True), SAME),
+            (lambda: load(kept(numbers())), SAME),
+            (lambda: load(kept(iter([1, 2])), **ONE_THREAD), SAME),
+            (lambda: load(kept(numbers()), shard=(0, 2), uneven="drop"), SAME),
+            (lambda: load(kept(iter([1])), num_workers=1, persistent_workers=True), SAME),
             (
-                lambda: load(ChainDataset([Kept(numbers(3)), Rewound(2)])),
-                "dataset 0 .Kept. returns a generator that has been read already",
+                lambda: load(ChainDataset([kept(numbers(3)), Rewound(2)])),
+                "dataset 0 .Items. returns a generator that has been read already",
             ),
             (
-                lambda: load(ChainDataset([Kept(iter([1])), Kept(iter([2]))])),
-                "Kept.__iter__ returns the same",
+                lambda: load(ChainDataset([kept(iter([1])), kept(iter([2]))])),
+                "Items.__iter__ returns the same",
             ),
         ],
     )
@@ -154,7 +150,7 @@ class TestDatasets:
     @pytest.mark.parametrize("options", [INLINE, {"use_buffer_reader": "thread"}, ONE_THREAD])
     def test_a_pass_that_ends_early_closes_what_the_dataset_holds(self, options):
         items = numbers(100)
-        epoch = iter(load(Kept(items), **options))
+        epoch = iter(load(kept(items), **options))
         next(epoch)
         epoch.close()
         assert list(items) == []
@@ -184,11 +180,7 @@ class TestWhatMayBeReadAgain:
             assert values(itertools.islice(loader, 9)) == [[0, 1, 2, 3], [4, 5]]
 
     def test_ranks_share_one_that_starts_over(self):
-        class Made(IterableDataset):
-            def __iter__(self):
-                return iter(Rewound(8))
-
-        loader = load(Made(), batch_size=2, shard=(1, 2), uneven="drop")
+        loader = load(Items(lambda: Rewound(8)), batch_size=2, shard=(1, 2), uneven="drop")
         assert values(itertools.islice(loader, 9)) == [[1, 3], [5, 7]]
 
     @pytest.mark.parametrize("drop_last", [True, False])
@@ -213,12 +205,8 @@ class TestWhatMayBeReadAgain:
         assert values(steps) == [[1], [2]]
 
     def test_empty_epochs_of_what_starts_over(self):
-        class Empty(IterableDataset):
-            def __iter__(self):
-                return iter(())
-
         reader = DataLoader.from_generator(capacity=2).set_batch_generator(lambda: iter([]), places="cpu")
-        for loader in (load(Empty()), load(set()), load(Rewound(3), drop_last=True), reader):
+        for loader in (load(Items(tuple)), load(set()), load(Rewound(3), drop_last=True), reader):
             assert [list(loader) for _ in range(3)] == [[], [], []]
         assert list(load(iter([]))) == []  # a first epoch may be empty
 

@@ -7,31 +7,18 @@ import os
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, IterableDataset, TensorDataset, prefetch
+from gpuloader import DataLoader, TensorDataset, prefetch
 from gpuloader.devices import cuda
 from gpuloader.errors import Misuse, StagingMemoryError
 from gpuloader.testing import CustomPlace, SimulatedDevice, simulated_places
 from gpuloader.transforms import Cast
+from tests.api.streams import Items
 from tests.fakes import loader_threads, nothing_left_behind, wait_until
 from tests.fakes_cuda import FakeRuntime, make_cupy, run_twins, use_cupy
 from tests.loading import resume
 from tests.sample_sets import Made
 
 NUMBERS = np.arange(12)
-
-
-class Counted:
-    """A map-style dataset that counts how often it is read."""
-
-    def __init__(self, count=12):
-        self.count, self.reads = count, 0
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        self.reads += 1
-        return index
 
 
 def values(loader):
@@ -58,15 +45,34 @@ def check_nothing_changes(make):
 
 
 def check_the_first_step_is_read_once(wrap):
-    dataset = Counted()
+    reads = []
+    dataset = Made(lambda index: reads.append(index) or index, 12)
     loader = wrap(DataLoader(dataset, places=simulated_places(1), batch_size=3, use_buffer_reader=False))
     for _ in range(2):
         loader.warm_up()
         if isinstance(loader, DataLoader):
             loader.set_epoch(0)  # which is next, and drops nothing
-        assert (dataset.reads, loader.stats().batches, loader.stats().steps) == (3, 1, 0)
+        assert (len(reads), loader.stats().batches, loader.stats().steps) == (3, 1, 0)
     assert len(values(loader)) == 4
-    assert dataset.reads == 12
+    assert len(reads) == 12
+
+
+def check_what_does_not_come_next_is_dropped(make):
+    """Check that a loop after `warm_up` and another state or epoch is as it would have been."""
+    wanted = [values(loader) for loader in [make()] for _ in range(3)]
+    _, other = resume(make, 2)
+    state, loader = other.state_dict(), make()
+    loader.warm_up()
+    loader.load_state_dict(state)
+    assert values(loader) == wanted[0][2:]
+    loader.load_state_dict(state)
+    loader.warm_up()
+    assert loader.state_dict() == state
+    assert values(loader) == wanted[0][2:]
+    loader.warm_up()
+    loader.set_epoch(2)
+    assert loader.state_dict()["epoch"] == 2
+    assert values(loader) == wanted[2]
 
 
 @pytest.fixture(params=["cpu", "simulated", "two"])
@@ -140,24 +146,9 @@ def test_workers_have_started():
 class TestWhatChangesTheNextEpoch:
     """Then what was prepared is dropped, and the loop is as it would have been."""
 
-    def load(self, places):
-        return DataLoader(NUMBERS, places=places, batch_size=2, shuffle=True, seed=4)
-
     def test_a_state_or_an_epoch(self, places):
-        wanted = [values(loader) for loader in [self.load(places)] for _ in range(3)]
-        _, other = resume(lambda: self.load(places), 2)
-        state, loader = other.state_dict(), self.load(places)
-        loader.warm_up()
-        loader.load_state_dict(state)
-        assert values(loader) == wanted[0][2:]
-        loader.load_state_dict(state)
-        loader.warm_up()
-        assert loader.state_dict() == state
-        assert values(loader) == wanted[0][2:]
-        loader.warm_up()
-        loader.set_epoch(2)
-        assert loader.state_dict()["epoch"] == 2
-        assert values(loader) == wanted[2]
+        options = {"places": places, "batch_size": 2, "shuffle": True, "seed": 4}
+        check_what_does_not_come_next_is_dropped(lambda: DataLoader(NUMBERS, **options))
 
     def test_another_source(self, places):
         loader = DataLoader.from_generator(capacity=2, return_list=True)
@@ -174,12 +165,8 @@ def test_errors_of_the_source_are_raised_by_the_loop(places):
         yield [[1]]
         raise KeyError("broken")
 
-    class Broken(IterableDataset):
-        def __iter__(self):
-            return (entry for [entry] in read())
-
     loaders = [
-        DataLoader(Broken(), places=places, batch_size=1),
+        DataLoader(Items(lambda: (entry for [entry] in read())), places=places, batch_size=1),
         DataLoader.from_generator(capacity=2).set_batch_generator(read, places=places),
         DataLoader([5, "x"], places=places, batch_size=2),
         prefetch(itertools.islice(read(), 1, None), places),
@@ -240,19 +227,4 @@ class TestPrefetched:
 
     @pytest.mark.parametrize("kind", ["list", "loader"])
     def test_a_step_that_does_not_come_next_is_dropped(self, kind):
-        loader = self.wrap(kind, "cpu")
-        wanted = [values(loader) for _ in range(3)]
-        _, loader = resume(lambda: self.wrap(kind, "cpu"), 1)
-        state = loader.state_dict()
-        loader.warm_up()
-        loader.load_state_dict(state)
-        loader.warm_up()
-        assert loader.state_dict() == state
-        assert values(loader) == wanted[0][1:]
-        loader.warm_up()
-        loader.set_epoch(2)
-        assert values(loader) == wanted[2]
-        loader.set_epoch(0)
-        loader.warm_up()
-        loader.set_epoch(0)
-        assert [values(loader), values(loader)] == wanted[:2]
+        check_what_does_not_come_next_is_dropped(lambda: self.wrap(kind, "cpu"))

@@ -6,8 +6,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, SampleError, data
-from gpuloader.batches.assembly import Assembler, describe_error
+from gpuloader import DataLoader
+from gpuloader.batches.assembly import Assembler
 from gpuloader.batches.items import BatchSpec
 from gpuloader.batches.schema import Collation
 from gpuloader.sources.describing import describe
@@ -122,18 +122,6 @@ def test_a_loader_needs_no_memory_of_the_size_of_a_batch(choice):
     assert min(peaks) < MEBIBYTE // 4
 
 
-@pytest.mark.parametrize("choice", [INLINE, THREADS], ids=name_workers)
-def test_a_delivered_batch_lies_in_the_arena(choice):
-    loader = DataLoader(Large((3, 8, 8)), places="cpu", batch_size=4, **choice)
-    for batch in loader:
-        address = batch["x"].ctypes.data
-        break
-    [buffers] = loader._epochs._idle
-    arenas = {id(slot.memory): slot.memory for slot in buffers.ring._free}
-    [arena] = arenas.values()
-    assert arena.address <= address < arena.address + arena.nbytes
-
-
 def test_a_batch_of_a_process_lies_in_the_mapping_it_wrote_to():
     loader = DataLoader(Large((3, 8, 8)), places="cpu", batch_size=4, **PROCESSES)
     for batch in loader:
@@ -144,28 +132,6 @@ def test_a_batch_of_a_process_lies_in_the_mapping_it_wrote_to():
         assert any(start <= address < stop for start, stop in ranges)
         assert all("s" in line[1] for line in lines)
         break
-
-
-def test_parts_of_a_batch_in_any_order():
-    """As threads fetch it, the last part first: the first part settles the schema; no part waits for it."""
-    for collation in (
-        Collation(),
-        Collation(ragged=frozenset(["x"])),
-        Collation(function=lambda samples: [sample["x"] for sample in samples]),
-    ):
-        assembler = Assembler(
-            describe([{"x": np.full(2, index), "y": f"{index}"} for index in range(6)]), collation
-        )
-        for number, parts in enumerate([[(4, 6), (2, 4), (0, 2)], [(0, 2), (2, 6)], [(2, 6), (0, 2)]]):
-            assembly = assembler.begin(number, np.arange(6), make_slot)
-            for start, stop in parts:
-                assembly.fetch(start, stop)
-            staged = assembly.finish()
-            views = staged.slot.views(staged.layout)
-            values = views[0] if not collation.whole else np.concatenate(views)
-            assert values.ravel().tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
-            if not collation.whole:
-                assert staged.objects == (["0", "1", "2", "3", "4", "5"],)
 
 
 def test_a_part_writes_its_samples_as_soon_as_the_form_is_settled():
@@ -193,36 +159,3 @@ def test_a_part_writes_its_samples_as_soon_as_the_form_is_settled():
     staged = assembly.finish()
     assert [row for row, _ in written] == [0, 1, 2]
     assert slots[0].views(staged.layout)[0][:, 0, 0].tolist() == [0, 1, 2, 3]
-
-
-def test_declared_feeds_need_no_first_sample():
-    feeds = (data("x", [None, 2]), data("y", [None, 1], "int64"))
-    assembler = Assembler(describe([([1, 2], 3)]), Collation(feeds=feeds))
-    assert assembler.schemas.declared.declared
-    staged = assembler.assemble(0, [0, 0], make_slot)
-    assert [view.tolist() for view in staged.slot.views(staged.layout)] == [[[1, 2], [1, 2]], [[3], [3]]]
-
-
-def test_free_dimensions_are_settled_batch_by_batch():
-    feeds = [data("x", [None, None])]
-    loader = DataLoader([(np.zeros(2),), (np.zeros(2),), (np.zeros(3),)], feeds, "cpu", batch_size=2)
-    assert [batch[0].shape for batch in loader] == [(2, 2), (1, 3)]
-    samples = [(np.zeros((1, 2)),), (np.zeros((2, 3)),)]
-    with pytest.raises(
-        SampleError,
-        match=r"sample 1, .*shape \(1, 2\) as in the batch's first sample.*lod_level=1.*bucketing",
-    ):
-        list(DataLoader(samples, [data("x", [None, None, None])], "cpu", batch_size=2))
-
-
-def test_errors_say_where_and_by_whom():
-    def fail(index):
-        raise LookupError
-
-    with pytest.raises(SampleError) as caught:
-        Assembler(describe(Made(fail)), Collation(), worker=3).assemble(7, ["a", "b"], make_slot)
-    error = caught.value
-    assert (error.batch, error.index, error.dataset_index, error.worker) == (7, 0, "a", 3)
-    assert str(error).endswith("the dataset raised LookupError")
-    assert describe_error(LookupError()) == "LookupError"
-    assert describe_error(LookupError("gone")) == "LookupError: gone"

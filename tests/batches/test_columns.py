@@ -4,46 +4,17 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gpuloader import DataLoader, IterableDataset, Ragged, SampleError, data, get_worker_info
 from gpuloader.batches.columns import split_columns
 from gpuloader.batches.rows import SampleRows
-from gpuloader.fields.convert import convert, convert_alike
 from gpuloader.sources.block import Block, Part
 from gpuloader.sources.describing import describe
-from gpuloader.sources.images.regions import NUMBERS, Encoded, Region, read_codes
+from gpuloader.sources.images.regions import NUMBERS, Encoded, Region
 from gpuloader.staging import arrange
 from gpuloader.transforms import OneHot, Resize
 from tests.loading import resume
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, assert_same, name_workers
-
-
-def columns_of(samples, feeds, pads=None, strict=False):
-    arrays = []
-    for column in split_columns(samples, SampleRows(feeds, convert_alike if strict else convert), pads):
-        arrays.append(np.empty(column.shape, column.dtype))
-        column.write(arrays[-1])
-    return arrays
-
-
-lengths = st.lists(st.integers(0, 6), min_size=1, max_size=8)
-
-
-@given(lengths, st.sampled_from([(), (2,), (1, 3)]), st.integers(-5, 5))
-def test_padded_and_ragged_hold_the_same(sizes, step, fill):
-    samples = [(np.arange(size * int(np.prod(step))).reshape(size, *step),) for size in sizes]
-    feeds = [data("x", [None, *step], "int64", lod_level=1)]
-    values, splits = columns_of(samples, feeds, strict=True)
-    assert splits.tolist() == [0, *np.cumsum(sizes)]
-    assert values.shape == (sum(sizes), *step)
-    [padded] = columns_of(samples, feeds, {"x": fill}, strict=True)
-    assert padded.shape == (len(sizes), max(sizes), *step)
-    for row, (sample,) in enumerate(samples):
-        np.testing.assert_array_equal(values[splits[row] : splits[row + 1]], sample)
-        np.testing.assert_array_equal(padded[row, : len(sample)], sample)
-        assert (padded[row, len(sample) :] == fill).all()
 
 
 def test_every_element_is_written():
@@ -64,6 +35,14 @@ def test_every_element_is_written():
         assert written[: len(columns)] == written[len(columns) :]
 
 
+def columns_of(samples, feeds, pads=None):
+    arrays = []
+    for column in split_columns(samples, SampleRows(feeds), pads):
+        arrays.append(np.empty(column.shape, column.dtype))
+        column.write(arrays[-1])
+    return arrays
+
+
 def test_no_samples_are_empty_columns():
     feeds = [data("x", [None, 3], "int64", 1), data("y", [None, 2])]
     values, splits, dense = columns_of([], feeds)
@@ -71,12 +50,17 @@ def test_no_samples_are_empty_columns():
     assert columns_of([], feeds[:1], {"x": 0})[0].shape == (0, 0, 3)
 
 
-def make_region(pixels, channels, geometry=(0,) * NUMBERS):
-    return Region((pixels, channels), np.float32(geometry), np.full((pixels, channels), pixels, np.uint8))
+def make_region(pixels, channels):
+    shape = pixels, channels
+    return Region(shape, np.zeros(NUMBERS, np.float32), np.full(shape, pixels, np.uint8))
 
 
 TWO_REGIONS = [make_region(2, channels) for channels in (3, 1)]
+
+
 STEPS = r"expected steps of shape \({},\) as .*, got \({},\)$"
+
+
 ROWS = r"expected shape \(2,\) as in the batch's first sample, got \(3,\)"
 
 
@@ -95,36 +79,6 @@ def test_a_sample_unlike_the_first_is_named(feed, samples, message):
     with pytest.raises(SampleError, match=message) as caught:
         columns_of([(sample, [1]) for sample in samples], [feed, beside])
     assert (caught.value.index, caught.value.field) == (1, "x")
-
-
-@pytest.mark.parametrize("sizes", [[4], [4, 6, 1]])
-@pytest.mark.parametrize("channels", [1, 3])
-def test_regions_of_pictures_lie_one_behind_the_other(sizes, channels):
-    regions = [make_region(size, channels, [size, 1, *range(11)]) for size in sizes]
-    feeds = [data("x", [None, channels], "uint8", 2)]
-    pixels, splits, geometry = columns_of([(region,) for region in regions], feeds, strict=True)
-    assert splits.tolist() == [0, *np.cumsum(sizes)]
-    np.testing.assert_array_equal(pixels, np.concatenate([region.source for region in regions]))
-    np.testing.assert_array_equal(geometry, np.stack([region.geometry for region in regions]))
-    encoded = columns_of([(Encoded.of(region, "file", 7),) for region in regions], feeds, strict=True)
-    codes, code_splits, code_geometry, decoded = encoded
-    assert [code.data.tolist() for code in read_codes(codes)] == [
-        region.source.ravel().tolist() for region in regions
-    ]
-    assert (code_splits.tolist(), decoded.shape) == (splits.tolist(), (sum(sizes), channels, 0))
-    np.testing.assert_array_equal(code_geometry, geometry)
-
-
-def test_strictness():
-    """Values of declared fields are converted; those of inferred fields must be like the first sample."""
-    feeds = [data("x", [None], "int64", 1)]
-    assert columns_of([([1.5],)], feeds)[0].tolist() == [1]
-    for value in ([1.5], [[1]], 1, "1"):
-        with pytest.raises(SampleError) as caught:
-            columns_of([([1],), (value,)], feeds, strict=True)
-        assert (caught.value.index, caught.value.field) == (1, "x")
-    samples = [([1],), ((),), (np.array([True, False]),)]
-    assert columns_of(samples, feeds, strict=True)[0].tolist() == [1, 1, 0]
 
 
 class Names:
@@ -198,11 +152,6 @@ def test_batches_are_those_of_the_samples(workers):
         assert [len(one) for one in labels].count(7) == 3
 
 
-def test_an_incomplete_last_batch_may_be_left_out():
-    loader = DataLoader(Columns(), places="cpu", batch_size=7, drop_last=True)
-    assert [check(batch) for batch in loader] == np.arange(21).reshape(3, 7).tolist()
-
-
 def test_columns_of_varying_length_are_ragged_or_padded():
     names = ("label", "words")
     (batch,) = DataLoader(Columns(25, names), places="cpu", batch_size=25, ragged=["words"])
@@ -214,15 +163,6 @@ def test_columns_of_varying_length_are_ragged_or_padded():
     assert batch["words"][4].tolist() == [4, -1]
     with pytest.raises(SampleError, match=r"field 'words': .* name the field in ragged, or in pad"):
         list(DataLoader(Columns(25, names), places="cpu", batch_size=25))
-
-
-@pytest.mark.parametrize("workers", [INLINE, THREADS], ids=name_workers)
-@pytest.mark.parametrize("received", [1, 2, 3])
-def test_a_loader_goes_on_where_another_was(workers, received):
-    options = {"places": "cpu", "batch_size": 4, "seed": 1, **workers}
-    whole = [check(batch) for batch in DataLoader(Columns(), **options)]
-    _, second = resume(lambda: DataLoader(Columns(), **options), received)
-    assert [check(batch) for batch in second] == whole[received:]
 
 
 def test_a_collate_fn_gets_samples():

@@ -57,21 +57,6 @@ def test_rows_are_those_of_the_indices(indices, is_part, parts):
 
 
 @pytest.mark.parametrize(
-    ("indices", "position", "index"),
-    [
-        ([0, 10], 1, 10), ([0, 1, -11], 2, -11), (np.array([10]), 0, 10), (range(8, 11), 2, 10),
-        (range(12, 7, -1), 0, 12), (range(2, -12, -1), 13, -11), ([2**62], 0, 2**62),
-    ],
-)  # fmt: skip
-def test_an_index_outside(indices, position, index):
-    for rows in (None, np.arange(10)[::-1].copy()):
-        with pytest.raises(SampleError, match=f"index {index} is out of range for 10 samples") as caught:
-            Gatherer(ARRAYS, rows).assemble(4, indices, make_slot)
-        error = caught.value
-        assert (error.batch, error.index, error.dataset_index) == (4, position, index)
-
-
-@pytest.mark.parametrize(
     "indices", [["a"], [1.5], [[1], [2]], [[1], [2, 3]], [None], [True], [2**64], [2**63]]
 )
 def test_what_is_no_index(indices):

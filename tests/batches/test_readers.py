@@ -17,22 +17,6 @@ from tests.loading import make_slot
 LAYOUT = arrange((((2, 3), np.dtype("int64")),))
 
 
-def test_a_batch_that_cannot_be_written_costs_no_slot():
-    ring, meter = Ring(2, 1), Meter()
-
-    def stage(items, number, reserve):
-        slot = reserve(LAYOUT.nbytes)
-        slot.views(LAYOUT)[0].fill(next(items))
-        return StagedBatch(slot, LAYOUT, (0,), number)
-
-    with pytest.raises(TypeError):
-        next(stage_all(lambda: iter([None]), stage, ring, meter))
-    assert (ring.free, meter.batches) == (2, 0)
-    staged = next(stage_all(lambda: iter([3]), stage, ring, meter))
-    assert staged.slot.views(LAYOUT)[0].tolist() == [[3] * 3] * 2
-    assert (ring.free, meter.batches, meter.nbytes) == (1, 1, LAYOUT.nbytes)
-
-
 @pytest.mark.parametrize(("reached", "fails_at", "batch"), [(0, None, 0), (0, 2, 2), (3, 4, 4)])
 def test_an_error_of_the_reader_names_the_batch(reached, fails_at, batch):
     closed = []

@@ -14,11 +14,7 @@ from gpuloader import Ragged, SampleError
 from gpuloader.batches.tree import (
     Leaf,
     Tree,
-    all_leaves,
-    array_leaves,
     is_array,
-    is_proper_array,
-    object_columns,
 )
 from tests.sample_sets import Pair
 
@@ -115,11 +111,6 @@ def test_no_arrays(value):
     assert not is_array(value)
 
 
-def test_proper_arrays():
-    assert is_proper_array(np.zeros(()))
-    assert not any(map(is_proper_array, [1, 1.5, True, 1j, np.float32(1), np.bool_(True), "a"]))
-
-
 @pytest.mark.parametrize("sample", [(), [], {}, ((), {}), {"a": []}])
 def test_a_sample_has_a_field_at_least_and_empty_parts_stay(sample):
     with pytest.raises(SampleError, match="expected a sample with at least one value"):
@@ -128,32 +119,6 @@ def test_a_sample_has_a_field_at_least_and_empty_parts_stay(sample):
     assert tree.flatten(sample) == [] or tree.flatten(sample) == sample
     assert_alike(tree.build([]), without_tuples(sample))
     assert_alike(Tree.of([1, sample]).build([5]), [5, without_tuples(sample)])
-
-
-def test_whole_fields_are_not_taken_apart():
-    tree = Tree.of({"a": [1, 2], "b": ([1], [2])}, {"a", "b.1"})
-    assert [leaf.name for leaf in tree.leaves] == ["a", "b.0.0", "b.1"]
-    assert tree.flatten({"a": [3], "b": ([4], [])}) == [[3], 4, []]
-
-
-@pytest.mark.parametrize(
-    ("first", "other", "field", "message"),
-    [
-        ((1, {"a": 2}), (1, {"a": 2}, 3), None, "a tuple of 2{}, got a tuple of 3"),
-        ((1, {"a": 2}), 3, None, "a tuple of 2{}, got int"),
-        ((1, {"a": 2}), (1, 2), "1", r"a dict with the keys \['a'\]{}, got int"),
-        ((1, {"a": 2}), (1, {"b": 2}), "1", r"{}, got a dict with the keys \['b'\]"),
-        ((1, {"a": 2}), (1, {"a": 2, "b": 3}), "1", r"{}, got a dict with the keys \['a', 'b'\]"),
-        ({"a": [1]}, {"a": []}, "a", "a list of 1{}, got a list of 0; .*ragged.*pad.*bucketing"),
-        ({"a": [1]}, {"a": "x"}, "a", "a list of 1{}, got str"),
-        (Pair(1, (2,)), (1, 2), "1", "a tuple of 1{}, got int"),
-    ],
-)
-def test_another_form_is_refused(first, other, field, message):
-    message = "expected .*" + message.format(" as in the batch's first sample")
-    with pytest.raises(SampleError, match=message) as caught:
-        Tree.of(first).flatten(other)
-    assert caught.value.field == field
 
 
 def test_forms_that_will_do():
@@ -265,43 +230,3 @@ def test_fields_of_a_dataclass_are_fields_of_a_batch_that_is_taken_apart():
     assert list(opened.flatten(sample)) == [words, "cat", 2]
     assert opened.build(["w", "x", "y"]) == {"a": Located("w", ["x", "y"])}
     assert [(leaf.name, leaf.is_array) for leaf in Tree.of(sample).leaves] == [("a", False)]
-
-
-def test_objects_are_put_aside_from_a_row_on():
-    tree = Tree.of({"a": 1, "b": ("x", 2), "c": None})
-    objects = object_columns(tree, 4)
-    assert objects == {1: [None] * 4, 3: [None] * 4}
-    samples = [{"a": index, "b": (f"{index}", -index), "c": ...} for index in range(2)]
-    assert list(array_leaves(tree, iter(samples), 1, objects)) == [[0, 0], [1, -1]]
-    assert objects == {1: [None, "0", "1", None], 3: [None, ..., ..., None]}
-
-
-def test_samples_of_one_value_and_flat_ones_of_arrays_pass_untouched():
-    samples = iter([(1, 2), (3,)])
-    assert array_leaves(Tree.of((1, 2)), samples, 0, {}) is samples
-    assert list(array_leaves(Tree.of(1), iter([5, 6]), 0, {})) == [(5,), (6,)]
-    objects = object_columns(Tree.of("a"), 2)
-    assert list(array_leaves(Tree.of("a"), iter("bc"), 0, objects)) == [[], []]
-    assert objects == {0: ["b", "c"]}
-
-
-def test_a_sample_of_another_form_says_which():
-    tree = Tree.of({"a": 1})
-    samples = [{"a": 1}, {"b": 1}]
-    for leaves, index in (
-        (array_leaves(tree, iter(samples), 5, {}), 6),
-        (all_leaves(tree, samples, 5), 6),
-        (all_leaves(tree, samples), 1),
-    ):
-        assert list(next(leaves)) == [1]
-        with pytest.raises(SampleError) as caught:
-            next(leaves)
-        assert caught.value.index == index
-
-
-def test_batches_are_built_of_arrays_and_objects():
-    tree = Tree.of({"a": 1, "b": ("x", 2), "c": None})
-    batch = tree.build_batch([1, 0], ["values", "splits", "array"], [["x", "y"], [None, None]])
-    assert (batch["a"].values, batch["a"].row_splits) == ("values", ("splits",))
-    assert (batch["b"], batch["c"]) == ([["x", "y"], "array"], [None, None])
-    assert Tree.of("a").build_batch([], [], [["b", "c"]]) == ["b", "c"]

@@ -8,8 +8,6 @@ import pytest
 from gpuloader import CPUPlace
 from gpuloader.demo.training import Comparison, LinearModel, are_equal, train, train_in_turn
 from gpuloader.sources import mnist
-from gpuloader.testing import simulated_places
-from tests.loading import read_batches
 
 
 def both_ways(digits, epochs):
@@ -24,10 +22,6 @@ def test_three_epochs_of_the_full_file_are_equal_bit_for_bit(full_mnist):
     assert 3 < one.losses[400:500].mean() < 6
 
 
-def test_three_epochs_of_the_sample_are_equal_bit_for_bit():
-    assert are_equal(*both_ways(mnist.sample().train, epochs=3))
-
-
 def test_waiting_changes_nothing():
     digits = mnist.sample().valid
     plain = train(digits, CPUPlace(), epochs=1, asynchronous=True)
@@ -35,13 +29,6 @@ def test_waiting_changes_nothing():
     assert are_equal(plain, slowed)
     assert slowed.compute >= 5 * 0.001
     assert slowed.stats.fetch >= 5 * 0.001
-
-
-def test_the_simulated_device_reads_the_same_digits():
-    readers = [mnist.reader(mnist.sample().valid, seed=3) for _ in range(2)]
-    seen = [np.asarray(labels) for _, labels in read_batches(readers[0], simulated_places(1)[0])]
-    again = [labels for _, labels in readers[1]()]
-    np.testing.assert_array_equal(np.concatenate(seen), np.concatenate(again))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ A subclass provides a fixture `device`, and overrides `read` if the device's arr
 """
 
 import gc
-import threading
 from collections import deque
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 from gpuloader.staging import Lease, Slot, arrange
 from gpuloader.transforms import Cast, OneHot
 from gpuloader.transforms.program import Programmer
+from tests.fakes import run_threads
 
 LAYOUT = arrange((((3, 5), np.dtype("float32")), ((3,), np.dtype("int64")), ((0, 4), np.dtype("uint8"))))
 
@@ -151,9 +151,7 @@ class DeviceTests:
 
     def test_every_thread_has_a_consumer_stream(self, device):
         seen = [device.consumer_stream()]
-        thread = threading.Thread(target=lambda: seen.append(device.consumer_stream()))
-        thread.start()
-        thread.join()
+        run_threads(lambda: seen.append(device.consumer_stream()), 1)
         for stream in seen:
             event = device.event()
             device.record(event, stream)

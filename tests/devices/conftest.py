@@ -1,7 +1,10 @@
 """The fake CUDA runtime, for tests of devices."""
 
+import contextlib
+
 import pytest
 
+from gpuloader.devices import cuda
 from tests.fakes_cuda import FakeRuntime, make_cupy, run_twins, use_cupy
 
 
@@ -25,3 +28,20 @@ def runtime(monkeypatch):
     module.ndarray = Array
     with use_cupy(monkeypatch, module):
         yield fake
+
+
+@pytest.fixture(params=["global", "thread_local", "relaxed"])
+def capture(request, runtime):
+    """Return a context in which a new stream is current and is captured; the capture must survive it."""
+
+    @contextlib.contextmanager
+    def begin(stream=None, *, current=True):
+        stream = stream or cuda.cupy.cuda.Stream(non_blocking=True)
+        with stream if current else contextlib.nullcontext():
+            runtime.begin_capture(stream.ptr, request.param)
+            try:
+                yield stream
+            finally:
+                runtime.end_capture(stream.ptr)
+
+    return begin

@@ -1,11 +1,7 @@
 """The CUDA device over a fake runtime; tests/gpu tests the behavior of CuPy itself on hardware."""
 
-import contextlib
-import ctypes
 import gc
 import inspect
-import itertools
-import random
 import re
 import sys
 import threading
@@ -17,7 +13,6 @@ import numpy as np
 import pytest
 
 from gpuloader import (
-    CUDAPinnedPlace,
     CUDAPlace,
     DataFeeder,
     DataLoader,
@@ -28,60 +23,19 @@ from gpuloader import (
     record_stream,
 )
 from gpuloader.devices import cuda, cuda_device
-from gpuloader.devices.places import cuda_places, default_place, open_device
+from gpuloader.devices.places import default_place, open_device
 from gpuloader.epoch import epoch as pipeline_epoch
-from gpuloader.errors import Misuse, StagingMemoryError
-from gpuloader.kernels import launching
+from gpuloader.errors import StagingMemoryError
 from gpuloader.transforms import Cast
 from tests.devices.conformance import LAYOUT
-from tests.fakes import loader_threads, run_threads, wait_until
-from tests.fakes_cuda import CudaError, DriverError, read, run_twins
+from tests.devices.cuda_loaders import batches, fake_torch, load
+from tests.fakes import loader_threads, run_threads
+from tests.fakes_cuda import CudaError, DriverError, read
 from tests.gpu.streams import Named
 from tests.loading import read_batches
 from tests.processes import run_in_fork
 
 cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
-
-
-@pytest.fixture(params=["global", "thread_local", "relaxed"])
-def capture(request, runtime):
-    """Return a context in which a new stream is current and is captured; the capture must survive it."""
-
-    @contextlib.contextmanager
-    def begin(stream=None, *, current=True):
-        stream = stream or cuda.cupy.cuda.Stream(non_blocking=True)
-        with stream if current else contextlib.nullcontext():
-            runtime.begin_capture(stream.ptr, request.param)
-            try:
-                yield stream
-            finally:
-                runtime.end_capture(stream.ptr)
-
-    return begin
-
-
-def batches(count):
-    return lambda: ([np.full((3, 5), n, np.float32), np.full((3, 1), n)] for n in range(count))
-
-
-def fake_torch(current):
-    """Return PyTorch, with a function that returns the handle of its current stream on a device."""
-    cuda = SimpleNamespace(is_initialized=lambda: True)
-    return SimpleNamespace(cuda=cuda, _C=SimpleNamespace(_cuda_getCurrentRawStream=current))
-
-
-def load(count, places="gpu:0", **options):
-    return read_batches(batches(count), places, capacity=3, **options)
-
-
-def numbers_of(runtime, batches):
-    """Return the numbers of batches, each of which is read once its copy has run, and dropped."""
-    numbers = []
-    for images, *_ in batches:
-        runtime.finish()
-        numbers.append(int(read(images)[0, 0]))
-        del images, _
-    return numbers
 
 
 @pytest.mark.parametrize("double_buffer", [True, False])
@@ -98,42 +52,6 @@ def test_an_epoch_gives_cupy_arrays_with_the_right_bytes(runtime, double_buffer)
     assert len(seen) == 20
     assert runtime.calls["memcpyAsync"] == 20  # one per batch, however many fields it has
     assert runtime.calls["malloc"] <= 4  # the slots are reused
-
-
-def test_memory_that_outlives_the_modules_is_left_to_the_driver(runtime, monkeypatch):
-    """At the interpreter's end, module globals are None when the last batch is freed."""
-    memory = cuda_device.CudaDevice(0).alloc(64)
-    ignored = []
-    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
-    with monkeypatch.context() as ending:
-        ending.setattr(cuda_device.CudaDevice, "_is_ending", staticmethod(lambda: True))
-        ending.setattr(cuda_device, "contextlib", None)
-        del memory
-    assert not ignored
-    assert runtime.calls["malloc"] == 1
-    assert runtime.calls["free"] == 0
-
-
-def test_page_locking_is_exact_and_happens_once(runtime):
-    loader = load(10)
-    for _ in range(3):
-        for _ in loader:
-            pass
-    assert runtime.calls["hostRegister"] == 1
-    [nbytes] = runtime.registered.values()
-    [buffers] = loader._epochs._idle
-    assert nbytes == buffers.ring.count * 512
-    assert runtime.calls["hostUnregister"] == 0
-
-
-def test_refused_page_locking_is_one_warning_and_goes_on(runtime):
-    """However many slots grow."""
-    runtime.refuse_registering = True
-    loader = read_batches(ragged(range(1, 60, 2)), "gpu:0", capacity=3)
-    with pytest.warns(RuntimeWarning, match="could not be pinned") as warned:
-        assert len(list(loader)) == 30
-    assert runtime.calls["hostRegister"] > 3
-    assert len(warned) == 1
 
 
 @pytest.mark.parametrize("status", [700, 3])
@@ -224,9 +142,7 @@ class TestSeveralStreams:
 
         def drop(epoch):
             if in_a_thread:
-                thread = threading.Thread(target=lambda: next(epoch))
-                thread.start()
-                thread.join()
+                run_threads(lambda: next(epoch), 1)
 
         loader = DataLoader.from_generator(capacity=3, stream=Named(2), use_double_buffer=False)
         epoch = iter(loader.set_batch_generator(batches(100), places="gpu:0"))
@@ -308,18 +224,6 @@ class TestSeveralDevices:
     def two_devices(self, runtime):
         runtime.devices = 2
 
-    def test_each_step_has_a_batch_on_each(self, runtime):
-        assert default_place() == CUDAPlace(0)
-        assert cuda_places() == [CUDAPlace(0), CUDAPlace(1)]
-        loader = read_batches(batches(8), cuda_places())
-        numbers = []
-        for step in loader:
-            assert [images.device.id for images, _ in step] == [0, 1]
-            runtime.finish()
-            numbers += [int(read(images)[0, 0]) for images, _ in step]
-        assert numbers == list(range(8))
-        assert runtime.calls["hostRegister"] == 1
-
     def test_the_current_device_of_the_caller_stays(self, runtime):
         device = open_device(CUDAPlace(1))
         for current in (0, 1):
@@ -390,8 +294,7 @@ class TestContexts:
         assert runtime.contexts == ({1, 3} if isinstance(places, list) else {3})
 
     @pytest.mark.parametrize("cache", [None, "device"])
-    def test_nor_by_kernels(self, runtime, monkeypatch, cache):
-        run_twins(monkeypatch, runtime)
+    def test_nor_by_kernels(self, runtime, cache):
         rows = TensorDataset(np.arange(60, dtype=np.uint8).reshape(20, 3), np.arange(20))
         options = {"batch_size": 4, "shuffle": True, "transforms": [Cast("0", "int16")], "cache": cache}
         assert self.in_a_fresh_thread(lambda: list(DataLoader(rows, places="gpu:2", **options))) == 0
@@ -413,9 +316,7 @@ class TestContexts:
         device = open_device(CUDAPlace(3))
         held = [device.alloc(64), device.stream()]
         monkeypatch.setattr(futures, "ThreadPoolExecutor", lambda *_: pytest.fail("a thread was started"))
-        thread = threading.Thread(target=held.clear)
-        thread.start()
-        thread.join()
+        run_threads(held.clear, 1)
         assert (runtime.calls["free"], runtime.calls["streamDestroy"]) == (1, 1)
         assert runtime.contexts == {3}
 
@@ -439,15 +340,6 @@ class TestContexts:
         assert runtime.getDevice() == 1
         assert runtime.contexts == {1, 3}
 
-    def test_that_cannot_be_created(self, runtime):
-        device = open_device(CUDAPlace(3))
-        runtime.failed = 2
-        with pytest.raises(LoaderError, match=r"gpu:3 failed: .* 2"):
-            device.stream()
-        runtime.failed = 0
-        assert device.stream().ptr
-        assert runtime.contexts == {3}
-
 
 def test_a_forked_child_ends_what_it_inherited_without_a_call_and_has_no_cuda(runtime):
     epoch = iter(load(30))
@@ -470,322 +362,12 @@ def test_a_forked_child_ends_what_it_inherited_without_a_call_and_has_no_cuda(ru
     [({}, 0), ({"transforms": [Cast("0", "float32")]}, -1), ({"cache": "device"}, -1)],
     ids=str,
 )
-def test_the_copy_stream_has_a_high_priority_where_kernels_run_on_it(runtime, monkeypatch, options, priority):
-    run_twins(monkeypatch, runtime)
+def test_the_copy_stream_has_a_high_priority_where_kernels_run_on_it(runtime, options, priority):
     loader = DataLoader(TensorDataset(np.arange(10)), places="gpu:0", batch_size=2, **options)
     for batch in loader:
         del batch
     [buffers] = loader._epochs._idle
     assert buffers.lanes[0]._copy_stream.priority == priority
-
-
-class Graph:
-    """A graph that reads an array: it knows an address only, and sees what is there when it runs."""
-
-    def __init__(self, runtime, array):
-        self.runtime, self.seen = runtime, []
-        self.address, self.nbytes = array.data.ptr, array.nbytes
-
-    def replay(self, stream):
-        """Launch it on a stream."""
-        look = lambda: np.frombuffer(ctypes.string_at(self.address, self.nbytes), "float32")[0]  # noqa: E731
-        self.runtime.launch(lambda: self.seen.append(look()), stream)
-
-
-class TestFixedAddresses:
-    """A graph captured over the first batch is replayed over all others, on streams that run late."""
-
-    @pytest.mark.parametrize("double_buffer", [True, False])
-    def test_a_graph_sees_every_batch(self, runtime, double_buffer):
-        loader = load(20, static=True, use_double_buffer=double_buffer)
-        stream, graph = cuda.cupy.cuda.Stream(non_blocking=True), None
-        with stream:
-            for _ in range(2):
-                for images, labels in loader:
-                    graph = graph or Graph(runtime, images)
-                    assert images.data.ptr == graph.address
-                    graph.replay(stream.ptr)
-                    del images, labels
-        runtime.finish()
-        assert graph.seen == [*range(20)] * 2
-
-    def test_a_graph_on_a_side_stream_is_waited_for_if_it_is_recorded(self, runtime):
-        side, graph = cuda.cupy.cuda.Stream(non_blocking=True), None
-        device = open_device(CUDAPlace(0))
-        for images, labels in load(20, static=True):
-            graph = graph or Graph(runtime, images)
-            ready = device.event()
-            device.record(ready, device.consumer_stream())
-            device.wait(side, ready)
-            graph.replay(side.ptr)
-            record_stream(labels, side)
-        runtime.finish()
-        assert graph.seen == list(range(20))
-
-    def test_costs_one_copy_within_the_device_and_no_allocation_later(self, runtime):
-        loader = load(20, static=True)
-        for _ in loader:
-            pass
-        before = {**runtime.calls}
-        for _ in loader:
-            pass
-        grown = {name: count - before.get(name, 0) for name, count in runtime.calls.items()}
-        found = [grown.get(call, 0) for call in ("memcpyAsync", "memcpyWithin", "malloc", "free")]
-        assert found == [20, 20, 0, 0]
-        images, _ = next(iter(loader))
-        runtime.finish()
-        del loader, _
-        gc.collect()
-        assert read(images)[0, 0] == 0  # the memory lives as long as a batch
-
-    def test_a_stream_of_the_last_batch_that_is_captured_is_left_alone(self, runtime, capture):
-        """Waiting for its use would put an event into the graph."""
-        side = cuda.cupy.cuda.Stream(non_blocking=True)
-        epoch = iter(load(10, static=True))
-        record_stream(next(epoch), side)
-        with capture(side, current=False), pytest.raises(LoaderError, match=REFUSED):
-            next(epoch)
-        assert sum(1 for _ in epoch) == 9
-
-
-@pytest.mark.parametrize(
-    ("static", "call"),
-    [
-        *((False, call) for call in ("memcpyAsync", "streamWaitEvent")),
-        *((True, call) for call in ("malloc", "memcpyWithin", "eventRecord", "streamWaitEvent")),
-    ],
-)
-def test_a_call_that_fails_costs_no_slot(runtime, monkeypatch, call, static):
-    """Whichever call of an epoch fails, the next epoch reuses the same buffers."""
-    loader = load(12, static=static)
-    check, fails = runtime.check, 0
-    if not static:
-        list(loader)
-    for nth in range(6 if static else 14):
-        calls = itertools.count()
-
-        def failing(name, calls=calls, nth=nth):
-            if name == call and next(calls) == nth:
-                raise CudaError(2, "cudaErrorMemoryAllocation")
-            check(name)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(runtime, "check", failing)
-            try:
-                numbers_of(runtime, loader)
-            except LoaderError:
-                fails += 1
-        assert numbers_of(runtime, loader) == list(range(12))
-        [buffers] = loader._epochs._idle
-        assert buffers.ring.free == buffers.ring.count
-    assert fails >= (1 if static else 12)
-    assert static or runtime.calls["hostRegister"] == 1
-
-
-class TestMemoryRunsOut:
-    def test_in_the_middle_of_an_epoch(self, runtime):
-        """A user keeps too many batches: an error; kept batches stay intact, and later epochs work."""
-        loader, device = load(30), open_device(CUDAPlace(0))
-        epoch = iter(loader)
-        kept = [next(epoch) for _ in range(6)]
-        runtime.memory_left = 100
-        message = r"cannot allocate .* on gpu:0 .* 100 of 1,099,511,627,776 .* keep fewer batches"
-        with pytest.raises(StagingMemoryError, match=message):
-            kept.extend(epoch)
-        assert list(epoch) == []
-        [buffers] = loader._epochs._idle
-        assert buffers.ring.free == buffers.ring.count
-        assert device is open_device(CUDAPlace(0))
-        runtime.finish()
-        assert [float(read(images)[0, 0]) for images, _ in kept] == list(range(len(kept)))
-        runtime.memory_left = 1 << 40
-        kept.clear()
-        assert numbers_of(runtime, loader) == list(range(30))
-
-    def test_what_frameworks_hold_is_named(self, runtime, monkeypatch):
-        """Of each that is imported and uses a GPU, how much it keeps for later, and what gives it back."""
-        pool = SimpleNamespace(free_bytes=lambda: 1_000)
-        counts = {"memory_reserved": lambda index: 5_000 + index, "memory_allocated": lambda index: 3_000}
-        chip = SimpleNamespace(
-            local_hardware_id=1, memory_stats=lambda: {"pool_bytes": 9_000, "bytes_in_use": 5_000}
-        )
-        torch_cuda = SimpleNamespace(is_initialized=lambda: True, **counts)
-        bridge = SimpleNamespace(backends_are_initialized=lambda: True)
-        for name, module in {
-            "cupy": SimpleNamespace(get_default_memory_pool=lambda: pool),
-            "torch": SimpleNamespace(cuda=torch_cuda),
-            "paddle": SimpleNamespace(device=SimpleNamespace(cuda=SimpleNamespace(**counts))),
-            "jax": SimpleNamespace(local_devices=lambda: [chip]),
-            "jax._src.xla_bridge": bridge,
-        }.items():
-            monkeypatch.setitem(sys.modules, name, module)
-        runtime.devices, runtime.memory_left = 2, 100
-        with pytest.raises(StagingMemoryError) as caught:
-            open_device(CUDAPlace(1)).alloc(512)
-        message = str(caught.value)
-        for words in (
-            "cupy keeps 1,000 bytes that it does not use: cupy.get_default_memory_pool().free_all_blocks()",
-            "torch keeps 2,001 bytes that it does not use: torch.cuda.empty_cache()",
-            "paddle keeps 2,001 bytes that it does not use: paddle.device.cuda.empty_cache()",
-            "jax keeps 4,000 bytes that it does not use: start the program with XLA_PYTHON",
-        ):
-            assert words in message
-        # Asking must not make a framework begin to use the GPU, nor replace the error.
-        torch_cuda.is_initialized = bridge.backends_are_initialized = lambda: False
-        pool.free_bytes = None
-        counts["memory_reserved"] = lambda index: 3_000
-        sys.modules["paddle"].device.cuda = SimpleNamespace(**counts)
-        with pytest.raises(StagingMemoryError, match=r"or keep fewer batches$"):
-            open_device(CUDAPlace(1)).alloc(512)
-
-
-def ragged(sizes):
-    """Return a reader of batches with these numbers of rows."""
-    return lambda: ([np.full((size, 100), n, np.float32)] for n, size in enumerate(sizes))
-
-
-class TestDeviceMemory:
-    """`cudaMalloc` and `cudaFree` wait for the whole device, so a loop does not call them again and again."""
-
-    def test_is_allocated_once_for_a_user_who_holds_batches(self, runtime):
-        """As with gradient accumulation: eight batches are held, then all are dropped."""
-        loader, held = load(48), []
-        for epoch in range(3):
-            for number, batch in enumerate(loader):
-                held.append(batch)
-                del batch
-                if len(held) == 8:
-                    held.clear()
-                if not epoch and number == 8:
-                    runtime.calls.clear()
-        assert (runtime.calls["malloc"], runtime.calls["free"]) == (0, 0)
-
-    def test_is_not_freed_while_batches_grow(self, runtime):
-        sizes = [1, 2, 3, 5, 8, 13, 21, 34, 55, 34, 21, 13, 8, 5, 3, 2, 1, 60, 61, 62, 63, 64]
-        loader = read_batches(ragged(sizes), "gpu:0")
-        for epoch in range(4):
-            seen = []
-            for [batch] in loader:
-                assert runtime.calls["free"] == 0
-                seen.append(runtime.launch_read(batch))
-            del batch
-            runtime.finish()
-            assert [(len(rows), rows[0, 0]) for [rows] in seen] == [(size, n) for n, size in enumerate(sizes)]
-            if epoch:
-                assert runtime.calls["malloc"] == 0
-            runtime.calls.clear()
-        gc.collect()
-        [buffers] = loader._epochs._idle
-        [lane] = buffers.lanes
-        assert len(runtime.memory) == len(lane._slots.free) + len(lane._slots.freed) <= 4
-
-    def test_that_was_outgrown_is_given_up_if_the_device_is_full(self, runtime, monkeypatch):
-        limit, malloc = 100_000, runtime.malloc
-
-        def malloc_within_limit(nbytes):
-            if sum(map(len, runtime.memory.values())) + nbytes > limit:
-                raise CudaError(2, "cudaErrorMemoryAllocation")
-            return malloc(nbytes)
-
-        monkeypatch.setattr(runtime, "malloc", malloc_within_limit)
-        sizes = [10] * 4 + [20] * 4 + [30] * 4 + [40] * 4
-        loader = read_batches(ragged(sizes), "gpu:0")
-        assert numbers_of(runtime, loader) == list(range(16))
-        assert runtime.calls["free"]
-
-    def test_of_a_dropped_loader_is_freed_with_the_last_batch(self, runtime):
-        loader = load(5)
-        kept = list(loader)
-        del loader
-        gc.collect()
-        assert len(runtime.memory) == 5  # those of the batches
-        kept.clear()
-        gc.collect()
-        assert not runtime.memory
-
-    def test_is_freed_after_a_capture(self, runtime, capture):
-        """Whatever a finalizer gives up during a capture: batches of a dropped loader, and loaders."""
-        loaders, kept = [load(5), load(5)], []
-        for loader in loaders:
-            kept += list(loader)
-        runtime.finish()
-        del loaders[0], loader
-        gc.collect()
-        with capture():
-            kept.clear()
-            loaders.clear()
-            gc.collect()
-            assert len(runtime.memory) >= 10
-            assert len(runtime.registered) == 1
-        list(load(1))
-        gc.collect()
-        assert not runtime.memory
-        assert not runtime.registered
-
-
-def test_copies_that_block_wait_for_the_users_kernels(runtime):
-    """As copies do from memory whose page-locking was refused, into slots whose batches are still read."""
-    runtime.refuse_registering = True
-
-    def look():
-        return [runtime.launch_read(images) for images, _ in load(10)]
-
-    with pytest.warns(RuntimeWarning, match="could not be pinned"):
-        seen = look()
-    runtime.finish()
-    assert [values[0, 0] for (values,) in seen] == list(range(10))
-
-
-class TestStreamsAndEvents:
-    """Those of a dropped loader are destroyed; CuPy's own destructors do that at once, come what may."""
-
-    @staticmethod
-    def begin(runtime):
-        """Return what a program holds of a loader that it has used, and how many streams and events exist."""
-        loader = load(5)
-        epoch = iter(loader)
-        return [loader, epoch, next(epoch)], len(runtime.device_of)
-
-    def test_are_destroyed_once(self, runtime):
-        held, count = self.begin(runtime)
-        assert count > 4
-        runtime.finish()
-        held.clear()
-        gc.collect()
-        assert runtime.destroyed == set(runtime.device_of)
-
-    @pytest.mark.parametrize("status", [700, 3])
-    def test_in_silence_after_the_device_has_failed(self, runtime, status):
-        held, _ = self.begin(runtime)
-        runtime.failed = status
-        held.clear()
-        gc.collect()  # pytest makes an error of what a destructor raises
-        runtime.failed = 0
-        runtime.registered.clear()  # the driver has given it up with the context
-
-    def test_in_silence_and_without_a_call_in_a_forked_child(self, runtime):
-        held, _ = self.begin(runtime)
-
-        def work():
-            printed, before = [], runtime.calls.total()
-            sys.unraisablehook = printed.append
-            held.clear()
-            gc.collect()
-            assert [one.exc_value for one in printed] == []
-            assert runtime.calls.total() == before
-
-        run_in_fork(work)
-
-    def test_after_a_capture(self, runtime, capture):
-        held, _ = self.begin(runtime)
-        list(held[1])  # an epoch that goes on would be closed after the capture
-        runtime.finish()
-        with capture() as stream:
-            held.clear()
-            gc.collect()
-        list(load(1))
-        gc.collect()
-        assert runtime.destroyed == set(runtime.device_of) - {stream.ptr}
 
 
 class TestKernelsFail:
@@ -875,221 +457,6 @@ class TestOneStep:
         assert [values[0, 0] for (values,) in seen] == list(range(40))
 
 
-REFUSED = "gpu:0: its stream is being captured; a loader cannot deliver a batch during a graph capture"
-
-
-class TestAStreamBeingCaptured:
-    """Our events and waits would become part of the user's graph, so asking for a batch is an error."""
-
-    def test_a_batch_is_refused_and_nothing_else_happens(self, runtime, capture):
-        """Neither the capture nor the epoch ends."""
-        epoch = iter(load(10))
-        numbers = numbers_of(runtime, [next(epoch)])
-        with capture():
-            before = {**runtime.calls}
-            for _ in range(3):
-                with pytest.raises(LoaderError, match=REFUSED):
-                    next(epoch)
-            asked = {name for name, count in runtime.calls.items() if count > before.get(name, 0)}
-            assert asked <= {"getDevice", "ctxGetCurrent", "streamIsCapturing"}
-        assert numbers + numbers_of(runtime, epoch) == list(range(10))
-
-    def test_an_epoch_does_not_begin(self, runtime, capture, monkeypatch):
-        run_twins(monkeypatch, runtime)
-        for loader in (load(10), DataLoader(TensorDataset(np.arange(10)), places="gpu:0", cache="device")):
-            epoch = iter(loader)
-            with capture(), pytest.raises(LoaderError, match=REFUSED):
-                next(epoch)
-            assert len(list(epoch)) == 10
-
-    def test_a_loop_that_fails_inside_closes_its_epoch_later(self, runtime, capture):
-        """Leaving the loop would wait for copies; the next epoch does, and takes the slots back."""
-        loader = load(10)
-        stream = cuda.cupy.cuda.Stream(non_blocking=True)
-        with stream:
-            epoch = iter(loader)
-            next(epoch)
-        with capture(stream):
-            with pytest.raises(LoaderError, match=REFUSED):
-                for _ in epoch:
-                    pass
-            epoch.close()
-            assert not loader_threads()
-            assert list(loader._epochs._idle) == []
-            list(load(3, places="cpu"))  # must not take what is left of the epoch, either
-        assert numbers_of(runtime, loader) == list(range(10))
-        [buffers] = loader._epochs._idle
-        assert buffers.ring.free == buffers.ring.count
-
-    def test_what_closes_late_does_so_at_the_latest_with_the_program(self, runtime, capture):
-        loader = load(10)
-        epoch = iter(loader)
-        next(epoch)
-        with capture():
-            epoch.close()
-        assert list(loader._epochs._idle) == []
-        pipeline_epoch._close_running()
-        [buffers] = loader._epochs._idle
-        assert buffers.ring.free == buffers.ring.count
-
-    @pytest.mark.parametrize("whose", ["torch", "named"])
-    def test_that_is_not_the_current_one_counts(self, runtime, capture, monkeypatch, whose):
-        """The loader's arrays are on the default stream; the capture is PyTorch's, or of a named stream."""
-        stream = cuda.cupy.cuda.Stream(non_blocking=True)
-        stream.__cuda_stream__ = lambda: (0, stream.ptr)
-        epoch = iter(load(10, stream=stream if whose == "named" else None))
-        next(epoch)
-        with monkeypatch.context() as patch, capture(stream, current=False):
-            if whose == "torch":
-                patch.setitem(sys.modules, "torch", fake_torch(lambda _: stream.ptr))
-            with pytest.raises(LoaderError, match=REFUSED):
-                next(epoch)
-        assert len(list(epoch)) == 9
-
-    @pytest.mark.parametrize("seed", range(8))
-    def test_no_call_of_another_thread_ends_it(self, runtime, capture, monkeypatch, seed):
-        """A thread of ours, or one of the user's that loops over a loader, drops batches or ends one."""
-        run_twins(monkeypatch, runtime)
-        compiled = [("one", "two")] * 2
-        monkeypatch.setattr(cuda_device, "find_kernels", lambda program, arrays: compiled)
-        monkeypatch.setattr(launching, "load_kernel", lambda *name: runtime.check("loadModule"))
-        runtime.devices = 2
-        sizes = random.Random(seed).choices(range(1, 40), k=30)
-        halves = Cast("0", "float16")
-        loaders = [
-            read_batches(ragged(sizes), "gpu:0", capacity=3),
-            load(20, "gpu:1", static=bool(seed % 2)),
-            DataLoader(TensorDataset(np.arange(40)), places="gpu:0", cache="device", batch_size=4),
-            DataLoader(TensorDataset(np.ones((40, 3))), places="gpu:1", batch_size=4, transforms=[halves]),
-        ]
-        begun = [iter(loader) for loader in loaders]
-        kept = [next(epoch) for epoch in begun]
-        acts = {
-            "next": lambda draw: next(draw.choice(begun), None),
-            "begin": lambda draw: begun.append(iter(draw.choice(loaders))),
-            "all": lambda draw: list(load(5, "gpu:1")),
-            "close": lambda draw: draw.choice(begun).close(),
-            "drop": lambda draw: kept and kept.pop(),
-            "forget": lambda draw: loaders[1:] and loaders.pop(),
-            "warm up": lambda draw: load(3).warm_up(),
-            "pin": lambda draw: list(load(2, CUDAPinnedPlace())),
-        }
-
-        def run():
-            draw = random.Random(seed)
-            for act in draw.choices(list(acts), k=40):
-                with contextlib.suppress(Misuse):  # two loops over one memory
-                    acts[act](draw)
-            gc.collect()
-
-        with capture():
-            run_threads(run, 1)
-        runtime.finish()
-        assert runtime.thread.capture_mode == 0
-        for epoch in begun:
-            epoch.close()
-        for held in (begun, kept, loaders):
-            held.clear()
-        gc.collect()
-        wait_until(lambda: not loader_threads())  # one may hold the memory that it reads into
-
-    def test_reading_on_with_larger_batches_does_not_end_it(self, runtime, capture):
-        """The thread that reads ahead page-locks the slots that it grows."""
-        waiting, go = threading.Event(), threading.Event()
-
-        def read_rows():
-            for number in range(8):
-                if number == 2:
-                    waiting.set()
-                    go.wait(20)
-                yield [np.full((1 + 10 * number, 100), number, np.float32)]
-
-        epoch = iter(read_batches(read_rows, "gpu:0", capacity=3))
-        numbers = numbers_of(runtime, [next(epoch)])
-        assert waiting.wait(20)
-        locked = runtime.calls["hostRegister"]
-        with capture():
-            go.set()
-            wait_until(lambda: runtime.calls["hostRegister"] > locked, 20)
-        assert numbers + numbers_of(runtime, epoch) == list(range(8))
-
-    def test_that_a_call_has_ended_is_refused_like_one_that_goes_on(self, runtime):
-        stream = cuda.cupy.cuda.Stream(non_blocking=True)
-        epoch = iter(load(10))
-        with stream:
-            next(epoch)
-            runtime.begin_capture(stream.ptr)
-            with pytest.raises(CudaError):
-                runtime.malloc(1)  # a call of the user's
-            for _ in range(2):
-                with pytest.raises(LoaderError, match=REFUSED):
-                    next(epoch)
-            del runtime.captures[stream.ptr]
-            assert len(list(epoch)) == 9
-
-    def test_the_feeder_is_refused(self, runtime, capture):
-        feeder = DataFeeder([data("x", [None, 2])], "gpu:0")
-        with capture(), pytest.raises(LoaderError, match=REFUSED):
-            feeder.feed([([1, 2],)])
-        assert read(feeder.feed([([1, 2],)])["x"]).tolist() == [[1, 2]]
-
-    def test_is_left_alone_by_what_is_held_and_dropped(self, runtime, capture):
-        """Batches may be used and dropped during a capture: nothing is called until the next is requested."""
-        stream = cuda.cupy.cuda.Stream(non_blocking=True)
-        with stream:
-            epoch = iter(load(10))
-            batch = next(epoch)
-        runtime.finish()
-        with capture(stream):
-            before = runtime.calls.total()
-            assert read(batch[0])[0, 0] == 0
-            del batch
-            gc.collect()
-            assert runtime.calls.total() == before
-        with stream:
-            assert len(list(epoch)) == 9
-
-    def test_by_another_thread_is_not_put_anything_on(self, runtime):
-        """A batch was delivered to a stream that another thread captures when its slot comes back."""
-        stream = cuda.cupy.cuda.Stream(non_blocking=True)
-        epoch = iter(load(10))
-        with stream:
-            batch = next(epoch)
-        runtime.begin_capture(stream.ptr, "relaxed")
-        del batch
-        gc.collect()
-        for _ in range(3):
-            next(epoch)
-        [lane] = epoch._epoch.buffers.lanes
-        assert [slot.streams for slot in lane._slots.freed].count([stream]) == 1
-        runtime.end_capture(stream.ptr)
-        assert len(list(epoch)) == 6
-        assert [stream] not in [slot.streams for slot in lane._slots.freed]
-
-    @pytest.mark.parametrize("mode", ["global", "relaxed"])
-    def test_that_the_default_stream_would_wait_for_is_left_alone(self, runtime, mode):
-        """Another thread captures a blocking stream, which work on the default stream would invalidate."""
-        epoch = iter(load(10))
-        numbers = numbers_of(runtime, [next(epoch)])
-        with ThreadPoolExecutor(1) as other:
-            stream = other.submit(lambda: cuda.cupy.cuda.Stream()).result()
-            other.submit(runtime.begin_capture, stream.ptr, mode).result()
-            for _ in range(3):
-                with pytest.raises(LoaderError, match=REFUSED):
-                    next(epoch)
-            runtime.end_capture(stream.ptr)
-        assert numbers + numbers_of(runtime, epoch) == list(range(10))
-
-    @pytest.mark.parametrize("call", ["record", "query"])
-    def test_whatever_says_so(self, runtime, call):
-        device = open_device(CUDAPlace(0))
-        event, stream = device.event(), device.stream()
-        runtime.failed = 900
-        with pytest.raises(LoaderError, match="900; a loader cannot deliver a batch during a graph capture"):
-            getattr(device, call)(*(event, stream)[: 1 + (call == "record")])
-        runtime.failed = 0
-
-
 def test_the_feeder_sends_to_a_device_that_is_not_the_current_one(runtime):
     """The default stream has handle 0 on every device, so copies and marks must set the device."""
     runtime.devices = 2
@@ -1099,26 +466,6 @@ def test_the_feeder_sends_to_a_device_that_is_not_the_current_one(runtime):
     assert read(batch["x"]).tolist() == [[1, 2], [3, 4]]  # no runtime.finish(): feed waits for the copy
     assert read(batch["words"].values).tolist() == [[5], [6], [7]]
     assert read(batch["words"].row_splits[0]).tolist() == [0, 2, 3]
-
-
-def test_a_pinned_place_gives_page_locked_numpy_arrays(runtime):
-    loader = read_batches(batches(4), CUDAPinnedPlace())
-    for number, (images, _) in enumerate(loader):
-        assert type(images) is np.ndarray
-        assert images[0, 0] == number
-        [(start, nbytes)] = runtime.registered.items()
-        assert start <= images.ctypes.data < start + nbytes
-    del loader, images, _
-    assert runtime.calls["memcpyAsync"] == 0
-
-
-def test_a_gpu_and_a_cpu_share_a_reader(runtime):
-    loader = read_batches(batches(8), ["gpu:0", "cpu"])
-    numbers = []
-    for (first, _), (second, _) in loader:
-        runtime.finish()
-        numbers += [int(read(first)[0, 0]), int(second[0, 0])]
-    assert numbers == list(range(8))
 
 
 def test_every_name_the_device_uses_is_in_the_real_cupy():

@@ -1,6 +1,5 @@
 """`prefetch` on the CUDA device, over the fake runtime: page-locked arrays, streams, captures, contexts."""
 
-import gc
 import weakref
 from types import SimpleNamespace
 
@@ -10,8 +9,6 @@ import pytest
 import gpuloader
 from gpuloader.devices import cuda
 from gpuloader.devices.places import CUDAPlace, open_device
-from gpuloader.transforms import Normalize, OneHot
-from tests.fakes import nothing_left_behind
 from tests.fakes_cuda import install_framework, read
 
 
@@ -70,29 +67,6 @@ class TestPageLocked:
         assert set(sources[::2]) == addresses
         assert runtime.calls["malloc"] <= 5
 
-    def test_they_are_held_until_the_copy_has_run(self, runtime):
-        gone = []
-
-        def batches():
-            for number in range(6):
-                array = pin(runtime, big(number))
-                weakref.finalize(array, gone.append, number)
-                yield [array]
-                del array
-
-        found = []
-        epoch = iter(gpuloader.prefetch(batches(), places="gpu:0", prefetch=0))
-        for number, [array] in enumerate(epoch):
-            gc.collect()
-            assert number not in gone
-            found.append(runtime.launch_read(array))
-            del array
-        del epoch
-        runtime.finish()
-        assert [int(values[0][0, 0]) for values in found] == list(range(6))
-        gc.collect()
-        assert sorted(gone) == list(range(6))
-
     @pytest.mark.parametrize("locked", [0, 79_999])
     def test_others_and_those_that_are_page_locked_in_part_go_through_slots(self, runtime, locked):
         batches = [[big(n), np.arange(3)] for n in range(5)]
@@ -110,17 +84,6 @@ class TestPageLocked:
         assert device.is_page_locked(address, nbytes)
         assert not device.is_page_locked(address, nbytes + 1)
         assert not device.is_page_locked(big(0).ctypes.data, 8)
-
-    def test_with_transforms(self, runtime):
-        pictures = [pin(runtime, np.full((4, 60, 60, 3), n, np.uint8)) for n in range(4)]
-        batches = [{"y": np.arange(4) % 3, "x": one} for one in pictures]
-        steps = [Normalize("x", scale=1 / 4), OneHot("y", 3)]
-        wanted = list(gpuloader.prefetch(batches, places="cpu", transforms=steps))
-        loader = gpuloader.prefetch(batches, places="gpu:0", transforms=steps)
-        for batch, other in zip(loader, wanted, strict=True):
-            runtime.finish()
-            for name in ("x", "y"):
-                np.testing.assert_array_equal(read(batch[name]), other[name])
 
 
 class TestTensors:
@@ -170,20 +133,3 @@ class TestGpus:
         torch.cuda.current_device = lambda: 1
         [found] = gpuloader.prefetch([big(0)])
         assert found.device.id == 1
-
-    def test_several(self, runtime):
-        runtime.devices = 2
-        batches = [{"x": pin(runtime, big(n))} for n in range(5)]
-        for number, step in enumerate(gpuloader.prefetch(batches, places=["gpu:0", "gpu:1"])):
-            runtime.finish()
-            assert [one["x"].device.id for one in step] == [0, 1][: len(step)]
-            assert [seen(one["x"]) for one in step] == [2 * number, 2 * number + 1][: len(step)]
-
-    def test_nothing_is_left_behind(self, runtime):
-        batches = [{"x": pin(runtime, big(n)), "n": np.arange(4)} for n in range(6)]
-        list(gpuloader.prefetch(batches, places="gpu:0"))
-        with nothing_left_behind():
-            for _ in gpuloader.prefetch(batches, places="gpu:0"):
-                break
-            list(gpuloader.prefetch(batches, places="gpu:0"))
-            runtime.finish()

@@ -203,28 +203,6 @@ def test_an_array_too_large_for_the_device_is_an_error_with_numbers(runtime):
         list(load(cache="device"))
 
 
-def test_refused_page_locking_under_a_cache(runtime):
-    runtime.refuse_registering = True
-    rows = TensorDataset(np.arange(20))
-    loader = DataLoader(rows, places="gpu:0", batch_size=5, cache="device")
-    with pytest.warns(RuntimeWarning, match="could not be pinned"):
-        found = list(loader)
-    runtime.finish()
-    assert np.concatenate([read(numbers) for [numbers] in found]).tolist() == list(range(20))
-
-
-@pytest.mark.parametrize("cache", [None, "device"])
-def test_device_memory_does_not_grow(runtime, cache):
-    loader = load(cache=cache)
-    for _ in range(2):
-        list(loader)
-    before = runtime.calls["malloc"]
-    for _ in range(5):
-        for _ in loader:
-            runtime.finish()
-    assert runtime.calls["malloc"] <= before + 1
-
-
 class Failing(Plain):
     """A transform whose kernel cannot be launched."""
 

@@ -433,13 +433,6 @@ class TestOnAGpu:
                 as_host(mask)[:] = False  # the user may write to it
         assert count_unmasked(kept) == list(range(13))
 
-    def test_cupy_is_what_a_gpu_gives(self, runtime):
-        for output in (None, "cupy"):
-            [batch] = DataLoader(numbers(4), places="gpu:0", batch_size=4, output=output)
-            assert type(batch) is cuda.cupy.ndarray
-        with pytest.raises(PlaceError, match="these land on gpu:0"):
-            DataLoader(numbers(4), places="gpu:0", output="numpy")
-
 
 class TestJaxOnAGpu:
     @pytest.fixture

@@ -133,14 +133,6 @@ def test_selected_gpus_are_indices(monkeypatch, wrong):
         cuda_places()
 
 
-@pytest.mark.parametrize(
-    ("given", "problem"), [([], "empty list of places"), (["cpu", "abacus"], "not a place: 'abacus'")]
-)
-def test_lists_that_are_empty_or_have_something_else_are_errors(given, problem):
-    with pytest.raises(PlaceError, match=problem):
-        parse_places(given)
-
-
 def test_a_custom_place_equals_only_itself():
     device = object()
     first, second = CustomPlace(device), CustomPlace(device)
@@ -246,9 +238,3 @@ class TestAskingForAGpuWhereThereIsNone:
             assert "set CUPY_CACHE_DIR to a folder that this process may write to" in said
         assert "delivered on the CPU" in warning
         assert "gpu:0 needs CuPy" in error
-
-    def test_the_default_place_is_the_cpu_which_needs_none_of_it(self, monkeypatch):
-        monkeypatch.setattr(cuda, "cupy", None)
-        assert places.default_place() == CPUPlace()
-        [[array]] = read("cpu")
-        assert array.shape == (2, 3)

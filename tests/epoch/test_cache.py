@@ -32,7 +32,7 @@ from gpuloader.order.order import Shuffled
 from gpuloader.order.randomness import SORTED_AT_MOST
 from gpuloader.staging import Slot
 from gpuloader.testing import CustomPlace, RaceError, SimulatedDevice, simulated_places
-from gpuloader.transforms import Cast, Normalize, RandomCropFlip
+from gpuloader.transforms import Cast, RandomCropFlip
 from tests.fakes import nothing_left_behind
 from tests.loading import load
 from tests.rank_loaders import Stream
@@ -169,10 +169,6 @@ class TestTheSameBatches:
             options = {"shuffle": True, "places": make_places(places), "num_workers": 2, **workers}
             assert_same(epochs(dataset, cache=kind, **options), epochs(Counting(), shuffle=True))
             assert dataset.reads == [reads] * COUNT
-
-    def test_with_transforms(self, kind, places):
-        steps = [RandomCropFlip("image", (2, 1)), Normalize("image", std=0.5), Cast("meta.0", "float16")]
-        check_same(kind, places, Dicts, shuffle=True, transforms=steps)
 
     def test_of_a_subset(self, kind, places):
         for source in (TensorDataset(np.arange(COUNT), np.arange(COUNT) * 0.5), Counting()):
@@ -312,16 +308,6 @@ class TestTheOrderOnTheDevice:
             list(on_devices(np.arange(COUNT), simulated_places(1, seed=3), batch_size=8, seed=4))
 
 
-def test_nothing_is_left_behind():
-    with nothing_left_behind():
-        for kind in KINDS:
-            epochs(Counting(), cache=kind, places=simulated_places(2), shuffle=True)
-            loader = DataLoader(Counting(), places=simulated_places(1), cache=kind)
-            next(iter(loader))
-            del loader
-        gc.collect()
-
-
 def test_the_hosts_arrays_go_when_the_device_has_them(monkeypatch):
     brought, original = [], cache.upload
 
@@ -361,11 +347,6 @@ class TestTooLittleMemory:
             epochs(Counting(), cache=kind, places=simulated_places(1))
         monkeypatch.setattr(cache, "available_memory", lambda: 980)
         epochs(Counting(), 1, cache=kind, places=simulated_places(1))
-
-    def test_on_the_device(self):
-        message = r"1,072 bytes on simulated:0: 1,000 bytes are left"
-        with nothing_left_behind(), pytest.raises(StagingMemoryError, match=message):
-            epochs(Counting(), cache="device", places=limited(1000))
 
     def test_on_the_device_is_told_before_all_is_read(self):
         dataset = Counting(5000)
@@ -468,11 +449,6 @@ class TestUpload:
             for device in (SimulatedDevice(seed=seed), HostDevice()):
                 there = sending.upload([*arrays, in_pieces], device)
                 assert_same([np.asarray(one) for one in there], [*arrays, in_pieces])
-
-    @pytest.mark.parametrize("chunk", [64, 1000])
-    def test_batches_after_it(self, monkeypatch, chunk):
-        monkeypatch.setattr(sending, "UPLOAD_NBYTES", chunk)
-        check_same("device", "simulated", count=2, shuffle=True)
 
     def test_waits_for_what_leaves_its_slots(self, monkeypatch):
         """Without waiting, the simulated device notices that a slot is overwritten during a copy."""

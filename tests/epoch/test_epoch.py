@@ -126,14 +126,6 @@ def test_there_is_a_slot_for_whatever_a_batch_waits_for(devices, hosts, slots, s
     assert count_slots(4, places, prefetch=2) == (slots, spare)
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 3])
-@pytest.mark.parametrize(("drop_last", "wanted"), [(False, [[0, 1], [2, 3], [4]]), (True, [[0, 1], [2, 3]])])
-def test_a_last_step_that_has_no_batch_for_every_place(prefetch, drop_last, wanted):
-    loop = Stepping(range(5), drop_last=drop_last, prefetch=prefetch)
-    assert loop.steps() == wanted
-    assert loop.is_whole()
-
-
 @DEVICES
 def test_an_error_comes_behind_the_steps_before_it_and_then_the_end(places, hosts):
     loop = Stepping([*range(2 * places), OSError("gone")], places=places, hosts=hosts)
@@ -146,29 +138,6 @@ def test_an_error_comes_behind_the_steps_before_it_and_then_the_end(places, host
         with pytest.raises(QueueClosed):
             loop.step()
     assert loop.is_whole()
-
-
-def test_an_error_within_a_step_drops_what_there_is_of_it():
-    loop = Stepping([0, 1, 2, OSError("gone")])
-    assert loop.step() == [0, 1]
-    with pytest.raises(OSError, match="gone"):
-        loop.step()
-    assert loop.is_whole()
-
-
-@DEVICES
-def test_an_interrupt_while_waiting_does_not_end_the_epoch(places, hosts):
-    loop = Stepping([KeyboardInterrupt(), *range(places)], places=places, hosts=hosts)
-    with pytest.raises(KeyboardInterrupt):
-        loop.step()
-    assert loop.steps() == [[*range(places)]]
-
-
-def test_as_many_steps_are_copied_ahead_as_prefetch_says():
-    for prefetch in (0, 1, 3):
-        loop = Stepping(range(20), prefetch=prefetch)
-        loop.step()
-        assert 20 - len(loop.fetch.entries) == 2 * (1 + prefetch)
 
 
 @pytest.mark.parametrize(
@@ -259,12 +228,6 @@ def places(request):
 
 
 class TestTheEnd:
-    def test_leaves_the_buffers_for_the_next_epoch(self, places):
-        loop = Loop(range(6), places)
-        assert loop.epoch.is_running
-        assert len(list(loop.epoch)) == 6 // len(places)
-        loop.check_over(by_itself=True)
-
     @pytest.mark.parametrize("failing", ["get", "present", "issue", "deliver"])
     def test_by_an_error_closes_the_epoch(self, monkeypatch, places, failing):
         loop = Loop(range(6), places, lose if failing == "present" else list)
@@ -279,13 +242,6 @@ class TestTheEnd:
         with pytest.raises(LoaderError, match="lost"):
             request()
         loop.check_over(leaves=failing in ("get", "present"))
-
-    def test_by_close_is_no_end_of_the_data(self, places):
-        loop = Loop(range(6), places)
-        next(loop.epoch)
-        loop.epoch.close()
-        loop.epoch.close()
-        loop.check_over()
 
     def test_does_not_come_with_an_interrupt(self, places):
         """A Ctrl-C belongs to the program, which may handle it and go on."""
@@ -337,16 +293,6 @@ def test_an_epoch_whose_slots_are_not_all_back_leaves_nothing():
     loop.buffers.ring.acquire(1)  # as of a thread that hangs in the user's dataset
     list(loop.epoch)
     assert not loop.idle
-
-
-def test_a_held_batch_keeps_its_slot_and_not_the_buffers():
-    loop = Loop(range(4), [CPUPlace()])
-    kept = next(loop.epoch)
-    list(loop.epoch)
-    assert list(loop.idle) == [loop.buffers]
-    assert loop.buffers.ring.leased >= 1
-    [(_, [array])] = kept
-    assert (array == 0).all()
 
 
 @pytest.mark.parametrize("static", [False, True])

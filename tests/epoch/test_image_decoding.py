@@ -134,10 +134,6 @@ def test_a_picture_on_the_host_is_where_a_device_copies_it_from():
     assert (host.address, host.bytes.tobytes()) == (pixels.ctypes.data, pixels.tobytes())
 
 
-def test_a_cpu_place_takes_the_way_of_the_cpu(files):
-    assert read(files, "cpu") == read(files, "cpu", decode="image")
-
-
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 def test_workers_send_what_is_encoded(files, worker_type, decoded):
     check_alike(files, num_workers=2, worker_type=worker_type)
@@ -180,13 +176,6 @@ def test_a_device_that_decodes_nothing_leaves_it_to_the_cpu(files, monkeypatch):
     monkeypatch.setattr(simulated._SimulatedCodec, "decode", decode)
     check_alike(files)
     assert len(asked) == 8
-
-
-def test_several_places_get_batches_in_turn(files, decoded):
-    steps = load(files, simulated_places(2, seed=5), batch_size=2)
-    found = [describe(batch) for step in steps for batch in step]
-    assert found == read(files, "cpu", batch_size=2, epochs=1)
-    assert decoded
 
 
 def test_shards_of_a_batch_and_batches_at_fixed_addresses_are_made_by_workers(files, decoded):
@@ -279,16 +268,6 @@ def test_a_batch_of_broken_files_alone_is_an_error(files):
         list(load(samples, simulated_places(1), on_bad="skip"))
 
 
-def test_the_error_names_the_file(tmp_path, files):
-    paths = [tmp_path / f"{number}.jpg" for number in range(3)]
-    for path in paths:
-        path.write_bytes(files[0]["image"])
-    paths[1].write_bytes(damaged(files[0]["image"]))
-    with pytest.raises(DecodeError, match=r"1\.jpg: cannot decode") as caught:
-        list(load(ImageFiles(paths), simulated_places(1), [Resize(None, (8, 8))]))
-    assert caught.value.file == str(paths[1])
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_slots_are_used_again_only_after_their_pictures_are_decoded(files, seed):
     """The simulated device decodes late, and checks that nothing has changed until then."""
@@ -314,16 +293,6 @@ def test_gray_pixels_stay_gray():
     assert shape == (4, 7, 9, 1)
 
 
-def test_one_file_may_be_larger_than_those_before(files):
-    large = [*files[:4], *({**file, "image": encode(make_pixels(700, 900))} for file in files[:4])]
-    check_alike(large, [Resize("image", (32, 32))])
-
-
 def test_two_fields_of_pictures(files):
     samples = [{**one, "left": two["image"]} for one, two in zip(files, files[::-1], strict=True)]
     check_alike(samples, [RandomResizedCrop("left", 16), RandomResizedCrop("image", 24), NORMALIZE])
-
-
-def test_an_unknown_word_is_refused(files):
-    with pytest.raises(ValueError, match="decode"):
-        load(files, "cpu", decode="gpu")

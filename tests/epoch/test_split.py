@@ -11,9 +11,6 @@ from hypothesis import strategies as st
 from gpuloader import BatchSampler, DataLoader, cpu_places, data
 from gpuloader.epoch.delivery import Masks, add_mask
 from gpuloader.errors import LoaderError
-from gpuloader.order.dividing import Division
-from gpuloader.order.order import InOrder
-from gpuloader.order.plan import OrderedPlan, ShardedPlan
 from gpuloader.testing import CustomPlace, SimulatedDevice, simulated_places
 from tests.fakes import loader_threads, nothing_left_behind
 from tests.rank_loaders import Stream
@@ -218,25 +215,6 @@ class TestMasks:
 
 class TestErrors:
     @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"split": "halves"}, "split must be one of 'batches', 'shards', got 'halves'"),
-            (
-                {"uneven": "keep"},
-                "uneven must be one of 'pad', 'repeat', 'drop', 'error' or None, got 'keep'",
-            ),
-            ({"batch_size": 7}, "a batch of 7 samples cannot be cut into 2 equal parts"),
-            ({"uneven": "drop"}, "a batch of 1 samples cut into 2 .* would leave nothing"),
-            ({"batch_size": None}, "batch_size=None yields single samples"),
-            ({"dataset": Pairs(9), "uneven": "pad", "batch_size": 4}, "uneven='drop' .* a last step"),
-            ({"dataset": Pairs(9), "uneven": "drop", "batch_size": 5}, "a batch of 5 samples cannot be cut"),
-        ],
-    )
-    def test_of_what_is_asked(self, options, message):
-        with pytest.raises(ValueError, match=message):
-            make(**{"dataset": pairs(9), "places": cpu_places(2), "split": "shards", **options})
-
-    @pytest.mark.parametrize(
         "options",
         [{}, {"shuffle": True}, {"batch_size": 1, "batch_sampler": BatchSampler(pairs(9), batch_size=4)}],
     )
@@ -285,20 +263,3 @@ def test_all_devices_have_their_copies_before_the_user_has_the_first(monkeypatch
     steps = len(list(loader))
     assert steps == (9 if split == "shards" else 3)
     assert log == [(name, number) for name in ("copy_async", "views") for number in range(3)] * steps
-
-
-@given(
-    count=st.integers(1, 40), size=st.integers(1, 9), world_size=st.integers(1, 4), shards=st.integers(2, 5)
-)
-@settings(max_examples=60, deadline=None)
-def test_every_sample_of_padded_ranks_counts_once(count, size, world_size, shards):
-    """A rank's last batch may itself end in a repeated sample, wherever that comes to lie."""
-    counted = []
-    for rank in range(world_size):
-        ranks = OrderedPlan(InOrder(count), size, False, Division(rank, world_size, "pad"))
-        plan = ShardedPlan(ranks, shards, "pad")
-        for number, part in enumerate(plan.batches(0)):
-            own, length = plan.take_own(number)
-            assert 0 <= own <= length == len(part)
-            counted += list(part)[:own]
-    assert sorted(counted) == list(range(count))

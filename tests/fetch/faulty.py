@@ -85,10 +85,6 @@ def fail_with_code(code):
     raise Unpicklable(code, "no way")
 
 
-def fail_from():
-    raise OwnError("outer") from KeyError("inner")
-
-
 def kill(number=signal.SIGKILL):
     faulthandler.disable()  # otherwise it reports the child's crash as if it were the tests'
     os.kill(os.getpid(), number)

@@ -5,9 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpuloader.errors import QueueClosed, StagingMemoryError
 from gpuloader.fetch import jobs as fetch_jobs
-from gpuloader.fetch.jobs import FIRST_JOBS, Window
+from gpuloader.fetch.jobs import Window
 from gpuloader.staging import Ring
 from gpuloader.watch.stats import Meter
 
@@ -82,62 +81,12 @@ class TestWindow:
         window.ahead = 5
         assert [job.number for job in hand_out(window)] == [4, 5]
 
-    @pytest.mark.parametrize(("in_order", "wanted"), [(True, [0, 1, 2]), (False, [2, 0, 1])])
-    def test_delivers_in_order_or_as_batches_finish(self, in_order, wanted):
-        window, found = open_window(count=3, in_order=in_order), []
-        jobs = hand_out(window)
-        for number in (2, 0, 1):
-            finish(window, jobs[number])
-            while (staged := window.deliver()) is not None:
-                found.append(staged.number)
-        assert found == wanted
-        assert not window.exhausted  # the plan may have more
-        assert window.next_job() is None
-        assert window.exhausted
-        with pytest.raises(QueueClosed):
-            window.deliver()
-
-    def test_hands_out_few_jobs_until_batches_have_been_delivered(self):
-        window = open_window(count=10 * FIRST_JOBS, slots=10 * FIRST_JOBS, ahead=10 * FIRST_JOBS)
-        jobs = hand_out(window)
-        assert len(jobs) == FIRST_JOBS
-        for job in jobs:
-            finish(window, job)
-            window.deliver()
-        assert len(hand_out(window)) == 2 * FIRST_JOBS
-
     def test_asks_the_plan_for_no_batch_that_has_no_slot(self):
         window = open_window(slots=2)
         first, _ = hand_out(window)
         finish(window, first)
         window.ring.release(window.deliver().slot)
         assert [job.number for job in hand_out(window)] == [2]
-
-    @pytest.mark.parametrize("count", [0, 9])
-    def test_that_is_ended_hands_out_nothing(self, count):
-        window = open_window(count)
-        window.exhausted = count > 0
-        for _ in range(2):
-            assert window.next_job() is None
-        with pytest.raises(QueueClosed):
-            window.deliver()
-        assert window.ring.free == 9
-
-    def test_an_error_of_the_plan_comes_behind_the_batches_before_it(self):
-        meter = Meter()
-        window = open_window(count=2, error=KeyError("sampler"), meter=meter)
-        jobs = hand_out(window)
-        assert [job.number for job in jobs] == [0, 1]
-        for job in jobs:
-            assert window.deliver() is None
-            finish(window, job)
-            window.ring.release(window.deliver().slot)
-        with pytest.raises(KeyError, match="sampler"):
-            window.deliver()
-        with pytest.raises(QueueClosed):
-            window.deliver()
-        assert window.ring.free == 9
-        assert (meter.batches, meter.nbytes) == (2, 2 * NBYTES)
 
     def test_jobs_that_end_without_a_batch_cost_no_slot(self):
         window = open_window(count=3)
@@ -172,10 +121,3 @@ class TestWindow:
         assert jobs[1].slot is None
         assert jobs[0].slot not in (None, slot)
         assert window.ring.free == 1
-
-    def test_a_slot_grows_with_its_job(self):
-        window = open_window()
-        job = window.next_job()
-        assert window.reserve(job, 100 * NBYTES).nbytes >= 100 * NBYTES
-        with pytest.raises(StagingMemoryError):
-            window.reserve(job, 1 << 60)

@@ -10,25 +10,19 @@ import weakref
 from collections import deque
 from contextlib import suppress
 from functools import partial
-from time import perf_counter_ns
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, IterableDataset, LoaderError, SampleError
+from gpuloader import DataLoader, LoaderError, SampleError
 from gpuloader.errors import QueueClosed
 from gpuloader.fetch import read_ahead
-from gpuloader.fetch.contract import EpochRequest
-from gpuloader.fetch.read_ahead import InlineFetch, stage_inline
-from gpuloader.order.randomness import current_draw
 from gpuloader.staging import Ring
-from gpuloader.system.threads import this_thread
 from gpuloader.testing import CustomPlace, SimulatedDevice
 from gpuloader.watch import read_ahead_policy as policy
-from gpuloader.watch.stats import Meter
 from tests import loading
+from tests.api.streams import Items
 from tests.fakes import loader_threads, no_other_collection, wait_until
 from tests.processes import run_in_fork
 from tests.sample_sets import Made
@@ -55,12 +49,8 @@ class Numbers:
         return np.int64(index)
 
 
-class Stream(IterableDataset):
-    def __init__(self, numbers):
-        self.numbers = numbers
-
-    def __iter__(self):
-        return (self.numbers[index] for index in range(len(self.numbers)))
+def stream(numbers):
+    return Items(partial(map, numbers.__getitem__, range(len(numbers))))
 
 
 load = partial(loading.load, batch_size=1)
@@ -88,7 +78,7 @@ def threads_never_pay(monkeypatch):
         monkeypatch.setattr(module, name, 10**12)
 
 
-@pytest.mark.parametrize("kind", [lambda numbers: numbers, Stream])
+@pytest.mark.parametrize("kind", [lambda numbers: numbers, stream])
 @pytest.mark.parametrize("way", [True, False, "thread"])
 def test_every_way_reads_the_same(kind, way):
     for seconds in (0.0, 0.001):
@@ -116,7 +106,7 @@ def test_nothing_is_read_ahead_without_a_buffer_reader_and_no_thread_reads_what_
 def test_an_iterable_dataset_stays_in_the_thread_that_opened_it():
     """Within an epoch: readers hold connections and thread-locals."""
     numbers = Numbers(60, LONG)
-    loader = load(Stream(numbers))
+    loader = load(stream(numbers))
     for step in (LONG, 0.0, LONG):
         numbers.readers.clear()
         loop(loader, step)
@@ -131,17 +121,6 @@ def test_an_error_is_raised_at_its_own_batch(way):
             found.append(batch.item())
             time.sleep(0.001)
     assert found == list(range(7))
-
-
-def test_a_state_counts_only_what_was_delivered():
-    numbers = Numbers(20, 0.001)
-    loader, again = load(numbers, use_buffer_reader="thread"), load(Numbers(20))
-    epoch = iter(loader)
-    for _ in range(3):
-        next(epoch)
-    wait_until(lambda: len(numbers.read) > 3)
-    again.load_state_dict(loader.state_dict())
-    assert loop(again) == list(range(3, 20))
 
 
 def test_leaving_the_loop_stops_reading():
@@ -162,13 +141,16 @@ def test_an_epoch_that_is_over_waits_for_no_garbage_collection(way, ending):
     """The exception that ends it knows the frames of the loop, and so the epoch."""
     numbers, place = Numbers(5, fails=3 if ending == "failed" else None), CustomPlace(SimulatedDevice())
     with no_other_collection():
-        epoch = iter(DataLoader(numbers, places=place, batch_size=1, use_buffer_reader=way))
+        loader = DataLoader(numbers, places=place, batch_size=1, use_buffer_reader=way)
+        epoch = iter(loader)
         with suppress(SampleError):
             for _ in itertools.islice(epoch, 5) if ending == "at the last batch" else epoch:
                 pass
         left = weakref.ref(epoch)
         del epoch
         assert left() is None
+    [buffers] = loader._epochs._idle
+    assert buffers.ring.free == buffers.ring.count  # and costs no slot
 
 
 @pytest.mark.parametrize(("place", "read"), [("cpu", [0]), (CustomPlace(SimulatedDevice()), [0, 1])])
@@ -185,7 +167,7 @@ def test_without_a_thread_the_next_batch_is_read_early_if_it_has_to_be_copied(th
 
 def test_a_thread_that_takes_turns_with_the_loop_reads_beside_a_long_step(threads_never_pay):
     numbers = Numbers(30, 0.002)
-    epoch = iter(load(Stream(numbers)))
+    epoch = iter(load(stream(numbers)))
     for number in range(10):
         assert next(epoch).item() == number
         wait_until(lambda number=number: len(numbers.read) > number + 1)  # nobody has asked for it
@@ -206,13 +188,12 @@ def test_a_batch_is_delivered_although_the_next_takes_long():
     """A short batch is not kept back to be handed over with the next one."""
     release = threading.Event()
 
-    class Live(IterableDataset):
-        def __iter__(self):
-            yield 1
-            release.wait(30)
-            yield 2
+    def live():
+        yield 1
+        release.wait(30)
+        yield 2
 
-    epoch = iter(load(Live(), use_buffer_reader="thread"))
+    epoch = iter(load(Items(live), use_buffer_reader="thread"))
     assert next(epoch).item() == 1
     release.set()
     assert next(epoch).item() == 2
@@ -274,108 +255,30 @@ def test_the_last_batch_is_not_lost_if_it_arrives_with_the_end():
         fetch.get()
 
 
-# Fetching in the consumer's thread: each batch is read when it is asked for, and no slot is lost.
+@pytest.mark.parametrize("way", [True, "thread", False])
+def test_a_batch_that_cannot_be_written_costs_no_slot(way):
+    loader = load([np.zeros(2)] * 5 + [np.zeros(3)], batch_size=2, use_buffer_reader=way)
+    with pytest.raises(SampleError, match="expected shape"):
+        list(loader)
+    [buffers] = loader._epochs._idle
+    buffers.ring.drain()
+    assert buffers.ring.free == buffers.ring.count
 
 
-NBYTES = 100
+def test_closing_closes_the_reader_if_it_can_be_closed():
+    closed = []
 
+    def read():
+        try:
+            yield from range(3)
+        finally:
+            closed.append(True)
 
-class Reading:
-    """A plan of batches, how they are assembled, and what became of them."""
-
-    def __init__(self, assemble=None, count=3):
-        self.ring, self.meter = Ring(2, 1), Meter()
-        self.ring.release(self.ring.acquire(NBYTES))
-        self.assemble = assemble
-        self.read, self.closed = [], []
-        epoch = EpochRequest(5, 2, ((number, (number,)) for number in range(count)), {}, owner=self)
-        close = partial(self.closed.append, 1)
-        self.fetch = InlineFetch(stage_inline(epoch, self._assemble, self.ring, self.meter, close))
-
-    def get(self):
-        """Read a batch, and give its slot back."""
-        self.ring.release(self.fetch.get().slot)
-
-    def has_ended(self, free=2):
-        with pytest.raises(QueueClosed):
-            self.fetch.get()
-        return (self.closed, self.ring.free) == ([1], free)
-
-    def _assemble(self, number, indices, reserve):
-        self.read.append((number, indices))
-        slot = reserve(NBYTES)
-        if self.assemble is not None and self.assemble(number) is False:
-            return None
-        return SimpleNamespace(slot=slot, layout=SimpleNamespace(nbytes=NBYTES), skipped=0, number=number)
-
-
-def test_a_batch_is_read_when_it_is_asked_for():
-    reading, begun = Reading(), perf_counter_ns()
-    assert reading.fetch.get_nowait() is None
-    assert reading.read == []
-    for number in range(3):
-        batch = reading.fetch.get()
-        assert (batch.number, len(reading.read)) == (number, number + 1)
-        reading.ring.release(batch.slot)
-    for _ in range(2):
-        assert reading.has_ended()
-    assert reading.read == [(0, (0,)), (1, (1,)), (2, (2,))]
-    assert (reading.meter.batches, reading.meter.nbytes) == (3, 3 * NBYTES)
-    assert 0 < reading.meter.fetch <= perf_counter_ns() - begun
-
-
-def test_an_error_costs_no_slot_and_ends_the_data():
-    def fail(number):
-        if number == 1:
-            raise OSError("gone")
-
-    reading = Reading(fail)
-    reading.get()
-    with pytest.raises(OSError, match="gone"):
-        reading.get()
-    assert reading.has_ended()
-
-
-def test_an_interrupt_costs_no_slot_and_is_no_end_of_the_data():
-    reading = Reading(Mock(side_effect=KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        reading.get()
-    assert (reading.closed, reading.ring.free) == ([1], 2)
-    with pytest.raises(LoaderError, match="was interrupted in the middle of a batch") as caught:
-        reading.get()
-    assert not isinstance(caught.value, QueueClosed)
-
-
-def test_data_that_end_before_the_plan_cost_no_slot():
-    reading = Reading(lambda number: number == 0)
-    reading.get()
-    assert reading.has_ended()
-
-
-def test_closing_closes_the_reader_and_keeps_the_slots_of_batches():
-    reading = Reading()
-    batch = reading.fetch.get()
-    assert reading.fetch.close() is True
-    assert reading.has_ended(free=1)
-    reading.ring.release(batch.slot)
-    assert InlineFetch(iter([])).close() is True  # not every iterator can be closed
-
-
-def test_loops_over_several_loaders_draw_and_read_each_for_itself():
-    """What the thread draws and reads for is the loader's while it reads, and the loop's in between."""
-    seen = []
-
-    def note(number):
-        seen.append((number, current_draw().seed, current_draw().epoch, this_thread.reads_for))
-        if number == 2:
-            raise OSError("gone")
-
-    outer = current_draw(), this_thread.reads_for
-    reading = Reading(note)
-    for number in range(2):
-        reading.get()
-        assert (current_draw(), this_thread.reads_for) == outer
-        assert seen[number] == (number, 5, 2, reading)
-    with pytest.raises(OSError, match="gone"):
-        reading.fetch.get()
-    assert (current_draw(), this_thread.reads_for) == outer
+    reader = read()
+    fetch = read_ahead.InlineFetch(reader)
+    assert fetch.get() == 0
+    assert fetch.close() is True
+    assert closed == [True]
+    with pytest.raises(QueueClosed):
+        fetch.get()
+    assert read_ahead.InlineFetch(iter([])).close() is True

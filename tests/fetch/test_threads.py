@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, IterableDataset, LoaderError, SampleError, TensorDataset, get_worker_info
+from gpuloader import DataLoader, LoaderError, SampleError, TensorDataset, get_worker_info
 from gpuloader.batches.assembly import Assembler
 from gpuloader.batches.schema import Collation
 from gpuloader.fetch import worker_threads as threads
@@ -18,16 +18,13 @@ from gpuloader.fetch.worker_threads import DividedJob
 from gpuloader.sources.describing import describe
 from gpuloader.staging import Slot
 from gpuloader.testing import simulated_places
+from tests.api.streams import Items
 from tests.fakes import loader_threads, run_threads, wait_until
 from tests.sample_sets import Made
 
 COUNT = 30
 Samples = partial(Made, partial(np.full, 3), COUNT)
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return (np.full(3, index) for index in range(COUNT))
+STREAM = Items(lambda: map(partial(np.full, 3), range(COUNT)))
 
 
 @pytest.mark.parametrize("collate", [None, np.stack], ids=["into the slot", "kept for a collate_fn"])
@@ -162,24 +159,21 @@ def test_an_interrupt_while_batches_are_handed_out_is_no_end_of_the_data(monkeyp
     assert len(list(loader)) == COUNT
 
 
-class Uneven(IterableDataset):
-    """Items that tell their worker, of which each later one has one batch more."""
-
-    def __iter__(self):
-        number = get_worker_info().id
-        return iter([number] * (2 * number + 2))
+def more_in_later_workers():
+    number = get_worker_info().id
+    return [number] * (2 * number + 2)
 
 
 @pytest.mark.parametrize("kind", ["thread", "process"])
 def test_workers_take_turns_at_an_iterable_dataset_until_each_has_ended(kind):
     options = {"places": "cpu", "batch_size": 2, "num_workers": 3, "worker_type": kind}
-    loader = DataLoader(Uneven(), **options)
+    loader = DataLoader(Items(more_in_later_workers), **options)
     epoch = iter(loader)
     found = [next(epoch).tolist() for _ in range(2)]
     state = loader.state_dict()
     found += [batch.tolist() for batch in epoch]
     assert found == [[number] * 2 for number in (0, 1, 2, 1, 2, 2)]
-    again = DataLoader(Uneven(), **options)
+    again = DataLoader(Items(more_in_later_workers), **options)
     again.load_state_dict(state)
     assert [batch.tolist() for batch in again] == found[2:]
 
@@ -198,18 +192,18 @@ def numbers_of(batch):
     return np.asarray(batch)[:, 0].tolist()
 
 
-@pytest.mark.parametrize("dataset", [Samples(), Stream()], ids=["samples", "stream"])
+@pytest.mark.parametrize("dataset", [Samples(), STREAM], ids=["samples", "stream"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("place", ["cpu", "simulated"])
 def test_threads_that_share_an_epoch_get_each_batch_once(way, dataset, place):
-    if "in_order" in WAYS[way] and isinstance(dataset, Stream):
+    if "in_order" in WAYS[way] and dataset is STREAM:
         pytest.skip("the batches of a stream come in order")
     places = "cpu" if place == "cpu" else simulated_places(1)
     loader = DataLoader(dataset, places=places, batch_size=2, **WAYS[way])
     for _ in range(5):
         epoch, found = iter(loader), []
         run_threads(lambda epoch=epoch, found=found: found.extend(map(numbers_of, epoch)))
-        if "workers" in way and isinstance(dataset, Stream):
+        if "workers" in way and dataset is STREAM:
             assert sorted(number for batch in found for number in batch) == sorted(2 * list(range(COUNT)))
         else:
             assert sorted(found) == [[n, n + 1] for n in range(0, COUNT, 2)]

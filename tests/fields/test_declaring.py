@@ -1,7 +1,5 @@
 """Programs: feeds declared inside are found by name there, and only there."""
 
-import threading
-
 import numpy as np
 import pytest
 
@@ -13,6 +11,7 @@ from gpuloader.fields.spec import (
     program_guard,
     resolve_feeds,
 )
+from tests.fakes import run_threads
 
 
 def test_a_feed_declared_in_a_program_is_found_there_and_nowhere_else():
@@ -57,9 +56,7 @@ def test_guards_nest_and_end_with_an_exception():
 def test_another_thread_declares_in_its_own_program():
     seen = []
     with program_guard(Program()):
-        thread = threading.Thread(target=lambda: seen.append(default_main_program()))
-        thread.start()
-        thread.join()
+        run_threads(lambda: seen.append(default_main_program()), 1)
         assert seen[0] is not default_main_program()
     assert seen[0] is default_main_program()
 

@@ -1,7 +1,5 @@
 """Padding along any axes, on either side, with the lengths and masks that a model needs."""
 
-import pickle
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -112,15 +110,6 @@ def test_tuples_get_their_lengths_last_and_transforms_see_masks():
     assert (values.shape, labels.tolist(), lengths.tolist()) == ((3, 3), [0, 1, 2], [1, 2, 3])
     assert mask.dtype == np.float32
     np.testing.assert_array_equal(mask, values)
-
-
-def test_a_bare_number_stays():
-    samples = [np.arange(n + 1) for n in range(3)]
-    first, second = (
-        DataLoader(samples, places="cpu", batch_size=3, pad={"0": pad}) for pad in (-1, Padding(-1))
-    )
-    assert [one.tolist() for one in first] == [one.tolist() for one in second]
-    assert Padding(axes=1) == Padding(axes=(1,)) == pickle.loads(pickle.dumps(Padding(axes=(1,))))
 
 
 @pytest.mark.parametrize(

@@ -6,19 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader import Ragged, SampleError
-from gpuloader.fields.ragged import gather_fields
 
 rows = st.lists(st.lists(st.integers(-9, 9), max_size=5), max_size=5)
-
-
-@given(samples=rows)
-def test_level_one_keeps_every_row_and_its_length(samples):
-    ragged = Ragged.from_samples(samples, "int64", (1,))
-    assert ragged.values.shape == (sum(map(len, samples)), 1)
-    assert ragged.recursive_sequence_lengths() == [[len(row) for row in samples]]
-    [splits] = ragged.row_splits
-    again = [ragged.values[splits[n] : splits[n + 1], 0].tolist() for n in range(len(ragged))]
-    assert again == samples
 
 
 @given(samples=st.lists(rows, max_size=4), fill=st.integers(-1, 1), step=st.sampled_from([(), (1,)]))
@@ -93,14 +82,6 @@ def test_short_rows_are_padded_like_plain_python(samples, width, fill):
     assert padded.shape == (len(samples), longest, *shape)
     filler = np.full(shape, fill).tolist()
     assert padded.tolist() == [row + [filler] * (longest - len(row)) for row in stepped]
-
-
-def test_fields_are_gathered_from_flat_arrays():
-    splits = [np.array([0, 1]), np.array([0, 2])]
-    dense, ragged, last = gather_fields([0, 2, 0], ["dense", "values", *splits, "last"])
-    assert (dense, last) == ("dense", "last")
-    assert ragged.values == "values"
-    assert [one.tolist() for one in ragged.row_splits] == [[0, 1], [0, 2]]
 
 
 def rows_of(ragged):

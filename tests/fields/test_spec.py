@@ -48,21 +48,6 @@ class TestDeclaring:
         assert data("a", [None, 0]).sample_shape == (0,)
         assert data("a", [None], ">f4").dtype is native(np.dtype(">f4")) is np.dtype("float32")
 
-    @pytest.mark.parametrize(
-        ("feeds", "error", "message"),
-        [
-            ("image", TypeError, "must be a list of feeds, got str"),
-            (3, TypeError, "must be a list of feeds, got int"),
-            ([3], TypeError, "gpuloader.data or .*, or their names, got int"),
-            ([], ValueError, "feed_list is empty"),
-            (["never declared"], ValueError, "no feed named 'never declared'"),
-            ([FeedSpec("a", [None]), FeedSpec("a", [None, 1])], ValueError, r"\['a'\] more than once"),
-        ],
-    )
-    def test_feed_lists_that_are_none(self, feeds, error, message):
-        with pytest.raises(error, match=message):
-            resolve_feeds(feeds)
-
     def test_names_resolve_to_their_latest_declaration(self):
         data("declared twice", [None, 2])
         latest = data("declared twice", [None, 3])
@@ -134,47 +119,6 @@ class TestConverting:
     def test_what_does_not(self, value, dtype, shape, message):
         with pytest.raises(SampleError, match=message):
             convert(value, np.dtype(dtype), shape)
-
-    @given(
-        array=arrays.arrays(
-            st.sampled_from(["int8", "int32", "uint16", "float32", "float64", ">f4"]),
-            arrays.array_shapes(max_dims=3, max_side=4),
-            elements=st.integers(0, 100),
-        ),
-        dtype=st.sampled_from(["float32", "int64", "uint8"]),
-    )
-    def test_numbers_that_fit_come_out_as_numpy_casts_and_reshapes_them(self, array, dtype):
-        for shape in (array.shape, (array.size,), (1, array.size), (array.size, 1)):
-            result = convert(array, np.dtype(dtype), shape)
-            np.testing.assert_array_equal(result, array.astype(dtype).reshape(shape))
-            assert result.dtype.isnative
-
-    @given(
-        value=st.one_of(
-            st.integers(-(2**70), 2**70),
-            st.floats(allow_nan=False, allow_infinity=False),
-            st.floats(width=32, allow_nan=False, allow_infinity=False).map(np.float32),
-            st.floats(width=16, allow_nan=False, allow_infinity=False).map(np.float16),
-        ),
-        dtype=st.sampled_from(["int8", "uint8", "int32", "uint32", "int64", "uint64"]),
-    )
-    def test_an_integer_field_holds_the_number_itself_or_refuses_it(self, value, dtype):
-        """A number never wraps around, and no number that fits is refused."""
-        limits = np.iinfo(dtype)
-        exact = value.item() if isinstance(value, np.generic) else value
-        if limits.min <= exact <= limits.max:
-            assert int(convert(value, np.dtype(dtype), ())) == int(exact)
-        else:
-            with pytest.raises(SampleError):
-                convert(value, np.dtype(dtype), ())
-
-    @given(number=st.integers(-(2**63), 2**64 - 1), dtype=st.sampled_from(["int64", "uint64"]))
-    def test_text_means_the_number_it_spells(self, number, dtype):
-        if np.iinfo(dtype).min <= number <= np.iinfo(dtype).max:
-            assert int(convert(str(number), np.dtype(dtype), ())) == number
-        else:
-            with pytest.raises(SampleError):
-                convert(str(number), np.dtype(dtype), ())
 
     @given(
         array=arrays.arrays("int16", arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)),

@@ -1,7 +1,5 @@
 """The names of Paddle that enclose loading code: guards, variables, unique names, tensors with lengths."""
 
-import threading
-
 import numpy as np
 import pytest
 
@@ -9,6 +7,7 @@ from gpuloader import CPUPlace, DataLoader, PlaceError, Ragged, SampleError, dat
 from gpuloader.devices import cuda
 from gpuloader.devices.places import default_place
 from gpuloader.testing import simulated_places
+from tests.fakes import run_threads
 
 
 class TestGuard:
@@ -29,9 +28,7 @@ class TestGuard:
                 assert default_place() == CPUPlace()
             with fluid.dygraph.guard():
                 assert default_place() is place
-            thread = threading.Thread(target=lambda: elsewhere.append(default_place()))
-            thread.start()
-            thread.join()
+            run_threads(lambda: elsewhere.append(default_place()), 1)
         assert [default_place()] == elsewhere
 
     def test_an_unknown_or_missing_place_is_an_error_at_once(self):

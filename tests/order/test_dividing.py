@@ -4,72 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuloader.order.dividing import ALONE, Division, RankInfo, Sharding, Share, cut, span
-from gpuloader.order.order import InOrder, Mapped, Shuffled
+from gpuloader.order.dividing import ALONE, Division, Sharding, Share, span
+from gpuloader.order.order import InOrder, Mapped
 
 uneven = st.sampled_from(["pad", "drop"])
 
 
-def ranks(world_size, rule="pad"):
-    return [Division(rank, world_size, rule) for rank in range(world_size)]
-
-
 def whole(order, start, stop):
     return [int(index) for index in order.slice(start, stop)]
-
-
-class Sliced:
-    """A user-defined order, which can only be sliced."""
-
-    def __init__(self, count):
-        self.count = count
-
-    def __len__(self):
-        return self.count
-
-    def slice(self, start, stop):
-        return range(self.count - start - 1, self.count - stop - 1, -1)
-
-
-@given(
-    count=st.integers(0, 300),
-    start=st.integers(0, 300),
-    size=st.integers(1, 20),
-    world_size=st.integers(1, 16),
-    rule=uneven,
-    drop_last=st.booleans(),
-    kind=st.integers(0, 3),
-)
-@settings(max_examples=200, deadline=None)
-def test_a_step_of_all_ranks_is_the_order_cut_up(count, start, size, world_size, rule, drop_last, kind):
-    order = [InOrder(count), Shuffled(count, 1, 2), Mapped(InOrder(count), range(count)), Sliced(count)][kind]
-    start = min(start, count)
-    shares = [Share(order, start, size, one, drop_last) for one in ranks(world_size, rule)]
-    step, wanted = size * world_size, [[] for _ in shares]
-    for begin in range(start, count, step):
-        indices = whole(order, begin, min(begin + step, count))
-        if len(indices) < step and drop_last:
-            break
-        parts, own = cut(indices, world_size, rule)
-        for division, part, batches, counted in zip(ranks(world_size, rule), parts, wanted, own, strict=True):
-            if part:
-                batches.append(part)
-                assert division.own(count - begin, size) == (counted, len(part))
-    for share, batches in zip(shares, wanted, strict=True):
-        assert len(share) == sum(map(len, batches))
-        assert whole(share, 0, len(share)) == [index for batch in batches for index in batch]
-        assert len(batches) == share.division.count(count - start, size, drop_last=drop_last)
-
-
-@given(count=st.integers(0, 200), size=st.integers(1, 9), world_size=st.integers(1, 16), rule=uneven)
-@settings(max_examples=200, deadline=None)
-def test_items_are_dealt_one_by_one(count, size, world_size, rule):
-    count = min(count, size * world_size)
-    dealt = [division.own(count, size, items=True) for division in ranks(world_size, rule)]
-    assert len({size for _, size in dealt}) == 1
-    assert all(own <= size <= own + 1 for own, size in dealt)
-    lost = count - sum(own for own, _ in dealt)
-    assert lost == (count % world_size if rule == "drop" else 0)
 
 
 @given(
@@ -89,13 +31,25 @@ def test_no_number_outgrows_its_bits(count, size, world_size, rule, data):
     assert entries == sorted(entries)
 
 
-def test_of_an_empty_order_nobody_gets_anything():
-    for rule in ("pad", "drop", "error"):
-        share = Share(InOrder(0), 0, 4, Division(2, 3, rule))
-        assert len(share) == share.division.count(0, 4) == 0
-        assert whole(share, 0, 0) == []
-    with pytest.raises(ValueError, match="an order of 5 indices has no position 6"):
-        Share(InOrder(5), 6, 1, ALONE)
+class Sliced:
+    """An order of the user's, which can only be sliced: ten indices backwards."""
+
+    def __len__(self):
+        return 10
+
+    def slice(self, start, stop):
+        return range(9 - start, 9 - stop, -1)
+
+
+@pytest.mark.parametrize("start", [0, 3])
+def test_an_order_of_the_users_is_divided_like_one_of_ours(start):
+    ours = Mapped(InOrder(10), range(9, -1, -1))
+    for rank in range(3):
+        shares = [Share(order, start, 2, Division(rank, 3, "pad")) for order in (Sliced(), ours)]
+        found = [whole(share, 0, len(share)) for share in shares]
+        assert found[0] == found[1] != []
+    with pytest.raises(ValueError, match="an order of 10 indices has no position 11"):
+        Share(ours, 11, 1, ALONE)
 
 
 def test_parts_are_as_even_as_can_be():
@@ -120,24 +74,3 @@ def test_parts_are_as_even_as_can_be():
 def test_what_is_no_shard_is_refused(shard, error, message):
     with pytest.raises(error, match=message):
         Sharding.of(shard, "pad")
-
-
-def test_auto_asks_the_launcher(monkeypatch):
-    monkeypatch.setenv("RANK", "3")
-    monkeypatch.setenv("WORLD_SIZE", "5")
-    sharding = Sharding.of("auto", "drop")
-    assert sharding.divide() == Division(3, 5, "drop")
-    assert RankInfo.of(None) == RankInfo((3, 5))
-    assert RankInfo.of(Division(1, 2, "pad")) == RankInfo((1, 2), (1,))
-    monkeypatch.delenv("RANK")
-    assert RankInfo.of(None) == RankInfo(None)  # the error is raised only when a dataset asks
-    with pytest.raises(ValueError, match="sets WORLD_SIZE='5' but not RANK"):
-        sharding.divide()
-
-
-def test_an_uneven_end_is_an_error_that_gives_the_numbers():
-    division = Division(0, 4, "error")
-    division.check_even(24, 4, drop_last=False)
-    division.check_even(25, 4, drop_last=True)
-    with pytest.raises(ValueError, match="25 samples fill 1 steps of 4 ranks and leave 9"):
-        division.check_even(25, 4, drop_last=False)

@@ -1,7 +1,6 @@
 """Orders: values that can be sliced anywhere, and depend on nothing but their fields."""
 
 import pickle
-import sys
 from collections import Counter
 from fractions import Fraction
 
@@ -18,12 +17,10 @@ from gpuloader.order.order import (
     Order,
     Repeated,
     Shuffled,
-    Stretch,
     Weighted,
     interleave,
     iterate,
 )
-from gpuloader.order.plan import OrderedPlan, ShardedPlan
 from tests.fakes import run_threads
 
 SORTED_AT_MOST = 2**18  # longer permutations are computed per slice
@@ -235,12 +232,6 @@ def test_an_order_is_the_same_for_ever(order, start, expected):
     assert order.slice(start, start + len(expected)).tolist() == expected
 
 
-def test_numpy_integers_are_integers():
-    order = Shuffled(np.int64(10), np.uint64(2**64 - 1), np.int32(7))
-    assert order == Shuffled(10, 2**64 - 1, 7)
-    assert whole(order) == PINNED[2][2]
-
-
 def test_threads_that_slice_one_order_get_what_one_would():
     order, steps = Shuffled(300_001, 1, 1), iter([37, 100, 1000, 5000])
     expected = Shuffled(300_001, 1, 1).slice(0, 40_000).tolist()
@@ -252,28 +243,6 @@ def test_threads_that_slice_one_order_get_what_one_would():
             assert order.slice(start, stop).tolist() == expected[start:stop]
 
     run_threads(slice_all)
-
-
-@settings(deadline=None)
-@given(
-    count=st.integers(0, 60),
-    batch_size=st.integers(1, 70) | st.just(sys.maxsize),
-    ranks=st.integers(1, 9),
-    drop_last=st.booleans(),
-    shuffle=st.booleans(),
-)
-def test_ranks_read_equally_many_and_their_steps_lie_in_the_base_order(
-    count, batch_size, ranks, drop_last, shuffle
-):
-    base = Shuffled(count, 1, 2) if shuffle else InOrder(count)
-    parts = [whole(shard(base, batch_size, ranks, rank, drop_last)) for rank in range(ranks)]
-    each = -(-count // ranks)
-    assert {len(part) for part in parts} == {each // batch_size * batch_size if drop_last else each}
-    read = []
-    for start in range(0, len(parts[0]), batch_size):
-        for part in parts:
-            read += part[start : start + batch_size]
-    assert read == [whole(base)[position % count] for position in range(len(read))]
 
 
 def test_what_a_slice_gave_cannot_be_written_to():
@@ -304,82 +273,6 @@ def test_mapped_gives_what_stands_at_the_positions():
 def test_a_slice_outside_is_an_error_that_names_it(order, start, stop):
     with pytest.raises(IndexError, match=f"order of 5 indices has no slice {start}:{stop}"):
         order.slice(start, stop)
-
-
-@pytest.mark.parametrize(
-    ("make", "problem"),
-    [
-        (lambda: InOrder(-1), "count must be an integer from 0 to .*, got -1"),
-        (lambda: InOrder(True), "count must be an integer from 0 to .*, got True"),
-        (lambda: Shuffled(2.5, 0, 0), "count must be .*, got 2.5"),
-        (lambda: Shuffled(2**62 + 1, 0, 0), "count must be an integer from 0 to 4611686018427387904, got"),
-        (lambda: Shuffled(5, -1, 0), "seed must be an integer from 0 to 18446744073709551615, got -1"),
-        (lambda: Shuffled(5, 2**64, 0), "seed must be .*, got 18446744073709551616"),
-        (lambda: Shuffled(5, 0, -1), "epoch must be an integer from 0 to .*, got -1"),
-        (lambda: Shuffled(5, 0, None), "epoch must be .*, got None"),
-        (lambda: Shuffled(5, 0, 0, draws=6), "draws must be an integer from 0 to 5, got 6"),
-        (lambda: Drawn(0, 3, 0, 0), "cannot draw 3 indices: there are no samples"),
-        (lambda: Drawn(3, -1, 0, 0), "draws must be .*, got -1"),
-        (lambda: Repeated(2**62 + 1, 0, 0, 0), "count must be an integer from 0 to 4611686018427387904, got"),
-        (lambda: Repeated(5, 9, 0, 2**64), "epoch must be an integer from 0 to 18446744073709551615, got"),
-        (lambda: Weighted([1, -1], 2, True, 0, 0), "finite and 0 or more, got -1.0 at index 1"),
-        (lambda: Weighted([np.nan, 1], 2, True, 0, 0), "finite and 0 or more, got nan at index 0"),
-        (lambda: Weighted([1, np.inf], 2, True, 0, 0), "finite and 0 or more, got inf at index 1"),
-        (lambda: Weighted([0, 0], 2, True, 0, 0), "cannot draw 2 indices with replacement: 0 weights"),
-        (lambda: Weighted([1, 0], 2, False, 0, 0), "cannot draw 2 indices without replacement: 1 weights"),
-        (lambda: Weighted([[1, 1]], 2, False, 0, 0), r"list of numbers, got list of shape \(1, 2\)"),
-        (lambda: Weighted(["a"], 1, False, 0, 0), "list of numbers, got list: could not convert"),
-        (lambda: Weighted([1e308, 1e308], 1, True, 0, 0), "may exceed the range of float64"),
-    ],
-)
-def test_a_bad_number_is_an_error_that_names_it(make, problem):
-    with pytest.raises(ValueError, match=problem):
-        make()
-
-
-@pytest.mark.parametrize(
-    ("indices", "problem"),
-    [
-        ([True, False], "got a boolean mask; pass numpy.flatnonzero"),
-        ([0.5], "that fit into int64, got list of float64"),
-        (np.zeros((2, 2), int), r"got ndarray of shape \(2, 2\)"),
-        ({1, 2}, r"got set of shape \(\)"),
-        ([2**63], "got list of uint64"),
-        ([[1], [2, 3]], "must be a list of integers: "),
-    ],
-)
-def test_indices_that_are_none_are_an_error(indices, problem):
-    with pytest.raises(TypeError, match=problem):
-        Mapped(InOrder(1), indices)
-
-
-# Stretches: a batch as first and last position in an order, with its indices computed on request.
-
-
-@given(
-    count=st.integers(0, 40),
-    size=st.integers(1, 9),
-    shards=st.integers(1, 5),
-    remainder=st.sampled_from(["drop", "pad"]),
-    shuffled=st.booleans(),
-    start=st.integers(0, 9),
-)
-def test_those_of_positions_are_the_batches_of_the_order(count, size, shards, remainder, shuffled, start):
-    order = Shuffled(count, 3, 1) if shuffled else InOrder(count)
-    plans = [OrderedPlan(one, size, drop_last=False) for one in (order, InOrder(count))]
-    if shards > 1:
-        plans = [ShardedPlan(plan, shards, remainder) for plan in plans]
-    batches, positions = (list(plan.batches(start)) for plan in plans)
-    assert len(batches) == len(positions)
-    for batch, part in zip(batches, positions, strict=True):
-        stretch = Stretch.of(order, part)
-        assert len(stretch) == len(batch)
-        np.testing.assert_array_equal(stretch.indices(), batch)
-
-
-def test_an_order_is_looked_into_only_where_it_is_asked():
-    stretch = Stretch.of(object(), range(4, 9))
-    assert (stretch.first, stretch.last, stretch.count) == (4, 8, 5)
 
 
 # Sequences spread evenly over one, which can be entered anywhere.

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuloader import BatchSampler, LoaderError, RandomSampler, Sampler
+from gpuloader import BatchSampler, LoaderError, Sampler
 from gpuloader.order import plan as plans
 from gpuloader.order.batching import Batching, as_sampler
 from gpuloader.order.dividing import Division
@@ -101,19 +101,6 @@ def test_groups_of_a_sampler():
     endless = (drawn.append(number) or number for number in itertools.count())
     assert next(GroupedPlan(endless, 2, drop_last=False).batches(3)) == [6, 7]
     assert len(drawn) == 8  # no more than requested
-
-
-def test_a_plan_of_ours_is_an_order_and_one_of_the_users_is_read():
-    for batching, kind in [
-        (choose("abc"), OrderedPlan),
-        (choose("abc", shuffle=True), OrderedPlan),
-        (choose("abc", sampler=RandomSampler("abc", generator=iter([0]))), GroupedPlan),
-        (choose("abc", sampler=[2, 1]), GroupedPlan),
-        (choose("abc", batch_sampler=BatchSampler("abc")), OrderedPlan),
-        (choose("abc", batch_sampler=BatchSampler(sampler=[1])), GroupedPlan),
-        (choose("abc", batch_sampler=[[1]]), GroupedPlan),
-    ]:
-        assert type(batching.plan(0, 0)) is kind
 
 
 @pytest.mark.parametrize(

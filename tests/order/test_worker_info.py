@@ -16,7 +16,7 @@ from gpuloader.order.worker_info import (
     find_torch_rank,
 )
 from tests.loading import load
-from tests.sample_sets import ONE_THREAD, PROCESSES, THREADS, Made, values
+from tests.sample_sets import ONE_THREAD, PROCESSES, THREADS
 
 PAIRS = [
     ("RANK", "WORLD_SIZE"),
@@ -176,25 +176,6 @@ def test_each_worker_is_told_who_it_is_alike_in_threads_and_processes():
         assert len({each["seed"] for one in epochs for each in one}) == 2 * count
         told.append(epochs)
     assert told[-1] == told[-2]
-
-
-@pytest.mark.parametrize("workers", [{}, THREADS], ids=["inline", "threads"])
-def test_the_consumer_is_no_worker(workers):
-    assert get_worker_info() is None
-    loader = load(Made(lambda index: get_worker_info() is None), batch_size=7, **workers)
-    assert values(loader) == [[not workers] * 7]
-    assert get_worker_info() is None
-
-
-def test_init_functions_are_told_too():
-    seen = set()
-
-    def begin(number):
-        info = get_worker_info()
-        seen.add((number, info.id, info.num_workers))
-
-    list(load(Made(abs), batch_size=3, worker_init_fn=begin, **THREADS))
-    assert seen == {(0, 0, 3), (1, 1, 3), (2, 2, 3)}
 
 
 def test_questions_for_the_rank_are_counted_and_others_are_not(monkeypatch):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from gpuloader import StagingMemoryError
-from gpuloader.staging import ALIGNMENT, Arena, Slot, align, arrange, lease_views
+from gpuloader.staging import ALIGNMENT, Arena, Slot, arrange, lease_views
 from gpuloader.system import platforms
 from gpuloader.system.cores import read_control_group
 from gpuloader.system.finalizers import once
@@ -178,17 +178,3 @@ def test_fields_follow_one_another_aligned_and_end_where_the_layout_says(fields)
 def test_a_layout_is_a_value():
     fields = (((2, 3), np.dtype("float32")), ((2,), np.dtype("int64")))
     assert len({arrange(fields), arrange(fields), arrange(fields[:1])}) == 2
-
-
-def test_a_field_without_elements_moves_nothing_and_holds_its_place():
-    layout = arrange((((3,), np.dtype("u1")), ((0, 9), np.dtype("f8")), ((1,), np.dtype("u1"))))
-    assert [one.offset for one in layout.fields] == [0, 256, 256]
-    assert layout.nbytes == 257
-    assert (arrange(()).fields, arrange(()).nbytes) == ((), 0)
-
-
-@given(nbytes=st.integers(0, 1 << 40))
-def test_aligning_rounds_up_to_the_next_multiple_and_no_further(nbytes):
-    assert align(nbytes) % ALIGNMENT == 0
-    assert 0 <= align(nbytes) - nbytes < ALIGNMENT
-    assert align(align(nbytes)) == align(nbytes)

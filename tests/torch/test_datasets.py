@@ -1,7 +1,6 @@
 """Datasets and samplers beside PyTorch's."""
 
 import copy
-import functools
 import pickle
 
 import numpy as np
@@ -13,7 +12,7 @@ theirs = pytest.importorskip("torch.utils.data")
 import gpuloader as ours  # noqa: E402
 from tests.alike import same  # noqa: E402
 from tests.loading import load, resume  # noqa: E402
-from tests.sample_sets import Counting, Made, values  # noqa: E402
+from tests.sample_sets import Counting, values  # noqa: E402
 
 X, Y = torch.arange(12.0).reshape(4, 3), torch.arange(4)
 MASK = [True, False, True, False]
@@ -25,11 +24,6 @@ INDICES = [
 TO_THE_LETTER = [
     None, True, ..., (1,), torch.tensor([[0, 1], [1, 2]]), torch.tensor([1, 0, 1, 0], dtype=torch.uint8),
 ]  # fmt: skip
-
-
-def double(dataset, index):
-    x, _ = dataset[index]
-    return x.mul(2)  # a method of tensors
 
 
 class TestTensorDataset:
@@ -79,12 +73,6 @@ class TestTensorDataset:
             assert [type(field) for field in again.tensors] == [torch.Tensor, np.ndarray]
             assert int(again[[5, 7]][0][1]) == 7
         assert copy.copy(dataset).tensors[0].data_ptr() == dataset.tensors[0].data_ptr()
-
-    @pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
-    def test_workers_read_tensors(self, start_method):
-        dataset = Made(functools.partial(double, ours.TensorDataset(X, Y)), 4)
-        loader = load(dataset, batch_size=4, num_workers=1, start_method=start_method)
-        assert next(iter(loader)).tolist() == (X * 2).tolist()
 
 
 OTHERS = {

@@ -135,21 +135,6 @@ def test_a_resumed_seed_stays(become):
     assert epochs_of(again) == [first[1:], second]
 
 
-def test_a_state_resumes_on_another_number_of_ranks(on_ranks):
-    def begin():
-        loader = load(24, shuffle=True, batch_size=3)
-        return next(iter(loader)).tolist(), loader.state_dict()
-
-    (first, state), (second, _) = on_ranks(2, begin)
-
-    def resume():
-        loader = load(24, shuffle=True)
-        loader.load_state_dict(state)
-        return joined(values(loader))
-
-    assert sorted(first + second + joined(on_ranks(3, resume))) == list(range(24))
-
-
 @pytest.mark.parametrize("kind", ["sampler", "batch_sampler"])
 def test_a_distributed_sampler_divides_once(become, kind):
     become(1, 2)

@@ -16,7 +16,6 @@ from gpuloader.testing import simulated_places
 from gpuloader.watch.autotuner import DEEPEST, FEWEST_STEPS, GAIN, Autotuner, Setting
 from gpuloader.watch.stats import Meter
 from tests.loading import load
-from tests.rank_loaders import Stream
 from tests.sample_sets import values
 from tests.watch.loops import Waiting
 
@@ -283,16 +282,3 @@ def test_the_number_of_workers_a_sample_is_told_covers_its_own():
     seen = np.concatenate(list(auto(Waiting(make=tell))))
     assert (seen[:, 0] < seen[:, 1]).all()
     assert len(np.unique(seen[:, 1])) == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        ({"dataset": Stream(8), "shuffle": False, "seed": None}, "a map-style dataset"),
-        ({"num_workers": "many"}, "'auto' or an integer"),
-        ({"prefetch": "deep"}, "prefetch"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(options, problem):
-    with pytest.raises(ValueError, match=problem):
-        auto(**{"dataset": Waiting(8), **options})

@@ -1,11 +1,8 @@
 """When a thread pays, decided from invented times."""
 
-import threading
-
 import pytest
 
 from gpuloader.watch.read_ahead_policy import LONG, PAYS, SURE, ReadAheadPolicy
-from tests.fakes import run_threads
 
 SHORT = PAYS // 4
 MILLISECOND = 1_000_000
@@ -129,31 +126,3 @@ def test_a_thread_that_may_pay_is_tried_after_a_while_and_much_later_if_the_sour
     assert share(loop.run(2000, PAYS, PAYS)[1000:]) > 0.95
     assert not any(Loop(ReadAheadPolicy(bound=True)).run(8000, PAYS, PAYS))
     assert all(Loop(ReadAheadPolicy(bound=True)).run(50, SURE, SURE)[8:])
-
-
-def test_a_thread_notes_its_reads_while_the_loop_decides():
-    policy, stop = ReadAheadPolicy(fixed=True), threading.Event()
-
-    def read():
-        while not stop.is_set():
-            policy.note_read(MILLISECOND, policy.changes)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
-        for _ in range(20_000):
-            policy.note_step(MILLISECOND, SHORT, True)
-    finally:
-        stop.set()
-        reader.join(10)
-    assert policy.read == MILLISECOND
-
-
-def test_two_loops_may_decide_at_once():
-    policy = ReadAheadPolicy()
-
-    def loop():
-        for _ in range(20_000):
-            policy.note_step(MILLISECOND, MILLISECOND, False)
-
-    run_threads(loop, 3)

@@ -186,19 +186,6 @@ def test_each_worker_has_a_row_of_its_own(worker_type, kind):
     assert all(begun <= one.start <= one.end <= ended for one in spans)
 
 
-def test_copies_do_not_overlap_on_their_stream():
-    (place,) = simulated_places(1)
-    loader = read_zeros(6, place)
-    with trace() as spans:
-        for (batch,) in loader:
-            np.asarray(batch)
-    copies = sorted((one.start, one.end) for one in spans if one.name == "copy")
-    assert len(copies) >= 5
-    assert all(end - start == pytest.approx(1e9) for start, end in copies)
-    assert loader.stats().copy == pytest.approx(len(copies))
-    assert all(later[0] >= earlier[1] for earlier, later in itertools.pairwise(copies))
-
-
 def test_nvtx_ranges_surround_each_step_and_the_users_spans_also_where_the_reader_fails(monkeypatch):
     ranges = []
     monkeypatch.setitem(

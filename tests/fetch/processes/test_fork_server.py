@@ -5,7 +5,6 @@ import re
 import resource
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import textwrap
@@ -22,7 +21,7 @@ from gpuloader import LoaderError, WorkerTimeout
 from gpuloader.fetch.processes.fork_server import ServedChild
 from gpuloader.system import processes
 from gpuloader.system.processes import default_method, wait_for
-from tests.fakes import is_running, no_other_collection, run_threads, wait_until
+from tests.fakes import is_running, no_other_collection, wait_until
 from tests.fetch import faulty
 from tests.fetch.faulty import Faulty, indices, loader, plain
 from tests.loading import load
@@ -350,12 +349,6 @@ def test_a_server_with_too_many_open_files_refuses_one_worker_and_goes_on():
     one.close()
 
 
-def test_loaders_of_several_threads():
-    results = []
-    run_threads(lambda: results.append(indices(loader(Faulty(24), **SERVED))), 4)
-    assert results == [plain()] * 4
-
-
 def test_a_forked_program_has_a_server_of_its_own():
     one = loader(Faulty(24), **SERVED)
     assert indices(one) == plain()
@@ -509,14 +502,6 @@ def child():
         handle.end()
 
 
-def test_an_exit_code_is_there_once_the_server_has_told_it(child):
-    assert child.exit_code(0) is None
-    child.theirs.sendall(struct.pack("<i", -9))
-    assert child.exit_code(10) == -9
-    child.theirs.close()
-    assert child.exit_code(10) == -9
-
-
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_one_that_hangs_in_the_kernel_is_not_waited_for_forever(method, monkeypatch):
     with processes.starting():
@@ -534,12 +519,6 @@ def test_there_is_none_if_the_server_died_first(child, told):
     child.theirs.close()
     for _ in range(2):
         assert child.exit_code(10) is None
-
-
-def test_killing_asks_the_server(child):
-    child.kill()
-    assert child.theirs.recv(1) == b""
-    assert not child.released
 
 
 def test_one_of_ours_is_waited_for_and_closed_once(child):

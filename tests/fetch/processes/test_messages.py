@@ -111,19 +111,6 @@ def test_a_message_that_the_system_sends_in_part_is_completed(monkeypatch):
         assert receive(theirs) == Message(Kind.TASK, b=9, payload=b"abcdef")
 
 
-def test_a_message_too_large_for_the_system_leaves_no_descriptor():
-    resource = pytest.importorskip("resource")
-    ours, theirs = message_pair()
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with ours, theirs, nothing_left_behind():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
-        try:
-            with pytest.raises(OSError, match="too large"):
-                send(ours, Message(Kind.TASK, payload=b"x" * (1 << 20)))
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
 def test_a_function_without_a_name_goes_by_value_or_says_why_not(monkeypatch):
     if has_cloudpickle():
         assert pickle.loads(dumps(lambda: 3))() == 3

@@ -43,46 +43,9 @@ def table(epoch):
     return np.concatenate([np.stack(batch, 1) for batch in epoch])
 
 
-@pytest.mark.parametrize("kind", [Witness, WitnessStream])
-@FORKED
-def test_worker_info(method, kind):
-    one = loader(kind(), start_method=method, persistent_workers=True)
-    first, second = table(one), table(one)
-    one.close()
-    for rows in (first, second):
-        assert sorted(rows[:, 0].tolist()) == list(range(24))
-        assert set(rows[:, 1].tolist()) == {0, 1}
-        assert set(rows[:, 2].tolist()) == {2}
-        assert rows[:, 4].all()
-        assert len({tuple(row) for row in rows[:, [1, 3, 5]].tolist()}) == 2  # one seed per worker
-    seeds = [set(rows[:, 3].tolist()) for rows in (first, second)]
-    assert len(seeds[0] | seeds[1]) == 4  # and per epoch
-    assert set(first[:, 5].tolist()) == set(second[:, 5].tolist())
-    assert os.getpid() not in first[:, 5]
-    again = loader(kind(), start_method=method)
-    assert {(row[1], row[3]) for row in table(again).tolist()} == {(row[1], row[3]) for row in first.tolist()}
-    other = loader(kind(), start_method=method, seed=8)
-    assert not {row[3] for row in table(other).tolist()} & (seeds[0] | seeds[1])
-
-
 def note_call(path, number):
     with open(path, "a") as file:
         file.write(f"{number} {os.getpid()}\n")
-
-
-@FORKED
-@pytest.mark.parametrize("persistent", [True, False])
-def test_the_init_function_is_called_once_a_worker(method, persistent, tmp_path):
-    path = tmp_path / "calls"
-    options = {"start_method": method, "persistent_workers": persistent}
-    one = loader(Faulty(), worker_init_fn=partial(note_call, str(path)), **options)
-    for _ in range(3):
-        list(one)
-    one.close()
-    calls = [line.split() for line in path.read_text().splitlines()]
-    processes = 1 if persistent else 3
-    assert sorted(number for number, _ in calls) == sorted(["0", "1"] * processes)
-    assert len({pid for _, pid in calls}) == 2 * processes
 
 
 class Drawing(Faulty):
@@ -114,17 +77,6 @@ class DrawingStream(FaultyStream):
             yield np.array([sample[0], np.random.random(), random.random()])
 
 
-@FORKED
-def test_draws_of_an_iterable_dataset_differ_between_workers_epochs_and_seeds(method):
-    def draw(epochs, **options):
-        one = loader(DrawingStream(), start_method=method, **options)
-        return np.concatenate([batch for _ in range(epochs) for batch in one])
-
-    found = draw(2)
-    np.testing.assert_array_equal(draw(2), found)
-    assert all(len(np.unique(np.r_[found, draw(1, seed=8)][:, column])) == 3 * 24 for column in (1, 2))
-
-
 class Surroundings(Faulty):
     def __getitem__(self, index):
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
@@ -153,51 +105,15 @@ def describe_process(_):
     return signal.set_wakeup_fd(-1), is_default, gc.isenabled(), multiprocessing.current_process().daemon
 
 
-@FORKED
-def test_a_worker_is_a_process_like_any_other(method):
-    """It keeps nothing of how its fork server hears signals and collects garbage."""
-    found = table(loader(Made(describe_process, 4), start_method=method))
-    assert found.tolist() == [[-1, True, True, True]] * 4
-
-
 def slow(index):
     """Return the id of the process that reads a sample, which takes a while but for the first."""
     time.sleep(0.15 * (index > 0))
     return os.getpid()
 
 
-@FORKED
-def test_a_persistent_worker_skips_what_an_epoch_that_is_left_had_given_it(method):
-    """With all of it, it would need longer than it is waited for, and would be replaced."""
-    options = {"num_workers": 1, "batch_size": 1, "prefetch_factor": 16, "persistent_workers": True}
-    one = loader(Made(slow, 24), start_method=method, **options)
-    found = []
-    for _ in range(2):
-        epoch = iter(one)
-        found.append(next(epoch).item())
-        epoch.close()
-    assert found[0] == found[1]
-    one.close()
-
-
 def print_sample(index):
     print("sample", index)
     return index
-
-
-@FORKED
-def test_what_samples_print_is_not_lost_in_a_buffer(monkeypatch, method):
-    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
-    done = faulty.run_program(
-        """
-        import sys
-        from tests.fetch.processes.test_worker_life import Made, loader, print_sample
-        list(loader(Made(print_sample, 12), start_method=sys.argv[1]))
-        """,
-        method,
-    )
-    assert sorted(done.stdout.split("\n")) == ["", *sorted(f"sample {index}" for index in range(12))]
-    assert (done.stderr, done.returncode) == ("", 0)
 
 
 def count_mappings(index):
@@ -207,12 +123,87 @@ def count_mappings(index):
     return {"x": np.zeros(1 + 5000 * index), "count": count}
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="needs /proc")
 @FORKED
-def test_a_worker_unmaps_the_slots_that_have_been_replaced(method):
-    options = {"num_workers": 1, "batch_size": 1, "ragged": ["x"], "start_method": method}
-    counts = [batch["count"].item() for batch in loader(Made(count_mappings, 60), **options)]
-    assert max(counts) < 20  # of some 60 that there have been
+class TestOfForkedWorkers:
+    @pytest.mark.parametrize("kind", [Witness, WitnessStream])
+    def test_worker_info(self, method, kind):
+        one = loader(kind(), start_method=method, persistent_workers=True)
+        first, second = table(one), table(one)
+        one.close()
+        for rows in (first, second):
+            assert sorted(rows[:, 0].tolist()) == list(range(24))
+            assert set(rows[:, 1].tolist()) == {0, 1}
+            assert set(rows[:, 2].tolist()) == {2}
+            assert rows[:, 4].all()
+            assert len({tuple(row) for row in rows[:, [1, 3, 5]].tolist()}) == 2  # one seed per worker
+        seeds = [set(rows[:, 3].tolist()) for rows in (first, second)]
+        assert len(seeds[0] | seeds[1]) == 4  # and per epoch
+        assert set(first[:, 5].tolist()) == set(second[:, 5].tolist())
+        assert os.getpid() not in first[:, 5]
+        again = loader(kind(), start_method=method)
+        assert {(row[1], row[3]) for row in table(again).tolist()} == {
+            (row[1], row[3]) for row in first.tolist()
+        }
+        other = loader(kind(), start_method=method, seed=8)
+        assert not {row[3] for row in table(other).tolist()} & (seeds[0] | seeds[1])
+
+    @pytest.mark.parametrize("persistent", [True, False])
+    def test_the_init_function_is_called_once_a_worker(self, method, persistent, tmp_path):
+        path = tmp_path / "calls"
+        options = {"start_method": method, "persistent_workers": persistent}
+        one = loader(Faulty(), worker_init_fn=partial(note_call, str(path)), **options)
+        for _ in range(3):
+            list(one)
+        one.close()
+        calls = [line.split() for line in path.read_text().splitlines()]
+        processes = 1 if persistent else 3
+        assert sorted(number for number, _ in calls) == sorted(["0", "1"] * processes)
+        assert len({pid for _, pid in calls}) == 2 * processes
+
+    def test_draws_of_an_iterable_dataset_differ_between_workers_epochs_and_seeds(self, method):
+        def draw(epochs, **options):
+            one = loader(DrawingStream(), start_method=method, **options)
+            return np.concatenate([batch for _ in range(epochs) for batch in one])
+
+        found = draw(2)
+        np.testing.assert_array_equal(draw(2), found)
+        assert all(len(np.unique(np.r_[found, draw(1, seed=8)][:, column])) == 3 * 24 for column in (1, 2))
+
+    def test_a_worker_is_a_process_like_any_other(self, method):
+        """It keeps nothing of how its fork server hears signals and collects garbage."""
+        found = table(loader(Made(describe_process, 4), start_method=method))
+        assert found.tolist() == [[-1, True, True, True]] * 4
+
+    def test_a_persistent_worker_skips_what_an_epoch_that_is_left_had_given_it(self, method):
+        """With all of it, it would need longer than it is waited for, and would be replaced."""
+        options = {"num_workers": 1, "batch_size": 1, "prefetch_factor": 16, "persistent_workers": True}
+        one = loader(Made(slow, 24), start_method=method, **options)
+        found = []
+        for _ in range(2):
+            epoch = iter(one)
+            found.append(next(epoch).item())
+            epoch.close()
+        assert found[0] == found[1]
+        one.close()
+
+    def test_what_samples_print_is_not_lost_in_a_buffer(self, monkeypatch, method):
+        monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+        done = faulty.run_program(
+            """
+        import sys
+        from tests.fetch.processes.test_worker_life import Made, loader, print_sample
+        list(loader(Made(print_sample, 12), start_method=sys.argv[1]))
+        """,
+            method,
+        )
+        assert sorted(done.stdout.split("\n")) == ["", *sorted(f"sample {index}" for index in range(12))]
+        assert (done.stderr, done.returncode) == ("", 0)
+
+    @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="needs /proc")
+    def test_a_worker_unmaps_the_slots_that_have_been_replaced(self, method):
+        options = {"num_workers": 1, "batch_size": 1, "ragged": ["x"], "start_method": method}
+        counts = [batch["count"].item() for batch in loader(Made(count_mappings, 60), **options)]
+        assert max(counts) < 20  # of some 60 that there have been
 
 
 def test_libraries_that_are_imported_already_get_one_thread_and_a_seed(monkeypatch):
