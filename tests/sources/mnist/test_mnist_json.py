@@ -131,6 +131,7 @@ def test_a_row_takes_any_notation_of_json(tmp_path: Path, row: bytes) -> None:
         (b"0.0, 1 2", "only numbers"),
         (b"0.0\n0.5, 0.5", "only numbers"),
         (b"0.0, \xff", "only numbers"),
+        (b"0.0, 1#", "only numbers"),
         (b"0.0, 1, ", "only numbers"),
     ],
 )
