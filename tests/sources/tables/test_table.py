@@ -235,7 +235,7 @@ class TestArrow:
         iterate = Block.__iter__
         monkeypatch.setattr(Block, "__iter__", lambda block: made.append(block) or iterate(block))
         loader = load(table, batch_size=64, ragged=["words"], **options)
-        for batch in loader:
+        for batch in [*loader, TableDataset(table)[[700, 3, 999, 3]]]:
             labels = batch["label"]
             assert (batch["box"] == labels[:, None]).all()
             assert batch["name"] == [f"row {label}" for label in labels]
