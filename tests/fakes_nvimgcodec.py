@@ -80,13 +80,11 @@ class Image:
 
     @property
     def __cuda_array_interface__(self):
-        address = self.memory.__array_interface__["data"][0]
-        strides = self.pitch, self.shape[2], 1
         return {
             "shape": self.shape,
-            "strides": strides,
+            "strides": (self.pitch, self.shape[2], 1),
             "typestr": "|u1",
-            "data": (address, False),
+            "data": (self.memory.__array_interface__["data"][0], False),
             "version": 3,
         }
 

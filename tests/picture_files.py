@@ -28,6 +28,13 @@ def encode(pixels, form="JPEG", **options):
     return file.getvalue()
 
 
+def turned(orientation):
+    """Return the options with which a picture is encoded as one that a viewer has to turn."""
+    exif = pillow.Exif()
+    exif[0x0112] = orientation
+    return {"exif": exif}
+
+
 def decoded_by_pillow(data):
     return np.asarray(pillow.open(io.BytesIO(data)).convert("RGB"))
 

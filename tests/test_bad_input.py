@@ -312,27 +312,23 @@ class TestAdvice:
     @pytest.mark.parametrize("index", [5, -6])
     @pytest.mark.parametrize("options", [{}, {"num_workers": 1, "worker_type": "thread"}], ids=str)
     def test_an_index_that_the_dataset_does_not_have_blames_the_sampler(self, index, options):
-        with pytest.raises(
-            SampleError,
-            match=f"index {index}(, worker 0)?: the sampler's index {index} is out of range for 5",
-        ):
+        problem = f"index {index}(, worker 0)?: the sampler's index {index} is out of range for 5"
+        with pytest.raises(SampleError, match=problem):
             load("abcde", sampler=[0, 1, index], **options)
 
     @pytest.mark.parametrize("options", [{}, {"start_method": "spawn"}], ids=str)
     def test_a_dataset_that_has_grown_says_that_workers_have_it_as_it_was(self, options):
         dataset = Growing(5)
-        loader = DataLoader(
-            dataset, places="cpu", batch_size=5, num_workers=1, persistent_workers=True, **options
-        )
+        options = {"places": "cpu", "batch_size": 5, "num_workers": 1, **options}
+        loader = DataLoader(dataset, persistent_workers=True, **options)
         assert len(list(loader)) == 1
         dataset.values += range(5, 10)
-        message = (
+        problem = (
             "index 5 is out of range for 5 samples; if the dataset has grown, .*persistent_workers=False"
         )
-        with pytest.raises(SampleError, match=message):
+        with pytest.raises(SampleError, match=problem):
             list(loader)
-        # What the message advises works.
-        loader = DataLoader(dataset, places="cpu", batch_size=5, num_workers=1, **options)
+        loader = DataLoader(dataset, **options)  # what the message advises works
         assert len(list(loader)) == 2
         dataset.values += range(10, 15)
         assert [batch.tolist() for batch in loader][2] == [10, 11, 12, 13, 14]

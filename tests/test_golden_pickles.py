@@ -23,6 +23,8 @@ from tests.golden import recording
 from tests.golden.recording import plain
 from tests.sample_sets import Counting
 
+IMAGES, TABLES = ["images/cat/0.png", "images/dog/1.png"], ["0.parquet", "1.parquet"]
+SHUFFLED = {"shuffle": True, "seed": 5}
 ITEMS = [(index, float(index)) for index in range(7)]
 ARRAYS = (np.arange(14.0).reshape(7, 2), np.arange(7))
 
@@ -82,14 +84,11 @@ DATASETS = {
     "DigitSet": lambda: few_digits(3),
     "Mnist": lambda: mnist.Mnist(few_digits(3), few_digits(2), few_digits(1)),
     "ImageFolder": needing("PIL", lambda: gpuloader.ImageFolder("images")),
-    "ImageFiles": needing(
-        "PIL", lambda: gpuloader.ImageFiles(["images/cat/0.png", "images/dog/1.png"], [3, 4])
-    ),
+    "ImageFiles": needing("PIL", lambda: gpuloader.ImageFiles(IMAGES, [3, 4])),
     "ParquetDataset": needing(
-        "pyarrow",
-        lambda: gpuloader.ParquetDataset(["0.parquet", "1.parquet"], shuffle=True, shuffle_buffer=8, seed=5),
+        "pyarrow", lambda: gpuloader.ParquetDataset(TABLES, shuffle_buffer=8, **SHUFFLED)
     ),
-    "TarDataset": lambda: gpuloader.TarDataset(["0.tar", "1.tar"], shuffle=True, seed=5),
+    "TarDataset": lambda: gpuloader.TarDataset(["0.tar", "1.tar"], **SHUFFLED),
     "ZarrDataset": needing("zarr", lambda: gpuloader.ZarrDataset("arrays.zarr")),
     "HDF5Dataset": needing("h5py", lambda: gpuloader.HDF5Dataset("arrays.h5")),
     "torch.TensorDataset": lambda: with_torch("TensorDataset", tensor(ARRAYS[0]), tensor(ARRAYS[1]))(),

@@ -280,9 +280,7 @@ def test_double_buffering_hides_the_shorter_of_copy_and_compute(copy, compute):
         place = CustomPlace(device)
         loader = read_batches(numbered_batches(steps), place, capacity=4, use_double_buffer=double_buffer)
         for number, (images, _) in enumerate(loader):
-            if (
-                double_buffer == "thread"
-            ):  # the clock counts copies and kernels, so the reader must not be late
+            if double_buffer == "thread":  # the clock counts copies and kernels: the reader must not be late
                 wait_until(lambda: loader.stats().batches >= min(number + 4, steps))  # noqa: B023
             images.launch_read(duration=compute)
             device.finish(device.consumer_stream())

@@ -1,24 +1,14 @@
 """Threads, descriptors, mappings and memory neither leak nor grow, not even when the process exits."""
 
 import os
-import subprocess
-import sys
-import textwrap
 
 import numpy as np
 import pytest
 
 from gpuloader import DataLoader
 from tests.fakes import leave_early, nothing_left_behind
+from tests.fetch.faulty import run_program
 from tests.loading import read_batches
-
-
-def run_python(code, *, expect=0):
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == expect, done.stderr
-    return done
 
 
 def endless():
@@ -63,7 +53,7 @@ def test_kept_batches_are_all_the_memory_that_grows():
 
 @pytest.mark.parametrize("state", ["running", "blocked for ever", "kept batches", "started"])
 def test_the_interpreter_exits_at_once_and_in_silence(state):
-    done = run_python(f"""
+    done = run_program(f"""
         import threading, numpy as np
         from gpuloader import DataLoader
 
@@ -82,7 +72,7 @@ def test_the_interpreter_exits_at_once_and_in_silence(state):
             kept = [next(epoch) for _ in range(9 if {state!r} == "kept batches" else 1)]
         print("done")
     """)
-    assert (done.stdout, done.stderr) == ("done\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
 def test_a_loader_in_a_reference_cycle_is_collected():
@@ -102,13 +92,3 @@ def test_a_loader_in_a_reference_cycle_is_collected():
         with pytest.raises(StopIteration):
             next(trainer.epoch)
         del trainer
-
-
-def test_importing_is_light():
-    done = run_python("""
-        import sys
-        import gpuloader
-        heavy = {"cupy", "torch", "jax", "paddle", "matplotlib", "rich", "multiprocessing.managers"}
-        print(sorted(heavy & set(sys.modules)))
-    """)
-    assert done.stdout == "[]\n"

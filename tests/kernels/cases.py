@@ -29,7 +29,7 @@ from gpuloader.kernels.recolor import recolor
 from gpuloader.kernels.resample import TABLE_LINES, resample
 from gpuloader.kernels.shuffle import shuffle
 from gpuloader.transforms.image_transforms import CHANGES
-from tests.kernels.shim import built_entries, launch_shapes
+from tests.kernels.shim import Placed, as_floats, built_entries, launch_shapes, read, same_bits
 
 
 @dataclass(eq=False)
@@ -641,3 +641,41 @@ SHUFFLE.refused += [
 ]
 
 CASES = [one for one in list(vars().values()) if isinstance(one, Case)]
+
+
+def check_agreement(case, arguments, offsets, given_out):
+    """Raise unless launcher and twin write the same to their result, and leave the same in other arrays."""
+    kernel = case.kernel
+    given = {
+        name: one for name, one in arguments.items() if isinstance(one, np.ndarray) and name in kernel.arrays
+    }
+    held = arguments | {name: one.copy() for name, one in given.items()}
+    with np.errstate(over="ignore" if case.is_loud else "warn"):
+        expected = kernel.on_host(**held)
+    places = {
+        name: Placed(one, offset * one.itemsize)
+        for (name, one), offset in zip(given.items(), offsets, strict=False)
+    }
+    options = arguments | {name: one.array for name, one in places.items()}
+    out = Placed(np.zeros_like(expected), offsets[-1] * expected.itemsize)
+    if case.has_out and given_out:
+        options["out"] = out.array
+    result = kernel(**options)
+    assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
+    seen = read(result)
+    if case.is_exact:
+        assert seen.tobytes() == expected.tobytes()
+    elif arguments.get("dtype") == "bfloat16":
+        same_bits(as_floats(seen), as_floats(expected))
+    else:
+        same_bits(seen, expected)
+    if case.has_out:
+        assert (result is out.array) == given_out
+    else:
+        assert result is places[next(iter(kernel.arrays))].array
+    for name, one in places.items():
+        one.check()
+        if name not in ("sums", "tables"):  # memory of the device alone
+            assert read(one.array).tobytes() == held[name].tobytes(), f"{name} differs"
+    out.check()
+    return expected

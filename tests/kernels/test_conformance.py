@@ -14,8 +14,8 @@ from gpuloader.kernels.compiler import kernel_names
 from gpuloader.kernels.launching import Kernel
 from gpuloader.kernels.recolor import recolor
 from gpuloader.kernels.resample import resample
-from tests.kernels.cases import CASES
-from tests.kernels.shim import Placed, as_floats, check_refusal, examples, place, read, same_bits
+from tests.kernels.cases import CASES, check_agreement
+from tests.kernels.shim import check_refusal, examples, place, read
 
 
 def named(case):
@@ -28,43 +28,6 @@ def on_device(arguments):
 
 def first_array(case):
     return next(iter(case.kernel.arrays))
-
-
-def check_agreement(case, arguments, offsets, given_out):
-    """Raise unless launcher and twin write the same to their result, and leave the same in other arrays."""
-    kernel = case.kernel
-    given = {
-        name: one for name, one in arguments.items() if isinstance(one, np.ndarray) and name in kernel.arrays
-    }
-    held = arguments | {name: one.copy() for name, one in given.items()}
-    with np.errstate(over="ignore" if case.is_loud else "warn"):
-        expected = kernel.on_host(**held)
-    places = {
-        name: Placed(one, offset * one.itemsize)
-        for (name, one), offset in zip(given.items(), offsets, strict=False)
-    }
-    options = arguments | {name: one.array for name, one in places.items()}
-    out = Placed(np.zeros_like(expected), offsets[-1] * expected.itemsize)
-    if case.has_out and given_out:
-        options["out"] = out.array
-    result = kernel(**options)
-    assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
-    seen = read(result)
-    if case.is_exact:
-        assert seen.tobytes() == expected.tobytes()
-    elif arguments.get("dtype") == "bfloat16":
-        same_bits(as_floats(seen), as_floats(expected))
-    else:
-        same_bits(seen, expected)
-    if case.has_out:
-        assert (result is out.array) == given_out
-    else:
-        assert result is places[first_array(case)].array
-    for name, one in places.items():
-        one.check()
-        if name not in ("sums", "tables"):  # memory of the device alone
-            assert read(one.array).tobytes() == held[name].tobytes(), f"{name} differs"
-    out.check()
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)

@@ -38,31 +38,6 @@ def test_with_a_span_they_agree(device, problem, ends, count, has_order, shape):
     out.check()
 
 
-@pytest.mark.parametrize(
-    ("width", "source_offset", "out_offset", "word"),
-    [
-        (64, 0, 0, "uint4"),
-        (64, 0, 8, "unsigned long long"),
-        (24, 0, 0, "unsigned long long"),
-        (12, 0, 0, "unsigned int"),
-        (64, 4, 0, "unsigned int"),
-        (64, 2, 2, "unsigned short"),
-        (7, 0, 0, "unsigned char"),
-        (64, 0, 1, "unsigned char"),
-    ],
-)
-def test_words_are_as_large_as_the_row_and_both_addresses_allow(
-    device, width, source_offset, out_offset, word
-):
-    device.shape = None
-    source = Placed(np.zeros((3, width), np.uint8), source_offset)
-    out = Placed(np.zeros((2, width), np.uint8), out_offset)
-    if (source.array.data.ptr - source_offset) % 16 or (out.array.data.ptr - out_offset) % 16:
-        pytest.skip("the memory is not aligned to 16 bytes")
-    gather(source.array, place(np.zeros(2, np.int64)), out=out.array)
-    assert device.launches[-1][0] == f"gather<{word}>"
-
-
 def test_the_twin_is_what_numpy_takes():
     source = np.arange(60).reshape(5, 4, 3)
     indices = np.array([4, 0, 0, 2])

@@ -1,6 +1,7 @@
 """What every launch has in common: checks of arrays, grids, and the arguments that CuPy passes."""
 
 import contextlib
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,11 +10,93 @@ from hypothesis import strategies as st
 
 from gpuloader.kernels import launching
 from gpuloader.kernels.cast import cast
+from gpuloader.kernels.crop import crop
 from gpuloader.kernels.gather import gather
 from gpuloader.kernels.launching import find_device, spread, spread_rows
+from gpuloader.kernels.mixup import blend, mix_labels, paste
 from gpuloader.kernels.one_hot import one_hot
 from gpuloader.kernels.recolor import recolor
+from tests.kernels.cases import CROP, ERASE, NORMALIZE, check_agreement, make_mix
 from tests.kernels.shim import Placed, check_shape, pack, place
+
+
+def crop_rows(width, offset=0):
+    out, windows = Placed(np.zeros((2, 5, width, 3), np.uint8), offset), np.zeros((2, 3), np.int32)
+    crop(place(np.zeros((2, 7, 20, 3), np.uint8)), (5, width), place(windows), out=out.array)
+
+
+def gather_rows(width, source_offset=0, offset=0):
+    source = Placed(np.zeros((3, width), np.uint8), source_offset)
+    out = Placed(np.zeros((2, width), np.uint8), offset)
+    gather(source.array, place(np.zeros(2, np.int64)), out=out.array)
+
+
+def mix_pair(kernel, values, **options):
+    kernel(place(values), place(make_mix(2, 0.25)), **options)
+
+
+FLOATS = np.ones((2, 1, 3, 3), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("launch", "arguments", "entry"),
+    [
+        (crop_rows, (16,), "crop<uint4>"),
+        (crop_rows, (8,), "crop<unsigned long long>"),
+        (crop_rows, (4,), "crop<unsigned int>"),
+        (crop_rows, (5,), "crop<unsigned int>"),
+        (crop_rows, (16, 8), "crop<unsigned long long>"),
+        (crop_rows, (16, 3), "crop<unsigned int>"),
+        (gather_rows, (64,), "gather<uint4>"),
+        (gather_rows, (64, 0, 8), "gather<unsigned long long>"),
+        (gather_rows, (24,), "gather<unsigned long long>"),
+        (gather_rows, (12,), "gather<unsigned int>"),
+        (gather_rows, (64, 4), "gather<unsigned int>"),
+        (gather_rows, (64, 2, 2), "gather<unsigned short>"),
+        (gather_rows, (7,), "gather<unsigned char>"),
+        (gather_rows, (64, 0, 1), "gather<unsigned char>"),
+        (mix_pair, (blend, FLOATS), "blend<float>"),
+        (mix_pair, (paste, FLOATS), "paste<unsigned int>"),
+        (partial(mix_pair, classes=2), (mix_labels, np.array([0, 1])), "mix_labels<long long>"),
+    ],
+)
+def test_words_are_as_large_as_rows_and_addresses_allow(device, launch, arguments, entry):
+    device.shape = None
+    launch(*arguments)
+    assert device.launches[-1][0] == entry
+
+
+MANY = 70_000
+COUNTED = np.arange(MANY * 4, dtype=np.uint32).reshape(MANY, 2, 2, 1)
+TURNS = np.stack([np.zeros(MANY), np.zeros(MANY), np.arange(MANY) % 2], 1).astype(np.int32)
+ERASED = np.ones((MANY, 1, 2, 2), np.uint8), np.arange(MANY)[:, None] % 2 * np.array([0, 0, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("case", "arguments", "launch"),
+    [
+        (
+            CROP,
+            {"images": COUNTED, "size": (1, 2), "windows": TURNS},
+            ("crop<unsigned long long>", (1, 65535, 1), (1, 1)),
+        ),
+        (
+            ERASE,
+            {"images": ERASED[0], "windows": ERASED[1].astype(np.int32)},
+            ("erase<unsigned char>", (1, 65535), (32,)),
+        ),
+        (
+            NORMALIZE,  # which stores four floats at once where the result allows
+            {"images": np.zeros((MANY, 2, 2, 1), np.uint8), "mean": 0, "std": 1},
+            ("normalize<unsigned char, float>", (1, 65535, 1), (1, 2)),
+        ),
+    ],
+    ids=["crop", "erase", "normalize"],
+)
+def test_more_samples_than_a_grid_has_rows(device, case, arguments, launch):
+    device.shape = None
+    check_agreement(case, arguments, [0] * 4, given_out=False)
+    assert device.launches[-1][:3] == launch
 
 
 def test_arrays_off_their_boundary_are_refused_alike(device):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from gpuloader.kernels.cast import NUMPY_FLOATS, round_to
 from gpuloader.kernels.mixup import blend, mix_labels, paste
 from tests.kernels.cases import SHARES, as_images, make_floats, make_mix
-from tests.kernels.shim import as_floats, examples, place, read, same_bits
+from tests.kernels.shim import as_floats, examples, same_bits
 
 
 def test_a_blend_of_bfloat16_is_one_of_floats_rounded():
@@ -42,16 +42,3 @@ def test_labels_and_rows_of_shares_are_mixed_alike():
     rows = np.array([[0, 0, 1], [1, 0, 0], [0, 0, 0]], np.float32)
     same_bits(mix_labels.on_host(rows, mix, classes=3), whole)
     np.testing.assert_allclose(whole, [[0, 0, 0.3], [0.3, 0, 0.7], [0.7, 0, 0]], rtol=1e-6)
-
-
-def test_arrays_are_made_if_none_are_given(device):
-    device.shape = None
-    images, mix = np.ones((2, 1, 3, 3), np.float32), make_mix(2, 0.25)
-    assert read(blend(place(images), place(mix))).sum() == 18
-    assert read(paste(place(images), place(mix))).sum() == 18
-    assert read(mix_labels(place(np.array([0, 1])), place(mix), classes=2))[1].tolist() == [0.75, 0.25]
-    assert [entry for entry, *_ in device.launches[-3:]] == [
-        "blend<float>",
-        "paste<unsigned int>",
-        "mix_labels<long long>",
-    ]

@@ -6,7 +6,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuloader.kernels.normalize import _multiply_add, normalize
-from tests.kernels.shim import Placed, as_floats, cut, examples, place, read, same_bits
+from tests.kernels.cases import NORMALIZE, check_agreement
+from tests.kernels.shim import cut, examples
 
 LAYOUTS = ["HWC", "CHW"]
 floats = st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True)
@@ -62,27 +63,11 @@ def test_the_twin_is_what_numpy_gives(dtype, layout, out_layout):
 @pytest.mark.parametrize("offset", [0, 1, 3])
 def test_they_agree_on_rows_of_pixels_of_any_length(device, offset, channels, dtype):
     """Mirrored or not, and aligned to 16 bytes, to 8 or to none."""
-    device.shape = None
-    constants = np.linspace(0.1, 0.9, channels), np.linspace(0.2, 0.7, channels)
+    device.shape, windows = None, np.array([[0, 0, 1], [1, 2, 0]], np.int32)
+    options = {"mean": np.linspace(0.1, 0.9, channels), "std": np.linspace(0.2, 0.7, channels)}
+    options |= {"scale": 1 / 255, "out_layout": "HWC", "dtype": dtype, "windows": windows}
     for width in range(1, 18):
         images = np.random.default_rng(width).integers(0, 256, (2, 3, width + 2, channels), np.uint8)
-        windows = np.array([[0, 0, 1], [1, 2, 0]], np.int32)
-        options = {"size": (2, width), "out_layout": "HWC", "dtype": dtype, "scale": 1 / 255}
-        expected = normalize.on_host(images, *constants, windows=windows, **options)
         for out_offset in (0, 4, offset):
-            out = Placed(np.zeros_like(expected), out_offset * expected.itemsize)
-            given = place(images, offset)
-            normalize(given, *constants, windows=place(windows), out=out.array, **options)
-            seen = read(out.array)
-            same_bits(*((as_floats(seen), as_floats(expected)) if dtype == "bfloat16" else (seen, expected)))
-            out.check()
-
-
-def test_floats_are_stored_four_at_once_where_the_result_allows(device):
-    """The results do not depend on it; see test_the_launcher_and_its_twin_agree."""
-    device.shape = None
-    images = place(np.zeros((70_000, 2, 2, 1), np.uint8))
-    normalize(images, 0, 1)
-    entry, grid, block, _ = device.launches[-1]
-    assert entry == "normalize<unsigned char, float>"
-    assert (grid, block) == ((1, 65535, 1), (1, 2))  # more samples than the grid's y holds
+            arguments = {"images": images, **options, "size": (2, width)}
+            check_agreement(NORMALIZE, arguments, [offset, 0, out_offset], given_out=True)

@@ -1,6 +1,7 @@
-"""Indices: every dataset takes one, a slice, a list, an array or a mask, and says what it expected."""
+"""Map-style datasets: indices of every kind, copies, resuming and ranks, the same for all of them."""
 
 import itertools
+import pickle
 import re
 
 import numpy as np
@@ -13,6 +14,7 @@ from gpuloader import (
     DataLoader,
     MixDataset,
     PackedList,
+    PackedSequences,
     Ragged,
     SequenceSampler,
     Subset,
@@ -20,16 +22,17 @@ from gpuloader import (
     TensorDataset,
     TokenWindows,
 )
-from tests.sample_sets import assert_same
+from tests import loading
+from tests.rank_loaders import loaders_of
+from tests.sample_sets import PROCESSES, WORKERS, assert_same, name_workers
+from tests.sources.files.test_arrays import write_hdf5, write_zarr
 
 ROWS = 6
 MASK = [True, False, True, False, False, True]
 WORDS = ["a", "bb", "ccc", "d", "ee", "f"]
-COLUMNS = {"x": np.arange(ROWS) / 2, "box": np.arange(12).reshape(ROWS, 2), "word": WORDS}
-
-
-def make_table():
-    return TableDataset({**COLUMNS, "tokens": [[row] * (row + 1) for row in range(ROWS)]})
+ARRAYS = {"x": np.arange(ROWS) / 2, "box": np.arange(12).reshape(ROWS, 2)}
+COLUMNS = {**ARRAYS, "word": WORDS}
+RAGGED = {**COLUMNS, "tokens": [[row] * (row + 1) for row in range(ROWS)]}
 
 
 def make_parts(kind, **options):
@@ -38,16 +41,37 @@ def make_parts(kind, **options):
     return kind(parts, **options)
 
 
+def of_library(name):
+    def make(_):
+        module, columns = pytest.importorskip(name), {**RAGGED, "box": ARRAYS["box"].tolist()}
+        return TableDataset(module.table(columns) if name == "pyarrow" else module.DataFrame(columns))
+
+    return make
+
+
+def stored(write):
+    def make(folder):
+        path, kind = write(folder, **ARRAYS)
+        return kind(path)
+
+    return make
+
+
 DATASETS = {
-    "TensorDataset": lambda: TensorDataset(COLUMNS["x"], COLUMNS["box"]),
-    "TableDataset": make_table,
-    "TokenWindows": lambda: TokenWindows(np.arange(20), 5, stride=3),
-    "TokenWindows of documents": lambda: TokenWindows(np.arange(21), 3, stride=3, documents=[0, 10]),
-    "PackedList": lambda: PackedList(WORDS),
-    "Subset": lambda: Subset(make_table(), [5, 4, 3, 2, 1, 0]),
-    "ConcatDataset": lambda: make_parts(ConcatDataset),
-    "MixDataset": lambda: make_parts(MixDataset, weights=[1, 1]),
-    "ComposeDataset": lambda: ComposeDataset([TokenWindows(np.arange(20), 5, stride=3), WORDS]),
+    "TensorDataset": lambda _: TensorDataset(*ARRAYS.values()),
+    "TableDataset": lambda _: TableDataset(RAGGED),
+    "TableDataset of arrays": lambda _: TableDataset(ARRAYS),
+    **{f"TableDataset of {name}": of_library(name) for name in ("pandas", "polars", "pyarrow")},
+    "TokenWindows": lambda _: TokenWindows(np.arange(20), 5, stride=3),
+    "TokenWindows of documents": lambda _: TokenWindows(np.arange(21), 3, stride=3, documents=[0, 10]),
+    "PackedSequences": lambda _: PackedSequences(range(24), 4, documents=[3, 8, 9, 15, 20]),
+    "PackedList": lambda _: PackedList(WORDS),
+    "HDF5Dataset": stored(write_hdf5),
+    "ZarrDataset": stored(write_zarr),
+    "Subset": lambda _: Subset(TableDataset(RAGGED), [5, 4, 3, 2, 1, 0]),
+    "ConcatDataset": lambda _: make_parts(ConcatDataset),
+    "MixDataset": lambda _: make_parts(MixDataset, weights=[1, 1]),
+    "ComposeDataset": lambda _: ComposeDataset([TokenWindows(np.arange(20), 5, stride=3), WORDS]),
 }
 SEVERAL = [
     ([2, 0, -1], [2, 0, 5]),
@@ -77,9 +101,20 @@ def rows_of(batch):
     return list(batch)
 
 
+def plain(batches):
+    """Return batches with tuples as lists, and ragged fields as their arrays, which can be compared."""
+    if isinstance(batches, Ragged):
+        return [batches.values, *batches.row_splits]
+    if isinstance(batches, dict):
+        return {name: plain(held) for name, held in batches.items()}
+    return [plain(one) for one in batches] if isinstance(batches, tuple | list) else batches
+
+
 @pytest.fixture(params=DATASETS, ids=str)
-def dataset(request):
-    return DATASETS[request.param]()
+def dataset(request, tmp_path):
+    made = DATASETS[request.param](tmp_path)
+    yield made
+    getattr(made, "close", int)()
 
 
 class TestDatasets:
@@ -92,23 +127,19 @@ class TestDatasets:
         assert_same(dataset[index], list(dataset)[4])
 
     @pytest.mark.parametrize(
-        ("index", "found"),
+        ("index", "problem"),
         [
-            (6, "6"), (-7, "-7"), ([0, 6], "6, listed at position 1"),
-            (np.array([-7]), "-7, listed at position 0"),
-            (np.array([2**63 + 1], np.uint64), "9223372036854775809, listed at position 0"),
+            (6, "has no sample 6"), (-7, "has no sample -7"),
+            ([0, 6], "has no sample 6, listed at position 1"),
+            (np.array([-7]), "has no sample -7, listed at position 0"),
+            (np.array([2**63 + 1], np.uint64), "has no sample 9223372036854775809, listed at position 0"),
+            ([True], "takes a mask of 6 booleans, got 1"), (np.ones(7, bool), "takes a mask of 6 .*, got 7"),
         ],
         ids=repr,
     )  # fmt: skip
-    def test_no_such_sample(self, dataset, index, found):
-        with pytest.raises(IndexError, match=f"^{type(dataset).__name__} of 6 samples has no sample {found}"):
+    def test_no_such_sample_and_a_mask_of_another_length(self, dataset, index, problem):
+        with pytest.raises(IndexError, match=f"^{type(dataset).__name__} of 6 samples {problem}"):
             dataset[index]
-
-    @pytest.mark.parametrize("mask", [[True], np.ones(7, bool)], ids=repr)
-    def test_a_mask_of_another_length(self, dataset, mask):
-        expected = f"{type(dataset).__name__} of 6 samples takes a mask of 6 booleans, got {len(mask)}"
-        with pytest.raises(IndexError, match=expected):
-            dataset[mask]
 
     @pytest.mark.parametrize(
         ("index", "got"),
@@ -133,16 +164,29 @@ class TestDatasets:
             inner = dataset.default_sampler(shuffle=False)
         sampler = BatchSampler(sampler=inner, batch_size=4)
         loader = DataLoader(dataset, places="cpu", batch_size=None, sampler=sampler, num_workers=workers)
-        assert_same([_plain(batch) for batch in loader], [_plain(dataset[rows]) for rows in sampler])
+        assert_same(plain(list(loader)), plain([dataset[rows] for rows in sampler]))
+
+    def test_a_copy_has_the_same_samples(self, dataset):
+        again = pickle.loads(pickle.dumps(dataset))
+        assert_same(list(again), list(dataset))
+        getattr(again, "close", int)()
+
+    @pytest.mark.parametrize("workers", [*WORKERS, PROCESSES], ids=name_workers)
+    def test_a_loader_resumes_in_the_middle(self, dataset, workers):
+        options = options_of(dataset)
+        before, again = loading.resume(lambda: loading.load(dataset, **options, **workers), 2)
+        assert_same(plain([*before, *again]), plain(list(loading.load(dataset, **options))))
+
+    def test_ranks_divide_it(self, dataset):
+        options = options_of(dataset)
+        steps = zip(*loaders_of(dataset, 2, **options, uneven="drop"), strict=True)
+        found = [batch for step in steps for batch in step]
+        assert_same(plain(found), plain(list(loading.load(dataset, **options))))
 
 
-def _plain(batch):
-    """Return a batch with tuples as lists, and ragged fields as their arrays, which can be compared."""
-    if isinstance(batch, Ragged):
-        return [batch.values, *batch.row_splits]
-    if isinstance(batch, dict):
-        return {name: _plain(held) for name, held in batch.items()}
-    return list(batch) if isinstance(batch, tuple) else batch
+def options_of(dataset):
+    ragged = ["tokens"] if isinstance(dataset[0], dict) and "tokens" in dataset[0] else []
+    return {"batch_size": 1, "shuffle": True, "seed": 3, "ragged": ragged}
 
 
 class TestShapes:
@@ -159,10 +203,10 @@ class TestShapes:
         with pytest.raises(
             TypeError, match=r"^a TableDataset is indexed by row, .* write dataset\[:\]\['x'\]$"
         ):
-            make_table()["x"]
+            TableDataset(RAGGED)["x"]
 
     def test_a_table_returns_columns_and_a_slice_does_not_copy_them(self):
-        found = make_table()[[1, 0]]
+        found = TableDataset(RAGGED)[[1, 0]]
         assert list(found) == ["x", "box", "word", "tokens"]
         assert (found["x"].tolist(), found["box"].tolist()) == ([0.5, 0], [[2, 3], [0, 1]])
         assert found["word"] == ["bb", "a"]

@@ -17,6 +17,7 @@ from gpuloader import (
     sample_rng,
 )
 from gpuloader.errors import SourceError
+from tests.sample_sets import assert_same
 
 soundfile = pytest.importorskip("soundfile")
 soxr = pytest.importorskip("soxr")
@@ -74,9 +75,7 @@ def test_a_folder_gives_another_stretch_in_each_epoch_and_the_same_to_all_worker
     assert [audio.shape for audio, _ in first] == [(3, 16_000)] * 2
     assert any((a != b).any() for (a, _), (b, _) in zip(first, second, strict=True))
     for way in ({"num_workers": 2}, {"num_workers": 2, "worker_type": "thread"}):
-        for epoch, there in zip(expected, load(root, **way), strict=True):
-            for one, other in zip(epoch, there, strict=True):
-                assert all(map(np.array_equal, one, other))
+        assert_same(load(root, **way), expected)
     dataset = pickle.loads(pickle.dumps(AudioFolder(root, 1.0)))
     assert repr(dataset).startswith("<AudioFolder: 6 audio files of 2 classes")
     sample = dataset[4]  # outside of a loader, the middle

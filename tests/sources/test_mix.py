@@ -187,11 +187,7 @@ class TestWeightsAreNotLost:
     @pytest.mark.parametrize(
         ("make", "message"),
         [
-            (
-                lambda mix: Subset(mix, [0, 1]),
-                "a Subset would read the MixDataset without its weights: take subsets of its datasets first, "
-                r"then mix those; to ignore the weights, pass ConcatDataset\(mix.datasets\)",
-            ),
+            (lambda mix: Subset(mix, [0, 1]), "a Subset would .* take subsets of its datasets first"),
             (lambda mix: random_split(mix, [0.5, 0.5]), "random_split would .* split its datasets first"),
             (lambda mix: ConcatDataset(["a", mix]), "a ConcatDataset would .* concatenate its datasets"),
             (lambda mix: mix + mix, "a ConcatDataset would .* concatenate its datasets first"),
@@ -276,11 +272,7 @@ def test_bad_values(datasets, weights, at_end, message):
         ({"a": range(3), "b": range(3)}, "datasets must be a list of datasets, got a dict; pass its values"),
         (TensorDataset(np.zeros(2)), "datasets must be a list of datasets, got the dataset TensorDataset"),
         ("ab", "datasets must be a list of datasets, got the text 'ab'"),
-        ([{"x": [1, 2]}, {"x": [3, 4]}], r"dataset 0 .* got a dict whose .* pass TableDataset\(columns\)"),
-        (
-            ["a", IterableDataset()],
-            "(dataset 1 must be map-style, got the Iter|dataset 0 must be iterable)",
-        ),
+        (["a", IterableDataset()], "dataset (1 must be map-style, got the Iter|0 must be iterable)"),
     ],
 )
 def test_what_is_no_list_of_datasets(compose, parts, message):
@@ -327,6 +319,31 @@ def stream(count, start=0, **options):
 load_stream = partial(loading.load, batch_size=7, seed=4)
 
 
+def stored(folder, kind, numbers, **options):
+    """Return a dataset over a tar or Parquet file of numbers, which is written once."""
+    path = folder / f"a.{kind}"
+    if kind == "parquet":
+        pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        if not path.exists():
+            pq.write_table(pa.table({"n": numbers}), path, row_group_size=7)
+        return ParquetDataset(path, **options)
+    write_tar(path, [(f"{number}.n", str(number).encode()) for number in numbers])
+    return TarDataset(path, lambda sample: {"n": int(sample["n"])})
+
+
+def check_resuming(make, counts):
+    """Check that a loader resumes after so many batches; return the samples of the whole epoch."""
+
+    def read(loader):
+        return [(batch["n"] if isinstance(batch, dict) else batch).tolist() for batch in loader]
+
+    whole = read(make())
+    for count in counts:
+        _, again = loading.resume(make, count)
+        assert read(again) == whole[count:]
+    return [one for batch in whole for one in batch]
+
+
 class TestStreams:
     @pytest.mark.parametrize(
         ("at_end", "times"),
@@ -360,11 +377,7 @@ class TestStreams:
             parts = [stream(30, keeps=keeps), stream(200, 1000, keeps=keeps)]
             return load_stream(MixDataset(parts, [1, 2], at_end="repeat"), **workers)
 
-        whole = [batch.tolist() for batch in make()]
-        assert set(range(30)) | set(range(1000, 1200)) == {one for batch in whole for one in batch}
-        for count in (1, 9, 20):
-            _, again = loading.resume(make, count)
-            assert [batch.tolist() for batch in again] == whole[count:]
+        assert set(check_resuming(make, (1, 9, 20))) == {*range(30), *range(1000, 1200)}
 
     def test_ranks_divide_it(self):
         def make(**options):
@@ -381,43 +394,24 @@ class TestStreams:
 
     @pytest.mark.parametrize("workers", [INLINE, PROCESSES], ids=name_workers)
     def test_files_of_several_kinds(self, tmp_path, workers):
-        pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-        write_tar(tmp_path / "a.tar", [(f"{row}.n", str(row).encode()) for row in range(40)])
-        pq.write_table(pa.table({"n": range(1000, 1200)}), tmp_path / "a.parquet", row_group_size=30)
-
         def make():
-            tar = TarDataset(tmp_path / "a.tar", lambda sample: {"n": int(sample["n"])})
-            rows = ParquetDataset(tmp_path / "a.parquet", shuffle=True, shuffle_buffer=50)
-            return load_stream(MixDataset([tar, rows], [1, 2], at_end="repeat"), **workers)
+            shuffled = {"shuffle": True, "shuffle_buffer": 50}
+            rows = stored(tmp_path, "parquet", range(1000, 1200), **shuffled)
+            mixed = MixDataset([stored(tmp_path, "tar", range(40)), rows], [1, 2], at_end="repeat")
+            return load_stream(mixed, **workers)
 
-        whole = [batch["n"].tolist() for batch in make()]
-        found = [one for batch in whole for one in batch]
-        assert set(found) == {*range(40), *range(1000, 1200)}
-        for count in (1, 6, 25):
-            _, again = loading.resume(make, count)
-            assert [batch["n"].tolist() for batch in again] == whole[count:]
+        assert set(check_resuming(make, (1, 6, 25))) == {*range(40), *range(1000, 1200)}
 
     @pytest.mark.parametrize("kind", ["tar", "parquet"])
     def test_a_stream_that_is_listed_twice_is_read_at_two_positions(self, tmp_path, kind):
-        pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-        write_tar(tmp_path / "a.tar", [(f"{row}.n", str(row).encode()) for row in range(60)])
-        pq.write_table(pa.table({"n": range(60)}), tmp_path / "a.parquet", row_group_size=7)
-
         def make():
-            tar = TarDataset(tmp_path / "a.tar", lambda sample: {"n": int(sample["n"])})
-            one = tar if kind == "tar" else ParquetDataset(tmp_path / "a.parquet")
+            one = stored(tmp_path, kind, range(60))
             return load_stream(MixDataset([one, one], [1, 3], at_end="drop"))
 
-        whole = [batch["n"].tolist() for batch in make()]
-        assert sorted(one for batch in whole for one in batch) == sorted([*range(60)] * 2)
-        for count in range(1, len(whole)):
-            _, again = loading.resume(make, count)
-            assert [batch["n"].tolist() for batch in again] == whole[count:]
+        assert sorted(check_resuming(make, range(1, 18))) == sorted([*range(60)] * 2)
 
     def test_a_stream_that_is_repeated_shuffles_anew(self, tmp_path):
-        pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-        pq.write_table(pa.table({"n": range(60)}), tmp_path / "a.parquet")
-        rows = ParquetDataset(tmp_path, shuffle=True, shuffle_buffer=60)
+        rows = stored(tmp_path, "parquet", range(60), shuffle=True, shuffle_buffer=60)
         mixed = MixDataset([rows, Letters([{"n": 1000}] * 200)], [1, 1], at_end=["repeat", "stop"])
         found = [one for batch in load_stream(mixed) for one in batch["n"].tolist() if one < 1000]
         assert sorted(found[:60]) == sorted(found[60:120]) == list(range(60))
@@ -426,18 +420,8 @@ class TestStreams:
     @pytest.mark.parametrize(
         ("datasets", "options", "error", "problem"),
         [
-            (
-                [stream(3), "ab"],
-                {},
-                TypeError,
-                "dataset 1 must be iterable like the others",
-            ),
-            (
-                [stream(3), stream(3)],
-                {"weights": [1]},
-                ValueError,
-                "weights must be one per dataset: 2, got 1",
-            ),
+            ([stream(3), "ab"], {}, TypeError, "dataset 1 must be iterable like the others"),
+            ([stream(3)] * 2, {"weights": [1]}, ValueError, "weights must be one per dataset: 2, got 1"),
             ([stream(3)], {"at_end": ["stop"] * 2}, ValueError, "at_end must be one per dataset: 1, got 2"),
             ([stream(3)], {"at_end": "end"}, ValueError, "at_end must be one of"),
         ],

@@ -1,7 +1,6 @@
 """Documents packed into rows: every token once, with its label, position and piece, and little padding."""
 
 import itertools
-import json
 import pickle
 from functools import partial
 
@@ -11,9 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader import DataLoader, PackedSequences
-from tests import loading
-from tests.rank_loaders import make
-from tests.sample_sets import PROCESSES, WORKERS, name_workers
 
 
 def split(row, length):
@@ -96,59 +92,6 @@ def test_a_seed_packs_other_documents_together():
     assert not (first[0]["tokens"] == make_rows()[0]["tokens"]).all()
 
 
-def test_several_rows_at_once():
-    rows = PackedSequences(range(20), 4, documents=[3, 8, 9, 15])
-    for index, numbers in (
-        (slice(1, 3), [1, 2]),
-        ([2, 0, -1], [2, 0, len(rows) - 1]),
-        (np.arange(len(rows)) == 1, [1]),
-        ([], []),
-    ):
-        several = rows[index]
-        for name in rows[0]:
-            expected = [rows[number][name].tolist() for number in numbers]
-            assert several[name].tolist() == expected
-            assert several[name].shape[1:] == rows[0][name].shape
-            assert several[name].dtype == rows[0][name].dtype
-    with pytest.raises(IndexError, match="PackedSequences of"):
-        rows[len(rows)]
-
-
-def load(rows=None, **options):
-    rows = rows or PackedSequences(TOKENS[:20_000], 256, documents=STARTS[STARTS < 20_000])
-    return loading.load(rows, **{"batch_size": 4, "seed": 3, "shuffle": True, **options})
-
-
-def tokens_of(batches):
-    return [row for batch in batches for row in batch["tokens"].tolist()]
-
-
-@pytest.mark.parametrize("workers", [*WORKERS, PROCESSES], ids=name_workers)
-def test_a_loader_resumes_in_the_middle(workers):
-    whole = tokens_of(load())
-    before, again = loading.resume(lambda: load(**workers), 9)
-    assert tokens_of(before) + tokens_of(again) == whole
-
-
-def test_ranks_divide_the_rows_and_others_resume():
-    rows = PackedSequences(TOKENS[:20_000], 256, documents=STARTS[STARTS < 20_000])
-    whole = tokens_of(load(seed=5))
-
-    def ranks(count):
-        return [make(rows, rank, count, batch_size=2, shuffle=True, uneven="drop") for rank in range(count)]
-
-    found = ranks(2)
-    epochs = [iter(one) for one in found]
-    steps = [tokens_of(next(epoch) for epoch in epochs) for _ in range(3)]
-    assert [row for step in steps for row in step] == whole[:12]
-    others = ranks(3)
-    for one in others:
-        one.load_state_dict(json.loads(json.dumps(found[1].state_dict())))
-    rest = [row for step in zip(*others, strict=True) for row in tokens_of(step)]
-    assert rest == whole[12 : 12 + len(rest)]
-    assert len(rest) > 50
-
-
 def test_a_row_is_a_step_without_a_batch_dimension():
     rows = PackedSequences(range(1, 20), 6, documents=[3, 8, 9, 15], longest=4)
     steps = list(DataLoader(rows, places="cpu", batch_size=None))
@@ -171,12 +114,7 @@ def test_a_row_is_a_step_without_a_batch_dimension():
         ),
         ((range(4), 2), {"documents": [0.5]}, TypeError, "documents must be a list of integers"),
         ((["a"], 2), {"documents": []}, TypeError, "tokens must be one dimension of numbers"),
-        (
-            (np.arange(4, dtype=np.uint16), 2),
-            {"documents": [], "padding": -1},
-            ValueError,
-            "padding must be a token of uint16, got -1",
-        ),
+        ((np.arange(4, dtype="u2"), 2), {"documents": [], "padding": -1}, ValueError, "of uint16, got -1"),
     ],
 )
 def test_bad_arguments(arguments, options, kind, problem):

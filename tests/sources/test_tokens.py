@@ -1,7 +1,6 @@
 """Windows over tokens: which there are, and how they are loaded, resumed and divided among ranks."""
 
 import itertools
-import pickle
 from functools import partial
 
 import numpy as np
@@ -96,16 +95,6 @@ def starts(loader):
     return [window[0] for batch in loader for window in batch.tolist()]
 
 
-@pytest.mark.parametrize("workers", [*WORKERS, PROCESSES], ids=name_workers)
-@pytest.mark.parametrize("documents", [None, [40, 1000, 3333]])
-def test_a_loader_resumes_in_the_middle_of_a_file(file, workers, documents):
-    windows = TokenWindows(file, 16, documents=documents)
-    whole = starts(load(windows))
-    assert len(whole) == len(windows)
-    before, again = loading.resume(lambda: load(windows, **workers), 9)
-    assert starts(before) + starts(again) == whole
-
-
 def test_random_windows_are_a_function_of_seed_and_epoch(file):
     windows = TokenWindows(file, 16, stride=1)
 
@@ -129,7 +118,6 @@ def test_a_collate_function_gets_the_windows_in_processes(file):
     loader = load(windows, collate_fn=lambda samples: np.stack(samples)[:, :-1], **PROCESSES)
     assert starts(loader) == starts(load(windows))
     assert np.shares_memory(windows.tokens, file)
-    assert pickle.loads(pickle.dumps(windows))[3].tolist() == windows[3].tolist()
 
 
 def test_windows_of_windows(file):
@@ -160,13 +148,8 @@ def test_billions_of_tokens_take_no_memory():
         ((range(4), 2), {"stride": 0}, ValueError, "stride must be an integer of 1 or more"),
         ((range(9), 6), {"documents": [4]}, ValueError, "fits: the longest document has 5"),
         *(
-            (
-                (range(9), 2),
-                {"documents": documents},
-                ValueError,
-                "documents must be ascending .* from 0 to 9",
-            )
-            for documents in ([4, 3], [10], [-1])
+            ((range(9), 2), {"documents": wrong}, ValueError, "documents must be ascending .* from 0 to 9")
+            for wrong in ([4, 3], [10], [-1])
         ),
         ((range(9), 2), {"documents": [0.5]}, TypeError, "documents must be a list of integers"),
     ],

@@ -3,7 +3,6 @@
 import inspect
 import warnings
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader as Theirs
@@ -27,28 +26,11 @@ def named(index):
     return {"image": torch.full((2, 3), float(index)), "label": index, "name": f"sample {index}"}
 
 
-SAMPLES = {
-    "tensor": lambda index: torch.full((2, 2), index, dtype=torch.int32),
-    "array": lambda index: np.full(3, index, np.float32),
-    "int": lambda index: index,
-    "float": lambda index: index / 2,
-    "bool": lambda index: index % 2 == 0,
-    "numpy number": lambda index: np.float32(index),
-    "tuple": lambda index: (torch.zeros(2), index),
-    "list": lambda index: [torch.zeros(2), index],
-    "dict": named,
-    "dict in a tuple": lambda index: (named(index), index / 2),
-    "text": lambda index: f"sample {index}",
-    "no dimensions": lambda index: torch.tensor(index),
-}
-
-
-@pytest.mark.parametrize("sample", SAMPLES)
 @pytest.mark.parametrize(
     "arguments", [(), (3,), (3, False), (3, None, None, None, 0, None, True, True), (None,)], ids=str
 )
-def test_batches(sample, arguments):
-    assert_alike(Made(SAMPLES[sample], 7), *arguments)
+def test_options_by_position(arguments):
+    assert_alike(Made(named, 7), *arguments)
 
 
 @pytest.mark.parametrize(

@@ -35,20 +35,6 @@ def test_samples_come_in_order(lib, workers, size, persistent):
         assert torch.equal(join([labels for _, labels in batches]), LABELS)
 
 
-BATCHES = [(0, 1), (2, 3, 4), (5, 6), (7, 8, 9), (10, 11), (12, 13, 14), (15, 16), (17, 18, 19)]
-
-
-@pytest.mark.parametrize("workers", [0, 4])
-@pytest.mark.parametrize("kind", ["sampler", "batch_sampler"])
-def test_any_iterable_is_a_sampler(lib, kind, workers):
-    batches = BATCHES if kind == "batch_sampler" else [(first, first + 1) for first in range(2, 12, 2)]
-    options = {"sampler": range(2, 12), "batch_size": 2} if kind == "sampler" else {"batch_sampler": batches}
-    loader = lib.DataLoader(pictures(lib), num_workers=workers, **options)
-    assert len(loader) == len(batches)
-    for batch, (images, _) in zip(batches, loader, strict=True):
-        assert torch.equal(images, PICTURES[list(batch)])
-
-
 def test_a_list_may_grow_before_it_is_loaded(lib):
     samples = [torch.ones(4) for _ in range(4)]
     loaders = [lib.DataLoader(samples, shuffle=shuffle) for shuffle in (False, True)]

@@ -42,14 +42,9 @@ def with_pillow(image, name, amount):
     """Return what Pillow's own function for an operation makes."""
     from PIL import ImageEnhance, ImageOps
 
-    enhance = {
-        "brightness": "Brightness",
-        "saturation": "Color",
-        "contrast": "Contrast",
-        "sharpness": "Sharpness",
-    }
-    if name in enhance:
-        return getattr(ImageEnhance, enhance[name])(image).enhance(1 + amount)
+    if name in ("brightness", "saturation", "contrast", "sharpness"):
+        kind = "Color" if name == "saturation" else name.title()
+        return getattr(ImageEnhance, kind)(image).enhance(1 + amount)
     matrix = {"translate_x": (1, 0, -int(amount), 0, 1, 0), "translate_y": (1, 0, 0, 0, 1, -int(amount))}
     matrix |= {"shear_x": (1, amount, 0, 0, 1, 0), "shear_y": (1, 0, 0, amount, 1, 0)}
     if name in matrix:
@@ -173,12 +168,8 @@ def test_masks_and_boxes_follow_an_operation():
 # ---------------------------------------------------------------------------------------------------------
 # Views
 
-STEPS = [
-    t.RandomResizedCrop("image", 24),
-    t.RandomFlip("image"),
-    t.TrivialAugment("image"),
-    t.Grayscale("image", 0.3),
-]
+STEPS = [t.RandomResizedCrop("image", 24), t.RandomFlip("image")]
+STEPS += [t.TrivialAugment("image"), t.Grayscale("image", 0.3)]
 SAMPLES = [{"image": encode(make_pixels(40, 50, seed=n), "PNG"), "label": n} for n in range(6)]
 
 
@@ -238,30 +229,6 @@ def test_views_of_several_sizes_are_refused():
     load([t.Views(2, turn)], samples)
     with pytest.raises(ValueError, match=r"views of one size, got the shapes \[\(1, 1, 3\), \(2, 2, 3\)\]"):
         load([t.Views(2, [Odd()])], samples)
-
-
-@pytest.mark.parametrize(
-    ("make", "problem"),
-    [
-        (lambda: t.Grayscale(None, 2), "p must be"),
-        (lambda: t.GaussianBlur(None, 0), "sigma must be"),
-        (lambda: t.GaussianBlur(None, p=-1), "p must be"),
-        (lambda: t.ColorJitter(None, p=2), "p must be"),
-        (lambda: t.RandAugment(None, 0), "num_ops must be"),
-        (lambda: t.RandAugment(None, magnitude=31), "magnitude must be a number from 0 to 30, got 31"),
-        (lambda: t.RandAugment(None, filter="lanczos"), "filter must be one of"),
-        (lambda: t.TrivialAugment(None, 1), "num_magnitude_bins must be 2 or more"),
-        (lambda: t.Views(1, STEPS), "views must be 2 or more"),
-        (lambda: t.Views(2, []), "single images, got none"),
-        (lambda: t.Views(2, t.RandomFlip(None)), "needs a list of transforms, got RandomFlip"),
-        (lambda: t.Views(2, [*STEPS, t.Normalize("image")]), "got Normalize; put it after Views"),
-        (lambda: t.Views(2, [*STEPS, t.Resize("photo", 8)]), "of one field, got 'image' and 'photo'"),
-        (lambda: t.Views(2, [t.RandomFlip(("image", t.Boxes("boxes", "label")))]), r"\['boxes', 'label'\]"),
-    ],
-)
-def test_parameters_that_make_no_sense_are_refused(make, problem):
-    with pytest.raises((ValueError, TypeError), match=problem):
-        make()
 
 
 def test_damaged_files_are_left_out_of_views():

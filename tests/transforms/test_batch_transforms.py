@@ -198,14 +198,8 @@ class TestDraws:
         coded = np.zeros((count, 9, 8, 2), np.uint8)
         coded[..., 0], coded[..., 1] = np.arange(9)[:, None], np.arange(8)
         steps = [RandomCropFlip("0", size), Normalize("0", to="HWC")]
-        loader = load(
-            TensorDataset(coded, np.arange(count)),
-            steps=steps,
-            seed=seed,
-            shuffle=False,
-            sampler=keys,
-            **options,
-        )
+        options |= {"steps": steps, "seed": seed, "shuffle": False, "sampler": keys}
+        loader = load(TensorDataset(coded, np.arange(count)), **options)
         loader.set_epoch(epoch)
         found = {}
         for images, labels in loader:
@@ -261,6 +255,14 @@ class TestDraws:
             for one, batches in zip(both, wanted, strict=True):
                 assert_same(one, batches[number])
 
+    def test_of_keys_that_are_no_numbers_follow_the_key(self):
+        names = [f"{number}.jpg" for number in range(COUNT)]
+        options = {"steps": [RandomCropFlip(None, (3, 2))], "shuffle": False, "batch_size": COUNT}
+        samples = dict.fromkeys(names, PICTURES[0])
+        [images], [others] = (load(samples, sampler=order, **options) for order in (names, names[::-1]))
+        np.testing.assert_array_equal(images, others[::-1])
+        assert len({image.tobytes() for image in images}) > 6
+
     def test_of_an_iterable_data_set_are_the_same_again(self):
         class Stream(IterableDataset):
             def __iter__(self):
@@ -307,9 +309,8 @@ class TestAnOwnTransform:
     ROWS = TensorDataset(np.random.default_rng(2).random((10, 7), np.float32))
 
     def test_follows_and_is_followed(self):
-        [[found]] = load(
-            self.ROWS, steps=[Cast("0", "float16"), Sort("0"), Cast("0", "float64")], batch_size=10
-        )
+        steps = [Cast("0", "float16"), Sort("0"), Cast("0", "float64")]
+        [[found]] = load(self.ROWS, steps=steps, batch_size=10)
         assert found.dtype == np.float64
         assert (np.diff(found, axis=1) >= 0).all()
 
@@ -344,9 +345,7 @@ class TestAnOwnTransform:
                 pass
 
         for dataset in (self.ROWS, SAMPLES):
-            with pytest.raises(
-                SampleError, match=r"batch 0, field '0'.*: Raising raised ZeroDivisionError"
-            ) as caught:
+            with pytest.raises(SampleError, match=r"batch 0, field '0'.*: Raising raised ZeroDiv") as caught:
                 list(load(dataset, steps=[Raising("0")]))
             assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
@@ -443,15 +442,10 @@ class TestBatchesOfOtherSizes:
 
     @pytest.mark.parametrize("cache", [None, "device"])
     def test_memory_does_not_grow(self, cache):
-        loader = load(
-            TensorDataset(np.zeros((200, 3, 3, 1), np.uint8)),
-            simulated_places(1),
-            steps=[Normalize(None)],
-            shuffle=False,
-            batch_size=1,
-            batch_sampler=[list(range(count)) for count in range(1, 120)],
-            cache=cache,
-        )
+        rows = TensorDataset(np.zeros((200, 3, 3, 1), np.uint8))
+        batches = [list(range(count)) for count in range(1, 120)]
+        options = {"shuffle": False, "batch_size": 1, "batch_sampler": batches, "cache": cache}
+        loader = load(rows, simulated_places(1), steps=[Normalize(None)], **options)
 
         def epochs(count):
             for _ in range(count):
@@ -500,9 +494,7 @@ class TestRaces:
     def test_a_program_ahead_of_its_copy_is_caught(self, monkeypatch):
         device = SimulatedDevice()
         run = device.run
-        monkeypatch.setattr(
-            device, "run", lambda program, memory, stream: run(program, memory, device.stream())
-        )
+        monkeypatch.setattr(device, "run", lambda program, memory, _: run(program, memory, device.stream()))
         with pytest.raises(RaceError, match="overwritten before the copy"):
             self.read_all(device)
 
@@ -512,6 +504,9 @@ class TestRaces:
             assert_same([np.asarray(images), np.asarray(labels)], [wanted[0][1:], wanted[1]])
 
 
+TURNED = [RandomCropFlip("0", (4, 4), layout="CHW"), Normalize("0")]
+
+
 class TestErrors:
     @pytest.mark.parametrize("cache", [None, "host", "device"])
     @pytest.mark.parametrize("dataset", [TensorDataset(PICTURES, LABELS), SAMPLES])
@@ -519,6 +514,7 @@ class TestErrors:
         ("steps", "message"),
         [
             ([Normalize("image")], r"field 'image': no such array field.*\['0', '1'\]"),
+            ([Cast("", "int8")], r"field '': no such array field"),
             ([Normalize("1")], r"field '1'.*: expected uint8 or float32 images in layout HWC, got int64"),
             ([OneHot("1", 3), Normalize("1")], r"field '1'.*: expected uint8 or float32 images"),
             ([RandomCropFlip("0", (10, 3)), Normalize("0")], r"at least 10 x 3, got 9 x 8 in layout HWC"),
@@ -558,32 +554,10 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("make", "error", "message"),
         [
-            (
-                lambda: load(steps=[RandomCropFlip("0", (4, 4), layout="CHW"), Normalize("0")]),
-                ValueError,
-                "RandomCropFlip has layout CHW, but the Normalize after it has HWC",
-            ),
+            (lambda: load(steps=TURNED), ValueError, "layout CHW, but the Normalize after it has HWC"),
             (lambda: load(steps=[np.sqrt]), TypeError, "expected a transform, got ufunc"),
             (lambda: load(steps=["normalize"]), TypeError, "expected a transform, got str"),
             (lambda: load(steps=[Normalize]), TypeError, "got the class Normalize; pass an instance"),
-            (lambda: RandomCropFlip("0", 4), ValueError, "window size must be .height, width., got 4"),
-            (lambda: RandomCropFlip("0", (4, 4), layout="WHC"), ValueError, "layout must be one of 'HWC'"),
-            (lambda: RandomCropFlip("0", (4, 0)), ValueError, "width must be an integer of 1 or more, got 0"),
-            (lambda: Normalize("0", crop=(4,)), ValueError, "window size must be"),
-            (lambda: Normalize("0", layout="WHC"), ValueError, "layout must be one of .* got 'WHC'"),
-            (lambda: Normalize("0", to="C"), ValueError, "to must be"),
-            (lambda: Normalize("0", dtype="int8"), TypeError, "dtype must be one of float16"),
-            (lambda: Normalize("0", std=(0.5, 0, 0.5)), ValueError, "std must be finite and not 0"),
-            (lambda: Normalize("0", mean=float("nan")), ValueError, "mean must be finite, got nan"),
-            (lambda: Normalize("0", mean="grey"), TypeError, "mean must be a number, got 'grey'"),
-            (lambda: Normalize("0", scale=(1, 2, 3)), ValueError, "scale must be one number"),
-            (lambda: Cast("0", "float32", scale="half"), TypeError, "scale must be a number or None, got"),
-            (lambda: OneHot("0", 0), ValueError, "classes must be an integer of 1 or more, got 0"),
-            (lambda: OneHot("0", 3, "text"), TypeError, "dtype must be one of"),
-            (lambda: Cast("0"), TypeError, r"Cast needs the dtype .* Cast\(dtype='int64'\)"),
-            (lambda: Cast("0", "complex64"), TypeError, "dtype must be one of"),
-            (lambda: Cast("0", "bool"), TypeError, "dtype must be one of"),
-            (lambda: Pad("0", -1), ValueError, "length must be an integer of 1 or more, got -1"),
         ],
     )
     def test_of_how_a_transform_is_made_and_passed(self, make, error, message):
@@ -591,10 +565,9 @@ class TestErrors:
             make()
 
     def test_of_what_excludes_it(self):
+        problem = "need batches that the loader collates itself: pass no collate_fn"
         for options in ({"collate_fn": list}, {"batch_size": None, "shuffle": False}):
-            with pytest.raises(
-                ValueError, match="need batches that the loader collates itself: pass no collate_fn"
-            ):
+            with pytest.raises(ValueError, match=problem):
                 load(**options)
         with pytest.raises(ValueError, match="all GPUs or all host memory"):
             load(places=[CPUPlace(), *simulated_places(1)])
@@ -606,11 +579,7 @@ class TestErrors:
 
 def test_nothing_is_left_behind():
     with nothing_left_behind():
-        for options in (
-            {},
-            {"cache": "device"},
-            {"num_workers": 2, "worker_type": "thread", "dataset": SAMPLES},
-        ):
+        for options in ({}, {"cache": "device"}, DEVICE_WAYS["threads"]):
             epoch = iter(load(places=simulated_places(1), **options))
             next(epoch)
             del epoch

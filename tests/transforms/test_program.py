@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuloader.errors import LoaderError, SampleError
-from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.staging import ALIGNMENT, arrange
 from gpuloader.transforms import Cast, CutMix, MixUp, Normalize, OneHot, Pad, RandomErasing
-from gpuloader.transforms.program import Programmer, RowSource
+from gpuloader.transforms.program import Programmer
 from tests.fakes import run_threads
 
 NAMES = ["image", "label", "words"]
@@ -81,17 +80,6 @@ def test_a_device_reads_the_same_program_off_what_was_copied():
     assert computing.levels == fetching.levels
 
 
-def test_it_is_worked_out_once_for_a_layout():
-    programmer = Programmer(STEPS)
-    first, other = staged(), staged(8)
-    program = programmer.program(NAMES, LEVELS, first, drawn=False)
-    assert programmer.program(NAMES, LEVELS, other, drawn=False) is not program
-    assert programmer.program(NAMES, LEVELS, staged(), drawn=False) is program
-    for samples in range(200):
-        programmer.program(NAMES, LEVELS, staged(samples), drawn=False)
-    assert len(programmer._made) < 40
-
-
 @pytest.mark.parametrize(
     "step", [CutMix("image", "label", 7), MixUp("image", "label", 7), RandomErasing("image")]
 )
@@ -114,53 +102,6 @@ def test_threads_get_the_same_program():
             assert program.delivered.fields[0].shape[0] == samples
 
     run_threads(work)
-
-
-class TestDraws:
-    def fill(self, keys, seed=7, epoch=3, levels=LEVELS):
-        programmer = Programmer(STEPS)
-        program = programmer.program(NAMES, levels, staged(len(keys)), drawn=False)
-        arrays = arrays_of(program.copied)
-        before = exchange_draw(Draw(seed, epoch))
-        try:
-            programmer.fill_draws(program, arrays, keys)
-        finally:
-            exchange_draw(before)
-        return arrays[-1].tolist()
-
-    def test_are_one_for_each_sample(self):
-        drawn = self.fill([3, 1, 4])
-        assert len(drawn) == 3
-        assert all(0 <= top <= 2 and 0 <= left <= 1 and flip in (0, 1) for top, left, flip in drawn)
-
-    def test_are_one_for_each_sample_behind_a_ragged_field(self):
-        layout = arrange(
-            (
-                ((9, 2), np.dtype(np.float32)),
-                ((5,), np.dtype(np.int64)),
-                ((4, 5, 4, 3), np.dtype(np.uint8)),
-            )
-        )
-        program = Programmer(STEPS[:1]).program(["words", "image"], (1, 0), layout, drawn=False)
-        assert program.copied.fields[-1].shape == (4, 3)
-
-    @given(st.lists(st.integers(0, 2**62), min_size=1, max_size=20))
-    def test_are_the_same_whatever_holds_the_keys(self, keys):
-        alone = [self.fill([key])[0] for key in keys]
-        assert self.fill(keys) == alone == self.fill(np.array(keys))
-
-    def test_of_other_keys_seeds_and_epochs_are_others(self):
-        seen = [
-            str(self.fill(range(start, start + 30), seed, epoch))
-            for start in (0, 30)
-            for seed in (0, 1, 2**64 - 1)
-            for epoch in (0, 1)
-        ]
-        assert len(set(seen)) == len(seen)
-
-    def test_of_keys_that_are_no_numbers(self):
-        assert self.fill(["a.jpg", "b.jpg"] * 10)[:2] * 10 == self.fill(["a.jpg", "b.jpg"] * 10)
-        assert len({str(one) for one in self.fill([f"{n}.jpg" for n in range(40)])}) > 6
 
 
 @dataclass
@@ -236,35 +177,3 @@ class TestErrors:
 
         with pytest.raises(SampleError, match="field 'label': Objects has an output of dtype object"):
             self.run(Objects(""))
-
-    def test_of_a_field_that_is_not_there(self):
-        for name in ("lable", "words.values", ""):
-            with pytest.raises(
-                SampleError, match="no such array field to transform; the sample has"
-            ) as caught:
-                self.run(Cast(name, "int8"))
-            assert caught.value.field == name
-
-    def test_of_what_only_hosts_can_compute(self):
-        program, arrays = self.run(Raising(""))
-        with pytest.raises(
-            LoaderError, match="Raising of field 'label' has no on_device: it can only run on a CPU"
-        ):
-            program.run_on_device(arrays, None)
-
-
-@given(
-    rows=st.integers(1, 20),
-    keys=st.lists(st.integers(0, 19), max_size=12),
-    dtype=st.sampled_from(["uint8", "float64", "bool", "complex64"]),
-)
-def test_rows_that_lie_where_batches_land_are_gathered(rows, keys, dtype):
-    keys = np.array([key % rows for key in keys], np.int64)
-    source = np.random.default_rng(0).integers(0, 2, (rows, 3)).astype(dtype)
-    programmer = Programmer([], [RowSource((3,), np.dtype(dtype), source)])
-    program = programmer.program(["0"], (0,), arrange((((len(keys),), np.dtype(np.int64)),)), drawn=True)
-    arrays = arrays_of(program.whole)
-    arrays[0][...] = keys
-    program.run_on_host(arrays)
-    [field] = program.delivered.fields
-    np.testing.assert_array_equal(arrays[program.whole.fields.index(field)], source[keys], strict=True)

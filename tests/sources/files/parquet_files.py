@@ -8,6 +8,7 @@ pq = pytest.importorskip("pyarrow.parquet")
 
 COLUMNS = ["label", "image", "even", "name"]
 SHUFFLED = {"shuffle": True, "shuffle_buffer": 30}
+BOTH_ORDERS = pytest.mark.parametrize("options", [{}, SHUFFLED], ids=["in order", "shuffled"])
 
 
 def make_table(start, stop, **columns):

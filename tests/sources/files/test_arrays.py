@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import pickle
 import sys
 import tempfile
 from contextlib import closing
@@ -10,19 +9,11 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from gpuloader import (
-    BatchSampler,
-    DataFileError,
-    DataLoader,
-    HDF5Dataset,
-    SampleError,
-    SourceError,
-    ZarrDataset,
-)
+from gpuloader import DataFileError, DataLoader, HDF5Dataset, SampleError, SourceError, ZarrDataset
 from gpuloader.errors import MissingPackage
-from gpuloader.sources.files import remote_files as opening
 from gpuloader.sources.files import stored_arrays
 from tests.fakes import nothing_left_behind
+from tests.fetch.faulty import run_program
 from tests.sample_sets import INLINE, PROCESSES, THREADS
 from tests.sources.files.serving import serve
 
@@ -77,19 +68,6 @@ def test_rows_are_read_in_any_order_by_any_workers(dataset, workers):
         assert (batch["image"] == IMAGES[batch["label"]]).all()
         seen += batch["label"].tolist()
     assert sorted(seen) == list(range(len(dataset))) == list(range(COUNT))
-
-
-@pytest.mark.parametrize("workers", [INLINE, PROCESSES], ids=str)
-def test_several_rows_at_once(dataset, workers):
-    rows = [4, 0, -1]
-    assert dataset[rows]["label"].tolist() == [4, 0, COUNT - 1]
-    assert (dataset[1:3]["image"] == IMAGES[1:3]).all()
-    assert len(dataset[[]]["label"]) == 0
-    sampler = BatchSampler(sampler=rows, batch_size=2)
-    loader = DataLoader(dataset, places="cpu", batch_size=None, sampler=sampler, **workers)
-    assert [batch["label"].tolist() for batch in loader] == [[4, 0], [COUNT - 1]]
-    with closing(pickle.loads(pickle.dumps(dataset))) as again:
-        assert again[-1]["label"] == COUNT - 1
 
 
 class Spied:
@@ -238,6 +216,37 @@ def test_a_file_that_is_damaged(tmp_path):
         assert caught.value.file == str(path)
 
 
+@pytest.mark.parametrize("arrays", [None, ["x"]])
+@pytest.mark.parametrize("signature", [b"SNOD", b"TREE", b"HEAP"])  # of its table, a tree over it, its names
+def test_a_damaged_group_is_an_error_that_names_the_file(tmp_path, signature, arrays):
+    path, kind = write_hdf5(tmp_path, x=np.arange(8))
+    whole = path.read_bytes()
+    assert signature in whole
+    path.write_bytes(whole.replace(signature, b"????"))
+    with pytest.raises(DataFileError, match=r"a\.h5"):
+        kind(path, arrays)
+
+
+def test_a_program_ends_while_its_daemon_threads_read(tmp_path):
+    with pytest.importorskip("h5py").File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", data=np.random.rand(512, 4096), chunks=(8, 4096), compression="gzip")
+    program = """
+        import sys, threading, time
+        from gpuloader import HDF5Dataset
+
+        dataset = HDF5Dataset(sys.argv[1])
+
+        def read():
+            while True:
+                dataset.__getitems__(range(0, 512, 8))
+
+        for _ in range(3):
+            threading.Thread(target=read, daemon=True).start()
+        time.sleep(0.2)
+    """
+    assert run_program(program, str(tmp_path / "a.h5")).returncode == 0
+
+
 def test_a_chunk_that_is_damaged(tmp_path):
     path, kind = write_zarr(tmp_path, image=IMAGES)
     (path / "image" / "c" / "1" / "0" / "0").write_bytes(b"junk")
@@ -247,19 +256,6 @@ def test_a_chunk_that_is_damaged(tmp_path):
         list(epoch)
     assert isinstance(caught.value.__cause__, DataFileError)
     assert caught.value.__cause__.column == "image"
-
-
-@pytest.mark.parametrize("workers", [INLINE, PROCESSES, FORKSERVER], ids=str)
-def test_a_server_that_drops_connections(write, tmp_path, remote, workers, monkeypatch):
-    monkeypatch.setattr(opening, "FIRST_WAIT", 0.01)
-    path, kind = write(tmp_path, image=IMAGES, label=np.arange(COUNT))
-    with (
-        serve(tmp_path, drops=lambda tries: tries == 1) as served,
-        closing(kind(f"{served.url}/{path.name}", ["label"])) as dataset,
-    ):
-        loader = DataLoader(dataset, places="cpu", batch_size=10, **workers)
-        assert [label for batch in loader for label in batch["label"].tolist()] == list(range(COUNT))
-        assert served.dropped
 
 
 def test_a_copy_that_breaks_off_is_not_left_open(tmp_path, remote, monkeypatch):

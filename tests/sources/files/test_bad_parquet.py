@@ -4,7 +4,7 @@ import pytest
 
 from gpuloader import DataFileError, DataLoader, ParquetDataset, SourceError
 from tests.sample_sets import INLINE, PROCESSES, name_workers
-from tests.sources.files.parquet_files import SHUFFLED, make_table, pa, pq
+from tests.sources.files.parquet_files import BOTH_ORDERS, make_table, pa, pq
 
 
 def refused(problem, urls, *arguments, **options):
@@ -40,9 +40,6 @@ def test_a_schema_that_changes(files, table, problem):
     error = refused(problem, files)
     assert (error.file, error.column) == (str(files[1]), "label")
     assert ParquetDataset(files, ["name"]).rows == 53  # this column is the same in both files
-
-
-BOTH_ORDERS = pytest.mark.parametrize("options", [{}, SHUFFLED], ids=["in order", "shuffled"])
 
 
 @BOTH_ORDERS

@@ -11,40 +11,15 @@ import time
 
 import pytest
 
-from gpuloader import CSVDataset, DataLoader, JSONLDataset, ParquetDataset, SourceError, TarDataset
+from gpuloader import CSVDataset, DataLoader, SourceError, TarDataset
 from gpuloader.sources.files import remote_files
 from gpuloader.sources.files.remote_files import Tries, open_source
 from tests.fakes import wait_until
 from tests.sample_sets import INLINE, PROCESSES, name_workers
+from tests.sources.files.kinds import STREAMS, numbers_of
 from tests.sources.files.serving import serve
-from tests.sources.files.tar_files import write_tar
 
 pytestmark = pytest.mark.usefixtures("remote")
-
-
-def write_parquet(path):
-    pa, pq = (pytest.importorskip(name) for name in ("pyarrow", "pyarrow.parquet"))
-    pq.write_table(pa.table({"x": range(90)}), path, row_group_size=10)
-
-
-def write_members(path):
-    write_tar(path, [(f"{number}.x", b"%d" % number) for number in range(90)])
-
-
-def write_csv(path):
-    path.write_text("x\n" + "".join(f"{number}\n" for number in range(90)))
-
-
-def write_jsonl(path):
-    path.write_text("".join(f'{{"x": {number}}}\n' for number in range(90)))
-
-
-KINDS = [
-    (ParquetDataset, write_parquet),
-    (TarDataset, write_members),
-    (CSVDataset, write_csv),
-    (JSONLDataset, write_jsonl),
-]
 
 
 def cached(folder):
@@ -66,24 +41,21 @@ def three(tmp_path):
         yield served
 
 
-@pytest.mark.parametrize(("kind", "write"), KINDS)
+@pytest.mark.parametrize(("kind", "write"), STREAMS.values(), ids=STREAMS)
 @pytest.mark.parametrize("workers", [INLINE, PROCESSES], ids=name_workers)
 def test_each_file_is_fetched_once_and_the_second_epoch_without_a_request(tmp_path, kind, write, workers):
     (tmp_path / "served").mkdir()
-    for name in "abc":
-        write(tmp_path / "served" / name)
+    for number, name in enumerate("abc"):
+        write(tmp_path / "served" / name, range(90 * number, 90 * number + 90))
     with serve(tmp_path / "served", drops=lambda tries: tries == 1) as served:
         dataset = kind([f"{served.url}/{name}" for name in "abc"], cache_dir=tmp_path / "cache")
         loader = DataLoader(dataset, places="cpu", batch_size=10, **workers)
-        epochs = []
+        requests = []
         for _ in range(2):
-            epochs.append([sample for batch in loader for sample in batch["x"]])
-            if len(epochs) == 1:
-                requests = served.requests + served.heads
-        assert sorted(map(int, epochs[1])) == sorted(list(range(90)) * 3)
-        assert sorted(map(int, epochs[0])) == sorted(map(int, epochs[1]))
-        assert served.requests + served.heads == requests
-        assert sum(count for count in served.tries.values()) == 6  # each once, and once more after the drop
+            assert numbers_of(loader) == list(range(270))
+            requests.append(served.requests + served.heads)
+        assert requests[0] == requests[1]
+        assert sum(served.tries.values()) == 6  # each once, and once more after the drop
     assert len(cached(tmp_path / "cache")) == 3
     del loader
 

@@ -3,6 +3,7 @@
 import io
 import sys
 import tarfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,33 @@ def test_a_local_file_is_opened_as_it_is(tmp_path):
     with pytest.raises(SourceError, match="b: cannot open the file: No such file") as caught:
         open_source(str(tmp_path / "b"))
     assert isinstance(caught.value.__cause__, FileNotFoundError)
+
+
+@pytest.mark.parametrize("timeout", [0, 5.0, 1e300])
+def test_an_answer_in_time_is_the_answer(timeout):
+    assert persist(lambda: 7, "s3://bucket/a", Tries(1, timeout)) == 7
+
+    def fail():
+        raise FileNotFoundError("a")
+
+    with pytest.raises(SourceError, match="FileNotFoundError: a"):
+        persist(fail, "s3://bucket/a", Tries(3, timeout))
+
+
+def test_a_late_answer_is_dropped(monkeypatch):
+    monkeypatch.setattr(opening, "FIRST_WAIT", 0)
+    late, asked = threading.Event(), []
+
+    def answer():
+        asked.append(1)
+        if len(asked) == 1:
+            late.wait()
+        return len(asked)
+
+    try:
+        assert persist(answer, "s3://bucket/a", Tries(2, 0.05)) == 2
+    finally:
+        late.set()
 
 
 @pytest.mark.parametrize(("urls", "error"), [(3, TypeError), ([3], TypeError), ([], ValueError)])

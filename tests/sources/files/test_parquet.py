@@ -16,13 +16,12 @@ from gpuloader import DataLoader, ParquetDataset, SourceError
 from gpuloader.errors import MissingPackage
 from gpuloader.sources.block import Block
 from gpuloader.sources.files import parquet
-from tests.fakes import leave_early, nothing_left_behind, wait_until
+from tests.fakes import wait_until
+from tests.fetch.faulty import run_program
 from tests.loading import resume
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, name_workers
-from tests.sources.files.parquet_files import COLUMNS, SHUFFLED, pa, pq
+from tests.sources.files.parquet_files import BOTH_ORDERS, COLUMNS, SHUFFLED, pa, pq
 from tests.sources.files.serving import serve
-
-BOTH_ORDERS = pytest.mark.parametrize("options", [{}, SHUFFLED], ids=["in order", "shuffled"])
 
 
 def load(urls, *arguments, batch_size=7, workers=INLINE, **options):
@@ -41,29 +40,11 @@ def check(batch):
     return labels.tolist()
 
 
-@pytest.mark.parametrize("workers", [INLINE, ONE_THREAD, THREADS, PROCESSES], ids=name_workers)
-@BOTH_ORDERS
-def test_every_row_arrives_once(files, workers, options):
-    with nothing_left_behind():
-        loader = load(files, COLUMNS, workers=workers, **options)
-        assert (loader.dataset.rows, loader.dataset.shards) == (100, 14)
-        epochs = [[label for batch in loader for label in check(batch)] for _ in range(2)]
-        leave_early(loader, "closed")
-        del loader
-    assert [sorted(epoch) for epoch in epochs] == [list(range(100))] * 2
-    assert (epochs[0] == epochs[1]) is not bool(options)
-
-
-@pytest.mark.parametrize("workers", [INLINE, ONE_THREAD, PROCESSES], ids=name_workers)
-def test_a_loader_resumes_where_another_was(files, workers):
-    whole = [check(batch) for batch in load(files, COLUMNS, workers=workers, **SHUFFLED)]
-    _, again = resume(lambda: load(files, COLUMNS, workers=workers, **SHUFFLED), 5)
-    assert [check(batch) for batch in again] == whole[5:]
-
-
 @BOTH_ORDERS
 def test_row_groups_may_come_in_pieces(files, options, monkeypatch):
-    whole = [check(batch) for batch in load(files, COLUMNS, **options)]
+    loader = load(files, COLUMNS, **options)
+    assert (loader.dataset.rows, loader.dataset.shards) == (100, 14)
+    whole = [check(batch) for batch in loader]
     monkeypatch.setattr(parquet, "PIECE_NBYTES", 150)
     assert [check(batch) for batch in load(files, COLUMNS, **options)] == whole
     for received in (1, 4, 9):
@@ -252,9 +233,7 @@ def test_a_program_ends_while_remote_files_are_read_ahead(tmp_path):
     table = pa.table({"x": np.arange(4096.0)})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=64)
     program = """
-        import sys
-        import time
-
+        import sys, time
         from gpuloader import DataLoader, ParquetDataset
         from gpuloader.sources.files import parquet
 
@@ -269,6 +248,5 @@ def test_a_program_ends_while_remote_files_are_read_ahead(tmp_path):
     """
     requests = itertools.count()
     with serve(tmp_path, drops=lambda tries: bool(time.sleep(next(requests) / 20))) as served:
-        command = [sys.executable, "-c", textwrap.dedent(program), f"{served.url}/a.parquet"]
-        ended = subprocess.run(command, timeout=60, stderr=subprocess.PIPE, text=True)
+        ended = run_program(program, f"{served.url}/a.parquet")
     assert (ended.returncode, ended.stderr) == (7, "")

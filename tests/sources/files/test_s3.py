@@ -24,11 +24,15 @@ def endpoint():
 
 
 @pytest.fixture
-def bucket(tmp_path, endpoint, request):
+def client(endpoint):
+    access = {"aws_access_key_id": KEYS["key"], "aws_secret_access_key": KEYS["secret"]}
+    return boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **access)
+
+
+@pytest.fixture
+def bucket(endpoint, client, request):
     """Return a function that stores the files of a folder, and the options to read them with."""
     name = f"bucket{abs(hash(request.node.name))}"
-    access = {"aws_access_key_id": KEYS["key"], "aws_secret_access_key": KEYS["secret"]}
-    client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **access)
     client.create_bucket(Bucket=name)
 
     def store(folder):
@@ -60,16 +64,12 @@ def test_text_and_tar(tmp_path, bucket):
     assert [int(row["n"]) for row in csv] == list(tar) == list(range(50))
 
 
-def test_a_cache_keeps_what_the_bucket_loses(tmp_path, bucket, endpoint):
-    folder = tmp_path / "files"
-    folder.mkdir()
-    write_files(folder)
-    url, options = bucket(folder)
+def test_a_cache_keeps_what_the_bucket_loses(tmp_path, bucket, client):
+    (tmp_path / "files").mkdir()
+    write_files(tmp_path / "files")
+    url, options = bucket(tmp_path / "files")
     dataset = ParquetDataset(f"{url}/", ["label"], storage_options=options, cache_dir=tmp_path / "cache")
     assert len(list(dataset)) == 100
-    client = boto3.client(
-        "s3", endpoint_url=endpoint, aws_access_key_id="a key", aws_secret_access_key="a secret"
-    )
     for name in ("0.parquet", "1.parquet"):
         client.delete_object(Bucket=url.removeprefix("s3://"), Key=name)
     assert len(list(dataset)) == 100

@@ -60,6 +60,9 @@ class Numbers(ShardDataset):
 SIZES = [5, 1, 9, 4, 0, 7, 3, 6]
 TOTAL = sum(SIZES)
 SHUFFLED = {"shuffle": True, "shuffle_buffer": 8}
+BUFFERS = pytest.mark.parametrize(
+    "options", [{}, {"shuffle": True}, SHUFFLED], ids=["in order", "shards", "window"]
+)
 
 
 @contextmanager
@@ -73,7 +76,7 @@ def reading(rank=0, ranks=1, worker=0, workers=1, epoch=0):
         exchange_worker(None)
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle": True}, SHUFFLED], ids=["in order", "shards", "window"])
+@BUFFERS
 @pytest.mark.parametrize(("ranks", "workers"), [(1, 1), (2, 1), (1, 3), (2, 3), (5, 4)])
 def test_streams_have_disjoint_parts_that_are_everything(options, ranks, workers):
     found = []
@@ -239,11 +242,6 @@ def test_a_state_is_for_as_many_streams():
         list(dataset)
     with pytest.raises(ValueError, match="not the state of a dataset in shards"):
         dataset.load_state_dict({"batches": 3})
-
-
-BUFFERS = pytest.mark.parametrize(
-    "options", [{}, {"shuffle": True}, SHUFFLED], ids=["in order", "shards", "window"]
-)
 
 
 def load(sizes, workers, size, **options):

@@ -114,11 +114,8 @@ def test_a_number_that_fills_nulls_is_not_cut_off(tmp_path, table, kind, write):
 
 def test_rows_of_nulls_are_rows_also_between_tabs(tmp_path):
     (tmp_path / "a.tsv").write_text("a\tb\n\t\n\t\n")
-    batches = read(
-        CSVDataset(
-            tmp_path / "a.tsv", schema={"a": "int8", "b": "int8"}, delimiter="\t", fill={"a": 1, "b": 2}
-        )
-    )
+    options = {"schema": {"a": "int8", "b": "int8"}, "delimiter": "\t", "fill": {"a": 1, "b": 2}}
+    batches = read(CSVDataset(tmp_path / "a.tsv", **options))
     assert [(batch["a"].tolist(), batch["b"].tolist()) for batch in batches] == [([1, 1], [2, 2])]
 
 
@@ -289,16 +286,14 @@ class TestArrowFilesStayOpen:
                 assert (server.heads, server.requests <= 1 + 20 * epoch) == (1, True)
 
 
-class TestLength:
-    def test_it_is_that_of_all_files_unless_rows_depend_on_more(self, files, monkeypatch):
-        dataset = ParquetDataset(files)
-        assert (len(dataset), len(DataLoader(dataset, places="cpu", batch_size=30))) == (100, 4)
-        with pytest.raises(TypeError, match="no length with filters"):
-            len(ParquetDataset(files, filters=[("label", ">", 3)]))
-        monkeypatch.setenv("RANK", "0")
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        with pytest.raises(TypeError, match="nor on several ranks"):
-            len(dataset)
+def test_a_length_is_that_of_all_files_unless_rows_depend_on_more(files, become):
+    dataset = ParquetDataset(files)
+    assert (len(dataset), len(DataLoader(dataset, places="cpu", batch_size=30))) == (100, 4)
+    with pytest.raises(TypeError, match="no length with filters"):
+        len(ParquetDataset(files, filters=[("label", ">", 3)]))
+    become(0, 2)
+    with pytest.raises(TypeError, match="nor on several ranks"):
+        len(dataset)
 
 
 class TestRandomAccess:
@@ -328,11 +323,8 @@ class TestRandomAccess:
         assert sorted(label for rank in ranks for batch in rank for label in batch["label"]) == [*range(100)]
 
     def test_row_groups_are_held_within_a_bound(self, files, monkeypatch):
-        read = []
-        decode = ParquetDataset._read
-        monkeypatch.setattr(
-            ParquetDataset, "_read", lambda self, *given: read.append(1) or decode(self, *given)
-        )
+        read, decode = [], ParquetDataset._read
+        monkeypatch.setattr(ParquetDataset, "_read", lambda *given: read.append(1) or decode(*given))
         size = make_table(0, 8).select(["label"]).nbytes
         rows = ParquetDataset(files, ["label"]).random_access(memory=2 * size + size // 2)
         for index in (0, 9, 1, 17, 2, 10):  # the row group used longest ago goes

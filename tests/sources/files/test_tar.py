@@ -4,19 +4,15 @@ import bz2
 import gzip
 import itertools
 import lzma
-import subprocess
-import sys
 import tarfile
 
 import numpy as np
 import pytest
 
-from gpuloader import DataFileError, DataLoader, SampleError, SourceError, TarDataset
-from gpuloader.sources.files import remote_files as opening
+from gpuloader import DataFileError, DataLoader, SampleError, TarDataset
 from gpuloader.sources.files.tar import expand
-from tests.loading import resume
+from tests.fetch.faulty import run_program
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, name_workers
-from tests.sources.files.serving import serve
 from tests.sources.files.tar_files import write_tar
 
 SHARDS, SAMPLES = 6, 20
@@ -63,23 +59,6 @@ def test_every_sample_arrives_once(folder, workers):
     assert epochs[0] != epochs[1]
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"shuffle": False, "shuffle_buffer": None}], ids=["shuffled", "in order"]
-)
-def test_a_loader_resumes_where_another_was(folder, options):
-    whole = [check(batch) for batch in load(folder, **options)]
-    _, again = resume(lambda: load(folder, **options), 6)
-    assert [check(batch) for batch in again] == whole[6:]
-
-
-def test_a_server_that_drops_connections(folder, remote, monkeypatch):
-    monkeypatch.setattr(opening, "FIRST_WAIT", 0.01)
-    with serve(folder, drops=lambda tries: tries == 1) as served:
-        found = [label for batch in load(served.url) for label in check(batch)]
-        assert served.dropped == 2 * SHARDS  # reading the end of each file, then all of it
-    assert sorted(found) == list(range(SHARDS * SAMPLES))
-
-
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
 def test_shards_may_be_packed_whatever_they_are_called(folder, pack):
     path = folder / "000.tar"
@@ -124,22 +103,15 @@ def test_what_decode_raises_names_its_sample(folder):
     assert caught.value.__cause__.__notes__ == [f"gpuloader: raised by decode for '0020' of {path}"]
 
 
-def test_a_missing_file_is_an_error(folder):
-    (folder / "003.tar").unlink()
-    with pytest.raises(SourceError, match=r"003\.tar: cannot open the file"):
-        list(load(folder))
-
-
 def test_no_other_package_is_imported(folder):
-    code = f"""if True:
+    code = """
         import sys
         from gpuloader import TarDataset
 
-        assert len(list(TarDataset({str(folder)!r} + "/{{000..005}}.tar"))) == {SHARDS * SAMPLES}
-        print({{"webdataset", "torch", "fsspec", "braceexpand"}} & set(sys.modules))
+        print(len(list(TarDataset(sys.argv[1] + "/{000..005}.tar"))))
+        print({"webdataset", "torch", "fsspec", "braceexpand"} & set(sys.modules))
     """
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout == "set()\n"
+    assert run_program(code, str(folder)).stdout == f"{SHARDS * SAMPLES}\nset()\n"
 
 
 @pytest.mark.parametrize(
@@ -160,23 +132,13 @@ def test_names_expand_as_those_of_webdataset(pattern, monkeypatch):
     assert expand(pattern) == shardlists.expand_urls(pattern)
 
 
-MEMBERS = [
-    "a/1.JPG",
-    "a/1.seg.png",
-    "a/__meta__",
-    "__skip__/1.x",
-    "2.cls",
-    "b/2.cls",
-    "no",
-    "2.cls",
-    "x.",
-    "c.d/e.f",
-]
+MEMBERS = "a/1.JPG a/1.seg.png a/__meta__ __skip__/1.x 2.cls b/2.cls no 2.cls x. c.d/e.f"
 
 
 def test_members_are_grouped_as_by_webdataset(tmp_path):
     iterators = pytest.importorskip("webdataset.tariterators")
-    url = str(write_tar(tmp_path / "a.tar", [(name, bytes([at])) for at, name in enumerate(MEMBERS)]))
+    members = [(name, bytes([at])) for at, name in enumerate(MEMBERS.split())]
+    url = str(write_tar(tmp_path / "a.tar", members))
     with tarfile.open(url, "a") as file:
         link = tarfile.TarInfo("link.txt")
         link.type, link.linkname = tarfile.SYMTYPE, "2.cls"

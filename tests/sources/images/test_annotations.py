@@ -1,6 +1,5 @@
 """Masks, boxes and keypoints move as their pictures do, by the judgment of Pillow and torchvision."""
 
-import io
 import math
 
 import numpy as np
@@ -23,7 +22,7 @@ from gpuloader.transforms import (
     Resize,
 )
 from gpuloader.transforms.image_transforms import draw_window, finish_plan
-from tests.picture_files import encode, make_pixels, pillow, plan_image
+from tests.picture_files import encode, make_pixels, pillow, plan_image, turned
 
 NEAREST = pillow.Resampling.NEAREST
 
@@ -142,11 +141,8 @@ def test_boxes_of_all_formats_are_the_same_boxes():
     assert len(expected) == 2
     for form, boxes in forms.items():
         for fractions in (False, True):
-            given_units = [200, 100, 200, 100] if fractions else 1
-            made = moved(
-                Boxes("boxes", format=form, fractions=fractions), boxes / given_units, size, crop, seed=2
-            )
             one = Boxes("boxes", format=form, fractions=fractions)
+            made = moved(one, boxes / ([200, 100, 200, 100] if fractions else 1), size, crop, seed=2)
             np.testing.assert_allclose(one.read(made["boxes"], (50, 80)), expected, atol=1e-4)
 
 
@@ -230,11 +226,8 @@ def test_masks_are_read_as_they_are_stored(mode):
 
 
 def test_a_mask_turns_upright_with_its_picture():
-    exif = pillow.Exif()
-    exif[0x0112] = 6
-    file = io.BytesIO()
-    pillow.fromarray(np.uint8([[1, 2, 3], [4, 5, 6]])).save(file, "PNG", exif=exif)
-    got = moved(Mask("mask"), Image(file.getvalue(), upright=True), (3, 2))["mask"]
+    data = encode(np.uint8([[1, 2, 3], [4, 5, 6]]), "PNG", **turned(6))
+    got = moved(Mask("mask"), Image(data, upright=True), (3, 2))["mask"]
     assert got.tolist() == [[4, 1], [5, 2], [6, 3]]
 
 
@@ -244,11 +237,7 @@ BOX = [[1, 1, 5, 5]]
 @pytest.mark.parametrize(
     ("annotation", "value", "problem"),
     [
-        (
-            Mask("x"),
-            np.zeros((4, 6), np.uint8),
-            r"expected a mask of 8 x 6 pixels, .* got the shape \(4, 6\)",
-        ),
+        (Mask("x"), np.zeros((4, 6), np.uint8), r"a mask of 8 x 6 pixels, .* got the shape \(4, 6\)"),
         (Mask("x"), np.zeros((2, 4)), r"if these are boxes, pass Boxes\('x'\)"),
         (Mask("x"), np.zeros(6), r"got the shape \(6,\)"),
         (Mask("x"), "mask.png", "expected a mask: an array, or a Pillow or encoded image, got str"),
@@ -274,40 +263,16 @@ def test_values_that_do_not_fit_the_picture_are_refused(annotation, value, probl
     assert caught.value.field == "x"
 
 
-def test_labels_must_be_as_many_as_their_boxes():
+def test_labels_must_be_as_many_as_their_boxes_and_a_damaged_mask_is_named():
     with pytest.raises(SampleError, match="expected one entry for each of the 1 of 'x', got 2") as caught:
         moved(Boxes("x", "y"), BOX, (8, 6), y=[1, 2])
     assert caught.value.field == "y"
     with pytest.raises(SampleError, match="got a single value"):
         moved(Boxes("x", "y"), BOX, (8, 6), y=1)
-
-
-def test_a_damaged_mask_is_named():
     data = encode(make_pixels(8, 6), "PNG")
     with pytest.raises(DecodeError, match=r"mask\.png") as caught:
         moved(Mask("mask"), Image(data[: len(data) // 2], "mask.png"), (8, 6))
     assert caught.value.field == "mask"
-
-
-@pytest.mark.parametrize(
-    ("make", "problem"),
-    [
-        (lambda: Boxes("x", format="yxyx"), "format"),
-        (lambda: Boxes("x", min_visible=2), "min_visible"),
-        (lambda: Boxes("x", min_area=-1), "min_area"),
-        (lambda: Keypoints("x", mirrored=(0, 2)), "mirrored"),
-        (lambda: RandomFlip(("image", "mask", "mask")), "'mask' is named twice"),
-        (lambda: PadImage("image", (1, 2)), "padding"),
-        (lambda: PadImage("image", -1), "padding"),
-        (lambda: RandomAffine("image", 400), "degrees"),
-        (lambda: RandomAffine("image", shear=(5, 1)), "shear"),
-        (lambda: RandomAffine("image", translate=(0, 2)), "translate"),
-        (lambda: RandomAffine("image", scale=(0, 1)), "scale"),
-    ],
-)
-def test_parameters_that_make_no_sense_are_refused(make, problem):
-    with pytest.raises(ValueError, match=problem):
-        make()
 
 
 @pytest.mark.parametrize("field", [["image", "mask"], (Boxes("boxes"), "image"), ("image", 3), ()], ids=str)

@@ -13,7 +13,7 @@ from gpuloader import DecodeError, Image, SampleError, SourceError
 from gpuloader.sources.images import decoding
 from gpuloader.sources.images.decoding import is_plain
 from gpuloader.sources.images.image import Geometry
-from tests.picture_files import decoded_by_pillow, encode, make_pixels, pillow
+from tests.picture_files import decoded_by_pillow, encode, make_pixels, pillow, turned
 
 BOTH = pytest.mark.parametrize("turbo", [True, False], ids=["simplejpeg", "pillow"])
 
@@ -66,12 +66,6 @@ def test_all_formats_have_pillows_pixels(data, turbo, by):
     np.testing.assert_array_equal(got, decoded_by_pillow(data))
 
 
-def turned(orientation, form):
-    exif = pillow.Exif()
-    exif[0x0112] = orientation
-    return encode(make_pixels(21, 33), form, exif=exif)
-
-
 @BOTH
 @pytest.mark.parametrize("form", ["JPEG", "PNG"])
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -79,7 +73,7 @@ def test_images_are_turned_upright_if_asked(orientation, form, turbo, by):
     from PIL import ImageOps
 
     by(turbo)
-    data = turned(orientation, form)
+    data = encode(make_pixels(21, 33), form, **turned(orientation))
     np.testing.assert_array_equal(pixels_of(data), decoded_by_pillow(data))  # as torchvision takes them
     upright = np.asarray(ImageOps.exif_transpose(pillow.open(io.BytesIO(data))).convert("RGB"))
     assert Image(data, upright=True).shape == upright.shape
@@ -173,7 +167,8 @@ def test_numpy_takes_a_image_for_its_pixels(tmp_path):
 )
 def test_the_decoder_shrinks_as_far_as_the_window_allows(size, eighths, upright):
     pytest.importorskip("simplejpeg")
-    image = Image(turned(6, "JPEG") if upright else encode(make_pixels(401, 480)), upright=upright)
+    options = turned(6) if upright else {}
+    image = Image(encode(make_pixels(*((21, 33) if upright else (401, 480))), **options), upright=upright)
     height, width, _ = image.shape
     size = size[0] * height // 401, size[1] * width // 480
     whole = Geometry.of(height, width)

@@ -82,10 +82,8 @@ def test_the_region_is_all_that_the_result_depends_on(way, case):
 
 def test_without_resizing_pixels_are_copied_and_mirroring_comes_last():
     pixels, whole = make_pixels(9, 11), Geometry.of(9, 11)
-    part, turned = (
-        whole.cut(2, 3, 4, 5).mirrored(flip=True).cut(1, 0, 2, 2),
-        whole.mirrored(flip=True, flop=True),
-    )
+    part = whole.cut(2, 3, 4, 5).mirrored(flip=True).cut(1, 0, 2, 2)
+    turned = whole.mirrored(flip=True, flop=True)
     assert part.window == (3, 6, 2, 2)
     for geometry, expected in (
         (part, pixels[3:5, 6:8][:, ::-1]),

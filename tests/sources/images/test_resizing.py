@@ -1,7 +1,5 @@
 """Resizing is compiled once that pays, in a thread of its own; where it cannot be, Pillow does it."""
 
-import subprocess
-import sys
 import threading
 import types
 
@@ -13,6 +11,7 @@ from gpuloader.sources.images import resampling as compiling
 from gpuloader.sources.images import resizing
 from gpuloader.sources.images.resampling import LateResizer, compile_resizer, is_cached
 from tests.fakes import wait_until
+from tests.fetch.faulty import run_program
 from tests.processes import run_in_fork
 
 
@@ -107,17 +106,16 @@ def test_forking_waits_so_that_the_child_can_use_numba(slow):
 
 
 def test_the_end_of_the_program_waits_and_the_package_does_not_import_numba():
-    code = """
-import sys, time
-import gpuloader
-from gpuloader.sources.images import resampling as compiling
-print('numba' in sys.modules)
-compiling.is_cached = lambda: True
-compiling.compile_resizer = lambda: time.sleep(0.3) or print("compiled")
-compiling.LateResizer(load_after=0).find()
-print("ends")
-"""
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    ran = run_program("""
+        import sys, time
+        import gpuloader
+        from gpuloader.sources.images import resampling as compiling
+        print('numba' in sys.modules)
+        compiling.is_cached = lambda: True
+        compiling.compile_resizer = lambda: time.sleep(0.3) or print("compiled")
+        compiling.LateResizer(load_after=0).find()
+        print("ends")
+    """)
     assert (ran.stdout, ran.stderr) == ("False\nends\ncompiled\n", "")
 
 

@@ -77,31 +77,27 @@ def test_text_labels_are_drawn():
 
 
 BOXES = np.float32([[1, 1, 6, 6], [2, 2, 8, 7], [0, 0, 0, 0]])
+FILLED_UP = np.stack([BOXES, *[BOXES * 0] * 3])
+SPLITS = (np.array([0, 2, 2, 2, 3]),)
+# Batches, each with the names of its images, their boxes and the boxes' labels.
 BATCHES = {
-    "dict": {
-        "image": FOUR,
-        "boxes": Ragged(BOXES, (np.array([0, 2, 2, 2, 3]),)),
-        "labels": np.array([0, 1, 0]),
-    },
-    "tuple": (FOUR, np.stack([BOXES, *[BOXES * 0] * 3]), np.zeros((4, 3), int)),
-    "nested": {
-        "image": FOUR,
-        "target": {"boxes": np.stack([BOXES, *[BOXES * 0] * 3]), "labels": np.zeros((4, 3))},
-    },
-}
-BATCHES["dict"]["labels"] = Ragged(BATCHES["dict"]["labels"], BATCHES["dict"]["boxes"].row_splits)
-NAMES = {
-    "dict": ("image", "boxes", "labels"),
-    "tuple": (None, "1", "2"),
-    "nested": ("image", "target.boxes", "target.labels"),
+    "dict": (
+        {"image": FOUR, "boxes": Ragged(BOXES, SPLITS), "labels": Ragged(np.array([0, 1, 0]), SPLITS)},
+        ("image", "boxes", "labels"),
+    ),
+    "tuple": ((FOUR, FILLED_UP, np.zeros((4, 3), int)), (None, "1", "2")),
+    "nested": (
+        {"image": FOUR, "target": {"boxes": FILLED_UP, "labels": np.zeros((4, 3))}},
+        ("image", "target.boxes", "target.labels"),
+    ),
 }
 
 
-@pytest.mark.parametrize("kind", BATCHES)
+@pytest.mark.parametrize(("batch", "names"), BATCHES.values(), ids=BATCHES)
 @pytest.mark.parametrize("form", ["xyxy", "xywh"])
-def test_boxes_are_drawn_where_they_are(kind, form):
-    name, boxes, labels = NAMES[kind]
-    batch, one = BATCHES[kind], Boxes(boxes, (form == "xyxy" and labels) or (), form)
+def test_boxes_are_drawn_where_they_are(batch, names, form):
+    name, boxes, labels = names
+    one = Boxes(boxes, (form == "xyxy" and labels) or (), form)
     plain = np.asarray(show(FOUR, columns=4)).astype(int)
     drawn = np.asarray(show(batch, columns=4, fields=(name, one), classes=["cat", "dog"])).astype(int)
     changed = (plain != drawn).any(2)

@@ -12,7 +12,7 @@ from gpuloader import DecodeError, Image
 from gpuloader.sources.images import turbojpeg
 from gpuloader.sources.images.image import as_image
 from gpuloader.sources.images.turbojpeg import TurboJPEG, load_turbojpeg
-from tests.picture_files import encode, make_pixels, pillow
+from tests.picture_files import encode, make_pixels, pillow, turned
 
 LIBRARY = load_turbojpeg()
 if LIBRARY is None:
@@ -148,9 +148,7 @@ def test_a_file_that_is_cut_off_below_the_part_is_an_error_all_the_same():
 
 
 def test_a_turned_image_is_decoded_as_a_whole():
-    exif = pillow.Exif()
-    exif[0x0112] = 6
-    encoded = encode(make_pixels(20, 30), exif=exif)
+    encoded = encode(make_pixels(20, 30), **turned(6))
     assert Image(encoded).find_decodable(8, (4, 0, 9, 5)) == (4, 0, 9, 8)
     image = Image(encoded, upright=True)
     assert image.find_decodable(8, (4, 0, 9, 5)) == (4, 0, 9, 5)

@@ -20,6 +20,7 @@ from gpuloader import (
 )
 from gpuloader.errors import SourceError
 from gpuloader.testing import simulated_places
+from tests.sample_sets import assert_same
 
 av = pytest.importorskip("av")
 pytest.importorskip("PIL")
@@ -92,21 +93,13 @@ def test_other_formats_are_sought_in_as_well(tmp_path, form):
         assert any(near)
 
 
-def load(root, *transforms, places="cpu", frames=4, epochs=2, **options):
-    dataset = VideoFolder(
-        root, frames, **{name: options.pop(name) for name in ("rate", "at") if name in options}
-    )
-    loader = DataLoader(
-        dataset, places=places, batch_size=3, shuffle=True, seed=1, transforms=transforms, **options
-    )
+def load(root, *transforms, at=None, epochs=2, **options):
+    options = {"places": "cpu", "batch_size": 3, "shuffle": True, "seed": 1, **options}
+    loader = DataLoader(VideoFolder(root, 4, at=at), transforms=transforms, **options)
     return [[(np.array(clips), np.array(labels)) for clips, labels in loader] for _ in range(epochs)]
 
 
-STEPS = [
-    t.RandomResizedCrop("video", 24),
-    t.RandomFlip("video"),
-    t.Normalize("video", 127.5, 127.5),
-]
+STEPS = t.RandomResizedCrop("video", 24), t.RandomFlip("video"), t.Normalize("video", 127.5, 127.5)
 
 
 def test_a_folder_gives_another_clip_in_each_epoch_and_the_same_to_all_workers(root):
@@ -115,11 +108,9 @@ def test_a_folder_gives_another_clip_in_each_epoch_and_the_same_to_all_workers(r
     assert [clips.shape for clips, _ in first] == [(3, 4, 3, 24, 24)] * 2
     assert sorted(np.concatenate([labels for _, labels in first])) == [0, 0, 0, 1, 1, 1]
     assert any((a != b).any() for (a, _), (b, _) in zip(first, second, strict=True))
-    ways = ({"num_workers": 2}, {"num_workers": 2, "worker_type": "process"}, {"places": simulated_places(1)})
+    ways = {"num_workers": 2}, {"num_workers": 2, "worker_type": "process"}, {"places": simulated_places(1)}
     for way in ways:
-        for epoch, there in zip(expected, load(root, *STEPS, **way), strict=True):
-            for one, other in zip(epoch, there, strict=True):
-                assert all(map(np.array_equal, one, other))
+        assert_same(load(root, *STEPS, **way), expected)
 
 
 def test_without_transforms_a_batch_has_the_pixels(root, frames):
@@ -221,27 +212,16 @@ def test_shards_hold_the_files_of_videos(root, tmp_path, form):
     if form == "parquet":
         pytest.importorskip("pyarrow")
     write_shards(VideoFolder(root), tmp_path, format=form)
-    if form == "tar":
-        stored = list(TarDataset(str(tmp_path / "*.tar")))
-        labels = [int(sample["cls"]) for sample in stored]
-    else:
-        stored = list(ParquetDataset(tmp_path))
-        labels = [int(sample["label"]) for sample in stored]
-    assert labels == [0, 0, 0, 1, 1, 1]
-    assert [sample["video"] for sample in stored] == [
-        path.read_bytes() for path in sorted(root.glob("*/*.mp4"))
-    ]
+    stored = list(TarDataset(tmp_path) if form == "tar" else ParquetDataset(tmp_path))
+    assert [int(sample["cls" if form == "tar" else "label"]) for sample in stored] == [0, 0, 0, 1, 1, 1]
+    files = sorted(root.glob("*/*.mp4"))
+    assert [sample["video"] for sample in stored] == [path.read_bytes() for path in files]
 
 
 def test_a_clip_without_frames_is_refused():
-    with pytest.raises(
-        SampleError, match=r"expected a clip of one frame or more, got the shape \(0, 8, 8, 3\)"
-    ):
-        next(
-            iter(
-                DataLoader([np.zeros((0, 8, 8, 3), np.uint8)], places="cpu", transforms=[t.RandomFlip(None)])
-            )
-        )
+    clips = [np.zeros((0, 8, 8, 3), np.uint8)]
+    with pytest.raises(SampleError, match=r"a clip of one frame or more, got the shape \(0, 8, 8, 3\)"):
+        next(iter(DataLoader(clips, places="cpu", transforms=[t.RandomFlip(None)])))
 
 
 def test_a_missing_file_and_arguments_that_make_no_sense(root, tmp_path):

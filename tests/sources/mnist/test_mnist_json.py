@@ -105,6 +105,41 @@ def test_a_wrong_value_is_reported_with_its_place(
     assert isinstance(raised.value, ValueError)
 
 
+def with_row(row):
+    """Return a file's text whose images begin with these two numbers, followed by zeros."""
+    one = b"[[[" + row + b", 0" * 782 + b"]], [7]]"
+    return b"[" + b", ".join([one] * 3) + b"]"
+
+
+NOTATIONS = b"0.0, 1.0", b"0,1", b" 0.25 ,\t0.10000000001 ", b" 0.25 ,\r\n1e-2 ", b"5E-1,0.5e+0"
+NOTATIONS += b"0.0, 1e-400", b"0.1234567890123456789, 0.1234567890123456"
+
+
+@pytest.mark.parametrize("row", NOTATIONS)
+def test_a_row_takes_any_notation_of_json(tmp_path: Path, row: bytes) -> None:
+    images = read_json(write(tmp_path, with_row(row))).train.images
+    assert images[0, :2].tolist() == np.array(json.loads(b"[" + row + b"]"), "f4").tolist()
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        (b"0.0, Infinity", "got inf at position 1"),
+        (b"0.0, 1" + b"0" * 5000, "got inf at position 1"),
+        (b'0.0, "1"', "only numbers"),
+        (b"0.0, 0..5", "only numbers"),
+        (b"0.0, 1 2", "only numbers"),
+        (b"0.0\n0.5, 0.5", "only numbers"),
+        (b"0.0, \xff", "only numbers"),
+        (b"0.0, 1#", "only numbers"),
+        (b"0.0, 1, ", "only numbers"),
+    ],
+)
+def test_a_wrong_row_is_described(tmp_path: Path, row: bytes, problem: str) -> None:
+    with pytest.raises(DataFileError, match=problem):
+        read_json(write(tmp_path, with_row(row)))
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [

@@ -1,4 +1,4 @@
-"""Reader decorators without threads or processes under them."""
+"""Reader decorators: what holds for every one of them, and those without threads or processes under them."""
 
 import io
 import random
@@ -10,8 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader import ComposeNotAligned, ReaderError
-from gpuloader.reader import batch, cache, chain, compose, firstn, map_readers, shuffle
-from tests.fakes import leave_early
+from gpuloader.reader import (
+    batch,
+    buffered,
+    cache,
+    chain,
+    compose,
+    firstn,
+    map_readers,
+    multiprocess_reader,
+    shuffle,
+    xmap_readers,
+)
+from tests.fakes import leave_early, nothing_left_behind
 
 items = st.lists(st.one_of(st.integers(), st.none(), st.tuples(st.integers(), st.text(max_size=3))))
 
@@ -23,14 +34,29 @@ DECORATORS = {
     "chain": lambda reader: chain(reader, reader),
     "compose": lambda reader: compose(reader, reader),
     "compose to the shortest": lambda reader: compose(reader, reader, check_alignment=False),
-    "firstn": lambda reader: firstn(reader, 2),
+    "firstn": lambda reader: firstn(reader, 4),
     "map_readers": lambda reader: map_readers(lambda a, b: (a, b), reader, reader),
 }
+IN_THREADS = {
+    "buffered": lambda reader: buffered(reader, 2),
+    "mapped": lambda reader: xmap_readers(lambda item: item, reader, 2, 2),
+    "mapped in order": lambda reader: xmap_readers(lambda item: item, reader, 2, 2, order=True),
+}
+HERE = {**DECORATORS, **IN_THREADS}
+EVERY = {**HERE, "processes": lambda reader: multiprocess_reader([reader], queue_size=2)}
 
 
-@pytest.fixture(params=DECORATORS)
+@pytest.fixture(params=EVERY)
 def decorate(request):
-    return DECORATORS[request.param]
+    with nothing_left_behind():
+        yield EVERY[request.param]
+
+
+@pytest.fixture(params=HERE)
+def decorate_here(request):
+    """Decorators whose items and errors are the reader's own objects."""
+    with nothing_left_behind():
+        yield HERE[request.param]
 
 
 def reader_of(values):
@@ -128,9 +154,16 @@ def test_a_generator_object_is_refused_at_once(decorate, reader):
         decorate(reader)
 
 
-def test_a_reader_that_gives_no_iterable_is_an_error_at_first_use(decorate):
-    decorated = decorate(lambda: 7)
-    with pytest.raises(ReaderError, match="must return an iterable, got int"):
+@pytest.mark.parametrize(
+    ("reader", "kind", "problem"),
+    [
+        (lambda: next(iter([])), RuntimeError, "StopIteration"),  # which must not end it in silence
+        (lambda: 7, ReaderError, "must return an iterable, got int"),
+    ],
+)
+def test_a_reader_that_gives_no_iterable_is_an_error_at_first_use(decorate, reader, kind, problem):
+    decorated = decorate(reader)
+    with pytest.raises(kind, match=problem):
         list(decorated())
 
 
@@ -156,11 +189,11 @@ class Counted:
 
 
 @pytest.mark.parametrize("ending", ["closed", "break"])
-def test_leaving_early_closes_the_generators_under_it(decorate, ending):
-    if decorate is not cache:  # which reads them to their end first
-        reader = Counted()
-        leave_early(decorate(reader)(), ending)
-        assert (bool(reader.kept), reader.open) == (True, 0)
+@pytest.mark.parametrize("name", [name for name in DECORATORS if name != "cache"])  # which reads to the end
+def test_leaving_early_closes_the_generators_under_it(name, ending):
+    reader = Counted()
+    leave_early(DECORATORS[name](reader)(), ending)
+    assert (bool(reader.kept), reader.open) == (True, 0)
 
 
 @pytest.mark.parametrize("decorate", [compose, lambda *readers: map_readers(max, *readers)])
@@ -173,12 +206,7 @@ def test_an_exception_closes_the_other_generators(decorate):
 
 def test_a_file_rewound_for_every_epoch_stays_open(decorate):
     file = io.StringIO("a\nb\n")
-
-    def reader():
-        file.seek(0)
-        return file
-
-    decorated = decorate(reader)
+    decorated = decorate(lambda: file.seek(0) or file)
     assert len([next(decorated()) for _ in range(2)]) == 2
     assert not file.closed
 
@@ -189,13 +217,14 @@ def test_several_epochs_at_once_do_not_disturb_each_other(decorate):
     assert sorted(a for a, _ in together) == sorted(b for _, b in together) == sorted(decorated())
 
 
-def test_arrays_and_none_pass(decorate):
-    things = [None, np.arange(3)]
+def test_items_of_any_kind_pass(decorate_here):
+    things = [None, np.arange(3), "text", ValueError("an item, not an error")]
 
     def leaves(value):
         return [leaf for one in value for leaf in leaves(one)] if isinstance(value, list | tuple) else [value]
 
-    assert {id(leaf) for leaf in leaves(list(decorate(lambda: things)()))} == {id(one) for one in things}
+    found = leaves(list(decorate_here(lambda: things)()))
+    assert {id(leaf) for leaf in found} == {id(one) for one in things}
 
 
 def test_a_stop_iteration_out_of_the_function_cuts_nothing_short_in_silence():
@@ -203,7 +232,7 @@ def test_a_stop_iteration_out_of_the_function_cuts_nothing_short_in_silence():
         list(map_readers(lambda numbers: next(iter(numbers)), reader_of([[1], [], [3]]))())
 
 
-def test_the_exception_is_the_users_own_object_behind_the_items_before_it(decorate):
+def test_the_exception_is_the_users_own_object_behind_the_items_before_it(decorate_here):
     own = OSError("gone")
 
     def reader():
@@ -211,7 +240,7 @@ def test_the_exception_is_the_users_own_object_behind_the_items_before_it(decora
         raise own
 
     with pytest.raises(OSError, match="gone") as caught:
-        list(decorate(reader)())  # firstn(…, 2) requests the second item, so it raises too
+        list(decorate_here(reader)())  # firstn requests the second item, so it raises too
     assert caught.value is own
     items = batch(chain(reader), 1)()
     assert next(items) == [1]

@@ -109,14 +109,6 @@ def test_a_killed_process_is_named_with_its_signal_behind_what_it_sent(number):
     assert caught.value.signal == number
 
 
-def test_leaving_early_ends_the_processes():
-    iterator = multiprocess_reader([endless, lambda: time.sleep(1000)], queue_size=3)()
-    pid = next(iterator)
-    iterator.close()
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-
-
 def test_a_process_is_at_most_queue_size_items_ahead(tmp_path):
     progress = tmp_path / "progress"
 

@@ -1,18 +1,17 @@
 """Readers with threads or processes under them lose, reorder, delay and leave behind nothing."""
 
-import io
 import threading
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuloader import LoaderError, ReaderError
-from gpuloader.reader import batch, buffered, multiprocess_reader, shuffle, xmap_readers
+from gpuloader import LoaderError
+from gpuloader.reader import batch, buffered, shuffle, xmap_readers
 from gpuloader.testing import StepReader
 from tests.fakes import leave_early, nothing_left_behind, wait_until
 from tests.processes import run_in_fork
+from tests.sources.readers.test_decorators import EVERY, IN_THREADS
 
 
 def failing(count):
@@ -23,35 +22,21 @@ def failing(count):
     return reader
 
 
-DECORATORS = {
-    "buffered": lambda reader: buffered(reader, 2),
-    "mapped": lambda reader: xmap_readers(lambda item: item, reader, 2, 2),
-    "mapped in order": lambda reader: xmap_readers(lambda item: item, reader, 2, 2, order=True),
-    "processes": lambda reader: multiprocess_reader([reader], queue_size=2),
-}
-
-
-@pytest.fixture(params=DECORATORS)
+@pytest.fixture(params=[*IN_THREADS, "processes"])
 def decorate(request):
     with nothing_left_behind():
-        yield DECORATORS[request.param]
+        yield EVERY[request.param]
 
 
-@pytest.fixture(params=[name for name in DECORATORS if name != "processes"])
+@pytest.fixture(params=IN_THREADS)
 def in_threads(request):
     with nothing_left_behind():
-        yield DECORATORS[request.param]
+        yield IN_THREADS[request.param]
 
 
 def endless():
     while True:
         yield 1
-
-
-def test_any_item_passes(in_threads):
-    things = [None, np.arange(3), "text", (1, 2), ValueError("an item, not an error")]
-    seen = list(in_threads(lambda: things)())
-    assert {id(item) for item in seen} == {id(item) for item in things}
 
 
 def test_the_readers_exception_reaches_the_consumer(decorate):
@@ -75,8 +60,6 @@ def test_every_item_passes_and_epochs_start_afresh(decorate):
     reader = decorate(lambda: range(30))
     for _ in range(2):
         assert sorted(reader()) == list(range(30))
-    pairs = list(zip(reader(), reader(), strict=True))  # two epochs at once
-    assert sorted(a for a, _ in pairs) == sorted(b for _, b in pairs) == list(range(30))
 
 
 def test_buffered_reads_ahead_as_far_as_told():
@@ -193,18 +176,6 @@ def test_a_mapper_that_blocks_holds_nobody_up():
         release.set()
 
 
-@pytest.mark.parametrize(
-    ("reader", "kind", "problem"),
-    [
-        (lambda: next(iter([])), RuntimeError, "StopIteration"),  # which must not end it in silence
-        (lambda: None, ReaderError, "must return an iterable"),
-    ],
-)
-def test_a_reader_that_gives_no_iterable(decorate, reader, kind, problem):
-    with pytest.raises(kind, match=problem):
-        list(decorate(reader)())
-
-
 def test_a_thread_that_cannot_be_started_leaves_none_of_the_others(monkeypatch):
     start, started = threading.Thread.start, []
 
@@ -219,9 +190,3 @@ def test_a_thread_that_cannot_be_started_leaves_none_of_the_others(monkeypatch):
         with pytest.raises(RuntimeError, match="can't start"):
             list(xmap_readers(str, endless, 3, 2)())
         monkeypatch.undo()
-
-
-def test_a_file_rewound_for_every_epoch_stays_open(decorate):
-    file = io.StringIO("a\nb\n")
-    decorated = decorate(lambda: file.seek(0) or file)
-    assert [len(list(decorated())) for _ in range(2)] == [2, 2]
