@@ -99,7 +99,9 @@ def interrupt_an_epoch_of(loader, function):
     interrupted_at(function, begin, loader._epochs._idle.clear)
 
 
-@pytest.mark.parametrize("function", [dataset_epochs.DatasetEpochs.open, open_epoch], ids=["opening", "guarding"])
+@pytest.mark.parametrize(
+    "function", [dataset_epochs.DatasetEpochs.open, open_epoch], ids=["opening", "guarding"]
+)
 @pytest.mark.parametrize("kind", ["process", "thread"])
 def test_ctrl_c_while_an_epoch_opens_leaves_no_worker(function, kind):
     method = "fork" if kind == "process" else None
