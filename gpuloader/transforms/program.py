@@ -17,20 +17,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
 from gpuloader.errors import LoaderError, SampleError, describe_error
 from gpuloader.fields.spec import Array, Indices
 from gpuloader.foreign import bits_dtype
+from gpuloader.kernels.gather import fuse_gathers, gather
+from gpuloader.kernels.launching import Kernel, KernelLaunch
 from gpuloader.order.order import Order, Stretch
 from gpuloader.order.randomness import Words, as_number, current_draw, derive_key, hash_for_keys
 from gpuloader.sources.images.regions import Encoded
 from gpuloader.staging import FieldLayout, Layout, align
-
-if TYPE_CHECKING:
-    from gpuloader.kernels.launching import Kernel, KernelLaunch
 
 # ---------------------------------------------------------------------------------------------------------
 # Operations: the single computations of a program, each for the host and for a device
@@ -384,8 +383,6 @@ def find_kernels(program: BatchProgram, arrays: list[Any]) -> list[tuple[str, st
 
 
 def _find_launches(program: BatchProgram, arrays: list[Any], stream: Any = None) -> list[KernelLaunch]:
-    from gpuloader.kernels.gather import fuse_gathers  # imported late: most programs launch nothing
-
     found: list[KernelLaunch] = []
     for step in program.steps:
         if isinstance(step.operation, KernelCall):
@@ -603,8 +600,6 @@ class _Planner:
 
     def _gather(self, sources: Sequence[RowSource]) -> None:
         """Begin with the fields, gathered by what is staged: row numbers, or a span of positions."""
-        from gpuloader.kernels.gather import gather  # imported late: only a cache on a device needs it
-
         count, *rest = self.fields[0].shape
         for name, (shape, dtype, source) in zip(self.names, sources, strict=True):
             spec = (count, *shape), dtype
