@@ -55,6 +55,8 @@ class BatchDecoder:
         # All failures are known before the batch's first copy, so samples can still be left out of it.
         views = staged.slot.views(staged.layout)
         decoded: list[Decoded] = []
+        images: list[ImageSource] = []
+        failures: list[tuple[int, DecodeError]] = []
         bad: dict[int, str] = {}
         try:
             for decoding in program.decodings:
@@ -62,24 +64,25 @@ class BatchDecoder:
                 images, failures = self._decode(codes)
                 if failures and not decoding.skips:
                     position, error = failures[0]
-                    error.batch, error.index, error.field = staged.number, position, decoding.field
+                    error.index, error.field = position, decoding.field
                     number = codes[position].index
                     error.dataset_index = None if number < 0 else number
                     raise error
                 decoded.append(Decoded(decoding, images))
                 bad.update((position, describe_error(error)) for position, error in failures)
-        except SampleError:
+            if bad:
+                self._device.synchronize(self._event)
+                leave_out(staged, len(images), bad)
+        except SampleError as error:
+            error.batch = staged.number
             self._device.synchronize(self._event)  # decoding in progress still reads the slot
+            # The traceback keeps this frame. With the error in it, both would be garbage that is collected in
+            # any order, but images must be freed before the stream that frees them.
+            for one in (images, decoded, failures):
+                one.clear()
             raise
-        if bad:
-            self._device.synchronize(self._event)
-            try:
-                leave_out(staged, len(decoded[0].images), bad)
-            except SampleError as error:
-                error.batch = staged.number
-                raise
-            for one in decoded:
-                one.images[:] = [image for number, image in enumerate(one.images) if number not in bad]
+        for field in decoded if bad else ():
+            field.images[:] = [image for number, image in enumerate(field.images) if number not in bad]
         return decoded
 
     def _decode(self, codes: Sequence[Code]) -> tuple[list[ImageSource], list[tuple[int, DecodeError]]]:
@@ -97,7 +100,8 @@ class BatchDecoder:
                 try:
                     image = HostBytes(decode_code(code))
                 except DecodeError as error:
-                    failures.append((position, error))
+                    # The traceback would keep this frame, and with it all images.
+                    failures.append((position, error.with_traceback(None)))
                     image = HostBytes(np.zeros(0, np.uint8))
             images.append(image)
         return images, failures

@@ -1,6 +1,7 @@
 """nvImageCodec: over a stand-in with its interface, and the real one with its CPU decoders if it is there."""
 
 import ctypes
+import gc
 import hashlib
 import importlib.util
 import io
@@ -18,6 +19,7 @@ from gpuloader.devices.places import CUDAPlace, open_device
 from gpuloader.errors import LoaderError, MissingPackage
 from gpuloader.sources.images.regions import Code
 from gpuloader.transforms import Normalize, RandomFlip, RandomResizedCrop
+from tests.fakes import no_other_collection
 from tests.fakes_cuda import read
 from tests.picture_files import decoded_by_pillow, encode, make_pixels, pillow
 
@@ -125,15 +127,29 @@ def test_each_gpu_decodes_its_batches(runtime, monkeypatch):
     assert found == expect(samples)
 
 
-def test_a_broken_file_is_an_error_that_names_it(runtime, monkeypatch):
-    install(monkeypatch, nvimgcodec.make_module(runtime))
+def make_files_with_a_broken_one():
     samples = make_files()
     data = samples[5]["image"]
     start = data.rindex(b"\xff\xda")
     samples[5]["image"] = data[: start + 2] + b"\x00\x06\x00\x00\x3f\x00" + data[start + 14 :]
+    return samples
+
+
+def test_a_broken_file_is_an_error_that_names_it(runtime, monkeypatch):
+    install(monkeypatch, nvimgcodec.make_module(runtime))
     with pytest.raises(DecodeError, match="batch 1, sample 1, dataset index 5, field 'image'"):
-        list(load("gpu:0", samples))
+        list(load("gpu:0", make_files_with_a_broken_one()))
     runtime.finish()
+
+
+def test_the_images_beside_a_broken_one_are_freed_with_the_error(runtime, monkeypatch):
+    """As garbage, they could be collected after the stream on which their memory is freed."""
+    install(monkeypatch, nvimgcodec.make_module(runtime))
+    with no_other_collection():
+        with pytest.raises(DecodeError):
+            list(load("gpu:0", make_files_with_a_broken_one(), batch_size=12))
+        runtime.finish()
+        assert not [one for one in gc.get_objects() if isinstance(one, nvimgcodec.Image)]
 
 
 def test_without_the_package_the_error_names_the_extra(runtime, monkeypatch):
