@@ -80,7 +80,7 @@ class Spied:
 
     def __getitem__(self, rows):
         self.reads.append((rows.start, rows.stop))
-        return self.array[rows]
+        return self.array[rows].copy()
 
 
 @pytest.mark.parametrize(
@@ -111,6 +111,15 @@ def test_batches_in_order_are_read_several_chunks_at_a_time(dataset, monkeypatch
             assert batch["label"].tolist() == [*range(COUNT)][rows]
             batch["image"][...] = -1  # changes nothing that is read later
         assert spied.reads == ([(0, 60)] if size == 60 else [(0, 16), (16, 32), (32, 48), (48, 60)])
+
+
+def test_a_pass_that_begins_anew_sees_what_was_written_meanwhile(dataset):
+    stored = IMAGES.copy()
+    dataset._arrays()["image"] = Spied(stored, (8, 2, 3))
+    loader = DataLoader(dataset, places="cpu", batch_size=4)
+    assert next(iter(loader))["image"].tolist() == IMAGES[:4].tolist()
+    stored[:8] = 7
+    assert [batch["image"].min() for _, batch in zip(range(2), loader, strict=False)] == [7, 7]
 
 
 def test_a_large_chunk_is_read_once_if_it_may_be_kept(dataset, monkeypatch):
