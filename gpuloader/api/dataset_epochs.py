@@ -177,7 +177,8 @@ class DatasetEpochs(Epochs):
             EpochRequest, position.seed, position.epoch, owner=self._token, follows_torch=follows_torch
         )
         if batching.iterable:
-            position.divide(self.plan.source.dataset, self._fetching.readers or 1)
+            if self._fetching.keeps_positions or not position.batches:
+                position.divide(self.plan.source.dataset, self._fetching.readers or 1)
             position.size, reached = self.plan.size, dict(position.workers)
             division, counts = batching.division, False
             if division is not None:
@@ -342,10 +343,16 @@ class DatasetEpochs(Epochs):
                 f"{self._fetching.count}: use the same num_workers to resume"
             )
         is_sharded, shards = batching.sharding is not None, plan.delivery.shards
-        divides = not is_sharded and position.can_divide(plan.source.dataset)
+        keeps = self._fetching.keeps_positions or not position.batches
+        divides = not is_sharded and keeps and position.can_divide(plan.source.dataset)
         same = (plan.size if divides else position.size, position.shards) == (plan.size, shards)
         if not is_sharded and position.step is None and same:
             self._fetching.check_readers(self._fetching.readers if divides else position.readers)
+            if not keeps and position.is_divided:
+                raise ValueError(
+                    "the state says where each worker is in the dataset's files, but threads share the "
+                    "dataset; use worker processes, or one worker, to resume"
+                )
             with suppress(TypeError):  # the number of batches is unknown
                 _check_end("batches", position.batches, batching.count() * shards)
             self._take_seed(position)

@@ -101,6 +101,11 @@ class Position:
         elif self.step is None:  # its own state means nothing to a loader with other batches
             self.own = state
 
+    @property
+    def is_divided(self) -> bool:
+        """Whether workers have divided what was left, so that counting their batches is not enough."""
+        return self.readers is not None and sum(one.batches for one in self.workers.values()) != self.batches
+
     def can_divide(self, dataset: Any) -> bool:
         """Return whether other workers and ranks can continue in a dataset's files from here."""
         # Several threads share one dataset, which does not know the position of each.

@@ -128,6 +128,11 @@ class Fetching:
         return self.count if self._takes_turns or not self.count else None
 
     @property
+    def keeps_positions(self) -> bool:
+        """Whether each worker has its own position in an iterable dataset; threads share the dataset."""
+        return self.in_processes or self.count <= 1
+
+    @property
     def _takes_turns(self) -> bool:
         """Whether a fixed number of worker processes can fetch the batches of an epoch in turn."""
         workers = self._workers

@@ -161,6 +161,9 @@ class MixedStreams(IterableDataset[S]):
         self._resumed: tuple[int, list[Any]] | None = None
         self._reached: tuple[int, list[_Reading]] = 0, []
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_reached": (0, [])}  # a pass that has begun reads iterators of this process
+
     def __iter__(self) -> Iterator[S]:
         drawn, streams = self._resumed or (0, [_NOT_BEGUN] * len(self.datasets))
         self._resumed = None

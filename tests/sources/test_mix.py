@@ -528,6 +528,13 @@ def test_a_mix_at_its_start_is_for_any_number_of_workers(folder):
     assert sorted(first + rest) == [*range(150), *range(1000, 1090), *range(2000, 2048)]
 
 
+def test_a_mix_that_is_being_read_is_pickled_without_its_pass(folder):
+    mixed = load_files(folder, ["drop"] * 2, 1, 4).dataset
+    begun = iter(mixed)
+    next(begun)
+    assert len([*pickle.loads(pickle.dumps(mixed))]) == 150 + 90
+
+
 def test_a_mix_that_others_cannot_continue_says_so(folder, monkeypatch):
     def mixed(workers):
         streams = MixDataset([stream(90), stream(90, 1000)], [1, 2], at_end="drop")

@@ -70,22 +70,21 @@ class ArrowDataset(TableShards):
         self._readers: dict[tuple[Any, ...], tuple[BinaryIO, Any]] = {}
         self._ends: dict[str, tuple[int, bytes]] = {}
         self._batches: list[tuple[str, int]] = []
+        self._passes: set[tuple[int, object]] = set()  # those that are running, in which process
         schemas = []
-        try:
-            for url in self._urls:
-                with self._opened(url) as opened:
-                    schemas.append(opened.schema)
-                    self._batches += [(url, number) for number in range(opened.num_record_batches)]
-        finally:
-            self._close()
+        for url in self._urls:
+            with self._opened(url) as opened:
+                schemas.append(opened.schema)
+                self._batches += [(url, number) for number in range(opened.num_record_batches)]
         self._choose(schemas)
         self._check_filters(schemas[0])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_readers": {}, "_ends": {}}
+        return {**vars(self), "_readers": {}, "_ends": {}, "_passes": set()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({**state, "_readers": {}, "_ends": {}})  # earlier releases had neither
+        # Earlier releases had none of these.
+        super().__setstate__({**state, "_readers": {}, "_ends": {}, "_passes": set()})
 
     @property
     def shards(self) -> int:
@@ -93,13 +92,18 @@ class ArrowDataset(TableShards):
         return len(self._batches)
 
     def _takes(self, size: int) -> Iterator[list[tuple[Any, Rows]]]:
+        running = os.getpid(), object()
+        self._passes.add(running)
         try:
             yield from super()._takes(size)
         finally:
-            self._close()
+            self._passes.discard(running)
+            self._close_if_unused()
 
-    def _close(self, most: int = 0) -> None:
-        """Close readers, first those used longest ago, until at most `most` are left."""
+    def _close_if_unused(self) -> None:
+        """Close readers, first those used longest ago: all but a few during a pass, and then all."""
+        is_read = any(process == os.getpid() for process, _ in list(self._passes))
+        most = _MOST_READERS if is_read else 0
         keys = list(self._readers)
         for key in keys[: max(len(keys) - most, 0)]:
             source, _ = self._readers.pop(key, (None, None))
@@ -145,7 +149,8 @@ class ArrowDataset(TableShards):
             yield reader
             other = self._readers.pop(key, None)  # of another thread
             self._readers[key], source = (source, reader), other and other[0]
-            self._close(_MOST_READERS)
+            # A thread that reads ahead may come here after the pass has ended.
+            self._close_if_unused()
         except (LoaderError, MemoryError):
             raise
         except (ArrowException, OSError) as error:

@@ -155,6 +155,8 @@ class StoredArrays(ColumnDataset):
     def _find_end(self, start: int, stop: int) -> int:
         """Return up to which row to read at once, from `start` to at least `stop`: whole chunks."""
         arrays = self._arrays().values()
+        if any(one.dtype.hasobject for one in arrays):  # text or rows of any length: their size is unknown
+            return stop
         nbytes: int = max(sum(math.prod(one.shape[1:]) * one.dtype.itemsize for one in arrays), 1)
         chunk: int = max((one.chunks[0] for one in arrays if getattr(one, "chunks", None)), default=1)
         end: int = max(stop, start + AHEAD_NBYTES // nbytes)

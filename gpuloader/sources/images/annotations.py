@@ -411,7 +411,8 @@ def _move_mask(one: Mask, value: Any, size: Size, steps: Sequence[Step]) -> Arra
         except (OverflowError, ValueError):
             problem = f"the fill {one.fill!r} does not fit a mask of {np.asarray(mask).dtype}"
             raise SampleError(problem) from None
-    return np.ascontiguousarray(mask.transpose(2, 0, 1) if one.stacked else mask)
+    made = np.ascontiguousarray(mask.transpose(2, 0, 1) if one.stacked else mask)
+    return made if made.flags.writeable else made.copy()
 
 
 def _as_mask(value: Any) -> Any:

@@ -122,6 +122,19 @@ def test_a_pass_that_begins_anew_sees_what_was_written_meanwhile(dataset):
     assert [batch["image"].min() for _, batch in zip(range(2), loader, strict=False)] == [7, 7]
 
 
+def test_rows_of_any_length_are_not_read_ahead(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "v.h5", "w") as file:
+        stored = file.create_dataset("jpeg", (COUNT,), h5py.vlen_dtype(np.uint8))
+        for row in range(COUNT):
+            stored[row] = np.full(row, row)
+    dataset = HDF5Dataset(tmp_path / "v.h5")
+    spied = dataset._arrays()["jpeg"] = Spied(dataset._arrays()["jpeg"][:], None)
+    batch = next(iter(DataLoader(dataset, places="cpu", batch_size=4, ragged=["jpeg"])))
+    assert batch["jpeg"].lengths.tolist() == [0, 1, 2, 3]
+    assert set(spied.reads) == {(0, 4)}
+
+
 def test_a_large_chunk_is_read_once_if_it_may_be_kept(dataset, monkeypatch):
     for most, reads in [(64 << 20, [(0, 32), (32, 60)]), (100, [(at, at + 5) for at in range(0, 60, 5)])]:
         monkeypatch.setattr(stored_arrays, "AHEAD_NBYTES", 0)

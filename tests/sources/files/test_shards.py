@@ -284,6 +284,33 @@ def test_other_workers_go_on_where_some_had_not_begun(options, count):
 
 
 @BUFFERS
+def test_threads_continue_where_as_many_processes_were(options):
+    threads = DataLoader(
+        Numbers(SIZES, **options), places="cpu", batch_size=4, num_workers=2, worker_type="thread"
+    )
+    first, state = leave(load(SIZES, 2, 4, **options), 3)
+    rest, _ = leave(threads, None, state)
+    assert sorted(first + rest) == list(range(TOTAL))
+
+
+@pytest.mark.parametrize(
+    ("legs", "problem"),
+    [
+        ([(1, 4)], "read by one worker or none, but this loader reads it with 2"),
+        ([(2, 3)], "counts batches of 3 samples"),
+        ([(1, 4), (2, 4)], "threads share the dataset; use worker processes, or one worker, to resume"),
+    ],
+)
+def test_threads_which_share_the_files_refuse_what_they_cannot_continue(legs, problem):
+    state = None
+    for workers, size in legs:
+        _, state = leave(load(SIZES, workers, size), 3, state)
+    threads = DataLoader(Numbers(SIZES), places="cpu", batch_size=4, num_workers=2, worker_type="thread")
+    with pytest.raises(ValueError, match=problem):
+        threads.load_state_dict(state)
+
+
+@BUFFERS
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2), (2, 1), (2, 2)])
 def test_other_ranks_go_on_from_the_state_of_one(options, before, after, monkeypatch):
     sizes = [6, 5, 7, 6, 8, 4, 6, 6, 7]

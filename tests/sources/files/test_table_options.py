@@ -17,6 +17,7 @@ from gpuloader import (
     random_split,
 )
 from gpuloader.sources.files import arrow_files, parquet
+from tests.fakes import wait_until
 from tests.loading import resume
 from tests.rank_loaders import make
 from tests.sample_sets import INLINE, PROCESSES, THREADS, name_workers
@@ -246,6 +247,18 @@ class TestArrowFilesStayOpen:
         assert 1 <= len(self.opened(paths)) <= 5
         epoch.close()
         assert self.opened(paths) == []
+
+    def test_what_is_read_ahead_is_closed_behind_a_pass_that_is_left(self, paths, remote, tmp_path):
+        (tmp_path / "cache").mkdir()
+        with serve(paths) as server:
+            urls = [f"{server.url}/{file}.arrow" for file in range(5)]
+            dataset = ArrowDataset(urls, cache_dir=tmp_path / "cache")
+            for count in (1, 60, 200) * 3:
+                rows = iter(dataset)
+                for _ in range(count):
+                    next(rows)
+                rows.close()
+                wait_until(lambda: not self.opened(tmp_path / "cache"))
 
     def test_no_more_than_the_bound_are_open(self, paths, monkeypatch):
         monkeypatch.setattr(arrow_files, "_MOST_READERS", 2)
