@@ -134,7 +134,7 @@ class StoredArrays(ColumnDataset):
             return self._take(rows)
         first, last, read = self._ahead  # together, because several loaders may set it
         parts = []
-        # At the first row, a pass has begun anew, and the store may have changed.
+        # At the first row, another pass has begun, and the store may have changed.
         if first < rows.start < last:
             parts.append(Part(read, slice(rows.start - first, min(rows.stop, last) - first)))
         if rows.stop > last or not parts:
