@@ -1,8 +1,6 @@
 """What datasets of tables in files share: casts, filters, nulls, a function per sample; and random access."""
 
 import json
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +15,7 @@ from gpuloader import (
     random_split,
 )
 from gpuloader.sources.files import arrow_files, parquet
-from tests.fakes import wait_until
+from tests.fakes import descriptors, wait_until
 from tests.loading import resume
 from tests.rank_loaders import make
 from tests.sample_sets import INLINE, PROCESSES, THREADS, name_workers
@@ -226,8 +224,7 @@ class TestArrowFilesStayOpen:
         return [number for batch in loader for number in batch["n"].tolist()]
 
     def opened(self, folder):
-        links = [Path("/proc/self/fd", one) for one in os.listdir("/proc/self/fd")]
-        return [link for link in links if link.is_symlink() and str(folder) in os.readlink(link)]
+        return [path for _, path in descriptors() if str(folder) in path]
 
     @pytest.mark.parametrize("shuffle", [False, True])
     def test_each_is_opened_once_per_pass_and_closed_behind_it(self, paths, monkeypatch, shuffle):
