@@ -177,8 +177,8 @@ class DatasetEpochs(Epochs):
             EpochRequest, position.seed, position.epoch, owner=self._token, follows_torch=follows_torch
         )
         if batching.iterable:
-            if self._fetching.keeps_positions or not position.batches:
-                position.divide(self.plan.source.dataset, self._fetching.readers or 1)
+            alone, readers = self._fetching.reads_alone, self._fetching.readers or 1
+            position.divide(self.plan.source.dataset, readers, alone=alone)
             position.size, reached = self.plan.size, dict(position.workers)
             division, counts = batching.division, False
             if division is not None:
@@ -343,12 +343,12 @@ class DatasetEpochs(Epochs):
                 f"{self._fetching.count}: use the same num_workers to resume"
             )
         is_sharded, shards = batching.sharding is not None, plan.delivery.shards
-        keeps = self._fetching.keeps_positions or not position.batches
-        divides = not is_sharded and keeps and position.can_divide(plan.source.dataset)
+        alone = self._fetching.reads_alone
+        divides = not is_sharded and position.can_divide(plan.source.dataset, alone=alone)
         same = (plan.size if divides else position.size, position.shards) == (plan.size, shards)
         if not is_sharded and position.step is None and same:
             self._fetching.check_readers(self._fetching.readers if divides else position.readers)
-            if not keeps and position.is_divided:
+            if position.is_divided and not alone:
                 raise ValueError(
                     "the state says where each worker is in the dataset's files, but threads share the "
                     "dataset; use worker processes, or one worker, to resume"

@@ -106,15 +106,20 @@ class Position:
         """Whether workers have divided what was left, so that counting their batches is not enough."""
         return self.readers is not None and sum(one.batches for one in self.workers.values()) != self.batches
 
-    def can_divide(self, dataset: Any) -> bool:
-        """Return whether other workers and ranks can continue in a dataset's files from here."""
+    def can_divide(self, dataset: Any, *, alone: bool) -> bool:
+        """Return whether other workers and ranks can continue in a dataset's files from here.
+
+        `alone` says whether each of them has a dataset of its own.
+        """
         # Several threads share one dataset, which does not know the position of each.
+        if self.batches and not alone:
+            return False
         tell = all(one.state is not None or one.ended or not one.batches for one in self.workers.values())
         return self.readers is not None and hasattr(dataset, "_divide_states") and tell
 
-    def divide(self, dataset: Any, readers: int) -> None:
+    def divide(self, dataset: Any, readers: int, *, alone: bool) -> None:
         """Let `readers` workers of this rank, as it is now, continue from here, if they can."""
-        if not self.can_divide(dataset):
+        if not self.can_divide(dataset, alone=alone):
             return
         begun = [self.workers.get(worker, ItemState(worker, 0)) for worker in range(self.readers or 0)]
         outer = exchange_draw(Draw(self.seed, self.epoch))  # the order of the files depends on the epoch

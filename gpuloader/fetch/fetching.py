@@ -128,8 +128,8 @@ class Fetching:
         return self.count if self._takes_turns or not self.count else None
 
     @property
-    def keeps_positions(self) -> bool:
-        """Whether each worker has its own position in an iterable dataset; threads share the dataset."""
+    def reads_alone(self) -> bool:
+        """Whether each worker has a dataset of its own, and so a position; several threads share one."""
         return self.in_processes or self.count <= 1
 
     @property

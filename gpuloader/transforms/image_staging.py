@@ -36,8 +36,6 @@ from gpuloader.transforms.image_transforms import (
     ImageTransform,
     PadImage,
     Plan,
-    RandomAffine,
-    RandomFlip,
     RandomResizedCrop,
     Resize,
     both,
@@ -48,8 +46,6 @@ from gpuloader.transforms.image_transforms import (
 from gpuloader.transforms.program import UNCHANGED, Chain, KernelCall, Plain, Spec, is_made
 
 Floats = NDArray[np.float32]
-
-_KEEP_SIZE = RandomFlip | RandomAffine
 
 # ---------------------------------------------------------------------------------------------------------
 # On the GPU: the transforms of a field, as one transform of its regions
@@ -120,6 +116,7 @@ class Resample(Plain):
 def plan_resampling(field: str | None, transforms: Sequence[ImageTransform]) -> Resample | None:
     """Return the transform that makes the images of a field on a GPU; None if workers must make them.
 
+    >>> from gpuloader.transforms import RandomFlip
     >>> plan_resampling("image", [RandomResizedCrop("image", 224, filter="bicubic"), RandomFlip("image")])
     Resample(field='image', size=(224, 224), interpolation='bicubic', changes=0, contrasts=0, normalize=None)
     """
@@ -137,7 +134,7 @@ def plan_resampling(field: str | None, transforms: Sequence[ImageTransform]) -> 
             size = both(transform.size)
         elif isinstance(transform, PadImage):
             size = size and transform._grow(size)
-        elif not (isinstance(transform, _KEEP_SIZE) or getattr(transform, "_keeps_size", False)):
+        elif not getattr(transform, "_keeps_size", False):
             return None  # views are several images, and the user's own may make any plan
     contrasts = changes.count("contrast")
     # The slot is laid out before an image is read, so the size must be known. And each contrast takes a sum.

@@ -338,6 +338,8 @@ class RandomFlip:
     p: float = 0.5
     axis: str = "horizontal"
 
+    _keeps_size = True  # of images, so that a GPU may crop them
+
     def __post_init__(self) -> None:
         split_fields(self.field)
         check_probability(self.p)
@@ -437,6 +439,8 @@ class RandomAffine:
     scale: tuple[float, float] = (1.0, 1.0)
     shear: float | tuple[float, float] = 0.0
     filter: str = "bilinear"
+
+    _keeps_size = True
 
     def __post_init__(self) -> None:
         split_fields(self.field)

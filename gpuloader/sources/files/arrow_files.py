@@ -17,7 +17,6 @@ from gpuloader.sources.files.table_shards import TableShards
 _MOST_READERS, _MOST_ENDS = 16, 128
 """Files to keep open during a pass, and ends of remote files to keep, which hold their footers."""
 
-_END = 64 << 10  # bytes at the end of a remote file to request at a time
 _STREAM = b"\xff\xff\xff\xff"  # with which Arrow's format of streams begins, but not that of files
 
 
@@ -142,7 +141,7 @@ class ArrowDataset(TableShards):
                 # Not memory-mapped: another process that truncates the file would crash this one.
                 source = open_source(url, self._tries, known=known)
                 if known is None and isinstance(source, RemoteFile):
-                    self._ends[url] = source.keep_end(_END)
+                    self._ends[url] = source.keep_end()
                     for one in list(self._ends)[:-_MOST_ENDS]:
                         self._ends.pop(one, None)
                 reader = ipc.open_file(source)

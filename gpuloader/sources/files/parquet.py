@@ -38,7 +38,6 @@ HELD_NBYTES = 512 << 20
 """Bytes of decoded row groups to hold for random access."""
 
 _SMALL = 1 << 20  # remote files up to this size keep their end, because it may hold all of their data
-_END = 64 << 10  # bytes at a file's end that Arrow reads to find the footer
 _READERS = 16  # threads that read footers, which mostly means waiting
 
 
@@ -282,7 +281,7 @@ class ParquetDataset(TableShards):
         known, stamp = kept.known if kept else None, None
         with open_source(url, self._tries, known=known) as source:
             if isinstance(source, RemoteFile):
-                known = known or source.keep_end(_END)
+                known = known or source.keep_end()
             else:
                 status = os.fstat(source.fileno())
                 stamp = status.st_ino, status.st_size, status.st_mtime_ns

@@ -28,6 +28,8 @@ from gpuloader.system.platforms import locked, replacing
 from gpuloader.system.threads import LONGEST_WAIT as LONGEST_CALL
 from gpuloader.system.threads import end_if_exiting, start_thread
 
+_END_NBYTES = 64 << 10  # in which Arrow looks for a file's footer
+
 ATTEMPTS = 5
 """How many times to request a range of a remote file before raising an error."""
 
@@ -325,9 +327,9 @@ class RemoteFile(io.RawIOBase):
         self._size, self._end = known or (persist(self._find_size, url, tries, tries.first_answer), b"")
         self._position = 0
 
-    def keep_end(self, count: int) -> tuple[int, bytes]:
-        """Read the last `count` bytes in one request and keep them; return what is now known."""
-        start = max(self._size - count, 0)
+    def keep_end(self) -> tuple[int, bytes]:
+        """Read the last bytes in one request and keep them; return what is now known."""
+        start = max(self._size - _END_NBYTES, 0)
         self._end = persist(lambda: self._read(start, self._size), self._url, self._tries)
         return self._size, self._end
 
