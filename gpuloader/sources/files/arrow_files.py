@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,6 +17,7 @@ from gpuloader.sources.files.table_shards import TableShards
 _MOST_READERS, _MOST_ENDS = 16, 128
 """Files to keep open during a pass, and ends of remote files to keep, which hold their footers."""
 
+_CHANGED = "the file has changed since the dataset was made; make a new dataset"
 _STREAM = b"\xff\xff\xff\xff"  # with which Arrow's format of streams begins, but not that of files
 
 
@@ -68,6 +69,7 @@ class ArrowDataset(TableShards):
         super().__post_init__()
         self._readers: dict[tuple[Any, ...], tuple[BinaryIO, Any]] = {}
         self._ends: dict[str, tuple[int, bytes]] = {}
+        self._sizes: dict[str, int] = {}  # of local files, when they were first opened
         self._batches: list[tuple[str, int]] = []
         self._passes: set[tuple[int, object]] = set()  # those that are running, in which process
         schemas = []
@@ -83,7 +85,7 @@ class ArrowDataset(TableShards):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Earlier releases had none of these.
-        super().__setstate__({**state, "_readers": {}, "_ends": {}, "_passes": set()})
+        super().__setstate__({"_sizes": {}, **state, "_readers": {}, "_ends": {}, "_passes": set()})
 
     @property
     def shards(self) -> int:
@@ -116,25 +118,34 @@ class ArrowDataset(TableShards):
         url, number = self._batches[shard]
         with self._opened(url) as opened:
             if number >= opened.num_record_batches:
-                raise DataFileError("the file has changed since the dataset was made", file=url)
+                raise DataFileError(_CHANGED, file=url)
             table = Table.from_batches([opened.get_batch(number)])
             if self.filters is not None:
                 table = table.filter(self.filters)
         if skip < len(table):
             yield self._prepare(table[skip:], file=url)
 
+    def _find_stamp(self, url: str) -> tuple[int, ...] | None:
+        """Return what tells a local file from one written in its place; refuse one of another size."""
+        if is_remote(url):
+            return None
+        try:
+            status = Path(url).stat()
+        except OSError:
+            return None  # opening it says why
+        if self._sizes.setdefault(url, status.st_size) != status.st_size:
+            raise DataFileError(_CHANGED, file=url)
+        return status.st_ino, status.st_size, status.st_mtime_ns
+
     @contextmanager
     def _opened(self, url: str) -> Iterator[Any]:
         """Lend a reader of a file, which stays open for the next record batches of the pass."""
         from pyarrow import ArrowException, ipc
 
-        known, stamp = self._ends.get(url), None
-        with suppress(OSError):
-            status = None if is_remote(url) else Path(url).stat()
-            stamp = status and (status.st_ino, status.st_size, status.st_mtime_ns)
+        known = self._ends.get(url)
         # Several threads run this, and a reader is for one of them, because it has a position in the file. So
         # a fork must not share it either. Each of these steps on the dicts is atomic.
-        key = os.getpid(), url, stamp
+        key = os.getpid(), url, self._find_stamp(url)
         source, reader = self._readers.pop(key, (None, None))
         try:
             if source is None:
@@ -153,6 +164,7 @@ class ArrowDataset(TableShards):
         except (LoaderError, MemoryError):
             raise
         except (ArrowException, OSError) as error:
+            self._find_stamp(url)  # another program may be writing it right now
             problem = f"the file is truncated or not a file of Arrow's IPC format: {error}"
             with open_source(url, self._tries) as again:
                 if again.read(len(_STREAM)) == _STREAM:
