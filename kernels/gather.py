@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.kernels.cast import WORDS, find_word
-from gpuloader.kernels.launching import KernelLaunch, Work, count_lanes, declare, spread_rows, takes
+from gpuloader.kernels.launching import KernelLaunch, Work, by_value, count_lanes, declare, spread_rows, takes
 
 _SIZES = {f"gather<{word}>": size for size, word in WORDS.items()}
 
@@ -122,4 +122,5 @@ def _fuse(gathers: list[KernelLaunch]) -> KernelLaunch:
     sizes = zip(*(gathered.grid for gathered in gathers), strict=True)
     grid = *map(max, sizes), len(gathers)
     _, indices, span, _, rows, _ = gathers[0].arguments
-    return KernelLaunch("gather", "gather_fields", grid, (_THREADS,), (indices, span, rows, fields))
+    arguments = indices, span, rows, by_value(fields, _FIELDS)
+    return KernelLaunch("gather", "gather_fields", grid, (_THREADS,), arguments)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from gpuloader.kernels.cast import FLOATS, INTEGERS, NUMBER_WORDS, WORDS, resolve_target
+from gpuloader.kernels.cast import FLOATS, INTEGERS, NUMBER_WORDS, WORDS, find_word, resolve_target
 from gpuloader.kernels.compiler import CPP_TYPES
 from gpuloader.kernels.launching import Work, check_size, declare, spread_rows, takes
 
@@ -45,6 +45,8 @@ def one_hot(
         bits[: held.itemsize] = one.reshape(1).view(np.uint8)
         arguments = labels, result, np.uint64(labels.size), np.uint64(classes), bits.view("<u8")[0]
         entry = f"one_hot<{CPP_TYPES[labels.dtype.name]}, {WORDS[held.itemsize]}>"
-        yield entry, spread_rows(labels.size, classes), arguments
+        is_wide = find_word(classes * held.itemsize, result.data.ptr) == 16  # what a thread writes
+        words = classes * held.itemsize // 16 if is_wide else classes
+        yield entry, spread_rows(labels.size, words), arguments
 
     return Work((*labels.shape, classes), held, on_host, on_device)

@@ -1,54 +1,96 @@
 // pad: turns rows of varying length, stored one after another, into a dense array; short rows are filled
 // up.
 //
-// A row's steps are contiguous in the source and in the result, so a row is a copy followed by a fill. Words
-// have 16, 8, 4, 2 or 1 bytes, as large as a step and both addresses allow; neighboring lanes access
-// neighboring words, as in gather.cu. The fill is one element, repeated to 16 bytes. Rows start on element
-// boundaries, so a word's position in its row determines which part of the pattern it takes.
+// A row's steps are contiguous in the source and in the result, so a row is a copy followed by a fill. A thread
+// writes words of 16, 8 or 4 bytes, as large as the result's rows and address allow; neighboring lanes write
+// neighboring words, as in gather.cu. A row begins anywhere in the source, so its words are cut out of aligned
+// loads; see wide.cuh. Where a row ends within a word, the fill takes the rest. The fill is one element, repeated to
+// 16 bytes: a word's position in its row tells which part of it belongs there.
+//
+// Rows of the result that are no multiple of 4 bytes are written in words of 1 or 2, which are no larger than an
+// element.
 //
 // Rows longer than the result are truncated. Splits that decrease or lie outside the values are clamped: nothing
 // outside may be read, and the host cannot check splits without waiting for the device.
 //
 // Launch: any grid, two-dimensional blocks of any size. Declaration and twin: pad.py.
 
-struct alignas(16) Pattern {
-    unsigned char bytes[16];
-};
+#include "wide.cuh"
+
+using Size = unsigned long long;
 
 struct Rows {
-    unsigned long long rows, longest, steps;
-    unsigned long long words;  // per step
+    Size rows, longest, steps;
+    Size step;  // in bytes
 };
 
-__device__ inline unsigned long long moved_inside(long long split, unsigned long long low,
-                                                  unsigned long long high) {
-    const unsigned long long place = split < 0 ? 0 : static_cast<unsigned long long>(split);
+__device__ inline Size moved_inside(long long split, Size low, Size high) {
+    const Size place = split < 0 ? 0 : static_cast<Size>(split);
     return place < low ? low : place > high ? high : place;
 }
 
+// How many of four things from `first` on come before `end`.
+__device__ inline unsigned count_before(Size first, Size end) {
+    return first >= end ? 0 : end - first < 4 ? static_cast<unsigned>(end - first) : 4;
+}
+
+// Byte `byte` of a row and what follows it: from the source before byte `length`, and then the fill.
+template <int count>
+__device__ inline void make_word(const unsigned char* from, Size byte, Size length, const Wide<4>& fill,
+                                 const Extent& array, Wide<count>& word) {
+    if (byte < length) {
+        const Parts<count> parts = load_parts<count>(from + byte, array);
+        for (int i = 0; i < count; ++i) {
+            word.at[i] = parts.at[i];
+        }
+    }
+    if (byte + sizeof(word) > length) {
+        for (int i = 0; i < count; ++i) {
+            const unsigned kept = static_cast<unsigned>((1ull << 8 * count_before(byte + 4 * i, length)) - 1);
+            word.at[i] = (word.at[i] & kept) | (fill.at[byte / 4 % 4 / count * count + i] & ~kept);
+        }
+    }
+}
+
 template <typename Word>
-__device__ inline Word part_of(const Pattern& pattern, unsigned long long word) {
-    return reinterpret_cast<const Word*>(pattern.bytes)[word % (sizeof(Pattern) / sizeof(Word))];
+__device__ inline void make_word(const unsigned char* from, Size byte, Size length, const Wide<4>& fill,
+                                 const Extent&, Word& word) {
+    word = byte < length ? *reinterpret_cast<const Word*>(from + byte)
+                         : static_cast<Word>(fill.at[byte / 4 % 4] >> byte % 4 * 8);
 }
 
 template <typename Word>
 __global__ void pad(const void* __restrict__ values, const long long* __restrict__ splits,
                     void* __restrict__ out, bool* __restrict__ mask, const __grid_constant__ Rows shape,
-                    const __grid_constant__ Pattern pattern) {
-    const unsigned long long first = static_cast<unsigned long long>(blockIdx.y) * blockDim.x + threadIdx.x;
-    const unsigned long long step = static_cast<unsigned long long>(gridDim.y) * blockDim.x;
-    for (unsigned long long row = static_cast<unsigned long long>(blockIdx.x) * blockDim.y + threadIdx.y;
-         row < shape.rows; row += static_cast<unsigned long long>(gridDim.x) * blockDim.y) {
-        const unsigned long long begin = moved_inside(splits[row], 0, shape.steps);
-        const unsigned long long length = moved_inside(splits[row + 1], begin, shape.steps) - begin;
-        const Word* from = static_cast<const Word*>(values) + begin * shape.words;
-        Word* to = static_cast<Word*>(out) + row * shape.longest * shape.words;
-        for (unsigned long long word = first; word < shape.longest * shape.words; word += step) {
-            to[word] = word < length * shape.words ? from[word] : part_of<Word>(pattern, word);
+                    const __grid_constant__ Wide<4> fill) {
+    const unsigned char* source = static_cast<const unsigned char*>(values);
+    const Size first = static_cast<Size>(blockIdx.y) * blockDim.x + threadIdx.x;
+    const Size lanes = static_cast<Size>(gridDim.y) * blockDim.x;
+    const Extent array{address_of(source), address_of(source + shape.steps * shape.step)};
+    const bool is_mask_wide = shape.longest % 4 == 0 && address_of(mask) % 4 == 0;
+    for (Size row = static_cast<Size>(blockIdx.x) * blockDim.y + threadIdx.y; row < shape.rows;
+         row += static_cast<Size>(gridDim.x) * blockDim.y) {
+        const Size begin = moved_inside(splits[row], 0, shape.steps);
+        const Size length = moved_inside(splits[row + 1], begin, shape.steps) - begin;
+        const unsigned char* from = source + begin * shape.step;
+        unsigned char* to = static_cast<unsigned char*>(out) + row * shape.longest * shape.step;
+        for (Size byte = first * sizeof(Word); byte < shape.longest * shape.step; byte += lanes * sizeof(Word)) {
+            Word word = {};
+            make_word(from, byte, length * shape.step, fill, array, word);
+            *reinterpret_cast<Word*>(to + byte) = word;
         }
-        if (mask != nullptr) {
-            for (unsigned long long place = first; place < shape.longest; place += step) {
-                mask[row * shape.longest + place] = place < length;
+        if (mask == nullptr) {
+            continue;
+        }
+        bool* flags = mask + row * shape.longest;
+        if (is_mask_wide) {
+            for (Size place = 4 * first; place < shape.longest; place += 4 * lanes) {
+                const Size kept = (1ull << 8 * count_before(place, length)) - 1;
+                *reinterpret_cast<unsigned*>(flags + place) = static_cast<unsigned>(kept & 0x01010101);
+            }
+        } else {
+            for (Size place = first; place < shape.longest; place += lanes) {
+                flags[place] = place < length;
             }
         }
     }

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from gpuloader.kernels.cast import WORDS, find_word
 from gpuloader.kernels.launching import Work, by_value, check_shape, check_size, declare, spread_rows, takes
 
-ENTRIES = {"pad<{}>": (tuple(WORDS.values()),)}
+_WIDE = {16: "Wide<4>", 8: "Wide<2>", 4: "Wide<1>", 2: WORDS[2], 1: WORDS[1]}
+ENTRIES = {"pad<{}>": (tuple(_WIDE.values()),)}
 
 _PATTERN = 16
 
@@ -65,12 +66,14 @@ def pad(
 
     def on_device(result: Any) -> Iterator[Any]:
         step = itemsize * math.prod(values.shape[1:])
-        size = find_word(step, values.data.ptr, result.data.ptr)
+        size = find_word(longest * step, result.data.ptr)
+        if size < 4:  # such words are read whole, so no row may end within one
+            size = find_word(itemsize, size)
         # Repeated to the largest word: a word's position in its row tells which part of the pattern it takes.
         pattern = by_value(np.repeat(element, _PATTERN // itemsize), values.dtype)
-        geometry = by_value([rows, longest, len(values), step // size], np.uint64)
+        geometry = by_value([rows, longest, len(values), step], np.uint64)
         arguments = values, row_splits, result, mask, geometry, pattern
-        yield f"pad<{WORDS[size]}>", spread_rows(rows, longest * max(step // size, 1)), arguments
+        yield f"pad<{_WIDE[size]}>", spread_rows(rows, max(longest * step // size, 1)), arguments
 
     return Work((rows, longest, *values.shape[1:]), values.dtype, on_host, on_device)
 

@@ -34,7 +34,8 @@
 // An image whose geometry is impossible is black: nothing outside its values may be read, and the host
 // cannot check sizes on the device without waiting for it.
 //
-// Launch: `tabulate`, then `resample`; any grid, one-dimensional blocks. Declaration and twin: resample.py.
+// Launch: `tabulate`, then `resample`; any grid, one-dimensional blocks of up to 256 threads. Declaration and twin:
+// resample.py.
 
 #include "numbers.cuh"
 #include "wide.cuh"
@@ -509,12 +510,13 @@ extern "C" __global__ void tabulate(const long long* __restrict__ splits, const 
     }
 }
 
+// Warps wait for one another at barriers, so other blocks have to be ready meanwhile. Left alone, the compiler takes so
+// many registers that two fit on a multiprocessor; with five, an H200 resizes 256 photos in 276 instead of 449 µs.
 template <int channels, typename Target>
-__global__ void resample(const unsigned char* __restrict__ values, const long long* __restrict__ splits,
-                         const float* __restrict__ geometries, const int* __restrict__ tables,
-                         Target* __restrict__ out,
-                         const __grid_constant__ Images images,
-                         const __grid_constant__ Channels constants) {
+__global__ void __launch_bounds__(256, __CUDA_ARCH__ >= 800 ? 5 : 4)
+    resample(const unsigned char* __restrict__ values, const long long* __restrict__ splits,
+             const float* __restrict__ geometries, const int* __restrict__ tables, Target* __restrict__ out,
+             const __grid_constant__ Images images, const __grid_constant__ Channels constants) {
     __shared__ Shared shared;
     const int out_height = images.out_height, out_width = images.out_width, outputs = out_width + out_height;
     const int below = out_height / ROWS + (out_height % ROWS != 0);

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from gpuloader.checks import check_word
 from gpuloader.kernels.compiler import CPP_TYPES
 from gpuloader.kernels.crop import Layout, check_window, join_shape
-from gpuloader.kernels.launching import Work, check_shape, declare, obtain, spread, takes
+from gpuloader.kernels.launching import Work, by_value, check_shape, declare, obtain, spread, takes
 from gpuloader.kernels.normalize import CHANNELS, TARGETS, plan_finish
 
 Interpolation = Literal["bilinear", "bicubic"]
@@ -104,7 +104,7 @@ def resample(
 
     def on_device(result: Any) -> Iterator[Any]:
         numbers = out_layout == "CHW", interpolation == "bicubic", geometry.shape[1]
-        images = np.array((samples, len(values), height, width, *numbers), _IMAGES)
+        images = by_value((samples, len(values), height, width, *numbers), _IMAGES)
         shape = samples, TABLE_LINES, height + width
         weights = obtain("tables", tables, "cupy", shape, np.int32, result.device, stream)
         yield "tabulate", spread(height + width, samples), (row_splits, geometry, weights, images)

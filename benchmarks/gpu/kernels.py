@@ -20,6 +20,8 @@ from gpuloader.kernels.gather import gather
 from gpuloader.kernels.normalize import normalize
 from gpuloader.kernels.one_hot import one_hot
 from gpuloader.kernels.pad import pad
+from gpuloader.kernels.recolor import recolor
+from gpuloader.kernels.resample import resample
 from gpuloader.kernels.shuffle import shuffle
 from gpuloader.order.randomness import SORTED_AT_MOST
 
@@ -36,7 +38,8 @@ def kernels(repeats: int) -> list[Judged]:
     A copy of n bytes reads n and writes n, so the floor copies half as many bytes as the kernel reads and
     writes together. Both are queued behind a spin, so that only device time counts.
     """
-    return [*_normalize(repeats), *_crop(repeats), *_gather(repeats), *_others(repeats), _shuffle(repeats)]
+    moving = _normalize, _crop, _gather, _others, _pictures
+    return [*(case for cases in moving for case in cases(repeats)), _shuffle(repeats)]
 
 
 def _normalize(repeats: int) -> list[Judged]:
@@ -61,7 +64,7 @@ def _normalize(repeats: int) -> list[Judged]:
             options |= {"size": window, "windows": placed}
         name = f"normalize, {count} x 224 x 224 x 3 uint8 to {layout} {dtype}"
         name += "" if window is None else f", random {height} x {width} windows, half of them flipped"
-        cases.append(_beside(name, _bind(images, options), read + out.nbytes, repeats))
+        cases.append(_beside(name, _bind(images, options), read + out.nbytes, SHARE, repeats))
     return cases
 
 
@@ -81,7 +84,7 @@ def _crop(repeats: int) -> list[Judged]:
         out = cupy.empty((count, *inner, 3) if layout == "HWC" else (count, 3, *inner), cupy.uint8)
         name = f"crop, {count} x 224 x 224 x 3 uint8 {layout}, random 192 x 192 windows, half of them flipped"
         launch = partial(crop, images, inner, placed, layout=layout, out=out)
-        cases.append(_beside(name, launch, 2 * out.nbytes, repeats))
+        cases.append(_beside(name, launch, 2 * out.nbytes, SHARE, repeats))
     return cases
 
 
@@ -112,7 +115,40 @@ def _others(repeats: int) -> list[Judged]:
             words.nbytes + splits.nbytes + padded.nbytes + mask.nbytes,
         ),
     ]
-    return [_beside(name, launch, moved, repeats) for name, launch, moved in launches]
+    return [_beside(name, launch, moved, SHARE, repeats) for name, launch, moved in launches]
+
+
+def _pictures(repeats: int) -> list[Judged]:
+    """Time kernels that compute much for each byte: resizing, and changing of colors, of 256 photos."""
+    count, tall, wide, size = 256, 375, 500, 224
+    generator = np.random.default_rng(0)
+    pixels = cupy.asarray(generator.integers(0, 256, (count * tall * wide, 3), np.uint8))
+    splits = cupy.asarray(np.arange(count + 1) * tall * wide)
+    whole = cupy.asarray(
+        np.array([[tall, wide, 0, 0, 0, 0, wide, tall, size, size, 0, 0, 0]] * count, np.float32)
+    )
+    images = cupy.asarray(generator.integers(0, 256, (count, size, size, 3), np.uint8))
+    changes = np.array([[1, 1.2, 2, 0.8, 3, 1.1, 4, 20]] * count, np.float32)
+    changes[:, 1::2] += generator.random((count, 4)) * [0.2, 0.2, 0.2, 20]
+    changes[:, 7] = changes[:, 7].round()
+    numbers = cupy.asarray(changes)
+    out = cupy.empty((count, 3, size, size), cupy.float32)
+    normal: dict[str, Any] = {"mean": MEAN, "std": STD, "scale": 1 / 255, "out": out}
+    launches: list[tuple[str, Callable[[], object], int, float]] = [
+        (
+            f"resample, {count} photos of {wide} x {tall} to {size} x {size} float32",
+            partial(resample, pixels, splits, whole, (size, size), **normal),
+            pixels.nbytes + out.nbytes,
+            0.6,
+        ),
+        (
+            f"recolor, {count} x {size} x {size} x 3, all four changes, to float32",
+            partial(recolor, images, numbers, contrasts=1, **normal),
+            images.nbytes + out.nbytes,
+            0.4,
+        ),
+    ]
+    return [_beside(*launch, repeats) for launch in launches]
 
 
 def _shuffle(repeats: int) -> Judged:
@@ -145,7 +181,8 @@ def _gather(repeats: int) -> list[Judged]:
         indices = cupy.asarray(chosen.astype(np.int64))
         out = cupy.empty((count, nbytes), cupy.uint8)
         name = f"gather, {count:,} of {rows:,} rows of {nbytes:,} bytes"
-        cases.append(_beside(name, _take(source, indices, out), 2 * out.nbytes + indices.nbytes, repeats))
+        moved = 2 * out.nbytes + indices.nbytes
+        cases.append(_beside(name, _take(source, indices, out), moved, SHARE, repeats))
         del source, out
         cupy.get_default_memory_pool().free_all_blocks()
     return cases
@@ -155,7 +192,7 @@ def _take(source: Any, indices: Any, out: Any) -> Callable[[], object]:
     return lambda: gather(source, indices, out=out)
 
 
-def _beside(name: str, launch: Callable[[], object], moved: int, repeats: int) -> Judged:
+def _beside(name: str, launch: Callable[[], object], moved: int, share: float, repeats: int) -> Judged:
     half = moved // 2
     source, target = cupy.cuda.Memory(half), cupy.cuda.Memory(half)
 
@@ -169,10 +206,10 @@ def _beside(name: str, launch: Callable[[], object], moved: int, repeats: int) -
             f"{name}: {moved / MIB:,.0f} MiB read and written",
             "µs of device time",
             copied,
-            f"{SHARE:g} of the copy's bandwidth",
+            f"{share:g} of the copy's bandwidth",
             {},
             "kernel",
-            1 / SHARE,
+            1 / share,
         ),
         {
             copied: on_device(copy, LAUNCHES),

@@ -17,6 +17,7 @@
 #define __device__
 #define __grid_constant__
 #define __noinline__
+#define __launch_bounds__(...)
 #define __shared__ static  // blocks run one after the other
 
 struct Index {
