@@ -126,6 +126,7 @@ def pack(argument, parameter):
         assert is_null or parameter == kind, (parameter, argument)
         return np.array([argument])
     assert isinstance(argument, np.ndarray), f"{parameter} cannot be passed as {argument!r}"
+    assert argument.dtype.names is None, "CuPy would describe the fields in Python, at every launch"
     assert argument.size == 1, "CuPy passes arrays of one element by value, and no others"
     assert parameter == f"s{argument.itemsize}", (parameter, argument.dtype)
     aligned = np.zeros(argument.itemsize + 16, np.uint8)  # kernel parameters are aligned to 16 bytes
