@@ -86,13 +86,14 @@ docs: .venv/docs.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "The pages are in build/site. To use the search as well: python -m http.server -d build/site"
 
-# TOOL=racecheck runs another of its tools. API errors go unreported: tests provoke some on purpose.
+# TOOL=racecheck runs another of its tools. API errors go unreported: tests provoke some on purpose. For the host's
+# backtraces, the sanitizer keeps Python's frames, and so batches that a test has dropped.
 TOOL ?= memcheck
 sanitize: .venv/dev.stamp
 	@command -v compute-sanitizer >/dev/null || \
 	  { echo "compute-sanitizer is not on the PATH; it comes with the CUDA toolkit."; exit 1; }
-	compute-sanitizer --tool $(TOOL) --report-api-errors no --target-processes application-only \
-	  --error-exitcode 1 $(BIN)/python -m pytest -o timeout=1800 tests/gpu
+	compute-sanitizer --tool $(TOOL) --report-api-errors no --show-backtrace device \
+	  --target-processes application-only --error-exitcode 1 $(BIN)/python -m pytest -o timeout=1800 tests/gpu
 
 # Doctor, tests, sanitizer and benchmarks in under eight minutes; again for what is left. PARTS="doctor suite" chooses.
 PARTS ?=

@@ -167,6 +167,8 @@ PARTS = (
         "sanitizer",
         lambda limit, folder: [  # noqa: ARG005
             *(_SANITIZER, "--tool", "memcheck", "--report-api-errors", "no"),
+            # For the host's backtraces, it keeps Python's frames, and so batches that the test has dropped.
+            *("--show-backtrace", "device"),
             *("--target-processes", "application-only", "--error-exitcode", "1"),
             *(*_PYTEST, "-o", "timeout=1800", *_KERNEL_TESTS),
         ],
