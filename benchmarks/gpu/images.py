@@ -39,7 +39,7 @@ def images(repeats: int) -> list[Judged]:
         print("left out: torch is not installed", file=sys.stderr)
     sources["gpuloader, bytes, Normalize on the device"] = _ours(dataset, consumer.output)
     case = Judged(
-        f"{LENGTH:,} pictures, 224 x 224 x 3 bytes, to float32 on the GPU, batches of {BATCH}, "
+        f"{LENGTH:,} images, 224 x 224 x 3 bytes, to float32 on the GPU, batches of {BATCH}, "
         f"{WORKERS} processes",
         "ms per epoch",
         FLOOR,

@@ -33,7 +33,7 @@ def wrapped(
         return []
     pictures = Pictures(length)
     case = Judged(
-        f"{length:,} pictures, 224 x 224 x 3 bytes, from torch's loader of dicts, batches of {BATCH}, "
+        f"{length:,} images, 224 x 224 x 3 bytes, from torch's loader of dicts, batches of {BATCH}, "
         f"{workers} processes",
         "ms per epoch",
         FLOOR,

@@ -20,10 +20,11 @@ def test_the_guide_has_the_predictions():
 
 
 def test_host_times_are_those_that_were_measured():
-    cases = json.loads((ROOT / "benchmarks/results/host-2-cores.json").read_text())["cases"]
+    cases = json.loads((ROOT / "benchmarks/results/host-h200.json").read_text())["cases"]
     hosts = {one.title.partition(",")[0]: one.host * 1e6 for one in CONFIGURATIONS}
-    for title, case in {"cached rows": "cached", "cached and augmented": "cached_augmented"}.items():
-        assert round(hosts[title]) == round(list(cases[case].values())[-1]["us"])
+    measured = {"rows of 100 KB": "from_generator", "cached rows": "cached", "64 MiB": "ready"}
+    for title, case in {**measured, "cached and augmented": "cached_augmented"}.items():
+        assert abs(hosts[title] - cases[case]["us"]) < 1
 
 
 def test_a_measurement_confirms_or_refutes():
