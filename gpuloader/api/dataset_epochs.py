@@ -582,7 +582,8 @@ def present_step(plan: LoadingPlan, position: Position, masked: bool, step: Deli
         batch = staged.tree.build_batch(staged.levels, arrays, staged.objects, transposed=plan.transposed)
         if plan.names is not None:
             batch = dict(zip(plan.names, batch, strict=True))
-        batches.append(add_mask(batch, mask) if masked else batch)
+        batch = add_mask(batch, mask) if masked else batch
+        batches.append(batch if plan.pin is None else plan.pin(batch))
     return batches[0] if plan.names is None and len(plan.delivery.devices) == 1 else batches
 
 

@@ -115,6 +115,17 @@ def _is_plain(sample: Any) -> bool:
     return isinstance(sample, str) or not isinstance(sample, np.ndarray | np.void | Sequence)
 
 
+def _find_pin() -> Callable[[Any], Any] | None:
+    """Return PyTorch's own function, which also pins what has a method `pin_memory`; None without a GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    # Not our slots: PyTorch's allocator knows which copies to a GPU still read a tensor that was dropped.
+    pin: Callable[[Any], Any] = importlib.import_module("torch.utils.data._utils.pin_memory").pin_memory
+    return pin
+
+
 def _find_grouping(batches: object) -> tuple[object, object, int] | None:
     """Return what a batch sampler groups by, whose indices and how many, to see if a program changes it."""
     if not isinstance(batches, TorchBatchSampler | UpcomingBatches):
@@ -158,8 +169,11 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
     ----------
     num_workers : int or 'auto'
         'auto' finds the number of worker processes; see `gpuloader.DataLoader`.
-    pin_memory, pin_memory_device : bool and str
-        Accepted, without effect: batches for a GPU are always copied from pinned memory.
+    pin_memory : bool
+        Whether batches in host memory are pinned, on a machine with a GPU. Those that land on a GPU have
+        been copied from pinned memory in any case.
+    pin_memory_device : str
+        Accepted, without effect.
     generator : torch.Generator or None
         Each epoch draws from it what PyTorch's loader draws, so a shuffle has PyTorch's order. None draws
         from PyTorch's global generator. With ``seed=...`` nothing is drawn: the order is that of
@@ -219,6 +233,7 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
         keeps_values=True,
         convert=default_convert,
         fallback=Fallback(default_collate, _needs_default_collate),
+        find_pin=_find_pin,
     )
 
     def __init__(

@@ -108,7 +108,7 @@ class CopiedOutput:
         del self._in_flight[:done]
 
 
-def open_output(name: str | None, device: Device, stream: object = None) -> Output:
+def open_output(name: str | None, device: Device, stream: object = None, *, static: bool = False) -> Output:
     """Return the output that converts the batches of a device; None delivers the device's own arrays.
 
     `stream` is the one on which the user computes: an object with ``__cuda_stream__``, such as a stream of
@@ -147,6 +147,8 @@ def open_output(name: str | None, device: Device, stream: object = None) -> Outp
             f"on {device.name}; install Paddle for GPUs (paddlepaddle-gpu)"
         )
     wrap = _find_wrap(name, device)
+    if name == "torch" and device.direct and device.locker is not None and not static:
+        wrap = _copy_to_torch
     if device.direct:
         return SharedOutput(device.consumer_stream, wrap)
     if name == "jax":
@@ -234,6 +236,14 @@ def _find_wrap(name: str, device: Device) -> Callable[[Any], Any]:
     if name == "torch":
         return lambda array: tensor_over(array, unordered)
     return unordered
+
+
+def _copy_to_torch(array: Any) -> Any:
+    # A program drops a batch after `to("cuda", non_blocking=True)`, and the GPU may read it much later.
+    # PyTorch knows of that for memory of its own allocator, but for no other: a slot would be filled again
+    # too early.
+    tensor = tensor_over(array)
+    return importlib.import_module("torch").empty_like(tensor, pin_memory=True).copy_(tensor)
 
 
 class _Export:

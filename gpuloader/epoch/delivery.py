@@ -132,7 +132,7 @@ class Delivery:
             )
         # Every device is opened before the first output: a missing GPU is the error to report first.
         devices = tuple(map(open_device, places))
-        outputs = tuple(map(partial(open_output, output, stream=stream), devices))
+        outputs = tuple(map(partial(open_output, output, stream=stream, static=static), devices))
         copying = [*filterfalse(attrgetter("direct"), devices)]
         locker = next(filter(None, map(attrgetter("locker"), devices)), None)
         return cls(

@@ -34,6 +34,24 @@ def test_places_say_where_batches_land(monkeypatch):
     assert opened[:2] == ["cuda", torch.device("cuda:1")]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("collate", [None, list])
+def test_batches_are_pinned_where_there_is_a_gpu(monkeypatch, workers, collate):
+    seen = []
+    monkeypatch.setattr(
+        "torch.utils.data._utils.pin_memory.pin_memory", lambda batch: seen.append(batch) or batch
+    )
+    loader = DataLoader(range(7), 3, num_workers=workers, pin_memory=True, collate_fn=collate)
+    assert len([*loader]) == 3
+    assert not seen
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    loader = DataLoader(range(7), 3, num_workers=workers, pin_memory=True, collate_fn=collate)
+    batches = [*loader]
+    assert all(one is other for one, other in zip(batches, seen, strict=True))
+    loader.pin_memory = False  # takes effect with the next epoch
+    assert len([*loader]) == len(seen) == 3
+
+
 def test_devices_are_places():
     assert parse_place(torch.device("cuda:1")) == parse_place("cuda:1") == CUDAPlace(1)
     assert parse_place(torch.device("cpu")) == parse_place("cpu")
