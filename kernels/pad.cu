@@ -39,7 +39,10 @@ template <int count>
 __device__ inline void make_word(const unsigned char* from, Size byte, Size length, const Wide<4>& fill,
                                  const Extent& array, Wide<count>& word) {
     if (byte < length) {
-        const Parts<count> parts = load_parts<count>(from + byte, array);
+        const unsigned char* const place = from + byte;
+        const bool is_inside = address_of(place) + sizeof(word) <= array.end;  // the last row may end within it
+        const Parts<count> parts =
+            is_inside ? load_parts<count>(place, array) : load_bytes<Parts<count>, count>(place, array);
         for (int i = 0; i < count; ++i) {
             word.at[i] = parts.at[i];
         }

@@ -427,8 +427,9 @@ def pads(draw):
 
 
 PAD = Case(pad, 200, launch_shapes(2), pads())
+# The last row ends within a word, and so do the values.
 PAD.example.update(
-    {"values": np.arange(24, dtype=np.uint8).reshape(4, 6), "row_splits": np.array([0, 2, 4]), "longest": 3}
+    {"values": np.arange(20, dtype=np.uint8).reshape(5, 4), "row_splits": np.array([0, 2, 5]), "longest": 4}
 )
 PAD.refused += [
     ({"row_splits": np.zeros(0, np.int64)}, ValueError, "row_splits must have one more entry"),
@@ -439,8 +440,8 @@ PAD.refused += [
     ({"values": np.zeros(3, "S3")}, TypeError, "values must be numbers of up to 16 bytes"),
     ({"fill": 300}, ValueError, "fill must fit into uint8, got 300"),
     *(({"fill": fill}, ValueError, "fill must") for fill in ("one", [1, 2], None, 2**70, 0.5)),
-    ({"mask": np.ones((2, 4), bool)}, ValueError, r"mask must have shape \(2, 3\)"),
-    ({"mask": np.ones((2, 3), np.uint8)}, TypeError, "mask must have dtype bool"),
+    ({"mask": np.ones((2, 3), bool)}, ValueError, r"mask must have shape \(2, 4\)"),
+    ({"mask": np.ones((2, 4), np.uint8)}, TypeError, "mask must have dtype bool"),
 ]
 
 # recolor
