@@ -76,6 +76,13 @@ def check_read_ahead(name: str, value: object) -> bool | str:
     return bool(value)
 
 
+def check_function(name: str, value: Any) -> Any:
+    """Return a function; raise `TypeError` for anything else."""
+    if not callable(value):
+        raise TypeError(f"{name} must be callable, got {type(value).__name__}")
+    return value
+
+
 def check_flags(**flags: object) -> None:
     """Raise `TypeError` naming the parameter if a flag is neither True nor False.
 

@@ -20,6 +20,7 @@ import numpy as np
 from gpuloader.checks import (
     AUTO,
     check_count,
+    check_function,
     check_parameter,
     check_read_ahead,
     check_seconds,
@@ -35,13 +36,6 @@ from gpuloader.order.dividing import UNEVEN
 from gpuloader.order.randomness import GeneratorLike
 
 # Checks of one value, which is not the default; see `gpuloader.checks.Check`.
-
-
-def check_function(name: str, value: Any) -> Any:
-    """Return a function; raise `TypeError` for anything else."""
-    if not callable(value):
-        raise TypeError(f"{name} must be callable, got {type(value).__name__}")
-    return value
 
 
 def check_workers(name: str, value: Any) -> int | str:
