@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -73,6 +76,13 @@ def check_read_ahead(name: str, value: object) -> bool | str:
     return bool(value)
 
 
+def check_function(name: str, value: Any) -> Any:
+    """Return a function; raise `TypeError` for anything else."""
+    if not callable(value):
+        raise TypeError(f"{name} must be callable, got {type(value).__name__}")
+    return value
+
+
 def check_flags(**flags: object) -> None:
     """Raise `TypeError` naming the parameter if a flag is neither True nor False.
 
@@ -81,3 +91,38 @@ def check_flags(**flags: object) -> None:
     for name, value in flags.items():
         if not isinstance(value, bool | np.bool_):
             raise BadType(f"{name} must be True or False, got {value!r}")
+
+
+# Parameters that are declared with their checks, as the fields of a dataclass.
+
+Check = Callable[[str, Any], Any] | type[bool] | tuple[str, ...]
+"""A function that checks a value, `bool`, or the words that a parameter allows besides a default of None.
+
+The function takes the parameter's name and its value, and returns the value to use.
+"""
+
+
+def checked(check: Check, default: Any = dataclasses.MISSING) -> Any:
+    """Return a field of a dataclass, to be checked by `check_parameter`."""
+    return dataclasses.field(default=default, metadata={"check": check})
+
+
+def check_parameter(field: dataclasses.Field[Any], value: Any) -> Any:
+    """Return the checked value of a field."""
+    check = field.metadata.get("check")
+    if check is bool:
+        check_flags(**{field.name: value})
+        return bool(value)  # also of NumPy's
+    if isinstance(check, tuple):
+        check_word(field.name, value, check, optional=field.default is None)
+        return value
+    return value if check is None else check(field.name, value)
+
+
+class Checked:
+    """The base of dataclasses whose fields are checked, in their order, unless they have their defaults."""
+
+    def __post_init__(self: Any) -> None:
+        for field in dataclasses.fields(self):
+            if (value := getattr(self, field.name)) is not field.default:
+                check_parameter(field, value)

@@ -28,8 +28,8 @@ a `SampleError` that names the sample.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from importlib import import_module
 from typing import Any
@@ -381,6 +381,29 @@ def note_batch(error: BaseException, batch: int) -> None:
     note = f"gpuloader: raised by the reader while it produced batch {batch} of the epoch"
     if note not in getattr(error, "__notes__", ()):
         error.add_note(note)
+
+
+@contextmanager
+def damaged(problem: str, *kinds: type[Exception], advice: str = "", **where: Any) -> Iterator[None]:
+    """Raise errors of these kinds in the block as a `DataFileError`: with a problem, their text, and advice.
+
+    A `DataFileError` that does not name its file gets what is known of its place from `where`, too.
+
+    >>> with damaged("the file is truncated: ", EOFError, file="a.tar"):
+    ...     raise EOFError("no more bytes")
+    Traceback (most recent call last):
+    gpuloader.errors.DataFileError: a.tar: the file is truncated: no more bytes
+    """
+    try:
+        yield
+    except DataFileError as error:
+        if error.file is None:
+            vars(error).update(where)
+        raise
+    except (LoaderError, MemoryError):  # Arrow's ArrowMemoryError is a MemoryError, too
+        raise
+    except kinds as error:
+        raise DataFileError(f"{problem}{str(error) or repr(error)}{advice}", **where) from error
 
 
 def describe_error(error: BaseException) -> str:

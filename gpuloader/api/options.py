@@ -17,7 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.checks import AUTO, check_count, check_flags, check_read_ahead, check_seconds, check_word
+from gpuloader.checks import (
+    AUTO,
+    check_count,
+    check_function,
+    check_parameter,
+    check_read_ahead,
+    check_seconds,
+    check_word,
+    checked,
+)
 from gpuloader.devices.outputs import OUTPUTS, check_stream
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.errors import BadType, BadValue
@@ -26,15 +35,7 @@ from gpuloader.fields.ragged import Padding
 from gpuloader.order.dividing import UNEVEN
 from gpuloader.order.randomness import GeneratorLike
 
-# Checks of one value. Each takes the option's name and its value, which is not the default, and returns the
-# value to use.
-
-
-def check_function(name: str, value: Any) -> Any:
-    """Return a function; raise `TypeError` for anything else."""
-    if not callable(value):
-        raise TypeError(f"{name} must be callable, got {type(value).__name__}")
-    return value
+# Checks of one value, which is not the default; see `gpuloader.checks.Check`.
 
 
 def check_workers(name: str, value: Any) -> int | str:
@@ -119,15 +120,6 @@ def check_transforms(name: str, value: Any) -> list[Any]:
     return listed
 
 
-Check = Callable[[str, Any], Any] | type[bool] | tuple[str, ...]
-"""A function that checks a value, `bool`, or the words that an option allows besides a default of None."""
-
-
-def option(default: Any, check: Check) -> Any:
-    """Return a row of the table. Values that can only be checked with others have a plain default instead."""
-    return dataclasses.field(default=default, metadata={"check": check})
-
-
 @dataclass(frozen=True, slots=True)
 class Options:
     """The options of a `DataLoader`, in the order of its parameters, each checked alone and then with others.
@@ -140,44 +132,44 @@ class Options:
     dataset: Any
     feed_list: Any = None
     places: Any = None
-    return_list: bool = option(True, bool)
+    return_list: bool = checked(bool, True)
     batch_sampler: Iterable[Any] | None = None
     batch_size: int | None = 1
-    shuffle: bool | None = option(False, bool)
-    drop_last: bool = option(False, bool)
-    collate_fn: Callable[[Any], Any] | None = option(None, check_function)  # noqa: RUF009
-    num_workers: int | str = option(0, check_workers)
-    use_buffer_reader: bool | str = option(True, check_read_ahead)
-    prefetch_factor: int | None = option(2, check_optional_count)
+    shuffle: bool | None = checked(bool, False)
+    drop_last: bool = checked(bool, False)
+    collate_fn: Callable[[Any], Any] | None = checked(check_function, None)
+    num_workers: int | str = checked(check_workers, 0)
+    use_buffer_reader: bool | str = checked(check_read_ahead, True)
+    prefetch_factor: int | None = checked(check_optional_count, 2)
     use_shared_memory: bool = True
-    timeout: float = option(0, check_seconds)
-    worker_init_fn: Callable[[int], object] | None = option(None, check_function)  # noqa: RUF009
-    persistent_workers: bool = option(False, bool)
+    timeout: float = checked(check_seconds, 0)
+    worker_init_fn: Callable[[int], object] | None = checked(check_function, None)
+    persistent_workers: bool = checked(bool, False)
     sampler: Iterable[Any] | None = None
-    seed: int | None = option(None, check_seed)
+    seed: int | None = checked(check_seed, None)
     generator: GeneratorLike = None
-    prefetch: int | str = option(1, check_prefetch)
+    prefetch: int | str = checked(check_prefetch, 1)
     memory_budget: int | None = None
-    in_order: bool = option(True, bool)
-    worker_type: str | None = option(None, ("process", "thread"))
-    start_method: str | None = option(None, METHODS)
+    in_order: bool = checked(bool, True)
+    worker_type: str | None = checked(("process", "thread"), None)
+    start_method: str | None = checked(METHODS, None)
     multiprocessing_context: Any = None
-    on_worker_death: str = option("raise", ("raise", "respawn"))
-    ragged: Iterable[str] = option((), check_names)
-    pad: Mapping[str, float | Padding] | None = option(None, check_pads)
-    transforms: Sequence[Any] = option((), check_transforms)
-    decode: str | None = option(None, ("image", "device"))
-    on_bad: str = option("raise", ("raise", "skip"))
-    cache: str | None = option(None, ("host", "device"))
-    split: str = option("batches", ("batches", "shards"))
-    remainder: str | None = option(None, ("error", "drop", "pad"))
-    output: str | None = option(None, OUTPUTS)
-    stream: object = option(None, check_stream)
+    on_worker_death: str = checked(("raise", "respawn"), "raise")
+    ragged: Iterable[str] = checked(check_names, ())
+    pad: Mapping[str, float | Padding] | None = checked(check_pads, None)
+    transforms: Sequence[Any] = checked(check_transforms, ())
+    decode: str | None = checked(("image", "device"), None)
+    on_bad: str = checked(("raise", "skip"), "raise")
+    cache: str | None = checked(("host", "device"), None)
+    split: str = checked(("batches", "shards"), "batches")
+    remainder: str | None = checked(("error", "drop", "pad"), None)
+    output: str | None = checked(OUTPUTS, None)
+    stream: object = checked(check_stream, None)
     copy_priority: str | None = None
-    static: bool = option(False, bool)
-    copy: bool = option(True, bool)
+    static: bool = checked(bool, False)
+    copy: bool = checked(bool, True)
     shard: str | tuple[int, int] | None = None
-    uneven: str | None = option(None, UNEVEN)
+    uneven: str | None = checked(UNEVEN, None)
     pin_memory: bool = False
     pin_memory_device: str = ""
 
@@ -193,7 +185,7 @@ class Options:
         for row in dataclasses.fields(self):
             value = getattr(self, row.name)
             if value is not row.default:  # most options of most loaders have their defaults
-                write(row.name, _check_value(row, value))
+                write(row.name, check_parameter(row, value))
         if self.multiprocessing_context is not None:
             # A copy has only the start method: it leads to the same context, and a context may not pickle.
             write("start_method", _resolve_start_method(self))
@@ -244,18 +236,7 @@ def check_option(name: str, value: Any) -> Any:
     (True, 'numpy')
     """
     row = Options.__dataclass_fields__[name]
-    return value if value is row.default else _check_value(row, value)
-
-
-def _check_value(row: dataclasses.Field[Any], value: Any) -> Any:
-    check = row.metadata.get("check")
-    if check is bool:
-        check_flags(**{row.name: value})
-        return bool(value)  # also of NumPy's
-    if isinstance(check, tuple):
-        check_word(row.name, value, check, optional=row.default is None)
-        return value
-    return value if check is None else check(row.name, value)
+    return value if value is row.default else check_parameter(row, value)
 
 
 def _read_pytorch_order(options: Options) -> dict[str, Any]:

@@ -192,25 +192,15 @@ class WrappedEpochs(ReadingEpochs):
 
     reads = "batches"
 
-    def __init__(
-        self,
-        batches: Any,
-        meter: Meter,
-        places: Any,
-        prefetch: int,
-        output: str | None,
-        host: Sequence[str],
-        transforms: Sequence[Transform],
-        stream: object,
-        drop_last: bool,
-        seed: int | None,
-    ) -> None:
-        self.ahead = ahead = check_whole("prefetch", prefetch, 1 << 31)
+    def __init__(self, batches: Any, meter: Meter, options: dict[str, Any]) -> None:
+        self.ahead = ahead = check_whole("prefetch", options["prefetch"], 1 << 31)
+        places, stream = options["places"], options["stream"]
         if places is None:
             # The GPU that the program has selected, usually by its local rank under torchrun.
             places = default_place(current_cuda_device() or find_local_rank())
         parsed = parse_places(places)
-        listed = check_option("transforms", transforms)
+        shared = ("transforms", "output", "drop_last", "seed")
+        listed, output, drop_last, self.seed = (check_option(name, options[name]) for name in shared)
         for transform in listed:
             if find_unit(transform) != "batches":
                 raise TypeError(
@@ -218,12 +208,7 @@ class WrappedEpochs(ReadingEpochs):
                     "to a gpuloader.DataLoader"
                 )
         delivery = Delivery.of(
-            parsed,
-            check_option("output", output),
-            stream,
-            prefetch=ahead,
-            drop_last=check_option("drop_last", drop_last),
-            urgent=bool(listed),
+            parsed, output, stream, prefetch=ahead, drop_last=drop_last, urgent=bool(listed)
         )
         if output is None:
             # Tensors stay those of their library, which the first batch reveals.
@@ -238,7 +223,7 @@ class WrappedEpochs(ReadingEpochs):
         )
         self._intake = Intake(
             collation,
-            check_names("host", host),
+            check_names("host", options["host"]),
             output,
             # On a host nothing is staged, unless a transform needs memory to write to.
             delivery.on_host and delivery.locker is None and not listed,
@@ -249,7 +234,6 @@ class WrappedEpochs(ReadingEpochs):
         super().__init__(meter, programmer)
         self.deliver_to(delivery)
         self.policy = ReadAheadPolicy(bound=True) if ahead else None
-        self.seed = check_option("seed", seed)
         self._batches = batches
         self._draws = any(one.draws for one in listed)
         # The wrapped loader's state before `prepare` began a pass over it, until the user begins that pass.
@@ -363,7 +347,7 @@ class PrefetchedLoader(Measured):
         # Not by assignment: attributes are looked up in `_batches`, which is not there yet.
         vars(self).update(_batches=batches, _options=options)
         self._meter = Meter()
-        self._epochs = WrappedEpochs(batches, self._meter, **options)
+        self._epochs = WrappedEpochs(batches, self._meter, options)
 
     def __len__(self) -> int:
         """Return the number of steps in a pass; raise `TypeError` if the wrapped loader has no length."""

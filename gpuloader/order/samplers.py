@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gpuloader.checks import check_count, check_flags
+from gpuloader.checks import check_count, check_flags, check_function
 from gpuloader.errors import BadType, BadTypeOrValue, BadValue, LoaderError, QueueClosed, describe_error
 from gpuloader.foreign import is_torch_generator
 from gpuloader.order.dividing import ALONE, Division, Share
@@ -724,8 +724,7 @@ class _Buckets(_Seeded):
 
 
 def _measure(dataset: Any, key: Callable[[Any], float]) -> list[float]:
-    if not callable(key):
-        raise TypeError(f"key must be callable, got {type(key).__name__}")
+    check_function("key", key)
     count = len(check_sized("a dataset whose samples are measured", dataset))
     # Many per call, because a store may answer a request for a thousand samples as fast as for one.
     many = getattr(dataset, "__getitems__", None)

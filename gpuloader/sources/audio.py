@@ -185,7 +185,7 @@ class AudioFolder(Folder):
     ) -> None:
         _check(seconds, rate, at)
         self.seconds, self.rate, self.mono, self.at = seconds, rate, mono, at
-        super().__init__(root, is_valid_file)
+        super().__init__(root, is_valid_file=is_valid_file)
 
     def _load(self, path: str) -> NDArray[np.float32]:
         return read_audio(path, self.seconds, rate=self.rate, mono=self.mono, at=self.at)

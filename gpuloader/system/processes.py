@@ -24,7 +24,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from gpuloader.errors import LoaderError, describe_error
 from gpuloader.system.finalizers import Living, closing_once, once
@@ -183,18 +183,33 @@ def process_link() -> tuple[socket.socket, socket.socket]:
     return link
 
 
-# Kept here while open: otherwise the garbage collector may finalize a dropped pool's sockets before its
-# `Finalizer`, and an open socket would print a warning.
-_links: set[socket.socket] = set()
+# Kept here while open: otherwise the garbage collector may finalize a dropped pool's sockets and pipes before
+# its `Finalizer`. An open socket would print a warning, and the descriptor, which `close_link` would close
+# again, may belong to another file by then.
+_links: set[socket.socket | Connection] = set()
+
+End = TypeVar("End", socket.socket, Connection)
 
 
-def own_link(link: socket.socket) -> None:
-    """Keep a link until `close_link` closes it; a forked process closes its own copy."""
-    _links.add(link)
+@contextmanager
+def linking(link: tuple[End, End]) -> Iterator[tuple[End, End]]:
+    """Yield our end and the other end of a link to a child that the block starts.
+
+    Ours stays open until `close_link`, or until the block fails; a forked process closes its own copy.
+    """
+    ours, theirs = link
+    _links.add(ours)
+    try:
+        yield link
+    except BaseException:
+        close_link(ours)
+        raise
+    finally:
+        close_quietly(theirs)  # our copy would hide the child's death
 
 
-def close_link(link: socket.socket) -> None:
-    """Close a link that `own_link` keeps."""
+def close_link(link: socket.socket | Connection) -> None:
+    """Close our end of a link."""
     close_quietly(link)
     _links.discard(link)
 

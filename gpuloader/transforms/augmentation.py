@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuloader.checks import check_count, check_word
+from gpuloader.checks import check_count, checked
 from gpuloader.sources.images.annotations import Fields, split_fields, varying_names
 from gpuloader.sources.images.image import FILTERS, Affine
 from gpuloader.transforms.image_transforms import (
     Coloring,
     ImageTransform,
+    OfImages,
     Plan,
     check_probability,
     check_range,
@@ -27,7 +28,7 @@ from gpuloader.transforms.image_transforms import (
 
 
 @dataclass(frozen=True)
-class Grayscale:
+class Grayscale(OfImages):
     """Removes the color from images, optionally at random; they keep their channels.
 
     Attributes
@@ -46,14 +47,10 @@ class Grayscale:
     """
 
     field: Fields
-    p: float = 1.0
+    p: float = checked(check_probability, 1.0)
 
     moves = False
     _keeps_size = True  # of images, so that a GPU may crop them
-
-    def __post_init__(self) -> None:
-        split_fields(self.field)
-        check_probability(self.p)
 
     def extend(self, plan: Plan, rng: np.random.Generator) -> None:
         """Remove the color from the result of the plan so far, or leave it."""
@@ -62,7 +59,7 @@ class Grayscale:
 
 
 @dataclass(frozen=True)
-class GaussianBlur:
+class GaussianBlur(OfImages):
     """Blurs images by a random radius, as Pillow's ``ImageFilter.GaussianBlur`` does.
 
     Attributes
@@ -86,15 +83,14 @@ class GaussianBlur:
 
     field: Fields
     sigma: float | tuple[float, float] = (0.1, 2.0)
-    p: float = 1.0
+    p: float = checked(check_probability, 1.0)
 
     moves = False
     _keeps_size = True
 
     def __post_init__(self) -> None:
-        split_fields(self.field)
+        super().__post_init__()
         check_range("sigma", self._range())
-        check_probability(self.p)
 
     def _range(self) -> tuple[float, float]:
         return self.sigma if isinstance(self.sigma, tuple | list) else (self.sigma, self.sigma)
@@ -177,8 +173,13 @@ def add_operation(
         plan.append(Coloring(((name, amount),)))
 
 
+def _check_several(name: str, bins: int) -> None:
+    if check_count(name, bins) < 2:
+        raise ValueError(f"{name} must be 2 or more, got {bins}")
+
+
 @dataclass(frozen=True)
-class RandAugment:
+class RandAugment(OfImages):
     """Applies random operations of the same strength to each image (Cubuk et al., 2020).
 
     An operation shears, moves or turns the image, or changes brightness, color, contrast, sharpness or the
@@ -205,17 +206,15 @@ class RandAugment:
     """
 
     field: Fields
-    num_ops: int = 2
+    num_ops: int = checked(check_count, 2)
     magnitude: int = 9
-    num_magnitude_bins: int = 31
-    filter: str = "nearest"
+    num_magnitude_bins: int = checked(_check_several, 31)
+    filter: str = checked(("nearest", *FILTERS), "nearest")
 
     _keeps_size = True
 
     def __post_init__(self) -> None:
-        split_fields(self.field)
-        check_count("num_ops", self.num_ops)
-        _check_bins(self.num_magnitude_bins, self.filter)
+        super().__post_init__()
         if not 0 <= self.magnitude < self.num_magnitude_bins:
             most = self.num_magnitude_bins - 1
             raise ValueError(f"magnitude must be a number from 0 to {most}, got {self.magnitude!r}")
@@ -229,7 +228,7 @@ class RandAugment:
 
 
 @dataclass(frozen=True)
-class TrivialAugment:
+class TrivialAugment(OfImages):
     """Applies one random operation of random strength to each image (Müller and Hutter, 2021).
 
     The operations are those of `RandAugment`, and the strengths those of torchvision's
@@ -254,26 +253,16 @@ class TrivialAugment:
     """
 
     field: Fields
-    num_magnitude_bins: int = 31
-    filter: str = "nearest"
+    num_magnitude_bins: int = checked(_check_several, 31)
+    filter: str = checked(("nearest", *FILTERS), "nearest")
 
     _keeps_size = True
-
-    def __post_init__(self) -> None:
-        split_fields(self.field)
-        _check_bins(self.num_magnitude_bins, self.filter)
 
     def extend(self, plan: Plan, rng: np.random.Generator) -> None:
         """Apply an operation to the result of the plan so far."""
         bins = self.num_magnitude_bins
         space = make_space(0.99, 32.0, 32.0, 135.0, 0.99, 2)
         add_operation(plan, space, int(rng.random() * bins), bins, self.filter, rng)
-
-
-def _check_bins(bins: int, filter: str) -> None:  # noqa: A002
-    if check_count("num_magnitude_bins", bins) < 2:
-        raise ValueError(f"num_magnitude_bins must be 2 or more, got {bins}")
-    check_word("filter", filter, ("nearest", *FILTERS))
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -313,8 +302,7 @@ class Views:
     transforms: Sequence[ImageTransform]
 
     def __post_init__(self) -> None:
-        if check_count("views", self.views) < 2:
-            raise ValueError(f"views must be 2 or more, got {self.views}")
+        _check_several("views", self.views)
         if not isinstance(self.transforms, list | tuple):
             raise TypeError(f"Views needs a list of transforms, got {type(self.transforms).__name__}")
         others = [type(one).__name__ for one in self.transforms if not isinstance(one, ImageTransform)]

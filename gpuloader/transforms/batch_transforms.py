@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from gpuloader.checks import check_count, check_word
+from gpuloader.checks import Checked, check_count, checked
 from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array
 from gpuloader.kernels.cast import resolve_target, round_to
 from gpuloader.kernels.crop import LAYOUTS, crop, erase, split_shape
 from gpuloader.kernels.normalize import as_constant, normalize
 from gpuloader.order.randomness import hash_positions
-from gpuloader.transforms.image_transforms import check_probability, check_range
+from gpuloader.transforms.image_transforms import check_parts, check_probability, check_range
 from gpuloader.transforms.program import Chain, KeepsLayout, KernelCall, Spec, Transform
 
 # ---------------------------------------------------------------------------------------------------------
@@ -42,8 +42,19 @@ _CHANNELS = 1, 3, 4  # of gray, color, and color with transparency
 _LAST_BIT = np.uint64(63)
 
 
+def check_window(_: str, size: object) -> None:
+    """Raise `ValueError` unless a window's size is a height and a width.
+
+    >>> check_window("size", (28, 28))
+    """
+    if not isinstance(size, tuple | list) or len(size) != 2:
+        raise ValueError(f"window size must be (height, width), got {size!r}")
+    for name, value in zip(("height", "width"), size, strict=True):
+        check_count(name, value)
+
+
 @dataclass(frozen=True)
-class RandomCropFlip(KeepsLayout):
+class RandomCropFlip(KeepsLayout, Checked):
     """Crops a random window of each image, and mirrors images at random.
 
     A `Normalize` of the same field directly after this is computed in the same pass.
@@ -61,16 +72,12 @@ class RandomCropFlip(KeepsLayout):
     """
 
     field: str | None
-    size: tuple[int, int]
+    size: tuple[int, int] = checked(check_window)
     flip: bool = True
-    layout: str | None = None
+    layout: str | None = checked(LAYOUTS, None)
 
     draws = _CROP
     """Number of random draws per sample: top, left and flip of its window."""
-
-    def __post_init__(self) -> None:
-        check_window(self.size)
-        check_word("layout", self.layout, LAYOUTS, optional=True)
 
     def draw(self, words: Array, inputs: Sequence[Spec]) -> Array:
         """Return top, left and flip of each sample."""
@@ -98,7 +105,7 @@ class RandomCropFlip(KeepsLayout):
 
 
 @dataclass(frozen=True)
-class Normalize(KeepsLayout):
+class Normalize(KeepsLayout, Checked):
     """Converts images to floats, ``(x * scale - mean) / std`` per channel, and can change the layout.
 
     Attributes
@@ -123,23 +130,14 @@ class Normalize(KeepsLayout):
     """
 
     field: str | None
-    mean: float | Sequence[float] = 0.0
-    std: float | Sequence[float] = 1.0
-    scale: float = 1.0
-    layout: str = "HWC"
-    to: str = "CHW"
-    dtype: DTypeLike = "float32"
-    crop: tuple[int, int] | None = None
+    mean: float | Sequence[float] = checked(as_constant, 0.0)
+    std: float | Sequence[float] = checked(as_constant, 1.0)
+    scale: float = checked(as_constant, 1.0)
+    layout: str = checked(LAYOUTS, "HWC")
+    to: str = checked((*LAYOUTS, CHANNELS_LAST), "CHW")
+    dtype: DTypeLike = checked(lambda _, dtype: resolve_target(dtype, _TARGETS), "float32")
+    crop: tuple[int, int] | None = checked(check_window, None)
     flip: bool = False
-
-    def __post_init__(self) -> None:
-        check_word("layout", self.layout, LAYOUTS)
-        check_word("to", self.to, (*LAYOUTS, CHANNELS_LAST))
-        resolve_target(self.dtype, _TARGETS)
-        for name in ("mean", "std", "scale"):
-            as_constant(name, getattr(self, name))
-        if self.crop is not None:
-            check_window(self.crop)
 
     @property
     def draws(self) -> int:
@@ -176,17 +174,6 @@ def finish_options(last: Normalize) -> dict[str, Any]:
     layout, axes = last.arrangement
     constants = {"mean": last.mean, "std": last.std, "scale": last.scale}
     return {"axes": axes, "out_layout": layout, "dtype": last.dtype, **constants}
-
-
-def check_window(size: object) -> None:
-    """Raise `ValueError` unless a window's size is a height and a width.
-
-    >>> check_window((28, 28))
-    """
-    if not isinstance(size, tuple | list) or len(size) != 2:
-        raise ValueError(f"window size must be (height, width), got {size!r}")
-    for name, value in zip(("height", "width"), size, strict=True):
-        check_count(name, value)
 
 
 def find_layout(layout: str | None, before: KernelCall) -> str | None:
@@ -275,7 +262,7 @@ _RECTANGLE = 4  # the numbers of a rectangle: top, left, height and width
 
 
 @dataclass(frozen=True)
-class RandomErasing(KeepsLayout):
+class RandomErasing(KeepsLayout, Checked):
     """Fills a rectangle of random area and position in some images of a batch.
 
     The parameters are torchvision's.
@@ -308,20 +295,17 @@ class RandomErasing(KeepsLayout):
     """
 
     field: str | None
-    p: float = 0.5
-    scale: tuple[float, float] = (0.02, 0.33)
-    ratio: tuple[float, float] = (0.3, 3.3)
+    p: float = checked(check_probability, 0.5)
+    scale: tuple[float, float] = checked(check_parts, (0.02, 0.33))
+    ratio: tuple[float, float] = checked(check_range, (0.3, 3.3))
     value: float | Sequence[float] = 0.0
-    layout: str | None = None
+    layout: str | None = checked(LAYOUTS, None)
 
     draws = _RECTANGLE
     """Number of random draws per sample: top, left, height and width of its rectangle."""
 
     def __post_init__(self) -> None:
-        check_probability(self.p)
-        check_range("scale", self.scale, 1.0)
-        check_range("ratio", self.ratio)
-        check_word("layout", self.layout, LAYOUTS, optional=True)
+        super().__post_init__()
         if np.ndim(self.value) > 1 or np.asarray(self.value).dtype.kind not in "iuf":
             raise ValueError(f"value must be a number, or one for each channel, got {self.value!r}")
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from gpuloader.checks import check_count, check_word
+from gpuloader.checks import Checked, check_count, checked
 from gpuloader.sources.images.annotations import Fields, Step, split_fields
 from gpuloader.sources.images.decoding import Pixels, load_pillow
 from gpuloader.sources.images.image import FILTERS, Affine, Geometry
@@ -168,11 +168,95 @@ def find_shift(turns: float) -> int:
 
 
 # ---------------------------------------------------------------------------------------------------------
+# Parameters
+
+
+class OfImages(Checked):
+    """The base of transforms of single images."""
+
+    field: Fields
+
+    def __post_init__(self) -> None:
+        split_fields(self.field)
+        super().__post_init__()
+
+
+def both(size: int | tuple[int, int]) -> tuple[int, int]:
+    """Return a size as height and width.
+
+    >>> both(224), both((32, 64))
+    ((224, 224), (32, 64))
+    """
+    if isinstance(size, int | np.integer):
+        return int(size), int(size)
+    return int(size[0]), int(size[1])
+
+
+def check_size(name: str, size: object) -> None:
+    """Raise `ValueError` unless a size is a number or a pair of numbers, of 1 or more.
+
+    >>> check_size("size", (224, 224))
+    """
+    sides: Sequence[object] = size if isinstance(size, tuple | list) else (size, size)
+    if len(sides) != 2:
+        raise ValueError(f"{name} must be a number or (height, width), got {size!r}")
+    for side in sides:
+        check_count(name, side)
+
+
+def _as_range(name: str, given: object, neutral: float, least: float, most: float) -> tuple[float, float]:
+    """Return the least and the greatest amount that a number around a neutral one stands for, or a pair.
+
+    Raises `ValueError` if they do not rise from `least` to `most`.
+    """
+    if isinstance(given, int | float | np.number) and not isinstance(given, bool) and given >= 0:
+        low, high = max(neutral - float(given), least), neutral + float(given)
+    elif isinstance(given, tuple | list) and len(given) == 2:
+        low, high = float(given[0]), float(given[1])
+    else:
+        raise ValueError(f"{name} must be a number of 0 or more, or a pair of numbers, got {given!r}")
+    if not least <= low <= high <= most or not math.isfinite(high):
+        raise ValueError(f"{name} must rise and lie between {least:g} and {most:g}, got {given!r}")
+    return low, high
+
+
+def check_range(name: str, given: object, most: float = math.inf) -> None:
+    """Raise `ValueError` unless this is a pair of ascending numbers above 0 and at most `most`.
+
+    >>> check_range("scale", (0.08, 1.0), 1.0)
+    """
+    pair = given if isinstance(given, tuple | list) else ()
+    number = int | float | np.number
+    if len(pair) != 2 or not isinstance(pair[0], number) or not isinstance(pair[1], number):
+        raise ValueError(f"{name} must be a pair of numbers, got {given!r}")
+    low, high = pair
+    if not 0 < low <= high <= most or not math.isfinite(high):
+        limit = "" if math.isinf(most) else f" and at most {most:g}"
+        raise ValueError(f"{name} must be (least, greatest), above 0{limit}, got {given!r}")
+
+
+def check_probability(name: str, p: object) -> None:
+    """Raise `ValueError` unless this is a number from 0 to 1.
+
+    >>> check_probability("p", 0.5)
+    """
+    if isinstance(p, bool) or not isinstance(p, int | float | np.number) or not 0 <= p <= 1:
+        raise ValueError(f"{name} must be a probability from 0 to 1, got {p!r}")
+
+
+check_parts = partial(check_range, most=1.0)
+_as_degrees = partial(_as_range, neutral=0.0, least=-360.0, most=360.0)
+_as_shear = partial(_as_range, neutral=0.0, least=-89.0, most=89.0)
+_as_factor = partial(_as_range, neutral=1.0, least=0.0, most=math.inf)  # of a color
+_as_turn = partial(_as_range, neutral=0.0, least=-0.5, most=0.5)  # of the hue
+
+
+# ---------------------------------------------------------------------------------------------------------
 # Sizes and windows
 
 
 @dataclass(frozen=True)
-class Resize:
+class Resize(OfImages):
     """Resizes images, antialiased as Pillow does it.
 
     Attributes
@@ -201,14 +285,9 @@ class Resize:
     """
 
     field: Fields
-    size: int | tuple[int, int]
-    filter: str = "bilinear"
+    size: int | tuple[int, int] = checked(check_size)
+    filter: str = checked(tuple(FILTERS), "bilinear")
     scaled: bool = False
-
-    def __post_init__(self) -> None:
-        split_fields(self.field)
-        check_size(self.size)
-        check_word("filter", self.filter, tuple(FILTERS))
 
     def extend(self, plan: Plan, rng: np.random.Generator) -> None:  # noqa: ARG002
         """Resize the result of the plan so far."""
@@ -222,7 +301,7 @@ class Resize:
 
 
 @dataclass(frozen=True)
-class CenterCrop:
+class CenterCrop(OfImages):
     """Cuts out the middle of images; smaller ones get a black margin.
 
     Attributes
@@ -242,11 +321,7 @@ class CenterCrop:
     """
 
     field: Fields
-    size: int | tuple[int, int]
-
-    def __post_init__(self) -> None:
-        split_fields(self.field)
-        check_size(self.size)
+    size: int | tuple[int, int] = checked(check_size)
 
     def extend(self, plan: Plan, rng: np.random.Generator) -> None:  # noqa: ARG002
         """Cut the middle out of the result of the plan so far."""
@@ -262,7 +337,7 @@ class CenterCrop:
 
 
 @dataclass(frozen=True)
-class RandomResizedCrop:
+class RandomResizedCrop(OfImages):
     """Cuts a window of random area and aspect ratio out of each image, and resizes it.
 
     If ten windows do not fit into an image, the window is the largest one in the middle whose aspect ratio is
@@ -291,18 +366,11 @@ class RandomResizedCrop:
     """
 
     field: Fields
-    size: int | tuple[int, int]
-    scale: tuple[float, float] = (0.08, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    filter: str = "bilinear"
+    size: int | tuple[int, int] = checked(check_size)
+    scale: tuple[float, float] = checked(check_parts, (0.08, 1.0))
+    ratio: tuple[float, float] = checked(check_range, (3 / 4, 4 / 3))
+    filter: str = checked(tuple(FILTERS), "bilinear")
     scaled: bool = False
-
-    def __post_init__(self) -> None:
-        split_fields(self.field)
-        check_size(self.size)
-        check_range("scale", self.scale, 1.0)
-        check_range("ratio", self.ratio)
-        check_word("filter", self.filter, tuple(FILTERS))
 
     def extend(self, plan: Plan, rng: np.random.Generator) -> None:
         """Cut a window out of the result of the plan so far, and resize it."""
@@ -313,7 +381,7 @@ class RandomResizedCrop:
 
 
 @dataclass(frozen=True)
-class RandomFlip:
+class RandomFlip(OfImages):
     """Mirrors images at random.
 
     Attributes
@@ -335,15 +403,10 @@ class RandomFlip:
     """
 
     field: Fields
-    p: float = 0.5
-    axis: str = "horizontal"
+    p: float = checked(check_probability, 0.5)
+    axis: str = checked(("horizontal", "vertical"), "horizontal")
 
     _keeps_size = True  # of images, so that a GPU may crop them
-
-    def __post_init__(self) -> None:
-        split_fields(self.field)
-        check_probability(self.p)
-        check_word("axis", self.axis, ("horizontal", "vertical"))
 
     def extend(self, plan: Plan, rng: np.random.Generator) -> None:
         """Mirror the result of the plan so far, or leave it."""
@@ -354,7 +417,7 @@ class RandomFlip:
 
 
 @dataclass(frozen=True)
-class PadImage:
+class PadImage(OfImages):
     """Adds a black margin to images.
 
     Attributes
@@ -379,7 +442,7 @@ class PadImage:
     padding: int | tuple[int, int, int, int]
 
     def __post_init__(self) -> None:
-        split_fields(self.field)
+        super().__post_init__()
         sides = self._sides()
         if len(sides) != 4 or not all(isinstance(one, int | np.integer) and one >= 0 for one in sides):
             raise ValueError(
@@ -401,7 +464,7 @@ class PadImage:
 
 
 @dataclass(frozen=True)
-class RandomAffine:
+class RandomAffine(OfImages):
     """Turns, moves, scales and slants images at random; they keep their size, and uncovered areas are black.
 
     The parameters are torchvision's. Pillow computes the pixels, even for a GPU place.
@@ -434,20 +497,16 @@ class RandomAffine:
     """
 
     field: Fields
-    degrees: float | tuple[float, float] = 0.0
+    degrees: float | tuple[float, float] = checked(_as_degrees, 0.0)
     translate: tuple[float, float] = (0.0, 0.0)
-    scale: tuple[float, float] = (1.0, 1.0)
-    shear: float | tuple[float, float] = 0.0
-    filter: str = "bilinear"
+    scale: tuple[float, float] = checked(check_range, (1.0, 1.0))
+    shear: float | tuple[float, float] = checked(_as_shear, 0.0)
+    filter: str = checked(("nearest", *FILTERS), "bilinear")
 
     _keeps_size = True
 
     def __post_init__(self) -> None:
-        split_fields(self.field)
-        check_range("scale", self.scale)
-        check_word("filter", self.filter, ("nearest", *FILTERS))
-        _as_range("degrees", self.degrees, 0, -360, 360)
-        _as_range("shear", self.shear, 0, -89, 89)
+        super().__post_init__()
         if len(self.translate) != 2 or not all(0 <= part <= 1 for part in self.translate):
             raise ValueError(f"translate must be two parts from 0 to 1, got {self.translate!r}")
 
@@ -457,11 +516,11 @@ class RandomAffine:
         angle, right, down, scale, shear = (
             low + (high - low) * rng.random()
             for low, high in (
-                _as_range("degrees", self.degrees, 0, -360, 360),
+                _as_degrees("degrees", self.degrees),
                 (-self.translate[0] * width, self.translate[0] * width),
                 (-self.translate[1] * height, self.translate[1] * height),
                 self.scale,
-                _as_range("shear", self.shear, 0, -89, 89),
+                _as_shear("shear", self.shear),
             )
         )
         shift = round(right), round(down)
@@ -559,7 +618,7 @@ Amount = float | tuple[float, float]
 
 
 @dataclass(frozen=True)
-class ColorJitter:
+class ColorJitter(OfImages):
     """Changes brightness, contrast, saturation and hue of each image at random, in random order.
 
     The parameters are torchvision's, and the pixels are those that torchvision makes from Pillow images.
@@ -590,25 +649,20 @@ class ColorJitter:
     """
 
     field: Fields
-    brightness: Amount = 0
-    contrast: Amount = 0
-    saturation: Amount = 0
-    hue: Amount = 0
-    p: float = 1.0
+    brightness: Amount = checked(_as_factor, 0)
+    contrast: Amount = checked(_as_factor, 0)
+    saturation: Amount = checked(_as_factor, 0)
+    hue: Amount = checked(_as_turn, 0)
+    p: float = checked(check_probability, 1.0)
 
     moves = False
-
-    def __post_init__(self) -> None:
-        split_fields(self.field)
-        check_probability(self.p)
-        self._ranges()
 
     def _ranges(self) -> dict[str, tuple[float, float]]:
         """Return the least and greatest amount of each property that changes at all."""
         found = {}
         for name in CHANGES:
-            neutral, least, most = (0.0, -0.5, 0.5) if name == "hue" else (1.0, 0.0, math.inf)
-            limits = _as_range(name, getattr(self, name), neutral, least, most)
+            neutral, as_range = (0.0, _as_turn) if name == "hue" else (1.0, _as_factor)
+            limits = as_range(name, getattr(self, name))
             if limits != (neutral, neutral):
                 found[name] = limits
         return found
@@ -621,70 +675,3 @@ class ColorJitter:
         order = sorted(drawn, key=dict(zip(drawn, rng.random(len(drawn)), strict=True)).__getitem__)
         if order:
             plan.append(Coloring(tuple((name, drawn[name]) for name in order)))
-
-
-# ---------------------------------------------------------------------------------------------------------
-# Parameters
-
-
-def both(size: int | tuple[int, int]) -> tuple[int, int]:
-    """Return a size as height and width.
-
-    >>> both(224), both((32, 64))
-    ((224, 224), (32, 64))
-    """
-    if isinstance(size, int | np.integer):
-        return int(size), int(size)
-    return int(size[0]), int(size[1])
-
-
-def check_size(size: object) -> None:
-    """Raise `ValueError` unless a size is a number or a pair of numbers, of 1 or more.
-
-    >>> check_size((224, 224))
-    """
-    sides: Sequence[object] = size if isinstance(size, tuple | list) else (size, size)
-    if len(sides) != 2:
-        raise ValueError(f"size must be a number or (height, width), got {size!r}")
-    for side in sides:
-        check_count("size", side)
-
-
-def _as_range(name: str, given: object, neutral: float, least: float, most: float) -> tuple[float, float]:
-    """Return the least and the greatest amount that a number around a neutral one stands for, or a pair.
-
-    Raises `ValueError` if they do not rise from `least` to `most`.
-    """
-    if isinstance(given, int | float | np.number) and not isinstance(given, bool) and given >= 0:
-        low, high = max(neutral - float(given), least), neutral + float(given)
-    elif isinstance(given, tuple | list) and len(given) == 2:
-        low, high = float(given[0]), float(given[1])
-    else:
-        raise ValueError(f"{name} must be a number of 0 or more, or a pair of numbers, got {given!r}")
-    if not least <= low <= high <= most or not math.isfinite(high):
-        raise ValueError(f"{name} must rise and lie between {least:g} and {most:g}, got {given!r}")
-    return low, high
-
-
-def check_range(name: str, given: object, most: float = math.inf) -> None:
-    """Raise `ValueError` unless this is a pair of ascending numbers above 0 and at most `most`.
-
-    >>> check_range("scale", (0.08, 1.0), 1.0)
-    """
-    pair = given if isinstance(given, tuple | list) else ()
-    number = int | float | np.number
-    if len(pair) != 2 or not isinstance(pair[0], number) or not isinstance(pair[1], number):
-        raise ValueError(f"{name} must be a pair of numbers, got {given!r}")
-    low, high = pair
-    if not 0 < low <= high <= most or not math.isfinite(high):
-        limit = "" if math.isinf(most) else f" and at most {most:g}"
-        raise ValueError(f"{name} must be (least, greatest), above 0{limit}, got {given!r}")
-
-
-def check_probability(p: object) -> None:
-    """Raise `ValueError` unless this is a number from 0 to 1.
-
-    >>> check_probability(0.5)
-    """
-    if isinstance(p, bool) or not isinstance(p, int | float | np.number) or not 0 <= p <= 1:
-        raise ValueError(f"p must be a probability from 0 to 1, got {p!r}")

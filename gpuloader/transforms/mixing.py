@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuloader.checks import check_count, check_word
+from gpuloader.checks import Checked, check_count, checked
 from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array
 from gpuloader.kernels.crop import LAYOUTS
@@ -23,7 +23,12 @@ _LAMBDA = 4  # the column of the draws that holds the share of a sample's own im
 _Drawn = tuple[tuple[int, int, int, int], float]
 
 
-class _Mixing(KeepsLayout):
+def _check_alpha(name: str, alpha: object) -> None:
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
+        raise ValueError(f"{name} must be a number above 0, got {alpha!r}")
+
+
+class _Mixing(KeepsLayout, Checked):
     """The part that `MixUp` and `CutMix` share."""
 
     labels: str
@@ -32,12 +37,6 @@ class _Mixing(KeepsLayout):
 
     draws = _LAMBDA + 1
     """Number of random draws per sample: a window, and the share of the sample's own image."""
-
-    def __post_init__(self) -> None:
-        check_count("classes", self.classes)
-        alpha = self.alpha
-        if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
-            raise ValueError(f"alpha must be a number above 0, got {alpha!r}")
 
     @property
     def others(self) -> tuple[str, ...]:
@@ -125,8 +124,8 @@ class MixUp(_Mixing):
 
     field: str
     labels: str
-    classes: int
-    alpha: float = 1.0
+    classes: int = checked(check_count)
+    alpha: float = checked(_check_alpha, 1.0)
 
     _bits: ClassVar[str | None] = None
 
@@ -176,13 +175,9 @@ class CutMix(_Mixing):
 
     field: str
     labels: str
-    classes: int
-    alpha: float = 1.0
-    layout: str | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_word("layout", self.layout, LAYOUTS, optional=True)
+    classes: int = checked(check_count)
+    alpha: float = checked(_check_alpha, 1.0)
+    layout: str | None = checked(LAYOUTS, None)
 
     def _draw_window(self, share: float, rng: np.random.Generator, inputs: Sequence[Spec]) -> _Drawn:
         _, height, width = find_sizes(inputs[:1], assume_layout(self.layout, inputs))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import DTypeLike
 
-from gpuloader.checks import check_count
+from gpuloader.checks import Checked, check_count, checked
 from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array
 from gpuloader.kernels.cast import FLOATS, INTEGERS, cast, check_scale, resolve_target
@@ -53,7 +53,7 @@ class Cast(KeepsLayout):
 
 
 @dataclass(frozen=True)
-class OneHot(Plain):
+class OneHot(Plain, Checked):
     """Turns labels into rows of zeros with a one in the label's column.
 
     Attributes
@@ -65,12 +65,8 @@ class OneHot(Plain):
     """
 
     field: str | None
-    classes: int
-    dtype: DTypeLike = "float32"
-
-    def __post_init__(self) -> None:
-        check_count("classes", self.classes)
-        resolve_target(self.dtype, ("bool", *_NUMBERS))
+    classes: int = checked(check_count)
+    dtype: DTypeLike = checked(lambda _, dtype: resolve_target(dtype, ("bool", *_NUMBERS)), "float32")
 
     def bind(self, inputs: Sequence[Spec]) -> KernelCall:
         """Return the computation for a batch."""
@@ -81,7 +77,7 @@ class OneHot(Plain):
 
 
 @dataclass(frozen=True)
-class Pad(Plain):
+class Pad(Plain, Checked):
     """Pads rows of varying length to a fixed length; the loader's `ragged` option must list the field.
 
     Attributes
@@ -93,11 +89,8 @@ class Pad(Plain):
     """
 
     field: str | None
-    length: int
+    length: int = checked(check_count)
     fill: float = 0
-
-    def __post_init__(self) -> None:
-        check_count("length", self.length)
 
     def bind(self, inputs: Sequence[Spec]) -> KernelCall:
         """Return the computation for a batch."""

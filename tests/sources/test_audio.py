@@ -78,6 +78,7 @@ def test_a_folder_gives_another_stretch_in_each_epoch_and_the_same_to_all_worker
         assert_same(load(root, **way), expected)
     dataset = pickle.loads(pickle.dumps(AudioFolder(root, 1.0)))
     assert repr(dataset).startswith("<AudioFolder: 6 audio files of 2 classes")
+    assert len(AudioFolder(root, is_valid_file=lambda path: path.endswith("0.flac"))) == 2
     sample = dataset[4]  # outside of a loader, the middle
     np.testing.assert_array_equal(sample.audio, read_audio(root / "meow" / "1.flac", 1.0, at=0.5))
     assert sample.label == 1

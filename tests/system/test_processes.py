@@ -12,7 +12,7 @@ import pytest
 from gpuloader.system import processes
 from gpuloader.system.processes import (
     close_link,
-    own_link,
+    linking,
     process_link,
     start_child,
     starting,
@@ -100,16 +100,14 @@ def test_a_handle_that_was_closed_holds_no_descriptor(method):
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_fork_closes_its_copies_of_links():
     """They would hide the end of this process from those at the other ends."""
-    ours, theirs = process_link()
-    own_link(ours)
+    with linking(process_link()) as (ours, _):
 
-    def look():
-        assert ours.fileno() == -1
+        def look():
+            assert ours.fileno() == -1
 
-    run_in_fork(look)
+        run_in_fork(look)
     assert ours.fileno() >= 0
     close_link(ours)
-    theirs.close()
 
 
 def test_what_was_printed_before_a_fork_is_printed_once_and_who_hangs_in_c_code_ends_at_exit(monkeypatch):

@@ -43,7 +43,7 @@ from gpuloader.system.processes import (
     describe_death,
     flush_output,
     fork_child,
-    own_link,
+    linking,
     process_link,
     restrain,
     start_child,
@@ -155,15 +155,8 @@ class ForkServer:
             if all(worker.released for worker in one[2]):
                 _stop([one])
                 self._servers.remove(one)
-        control, theirs = process_link()
-        try:
-            own_link(control)
+        with linking(process_link()) as (control, theirs):
             server = start_child("spawn", "gpuloader-fork-server", serve, theirs)
-        except BaseException:
-            close_link(control)
-            raise
-        finally:
-            close_quietly(theirs)
         self._servers.append((control, server, Living()))
 
     def _request(self, number: int, link: socket.socket, modules: list[str]) -> ServedChild | str | OSError:

@@ -45,14 +45,14 @@ from gpuloader.foreign import jax_has_computed
 from gpuloader.sources.packed import pack_list
 from gpuloader.staging import Arena, Slot
 from gpuloader.system.finalizers import Finalizer
-from gpuloader.system.platforms import close_quietly, message_pair
+from gpuloader.system.platforms import message_pair
 from gpuloader.system.processes import (
     PAUSE,
     ChildHandle,
     close_link,
     default_method,
     describe_death,
-    own_link,
+    linking,
     start_child,
     starting,
     wait_for,
@@ -167,16 +167,8 @@ class WorkerProcess:
         self._finalizer = Finalizer()  # at exit, a thread may be about to start the process
         parcel = pool.parcel
         try:
-            with starting():
-                self.link, theirs = message_pair()
-                try:
-                    own_link(self.link)
-                    self.child = _start_worker(pool, number, theirs)
-                except BaseException:
-                    close_link(self.link)
-                    raise
-                finally:
-                    close_quietly(theirs)  # our copy would hide the worker's death
+            with starting(), linking(message_pair()) as (self.link, theirs):
+                self.child = _start_worker(pool, number, theirs)
         except OSError as error:
             raise LoaderError(f"worker {number} could not be started: {error}") from error
         self._finalizer.watch(partial(_end, self.link, self.child))

@@ -12,12 +12,11 @@ from typing import Any, BinaryIO
 from gpuloader.errors import DataFileError, LoaderError
 from gpuloader.sources.block import Rows
 from gpuloader.sources.files.remote_files import RemoteFile, is_remote, open_source
-from gpuloader.sources.files.table_shards import TableShards
+from gpuloader.sources.files.table_shards import CHANGED, TableShards
 
 _MOST_READERS, _MOST_ENDS = 16, 128
 """Files to keep open during a pass, and ends of remote files to keep, which hold their footers."""
 
-_CHANGED = "the file has changed since the dataset was made; make a new dataset"
 _STREAM = b"\xff\xff\xff\xff"  # with which Arrow's format of streams begins, but not that of files
 
 
@@ -118,7 +117,7 @@ class ArrowDataset(TableShards):
         url, number = self._batches[shard]
         with self._opened(url) as opened:
             if number >= opened.num_record_batches:
-                raise DataFileError(_CHANGED, file=url)
+                raise DataFileError(CHANGED, file=url)
             table = Table.from_batches([opened.get_batch(number)])
             if self.filters is not None:
                 table = table.filter(self.filters)
@@ -134,7 +133,7 @@ class ArrowDataset(TableShards):
         except OSError:
             return None  # opening it says why
         if self._sizes.setdefault(url, status.st_size) != status.st_size:
-            raise DataFileError(_CHANGED, file=url)
+            raise DataFileError(CHANGED, file=url)
         return status.st_ino, status.st_size, status.st_mtime_ns
 
     @contextmanager

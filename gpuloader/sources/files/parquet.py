@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpuloader.checks import check_count
-from gpuloader.errors import DataFileError, LoaderError, NoIndices, import_package
+from gpuloader.errors import DataFileError, NoIndices, damaged, import_package
 from gpuloader.order.worker_info import ask_ranks, get_worker_info
 from gpuloader.sources.block import Block, Part, Rows
 from gpuloader.sources.column_dataset import ColumnDataset
 from gpuloader.sources.files.remote_files import RemoteFile, is_remote, open_source
-from gpuloader.sources.files.table_shards import TableShards
+from gpuloader.sources.files.table_shards import CHANGED, TableShards
 from gpuloader.sources.tables.arrow import columns_of
 
 if TYPE_CHECKING:
@@ -242,8 +242,7 @@ class ParquetDataset(TableShards):
                 if [opened.metadata.row_group(one).num_rows for one in numbers if one in there] != [
                     group.rows for group in groups
                 ]:
-                    problem = "the file has changed since the dataset was made; make a new dataset"
-                    raise DataFileError(problem, file=self._urls[file])
+                    raise DataFileError(CHANGED, file=self._urls[file])
                 how = {"batch_size": max(at_once, 1), "columns": self.schema.names, "use_threads": threads}
                 batches = opened.iter_batches(row_groups=numbers, **how)
                 if self.filters is not None:
@@ -276,7 +275,7 @@ class ParquetDataset(TableShards):
         arrow = import_package("pyarrow", "reading Parquet files", "parquet")
         from pyarrow.parquet import ParquetFile
 
-        url = self._urls[file]
+        url, problem = self._urls[file], "the file is truncated or not a Parquet file: "
         kept = self._footers.get(file)
         known, stamp = kept.known if kept else None, None
         with open_source(url, self._tries, known=known) as source:
@@ -287,23 +286,16 @@ class ParquetDataset(TableShards):
                 stamp = status.st_ino, status.st_size, status.st_mtime_ns
                 if kept and kept.stamp != stamp:
                     kept = None
-            try:
+            with damaged(problem, arrow.ArrowException, OSError, file=url, row_group=row_group):
                 # Given a path, Arrow reads a local file without going through Python.
-                with ParquetFile(
-                    source if is_remote(url) else url, metadata=kept and kept.metadata, pre_buffer=True
-                ) as opened:
+                given, metadata = source if is_remote(url) else url, kept and kept.metadata
+                with ParquetFile(given, metadata=metadata, pre_buffer=True) as opened:
                     if kept is None:
                         # The end of a larger file holds little more than the footer.
                         if known and known[0] > _SMALL:
                             known = known[0], b""
                         self._keep(file, Footer(opened.metadata, stamp, known))
                     yield opened, source
-            except (LoaderError, MemoryError):  # Arrow's ArrowMemoryError is a MemoryError too
-                raise
-            except (arrow.ArrowException, OSError) as error:
-                raise DataFileError(
-                    f"the file is truncated or not a Parquet file: {error}", file=url, row_group=row_group
-                ) from error
 
     def _keep(self, file: int, footer: Footer) -> None:
         """Keep a footer, and drop the oldest ones beyond `FOOTERS_NBYTES`."""

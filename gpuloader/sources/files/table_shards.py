@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+CHANGED = "the file has changed since the dataset was made; make a new dataset"
+
+
 @dataclass(kw_only=True, eq=False, repr=False)
 class TableShards(ShardDataset[Any]):
     """The base of datasets whose shards are Arrow tables; a sample is a dict with one value per column.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, BinaryIO
 
-from gpuloader.errors import DataFileError, LoaderError
+from gpuloader.errors import DataFileError, damaged
 from gpuloader.sources.files.remote_files import open_source
 from gpuloader.sources.files.shards import ShardDataset
 from gpuloader.sources.images.folder import EXTENSIONS
@@ -142,26 +142,21 @@ class TarDataset(ShardDataset[Any]):
     def _read(self, shards: Sequence[int], skip: int) -> Iterator[list[Any]]:
         (shard,) = shards
         url = self._urls[shard]
-        with open_source(url, self._tries, buffered=True) as file:
-            try:
-                with _unpacked(file, url) as stream:
-                    samples = _group(stream, url)
-                    for _ in itertools.islice(samples, skip):
-                        pass
+        # tarfile and the decompressors raise many types
+        reading = damaged("the file is truncated or not a tar file: ", Exception, file=url)
+        with open_source(url, self._tries, buffered=True) as file, reading, _unpacked(file, url) as stream:
+            samples = _group(stream, url)
+            for _ in itertools.islice(samples, skip):
+                pass
+            piece, nbytes = [], 0
+            for sample in samples:
+                piece.append(sample)
+                nbytes += sum(map(len, sample.values()))
+                if len(piece) == SAMPLES or nbytes >= SAMPLES_NBYTES:
+                    yield piece
                     piece, nbytes = [], 0
-                    for sample in samples:
-                        piece.append(sample)
-                        nbytes += sum(map(len, sample.values()))
-                        if len(piece) == SAMPLES or nbytes >= SAMPLES_NBYTES:
-                            yield piece
-                            piece, nbytes = [], 0
-                    if piece:
-                        yield piece
-            except (LoaderError, MemoryError):
-                raise
-            except Exception as error:  # tarfile and the decompressors raise many types
-                problem = f"the file is truncated or not a tar file: {str(error) or repr(error)}"
-                raise DataFileError(problem, file=url) from error
+            if piece:
+                yield piece
 
     def _gather(self, pieces: Sequence[list[Any]]) -> list[Any]:
         return list(itertools.chain.from_iterable(pieces))

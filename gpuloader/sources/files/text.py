@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from gpuloader.errors import DataFileError, LoaderError
+from gpuloader.errors import DataFileError, damaged
 from gpuloader.sources.files.remote_files import check_names, is_remote, open_source
-from gpuloader.sources.files.table_shards import TableShards
+from gpuloader.sources.files.table_shards import CHANGED, TableShards
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -125,29 +125,21 @@ class TextDataset(TableShards):
         import pyarrow as pa
 
         known = (file.size, b"") if is_remote(url) and not file.packed else None
-        try:
-            with open_source(url, self._tries, buffered=known is None, known=known) as source:
-                if not is_remote(url) and os.fstat(source.fileno()).st_size != file.size:
-                    problem = "the file has changed since the dataset was made; make a new dataset"
-                    raise DataFileError(problem, file=url)
-                if file.packed:
-                    with pa.CompressedInputStream(source, file.packed) as stream:
-                        stream.read(start)  # the header
-                        yield _lines(stream.read, start, stop, self._quote, url)
-                else:
-                    source.seek(start - (start > file.first))
-                    yield _lines(source.read, start, stop, self._quote, url, within=start > file.first)
-        except DataFileError as error:
-            error.file = url
-            raise
-        except (LoaderError, MemoryError):
-            raise
-        except (pa.ArrowException, OSError) as error:
-            raise DataFileError(
-                f"in the lines from byte {start:,} on: {error}; if values do not have the type of those in "
-                "the first lines, pass schema with the right type",
-                file=url,
-            ) from error
+        problem = f"in the lines from byte {start:,} on: "
+        advice = (
+            "; if values do not have the type of those in the first lines, pass schema with the right type"
+        )
+        reading = damaged(problem, pa.ArrowException, OSError, advice=advice, file=url)
+        with reading, open_source(url, self._tries, buffered=known is None, known=known) as source:
+            if not is_remote(url) and os.fstat(source.fileno()).st_size != file.size:
+                raise DataFileError(CHANGED)
+            if file.packed:
+                with pa.CompressedInputStream(source, file.packed) as stream:
+                    stream.read(start)  # the header
+                    yield _lines(stream.read, start, stop, self._quote, url)
+            else:
+                source.seek(start - (start > file.first))
+                yield _lines(source.read, start, stop, self._quote, url, within=start > file.first)
 
 
 def _lines(

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloader.checks import check_function
 from gpuloader.order.randomness import current_draw, sample_rng
 from gpuloader.sources.array_rows import locate
 from gpuloader.sources.block import each_row, join_samples
@@ -74,8 +75,8 @@ class _Files(Dataset[ImageSample]):
     ) -> None:
         given = {"transform": transform, "target_transform": target_transform, "loader": loader}
         for name, function in given.items():
-            if function is not None and not callable(function):
-                raise TypeError(f"{name} must be callable, got {type(function).__name__}")
+            if function is not None:
+                check_function(name, function)
         self.transform = transform
         self.target_transform = target_transform
         self.loader = loader
@@ -121,9 +122,13 @@ class Folder(_Files):
     def __init__(
         self,
         root: Path,
+        transform: Callable[[Any], Any] | None = None,
+        target_transform: Callable[[Any], Any] | None = None,
+        loader: Callable[[str], Any] | None = None,
         is_valid_file: Callable[[str], bool] | None = None,
         allow_empty: bool = False,
-        **how: Any,
+        *,
+        upright: bool = False,
     ) -> None:
         self.root = os.path.expanduser(os.fspath(root))  # noqa: PTH111
         self.extensions = self._extensions if is_valid_file is None else None
@@ -146,7 +151,7 @@ class Folder(_Files):
             kind = self._kind
             valid = "" if self.extensions is None else f"; {kind}s end with {', '.join(self.extensions)}"
             raise FileNotFoundError(f"no {kind}s in the folders {empty} of {self.root}{valid}")
-        super().__init__(paths, np.array(labels, np.int64), **how)
+        super().__init__(paths, np.array(labels, np.int64), transform, target_transform, loader, upright)
 
     def find_classes(self, directory: Path) -> tuple[list[str], dict[str, int]]:
         """Return the names of the classes in a folder, and the label of each."""
@@ -238,25 +243,6 @@ class ImageFolder(Folder):
     (2, 6, 8, 3) uint8 [0 1]
     >>> root.cleanup()
     """
-
-    def __init__(
-        self,
-        root: Path,
-        transform: Callable[[Any], Any] | None = None,
-        target_transform: Callable[[Any], Any] | None = None,
-        loader: Callable[[str], Any] | None = None,
-        is_valid_file: Callable[[str], bool] | None = None,
-        allow_empty: bool = False,
-        *,
-        upright: bool = False,
-    ) -> None:
-        how = {
-            "transform": transform,
-            "target_transform": target_transform,
-            "loader": loader,
-            "upright": upright,
-        }
-        super().__init__(root, is_valid_file, allow_empty, **how)
 
 
 class ImageFiles(_Files):

@@ -241,7 +241,7 @@ class VideoFolder(Folder):
     ) -> None:
         Video(b"", frames, rate=rate, at=at)  # checks the arguments
         self.frames, self.rate, self.at = frames, rate, at
-        super().__init__(root, is_valid_file)
+        super().__init__(root, is_valid_file=is_valid_file)
 
     def _load(self, path: str) -> Video:
         return Video(path, self.frames, rate=self.rate, at=self.at)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from gpuloader.checks import check_count, check_integer
 from gpuloader.errors import LoaderError, ReaderError, WorkerError, in_a_fork
@@ -325,11 +325,6 @@ def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_
 class _ReaderProcess:
     """A process, our end of its pipe, and how many more items it may send."""
 
-    # When an iterator is dropped in a reference cycle, the garbage collector closes its processes. If they
-    # were part of that garbage, their pipe might be finalized first, and `close` would close its descriptor
-    # again, which may belong to another file by then. Free-threaded Python finalizes in any order.
-    still_open: ClassVar[set[_ReaderProcess]] = set()
-
     child: ChildHandle
     pipe: Connection
     room: Any
@@ -339,41 +334,28 @@ class _ReaderProcess:
     def start(cls, reader: Reader, ahead: int) -> _ReaderProcess:
         import multiprocessing
 
-        from gpuloader.system.platforms import close_quietly
-        from gpuloader.system.processes import start_child, starting
+        from gpuloader.system.processes import linking, start_child, starting
 
         method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
         context: Any = multiprocessing.get_context(method)
         exit_first()  # before what `multiprocessing` has registered, which ends things a reader may use
-        with starting():
-            ours = theirs = None
-            try:
-                ours, theirs = context.Pipe(duplex=False)
+        try:
+            with starting(), linking(context.Pipe(duplex=False)) as (pipe, theirs):
                 room = context.Semaphore(ahead)
                 child = start_child(method, "gpuloader-reader-process", _work, reader, theirs, room)
-            except BaseException as error:
-                if ours is not None:
-                    close_quietly(ours)
-                if not isinstance(error, OSError):
-                    raise
-                raise LoaderError(
-                    f"a process for a reader could not be started ({error}): the system has no more "
-                    "processes, descriptors or memory, or /dev/shm is full; free some, or read in a thread, "
-                    "with buffered or use_multiprocess=False"
-                ) from error
-            finally:
-                if theirs is not None:  # our copy would hide the end of the process
-                    close_quietly(theirs)
-        started = cls(child, ours, room, os.getpid())
-        cls.still_open.add(started)
-        return started
+        except OSError as error:
+            raise LoaderError(
+                f"a process for a reader could not be started ({error}): the system has no more processes, "
+                "descriptors or memory, or /dev/shm is full; free some, or read in a thread, with buffered "
+                "or use_multiprocess=False"
+            ) from error
+        return cls(child, pipe, room, os.getpid())
 
     def close(self) -> None:
-        from gpuloader.system.platforms import close_quietly
+        from gpuloader.system.processes import close_link
 
         self.child.end()
-        close_quietly(self.pipe)
-        self.still_open.discard(self)
+        close_link(self.pipe)
 
     def receive(self) -> tuple[int, Any, str]:
         try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.errors import DataFileError, describe_error
+from gpuloader.errors import DataFileError, damaged, describe_error
 from gpuloader.fields.ragged import Ragged
 from gpuloader.sources.block import Chunked, Column, Piece, PlainObjects, Rows, WholeList
 
@@ -139,15 +139,10 @@ def check_values(table: pa.Table, *, file: str | None = None, row_group: int | N
     from pyarrow import ArrowInvalid
 
     for name, column in zip(table.column_names, table.columns, strict=True):
-        try:
+        advice = "; write data that is not text as binary, or leave the column out"
+        with damaged("", ArrowInvalid, advice=advice, file=file, row_group=row_group, column=name):
             check_nulls(column, name)
             column.validate(full=True)
-        except DataFileError as error:
-            error.file, error.row_group = file, row_group
-            raise
-        except ArrowInvalid as error:
-            problem = f"{error}; write data that is not text as binary, or leave the column out"
-            raise DataFileError(problem, file=file, row_group=row_group, column=name) from error
 
 
 def check_nulls(column: pa.ChunkedArray, name: str) -> None:

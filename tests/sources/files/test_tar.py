@@ -91,6 +91,15 @@ def test_a_shard_that_was_cut_or_damaged_loses_no_sample_unnoticed(folder, name,
     assert caught.value.file == str(path)
 
 
+def test_memory_that_runs_out_is_not_taken_for_damage(folder, monkeypatch):
+    def refuse(self, member):
+        raise MemoryError("no room for this member")
+
+    monkeypatch.setattr(tarfile.TarFile, "extractfile", refuse)
+    with pytest.raises(MemoryError, match="no room for this member"):
+        list(TarDataset(folder / "000.tar"))
+
+
 def cut(body, share):
     return body[: int(len(body) * share)]
 

@@ -119,6 +119,7 @@ def test_without_transforms_a_batch_has_the_pixels(root, frames):
     found = VideoFolder(root, 4)
     assert found.classes == ["jump", "run"]
     assert repr(found).startswith("<VideoFolder: 6 videos of 2 classes")
+    assert len(VideoFolder(root, 4, is_valid_file=lambda path: path.endswith("0.mp4"))) == 2
     video, label = pickle.loads(pickle.dumps(found))[0]  # outside of a loader, the middle
     assert (video.at, video.frames, label) == (0.5, 4, 0)
     np.testing.assert_array_equal(video, frames[28:32])
