@@ -26,6 +26,13 @@ def take_signals() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+def is_main_thread() -> bool:
+    """Return whether the calling thread is the main one."""
+    # Arrow reads remote files in threads of its own. If one called `current_thread`, `threading.enumerate()`
+    # would list a dummy for it from then on.
+    return threading.get_ident() == threading.main_thread().ident
+
+
 @contextmanager
 def blocked_interrupts() -> Iterator[None]:
     """Start a process with SIGINT blocked, so that Ctrl-C cannot end it before it has chosen to ignore it."""
@@ -46,8 +53,7 @@ def deferred_interrupt() -> Iterator[None]:
     # Blocking the signal in this thread is not enough: another thread would receive it, and Python would then
     # run the handler in the main thread.
     handler = signal.getsignal(signal.SIGINT)
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or not callable(handler):
+    if not is_main_thread() or not callable(handler):
         yield
         return
     came: list[tuple[int, FrameType | None]] = []
@@ -103,7 +109,7 @@ def end_if_exiting() -> None:
     """
     # A daemon thread may loop over a loader until the interpreter is gone, but workers and descriptors go
     # first. `SystemExit` ends the thread without a traceback, and without making its loop look complete.
-    if _exiting and threading.current_thread() is not threading.main_thread():
+    if _exiting and not is_main_thread():
         raise SystemExit
 
 
@@ -154,7 +160,7 @@ class StartedThread:
         thread = self._thread()
         if thread is None:
             return True
-        if thread is not threading.current_thread():
+        if thread.ident != threading.get_ident():
             thread.join(timeout)
         return not thread.is_alive()
 

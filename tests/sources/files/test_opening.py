@@ -1,10 +1,12 @@
 """Files by path or URL, and retries when a connection drops."""
 
+import _thread
 import io
 import sys
 import tarfile
 import threading
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
@@ -254,3 +256,18 @@ def test_datasets_take_folders_and_patterns(files):
     with tarfile.open(folder / "a.tar", "w"):
         pass
     assert TarDataset(folder)._urls == TarDataset(f"{folder}/{{a..a}}.tar*")._urls == [f"{folder}/a.tar"]
+
+
+def test_a_thread_of_another_library_is_not_listed_as_one_of_python_once_it_has_read(tmp_path, remote):
+    (tmp_path / "a").write_bytes(bytes(9))
+    with serve(tmp_path) as served:
+        found = SimpleQueue()
+
+        def read():  # as Arrow's threads read, which `threading` does not know
+            with open_source(f"{served.url}/a") as file:
+                found.put(file.read())
+            found.put({one.ident for one in threading.enumerate()} & {threading.get_ident()})
+
+        _thread.start_new_thread(read, ())
+        assert found.get(timeout=60) == bytes(9)
+        assert not found.get(timeout=60)
