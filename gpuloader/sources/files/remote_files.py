@@ -14,16 +14,16 @@ import io
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
 from gpuloader.checks import check_count, check_seconds
-from gpuloader.errors import SourceError, describe_error, import_package
+from gpuloader.errors import LoaderError, SourceError, describe_error, import_package
 from gpuloader.system.platforms import locked, replacing
 from gpuloader.system.threads import LONGEST_WAIT as LONGEST_CALL
 from gpuloader.system.threads import end_if_exiting, start_thread
@@ -240,9 +240,22 @@ def open_source(
             raise SourceError(f"cannot open the file: {error.strerror or error}", url=url) from error
     tries = tries or Tries()
     if getattr(tries, "cache_dir", None):  # pickles of earlier releases have none
-        return _open_cached(url, tries)
+        with kept_in(str(tries.cache_dir), url):
+            return _open_cached(url, tries)
     file = RemoteFile(url, tries, known)
     return io.BufferedReader(file, BUFFER) if buffered else cast("BinaryIO", file)
+
+
+@contextmanager
+def kept_in(folder: str, url: str) -> Iterator[None]:
+    """Raise a `SourceError` if the block cannot write a copy of a remote file to a folder."""
+    try:
+        yield
+    except LoaderError:
+        raise
+    except OSError as error:
+        problem = f"cannot be kept in {folder}: {error.strerror or error}"
+        raise SourceError(f"{problem}; free some space, or choose another folder", url=url) from error
 
 
 def _open_cached(url: str, tries: Tries) -> BinaryIO:
