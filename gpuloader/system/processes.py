@@ -438,10 +438,7 @@ def die_with_parent() -> None:
     try:
         _thread.start_new_thread(watch, ())
     except RuntimeError as error:
-        raise LoaderError(
-            f"the thread that watches for the end of the parent could not be started ({error}); free some "
-            "memory, or raise the limit of processes (ulimit -u, or that of the container)"
-        ) from error
+        raise LoaderError(f"could not watch for the end of the parent: {error}; free some memory") from error
 
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")

@@ -260,7 +260,7 @@ def test_a_worker_that_cannot_watch_its_parent_says_so(monkeypatch, capfd):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(_thread, "start_new_thread", start)
-    with pytest.raises(LoaderError, match=r"worker [01] could not start: .* end of the parent could not be"):
+    with pytest.raises(LoaderError, match=r"worker [01] could not start: .* the end of the parent"):
         list(loader(Faulty(), start_method="fork"))
     assert capfd.readouterr() == ("", "")
 

@@ -171,7 +171,7 @@ def test_a_process_that_cannot_watch_its_parent_says_so(monkeypatch, capfd):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(_thread, "start_new_thread", start)
-    with pytest.raises(LoaderError, match=r"end of the parent could not be started .*; free some memory"):
+    with pytest.raises(LoaderError, match=r"the end of the parent: can't start new thread; free some memory"):
         list(multiprocess_reader([lambda: range(3)])())
     assert capfd.readouterr() == ("", "")
 
