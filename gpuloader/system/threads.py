@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import signal
 import threading
 import weakref
@@ -26,13 +27,6 @@ def take_signals() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def is_main_thread() -> bool:
-    """Return whether the calling thread is the main one."""
-    # Arrow reads remote files in threads of its own. If one called `current_thread`, `threading.enumerate()`
-    # would list a dummy for it from then on.
-    return threading.get_ident() == threading.main_thread().ident
-
-
 @contextmanager
 def blocked_interrupts() -> Iterator[None]:
     """Start a process with SIGINT blocked, so that Ctrl-C cannot end it before it has chosen to ignore it."""
@@ -47,29 +41,39 @@ def blocked_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+_NAMES = {"SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2"}  # where the system has them
+_DEFERRED: list[int] = [one for one in signal.Signals if one.name in _NAMES]
+
+
 @contextmanager
 def deferred_interrupt() -> Iterator[None]:
-    """Delay the handler of SIGINT to the end of the block; a second interrupt is handled immediately."""
-    # Blocking the signal in this thread is not enough: another thread would receive it, and Python would then
-    # run the handler in the main thread.
-    handler = signal.getsignal(signal.SIGINT)
-    if not is_main_thread() or not callable(handler):
-        yield
-        return
+    """Delay the handler of a signal to the end of the block; a second signal is handled immediately."""
+    # Besides Ctrl-C, they may raise for a time limit or to end a job. Blocking the signals in this thread is
+    # not enough: another thread would receive them, and Python would then run their handlers in the main one.
+    #
+    # Not `current_thread`: Arrow reads remote files in threads of its own, and `threading.enumerate()` would
+    # list a dummy for each from then on.
+    is_main = threading.get_ident() == threading.main_thread().ident
+    handlers = {one: handler for one in _DEFERRED if is_main and callable(handler := signal.getsignal(one))}
     came: list[tuple[int, FrameType | None]] = []
+    process = [os.getpid()]
 
     def defer(number: int, frame: FrameType | None) -> None:
-        if came:
-            handler(number, frame)
-        came.append((number, frame))
+        if came or process != [os.getpid()]:  # a forked worker inherits this
+            handlers[number](number, frame)
+        else:
+            came.append((number, frame))
 
-    signal.signal(signal.SIGINT, defer)
     try:
+        for number in handlers:
+            signal.signal(number, defer)
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        process.clear()  # if a handler raises before all are restored
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         if came:
-            handler(*came[0])
+            handlers[came[0][0]](*came[0])
 
 
 # The end of the interpreter: what is closed first, and how threads that are still in a loop end.
@@ -109,7 +113,7 @@ def end_if_exiting() -> None:
     """
     # A daemon thread may loop over a loader until the interpreter is gone, but workers and descriptors go
     # first. `SystemExit` ends the thread without a traceback, and without making its loop look complete.
-    if _exiting and not is_main_thread():
+    if _exiting and threading.current_thread() is not threading.main_thread():
         raise SystemExit
 
 
