@@ -111,14 +111,13 @@ class InlineFetch:
     def get(self) -> StagedBatch:
         """Read and stage the next batch; raise `QueueClosed` at the end, or the reader's exception."""
         try:
-            return next(self._batches)
-        except StopIteration:
-            if self._interrupted:  # the interrupt has ended the generator, and its rest is lost
-                raise interrupted() from None
-            raise QueueClosed("the reader has no more batches") from None
+            staged = next(self._batches, None)  # a Ctrl-C during a StopIteration would show both
         except BaseException as error:
             self._interrupted = not isinstance(error, Exception)
             raise
+        if staged is None:  # an interrupt may have ended the generator, and then its rest is lost
+            raise interrupted() if self._interrupted else QueueClosed("the reader has no more batches")
+        return staged
 
     def get_nowait(self) -> None:
         """Return None, because nothing is ever read ahead."""
@@ -403,10 +402,10 @@ class ReadAhead:
         try:
             if shared.items or shared.ending is not None:
                 return None
-            staged = next(shared.batches)
-        except StopIteration:
-            shared.ending = QueueClosed("the reader has no more batches")
-            return None
+            staged = next(shared.batches, None)  # as above
+            if staged is None:
+                shared.ending = QueueClosed("the reader has no more batches")
+                return None
         except Exception as error:
             shared.ending = error
             return None

@@ -117,11 +117,11 @@ def read_nodes(root: str | os.PathLike[str] = "") -> dict[int, Cores]:
     {}
     """
     nodes: dict[int, Cores] = {}
-    folder = f"{root}/sys/devices/system/node"
-    for name in os.listdir(folder) if os.path.isdir(folder) else ():  # noqa: PTH112, PTH208
-        number = name.removeprefix("node")
-        if number.isdecimal() and (cores := parse_cores(read_text(f"{folder}/{name}/cpulist"))):
-            nodes[int(number)] = cores
+    with contextlib.suppress(OSError):  # missing, or too few descriptors to list it
+        for name in os.listdir(folder := f"{root}/sys/devices/system/node"):  # noqa: PTH208
+            number = name.removeprefix("node")
+            if number.isdecimal() and (cores := parse_cores(read_text(f"{folder}/{name}/cpulist"))):
+                nodes[int(number)] = cores
     return dict(sorted(nodes.items()))
 
 

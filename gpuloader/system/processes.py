@@ -450,7 +450,10 @@ def die_with_parent() -> None:
         os._exit(1)  # immediately: the other threads may hang in the user's code
 
     # Not a `threading.Thread`: that waits without limit for a thread that had too little memory to begin.
-    _thread.start_new_thread(watch, ())
+    try:
+        _thread.start_new_thread(watch, ())
+    except RuntimeError as error:
+        raise LoaderError(f"could not watch for the end of the parent: {error}; free some memory") from error
 
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")

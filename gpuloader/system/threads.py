@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import signal
 import threading
 import weakref
@@ -40,30 +41,39 @@ def blocked_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+_NAMES = {"SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2"}  # where the system has them
+_DEFERRED: list[int] = [one for one in signal.Signals if one.name in _NAMES]
+
+
 @contextmanager
 def deferred_interrupt() -> Iterator[None]:
-    """Delay the handler of SIGINT to the end of the block; a second interrupt is handled immediately."""
-    # Blocking the signal in this thread is not enough: another thread would receive it, and Python would then
-    # run the handler in the main thread.
-    handler = signal.getsignal(signal.SIGINT)
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or not callable(handler):
-        yield
-        return
+    """Delay the handler of a signal to the end of the block; a second signal is handled immediately."""
+    # Besides Ctrl-C, they may raise for a time limit or to end a job. Blocking the signals in this thread is
+    # not enough: another thread would receive them, and Python would then run their handlers in the main one.
+    #
+    # Not `current_thread`: Arrow reads remote files in threads of its own, and `threading.enumerate()` would
+    # list a dummy for each from then on.
+    is_main = threading.get_ident() == threading.main_thread().ident
+    handlers = {one: handler for one in _DEFERRED if is_main and callable(handler := signal.getsignal(one))}
     came: list[tuple[int, FrameType | None]] = []
+    process = [os.getpid()]
 
     def defer(number: int, frame: FrameType | None) -> None:
-        if came:
-            handler(number, frame)
-        came.append((number, frame))
+        if came or process != [os.getpid()]:  # a forked worker inherits this
+            handlers[number](number, frame)
+        else:
+            came.append((number, frame))
 
-    signal.signal(signal.SIGINT, defer)
     try:
+        for number in handlers:
+            signal.signal(number, defer)
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        process.clear()  # if a handler raises before all are restored
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         if came:
-            handler(*came[0])
+            handlers[came[0][0]](*came[0])
 
 
 # The end of the interpreter: what is closed first, and how threads that are still in a loop end.
@@ -154,7 +164,7 @@ class StartedThread:
         thread = self._thread()
         if thread is None:
             return True
-        if thread is not threading.current_thread():
+        if thread.ident != threading.get_ident():
             thread.join(timeout)
         return not thread.is_alive()
 

@@ -148,3 +148,16 @@ class TestTheJudge:
         fault = Fault(kind, who=PROGRAM)
         case = Case(acts=TWO_LOOPS, faults=(fault,))
         assert (not judge_end(case, code, text, [], [fault])) == sound
+
+    @pytest.mark.parametrize(
+        ("source", "more", "sound"), [("zarr", "", True), ("zarr", "a word", False), ("hdf5", "", False)]
+    )
+    def test_the_lock_of_zarrs_codecs_in_a_worker_that_was_killed(self, source, more, sound):
+        case = Case(source=source, workers=1, method="forkserver", acts=("loop", "exit at once:3"))
+        text = (
+            "resource_tracker.py:254: UserWarning: resource_tracker: There appear to be 1 leaked semaphore "
+            "objects to clean up at shutdown\n  warnings.warn('resource_tracker: There appear to be %d '\n"
+            "resource_tracker.py:267: UserWarning: resource_tracker: '/mp-jcntoyfs': [Errno 2] No such file "
+            "or directory\n  warnings.warn('resource_tracker: %r: %s' % (name, e))\n"
+        )
+        assert (not judge_end(case, 7, text + more, [], [])) == sound

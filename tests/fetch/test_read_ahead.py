@@ -4,6 +4,7 @@ import gc
 import itertools
 import os
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -234,6 +235,36 @@ def test_an_interrupt_in_the_middle_of_a_batch_ends_the_epoch_and_says_so():
             found.extend(batch.item() for batch in epoch)
     assert found == list(range(len(found)))
     assert loop(load(Numbers(5))) == list(range(5))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
+@pytest.mark.parametrize(
+    ("function", "way", "count"),
+    [(read_ahead.InlineFetch.get, False, 2), (read_ahead.ReadAhead._read_here, True, 0)],
+)
+def test_a_ctrl_c_in_any_line_of_a_read_shows_nothing_else(function, way, count):
+    def trace(frame, event, _):
+        if frame.f_code is not function.__code__:
+            return None
+        if event == "line":
+            seen.append(frame.f_lineno)
+            if len(seen) == stop:
+                os.kill(os.getpid(), signal.SIGINT)
+        return trace
+
+    before, shown = sys.gettrace(), []
+    for stop in itertools.count(1):
+        seen = []
+        sys.settrace(trace)
+        try:
+            list(load(Numbers(count), use_buffer_reader=way))
+        except KeyboardInterrupt as error:
+            shown.append(error.__context__)
+        finally:
+            sys.settrace(before)
+        if len(seen) < stop:
+            break
+    assert shown == [None] * (stop - 1)
 
 
 def test_the_last_batch_is_not_lost_if_it_arrives_with_the_end():

@@ -135,6 +135,14 @@ def test_nodes_and_devices_are_found(tmp_path):
     assert find_node("0000:00:00.0", tmp_path) is None
 
 
+def test_a_lack_of_descriptors_hides_the_nodes_and_is_no_error(monkeypatch):
+    def refuse(_):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    assert read_nodes() == {}
+
+
 def test_only_cores_of_this_process_count(tmp_path):
     """The user's affinity, and the cpuset of a container, which shows up there."""
     make_machine(tmp_path)

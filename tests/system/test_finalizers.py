@@ -200,7 +200,7 @@ def test_the_package_has_no_other_finalizers():
             name = getattr(node, "name", getattr(node, "attr", ""))
             if name in ("__del__", "finalize", "WeakSet", "WeakKeyDictionary", "WeakValueDictionary"):
                 found.append(f"{path.name}: {name}")
-    assert not found
+    assert found == ["remote_files.py: finalize"]  # which looks for those of fsspec
 
 
 # A weak set that runs no Python code when one of its objects goes.

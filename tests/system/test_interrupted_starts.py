@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,13 +16,19 @@ from gpuloader.epoch.epoch import open_epoch
 from gpuloader.errors import Misuse
 from gpuloader.reader import buffered, multiprocess_reader, xmap_readers
 from gpuloader.sources.readers.parallel import _Permits, _ReaderProcess, _stop
-from gpuloader.system.processes import starting
-from gpuloader.system.threads import start_thread
+from gpuloader.system.processes import _begin, fork_child, starting
+from gpuloader.system.threads import deferred_interrupt, start_thread
 from tests.fakes import nothing_left_behind, wait_until
 
 
-def interrupted_at(function, action, tidy=lambda: None):
+class TimeLimit(Exception):
+    """What a handler of SIGALRM raises."""
+
+
+def interrupted_at(function, action, tidy=lambda: None, number=signal.SIGINT):
     """Return how many lines an action runs in a function; do it once for each, with a Ctrl-C there.
+
+    Or with signal `number`, whose handler raises `TimeLimit`.
 
     Every one must be heard, within the action or soon after it.
     """
@@ -37,7 +44,7 @@ def interrupted_at(function, action, tidy=lambda: None):
             if event == "line":
                 seen += 1
                 if seen == stop:
-                    os.kill(os.getpid(), signal.SIGINT)
+                    os.kill(os.getpid(), number)
             return trace
 
         before = sys.gettrace()
@@ -55,9 +62,19 @@ def interrupted_at(function, action, tidy=lambda: None):
     assert lines
     for line in range(1, lines + 1):
         with nothing_left_behind():
-            with contextlib.suppress(KeyboardInterrupt):
-                assert attempt(line) < line, "the Ctrl-C was lost"
+            with contextlib.suppress(KeyboardInterrupt, TimeLimit):
+                assert attempt(line) < line, "the signal was lost"
             tidy()
+
+
+class Slow:
+    """Samples that worker processes read."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return np.full(3, index)
 
 
 PROCESSES = multiprocess_reader([lambda: range(100)] * 2)
@@ -108,6 +125,66 @@ def test_ctrl_c_while_an_epoch_opens_leaves_no_worker(function, kind):
     loader = DataLoader(np.zeros(40), places="cpu", num_workers=2, worker_type=kind, start_method=method)
 
     interrupt_an_epoch_of(loader, function)
+
+
+@pytest.fixture
+def alarm():
+    """Return SIGALRM, whose handler raises."""
+
+    def limit(*_):
+        raise TimeLimit
+
+    before = signal.signal(signal.SIGALRM, limit)
+    yield signal.SIGALRM
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("function", [fork_child, _begin])
+def test_a_time_limit_while_workers_start_leaves_no_process(function, alarm):
+    loader = DataLoader(Slow(), places="cpu", batch_size=4, num_workers=2, start_method="fork")
+
+    interrupted_at(function, partial(list, loader), number=alarm)
+
+
+def test_a_time_limit_while_a_thread_starts(alarm, capfd):
+    interrupted_at(threading.Thread.start, lambda: start_thread("gpuloader-test", int).join(), number=alarm)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_worker_has_the_signal_handlers_of_its_program(tmp_path):
+    class Signalled(Slow):
+        def __getitem__(self, index):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            return super().__getitem__(index)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: (tmp_path / str(os.getpid())).touch())
+    try:
+        list(DataLoader(Signalled(), places="cpu", batch_size=4, num_workers=2, start_method="fork"))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert 1 <= len(list(tmp_path.iterdir())) <= 2
+
+
+def test_a_second_signal_is_handled_immediately_and_the_handlers_come_back():
+    came, numbers = [], (signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM)
+
+    def handle(number, _):
+        came.append(number)
+        raise TimeLimit
+
+    before = [signal.signal(number, handle) for number in numbers]
+    try:
+        with pytest.raises(TimeLimit), deferred_interrupt():
+            os.kill(os.getpid(), numbers[0])
+            assert came == []
+            with pytest.raises(TimeLimit):
+                os.kill(os.getpid(), numbers[1])
+            assert came == [numbers[1]]
+        assert came == [numbers[1], numbers[0]]
+        assert [signal.getsignal(number) for number in numbers] == [handle] * 3
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("function", [epochs.ReadingEpochs.open_reading, open_epoch])

@@ -273,7 +273,8 @@ def serve(control: socket.socket) -> None:
                 workers.pop(one, None)
             child.end()  # it may only have closed its link
             with contextlib.suppress(OSError), status:
-                status.sendall(_CODE.pack(code or 0))
+                if code is not None:  # unknown if the program ignores SIGCHLD, and so this server, too
+                    status.sendall(_CODE.pack(code))
 
 
 def _import(modules: list[str]) -> str:

@@ -8,23 +8,25 @@ that the processes of a machine share, and read from there.
 from __future__ import annotations
 
 import base64
+import ctypes
 import glob
 import hashlib
 import io
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
 from gpuloader.checks import check_count, check_seconds
-from gpuloader.errors import SourceError, describe_error, import_package
-from gpuloader.system.platforms import locked, replacing
+from gpuloader.errors import LoaderError, SourceError, describe_error, import_package
+from gpuloader.system.platforms import after_fork, locked, replacing
 from gpuloader.system.threads import LONGEST_WAIT as LONGEST_CALL
 from gpuloader.system.threads import end_if_exiting, start_thread
 
@@ -234,15 +236,25 @@ def open_source(
         The file is remote, and fsspec is not installed.
     """
     if not is_remote(url):
-        try:
+        with named(url, "cannot open the file"):
             return Path(url).open("rb")
-        except OSError as error:
-            raise SourceError(f"cannot open the file: {error.strerror or error}", url=url) from error
     tries = tries or Tries()
     if getattr(tries, "cache_dir", None):  # pickles of earlier releases have none
-        return _open_cached(url, tries)
+        with named(url, f"cannot be kept in cache_dir={tries.cache_dir!r}"):
+            return _open_cached(url, tries)
     file = RemoteFile(url, tries, known)
     return io.BufferedReader(file, BUFFER) if buffered else cast("BinaryIO", file)
+
+
+@contextmanager
+def named(url: str, problem: str) -> Iterator[None]:
+    """Raise an `OSError` of the block as a `SourceError` that names the URL and the problem."""
+    try:
+        yield
+    except LoaderError:
+        raise
+    except OSError as error:
+        raise SourceError(f"{problem}: {error.strerror or error}", url=url) from error
 
 
 def _open_cached(url: str, tries: Tries) -> BinaryIO:
@@ -408,6 +420,21 @@ class RemoteFile(io.RawIOBase):
             return bytes(found)
 
         return cast("bytes", sync(system.loop, read))
+
+
+def _leave_alone() -> None:
+    """Keep this forked process from closing its parent's connections, as fsspec would in time or at exit."""
+    # It would first wait a second for the thread of its event loop, which the fork lacks. Then it would
+    # remove the connections from the epoll object that both processes share, so that no answer would reach
+    # the parent.
+    for one in list(getattr(weakref.finalize, "_registry", ())):
+        found = one.peek()
+        if found is not None and getattr(found[1], "__name__", "") == "close_session":
+            # Forever: at exit, sessions would complain that they were not closed.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(one.detach()))
+
+
+after_fork(_leave_alone)
 
 
 def persist(action: Callable[[], T], url: str, tries: Tries, within: float = math.inf) -> T:

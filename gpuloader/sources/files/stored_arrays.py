@@ -35,6 +35,7 @@ from gpuloader.sources.files.remote_files import (
     as_url,
     check_names,
     is_remote,
+    named,
     open_source,
     persist,
 )
@@ -331,7 +332,8 @@ class HDF5Dataset(StoredArrays):
             return self._url
         # HDF5 reads under a lock that any thread may need while it collects garbage, including the thread of
         # a remote file system. Each would wait for the other, so HDF5 only reads local files.
-        with open_source(self._url, self._tries, buffered=True) as source:
+        problem = "cannot be copied to the folder for temporary files (TMPDIR)"
+        with named(self._url, problem), open_source(self._url, self._tries, buffered=True) as source:
             copy = tempfile.TemporaryFile()  # noqa: SIM115 - unnamed, so it leaves nothing behind
             when_dropped(self, copy.close)
             try:

@@ -62,6 +62,16 @@ def test_a_death_is_an_error_at_once(method, persistent, death, tmp_path):
     one.close()
 
 
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_the_death_of_a_worker_while_the_program_ignores_its_children_claims_no_exit_code(method):
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pytest.raises(WorkerError, match=r"closed its pipe while it was fetching batch(es)? 3"):
+            list(loader(Faulty(actions={13: faulty.kill}), start_method=method))
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 def test_a_worker_that_only_closes_its_link_is_dead_too(monkeypatch):
     """Its process stays, because the user's code started a thread that is not a daemon."""
     monkeypatch.setattr(workers, "GRACE", 0.2)  # no time is enough for it to end

@@ -1,5 +1,6 @@
 """Exceptions of the user's code in a worker reach the loop that waits for the batch; the next epoch works."""
 
+import _thread
 import itertools
 import resource
 import sys
@@ -255,11 +256,11 @@ def test_many_tasks_and_answers_at_once_block_nobody():
 
 
 def test_a_worker_that_cannot_watch_its_parent_says_so(monkeypatch, capfd):
-    def watch():
-        raise LoaderError("the thread could not be started")
+    def start(*_):
+        raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("gpuloader.fetch.processes.worker.die_with_parent", watch)
-    with pytest.raises(LoaderError, match=r"worker [01] could not start: .*the thread could not be started"):
+    monkeypatch.setattr(_thread, "start_new_thread", start)
+    with pytest.raises(LoaderError, match=r"worker [01] could not start: .* the end of the parent"):
         list(loader(Faulty(), start_method="fork"))
     assert capfd.readouterr() == ("", "")
 

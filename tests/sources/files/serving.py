@@ -49,11 +49,16 @@ def _running(handler):
 
 
 @contextmanager
-def serve(folder, drops=lambda tries: False, *, ranges=True, token=None):
-    """Serve the files of a folder until the block ends, in ranges or only whole, to those with the token."""
+def serve(folder, drops=lambda tries: False, *, ranges=True, token=None, keeps=False):
+    """Serve the files of a folder until the block ends, in ranges or only whole, to those with the token.
+
+    With `keeps`, connections stay open for further requests.
+    """
     served = Served(Path(folder), drops=drops)
 
     class Handler(BaseHTTPRequestHandler):
+        protocol_version, timeout = ("HTTP/1.1", 5) if keeps else ("HTTP/1.0", None)
+
         def do_HEAD(self):
             with served.lock:
                 served.heads += 1

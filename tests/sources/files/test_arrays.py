@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import resource
 import sys
 import tempfile
 from contextlib import closing
@@ -288,6 +289,18 @@ def test_a_copy_that_breaks_off_is_not_left_open(tmp_path, remote, monkeypatch):
     with serve(tmp_path, drops=lambda tries: True) as served, problem:
         kind(f"{served.url}/{path.name}", attempts=1)
     assert [copy.closed for copy in copies] == [True]
+
+
+def test_a_copy_that_finds_no_space_is_an_error_that_says_where(tmp_path, remote):
+    path, kind = write_hdf5(tmp_path, image=IMAGES)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with serve(tmp_path) as served:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # like a full disk
+        try:
+            with pytest.raises(SourceError, match=r"cannot be copied to .* \(TMPDIR\): File too"):
+                kind(f"{served.url}/{path.name}")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_nothing_stays_open(tmp_path):

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -88,6 +89,25 @@ def test_a_file_larger_than_the_cache_and_bad_options_are_errors(tmp_path, three
         CSVDataset("a.csv", cache_size=1)
     with pytest.raises(ValueError, match="cache_size must be"):
         TarDataset("a.tar", cache_dir=tmp_path, cache_size=0)
+
+
+@pytest.mark.parametrize("workers", [INLINE, PROCESSES], ids=name_workers)
+def test_a_full_disk_is_an_error_that_names_the_folder_and_leaves_no_file(tmp_path, three, workers):
+    cache, before = tmp_path / "cache", resource.getrlimit(resource.RLIMIT_FSIZE)
+    loader = DataLoader(TarDataset([f"{three.url}/a"], cache_dir=cache), places="cpu", **workers)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))  # like a full disk, in the workers too
+    try:
+        with pytest.raises(SourceError, match=f"/a: cannot be kept in cache_dir='{cache}': File too"):
+            next(iter(loader))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert {path.name[:5] for path in cache.iterdir()} == {".lock"}
+
+
+def test_a_cache_that_cannot_be_a_folder_is_an_error_that_names_it(tmp_path, three):
+    (tmp_path / "cache").touch()
+    with pytest.raises(SourceError, match=r"/a: cannot be kept in cache_dir='.*/cache': File exists"):
+        read(f"{three.url}/a", tmp_path / "cache")
 
 
 def test_the_checksum_of_the_store_is_verified(tmp_path, three, monkeypatch):

@@ -1,10 +1,15 @@
 """Files by path or URL, and retries when a connection drops."""
 
+import _thread
+import gc
 import io
+import os
 import sys
 import tarfile
 import threading
+from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
@@ -254,3 +259,44 @@ def test_datasets_take_folders_and_patterns(files):
     with tarfile.open(folder / "a.tar", "w"):
         pass
     assert TarDataset(folder)._urls == TarDataset(f"{folder}/{{a..a}}.tar*")._urls == [f"{folder}/a.tar"]
+
+
+def test_a_thread_of_another_library_is_not_listed_as_one_of_python_once_it_has_read(tmp_path, remote):
+    (tmp_path / "a").write_bytes(bytes(9))
+    with serve(tmp_path) as served:
+        found = SimpleQueue()
+        open_source(f"{served.url}/a").close()  # imports what it needs
+
+        def read():  # as Arrow's threads read, which `threading` does not know
+            with open_source(f"{served.url}/a") as file:
+                found.put(file.read())
+            found.put({one.ident for one in threading.enumerate()} & {threading.get_ident()})
+
+        _thread.start_new_thread(read, ())
+        assert found.get(timeout=60) == bytes(9)
+        assert not found.get(timeout=60)
+
+
+def test_a_fork_that_reads_leaves_the_connections_of_its_parent_alone(tmp_path, remote):
+    from fsspec.implementations.http import HTTPFileSystem
+
+    (tmp_path / "a").write_bytes(b"abc")
+
+    def read():
+        with open_source(f"{served.url}/a", Tries(1, 10)) as file:
+            return file.read()
+
+    with serve(tmp_path, keeps=True) as served:
+        assert read() == b"abc"
+        pid = os.fork()
+        if not pid:
+            with suppress(BaseException):
+                found = read()  # with a file system of its own
+                gc.collect()  # that of the parent
+                os._exit(0 if found == b"abc" else 2)
+            os._exit(1)
+        try:
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            assert read() == b"abc"  # over the connection that is open since the first time
+        finally:
+            HTTPFileSystem.clear_instance_cache()  # which closes it

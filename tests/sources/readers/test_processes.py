@@ -1,5 +1,6 @@
 """`multiprocess_reader`: items, errors, and processes that end and report how they ended."""
 
+import _thread
 import faulthandler
 import itertools
 import multiprocessing
@@ -166,11 +167,11 @@ def test_a_lack_of_descriptors_is_a_typed_error(monkeypatch):
 
 
 def test_a_process_that_cannot_watch_its_parent_says_so(monkeypatch, capfd):
-    def watch():
-        raise LoaderError("the thread could not be started")
+    def start(*_):
+        raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("gpuloader.system.processes.die_with_parent", watch)
-    with pytest.raises(LoaderError, match="the thread could not be started"):
+    monkeypatch.setattr(_thread, "start_new_thread", start)
+    with pytest.raises(LoaderError, match=r"the end of the parent: can't start new thread; free some memory"):
         list(multiprocess_reader([lambda: range(3)])())
     assert capfd.readouterr() == ("", "")
 
