@@ -4,7 +4,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,6 @@ os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras's own default, TensorFl
 
 from gpuloader.sources.images import resampling
 from gpuloader.sources.images.resampling import LateResizer, compile_resizer
-from gpuloader.sources.mnist.digits import Mnist, read_json
 
 # An example may take long on a busy machine, which says nothing about the code.
 settings.register_profile("busy", deadline=None)
@@ -49,6 +48,20 @@ def what_is_there_is_no_garbage():
 
 
 @pytest.fixture(scope="session", autouse=True)
+def forked_workers_know_the_libraries() -> Iterator[None]:
+    """Search for libraries with threads once, as half of a forked worker's start is that search."""
+    try:
+        import threadpoolctl
+    except ImportError:
+        yield
+        return
+    found = threadpoolctl.ThreadpoolController()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threadpoolctl, "threadpool_limits", lambda limits: found.limit(limits=limits))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def pillow_resizes():
     """Let Pillow resize all pictures, except in the tests of compiled code, whatever ran before."""
     with pytest.MonkeyPatch.context() as patch:
@@ -72,11 +85,6 @@ def mnist_file() -> Path:
     if not path.is_file():
         pytest.skip(f"the full MNIST is not at {path}; set GPULOADER_MNIST to a mnist.json.gz")
     return path
-
-
-@pytest.fixture(scope="session")
-def full_mnist(mnist_file: Path) -> Mnist:
-    return read_json(mnist_file)
 
 
 @pytest.fixture
