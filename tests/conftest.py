@@ -1,5 +1,6 @@
 """Fixtures for the whole suite: signals, garbage collection, and the full MNIST file if there is one."""
 
+import fcntl
 import gc
 import os
 import signal
@@ -69,13 +70,23 @@ def pillow_resizes():
         yield
 
 
+@pytest.fixture(scope="session")
+def compiled_resizer(tmp_path_factory: pytest.TempPathFactory) -> resampling.Resizer | None:
+    """Return the resizer of Numba, which one of the processes that share the tests compiles for all."""
+    pytest.importorskip("numba")
+    with open(tmp_path_factory.getbasetemp().parent / "resizer.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return compile_resizer()
+
+
 @pytest.fixture(params=["Pillow", "compiled"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Have all pictures resized by Pillow, or by compiled code, which decodes them in part."""
     picture_files = pytest.importorskip("tests.picture_files")
-    if request.param == "compiled":
-        pytest.importorskip("numba")
-    picture_files.choose_resizer(monkeypatch, compile_resizer() if request.param == "compiled" else None)
+    compiled = request.param == "compiled"
+    picture_files.choose_resizer(
+        monkeypatch, request.getfixturevalue("compiled_resizer") if compiled else None
+    )
     return str(request.param)
 
 
