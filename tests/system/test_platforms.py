@@ -259,7 +259,7 @@ MAIN = """
         from gpuloader.testing import simulated_places
         import multiprocessing, threading
         plain = check()
-        pickled = [{"num_workers": 2, "start_method": "spawn"}, {"num_workers": 2}]
+        pickled = [{"num_workers": 1, "start_method": "spawn"}, {"num_workers": 1}]
         for options in (
             {"num_workers": 2, "worker_type": "thread"},
             {"num_workers": 2, "start_method": "fork"},
