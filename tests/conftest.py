@@ -1,10 +1,11 @@
 """Fixtures for the whole suite: signals, garbage collection, and the full MNIST file if there is one."""
 
+import fcntl
 import gc
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,6 @@ os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras's own default, TensorFl
 
 from gpuloader.sources.images import resampling
 from gpuloader.sources.images.resampling import LateResizer, compile_resizer
-from gpuloader.sources.mnist.digits import Mnist, read_json
 
 # An example may take long on a busy machine, which says nothing about the code.
 settings.register_profile("busy", deadline=None)
@@ -49,6 +49,20 @@ def what_is_there_is_no_garbage():
 
 
 @pytest.fixture(scope="session", autouse=True)
+def forked_workers_know_the_libraries() -> Iterator[None]:
+    """Search for libraries with threads once, as half of a forked worker's start is that search."""
+    try:
+        import threadpoolctl
+    except ImportError:
+        yield
+        return
+    found = threadpoolctl.ThreadpoolController()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threadpoolctl, "threadpool_limits", lambda limits: found.limit(limits=limits))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def pillow_resizes():
     """Let Pillow resize all pictures, except in the tests of compiled code, whatever ran before."""
     with pytest.MonkeyPatch.context() as patch:
@@ -56,13 +70,23 @@ def pillow_resizes():
         yield
 
 
+@pytest.fixture(scope="session")
+def compiled_resizer(tmp_path_factory: pytest.TempPathFactory) -> resampling.Resizer | None:
+    """Return the resizer of Numba, which one of the processes that share the tests compiles for all."""
+    pytest.importorskip("numba")
+    with open(tmp_path_factory.getbasetemp().parent / "resizer.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return compile_resizer()
+
+
 @pytest.fixture(params=["Pillow", "compiled"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Have all pictures resized by Pillow, or by compiled code, which decodes them in part."""
     picture_files = pytest.importorskip("tests.picture_files")
-    if request.param == "compiled":
-        pytest.importorskip("numba")
-    picture_files.choose_resizer(monkeypatch, compile_resizer() if request.param == "compiled" else None)
+    compiled = request.param == "compiled"
+    picture_files.choose_resizer(
+        monkeypatch, request.getfixturevalue("compiled_resizer") if compiled else None
+    )
     return str(request.param)
 
 
@@ -72,11 +96,6 @@ def mnist_file() -> Path:
     if not path.is_file():
         pytest.skip(f"the full MNIST is not at {path}; set GPULOADER_MNIST to a mnist.json.gz")
     return path
-
-
-@pytest.fixture(scope="session")
-def full_mnist(mnist_file: Path) -> Mnist:
-    return read_json(mnist_file)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from gpuloader import (
     data,
 )
 from gpuloader.sources.images import resampling
-from gpuloader.sources.images.resampling import LateResizer, compile_resizer
+from gpuloader.sources.images.resampling import LateResizer
 from gpuloader.testing import simulated_places
 from gpuloader.transforms import (
     Cast,
@@ -276,22 +276,19 @@ def test_no_more_pictures_are_decoded_than_threads(folder, way, monkeypatch):
 
 @pytest.mark.parametrize("transforms", [AUGMENTED, [Resize("image", 30), CenterCrop("image", 34)]], ids=len)
 @pytest.mark.parametrize("workers", [INLINE, THREADS], ids=str)
-def test_compiled_code_makes_the_same_batches(folder, transforms, workers, monkeypatch):
-    pytest.importorskip("numba")
+def test_compiled_code_makes_the_same_batches(folder, transforms, workers, monkeypatch, compiled_resizer):
     options = {"transforms": transforms, **workers}
     choose_resizer(monkeypatch, None)
     expected = read(folder, **options)
-    choose_resizer(monkeypatch, compile_resizer())
+    choose_resizer(monkeypatch, compiled_resizer)
     assert_equal(read(folder, **options), expected)
 
 
-def test_compiled_code_takes_over_in_the_middle_of_an_epoch(folder, monkeypatch):
-    pytest.importorskip("numba")
+def test_compiled_code_takes_over_in_the_middle_of_an_epoch(folder, monkeypatch, compiled_resizer):
     choose_resizer(monkeypatch, None)
     expected = read(folder)
-    resizer, pictures = compile_resizer(), itertools.count()
-    late = LateResizer()
-    monkeypatch.setattr(late, "find", lambda: resizer if next(pictures) >= 7 else None)
+    pictures, late = itertools.count(), LateResizer()
+    monkeypatch.setattr(late, "find", lambda: compiled_resizer if next(pictures) >= 7 else None)
     monkeypatch.setattr(resampling, "LATE_RESIZER", late)
     assert_equal(read(folder), expected)
     assert next(pictures) == 15

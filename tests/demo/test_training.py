@@ -14,14 +14,6 @@ def both_ways(digits, epochs):
     return [train(digits, CPUPlace(), epochs=epochs, asynchronous=way) for way in (False, True)]
 
 
-def test_three_epochs_of_the_full_file_are_equal_bit_for_bit(full_mnist):
-    one, other = both_ways(full_mnist.train, epochs=3)
-    assert len(one.losses) == 1500
-    assert are_equal(one, other)
-    assert 20 < one.losses[0] < 30
-    assert 3 < one.losses[400:500].mean() < 6
-
-
 def test_waiting_changes_nothing():
     digits = mnist.sample().valid
     plain = train(digits, CPUPlace(), epochs=1, asynchronous=True)

@@ -15,7 +15,7 @@ options = {
     "inline": {"use_buffer_reader": False},
     "ahead": {"use_buffer_reader": "thread"},
     "thread": {"num_workers": 2, "worker_type": "thread"},
-}.get(method, {"num_workers": 2, "start_method": method})
+}.get(method, {"num_workers": 1, "start_method": method})
 turning = threading.Semaphore(0)
 
 

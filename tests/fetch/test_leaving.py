@@ -36,13 +36,13 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
     ],
 )
 def test_an_epoch_is_left(options, kind, ending):
-    one = loader(kind(400), **options)
-    assert len(indices(one)) == 100  # starts the fork server, which takes long on a busy machine
+    one = loader(kind(96), **options)
+    assert len(indices(one)) == 24  # starts the fork server, which takes long on a busy machine
     begun = time.monotonic()
     leave_early(one, ending)
     gc.collect()
     assert time.monotonic() - begun < 2
-    assert len(indices(one)) == 100
+    assert len(indices(one)) == 24
     if ending == "cycle":
         del one  # without close()
     else:
@@ -109,19 +109,19 @@ def test_of_two_epochs_at_once_the_workers_of_one_persist(options):
 @pytest.mark.parametrize("options", WORKERS)
 def test_several_threads_loop_over_one_loader_or_share_an_epoch(options):
     one = loader(Faulty(100), **options)
-    results, shared, epoch = [], [], iter(loader(Faulty(400), **options))
-    run_threads(lambda: results.extend(indices(one) for _ in range(3)), 3)
+    results, shared, epoch = [], [], iter(loader(Faulty(200), **options))
+    run_threads(lambda: results.extend(indices(one) for _ in range(2)), 3)
     one.close()
-    assert results == [plain(100)] * 9
+    assert results == [plain(100)] * 6
     run_threads(lambda: shared.extend(indices(epoch)), 3)
-    assert sorted(shared) == plain(400)
+    assert sorted(shared) == plain(200)
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("options", WORKERS)
 def test_a_fork_in_the_middle_of_an_epoch(options):
     before = set(processes._links)
-    one = loader(Faulty(200), **options)
+    one = loader(Faulty(80), **options)
     epoch = iter(one)
     got = [next(epoch)]
     links = processes._links - before
@@ -132,12 +132,12 @@ def test_a_fork_in_the_middle_of_an_epoch(options):
         with pytest.raises(LoaderError, match="start a new epoch here"):
             next(epoch)
         for _ in range(2):
-            assert indices(one) == plain(200)
+            assert indices(one) == plain(80)
         gc.collect()
 
     run_in_fork(child)
-    assert indices([*got, *epoch]) == plain(200)
-    assert indices(one) == plain(200)
+    assert indices([*got, *epoch]) == plain(80)
+    assert indices(one) == plain(80)
     one.close()
 
 

@@ -1,14 +1,17 @@
-"""Trains with Accelerate on each of torchrun's processes; each rank writes what it has seen to a file."""
+"""Trains with Accelerate several times on each of torchrun's processes; each rank writes what it has seen."""
 
 import contextlib
 import json
 import sys
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DataLoaderConfiguration
 
 import gpuloader
@@ -36,7 +39,7 @@ OPTIONS = {
     "epochs": 2,
     "accumulate": 1,
     "save_after": 0,  # save the state after a step, and stop
-    "folder": None,  # of the state
+    "state": None,  # the name of its folder
     "skip": 0,
     "torchs": False,  # train with PyTorch's own loader
     "rate": 0.0,  # the learning rate
@@ -45,15 +48,31 @@ OPTIONS = {
 
 
 def main():
-    output, given = sys.argv[1:]  # the rank is appended to the name of the file
-    options = SimpleNamespace(**OPTIONS | json.loads(given))
+    folder, runs = Path(sys.argv[1]), json.loads(sys.argv[2])
+    all_options = {name: SimpleNamespace(**OPTIONS | run) for name, run in runs.items()}
+    # Made before there are ranks; each run continues with the random numbers that its loader left.
+    loaders = {name: (load(options), torch.get_rng_state()) for name, options in all_options.items()}
+    for name, options in all_options.items():
+        loader, state = loaders[name]
+        torch.set_rng_state(state)
+        train(folder, name, options, loader)
+        AcceleratorState._reset_state()  # the processes still know each other
+        GradientState._reset_state()
+    leave()
+
+
+def load(options):
     is_torchs = options.rate or "shard" not in options.loader
     kind = gpuloader.torch.DataLoader if is_torchs else gpuloader.DataLoader
     settings = {"batch_size": 4, "places": "cpu", "output": "torch", "shuffle": True, **options.loader}
     if options.torchs:
         kind, settings = torch.utils.data.DataLoader, {"batch_size": 4, "shuffle": True}
     torch.manual_seed(3)
-    loader = kind(np.arange(options.count, dtype="float32"), **settings)  # made before there are ranks
+    return kind(np.arange(options.count, dtype="float32"), **settings)
+
+
+def train(folder, name, options, loader):
+    state = folder / options.state if options.state else None
     accelerator = Accelerator(
         cpu=True,
         gradient_accumulation_steps=options.accumulate,
@@ -74,8 +93,8 @@ def main():
         else:
             model, optimizer = accelerator.prepare(model, optimizer)
             batches = prepare(accelerator, loader)
-        if options.folder and not options.save_after:
-            accelerator.load_state(options.folder)
+        if state and not options.save_after:
+            accelerator.load_state(state)
         if options.skip and not options.plain:
             batches = skip_first_batches(batches, options.skip)
         steps = 0
@@ -85,10 +104,11 @@ def main():
                 batches.set_epoch(epoch)
                 if options.skip and not epoch:
                     active = accelerator.skip_first_batches(batches, options.skip)
-            joined = contextlib.nullcontext()
+            joined = contextlib.ExitStack()
             if options.join:
-                Accelerator.multi_device = True  # else it joins nothing
-                joined = accelerator.join_uneven_inputs([model], even_batches=False)
+                # Otherwise it joins nothing.
+                joined.enter_context(mock.patch.object(Accelerator, "multi_device", True))
+                joined.enter_context(accelerator.join_uneven_inputs([model], even_batches=False))
             with joined:
                 for batch in active:
                     with accelerator.accumulate(model):
@@ -109,15 +129,13 @@ def main():
             if steps == options.save_after:
                 break
         if options.save_after:
-            accelerator.save_state(options.folder)
+            accelerator.save_state(state)
     found["steps"] = optimizer.optimizer.count
     found["length"] = len(batches)
     found["warnings"] = [str(one.message) for one in caught if "shard=" in str(one.message)]
     found["joined"] = sum("even_batches=False has no effect" in str(one.message) for one in caught)
-    with open(f"{output}.{accelerator.process_index}", "w") as file:
-        json.dump(found, file)
+    (folder / f"{name}.{accelerator.process_index}").write_text(json.dumps(found))
     accelerator.wait_for_everyone()
-    leave()
 
 
 if __name__ == "__main__":

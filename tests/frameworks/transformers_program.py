@@ -1,7 +1,8 @@
-"""Trains with the Trainer of Hugging Face's Transformers; each rank writes what it has seen to a file."""
+"""Trains with the Trainer of Transformers several times; each rank writes what it has seen to a file."""
 
 import json
 import sys
+from pathlib import Path
 
 import torch
 from transformers import Trainer, TrainingArguments
@@ -50,11 +51,19 @@ class Prefetching(Trainer):
         return fetch(super().get_eval_dataloader(eval_dataset))
 
 
+KINDS = {"own": OwnTrainer, "prefetch": Prefetching}
+
+
 def main():
-    # The rank is appended to the file; a checkpoint may follow.
-    output, folder, kind, *resume = sys.argv[1:]
+    folder, runs = Path(sys.argv[1]), json.loads(sys.argv[2])
+    for name, (kind, checkpoint) in runs.items():
+        train(folder, name, KINDS[kind], checkpoint and str(folder / checkpoint))
+    leave()
+
+
+def train(folder, name, kind, checkpoint):
     arguments = TrainingArguments(
-        folder,
+        folder / f"checkpoints of {name}",
         per_device_train_batch_size=4,
         per_device_eval_batch_size=4,
         num_train_epochs=2,
@@ -67,14 +76,11 @@ def main():
         disable_tqdm=True,
     )
     model = Model()
-    kinds = {"own": OwnTrainer, "prefetch": Prefetching}
-    trainer = kinds[kind](model, arguments, train_dataset=Made(number, 22), eval_dataset=Made(number, 10))
-    trainer.train(resume_from_checkpoint=resume[0] if resume else None)
+    trainer = kind(model, arguments, train_dataset=Made(number, 22), eval_dataset=Made(number, 10))
+    trainer.train(resume_from_checkpoint=checkpoint)
     found = {**model.seen, "steps": trainer.state.global_step}
-    with open(f"{output}.{trainer.accelerator.process_index}", "w") as file:
-        json.dump(found, file)
+    (folder / f"{name}.{trainer.accelerator.process_index}").write_text(json.dumps(found))
     trainer.accelerator.wait_for_everyone()
-    leave()
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ explicitly. Unlike CUDA, the shim raises an error for an argument whose type dif
 """
 
 import ctypes
+import fcntl
 import os
 import subprocess
 from pathlib import Path
@@ -50,12 +51,18 @@ def built_entries(name):
 
 
 def build(name, folder):
-    """Build a kernel, unless another process has, and return its library."""
+    """Build a kernel, unless another process has or is about to, and return its library."""
     library = folder / f"{name}.so"
-    if library.exists():
-        return ctypes.CDLL(str(library))
+    with open(folder / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not library.exists():
+            compile_kernel(name, library)
+    return ctypes.CDLL(str(library))
+
+
+def compile_kernel(name, library):
     exports = ", ".join(f"Bound<{entry}>::entry" for entry in built_entries(name))
-    source, built = (folder / f"{name}-{os.getpid()}.{end}" for end in ("cpp", "so"))
+    source, built = library.with_suffix(".cpp"), library.with_suffix(".part")
     code = read_source(name)
     barriers = "#define GPULOADER_BARRIERS\n" if "__syncthreads" in code else ""
     source.write_text(f'{barriers}#include "shim.h"\n{code}\nEXPORT({exports})\n')
@@ -63,7 +70,6 @@ def build(name, folder):
     environment = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
     subprocess.run(command, check=True, env=environment)
     built.rename(library)
-    return ctypes.CDLL(str(library))
 
 
 class Kernels:

@@ -128,7 +128,7 @@ def test_every_permutation_of_a_few_is_as_likely(vary):
     check_uniform(np.array(list(seen.values())))
 
 
-@pytest.mark.parametrize("count", [1000, SORTED_AT_MOST + 1, 300_001, 10**9])
+@pytest.mark.parametrize("count", [1000, SORTED_AT_MOST + 1, 10**9])
 @pytest.mark.parametrize("vary", ["seed", "epoch"])
 def test_the_first_index_is_any_as_likely_over_consecutive_seeds_and_epochs(count, vary):
     key = (lambda number: (number, 0)) if vary == "seed" else (lambda number: (0, number))

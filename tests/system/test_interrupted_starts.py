@@ -122,7 +122,7 @@ def interrupt_an_epoch_of(loader, function):
 @pytest.mark.parametrize("kind", ["process", "thread"])
 def test_ctrl_c_while_an_epoch_opens_leaves_no_worker(function, kind):
     method = "fork" if kind == "process" else None
-    loader = DataLoader(np.zeros(40), places="cpu", num_workers=2, worker_type=kind, start_method=method)
+    loader = DataLoader(np.zeros(40), places="cpu", num_workers=1, worker_type=kind, start_method=method)
 
     interrupt_an_epoch_of(loader, function)
 

@@ -259,15 +259,15 @@ MAIN = """
         from gpuloader.testing import simulated_places
         import multiprocessing, threading
         plain = check()
+        pickled = [{"num_workers": 1, "start_method": "spawn"}, {"num_workers": 1}]
         for options in (
             {"num_workers": 2, "worker_type": "thread"},
             {"num_workers": 2, "start_method": "fork"},
-            {"num_workers": 2, "start_method": "spawn"},
-            {"num_workers": 2},
             {"num_workers": 2, "places": simulated_places(1, seed=2)},
             {"num_workers": 0, "places": simulated_places(1, seed=2)},
             {"num_workers": 2, "worker_type": "thread", "places": simulated_places(1, seed=2)},
-        ):
+            *pickled,
+        ) if os.environ["PICKLER"] == "cloudpickle" else pickled:
             before = None
             for _ in range(2):
                 found = check(**options)
@@ -278,7 +278,7 @@ MAIN = """
             assert not multiprocessing.active_children()
             assert [one.name for one in threading.enumerate()] == ["MainThread"]
         os.environ["DIE"] = "1"
-        for method in ("fork", "spawn"):
+        for method in ("fork", "spawn") if os.environ["PICKLER"] == "cloudpickle" else ("spawn",):
             try:
                 check(num_workers=2, start_method=method)
             except WorkerError as error:

@@ -28,7 +28,6 @@ def at_first(tmp_path, action):
 
 DEATHS = {
     "SIGKILL": (faulty.kill, signal.SIGKILL, r"ended by signal 9 \(SIGKILL\).*out of memory"),
-    "SIGSEGV": (SEGFAULT, signal.SIGSEGV, r"ended by signal 11 \(SIGSEGV\)"),
     "fault": (faulty.fall, signal.SIGSEGV, r"ended by signal 11 \(SIGSEGV\)"),
     "os._exit": (faulty.exit_at_once, None, "exited with code 3"),
     "sys.exit": (faulty.exit_politely, None, "exited with code 5"),
@@ -114,7 +113,7 @@ def test_an_idle_worker_is_killed(method, moment, reaction):
 
 
 @KEPT
-@pytest.mark.parametrize("death", ["SIGKILL", "SIGSEGV", "sys.exit"])
+@pytest.mark.parametrize("death", ["SIGKILL", "sys.exit"])
 @pytest.mark.parametrize("kind", [Faulty, FaultyStream])
 def test_another_worker_continues_where_one_died(method, persistent, death, kind, tmp_path):
     options = {"start_method": method, "persistent_workers": persistent}

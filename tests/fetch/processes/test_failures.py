@@ -40,8 +40,11 @@ def check_note(error, options, where):
         assert where in error.__notes__[0]
 
 
-@pytest.mark.parametrize("options", [*WORKERS, *OTHERS])
-@pytest.mark.parametrize("index", [9, 0])
+@pytest.mark.parametrize(
+    ("options", "index"),
+    [pytest.param(*ways.values, 9, id=f"{ways.id}-9") for ways in WORKERS]
+    + [pytest.param(*ways.values, 0, id=f"{ways.id}-0") for ways in [*WORKERS, *OTHERS]],
+)
 def test_an_exception_of_a_sample(options, index, tmp_path):
     """The very first sample may fail, too: the next epoch settles the form."""
     slow = None if index else partial(time.sleep, 0.02)  # so that the other workers wait for the form

@@ -1,5 +1,6 @@
 """Datasets of every kind: each row once, resuming, servers that fail, credentials and time limits."""
 
+import itertools
 import pickle
 import socket
 import threading
@@ -30,8 +31,14 @@ def kind(request, tmp_path, remote):
     return kind, f"a.{request.param}"
 
 
-@pytest.mark.parametrize("workers", [INLINE, ONE_THREAD, THREADS, PROCESSES], ids=name_workers)
-@pytest.mark.parametrize("order", [{}, {"shuffle": True, "shuffle_buffer": 30}], ids=["in order", "shuffled"])
+SHUFFLED = {"shuffle": True, "shuffle_buffer": 30}
+
+
+@pytest.mark.parametrize(
+    ("order", "workers"),
+    [*itertools.product([{}, SHUFFLED], [INLINE, ONE_THREAD, THREADS]), (SHUFFLED, PROCESSES)],
+    ids=lambda one: name_workers(one) if "num_workers" in one else "shuffled" if one else "in order",
+)
 @pytest.mark.parametrize(("kind", "write"), STREAMS.values(), ids=STREAMS)
 def test_every_number_arrives_once_and_a_loader_resumes_in_the_middle(tmp_path, kind, write, order, workers):
     files = {tmp_path / "a": range(ROWS), tmp_path / "b": range(ROWS, 50), tmp_path / "c": range(50, 100)}
@@ -57,7 +64,12 @@ def test_every_number_arrives_once_and_a_loader_resumes_in_the_middle(tmp_path, 
     assert read(again) == epochs[0][5:]
 
 
-@pytest.mark.parametrize("workers", [INLINE, THREADS, PROCESSES, FORKSERVER], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [*itertools.product(KINDS, [INLINE, THREADS, PROCESSES]), ("parquet", FORKSERVER), ("zarr", FORKSERVER)],
+    ids=str,
+    indirect=["kind"],
+)
 def test_any_workers_read_it_with_options_though_connections_drop(kind, tmp_path, workers, monkeypatch):
     monkeypatch.setattr(remote_files, "FIRST_WAIT", 0.01)
     kind, name = kind

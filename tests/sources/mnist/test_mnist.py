@@ -8,7 +8,7 @@ import pytest
 
 from gpuloader import DataLoader
 from gpuloader.sources import mnist
-from gpuloader.sources.mnist.digits import DigitSet, Mnist
+from gpuloader.sources.mnist.digits import DigitSet
 
 
 def numbered(count: int) -> DigitSet:
@@ -31,17 +31,6 @@ def test_the_sample_is_real_mnist() -> None:
         assert part.images.min() == 0
         assert 0.9 < part.images.max() < 1
     assert digits.train.labels[:5].tolist() == [5, 0, 4, 1, 9]
-
-
-def test_the_sample_is_the_beginning_of_the_full_sets(full_mnist: Mnist) -> None:
-    digits = mnist.sample()
-    for name, count in (("train", 50_000), ("valid", 10_000), ("test", 10_000)):
-        few, all_of_them = getattr(digits, name), getattr(full_mnist, name)
-        assert (all_of_them.images.shape, all_of_them.labels.shape) == ((count, 784), (count,))
-        np.testing.assert_array_equal(few.images, all_of_them.images[: len(few)])
-        np.testing.assert_array_equal(few.labels, all_of_them.labels[: len(few)])
-    levels = full_mnist.test.images * 256
-    np.testing.assert_array_equal(levels, levels.astype(np.uint8))
 
 
 def test_load_tells_the_sources_apart(tmp_path: Path) -> None:
