@@ -98,7 +98,8 @@ def check_flags(**flags: object) -> None:
 Check = Callable[[str, Any], Any] | type[bool] | tuple[str, ...]
 """A function that checks a value, `bool`, or the words that a parameter allows besides a default of None.
 
-The function takes the parameter's name and its value, and returns the value to use.
+The function takes the parameter's name and its value, and returns the value that `Options` use; `Checked`
+keeps what was passed.
 """
 
 
@@ -124,5 +125,9 @@ class Checked:
 
     def __post_init__(self: Any) -> None:
         for field in dataclasses.fields(self):
-            if (value := getattr(self, field.name)) is not field.default:
-                check_parameter(field, value)
+            # A subclass that gives a parameter another default declares it again, without the check.
+            classes = (vars(one).get("__dataclass_fields__", {}) for one in type(self).__mro__)
+            declared = (fields[field.name] for fields in classes if field.name in fields)
+            first = next((one for one in declared if "check" in one.metadata), field)
+            if (value := getattr(self, field.name)) is not first.default:
+                check_parameter(first, value)

@@ -2,7 +2,8 @@
 //
 // A wide load needs an aligned address. From any other address, bytes are cut out of two neighboring aligned
 // loads; the lanes of a warp share those, so they come from L1. Such loads begin before the bytes and end
-// after them. Where they would reach out of the array, bytes are loaded one at a time.
+// after them. Where that would reach out of the array, bytes are loaded one at a time. The bytes themselves have to
+// lie in the array; the caller sees to that.
 
 using Address = unsigned long long;
 

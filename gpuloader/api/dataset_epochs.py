@@ -576,7 +576,6 @@ def present_step(plan: LoadingPlan, position: Position, masked: bool, step: Deli
         _check_alike([staged for staged, _ in step])
     batches: list[Any] = []
     for staged, arrays in step:
-        position.received(staged)
         assert staged.tree is not None
         mask = arrays.pop() if masked else None
         batch = staged.tree.build_batch(staged.levels, arrays, staged.objects, transposed=plan.transposed)
@@ -584,6 +583,7 @@ def present_step(plan: LoadingPlan, position: Position, masked: bool, step: Deli
             batch = dict(zip(plan.names, batch, strict=True))
         batch = add_mask(batch, mask) if masked else batch
         batches.append(batch if plan.pin is None else plan.pin(batch))
+        position.received(staged)
     return batches[0] if plan.names is None and len(plan.delivery.devices) == 1 else batches
 
 

@@ -286,7 +286,7 @@ class DataLoader(Measured, Generic[S]):
     dataset, drop_last, feed_list, generator, in_order, return_list, timeout, use_buffer_reader : object
         What was passed.
     pin_memory, pin_memory_device, use_shared_memory : object
-        What was passed; it has no effect.
+        What was passed; it has no effect here.
 
     Examples
     --------

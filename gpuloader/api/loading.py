@@ -64,8 +64,8 @@ class Framework:
     keeps_values: bool = False
     convert: Callable[[Any], Any] | None = None
     fallback: Fallback | None = None
-    # Returns what `pin_memory` does to a batch in host memory; None if the machine has no GPU to copy it to.
-    find_pin: Callable[[], Callable[[Any], Any] | None] = lambda: None
+    # What `pin_memory` does to a batch in host memory.
+    pin: Callable[[Any], Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class LoadingPlan:
     draw_seed: Callable[[], int]  # asked when an epoch needs a seed that the user has not given
     follows_torch: bool  # whether every epoch draws a new one
     transposed: bool  # whether columns of text that come from a list or tuple are tuples
-    pin: Callable[[Any], Any] | None  # returns a batch in pinned memory
+    pin: Callable[[Any], Any] | None  # returns a batch in pinned memory, if there is a GPU to copy it to
 
 
 def decide(options: Options, framework: Framework) -> LoadingPlan:
@@ -171,7 +171,7 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
     names = None if options.return_list or feeds is None else tuple(map(attrgetter("name"), feeds))
     size = None if batching.size is None else -(-batching.size // delivery.shards)
     transposed = framework.keeps_values and not collation.whole
-    pin = framework.find_pin() if options.pin_memory and delivery.on_host else None
+    pin = framework.pin if options.pin_memory and delivery.on_host else None
     # fmt: off
     return LoadingPlan(
         source, batching, collation, workers, delivery, size, names, draw, follows_torch, transposed, pin

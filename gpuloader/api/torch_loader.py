@@ -115,13 +115,19 @@ def _is_plain(sample: Any) -> bool:
     return isinstance(sample, str) or not isinstance(sample, np.ndarray | np.void | Sequence)
 
 
+def _pin(batch: Any) -> Any:
+    """Return a batch in pinned memory, or as it is on a machine without a GPU."""
+    # Not in our slots: PyTorch's allocator knows which copies to a GPU still read a tensor that was dropped.
+    pin = _find_pin()
+    return batch if pin is None else pin(batch)
+
+
+@cache
 def _find_pin() -> Callable[[Any], Any] | None:
     """Return PyTorch's own function, which also pins what has a method `pin_memory`; None without a GPU."""
-    import torch
-
-    if not torch.cuda.is_available():
+    # Asked for the first batch: the question initializes CUDA, after which a program should not fork.
+    if not importlib.import_module("torch").cuda.is_available():
         return None
-    # Not our slots: PyTorch's allocator knows which copies to a GPU still read a tensor that was dropped.
     pin: Callable[[Any], Any] = importlib.import_module("torch.utils.data._utils.pin_memory").pin_memory
     return pin
 
@@ -170,8 +176,8 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
     num_workers : int or 'auto'
         'auto' finds the number of worker processes; see `gpuloader.DataLoader`.
     pin_memory : bool
-        Whether batches in host memory are pinned, on a machine with a GPU. Those that land on a GPU have
-        been copied from pinned memory in any case.
+        Whether batches in host memory are pinned, by the loop's thread, on a machine with a GPU. Those that
+        land on a GPU have been copied from pinned memory in any case.
     pin_memory_device : str
         Accepted, without effect.
     generator : torch.Generator or None
@@ -233,7 +239,7 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
         keeps_values=True,
         convert=default_convert,
         fallback=Fallback(default_collate, _needs_default_collate),
-        find_pin=_find_pin,
+        pin=_pin,
     )
 
     def __init__(

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 import gpuloader  # noqa: E402
 from gpuloader import CPUPlace, CUDAPlace  # noqa: E402
+from gpuloader.api.torch_loader import _find_pin  # noqa: E402
 from gpuloader.devices.places import parse_place  # noqa: E402
 from gpuloader.torch import DataLoader  # noqa: E402
 
@@ -44,12 +45,33 @@ def test_batches_are_pinned_where_there_is_a_gpu(monkeypatch, workers, collate):
     loader = DataLoader(range(7), 3, num_workers=workers, pin_memory=True, collate_fn=collate)
     assert len([*loader]) == 3
     assert not seen
+    _find_pin.cache_clear()
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     loader = DataLoader(range(7), 3, num_workers=workers, pin_memory=True, collate_fn=collate)
     batches = [*loader]
     assert all(one is other for one, other in zip(batches, seen, strict=True))
     loader.pin_memory = False  # takes effect with the next epoch
     assert len([*loader]) == len(seen) == 3
+    _find_pin.cache_clear()
+
+
+def test_a_batch_that_could_not_be_pinned_is_not_lost(monkeypatch):
+    def pin(batch):
+        if batch[0] == 3:
+            raise RuntimeError("no memory to pin")
+        return batch
+
+    monkeypatch.setattr("gpuloader.api.torch_loader._find_pin", lambda: pin)
+    loader = DataLoader(range(9), 3, pin_memory=True)
+    epoch = iter(loader)
+    next(epoch)
+    with pytest.raises(RuntimeError, match="no memory to pin"):
+        next(epoch)
+    state = loader.state_dict()
+    monkeypatch.undo()
+    resumed = DataLoader(range(9), 3)
+    resumed.load_state_dict(state)
+    assert [batch.tolist() for batch in resumed] == [[3, 4, 5], [6, 7, 8]]
 
 
 def test_devices_are_places():

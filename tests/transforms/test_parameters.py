@@ -1,5 +1,7 @@
 """Parameters of transforms that make no sense: each is refused where the transform is made."""
 
+from dataclasses import dataclass
+
 import pytest
 
 import gpuloader.transforms as t
@@ -79,3 +81,21 @@ def test_a_value_that_makes_no_sense_is_refused(make, problem):
 def test_something_of_another_type_is_refused(make, problem):
     with pytest.raises(TypeError, match=problem):
         make()
+
+
+@dataclass(frozen=True)
+class Square(t.Resize):
+    size: int = 224
+
+
+@dataclass(frozen=True)
+class Always(t.RandomFlip):
+    p: float = 7.0
+
+
+def test_a_subclass_with_another_default_is_checked_too():
+    assert Square("image").size == 224
+    with pytest.raises(ValueError, match="size must be an integer of 1 or more, got -5"):
+        Square("image", -5)
+    with pytest.raises(ValueError, match=r"p must be a probability from 0 to 1, got 7\.0"):
+        Always("image")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, BinaryIO
 
 from gpuloader.errors import DataFileError, LoaderError
@@ -132,6 +133,8 @@ class ArrowDataset(TableShards):
             status = Path(url).stat()
         except OSError:
             return None  # opening it says why
+        if not S_ISREG(status.st_mode):
+            return None  # so does that
         if self._sizes.setdefault(url, status.st_size) != status.st_size:
             raise DataFileError(CHANGED, file=url)
         return status.st_ino, status.st_size, status.st_mtime_ns
