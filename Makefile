@@ -16,10 +16,10 @@ demo: .venv/demo.stamp
 
 # The tests start hundreds of programs. Each would compile the package anew where no bytecode may be written.
 test: export PYTHONDONTWRITEBYTECODE :=
-# Four processes share the tests, file by file, and keep two cores busy: many tests wait for threads and processes. In
+# Two processes share the tests, file by file: with the processes that tests start, they keep two cores busy. In
 # the order of collection, files with one long test do not come last.
 test: .venv/dev.stamp
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # The frameworks are large, so they have their own environment. FRAMEWORKS=jax installs only that one.
 FRAMEWORKS ?= torch==2.13.0 jax paddlepaddle ray[data,train] keras datasets pandas polars lightning accelerate transformers \
