@@ -16,10 +16,9 @@ demo: .venv/demo.stamp
 
 # The tests start hundreds of programs. Each would compile the package anew where no bytecode may be written.
 test: export PYTHONDONTWRITEBYTECODE :=
-# Two processes share the tests, file by file: with the processes that tests start, they keep two cores busy. In
-# the order of collection, files with one long test do not come last.
+# Two processes share the tests, file by file: most of them wait for threads and processes.
 test: .venv/dev.stamp
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # The frameworks are large, so they have their own environment. FRAMEWORKS=jax installs only that one.
 FRAMEWORKS ?= torch==2.13.0 jax paddlepaddle ray[data,train] keras datasets pandas polars lightning accelerate transformers \
@@ -134,15 +133,10 @@ bench: .venv/bench.stamp
 	$(if $(CUPY),-timeout 1200 .venv-proof/bin/python -m pip install --quiet --disable-pip-version-check torch)
 	@touch $@
 
-# The packages come first, since they need nothing of this tree. Most of their modules are never imported, nor compiled.
-.venv-frameworks/packages.stamp: pyproject.toml | .venv/bin/python
+.venv-frameworks/stamp: pyproject.toml | .venv/bin/python
 	$(BIN)/python -m venv .venv-frameworks
-	.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
+	.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check -e '.[audio,images,video]' \
 	  hypothesis pytest pytest-timeout $(FRAMEWORKS)
-	@touch $@
-
-.venv-frameworks/stamp: pyproject.toml .venv-frameworks/packages.stamp
-	.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check -e '.[audio,images,video]'
 	@touch $@
 
 .venv-mutants/stamp: | .venv/bin/python
