@@ -125,9 +125,12 @@ class Checked:
 
     def __post_init__(self: Any) -> None:
         for field in dataclasses.fields(self):
+            first = field
             # A subclass that gives a parameter another default declares it again, without the check.
-            classes = (vars(one).get("__dataclass_fields__", {}) for one in type(self).__mro__)
-            declared = (fields[field.name] for fields in classes if field.name in fields)
-            first = next((one for one in declared if "check" in one.metadata), field)
+            for one in type(self).__mro__:
+                declared = vars(one).get("__dataclass_fields__", {}).get(field.name)
+                if declared is not None and "check" in declared.metadata:
+                    first = declared
+                    break
             if (value := getattr(self, field.name)) is not first.default:
                 check_parameter(first, value)

@@ -29,6 +29,12 @@ _TRACKER = re.compile(
 )
 """What Python's resource tracker says of a semaphore whose process was killed."""
 
+_UNREAD = re.compile(
+    r".*RuntimeWarning: coroutine '_runner' was never awaited\n.*\n"
+    r"RuntimeWarning: Enable tracemalloc to get the object allocation traceback\n"
+)
+"""What asyncio says at exit of a read that a daemon thread has just asked fsspec for."""
+
 
 def judge_errors(case: Case, told: list[dict[str, Any]]) -> list[str]:
     """Return the errors that no fault explains, and those that exceed one for each fault."""
@@ -77,6 +83,8 @@ def judge_end(case: Case, code: int, text: str, told: list[dict[str, Any]], sent
         # Zarr's codecs make a lock in each worker. A worker that is killed, or ends because its program does,
         # leaves it to the tracker, which removes it and says so.
         text = _TRACKER.sub("", text)
+    if case.served and any(act.startswith("daemon") for act in case.acts):
+        text = _UNREAD.sub("", text)
     fatal = next((fault for fault in sent if fault.ends_program), None)
     tracebacks = text.count("Traceback (most recent call last)")
     last = text.rstrip().rpartition("\n")[2]

@@ -161,3 +161,13 @@ class TestTheJudge:
             "or directory\n  warnings.warn('resource_tracker: %r: %s' % (name, e))\n"
         )
         assert (not judge_end(case, 7, text + more, [], [])) == sound
+
+    @pytest.mark.parametrize(("act", "sound"), [("daemon:0", True), ("exit:3", False)])
+    def test_a_read_that_a_daemon_thread_asked_for_at_exit(self, act, sound):
+        case = Case(source="zarr", served=True, acts=("loop", act))
+        text = (
+            "base_events.py:678: RuntimeWarning: coroutine '_runner' was never awaited\n"
+            "  self._ready.clear()\n"
+            "RuntimeWarning: Enable tracemalloc to get the object allocation traceback\n"
+        )
+        assert (not judge_end(case, 7, text, [], [])) == sound
