@@ -1,13 +1,11 @@
 """Files by path or URL, and retries when a connection drops."""
 
 import _thread
-import gc
 import io
-import os
+import subprocess
 import sys
 import tarfile
 import threading
-from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -277,26 +275,29 @@ def test_a_thread_of_another_library_is_not_listed_as_one_of_python_once_it_has_
         assert not found.get(timeout=60)
 
 
+# A program of its own: a connection that stays open would outlast the test.
+READ_IN_A_FORK = """
+import gc, os, sys
+from gpuloader.sources.files.remote_files import Tries, open_source
+
+def read():
+    with open_source(sys.argv[1], Tries(1, 10)) as file:
+        return file.read()
+
+assert read() == b"abc"
+pid = os.fork()
+if not pid:
+    found = read()  # with a file system of its own
+    gc.collect()  # that of the parent
+    os._exit(0 if found == b"abc" else 2)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+assert read() == b"abc"  # over the connection that is open since the first time
+"""
+
+
 def test_a_fork_that_reads_leaves_the_connections_of_its_parent_alone(tmp_path, remote):
-    from fsspec.implementations.http import HTTPFileSystem
-
     (tmp_path / "a").write_bytes(b"abc")
-
-    def read():
-        with open_source(f"{served.url}/a", Tries(1, 10)) as file:
-            return file.read()
-
     with serve(tmp_path, keeps=True) as served:
-        assert read() == b"abc"
-        pid = os.fork()
-        if not pid:
-            with suppress(BaseException):
-                found = read()  # with a file system of its own
-                gc.collect()  # that of the parent
-                os._exit(0 if found == b"abc" else 2)
-            os._exit(1)
-        try:
-            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-            assert read() == b"abc"  # over the connection that is open since the first time
-        finally:
-            HTTPFileSystem.clear_instance_cache()  # which closes it
+        program = [sys.executable, "-c", READ_IN_A_FORK, f"{served.url}/a"]
+        done = subprocess.run(program, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
