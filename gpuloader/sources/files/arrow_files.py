@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 from gpuloader.errors import DataFileError, LoaderError
 from gpuloader.sources.block import Rows
 from gpuloader.sources.files.remote_files import RemoteFile, is_remote, open_source
-from gpuloader.sources.files.table_shards import CHANGED, TableShards
+from gpuloader.sources.files.table_shards import CHANGED, TableShards, find_stamp
 
 _MOST_READERS, _MOST_ENDS = 16, 128
 """Files to keep open during a pass, and ends of remote files to keep, which hold their footers."""
@@ -125,8 +125,8 @@ class ArrowDataset(TableShards):
         if skip < len(table):
             yield self._prepare(table[skip:], file=url)
 
-    def _find_stamp(self, url: str) -> tuple[int, ...] | None:
-        """Return what tells a local file from one written in its place; refuse one of another size."""
+    def _check_size(self, url: str) -> tuple[int, int, int] | None:
+        """Return the stamp of a local file; refuse one whose size has changed."""
         if is_remote(url):
             return None
         try:
@@ -137,7 +137,7 @@ class ArrowDataset(TableShards):
             return None  # so does that
         if self._sizes.setdefault(url, status.st_size) != status.st_size:
             raise DataFileError(CHANGED, file=url)
-        return status.st_ino, status.st_size, status.st_mtime_ns
+        return find_stamp(status)
 
     @contextmanager
     def _opened(self, url: str) -> Iterator[Any]:
@@ -147,7 +147,7 @@ class ArrowDataset(TableShards):
         known = self._ends.get(url)
         # Several threads run this, and a reader is for one of them, because it has a position in the file. So
         # a fork must not share it either. Each of these steps on the dicts is atomic.
-        key = os.getpid(), url, self._find_stamp(url)
+        key = os.getpid(), url, self._check_size(url)
         source, reader = self._readers.pop(key, (None, None))
         try:
             if source is None:
@@ -166,7 +166,7 @@ class ArrowDataset(TableShards):
         except (LoaderError, MemoryError):
             raise
         except (ArrowException, OSError) as error:
-            self._find_stamp(url)  # another program may be writing it right now
+            self._check_size(url)  # another program may be writing it right now
             problem = f"the file is truncated or not a file of Arrow's IPC format: {error}"
             with open_source(url, self._tries) as again:
                 if again.read(len(_STREAM)) == _STREAM:

@@ -19,7 +19,7 @@ from gpuloader.order.worker_info import ask_ranks, get_worker_info
 from gpuloader.sources.block import Block, Part, Rows
 from gpuloader.sources.column_dataset import ColumnDataset
 from gpuloader.sources.files.remote_files import RemoteFile, is_remote, open_source
-from gpuloader.sources.files.table_shards import CHANGED, TableShards
+from gpuloader.sources.files.table_shards import CHANGED, TableShards, find_stamp
 from gpuloader.sources.tables.arrow import columns_of
 
 if TYPE_CHECKING:
@@ -282,8 +282,7 @@ class ParquetDataset(TableShards):
             if isinstance(source, RemoteFile):
                 known = known or source.keep_end()
             else:
-                status = os.fstat(source.fileno())
-                stamp = status.st_ino, status.st_size, status.st_mtime_ns
+                stamp = find_stamp(os.fstat(source.fileno()))
                 if kept and kept.stamp != stamp:
                     kept = None
             with damaged(problem, arrow.ArrowException, OSError, file=url, row_group=row_group):

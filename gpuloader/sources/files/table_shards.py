@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 
 
 CHANGED = "the file has changed since the dataset was made; make a new dataset"
+
+
+def find_stamp(status: os.stat_result) -> tuple[int, int, int]:
+    """Return what tells a file from another one that was written in its place."""
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
