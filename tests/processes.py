@@ -93,7 +93,7 @@ def ask_for_stacks(pids: list[int]) -> None:
 
 
 def run_in_fork(work: Callable[[], object]) -> None:
-    """Run a function in a forked child; fail with the child's traceback if it raises."""
+    """Run a function in a forked child; fail with the child's traceback if it raises, or if it crashes."""
     reader, writer = os.pipe()
     if (child := os.fork()) == 0:
         problem = ""
@@ -106,5 +106,6 @@ def run_in_fork(work: Callable[[], object]) -> None:
     os.close(writer)
     with open(reader) as file:
         problem = file.read()
-    os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert not problem, problem
+    assert not code, f"the child exited with code {code}"

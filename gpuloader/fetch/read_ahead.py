@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from queue import Empty, SimpleQueue
 from time import perf_counter_ns
+from types import GeneratorType
 from typing import NoReturn
 
 from gpuloader.batches.staged import Reserve, StagedBatch
@@ -249,7 +250,9 @@ class _Shared:
     def drop(self) -> None:
         """Close the source and return all slots; the last one to read calls this, holding `turn`."""
         try:
-            if isinstance(self.batches, Generator):
+            # In a fork, the generator may still run, in a thread that the fork does not have. Now and then,
+            # CPython 3.11 crashes when a running generator is closed, instead of raising ValueError.
+            if isinstance(self.batches, GeneratorType) and not self.batches.gi_running:
                 self.batches.close()
         except BaseException as error:
             self.ending = self.ending or error

@@ -221,6 +221,33 @@ def test_an_epoch_cannot_continue_in_a_forked_process_but_a_new_one_can():
     run_in_fork(child)
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_while_the_thread_is_in_the_middle_of_a_batch():
+    begun, go = threading.Semaphore(0), threading.Semaphore(0)
+
+    def reader():
+        while True:
+            begun.release()
+            go.acquire()
+            yield [np.zeros(1)]
+
+    def child():
+        with pytest.raises(LoaderError, match="start a new epoch here"):
+            list(epoch)
+
+    ahead = DataLoader.from_generator(capacity=2, return_list=True, use_double_buffer="thread")
+    epoch = iter(ahead.set_batch_generator(reader, places="cpu"))
+    # CPython 3.11 crashed in some of these, depending on how often the interrupted code had run.
+    for batch in range(220):
+        begun.acquire()  # the thread is in the reader
+        if batch > 150:
+            run_in_fork(child)
+        go.release()
+        next(epoch)
+    go.release()
+
+
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
 def test_an_interrupt_in_the_middle_of_a_batch_ends_the_epoch_and_says_so():
     def interrupt(index):
