@@ -403,7 +403,10 @@ def damaged(problem: str, *kinds: type[Exception], advice: str = "", **where: An
     except (LoaderError, MemoryError):  # Arrow's ArrowMemoryError is a MemoryError, too
         raise
     except kinds as error:
-        raise DataFileError(f"{problem}{str(error) or repr(error)}{advice}", **where) from error
+        text = str(error) or repr(error)
+        if "Failed to launch worker thread" in text:  # by Arrow, which has no type of error for it
+            problem = "the system refused Arrow a thread (the limit is shown by ulimit -u): "
+        raise DataFileError(f"{problem}{text}{advice}", **where) from error
 
 
 def describe_error(error: BaseException) -> str:

@@ -35,6 +35,9 @@ _UNREAD = re.compile(
 )
 """What asyncio says at exit of a read that a daemon thread has just asked fsspec for."""
 
+_REFUSED = re.compile(r"<jemalloc>: .*background thread creation failed.*\n")
+"""What Arrow's allocator says if the system refuses it a thread."""
+
 
 def judge_errors(case: Case, told: list[dict[str, Any]]) -> list[str]:
     """Return the errors that no fault explains, and those that exceed one for each fault."""
@@ -85,6 +88,8 @@ def judge_end(case: Case, code: int, text: str, told: list[dict[str, Any]], sent
         text = _TRACKER.sub("", text)
     if case.served and any(act.startswith("daemon") for act in case.acts):
         text = _UNREAD.sub("", text)
+    if any(fault.kind == "processes" for fault in case.faults):
+        text = _REFUSED.sub("", text)
     fatal = next((fault for fault in sent if fault.ends_program), None)
     tracebacks = text.count("Traceback (most recent call last)")
     last = text.rstrip().rpartition("\n")[2]

@@ -23,6 +23,16 @@ def test_a_missing_or_truncated_file(files, keep):
         ParquetDataset([files[0], files[0].with_name("gone.parquet")])
 
 
+def test_a_thread_that_the_system_refuses_is_not_called_damage(files, monkeypatch):
+    def refuse(*_arguments, **_options):  # with Arrow's words, for which it has no type
+        raise pa.ArrowException(
+            "Unknown error: Failed to launch worker thread: Resource temporarily unavailable"
+        )
+
+    monkeypatch.setattr(pq, "ParquetFile", refuse)
+    assert "truncated" not in str(refused("the system refused Arrow a thread", files))
+
+
 def test_a_column_that_is_not_there(files):
     error = refused("no column of this name; the file has", files, ["label", "lable"])
     assert (error.file, error.column) == (str(files[0]), "lable")
