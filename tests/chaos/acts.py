@@ -213,8 +213,12 @@ class Acts:
             return  # the epoch has ended
         if steps % 2:
             self.renew()
-        self.loader.load_state_dict(state)
-        exhaust(self._follow(iter(self.loader), follower))
+        try:
+            self.loader.load_state_dict(state)
+            exhaust(self._follow(iter(self.loader), follower))
+        except KeyboardInterrupt:
+            self.renew()  # before the epoch began, the state would be that of the next act
+            raise
 
     def _flip(self, place: int) -> None:
         """Load a state with a flipped bit: it is refused, or batches of this dataset follow."""
