@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from gpuloader.transforms.program import Programmer
 
 
-@dataclass(frozen=True, slots=True)
-class Fallback:
+class Fallback(NamedTuple):
     """A framework's own function that makes a batch of samples if writing them into rows would differ.
 
     `is_for` decides by a batch's first sample. The function also makes batches whose samples do not fit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -69,8 +69,7 @@ def most_workers() -> int:
     return min(max(4 * usable_cores(), 4), 32)
 
 
-@dataclass(frozen=True, slots=True)
-class EpochRequest:
+class EpochRequest(NamedTuple):
     """One epoch to fetch."""
 
     seed: int

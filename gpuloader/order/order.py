@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -473,8 +473,7 @@ _BLOCK = 4096  # samples among which the datasets are shuffled
 _MOST = 2**52  # the most samples of an epoch: `interleave` needs positions to be exact as 64-bit floats
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(NamedTuple):
     """A part of an epoch, from position `start` on, that reads `counts[i]` samples of each dataset i.
 
     `begins[i]` of them were read earlier.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,8 +25,7 @@ class Plan(Protocol):
         """Yield the indices of batch `start` and of every later one."""
 
 
-@dataclass(frozen=True, slots=True)
-class OrderedPlan:
+class OrderedPlan(NamedTuple):
     """One rank's batches of an order, from position `base` on; starting at any batch costs the same.
 
     Examples
@@ -139,8 +138,7 @@ class DealtPlan:
         return self.own.pop(number)
 
 
-@dataclass(frozen=True, slots=True)
-class GroupedPlan:
+class GroupedPlan(NamedTuple):
     """What a sampler yields from `base` on: indices of any type, grouped; or batches, without a `batch_size`.
 
     Everything before the start is drawn and dropped: a sampler that can only be iterated has no way to start
@@ -163,8 +161,7 @@ class GroupedPlan:
             yield from group(listed, size, self.drop_last)
 
 
-@dataclass(frozen=True, slots=True)
-class BulkPlan:
+class BulkPlan(NamedTuple):
     """Batches of one index each, which is a list: the dataset reads the samples of a whole batch at once.
 
     Examples
