@@ -312,7 +312,7 @@ class Slot:
         return self._views
 
 
-@dataclass(slots=True, weakref_slot=True, eq=False)
+@dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
 class Ring:
     """A number of slots that circulate: free, filled, leased, free.
 

@@ -45,7 +45,7 @@ AS_IT_IS = Tree(Leaf("0", False), keeps_tuples=True)
 _NOTHING = arrange(())
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Parts:
     """A value in parts: the arrays of its array fields, several for a ragged one, and the other values.
 

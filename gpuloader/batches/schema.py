@@ -43,7 +43,7 @@ class Fallback(NamedTuple):
     is_for: Callable[[Any], bool]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Collation:
     """How samples become a batch.
 
@@ -117,7 +117,7 @@ _POINTER = 8
 _CHUNK_NBYTES = 1 << 20
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Schema:
     """The tree and the fields of a batch, and the tables that write samples of them; threads share it.
 

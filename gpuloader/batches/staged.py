@@ -33,7 +33,8 @@ class Apart(NamedTuple):
     offset: int
 
 
-@dataclass(slots=True)  # not frozen: that would make creating one slower than all its later handling
+# Not frozen: that would make creating one slower than all its later handling.
+@dataclass(slots=True, eq=False, repr=False)
 class StagedBatch:
     """A batch in a slot; not changed once it has been handed on. Its holder must return the slot to the ring.
 

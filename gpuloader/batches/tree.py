@@ -159,7 +159,7 @@ class Leaf(NamedTuple):
     is_array: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Branch:
     """A dict, tuple or list of further nodes, or an object with fields.
 

@@ -33,7 +33,7 @@ class SampleMask(NamedTuple):
     memory: object  # keeps it mapped
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Masks:
     """The masks of one loader's batches; only the consumer calls it, from one thread at a time.
 

@@ -40,7 +40,7 @@ CLOSING_TIME = 1.0
 METHODS = ("fork", "forkserver", "spawn")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class WorkerOptions:
     """The user's options for workers."""
 
@@ -89,7 +89,7 @@ class EpochRequest(NamedTuple):
     own: Mapping[int, ItemState] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class WorkerSetup:
     """What a worker thread or process receives once, when it starts."""
 

@@ -111,7 +111,7 @@ ALONE = Division(0, 1, "drop")
 """The division of a loader that does not divide its epoch."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Share(Computed):
     """One rank's samples of `base` from position `start` on, batch by batch; all ranks get equally many.
 

@@ -155,7 +155,7 @@ class Order(Protocol):
         """Return the indices from position `start` to before `stop`; callers must not write to them."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class InOrder:
     """The indices 0, 1, 2, … below `count`.
 
@@ -182,7 +182,7 @@ class InOrder:
         return range(start, stop)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Shuffled(Computed):
     """The first `draws` entries (all if None) of a random permutation of ``range(count)``.
 
@@ -226,7 +226,7 @@ class Shuffled(Computed):
         return table
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class _Counted(Computed):
     """Without a docstring, the decorator would make one from the signature, which takes milliseconds."""
 
@@ -274,7 +274,7 @@ class Drawn(_Counted):
         return (hashes % np.uint64(self.count)).view(np.int64)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Weighted(Computed):
     """`draws` indices, each drawn with a probability proportional to its weight.
 
@@ -357,7 +357,7 @@ def as_weights(
     return array
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Mapped:
     """The entries of `indices` at the positions in `base`.
 
@@ -385,7 +385,7 @@ class Mapped:
         return chosen
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Bucketed(Computed):
     """The indices of `base`, rearranged so that each batch has samples of similar length.
 
@@ -523,7 +523,7 @@ def _count_read(time: float, at_end: str, size: int, weight: float) -> int:
     return size if size / weight <= time else min(round(weight * time), size)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Mixed(Computed):
     """The indices of an epoch in the concatenation of several datasets, mixed in proportion to their weights.
 
@@ -621,7 +621,7 @@ def iterate(order: Order) -> Iterator[int]:
 # A batch as a stretch of an order: a first and a last position. Indices are looked up on request.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Stretch:
     """The samples at positions `first` to `last` of an order; the last one is repeated up to `count` samples.
 

@@ -79,7 +79,7 @@ class OrderedPlan(NamedTuple):
         return self.division.own(len(self.order) - taken, self.batch_size)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class DealtPlan:
     """One rank's batches of a batch sampler that yields the same batches on every rank.
 
@@ -180,7 +180,7 @@ class BulkPlan(NamedTuple):
             yield [indices.tolist() if isinstance(indices, np.ndarray) else list(indices)]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class ShardedPlan:
     """A plan that cuts each batch of another plan into parts, one for each of the `shards` places.
 
