@@ -117,7 +117,7 @@ _POINTER = 8
 _CHUNK_NBYTES = 1 << 20
 
 
-@dataclass(slots=True, eq=False, repr=False)
+@dataclass(slots=True, repr=False)
 class Schema:
     """The tree and the fields of a batch, and the tables that write samples of them; threads share it.
 

@@ -155,7 +155,7 @@ class Order(Protocol):
         """Return the indices from position `start` to before `stop`; callers must not write to them."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True)
 class InOrder:
     """The indices 0, 1, 2, … below `count`.
 

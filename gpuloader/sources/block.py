@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -278,7 +278,8 @@ Field = tuple[np.dtype[Any] | None, tuple[int, ...] | None]
 """A field's dtype (None for Python objects) and the shape of a sample's value (None if it varies)."""
 
 
-class SampleFields(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SampleFields:
     """Each field's dtype and shape; `kind` is 'tuple', 'dict', or 'value' for samples of a single value."""
 
     kind: str
