@@ -15,10 +15,9 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -319,8 +318,7 @@ def tensor_over(array: Any, wrap: Callable[[Any], Any] | None = None) -> Any:
     return wrap(array) if held is None else wrap(array.view(_INTEGERS[array.itemsize])).view(held)
 
 
-@dataclass(frozen=True, slots=True)
-class ForeignStream:
+class ForeignStream(NamedTuple):
     """A stream of another library: its CUDA handle, which is valid as long as `owner` lives."""
 
     ptr: int

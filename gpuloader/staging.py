@@ -26,7 +26,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 from time import perf_counter_ns
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,8 +51,7 @@ ALIGNMENT = 256
 """Alignment of every field in bytes: enough for any vector load, and the same as CUDA's own allocator."""
 
 
-@dataclass(frozen=True, slots=True)
-class FieldLayout:
+class FieldLayout(NamedTuple):
     """One field's part of a slot."""
 
     offset: int  # bytes from the start of the slot, a multiple of `ALIGNMENT`
@@ -60,8 +59,7 @@ class FieldLayout:
     dtype: np.dtype[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """The arrangement of one batch's fields in a slot."""
 
     fields: tuple[FieldLayout, ...]  # in the order of the feed list
@@ -314,7 +312,7 @@ class Slot:
         return self._views
 
 
-@dataclass(slots=True, weakref_slot=True, eq=False)
+@dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
 class Ring:
     """A number of slots that circulate: free, filled, leased, free.
 

@@ -109,7 +109,7 @@ class DatasetEpochs(Epochs):
         fetching.divide(batching.division)  # ends persistent workers that read for another rank
         if tuner is not None:  # continue with the setting that earlier epochs have found
             fetching.begin_with(tuner.setting)
-            self.delivery = replace(self.delivery, prefetch=tuner.setting.prefetch)
+            self.delivery = self.delivery._replace(prefetch=tuner.setting.prefetch)
         if self._epoch_setter is not None:
             self._epoch_setter.begin(position.epoch)  # before anything asks the user's samplers for indices
 
@@ -197,7 +197,7 @@ class DatasetEpochs(Epochs):
         plan: Plan = batching.plan(position.seed, position.epoch, position.base, position.torch_order)
         order = None if self._resident is None else self._resident.find_order(plan)
         if order is not None and isinstance(plan, OrderedPlan):
-            plan = replace(plan, order=InOrder(len(order)))  # positions in the order, which the devices hold
+            plan = plan._replace(order=InOrder(len(order)))  # positions in the order, which the devices hold
         is_part = batching.division is not None
         pads = self.delivery.pads or (is_part and isinstance(plan, OrderedPlan | DealtPlan) and plan.pads)
         if shards > 1:

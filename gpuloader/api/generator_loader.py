@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import Any, Protocol, Self, runtime_checkable
@@ -233,7 +232,7 @@ class GeneratorLoader(Measured):
             check_uncopied(delivery, makes=kind != "batches", static=self._outputs["static"])
         if epochs.source is not None and epochs.delivery.places == parsed:
             # A graph may have been captured over the addresses of the earlier source's batches.
-            delivery = replace(delivery, statics=epochs.delivery.statics)
+            delivery = delivery._replace(statics=epochs.delivery.statics)
         if self._multiprocess:
             # The queue is as long as the loader reads ahead, so that the process can run that far ahead.
             source = multiprocess_reader([source], queue_size=epochs.capacity)

@@ -476,7 +476,7 @@ class DataLoader(Measured, Generic[S]):
                 **{name: getattr(options, name) for name in _OF_READING},
             )
             # As arrays, tensors lose their classes; PyTorch's loader warns about that.
-            keeping = dataclasses.replace(reading._framework, keeps_values=self._framework.keeps_values)
+            keeping = reading._framework._replace(keeps_values=self._framework.keeps_values)
             reading._open(reading._options, keeping)
             promise = self._epochs.promise_cache if self._cache == "device" else None
             source = materialise(reading, len(plan.source.dataset), promise)

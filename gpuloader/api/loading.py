@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain as chained
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -45,8 +45,7 @@ def _draw_seed() -> int:
     return np.random.randint(2**31)
 
 
-@dataclass(frozen=True, slots=True)
-class Framework:
+class Framework(NamedTuple):
     """What a framework's own loader does by default, so that ours with the same parameters does the same."""
 
     # Makes the default sampler of a loader, from the dataset, `shuffle` and the generator. None makes one of
@@ -68,8 +67,7 @@ class Framework:
     pin: Callable[[Any], Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LoadingPlan:
+class LoadingPlan(NamedTuple):
     """Everything about a loader that stays the same in all its epochs."""
 
     source: Source  # the dataset, and how it is read

@@ -120,7 +120,7 @@ def check_transforms(name: str, value: Any) -> list[Any]:
     return listed
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Options:
     """The options of a `DataLoader`, in the order of its parameters, each checked alone and then with others.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -213,7 +212,7 @@ class WrappedEpochs(ReadingEpochs):
         if output is None:
             # Tensors stay those of their library, which the first batch reveals.
             following = tuple(FollowingOutput(device, stream) for device in delivery.devices)
-            delivery = replace(delivery, outputs=following)
+            delivery = delivery._replace(outputs=following)
         programmer = plan_transforms(listed, (), output, delivery) if listed else None
         collation = Collation(
             pads={},

@@ -25,7 +25,7 @@ _MOST_BEYOND = 1 << 22
 """The most batches in one run beyond the first missing one; a damaged state may say anything."""
 
 
-@dataclass(slots=True, weakref_slot=True)
+@dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
 class Position:
     """The part of an epoch that the user has received; batches read ahead do not count."""
 

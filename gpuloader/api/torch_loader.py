@@ -423,7 +423,7 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
         sampler: Any = before.plan.batching.sampler
         if isinstance(getattr(sampler, "set_epoch", None), EpochOf):
             del sampler.set_epoch  # it leads to the previous epochs
-        framework = dataclasses.replace(self._framework, make_sampler=lambda *_, **__: sampler)
+        framework = self._framework._replace(make_sampler=lambda *_, **__: sampler)
         self._open(dataclasses.replace(self._options, **changes), framework)
         self._epochs.take_over(before)
         replaced = "batch_sampler" in changes

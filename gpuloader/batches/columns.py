@@ -9,11 +9,10 @@ a Python object. Either way, `stage_columns` writes the bytes once, straight int
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import count, repeat
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,8 +41,7 @@ from gpuloader.sources.images.regions import Encoded, Region
 from gpuloader.staging import arrange
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """One array of a batch, still in parts: `write` writes every element once, into a prepared array.
 
     >>> column = np.arange(6).reshape(3, 2)

@@ -13,9 +13,8 @@ import itertools
 import pickle
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from operator import length_hint
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -195,8 +194,7 @@ def _copy(sample: Any) -> Any:
         return sample
 
 
-@dataclass(frozen=True, slots=True)
-class ItemState:
+class ItemState(NamedTuple):
     """One worker's progress through an iterable dataset, as of one of its batches.
 
     In this epoch, the worker has produced `batches` batches, including this one. `state` is what the
@@ -444,8 +442,7 @@ class ShareStream(Pass):
         return kept or first, count
 
 
-@dataclass(frozen=True)  # no slots: the error for an attribute that cannot be pickled finds it in __dict__
-class BatchSpec:
+class BatchSpec(NamedTuple):
     """What to read from a dataset, and how samples become batches.
 
     Attributes

@@ -8,8 +8,8 @@ its arrays into a slot. What they find out about a value serves the next one, as
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,7 +45,7 @@ AS_IT_IS = Tree(Leaf("0", False), keeps_tuples=True)
 _NOTHING = arrange(())
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Parts:
     """A value in parts: the arrays of its array fields, several for a ragged one, and the other values.
 
@@ -72,7 +72,7 @@ class Parts:
                     self.arrays[number] = turned
                     found.append((number, tuple(map(order.index, range(array.ndim)))))
         if found:
-            self.layout = replace(arrange(_specs(self.arrays)), turned=tuple(found))
+            self.layout = arrange(_specs(self.arrays))._replace(turned=tuple(found))
 
 
 def _specs(arrays: Sequence[Array]) -> tuple[Spec, ...]:
@@ -202,8 +202,7 @@ PLAIN = (str, int, float, bool, type(None), bytes)
 """The classes of values that are never staged."""
 
 
-@dataclass(frozen=True, slots=True)
-class BatchSignature:
+class BatchSignature(NamedTuple):
     """Identifies values that are taken apart in the same way: their tree, and the arrays in it.
 
     Only arrays, tensors and plain values have one; any other leaf would have to be checked again for whether
@@ -278,8 +277,7 @@ _END = object()
 _MOST_KEPT = 64  # addresses of arrays
 
 
-@dataclass(frozen=True, slots=True)
-class Intake:
+class Intake(NamedTuple):
     """What happens to the parts of a batch.
 
     Fields, and containers of fields, in `host` are passed through. `output` is the library whose arrays the
@@ -401,7 +399,7 @@ class NestedStager:
                     drawn = program.copied.fields[len(arrays) :]
                 draws = tuple((one.shape, one.dtype) for one in drawn)
                 whole, inside = arrange_last((*_specs(arrays), *draws), apart)
-                whole = replace(whole, turned=parts.layout.turned)
+                whole = whole._replace(turned=parts.layout.turned)
             self._arranged, self._layouts = arranged, (whole, inside)
         whole, inside = self._layouts
         if not apart:

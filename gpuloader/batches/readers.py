@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,8 +39,7 @@ If it has reserved a slot but returns no batch, the caller releases the slot.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class ReadSoFar:
+class ReadSoFar(NamedTuple):
     """The point of a reader's epoch at which to resume.
 
     The user has received `batches`, of `items` items each. `state` is what the reader's own ``state_dict``

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from gpuloader.transforms.program import Programmer
 
 
-@dataclass(frozen=True, slots=True)
-class Fallback:
+class Fallback(NamedTuple):
     """A framework's own function that makes a batch of samples if writing them into rows would differ.
 
     `is_for` decides by a batch's first sample. The function also makes batches whose samples do not fit
@@ -44,7 +43,7 @@ class Fallback:
     is_for: Callable[[Any], bool]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Collation:
     """How samples become a batch.
 
@@ -118,7 +117,7 @@ _POINTER = 8
 _CHUNK_NBYTES = 1 << 20
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Schema:
     """The tree and the fields of a batch, and the tables that write samples of them; threads share it.
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,7 @@ Reserve = Callable[[int], Slot]
 """Reserves a slot of at least the given number of bytes; called once per batch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Apart:
+class Apart(NamedTuple):
     """An array of a batch that is not in the slot, because a device can copy it from where it lies.
 
     `bytes` is the array's pinned memory as uint8, kept alive by this; `address` is where it begins, and
@@ -34,7 +33,8 @@ class Apart:
     offset: int
 
 
-@dataclass(slots=True)  # not frozen: that would make creating one slower than all its later handling
+# Not frozen: that would make creating one slower than all its later handling.
+@dataclass(slots=True, eq=False, repr=False)
 class StagedBatch:
     """A batch in a slot; not changed once it has been handed on. Its holder must return the slot to the ring.
 
@@ -162,8 +162,7 @@ def complete(collation: Collation, staged: StagedBatch, keys: Indices | Stretch)
 # Samples that are left out: while a batch is written, and after it was staged.
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOut:
+class LeftOut(NamedTuple):
     """Stands for a sample that cannot be read; `reason` names it and says why."""
 
     reason: str
@@ -235,7 +234,7 @@ def leave_out(staged: StagedBatch, count: int, bad: Mapping[int, str]) -> None:
     changed += [view[rows] for view in views[first:]]  # random draws
     for number, (view, array) in enumerate(zip(views, changed, strict=True)):
         if array is not None:
-            fields[number] = replace(fields[number], shape=array.shape)
+            fields[number] = fields[number]._replace(shape=array.shape)
             view.reshape(-1)[: array.size] = array.reshape(-1)
     staged.layout = Layout(tuple(fields), staged.layout.nbytes, staged.layout.turned)
     staged.objects = tuple([column[row] for row in rows.tolist()] for column in staged.objects)

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from operator import is_, itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -152,15 +152,14 @@ def _set_fields(value: Any, entries: Mapping[str, Any]) -> None:
 # The nodes of a tree.
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
+class Leaf(NamedTuple):
     """A field, named by its path from the top; an array field is staged, any other stays a Python object."""
 
     name: str
     is_array: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Branch:
     """A dict, tuple or list of further nodes, or an object with fields.
 

@@ -13,7 +13,7 @@ from gpuloader.staging import Layout, Lease, PageLocker, Slot
 from gpuloader.transforms.program import BatchProgram
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class HostDevice(Device):
     """The host as a device; no work is ever pending, so every event is reached.
 

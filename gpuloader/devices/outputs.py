@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from gpuloader.devices.base import Device, Event, Stream
 from gpuloader.errors import LoaderError, PlaceError
@@ -38,8 +37,7 @@ class Output(Protocol):
         """Return the device's arrays as the user's; `ready` is the event after their copy."""
 
 
-@dataclass(frozen=True)
-class SharedOutput:
+class SharedOutput(NamedTuple):
     """Delivers arrays over the memory of the device's own arrays, which they keep alive."""
 
     # Returns the stream on which the calling thread will use the next batch.

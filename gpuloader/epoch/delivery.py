@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import filterfalse
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +24,7 @@ from gpuloader.system.cores import Cores, find_cores_near
 # The masks of batches that may end in repeated samples: True for samples that count, False for padding.
 
 
-@dataclass(frozen=True, slots=True)
-class SampleMask:
+class SampleMask(NamedTuple):
     """The mask of one batch in host memory, for a place's device to copy; nobody writes to it."""
 
     array: Array  # bool, read-only
@@ -34,7 +33,7 @@ class SampleMask:
     memory: object  # keeps it mapped
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Masks:
     """The masks of one loader's batches; only the consumer calls it, from one thread at a time.
 
@@ -82,8 +81,7 @@ def add_mask(batch: Any, mask: Any) -> Any:
     return [batch, mask]
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(NamedTuple):
     """Where a loader's batches land, and how a step is divided among the places; made by `of`."""
 
     places: tuple[Place, ...]

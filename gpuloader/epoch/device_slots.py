@@ -102,7 +102,7 @@ def find_slot(array: Any) -> DeviceSlot | None:
     return next((slot for slot in slots if slot.streams and slot.device.holds(slot.memory, array)), None)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class DeviceSlots:
     """The device slots of one lane; their number follows the batches that the user holds.
 

@@ -211,7 +211,7 @@ at_exit(_close_running)
 # What an epoch works with and leaves to the next one, so that its memory stays pinned and warm.
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class EpochBuffers:
     """The slots and lanes that epochs of one loader use, one epoch after another."""
 
@@ -305,7 +305,7 @@ def open_epoch(epoch: Epoch, guard: Finalizer | None = None) -> Iteration:
     return iteration
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Epoch:
     """Moves batches from a fetch over lanes to the consumer.
 

@@ -52,7 +52,7 @@ def count_slots(capacity: int, devices: Sequence[Device], prefetch: int) -> tupl
     return capacity + 1 + places + copying + spare, spare
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class InFlightBatch:
     """A batch on its way to the user."""
 
@@ -424,7 +424,7 @@ class Timing(NamedTuple):
     traced: bool
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class CopyTimer:
     """Times the copies of one copy stream: all of them during a trace, otherwise ever fewer."""
 

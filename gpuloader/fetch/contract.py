@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -40,7 +40,7 @@ CLOSING_TIME = 1.0
 METHODS = ("fork", "forkserver", "spawn")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class WorkerOptions:
     """The user's options for workers."""
 
@@ -69,8 +69,7 @@ def most_workers() -> int:
     return min(max(4 * usable_cores(), 4), 32)
 
 
-@dataclass(frozen=True, slots=True)
-class EpochRequest:
+class EpochRequest(NamedTuple):
     """One epoch to fetch."""
 
     seed: int
@@ -90,7 +89,7 @@ class EpochRequest:
     own: Mapping[int, ItemState] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class WorkerSetup:
     """What a worker thread or process receives once, when it starts."""
 

@@ -169,7 +169,7 @@ class Fetching:
     def divide(self, division: Division | None) -> None:
         """Read this rank's part from the next epoch on; persistent workers of another rank end."""
         if division != self._spec.division:  # workers have the division of their pool
-            self._spec = replace(self._spec, division=division)
+            self._spec = self._spec._replace(division=division)
             self.close()
 
     def open(self, epoch: EpochRequest, ring: Ring, meter: Meter) -> Fetch:

@@ -25,7 +25,7 @@ PART_NBYTES = 1 << 20
 _is_done = attrgetter("done")
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Job:
     """A batch that workers assemble."""
 
@@ -46,7 +46,7 @@ class Job:
         self.done = True  # last, because the consumer reads it without a lock
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Window:
     """The jobs in progress, never more than `ahead`, which may be changed at any time."""
 

@@ -145,7 +145,7 @@ class Mode(Enum):
 INLINE, TURNS, BESIDE = Mode
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _Shared:
     """What the consumer and its reading thread share; it does not refer to the loader, which may be dropped.
 

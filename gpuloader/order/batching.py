@@ -12,8 +12,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,8 +60,7 @@ _OF_INDICES = ("SequentialSampler", "SequenceSampler", "RandomSampler")
 _OF_DRAWN_INDICES = ("WeightedRandomSampler", "DistributedSampler")
 
 
-@dataclass(frozen=True, slots=True)
-class GivenSampler:
+class GivenSampler(NamedTuple):
     """What is known about the sampler or batch sampler that a user passed."""
 
     name: str  # 'sampler' or 'batch_sampler'
@@ -285,8 +283,7 @@ def _no_order(seed: int, epoch: int) -> None:
     """Return None: a sampler has to be iterated, or there is none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Batching:
+class Batching(NamedTuple):
     """How a dataset's samples are grouped into batches, in every epoch."""
 
     # Yields the indices of an epoch, or of each batch; an iterable dataset has neither.
@@ -416,7 +413,7 @@ class Batching:
         sharding = Sharding.of(shard, uneven)
         if not insists:
             # PyTorch programs that were never meant to be divided also run under Slurm or MPI.
-            sharding, self = replace(sharding, find=find_torch_rank), replace(self, find=find_torch_rank)
+            sharding, self = sharding._replace(find=find_torch_rank), self._replace(find=find_torch_rank)
         is_alone = sharding.ranks is not None and sharding.ranks[1] == 1
         try:
             if self.iterable and not insists:
@@ -429,21 +426,20 @@ class Batching:
                 raise ValueError(f"{name} may differ between ranks: {_IF_ALIKE}")
         except (TypeError, ValueError) as error:
             if not insists:
-                return replace(self, obstacle=str(error))
+                return self._replace(obstacle=str(error))
             # A single rank has nobody to disagree with, so shard=(0, 1) is never refused. Users pass it to
             # say that every process reads everything.
             if not is_alone or isinstance(error, TypeError):
                 raise
-            return replace(self, reads_all=True)
+            return self._replace(reads_all=True)
         listed = self.given is not None and self.batch_sampler is None
         if not insists and listed and not isinstance(self.sampler, Sampler):
-            divided = replace(
-                divided, undivided=self
-            )  # a list that the user changes counts in the next epoch
+            # A list that the user changes counts in the next epoch.
+            divided = divided._replace(undivided=self)
         if insists and divided.seed is None:
             # Without randomness no seed is needed, except by `sample_rng`; ranks must not draw one each.
             if not divided.is_seeded:
-                divided = replace(divided, seed=0)
+                divided = divided._replace(seed=0)
             elif not is_alone and divided.torch_generator is None:
                 raise ValueError(
                     "with shard, all ranks need the same order: pass the same seed to all of them, for "
@@ -476,17 +472,17 @@ class Batching:
                     f"epoch, but a {type(dataset).__name__} can be read only once: pass an IterableDataset "
                     "whose __iter__ starts over"
                 )
-            return replace(self, sharding=sharding)
+            return self._replace(sharding=sharding)
         # What the loader made has an order; what the user passed may have to be iterated by every rank.
         if self.given is None:
-            return replace(self, sharding=sharding)
+            return self._replace(sharding=sharding)
         source = find_shared(self.given)
         if source is None:
             if sharding.uneven == "error":
                 check_length(self.batch_sampler)
-            return replace(self, sharding=sharding)
+            return self._replace(sharding=sharding)
         drop_last = self.drop_last or bool(getattr(self.batch_sampler, "drop_last", False))
-        return replace(self, sampler=source, order=source.order, drop_last=drop_last, sharding=sharding)
+        return self._replace(sampler=source, order=source.order, drop_last=drop_last, sharding=sharding)
 
     @property
     def is_seeded(self) -> bool:
@@ -510,7 +506,7 @@ class Batching:
         division = self.sharding.divide()
         if self.undivided is not None and division.world_size == 1:
             return self.undivided
-        return replace(self, division=division)
+        return self._replace(division=division)
 
     def check_even(self, position: int = 0) -> None:
         """Raise `ValueError` if samples do not divide among the ranks and `uneven` is 'error'."""

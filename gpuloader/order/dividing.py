@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -110,7 +111,7 @@ ALONE = Division(0, 1, "drop")
 """The division of a loader that does not divide its epoch."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Share(Computed):
     """One rank's samples of `base` from position `start` on, batch by batch; all ranks get equally many.
 
@@ -196,8 +197,7 @@ def cut(indices: Indices, places: int, uneven: str) -> tuple[list[Indices], list
 # What the user says about ranks, and what workers need to know about them.
 
 
-@dataclass(frozen=True)  # no slots: pickling errors find the culprit through `__dict__`
-class Sharding:
+class Sharding(NamedTuple):
     """A loader's options `shard` and `uneven`, checked; without `ranks`, each epoch looks them up.
 
     Examples
@@ -229,8 +229,7 @@ class Sharding:
         return Division(*(self.ranks or self.find()), self.uneven)
 
 
-@dataclass(frozen=True)
-class RankInfo:
+class RankInfo(NamedTuple):
     """What workers know about the distributed run their loader belongs to."""
 
     # Rank and world size. None if the environment is inconsistent; asking for them then raises the error.

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -182,7 +182,7 @@ class InOrder:
         return range(start, stop)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Shuffled(Computed):
     """The first `draws` entries (all if None) of a random permutation of ``range(count)``.
 
@@ -226,7 +226,7 @@ class Shuffled(Computed):
         return table
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class _Counted(Computed):
     """Without a docstring, the decorator would make one from the signature, which takes milliseconds."""
 
@@ -274,7 +274,7 @@ class Drawn(_Counted):
         return (hashes % np.uint64(self.count)).view(np.int64)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Weighted(Computed):
     """`draws` indices, each drawn with a probability proportional to its weight.
 
@@ -357,7 +357,7 @@ def as_weights(
     return array
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Mapped:
     """The entries of `indices` at the positions in `base`.
 
@@ -385,7 +385,7 @@ class Mapped:
         return chosen
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Bucketed(Computed):
     """The indices of `base`, rearranged so that each batch has samples of similar length.
 
@@ -473,8 +473,7 @@ _BLOCK = 4096  # samples among which the datasets are shuffled
 _MOST = 2**52  # the most samples of an epoch: `interleave` needs positions to be exact as 64-bit floats
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(NamedTuple):
     """A part of an epoch, from position `start` on, that reads `counts[i]` samples of each dataset i.
 
     `begins[i]` of them were read earlier.
@@ -524,7 +523,7 @@ def _count_read(time: float, at_end: str, size: int, weight: float) -> int:
     return size if size / weight <= time else min(round(weight * time), size)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Mixed(Computed):
     """The indices of an epoch in the concatenation of several datasets, mixed in proportion to their weights.
 
@@ -622,7 +621,7 @@ def iterate(order: Order) -> Iterator[int]:
 # A batch as a stretch of an order: a first and a last position. Indices are looked up on request.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Stretch:
     """The samples at positions `first` to `last` of an order; the last one is repeated up to `count` samples.
 

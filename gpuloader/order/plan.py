@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,8 +25,7 @@ class Plan(Protocol):
         """Yield the indices of batch `start` and of every later one."""
 
 
-@dataclass(frozen=True, slots=True)
-class OrderedPlan:
+class OrderedPlan(NamedTuple):
     """One rank's batches of an order, from position `base` on; starting at any batch costs the same.
 
     Examples
@@ -80,7 +79,7 @@ class OrderedPlan:
         return self.division.own(len(self.order) - taken, self.batch_size)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class DealtPlan:
     """One rank's batches of a batch sampler that yields the same batches on every rank.
 
@@ -139,8 +138,7 @@ class DealtPlan:
         return self.own.pop(number)
 
 
-@dataclass(frozen=True, slots=True)
-class GroupedPlan:
+class GroupedPlan(NamedTuple):
     """What a sampler yields from `base` on: indices of any type, grouped; or batches, without a `batch_size`.
 
     Everything before the start is drawn and dropped: a sampler that can only be iterated has no way to start
@@ -163,8 +161,7 @@ class GroupedPlan:
             yield from group(listed, size, self.drop_last)
 
 
-@dataclass(frozen=True, slots=True)
-class BulkPlan:
+class BulkPlan(NamedTuple):
     """Batches of one index each, which is a list: the dataset reads the samples of a whole batch at once.
 
     Examples
@@ -183,7 +180,7 @@ class BulkPlan:
             yield [indices.tolist() if isinstance(indices, np.ndarray) else list(indices)]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class ShardedPlan:
     """A plan that cuts each batch of another plan into parts, one for each of the `shards` places.
 

@@ -275,7 +275,7 @@ def _draw_of(passes: int) -> Draw:
     return again
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _Reading:
     """How far a stream has been read, and its next items."""
 

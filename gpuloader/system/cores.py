@@ -11,16 +11,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 # The memory and CPU limits of this process's control group, version 1 or 2.
 
 _UNLIMITED = 1 << 60  # bytes; version 1 reports "no limit" as the largest multiple of the page size
 
 
-@dataclass(frozen=True, slots=True)
-class ControlGroup:
+class ControlGroup(NamedTuple):
     """Limits on this process, including those inherited from parent groups.
 
     Attributes

@@ -147,7 +147,7 @@ class _ThisThread(threading.local):
 this_thread = _ThisThread()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class StartedThread:
     """A thread of this package, which does not become garbage together with its holder."""
 

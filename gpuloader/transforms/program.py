@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from operator import attrgetter
 from typing import Any, NamedTuple, NoReturn, Protocol
@@ -71,8 +71,7 @@ def span_specs(count: int) -> tuple[Spec, ...]:
     return ((count, 0), np.dtype(np.uint8)), ((2,), np.dtype(np.int64))
 
 
-@dataclass(frozen=True, slots=True)
-class KernelCall:
+class KernelCall(NamedTuple):
     """A kernel of the package, with all arguments bound except for the arrays."""
 
     inputs: tuple[str, ...]  # the parameters that take the input arrays
@@ -143,8 +142,7 @@ class KernelCall:
         self.kernel(**self.name(inputs, outputs), stream=stream)
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
+class Chain(NamedTuple):
     """Several kernel calls, one after the other.
 
     Arrays are numbered consecutively: the inputs of the chain, its outputs, and its scratch.
@@ -193,8 +191,7 @@ def is_made(inputs: Sequence[Spec]) -> bool:
 # Images that a device decodes between the copy of a batch and its program
 
 
-@dataclass(frozen=True, slots=True)
-class Decoding:
+class Decoding(NamedTuple):
     """What a device decodes for a program, before the program runs."""
 
     outputs: tuple[Spec, ...]  # the spec of the pixels: one row per pixel, one image after another
@@ -204,7 +201,7 @@ class Decoding:
     field: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Decode(Plain):
     """Has the device decode a field of `Encoded` images, which then becomes a field of regions."""
 
@@ -262,8 +259,7 @@ class Transform(Protocol):
         """Raise `SampleError` if the transform cannot be computed from these values of a field's arrays."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One operation, the numbers of its input and output arrays, and the field and transform it is for."""
 
     operation: Operation
@@ -286,8 +282,7 @@ def raise_named(error: Exception, title: str, field: str) -> NoReturn:
     raise SampleError(f"{title} raised {describe_error(error)}", field=field) from error
 
 
-@dataclass(frozen=True, slots=True)
-class BatchProgram:
+class BatchProgram(NamedTuple):
     """The computations for batches of one layout.
 
     Its arrays are numbered consecutively, in the order of `whole`.
@@ -398,8 +393,7 @@ _DRAWN = np.dtype(np.int32)
 _AHEAD = 4096  # samples whose words are computed at a time
 
 
-@dataclass(frozen=True, slots=True)
-class Purpose:
+class Purpose(NamedTuple):
     """What random words are for."""
 
     seed: int
@@ -429,8 +423,7 @@ def _derive_keys(purpose: Purpose) -> Sequence[int]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class DrawnAhead:
+class DrawnAhead(NamedTuple):
     """Words for consecutive positions of an order, from `first` to the one before `stop`."""
 
     purpose: Purpose
@@ -585,7 +578,7 @@ class _Planner:
                 if maker is not None and maker.axes is not None:
                     turned.append((len(delivered), maker.axes))
                 if self.programmer.native and maker is not None and maker.bits is not None:
-                    array = replace(array, dtype=bits_dtype(maker.bits, array.dtype.itemsize))
+                    array = array._replace(dtype=bits_dtype(maker.bits, array.dtype.itemsize))
                 delivered.append(array)
         return BatchProgram(
             copied,
@@ -638,7 +631,7 @@ class _Planner:
             inputs = (*inputs, position)
             self.drawn.append((position, transform, name, tuple(specs)))
         if isinstance(operation, Decoding):
-            self.decodings.append(replace(operation, codes=inputs[0], pixels=outputs[0], field=name))
+            self.decodings.append(operation._replace(codes=inputs[0], pixels=outputs[0], field=name))
             self.present[name] = (*outputs, *inputs[1:-1])
             return
         for one in outputs:
@@ -699,7 +692,7 @@ class _Planner:
         # Normalize to channels_last stays in that memory format.
         before = self.made.get(inputs[0])
         if before is not None and (call.moves or before.outputs[0][0] == call.outputs[0][0]):
-            call = replace(call, axes=call.axes or before.axes)
+            call = call._replace(axes=call.axes or before.axes)
         if before is not None and call.moves:
-            call = replace(call, bits=before.bits)
+            call = call._replace(bits=before.bits)
         self.made[outputs[0]] = call

@@ -10,7 +10,7 @@ these, and a batch is the same whichever worker fetches it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from gpuloader.watch.stats import LoaderStats, Meter
 
@@ -26,8 +26,7 @@ FEWEST_STEPS, SHORTEST = 8, 0.2
 """The fewest steps, and the fewest seconds, over which a rate is measured."""
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """The tuned options."""
 
     workers: int
@@ -146,10 +145,10 @@ class Autotuner:
     def _choose(self, *, holds: bool = False) -> None:
         best, times = self._best[0], 2**self._doublings
         if not holds and not self._widened and best.workers < self.most_workers:
-            self.setting = replace(best, workers=min(times * best.workers, self.most_workers))
+            self.setting = best._replace(workers=min(times * best.workers, self.most_workers))
         elif not holds and self.deepens and not self._deepened and max(best.depth, best.prefetch) < DEEPEST:
-            self.setting = replace(
-                best, depth=min(times * best.depth, DEEPEST), prefetch=min(times * best.prefetch, DEEPEST)
+            self.setting = best._replace(
+                depth=min(times * best.depth, DEEPEST), prefetch=min(times * best.prefetch, DEEPEST)
             )
         else:
             self.setting, self.settled = best, True

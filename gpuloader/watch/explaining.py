@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from gpuloader.checks import check_seconds
 from gpuloader.errors import BadValue
@@ -193,8 +193,7 @@ class Explanation:
         return Group(*lines)
 
 
-@dataclass(frozen=True, slots=True)
-class Configuration:
+class Configuration(NamedTuple):
     """The options of a loader that its explanation depends on."""
 
     # 'samples' of a map-style dataset, 'arrays' that are gathered, 'items' of an iterable dataset, 'reader',

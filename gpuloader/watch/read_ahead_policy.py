@@ -62,7 +62,7 @@ def _median(times: Collection[float]) -> float:
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class ReadAheadPolicy:
     """Measures a loop and decides how to read; kept from epoch to epoch."""
 

@@ -319,7 +319,7 @@ class LoaderStats:
         return replace(self, **changes)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Meter:
     """The counters behind `LoaderStats`, times in nanoseconds; each has one writer, so there is no lock."""
 

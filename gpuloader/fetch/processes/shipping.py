@@ -416,6 +416,8 @@ def _parts(value: Any) -> Iterator[tuple[str, object]]:
     """Yield the parts an object is pickled as, each with its path; none if its class defines its pickling."""
     if isinstance(value, dict):
         return ((f"[{key!r}]", part) for key, part in value.items())
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return ((f".{name}", part) for name, part in zip(value._fields, value, strict=False))
     if isinstance(value, list | tuple):
         return ((f"[{index}]", part) for index, part in enumerate(value))
     if is_dataclass(value):

@@ -103,7 +103,7 @@ def choose_start(setup: WorkerSetup, method: str | None) -> tuple[str, WorkerSet
     packed = pack_list(setup.spec.source.dataset, _PACKED_NBYTES)
     if packed is not None:
         source = replace(setup.spec.source, dataset=packed)
-        setup = replace(setup, spec=replace(setup.spec, source=source))
+        setup = replace(setup, spec=setup.spec._replace(source=source))
     chosen = method or default_method()
     why = "start_method chose that" if method else "multiprocessing does so here"
     why = f"Workers start by {chosen!r}: {why}."

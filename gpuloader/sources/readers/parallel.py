@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuloader.checks import check_count, check_integer
 from gpuloader.errors import LoaderError, ReaderError, WorkerError, in_a_fork
@@ -41,8 +41,7 @@ _LAST: Any = object()
 _UNLIMITED = 2**31  # more items than anybody reads ahead
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
+class _Failure(NamedTuple):
     """An exception on its way to the consumer, in sequence with the items."""
 
     error: BaseException
@@ -321,7 +320,7 @@ def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_
     return read
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class _ReaderProcess:
     """A process, our end of its pipe, and how many more items it may send."""
 
