@@ -30,7 +30,6 @@ from enum import Enum
 from queue import Empty, SimpleQueue
 from time import perf_counter_ns
 from types import GeneratorType
-from typing import NoReturn
 
 from gpuloader.batches.staged import Reserve, StagedBatch
 from gpuloader.errors import QueueClosed, in_a_fork
@@ -374,7 +373,14 @@ class ReadAhead:
                         shared.wake_reader()
                 break
             if has_ended:
-                self._raise_ending()
+                # Its traceback refers to this object and the loop's frames, so keeping it would form a cycle.
+                ending = shared.ending
+                over = ending is None or isinstance(ending, Exception)
+                shared.ending = QueueClosed("the epoch is over") if over else interrupted()
+                try:
+                    raise ending or QueueClosed("the epoch is over")
+                finally:
+                    del ending
             if self._reads and shared.turn.acquire(blocking=False):
                 found = self._read_here()
                 if found is None:
@@ -387,16 +393,6 @@ class ReadAhead:
         self._left = perf_counter_ns()
         self._waited = self._left - asked
         return staged
-
-    def _raise_ending(self) -> NoReturn:
-        # The traceback refers to this object and to the loop's frames, so keeping it would form a cycle.
-        ending = self._shared.ending
-        over = ending is None or isinstance(ending, Exception)
-        self._shared.ending = QueueClosed("the epoch is over") if over else interrupted()
-        try:
-            raise ending or QueueClosed("the epoch is over")
-        finally:
-            del ending
 
     def _read_here(self) -> StagedBatch | None:
         """Read a batch in this thread, which holds `turn`; None if there is one already, or no more."""
