@@ -84,7 +84,7 @@ class Kernels:
         entry = name if entry is None else entry
         library, number = self.library(name), built_entries(name).index(entry)
         text = ctypes.create_string_buffer(1000)
-        library.describe(number, text, len(text))
+        library.describe(number, text)
         parameters = text.value.decode().split()
 
         def run(grid, block, arguments, *, stream=None):
