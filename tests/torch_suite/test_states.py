@@ -193,7 +193,7 @@ TAKEN = [0, 2, "all", "ended"]
     ids=str,
 )
 def test_what_is_left(name, options, taken):
-    """Before the first batch, in the middle, after the last, and at the end; loaded once and twice."""
+    """Before the first batch, in the middle, after the last, and at the end; loaded once and three times."""
     if not options and taken == 0 and name == "iterators with a state":
         pytest.skip("there is no iterator yet, and so no state of it")
 
@@ -213,7 +213,7 @@ def test_what_is_left(name, options, taken):
     rest = [] if taken == "ended" else plain(epoch)
     expected = [rest, plain(loader)] if taken != "ended" else [plain(loader)]
 
-    for times in range(3):
+    for times in (0, 2):
         torch.set_rng_state(generator)
         again = make()
         for _ in range(times):
