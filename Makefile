@@ -114,7 +114,7 @@ bench: .venv/bench.stamp
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo$(CUPY)]'
 	@touch $@
 
-# Compiling all modules of these packages takes minutes, and the tests import few of them, which are compiled then.
+# Compiling all modules of these packages takes over a minute, and the tests import few of them, which are compiled then.
 .venv/dev.stamp: pyproject.toml | .venv/bin/python
 	$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check -e '.[dev,demo$(if $(CUPY),$(CUPY)$(subst cuda,nvimgcodec-cu,$(CUPY)),$(comma)kernels)]'
 	@touch $@

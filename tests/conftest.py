@@ -109,9 +109,8 @@ def running_server() -> ForkServer:
 
 def use_server(server: ForkServer, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fork_server, "ForkServer", lambda: server)
-    patch.setattr(
-        fork_server, "_inherited", lambda: (os.getpid(),)
-    )  # it lacks what pytest sets for each test
+    # The environment would replace it for each test, whose name pytest sets there.
+    patch.setattr(fork_server, "_inherited", lambda: (os.getpid(),))
 
 
 @pytest.fixture

@@ -19,9 +19,7 @@ def wait_until(condition, seconds=10.0):
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true in time"
         time.sleep(pause)
-        pause = min(
-            1.5 * pause, 0.02
-        )  # looking at all processes takes longer than most of what is waited for
+        pause = min(1.5 * pause, 0.02)  # a look at all processes takes longer than many waits
 
 
 _arenas = Living()

@@ -377,7 +377,6 @@ def test_a_server_with_too_many_open_files_refuses_one_worker_and_goes_on():
 def test_a_forked_program_has_a_server_of_its_own():
     one = loader(Faulty(24), **SERVED)
     assert indices(one) == plain()
-
     control, _, _ = one._epochs._fetching._server._servers[-1]
 
     def child():
