@@ -5,6 +5,7 @@ import pytest
 from tests.fetch import faulty
 
 PROGRAM = """
+import logging  # not while a thread forks: what it registers for after forks lacks what it does before them
 import sys, threading, time
 import numpy as np
 from gpuloader import DataLoader

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import pickle
 import resource
 import sys
 import tempfile
@@ -62,6 +63,8 @@ def dataset(write, tmp_path):
 @pytest.mark.parametrize("workers", [INLINE, THREADS, PROCESSES], ids=str)
 def test_rows_are_read_in_any_order_by_any_workers(dataset, workers):
     assert dataset[3]["label"] == 3  # opens it in this process
+    with closing(pickle.loads(pickle.dumps(dataset))) as again:  # as it goes to a worker
+        assert again[3]["label"] == 3
     loader = DataLoader(dataset, places="cpu", batch_size=7, shuffle=True, seed=1, **workers)
     seen = []
     for batch in loader:
