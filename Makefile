@@ -78,8 +78,10 @@ mutants: .venv/dev.stamp .venv-mutants/stamp
 	@test -n "$(MODULE)" || { echo "Set MODULE to a file or a package, such as MODULE=gpuloader/epoch."; exit 1; }
 	.venv-mutants/bin/python -m tests.mutants --python $(BIN)/python $(MUTANTS) $(MODULE)
 
+# For every architecture, and for the CPU with sanitizers, under which their tests run.
 kernels: .venv/dev.stamp
 	$(BIN)/python -m benchmarks.gpu.compiling
+	$(BIN)/python -m tests.kernels.sanitized
 
 # Builds into build/site; warnings are errors. The variable silences the theme's announcement of MkDocs 2.
 docs: .venv/docs.stamp
@@ -112,8 +114,9 @@ bench: .venv/bench.stamp
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo$(CUPY)]'
 	@touch $@
 
+# Compiling all modules of these packages takes over a minute, and the tests import few of them, which are compiled then.
 .venv/dev.stamp: pyproject.toml | .venv/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,demo$(if $(CUPY),$(CUPY)$(subst cuda,nvimgcodec-cu,$(CUPY)),$(comma)kernels)]'
+	$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check -e '.[dev,demo$(if $(CUPY),$(CUPY)$(subst cuda,nvimgcodec-cu,$(CUPY)),$(comma)kernels)]'
 	@touch $@
 
 .venv/docs.stamp: pyproject.toml | .venv/bin/python
@@ -135,7 +138,7 @@ bench: .venv/bench.stamp
 
 .venv-frameworks/stamp: pyproject.toml | .venv/bin/python
 	$(BIN)/python -m venv .venv-frameworks
-	.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check -e '.[audio,images,video]' \
+	.venv-frameworks/bin/python -m pip install --no-compile --quiet --disable-pip-version-check -e '.[audio,images,video]' \
 	  hypothesis pytest pytest-timeout $(FRAMEWORKS)
 	@touch $@
 

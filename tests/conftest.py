@@ -1,4 +1,4 @@
-"""Fixtures for the whole suite: signals, garbage collection, and the full MNIST file if there is one."""
+"""Fixtures for the whole suite: signals, garbage collection, and a fork server to share."""
 
 import fcntl
 import gc
@@ -6,25 +6,32 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import Phase, settings
 
 os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras's own default, TensorFlow, may be missing
 
+from gpuloader import DataLoader
+from gpuloader.fetch.processes import fork_server
+from gpuloader.fetch.processes.fork_server import ForkServer
 from gpuloader.sources.images import resampling
 from gpuloader.sources.images.resampling import LateResizer, compile_resizer
 
-# An example may take long on a busy machine, which says nothing about the code.
-settings.register_profile("busy", deadline=None)
-settings.load_profile("busy")
+# An example may take long on a busy machine, which says nothing about the code. Each run of the suite draws
+# few, and others than the last one; `--hypothesis-profile=thorough` draws many.
+settings.register_profile("suite", deadline=None, max_examples=40)
+settings.register_profile("thorough", deadline=None, max_examples=1000)
+settings.load_profile("suite")
 # For `make mutants`, which only asks whether any example fails, and not for the smallest one.
 settings.register_profile(
-    "mutants", deadline=None, database=None, derandomize=True, phases=[Phase.explicit, Phase.generate]
+    "mutants",
+    deadline=None,
+    max_examples=150,
+    database=None,
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],
 )
-
-BESIDE_THE_REPOSITORY = Path(__file__).parents[2] / "shared" / "data" / "mnist.json.gz"
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
@@ -91,11 +98,28 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture(scope="session")
-def mnist_file() -> Path:
-    path = Path(os.environ.get("GPULOADER_MNIST", BESIDE_THE_REPOSITORY))
-    if not path.is_file():
-        pytest.skip(f"the full MNIST is not at {path}; set GPULOADER_MNIST to a mnist.json.gz")
-    return path
+def running_server() -> ForkServer:
+    """Return a fork server that runs until the end of the session."""
+    server = ForkServer()
+    with pytest.MonkeyPatch.context() as patch:
+        use_server(server, patch)
+        assert len(list(DataLoader([0], places="cpu", num_workers=1, start_method="forkserver"))) == 1
+    return server
+
+
+def use_server(server: ForkServer, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(fork_server, "ForkServer", lambda: server)
+    # The environment would replace it for each test, whose name pytest sets there.
+    patch.setattr(fork_server, "_inherited", lambda: (os.getpid(),))
+
+
+@pytest.fixture
+def shared_server(running_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all loaders have one fork server: starting one takes longer than most tests.
+
+    `test_fork_server` proves that each loader starts its own, and ends it.
+    """
+    use_server(running_server, monkeypatch)
 
 
 @pytest.fixture

@@ -15,10 +15,11 @@ from tests.processes import is_running as is_running
 
 def wait_until(condition, seconds=10.0):
     """Return once `condition()` holds; fail if it does not in time."""
-    deadline = time.monotonic() + seconds
+    deadline, pause = time.monotonic() + seconds, 0.0005
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.0005)
+        time.sleep(pause)
+        pause = min(1.5 * pause, 0.02)  # a look at all processes takes longer than many waits
 
 
 _arenas = Living()
@@ -39,6 +40,10 @@ def loader_threads():
 
 def children():
     """Return the processes below this one, also those that have ended and were not waited for."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # without looking at all processes of the system, as there is no child
+        return set()
     return {pid for pid in descendants(os.getpid()) if not is_tracker(pid)}
 
 
@@ -54,8 +59,8 @@ def descriptors():
 def segments():
     """Return the memory that this process may share with others: the inodes and names of mapped files."""
     with open("/proc/self/maps") as maps:
-        lines = [line.split(maxsplit=5)[4:] for line in maps]
-    return {(inode, *name) for inode, *name in lines if name and name[0].startswith(("/memfd:", "/dev/shm/"))}
+        lines = [line.split(maxsplit=5)[4:] for line in maps if "/memfd:" in line or "/dev/shm/" in line]
+    return {(inode, name) for inode, name in lines if name.startswith(("/memfd:", "/dev/shm/"))}
 
 
 def arenas():
@@ -65,21 +70,29 @@ def arenas():
 KINDS = threading.enumerate, children, descriptors, segments, arenas
 
 
+def _wait_for_the_end(of, seconds):
+    """Wait until nothing is there but what was there before; return what is."""
+    left = []
+
+    def are_gone():
+        left[:] = [new for look, old in of if (new := set(look()) - old)]
+        return not left
+
+    gc.collect()
+    with suppress(AssertionError):
+        wait_until(are_gone, seconds)
+    return left
+
+
 @contextmanager
 def nothing_left_behind(seconds=10.0):
     """Fail if the block leaves behind a thread, process, descriptor, shared segment or arena."""
     gc.collect()
-    before = [set(look()) for look in KINDS]
+    before = [(look, set(look())) for look in KINDS]
     yield
-
-    def left(count):
-        return [new for look, old in zip(KINDS[:count], before, strict=False) if (new := set(look()) - old)]
-
-    for count in (2, len(KINDS)):  # what the threads and processes held is garbage only when they have ended
-        gc.collect()
-        with suppress(AssertionError):
-            wait_until(lambda: not left(count), seconds)  # noqa: B023 - called before the next round
-    assert left(len(KINDS)) == []
+    # What threads and processes held is garbage only when they have ended.
+    left = _wait_for_the_end(before[:2], seconds) + _wait_for_the_end(before[2:], seconds)
+    assert left == []
 
 
 def leave_early(loader, ending):

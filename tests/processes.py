@@ -28,7 +28,13 @@ def descendants(pid: int) -> list[int]:
 def _stat(pid: int) -> list[str]:
     """Return the state of a process and what follows it in its stat file; nothing if it has gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        descriptor = os.open(
+            f"/proc/{pid}/stat", os.O_RDONLY
+        )  # by a file object it takes several times as long
+        try:
+            return os.read(descriptor, 4096).decode(errors="replace").rpartition(")")[2].split()
+        finally:
+            os.close(descriptor)
     except OSError:
         return []
 

@@ -316,7 +316,8 @@ class TestAdvice:
         with pytest.raises(SampleError, match=problem):
             load("abcde", sampler=[0, 1, index], **options)
 
-    @pytest.mark.parametrize("options", [{}, {"start_method": "spawn"}], ids=str)
+    @pytest.mark.usefixtures("shared_server")
+    @pytest.mark.parametrize("options", [{}, {"start_method": "forkserver"}], ids=str)
     def test_a_dataset_that_has_grown_says_that_workers_have_it_as_it_was(self, options):
         dataset = Growing(5)
         options = {"places": "cpu", "batch_size": 5, "num_workers": 1, **options}

@@ -5,7 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader import CPUPlace, DataLoader, StagingMemoryError, record_stream
@@ -95,7 +95,6 @@ driving = {
 
 
 @given(**driving, seed=st.integers(0, 99))
-@settings(max_examples=120, deadline=None)
 def test_held_batches_survive_on_simulated_devices(counts, pattern, places, seed, **options):
     where = simulated_places(places, seed)
     loader, kept = drive(where, counts, pattern, **options)
@@ -108,7 +107,6 @@ def test_held_batches_survive_on_simulated_devices(counts, pattern, places, seed
 
 
 @given(**driving, outlives=st.booleans())
-@settings(max_examples=90, deadline=None)
 def test_held_batches_survive_on_the_cpu_and_every_host_slot_returns(
     counts, pattern, places, outlives, **options
 ):
@@ -146,7 +144,6 @@ class Erratic(ReadAheadPolicy):
     on_cpu=st.booleans(),
     bound=st.booleans(),
 )
-@settings(max_examples=160, deadline=None)
 def test_batches_are_the_same_whoever_reads_them(count, pattern, places, seed, drawn, leaves, on_cpu, bound):
     """The loader may switch between its thread and the consumer's at any step, in any order."""
     where = [CPUPlace()] * places if on_cpu else simulated_places(places, seed)
@@ -179,7 +176,6 @@ def test_batches_are_the_same_whoever_reads_them(count, pattern, places, seed, d
 
 
 @given(streams=st.lists(st.integers(0, 2), min_size=4, max_size=12), seed=st.integers(0, 50))
-@settings(max_examples=60, deadline=None)
 def test_a_consumer_may_change_streams(streams, seed):
     device = SimulatedDevice(seed=seed)
     choices = [device.consumer_stream(), device.stream(), device.stream()]
@@ -200,7 +196,6 @@ def test_a_consumer_may_change_streams(streams, seed):
 @given(
     uses=st.lists(st.lists(st.integers(0, 2), max_size=3), min_size=4, max_size=14), seed=st.integers(0, 50)
 )
-@settings(max_examples=60, deadline=None)
 def test_a_batch_may_be_used_on_further_streams(uses, seed):
     """Each batch is read on its own stream, and on any others that the loader is told of, and dropped."""
     device = SimulatedDevice(seed=seed)

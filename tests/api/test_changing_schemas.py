@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader import DataLoader, IterableDataset, SampleError, cpu_places, data, get_worker_info
@@ -81,7 +81,6 @@ KINDS_OF_SAMPLES = st.tuples(st.integers(0, 3), st.sampled_from(["i2", "i8", "f4
 
 
 @given(st.lists(KINDS_OF_SAMPLES, min_size=1, max_size=8), st.integers(1, 3))
-@settings(deadline=None, max_examples=40)
 def test_batches_depend_on_their_own_samples_only(kinds, size):
     """Every batch is what it would be in a loader of its own, and so is every error."""
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader import BatchSampler, DataLoader, LoaderError, RandomSampler, cpu_places
@@ -117,7 +117,6 @@ class TestStates:
         last=st.integers(1, 5),
         kind=st.sampled_from([Bucketed, Sized]),
     )
-    @settings(max_examples=80, deadline=None)
     def test_resume_with_any_number_of_ranks(self, count, legs, last, kind):
         def make_all(world_size):
             batches = [[number] for number in range(count)]

@@ -4,7 +4,7 @@ import itertools
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader import cpu_places
@@ -25,7 +25,6 @@ class TestResuming:
         uneven=st.sampled_from(["pad", "drop"]),
         kind=st.sampled_from([range, Stream]),
     )
-    @settings(max_examples=80, deadline=None)
     def test_at_any_world_size_and_batch_size_loses_and_repeats_nothing(
         self, count, legs, last, uneven, kind
     ):
@@ -55,7 +54,6 @@ class TestResuming:
         ),
         epoch=st.integers(0, 3),
     )
-    @settings(max_examples=50, deadline=None)
     def test_on_any_number_of_places_reads_one_order(self, count, legs, epoch):
         state, found = {"version": 2, "epoch": epoch, "seed": 5, "position": 0}, []
         for world_size, size, places, split, most in [*legs, (2, 3, 2, "batches", 10**6)]:
@@ -78,7 +76,6 @@ class TestResuming:
     @given(
         count=st.integers(0, 60), legs=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 4)), max_size=4)
     )
-    @settings(max_examples=50, deadline=None)
     def test_alone_at_another_batch_size(self, count, legs):
         state, samples = None, []
         for size, most in [*legs, (4, 10**6)]:

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, event, given, settings
+from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
 from gpuloader import DataFeeder, DataFileError, DataLoader, Ragged, SampleError, TensorDataset, data
@@ -195,7 +195,6 @@ values_of_any_form = given(
 
 @pytest.mark.parametrize("route", ["dataset", "varying", "feeder", "samples", "lists"])
 @values_of_any_form
-@settings(deadline=None, max_examples=100)
 def test_a_declared_field_rounds_and_nothing_else(route, dtype, form, number, source):
     value, shape, wanted = make(form, number, source)
     try:
@@ -213,7 +212,6 @@ def test_a_declared_field_rounds_and_nothing_else(route, dtype, form, number, so
 
 @pytest.mark.parametrize("route", ["dataset", "samples"])
 @values_of_any_form
-@settings(deadline=None, max_examples=100)
 def test_a_field_that_the_first_sample_settles_changes_no_number(route, dtype, form, number, source):
     value, shape, wanted = make(form, number, source)
     samples = [(np.zeros(shape, dtype),), (value,)]

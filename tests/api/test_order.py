@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import example, given, note, settings
+from hypothesis import example, given, note
 from hypothesis import strategies as st
 
 from gpuloader import (
@@ -153,7 +153,6 @@ def sampled_data_sets(draw):
 
 
 @given(make=sampled_data_sets(), epoch=st.integers(0, 3), choice=workers)
-@settings(max_examples=60, deadline=None)
 def test_the_order_does_not_depend_on_the_workers(make, epoch, choice):
     def run_epoch(**options):
         loader = make(seed=7, **options)
@@ -166,7 +165,6 @@ def test_the_order_does_not_depend_on_the_workers(make, epoch, choice):
 
 
 @given(make=sampled_data_sets(), epoch=st.integers(0, 2), legs=legs)
-@settings(max_examples=80, deadline=None)
 def test_an_interrupted_epoch_resumes_where_it_was(make, epoch, legs):
     whole = make(seed=11, **INLINE)
     whole.set_epoch(epoch)
@@ -174,7 +172,6 @@ def test_an_interrupted_epoch_resumes_where_it_was(make, epoch, legs):
 
 
 @given(count=st.integers(1, 40), size=sizes, legs=legs, places=st.integers(2, 3), drop_last=st.booleans())
-@settings(max_examples=40, deadline=None)
 def test_steps_of_several_places_resume(count, size, legs, places, drop_last):
     def make(**options):
         where = cpu_places(places) if options["num_workers"] else simulated_places(places)
@@ -185,7 +182,6 @@ def test_steps_of_several_places_resume(count, size, legs, places, drop_last):
 
 
 @given(count=st.integers(1, 40), size=sizes, legs=legs)
-@settings(max_examples=40, deadline=None)
 def test_batches_received_out_of_order_are_not_repeated(count, size, legs):
     def make(**options):
         return load(list(range(count)), batch_size=size, in_order=False, **options)
@@ -202,7 +198,6 @@ def test_batches_received_out_of_order_are_not_repeated(count, size, legs):
     breaks=st.lists(st.integers(0, 5), max_size=4),
 )
 @example(kind=Stateful, count=13, size=3, drop_last=False, threads=1, breaks=[5])
-@settings(max_examples=60, deadline=None)
 def test_an_iterable_data_set_resumes(kind, count, size, drop_last, threads, breaks):
     options = {"num_workers": threads, "worker_type": "thread"}
     if kind is Stateful and threads > 1:

@@ -12,7 +12,7 @@ from collections import OrderedDict, UserDict, defaultdict, namedtuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import gpuloader
@@ -182,7 +182,6 @@ class TestStructure:
         assert [wholly(one) for [one] in found] == [wholly(one) for one in batches]
         assert [one._data.flags.c_contiguous for [one] in found] == [True, False, True, False]
 
-    @settings(deadline=None, max_examples=60)
     @given(st.lists(LOOKS, min_size=2, max_size=8), st.booleans())
     def test_batches_that_look_alike_are_told_from_those_that_do_not(self, looks, hosted):
         """A batch that looks like the one before it is staged without another look at its structure."""
@@ -277,7 +276,6 @@ class TestOrderAndLife:
         seed=st.integers(0, 99),
         locked=st.booleans(),
     )
-    @settings(max_examples=60, deadline=None)
     def test_batches_arrive_whole_and_stay(self, sizes, keep, places, prefetch, seed, locked):
         where = simulated_places(places, seed)
         for place in where:

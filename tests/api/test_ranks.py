@@ -6,7 +6,7 @@ import types
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import gpuloader
@@ -44,7 +44,6 @@ class TestBatchesOfAllRanks:
         kind=st.sampled_from([range, Stream]),
         threads=st.sampled_from([0, 0, 0, 2]),
     )
-    @settings(max_examples=120, deadline=None)
     def test_are_equally_many_of_equal_sizes(self, count, size, world_size, uneven, drop_last, kind, threads):
         options = {"uneven": uneven, "drop_last": drop_last, "batch_size": size}
         if threads:
@@ -71,7 +70,6 @@ class TestBatchesOfAllRanks:
         world_size=st.integers(1, 5),
         epoch=st.integers(0, 3),
     )
-    @settings(max_examples=60, deadline=None)
     def test_are_the_order_of_seed_and_epoch_cut_into_parts(self, count, size, world_size, epoch):
         """Each step equals that of one process with several places, masks included."""
         options = {"split": "shards", "uneven": "pad", "shuffle": True, "seed": 5}
@@ -381,7 +379,6 @@ class TestRepeat:
         world_size=st.integers(1, 8),
         workers=st.sampled_from([{}, {}, {"num_workers": 2, "worker_type": "thread"}]),
     )
-    @settings(max_examples=80, deadline=None)
     def test_fills_up_the_order_from_its_start(self, count, size, world_size, workers):
         """All ranks' batches, one after the other, are the order; so what repeats comes last."""
         found = loaders(count, world_size, batch_size=size, uneven="repeat", **workers)

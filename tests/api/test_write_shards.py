@@ -21,7 +21,6 @@ from tests.sources.files.parquet_files import pa, pq
 INLINE = {"num_workers": 0}
 PROCESSES = {"num_workers": 2, "worker_type": "process"}
 WORKERS = pytest.mark.parametrize("workers", [INLINE, PROCESSES], ids=name_workers)
-FORMATS = pytest.mark.parametrize("form", ["parquet", "tar"])
 
 
 def make_sample(number):
@@ -142,9 +141,18 @@ def contents_of(paths):
     return [Path(path).read_bytes() for path in paths]
 
 
-@FORMATS
-@WORKERS
-@pytest.mark.parametrize("kind", [Samples, Stream, WithOwnState])
+@pytest.mark.parametrize(
+    ("kind", "form", "workers"),
+    [
+        (Samples, "parquet", INLINE),
+        (Samples, "tar", PROCESSES),
+        (Stream, "parquet", PROCESSES),
+        (Stream, "tar", INLINE),
+        (WithOwnState, "parquet", INLINE),
+        (WithOwnState, "tar", PROCESSES),
+    ],
+    ids=lambda one: name_workers(one) if isinstance(one, dict) else getattr(one, "__name__", one),
+)
 def test_a_call_after_an_error_writes_what_is_missing(tmp_path, form, workers, kind):
     if workers is PROCESSES and kind is not Samples:
         workers = {"num_workers": 1, "worker_type": "process"}  # each would yield all

@@ -4,7 +4,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader import SampleError, Subset, TensorDataset
@@ -46,7 +46,6 @@ good = st.integers(-10, 9)
     st.booleans(),
     st.integers(1, 3),
 )
-@settings(max_examples=200, deadline=None)
 def test_rows_are_those_of_the_indices(indices, is_part, parts):
     rows = np.array([7, 3, 3, 0, 9, 1, 2, 4, 8, 6]) if is_part else None
     where = np.arange(10) if rows is None else rows

@@ -20,7 +20,8 @@ peer = find_peer(sys.argv[1])
 loading, read = peer.load(), {}
 for case in CASES.values():
     if case.name in peer.cases and (case.needs is None or importlib.util.find_spec(case.needs)):
-        loaders = loading.open_loaders(replace(case, length=2 * (case.batch_size or 1)))
+        size = case.batch_size and 4
+        loaders = loading.open_loaders(replace(case, batch_size=size, length=2 * (size or 1)))
         read[case.name] = {
             way: [float(loading.touch(batch)) for batch in loader] for way, loader in loaders.items()
         }

@@ -72,10 +72,9 @@ def test_faults_that_strike_within_the_program(kind):
     assert re.search(struck.get(kind, ""), verdict.details)
 
 
-@pytest.mark.parametrize("number", range(2))
-def test_sound_programs_have_no_findings(number):
-    """The same programs as in the first cases of a campaign, without their faults."""
-    verdict = attack(replace(draw_case(15, number), faults=()))
+def test_a_sound_program_has_no_findings():
+    """The same program as in the first case of a campaign, without its faults; `make chaos` runs many."""
+    verdict = attack(replace(draw_case(15, 0), faults=()))
     assert not verdict.findings, verdict.details
 
 

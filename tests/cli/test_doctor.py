@@ -99,10 +99,3 @@ def test_a_refused_lock_is_told_with_the_limit_that_may_be_the_cause(invoke, mon
 def test_the_summary_counts(verdicts, summary):
     findings = tuple(Finding("name", "value", verdict, "advice") for verdict in verdicts)
     assert render(Report({"Title": findings})).splitlines()[-1] == summary
-
-
-def test_on_this_machine_it_ends_and_prints_json_alone():
-    done = running.run("-m", "gpuloader", "doctor", "--json", "--place", "cpu")
-    findings = json.loads(done.stdout)
-    assert done.returncode == int(any(one["verdict"] == "bad" for one in findings))
-    assert {one["section"] for one in findings} == {"Software", "GPU", "Processors", "Memory"}

@@ -4,7 +4,7 @@ from collections import deque
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader import LoaderError
@@ -159,7 +159,6 @@ def test_on_one_stream_times_add_up_and_work_given_later_starts_later(device):
     seed=st.integers(0, 1000),
     program=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.booleans()), max_size=25),
 )
-@settings(deadline=None, max_examples=80)
 def test_an_ordered_program_gives_the_same_bytes_in_any_order_of_lots(seed, program):
     """Three streams copy into three memories; each copy waits for the last use of its memory."""
     device = SimulatedDevice(seed=seed)

@@ -6,7 +6,7 @@ import weakref
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gpuloader import (
@@ -115,7 +115,6 @@ def check_same(kind, places, make=Counting, count=1, **options):
     kind=st.sampled_from(["device", "device", "host"]),
     where=st.sampled_from(["simulated", "simulated", "cpu"]),
 )
-@settings(max_examples=80, deadline=None)
 def test_an_epoch_is_the_same_wherever_it_is_entered(
     count, size, places, remainder, shuffle, drop_last, start, seed, draws, kind, where
 ):
@@ -438,7 +437,6 @@ class TestUpload:
         chunk=st.integers(1, 300),
         seed=st.integers(0, 9),
     )
-    @settings(max_examples=40, deadline=None)
     def test_of_any_size_in_chunks_of_any_size(self, sizes, chunk, seed):
         random = np.random.default_rng(seed)
         arrays = [random.integers(0, 200, (rows, 3)).astype(dtype) for rows, dtype in sizes]

@@ -5,7 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader import (
@@ -323,7 +323,6 @@ class TestSeveralLoops:
     uses=st.lists(st.sampled_from(["main", "side", "both"]), min_size=1, max_size=4),
     duration=st.sampled_from([0.0, 0.5, 3.0]),
 )
-@settings(max_examples=150, deadline=None)
 def test_a_graph_replayed_at_the_addresses_sees_each_batch(
     count, places, seed, prefetch, ahead, uses, duration
 ):

@@ -5,7 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gpuloader import BatchSampler, DataLoader, cpu_places, data
@@ -92,7 +92,6 @@ class TestShardsMakeUpBatches:
         workers=st.sampled_from([0, 0, 2]),
         seed=st.none() | st.integers(0, 9),
     )
-    @settings(max_examples=120, deadline=None)
     def test_on_hosts_and_devices(self, count, size, places, remainder, shuffle, drop_last, workers, seed):
         assume(remainder == "pad" or size >= places)
         assume(remainder != "error" or size % places == 0)
@@ -148,7 +147,6 @@ class TestShardsMakeUpBatches:
 
 
 @given(**cuts, after=st.integers(0, 6), sampled=st.booleans())
-@settings(max_examples=60, deadline=None)
 def test_an_epoch_resumes_where_it_stopped(count, size, places, remainder, after, sampled):
     assume(places > 1)
     assume(remainder != "error" or (size % places == 0 and (count % size) % places == 0))

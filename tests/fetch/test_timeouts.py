@@ -19,7 +19,7 @@ INLINE = pytest.param({"num_workers": 0}, id="inline")
 TIMEOUT = 1.0
 """Seconds in which workers start and deliver even on a busy machine."""
 
-pytestmark = pytest.mark.usefixtures("nothing_left")
+pytestmark = pytest.mark.usefixtures("shared_server", "nothing_left")
 
 released = threading.Event()
 

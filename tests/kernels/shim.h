@@ -5,10 +5,11 @@
 // pointer to 4-byte floats, "*v" a pointer to anything, "u8" an unsigned integer of 8 bytes, "s128" a structure
 // of 128 bytes. `run` takes the addresses of the arguments, as cuLaunchKernel does.
 #pragma once
-#include <chrono>
+// No <chrono> and no <string>: compiling them takes longer than most kernels.
 #include <cmath>
+#include <cstdio>
 #include <cstring>
-#include <string>
+#include <ctime>
 #include <type_traits>
 #include <utility>
 
@@ -46,9 +47,9 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned chosen) {
 }
 
 inline unsigned long long read_clock() {
-    using namespace std::chrono;
-    return static_cast<unsigned long long>(
-        duration_cast<nanoseconds>(steady_clock::now().time_since_epoch()).count());
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<unsigned long long>(now.tv_sec) * 1000000000ull + static_cast<unsigned long long>(now.tv_nsec);
 }
 
 // The functions of numbers.cuh that are single instructions on the device.
@@ -239,25 +240,27 @@ void launch(Kernel kernel, const Shape& shape, Arguments... arguments) {
     }
 }
 
+// Appends a type's code to a text.
 template <typename Type>
-std::string describe_type() {
+void describe_type(char*& end) {
     using Plain = std::remove_cv_t<Type>;
     if constexpr (std::is_pointer_v<Plain>) {
-        return "*" + describe_type<std::remove_pointer_t<Plain>>();
+        *end++ = '*';
+        describe_type<std::remove_pointer_t<Plain>>(end);
     } else if constexpr (std::is_void_v<Plain>) {
-        return "v";
+        *end++ = 'v';
     } else {
         const char* kind = std::is_same_v<Plain, bool>      ? "b"
                            : std::is_floating_point_v<Plain> ? "f"
                            : std::is_class_v<Plain>          ? "s"
                            : std::is_signed_v<Plain>         ? "i"
                                                              : "u";
-        return kind + std::to_string(sizeof(Plain));
+        end += std::sprintf(end, "%s%zu", kind, sizeof(Plain));
     }
 }
 
 struct Entry {
-    std::string (*describe)();
+    void (*describe)(char* text);
     void (*run)(const Shape& shape, void** arguments);
 };
 
@@ -266,10 +269,9 @@ struct Bound;
 
 template <typename... Parameters, void (*kernel)(Parameters...)>
 struct Bound<kernel> {
-    static std::string describe() {
-        std::string all;
-        ((all += describe_type<Parameters>() + " "), ...);
-        return all;
+    static void describe(char* text) {
+        ((describe_type<Parameters>(text), *text++ = ' '), ...);
+        *text = 0;
     }
 
     template <std::size_t... i>
@@ -287,9 +289,7 @@ struct Bound<kernel> {
 // Everything a library exports; the build lists the kernel's entries.
 #define EXPORT(...)                                                                                \
     static const Entry entries[] = {__VA_ARGS__};                                                  \
-    extern "C" void describe(unsigned entry, char* text, unsigned size) {                          \
-        std::strncpy(text, entries[entry].describe().c_str(), size);                               \
-    }                                                                                              \
+    extern "C" void describe(unsigned entry, char* text) { entries[entry].describe(text); }        \
     extern "C" void run(unsigned entry, const unsigned* shape, void** arguments) {                 \
         entries[entry].run({shape[0], shape[1], shape[2], shape[3], shape[4]}, arguments);         \
     }

@@ -20,7 +20,7 @@ from gpuloader.kernels.compiler import kernel_entries, read_source
 
 HERE = Path(__file__).parent
 SANITIZED = "GPULOADER_SANITIZE" in os.environ
-"""Whether kernels are built with sanitizers, which stop at undefined behavior; see test_sanitized.py."""
+"""Whether kernels are built with sanitizers, which stop at undefined behavior; see sanitized.py."""
 
 # Not optimized: compiling the many instantiations takes far longer than running them.
 COMPILER = ["g++", "-std=c++17", "-O0", "-ffp-contract=off", "-fPIC", "-shared"]
@@ -34,8 +34,8 @@ MARGIN = 0 if SANITIZED else 64
 
 
 def examples(count):
-    """Return hypothesis settings for tests that build and run kernels."""
-    return settings(max_examples=count // 5 if SANITIZED else count, deadline=None)
+    """Return hypothesis settings: `count` examples of a kernel where the profile has 100."""
+    return settings(max_examples=count * (20 if SANITIZED else settings.default.max_examples) // 100)
 
 
 def launch_shapes(dimensions):
@@ -84,7 +84,7 @@ class Kernels:
         entry = name if entry is None else entry
         library, number = self.library(name), built_entries(name).index(entry)
         text = ctypes.create_string_buffer(1000)
-        library.describe(number, text, len(text))
+        library.describe(number, text)
         parameters = text.value.decode().split()
 
         def run(grid, block, arguments, *, stream=None):

@@ -1,7 +1,7 @@
 """Dividing an epoch among ranks: by arithmetic that is identical on all ranks and stores no permutation."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader.order.dividing import ALONE, Division, Sharding, Share, span
@@ -21,7 +21,6 @@ def whole(order, start, stop):
     rule=uneven,
     data=st.data(),
 )
-@settings(max_examples=100, deadline=None)
 def test_no_number_outgrows_its_bits(count, size, world_size, rule, data):
     rank = data.draw(st.integers(0, world_size - 1))
     share = Share(InOrder(count), 0, size, Division(rank, world_size, rule))

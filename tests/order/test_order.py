@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader.order.dividing import Division, Share
@@ -62,7 +62,6 @@ def orders(draw):
     return base
 
 
-@settings(max_examples=100, deadline=None)
 @given(order=orders(), data=st.data())
 def test_any_slice_is_that_part_of_the_whole_and_pickles_are_the_fields(order, data):
     small = len(pickle.dumps(order))
@@ -78,7 +77,6 @@ def test_any_slice_is_that_part_of_the_whole_and_pickles_are_the_fields(order, d
     assert whole(pickle.loads(shipped)) == expected
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     count=st.sampled_from([0, 1, 2, 3, 4, 5, 255, 256, 257, 4095, 4096, 4097]) | st.integers(0, 10_000),
     seed=seeds,
@@ -99,7 +97,6 @@ def test_a_long_shuffled_order_has_every_index_once(count):
     assert (seen == 1).all()
 
 
-@settings(deadline=None)
 @given(count=st.integers(SORTED_AT_MOST + 1, 2**62), seed=seeds, epoch=epochs, data=st.data())
 def test_a_slice_of_a_huge_shuffled_order_is_different_indices_within_it(count, seed, epoch, data):
     start = data.draw(st.integers(0, count - 1000))
@@ -133,7 +130,7 @@ def test_every_permutation_of_a_few_is_as_likely(vary):
 def test_the_first_index_is_any_as_likely_over_consecutive_seeds_and_epochs(count, vary):
     key = (lambda number: (number, 0)) if vary == "seed" else (lambda number: (0, number))
     # Computes a single position, not the chunk around it.
-    firsts = [Shuffled(count, *key(number)).at(np.zeros(1, np.int64))[0] for number in range(2000)]
+    firsts = [Shuffled(count, *key(number)).at(np.zeros(1, np.int64))[0] for number in range(800)]
     check_uniform(np.bincount(np.array(firsts) * 20 // count, minlength=20))
     check_uniform(cells_of(np.array(firsts[:-1]), np.array(firsts[1:]), count, 8))
 
@@ -194,7 +191,6 @@ def test_weights_are_met_without_replacement():
     assert len(pairs) == 6
 
 
-@settings(deadline=None)
 @given(
     weights=st.lists(st.just(0.0) | st.floats(5e-324, 1e300), min_size=1, max_size=50),
     seed=seeds,

@@ -1,5 +1,5 @@
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader.order.randomness import derive_key, hash_positions, permute, sort_hashes
@@ -29,7 +29,6 @@ def test_keys_tell_apart_words_that_are_near_or_swapped():
     assert len({derive_key(*word) for word in words}) == len(words)
 
 
-@settings(max_examples=200, deadline=None)
 @given(count=st.integers(1, 3000), key=seeds, data=st.data())
 def test_a_permutation_is_one_for_small_counts_too_and_each_position_stays_where_it_goes(count, key, data):
     image = permute(np.arange(count, dtype=np.uint64), count, key)
@@ -47,7 +46,6 @@ def test_the_shortest_permutations():
             assert sorted(image.tolist()) == list(range(count))
 
 
-@settings(deadline=None)
 @given(count=st.integers(2, 2**62), key=seeds)
 def test_both_ends_of_any_count_stay_inside_it(count, key):
     ends = permute(np.array([0, count - 1], np.uint64), count, key).tolist()

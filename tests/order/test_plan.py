@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader import BatchSampler, LoaderError, Sampler
@@ -33,7 +33,6 @@ def listed(plan, start=0):
     ahead=st.sampled_from([1, 7, 64, 1 << 14]),
     data=st.data(),
 )
-@settings(max_examples=200, deadline=None)
 def test_any_batch_of_an_order_is_found_at_once(count, size, drop_last, kind, ahead, data):
     order = [
         InOrder(count),

@@ -24,7 +24,7 @@ from gpuloader import (
 )
 from tests import loading
 from tests.rank_loaders import loaders_of
-from tests.sample_sets import PROCESSES, WORKERS, assert_same, name_workers
+from tests.sample_sets import INLINE, PROCESSES, assert_same, name_workers
 from tests.sources.files.test_arrays import write_hdf5, write_zarr
 
 ROWS = 6
@@ -171,7 +171,7 @@ class TestDatasets:
         assert_same(list(again), list(dataset))
         getattr(again, "close", int)()
 
-    @pytest.mark.parametrize("workers", [*WORKERS, PROCESSES], ids=name_workers)
+    @pytest.mark.parametrize("workers", [INLINE, PROCESSES], ids=name_workers)
     def test_a_loader_resumes_in_the_middle(self, dataset, workers):
         options = options_of(dataset)
         before, again = loading.resume(lambda: loading.load(dataset, **options, **workers), 2)

@@ -12,6 +12,7 @@ from gpuloader import ComposeDataset, DataLoader, PackedList, StagingMemoryError
 from gpuloader.sources.packed import pack_list
 from gpuloader.system import platforms
 from tests.fakes import nothing_left_behind
+from tests.fetch.telling import read_name
 from tests.sample_sets import Made
 
 ITEMS = st.recursive(
@@ -62,18 +63,12 @@ def test_without_memory_files_it_lies_in_an_unlinked_one(monkeypatch):
     assert list(PackedList("abc")) == ["a", "b", "c"]
 
 
-def read_name(names, index):
-    """Return a packed name, and how often its worker maps the memory of such lists."""
-    with open("/proc/self/maps") as maps:
-        mapped = sum("gpuloader-list" in line for line in maps)
-    return names[index], mapped, os.getpid()
-
-
 @pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
 def test_workers_map_the_programs_memory(method):
     names = [f"picture {number}" for number in range(12)]
     dataset = Made(partial(read_name, PackedList(names)), 12)
-    loader = DataLoader(dataset, places="cpu", batch_size=4, num_workers=2, start_method=method)
+    workers = {"start_method": method, "num_workers": 1 if method == "spawn" else 2}
+    loader = DataLoader(dataset, places="cpu", batch_size=4, **workers)
     for _ in range(2):
         rows = [row for batch in loader for row in zip(*batch, strict=True)]
         assert [name for name, _, _ in rows] == names

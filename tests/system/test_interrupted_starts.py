@@ -77,14 +77,16 @@ class Slow:
         return np.full(3, index)
 
 
-PROCESSES = multiprocess_reader([lambda: range(100)] * 2)
+ONE_PROCESS, PROCESSES = (multiprocess_reader([lambda: range(100)] * count) for count in (1, 2))
 THREADS = buffered(lambda: range(9), 2), xmap_readers(abs, lambda: range(9), 2, 2)
 
 
 @pytest.mark.parametrize(
     ("function", "reader"),
     [
-        *((one, PROCESSES) for one in (_ReaderProcess.start.__func__, _ReaderProcess.close, _stop)),
+        (_ReaderProcess.start.__func__, PROCESSES),
+        (_ReaderProcess.close, ONE_PROCESS),
+        (_stop, PROCESSES),
         *((one, reader) for one in (_Permits.close, threading.Thread.start) for reader in THREADS),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hypothesis import given, settings  # noqa: E402
+from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch.utils.data import DataLoader as Theirs  # noqa: E402
 from torch.utils.data import default_collate  # noqa: E402
@@ -407,7 +407,6 @@ def exact(value):
 
 
 @pytest.mark.filterwarnings("ignore")
-@settings(max_examples=600, deadline=None)
 @given(st.lists(values(), min_size=2, max_size=3))
 def test_no_number_is_lost(samples):
     """A batch is PyTorch's; or it has the first sample's dtype and every number; or it is an error."""

@@ -46,11 +46,21 @@ class Library:
 # PyTorch waits this long, in seconds, for a worker that is busy or dead before it ends it; 5 by default.
 torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5
 
-LIBRARIES = [
-    pytest.param(Library("gpuloader", gpuloader.torch), id="gpuloader"),
-    # PyTorch warns of many workers, of page-locked memory without a GPU, and of what it deprecates.
-    pytest.param(Library("torch", torch.utils.data), id="torch", marks=pytest.mark.filterwarnings("ignore")),
-]
+OURS = pytest.param(Library("gpuloader", gpuloader.torch), id="gpuloader")
+# PyTorch warns of many workers, of page-locked memory without a GPU, and of what it deprecates.
+THEIRS = pytest.param(
+    Library("torch", torch.utils.data), id="torch", marks=pytest.mark.filterwarnings("ignore")
+)
+LIBRARIES = [OURS, THEIRS]
+
+
+def on_both(ours, theirs):
+    """Return parameters of `lib` and another one: all of `ours` here, and fewer on the judge, `theirs`."""
+    return [
+        pytest.param(*lib.values, one, id=f"{lib.id}-{number}", marks=lib.marks)
+        for lib, some in ((OURS, ours), (THEIRS, theirs))
+        for number, one in enumerate(some)
+    ]
 
 
 def assert_same_on_both(program):

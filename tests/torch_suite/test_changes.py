@@ -1,5 +1,7 @@
 """What a program changes in samplers between epochs counts from the next, also with persistent workers."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -42,11 +44,17 @@ def change(batch_sampler, name):
         inner.weights[:11] = 0
 
 
+KEPT = {"num_workers": 2, "persistent_workers": True}
+
+
 @pytest.mark.parametrize(
-    "options", [{}, {"num_workers": 2, "persistent_workers": True}], ids=["inline", "workers"]
+    ("name", "changed", "options"),
+    [
+        *itertools.product(LOADERS, CHANGES, [{}]),
+        *zip([*LOADERS] * 2, itertools.cycle(CHANGES), itertools.repeat(KEPT), strict=False),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "workers" if one else "inline",
 )
-@pytest.mark.parametrize("changed", CHANGES)
-@pytest.mark.parametrize("name", LOADERS)
 def test_changes_of_the_batch_sampler(name, changed, options):
     def run(lib):
         loader = lib.DataLoader(DATA, **LOADERS[name](lib), **options)

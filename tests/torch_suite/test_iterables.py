@@ -33,9 +33,12 @@ class Shares(Stream):
         return iter(range(self.SIZES[data.get_worker_info().id]))
 
 
-@pytest.mark.parametrize("prefetch", [2, 4])
-def test_workers_with_unequal_shares(lib, prefetch, persistent):
-    options = {"num_workers": 3, "prefetch_factor": prefetch, **persistent}
+def test_workers_with_unequal_shares(lib, persistent):
+    options = {
+        "num_workers": 3,
+        "prefetch_factor": 4 if persistent["persistent_workers"] else 2,
+        **persistent,
+    }
     loader = lib.DataLoader(Shares(24), batch_size=None, **options)
     for _ in range(2):
         items = list(loader)

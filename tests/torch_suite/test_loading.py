@@ -19,14 +19,18 @@ from tests.torch_suite.datasets import (
     pictures,
     tell_process,
 )
+from tests.torch_suite.libraries import on_both
 
-WORKERS = [{}, {"num_workers": 4}, {"num_workers": 2, "prefetch_factor": 3}]
+KEPT, AHEAD = {"num_workers": 4, "persistent_workers": True}, {"num_workers": 2, "prefetch_factor": 3}
 
 
-@pytest.mark.parametrize("workers", WORKERS, ids=["inline", "4 workers", "prefetch"])
-@pytest.mark.parametrize("size", [None, 1, 2, 7], ids=str)
-def test_samples_come_in_order(lib, workers, size, persistent):
-    loader = lib.DataLoader(pictures(lib), batch_size=size, **workers, **(persistent if workers else {}))
+@pytest.mark.parametrize(
+    ("workers", "size"),
+    [*(({}, size) for size in (None, 1, 2, 7)), (KEPT, 1), (KEPT, 7), (AHEAD, None), (AHEAD, 2)],
+    ids=str,
+)
+def test_samples_come_in_order(lib, workers, size):
+    loader = lib.DataLoader(pictures(lib), batch_size=size, **workers)
     for _ in range(2):
         batches = list(loader)
         assert len(batches) == len(loader) == len(range(0, 100, size or 1))
@@ -46,9 +50,7 @@ def test_a_list_may_grow_before_it_is_loaded(lib):
 CONTEXTS = [None, *multiprocessing.get_all_start_methods(), multiprocessing.get_context("fork")]
 
 
-@pytest.mark.parametrize(
-    "context", CONTEXTS, ids=lambda one: one if isinstance(one, str) else type(one).__name__
-)
+@pytest.mark.parametrize(("lib", "context"), on_both(CONTEXTS, [CONTEXTS[0], CONTEXTS[-1]]))
 def test_every_start_method(lib, context):
     loader = lib.DataLoader(Numbers(11), batch_size=3, num_workers=1, multiprocessing_context=context)
     assert values(loader) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10]]

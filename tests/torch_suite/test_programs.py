@@ -7,6 +7,7 @@ import textwrap
 import pytest
 
 from tests.fakes import is_running, wait_until
+from tests.torch_suite.libraries import on_both
 
 PROGRAM = """
     import ctypes, os, resource, signal, sys, torch
@@ -64,16 +65,18 @@ def test_batches_need_descriptors(lib):
     assert done.stdout.strip() == expected, done
 
 
-@pytest.mark.parametrize(
-    ("statement", "code", "holding", "stay"),
-    [
-        ("", 0, True, True),
-        ("raise RuntimeError('the loop fails')", 1, False, False),
-        ("sys.exit(3)", 3, False, True),
-        ("os.kill(os.getpid(), 9)", -9, False, False),
-    ],
-)
-def test_a_program_ends_with_its_workers(lib, statement, code, holding, stay):
+# Each program takes seconds to import PyTorch, so PyTorch itself runs few of them.
+ENDS = [
+    ("", 0, True, True),
+    ("raise RuntimeError('the loop fails')", 1, False, False),
+    ("sys.exit(3)", 3, False, True),
+    ("os.kill(os.getpid(), 9)", -9, False, False),
+]
+
+
+@pytest.mark.parametrize(("lib", "end"), on_both(ENDS, ENDS[:1]))
+def test_a_program_ends_with_its_workers(lib, end):
+    statement, code, holding, stay = end
     done = run(
         lib,
         f"""
@@ -94,8 +97,12 @@ def test_a_program_ends_with_its_workers(lib, statement, code, holding, stay):
     wait_until(lambda: not any(map(is_running, workers)), 30)
 
 
-@pytest.mark.parametrize(("death", "persistent_workers"), [("a crash", False), ("a kill", True)])
-def test_a_worker_dies(lib, death, persistent_workers):
+DEATHS = [("a crash", False), ("a kill", True)]
+
+
+@pytest.mark.parametrize(("lib", "death"), on_both(DEATHS, DEATHS[1:]))
+def test_a_worker_dies(lib, death):
+    death, persistent_workers = death
     done = run(
         lib,
         f"""

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader.sources.images.image import Geometry, as_image
@@ -87,7 +87,6 @@ SIDES = st.one_of(st.integers(1, 4), st.integers(1, 600))
 PAIRS = [st.lists(st.floats(low, high), min_size=2, max_size=2) for low, high in ((1e-9, 1), (1e-3, 1e3))]
 
 
-@settings(max_examples=400, deadline=None)
 @given(
     SIDES, SIDES, PAIRS[0] | st.just([0.08, 1.0]), PAIRS[1] | st.just([3 / 4, 4 / 3]), st.integers(0, 2**32)
 )

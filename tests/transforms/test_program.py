@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader.errors import LoaderError, SampleError
@@ -49,7 +49,6 @@ def end(field):
 
 
 @given(samples=st.integers(0, 9), steps=st.integers(0, 30), count=st.integers(0, len(STEPS)))
-@settings(max_examples=50, deadline=None)
 def test_what_is_computed_lies_behind_what_it_comes_from(samples, steps, count):
     layout = staged(samples, steps)
     program = Programmer(STEPS[:count]).program(NAMES, LEVELS, layout, drawn=False)

@@ -19,7 +19,7 @@ KEPT = pytest.mark.parametrize(("method", "persistent"), [("forkserver", True), 
 SEGFAULT = partial(faulty.kill, signal.SIGSEGV)
 
 
-pytestmark = pytest.mark.usefixtures("nothing_left")
+pytestmark = pytest.mark.usefixtures("shared_server", "nothing_left")
 
 
 def at_first(tmp_path, action):
@@ -37,18 +37,18 @@ DEATHS = {
 @pytest.mark.parametrize(
     ("method", "persistent", "death"),
     [
-        *(
-            (method, kept, death)
-            for method, kept in (("forkserver", True), ("fork", False))
-            for death in DEATHS
-        ),
-        *((method, False, "SIGKILL") for method in ("forkserver", "spawn")),
+        *(("forkserver", True, death) for death in DEATHS),
+        *(("fork", False, death) for death in DEATHS),
+        ("forkserver", False, "SIGKILL"),
+        ("spawn", False, "SIGKILL"),
     ],
 )
 def test_a_death_is_an_error_at_once(method, persistent, death, tmp_path):
     action, number, words = DEATHS[death]
-    action = at_first(tmp_path, action)
-    one = loader(Faulty(actions={13: action}), start_method=method, persistent_workers=persistent)
+    options = {"start_method": method, "persistent_workers": persistent}
+    if method == "spawn":
+        options["num_workers"] = 1  # each imports everything
+    one = loader(Faulty(actions={13: at_first(tmp_path, action)}), **options)
     with pytest.raises(WorkerError, match=words) as caught:
         list(one)
     assert time.time() - os.stat(tmp_path / "once").st_mtime < 5  # which the worker wrote before it died
@@ -59,16 +59,6 @@ def test_a_death_is_an_error_at_once(method, persistent, death, tmp_path):
     assert f"was fetching {held}" in str(caught.value)
     assert indices(one) == plain()
     one.close()
-
-
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_the_death_of_a_worker_while_the_program_ignores_its_children_claims_no_exit_code(method):
-    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    try:
-        with pytest.raises(WorkerError, match=r"closed its pipe while it was fetching batch(es)? 3"):
-            list(loader(Faulty(actions={13: faulty.kill}), start_method=method))
-    finally:
-        signal.signal(signal.SIGCHLD, before)
 
 
 def test_a_worker_that_only_closes_its_link_is_dead_too(monkeypatch):

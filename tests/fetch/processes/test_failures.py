@@ -24,7 +24,7 @@ OTHERS = [
     pytest.param({"start_method": "spawn"}, id="spawn"),
 ]
 
-pytestmark = pytest.mark.usefixtures("nothing_left")
+pytestmark = pytest.mark.usefixtures("shared_server", "nothing_left")
 
 
 def once(tmp_path, action):

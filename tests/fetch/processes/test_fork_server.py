@@ -1,7 +1,8 @@
 """The fork server of a loader: what it imports, when it is replaced, and what it leaves: nothing."""
 
+import gc
+import importlib
 import os
-import re
 import resource
 import signal
 import socket
@@ -17,13 +18,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpuloader import LoaderError, WorkerTimeout
+from gpuloader import DataLoader, LoaderError, WorkerError, WorkerTimeout
+from gpuloader.fetch.processes import fork_server
 from gpuloader.fetch.processes.fork_server import ServedChild
 from gpuloader.system import processes
 from gpuloader.system.processes import default_method, wait_for
-from tests.fakes import is_running, no_other_collection, wait_until
+from tests.fakes import is_running, leave_early, no_other_collection, wait_until
 from tests.fetch import faulty
 from tests.fetch.faulty import Faulty, indices, loader, plain
+from tests.fetch.telling import handed, inherited, parent_of, read_segment
 from tests.loading import load
 from tests.processes import descendants, run_in_fork
 from tests.sample_sets import Made
@@ -93,6 +96,26 @@ def run_program(code, folder, **environment):
     return run_python("-c", program(code), folder=folder, **environment)
 
 
+def run_beside(folder, work):
+    """Run a function in a forked child, which finds the modules of a folder; it is given a way to load."""
+
+    def load(**options):
+        module = importlib.import_module("numbers_dataset")
+        options = {"num_workers": 2, "batch_size": 4, **SERVED, **options}
+        return DataLoader(module.Numbers(), places="cpu", **options)
+
+    def child():
+        os.chdir(folder)
+        sys.path.insert(0, str(folder))
+        work(load)
+
+    run_in_fork(child)
+
+
+def read(one):
+    return [int(number) for batch in one for number in batch]
+
+
 def test_what_the_dataset_needs_is_imported_once_for_all_workers_and_epochs(tmp_path):
     write_module(tmp_path, before="print('imported')\n")
     code = """
@@ -107,29 +130,28 @@ def test_what_the_dataset_needs_is_imported_once_for_all_workers_and_epochs(tmp_
 
 def test_a_changed_module_reaches_the_next_loader_and_no_running_one(tmp_path):
     write_module(tmp_path)
-    code = """
+
+    def work(load):
         one = load()
-        print(sum(read(one)))
-        path = pathlib.Path("numbers_dataset.py")
-        path.write_text(path.read_text().replace("FACTOR = 1", "FACTOR = 10"))
-        print(sum(read(one)), sum(read(load())))
-    """
-    assert run_program(code, tmp_path) == ["28", "28 280"]
+        assert sum(read(one)) == 28
+        write_module(tmp_path, DATASET.replace("FACTOR = 1", "FACTOR = 10"))
+        assert (sum(read(one)), sum(read(load()))) == (28, 280)
+
+    run_beside(tmp_path, work)
 
 
 def test_another_module_of_the_same_name_is_not_mistaken_for_it(tmp_path):
     for name, factor in (("one", 1), ("other", 10)):
         (tmp_path / name).mkdir()
         write_module(tmp_path / name, DATASET.replace("FACTOR = 1", f"FACTOR = {factor}"))
-    code = """
-        print(sum(read(load())))
-        sys.path[0] = os.path.abspath("other")
+
+    def work(load):
+        assert sum(read(load())) == 28
+        sys.path[0] = str(tmp_path / "other")
         del sys.modules["numbers_dataset"]
-        import numbers_dataset
-        print(sum(read(load())))
-    """
-    before = "import os, sys\nsys.path.insert(0, os.path.abspath('one'))\n"
-    assert run_python("-c", before + program(code), folder=tmp_path) == ["28", "280"]
+        assert sum(read(load())) == 280
+
+    run_beside(tmp_path / "one", work)
 
 
 def test_a_program_that_runs_as_a_module_is_not_run_again_in_its_workers(tmp_path):
@@ -147,33 +169,31 @@ def test_a_module_that_starts_a_thread_is_left_to_the_workers(tmp_path):
     """A fork copies no thread, and whatever lock it holds stays locked."""
     thread = "import threading, time\nthreading.Thread(target=time.sleep, args=(100,), daemon=True).start()\n"
     write_module(tmp_path, before=thread)
-    code = """
-        with warnings.catch_warnings(record=True) as said:
-            one = load()
-            assert read(one) == list(range(8)) == read(one)
-        print(*(warning.message for warning in said))
-    """
-    [said] = run_program(code, tmp_path)
-    assert said.startswith("importing numbers_dataset starts threads")
-    assert "persistent_workers=True" in said
+
+    def work(load):
+        one = load()
+        with pytest.warns(
+            RuntimeWarning, match="^importing numbers_dataset starts threads.*persistent_workers=True"
+        ):
+            assert read(one) == list(range(8))
+        assert read(one) == list(range(8))
+
+    run_beside(tmp_path, work)
     assert len((tmp_path / "imports").read_text().split()) == 1 + 1 + 2 * 2  # program, first server, workers
 
 
 def test_a_module_that_cannot_be_imported_there_is_the_workers_error(tmp_path):
     write_module(tmp_path)
-    code = """
-        pathlib.Path("numbers_dataset.py").unlink()
-        try:
-            read(load())
-        except Exception as error:
-            print(type(error).__name__, error)
-    """
-    [told] = run_program(code, tmp_path)
-    assert re.match(r"LoaderError worker [01] could not start: ModuleNotFoundError: No module named", told)
 
+    def work(load):
+        one = load()
+        (tmp_path / "numbers_dataset.py").unlink()
+        with pytest.raises(
+            LoaderError, match=r"^worker [01] could not start: ModuleNotFoundError: No module named"
+        ):
+            read(one)
 
-def inherited(_):
-    return os.getcwd(), os.environ.get("COLOR", "none"), os.environ["CUDA_VISIBLE_DEVICES"], sys.path[-1]
+    run_beside(tmp_path, work)
 
 
 def test_workers_have_the_programs_present_folder_environment_and_path(tmp_path, monkeypatch):
@@ -192,7 +212,7 @@ def test_a_server_that_was_replaced_ends_once_its_workers_have(monkeypatch):
     one = load(Made(inherited, 4), batch_size=2, num_workers=1, prefetch_factor=1, **SERVED)
     running = iter(one)
     found = [next(running)]
-    for color in ("red", "green", "blue"):
+    for color in ("red", "green"):
         monkeypatch.setenv("COLOR", color)
         assert [{*batch[1]} for batch in one] == [{color}] * 2
     servers = one._epochs._fetching._server._servers
@@ -204,50 +224,32 @@ def test_a_server_that_was_replaced_ends_once_its_workers_have(monkeypatch):
     assert len(servers) == 1
 
 
-def handed(_):
-    """Return what a process hands down to those that it starts."""
-    mask = os.umask(0)
-    os.umask(mask)
-    cores = len(os.sched_getaffinity(0))
-    return mask, os.getpriority(os.PRIO_PROCESS, 0), resource.getrlimit(resource.RLIMIT_NOFILE)[0], cores
+def lower_the_limit():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
-def test_workers_follow_the_umask_niceness_limits_and_cores_of_the_program():
-    program = """
-        import os, resource
-        from tests.fetch.processes.test_fork_server import Made, handed, load
+CHANGES = [
+    partial(os.umask, 0o077),
+    partial(os.nice, 1),
+    lower_the_limit,
+    lambda: os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]),
+    *([partial(os.setegid, 12345)] if os.getuid() == 0 else []),  # gives up privileges
+]
 
-        one = load(Made(handed, 2), batch_size=2, num_workers=1, start_method="forkserver")
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        for change in (
-            lambda: None,
-            lambda: os.umask(0o077),
-            lambda: os.nice(1),
-            lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard)),
-            lambda: os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]),
-        ):
+
+def test_workers_follow_the_umask_niceness_limits_cores_and_privileges_of_the_program():
+    def child():
+        one = load(Made(handed, 2), batch_size=2, num_workers=1, **SERVED)
+        told = [[column[0] for column in batch] for batch in one]
+        assert told == [list(handed(0))]
+        for change in CHANGES:
+            before = fork_server._inherited()
             change()
-            [batch] = one
-            assert [column[0] for column in batch] == list(handed(0)), batch
-    """
-    run_python("-c", textwrap.dedent(program))
+            assert fork_server._inherited() != before  # so that a loader starts another server
+        (seen,) = ([column[0] for column in batch] for batch in one)
+        assert seen == list(handed(0)) != told[0]
 
-
-@pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="needs the right to become another user")
-def test_workers_follow_a_program_that_gives_up_its_privileges():
-    program = """
-        import os
-        from gpuloader.fetch.processes import fork_server
-
-        before = fork_server._inherited()
-        os.setegid(12345)
-        assert fork_server._inherited() != before
-    """
-    run_python("-c", textwrap.dedent(program))
-
-
-def parent_of(_):
-    return os.getppid()
+    run_in_fork(child)
 
 
 @pytest.mark.parametrize("options", [SERVED, {}], ids=["forkserver", "default"])
@@ -315,6 +317,29 @@ def test_a_server_that_was_killed_is_replaced():
     assert server_pid(one) != before
 
 
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_the_death_of_a_worker_while_the_program_ignores_its_children_claims_no_exit_code(method):
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pytest.raises(WorkerError, match=r"closed its pipe while it was fetching batch(es)? 3"):
+            list(loader(Faulty(actions={13: faulty.kill}), start_method=method))
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.parametrize("ending", ["break", "cycle"])
+def test_a_server_ends_with_its_loader(ending):
+    one = loader(Faulty(96), **SERVED)
+    leave_early(one, ending)
+    server = server_pid(one)
+    assert is_running(server)
+    if ending == "cycle":
+        one.itself = one
+    del one
+    gc.collect()
+    wait_until(lambda: not is_running(server))
+
+
 def test_workers_end_with_their_server():
     one = loader(Faulty(4000), **SERVED)
     epoch = iter(one)
@@ -352,21 +377,14 @@ def test_a_server_with_too_many_open_files_refuses_one_worker_and_goes_on():
 def test_a_forked_program_has_a_server_of_its_own():
     one = loader(Faulty(24), **SERVED)
     assert indices(one) == plain()
+    control, _, _ = one._epochs._fetching._server._servers[-1]
 
     def child():
-        assert indices(loader(Faulty(24), **SERVED)) == plain()
+        assert control.fileno() == -1
+        assert indices(one) == plain()
 
     run_in_fork(child)
     assert indices(one) == plain()
-
-
-def read_segment(name, index):
-    """Return a byte of a segment of shared memory, attached to in each worker."""
-    segment = shared_memory.SharedMemory(name)
-    try:
-        return int(segment.buf[index])
-    finally:
-        segment.close()
 
 
 def test_a_shared_memory_segment_outlives_the_workers_that_attach_to_it():

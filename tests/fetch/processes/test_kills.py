@@ -31,7 +31,7 @@ LOADERS = [
 ]
 
 
-pytestmark = pytest.mark.usefixtures("nothing_left")
+pytestmark = pytest.mark.usefixtures("shared_server", "nothing_left")
 
 
 def make(method, persistent, kind, count=400):

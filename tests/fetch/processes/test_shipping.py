@@ -149,7 +149,7 @@ def test_repeated_elements_are_shipped_once():
 
 
 @given(data=st.data(), write=st.booleans())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_view_of_any_array_comes_back(data, write):
     """Even small arrays are stored outside the pickle here."""
     array = data.draw(arrays(scalar_dtypes() | array_dtypes(), array_shapes(min_dims=0, max_dims=4)))

@@ -22,7 +22,7 @@ from tests.sample_sets import Made
 FORKED = pytest.mark.parametrize("method", ["forkserver", "fork"])
 ALL = pytest.mark.parametrize("method", ["forkserver", "fork", "spawn"])
 
-pytestmark = pytest.mark.usefixtures("nothing_left")
+pytestmark = pytest.mark.usefixtures("shared_server", "nothing_left")
 
 
 class Witness(Faulty):
@@ -77,21 +77,17 @@ class DrawingStream(FaultyStream):
             yield np.array([sample[0], np.random.random(), random.random()])
 
 
-class Surroundings(Faulty):
-    def __getitem__(self, index):
-        hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
-        return hidden, "cupy" in sys.modules
-
-
 @ALL
 def test_no_gpu_and_no_cupy_in_a_worker(method, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     done = faulty.run_program(  # other tests in this process, and so its fork server, have imported CuPy
         f"""
 import os
-from tests.fetch.processes.test_worker_life import Surroundings, loader
+from tests.fetch.faulty import loader
+from tests.fetch.telling import surroundings
+from tests.sample_sets import Made
 
-found = list(loader(Surroundings(), start_method={method!r}))
+found = list(loader(Made(surroundings, 8), start_method={method!r}))
 print(all(hidden.all() for hidden, _ in found), any(cupy.any() for _, cupy in found))
 print(os.environ["CUDA_VISIBLE_DEVICES"])
 """
@@ -109,11 +105,6 @@ def slow(index):
     """Return the id of the process that reads a sample, which takes a while but for the first."""
     time.sleep(0.15 * (index > 0))
     return os.getpid()
-
-
-def print_sample(index):
-    print("sample", index)
-    return index
 
 
 def count_mappings(index):
@@ -191,7 +182,9 @@ class TestOfForkedWorkers:
         done = faulty.run_program(
             """
         import sys
-        from tests.fetch.processes.test_worker_life import Made, loader, print_sample
+        from tests.fetch.faulty import loader
+        from tests.fetch.telling import print_sample
+        from tests.sample_sets import Made
         list(loader(Made(print_sample, 12), start_method=sys.argv[1]))
         """,
             method,

@@ -6,7 +6,7 @@ import threading
 from contextlib import contextmanager
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader import DataLoader
@@ -127,7 +127,6 @@ def test_without_a_buffer_shards_stay_whole_and_with_one_samples_move_within_it_
     assert found != plain
 
 
-@settings(deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 9), min_size=1, max_size=8),
     buffer=st.none() | st.integers(1, 12),
@@ -260,8 +259,9 @@ def leave(loader, count, state=None):
     return found, state
 
 
-@BUFFERS
-@pytest.mark.parametrize("workers", [(1, 3, 2), (3, 1, 2), (2, 4, 1)], ids=str)
+@pytest.mark.parametrize(
+    ("options", "workers"), [({}, (1, 3, 2)), ({"shuffle": True}, (3, 1, 2)), (SHUFFLED, (2, 4, 1))], ids=str
+)
 def test_other_workers_and_batches_go_on_where_others_were(options, workers):
     sizes = [7, 2, 0, 9, 4, 8, 3, 6, 5, 1, 12]
     first, state = leave(load(sizes, workers[0], 4, **options), 5)
@@ -273,8 +273,9 @@ def test_other_workers_and_batches_go_on_where_others_were(options, workers):
     assert state["epoch"] == 1
 
 
-@BUFFERS
-@pytest.mark.parametrize("count", [0, 1])
+@pytest.mark.parametrize(
+    ("options", "count"), [({}, 0), ({"shuffle": True}, 1), (SHUFFLED, 0), (SHUFFLED, 1)], ids=str
+)
 def test_other_workers_go_on_where_some_had_not_begun(options, count):
     sizes = [2, 9, 0, 5]  # the first worker has a single short batch, and ends with it
     first, state = leave(load(sizes, 2, 10, **options), count)
@@ -310,8 +311,11 @@ def test_threads_which_share_the_files_refuse_what_they_cannot_continue(legs, pr
         threads.load_state_dict(state)
 
 
-@BUFFERS
-@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2), (2, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("options", "before", "after"),
+    [({}, 2, 2), (SHUFFLED, 3, 2), ({"shuffle": True}, 2, 1), (SHUFFLED, 2, 3)],
+    ids=str,
+)
 def test_other_ranks_go_on_from_the_state_of_one(options, before, after, monkeypatch):
     sizes = [6, 5, 7, 6, 8, 4, 6, 6, 7]
 

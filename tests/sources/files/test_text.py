@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader import CSVDataset, DataFileError, DataLoader, JSONLDataset
@@ -61,8 +61,16 @@ def check(batch):
 
 
 @KINDS
-@pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress, zstd], ids=["", "gz", "bz2", "zst"])
-@pytest.mark.parametrize("workers", [INLINE, ONE_THREAD, PROCESSES], ids=name_workers)
+@pytest.mark.parametrize(
+    ("pack", "workers"),
+    [
+        *((bytes, workers) for workers in (INLINE, ONE_THREAD, PROCESSES)),
+        (gzip.compress, PROCESSES),
+        (bz2.compress, ONE_THREAD),
+        (zstd, INLINE),
+    ],
+    ids=lambda one: name_workers(one) if isinstance(one, dict) else one.__module__,
+)
 def test_every_row_of_one_file_arrives_once(tmp_path, kind, data, pack, workers):
     path = tmp_path / "all"
     path.write_bytes(pack(data))
@@ -109,7 +117,6 @@ def test_ranks_have_disjoint_shares_and_with_shard_equal_ones(tmp_path, kind, da
     assert len(equal[0]) == len(equal[1])
 
 
-@settings(deadline=None)
 @given(
     lines=st.lists(st.text("ab\"'\n", max_size=12), max_size=12),
     quoted=st.booleans(),
@@ -194,7 +201,7 @@ def test_json_lists_and_missing_fields(tmp_path):
         (CSVDataset, "a,b\n1,2\n,3\n", {}, "column 'a': 1 of 2 values is null"),
         (CSVDataset, "", {}, "no rows that tell"),
         (JSONLDataset, '{"a": 1}\n[2]\n', {}, "changed from object to array"),
-        (JSONLDataset, '{"a": 1}\n' * 200_000 + '{"b": 2}\n', {}, "unexpected field"),
+        (JSONLDataset, f'{{"a": 1{" " * 999}}}\n' * 2_000 + '{"b": 2}\n', {}, "unexpected field"),
         (JSONLDataset, '{"a": 1}\n{"a": null}\n', {}, "column 'a': 1 of 2 values is null"),
         (JSONLDataset, "\n", {}, "no rows that tell"),
     ],

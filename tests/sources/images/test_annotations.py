@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader.errors import DecodeError, SampleError
@@ -75,7 +75,6 @@ def by_pillow(mask, steps, fill):
     return np.asarray(image)
 
 
-@settings(max_examples=300, deadline=None)
 @given(SIZES, CHAINS, st.integers(0, 2**32), st.sampled_from([np.uint8, np.int32, np.float32]))
 def test_a_mask_has_the_values_that_pillow_picks(size, chain, seed, dtype):
     mask = np.random.default_rng(seed).integers(0, 250, size).astype(dtype)
@@ -86,7 +85,6 @@ def test_a_mask_has_the_values_that_pillow_picks(size, chain, seed, dtype):
     np.testing.assert_array_equal(got, expected)
 
 
-@settings(max_examples=200, deadline=None)
 @given(SIZES, CHAINS, st.integers(0, 2**32))
 def test_a_mask_lies_where_its_picture_lies(size, chain, seed):
     """Where nothing is interpolated, mask and picture are the same pixels; elsewhere, of the same size."""
@@ -285,7 +283,6 @@ def test_fields_that_are_none_are_refused(field):
 # torchvision
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.tuples(st.integers(20, 90), st.integers(20, 90)), SIZES, st.integers(0, 2**32), st.booleans())
 def test_windows_move_boxes_and_masks_as_torchvision_does(size, target, seed, flips):
     pytest.importorskip("torchvision")
@@ -321,7 +318,6 @@ def test_windows_move_boxes_and_masks_as_torchvision_does(size, target, seed, fl
     np.testing.assert_array_equal(ours["mask"][rows][:, columns], picked[0].numpy()[rows][:, columns])
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.tuples(st.integers(20, 90), st.integers(20, 90)), st.integers(0, 2**32))
 def test_turns_are_those_of_torchvision(size, seed):
     pytest.importorskip("torchvision")

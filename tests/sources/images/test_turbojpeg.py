@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gpuloader import DecodeError, Image
@@ -75,7 +75,6 @@ def test_large_parts_have_the_pixels_of_the_whole(subsampling, shrink):
         np.testing.assert_array_equal(part, whole[top:bottom, left:right])
 
 
-@settings(max_examples=400, deadline=None)
 @given(
     st.data(),
     st.tuples(st.integers(1, 90), st.integers(1, 90)),

@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader import LoaderError
@@ -74,7 +74,6 @@ def test_buffered_reads_ahead_as_far_as_told():
 
 
 @given(values=st.lists(st.integers(), max_size=40), workers=st.integers(1, 4), size=st.integers(1, 5))
-@settings(max_examples=40, deadline=None)
 def test_mapping_in_order_equals_map(values, workers, size):
     mapped = xmap_readers(lambda n: n * 2, lambda: values, workers, size, order=True)
     assert list(mapped()) == [n * 2 for n in values]
