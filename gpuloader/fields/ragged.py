@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from gpuloader.checks import check_count, check_word
+from gpuloader.checks import check_count, check_number, check_word
 from gpuloader.errors import BadType, BadValue, SampleError
 from gpuloader.fields.convert import Conversion, convert
 from gpuloader.fields.spec import Array, Dims
@@ -347,8 +347,7 @@ class Padding:
     mask: str | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.value, int | float | np.number):
-            raise BadType(f"value must be a number, got {self.value!r}")
+        check_number("value", self.value)
         axes = self.axes if isinstance(self.axes, list | tuple) else [self.axes]
         if (
             not axes
