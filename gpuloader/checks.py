@@ -45,6 +45,15 @@ def check_integer(name: str, value: object) -> int:
     return int(number)
 
 
+def check_number(name: str, value: object) -> None:
+    """Raise `TypeError` naming the parameter unless `value` is a number.
+
+    >>> check_number("fill", 0.5)
+    """
+    if not isinstance(value, int | float | np.number):
+        raise BadType(f"{name} must be a number, got {value!r}")
+
+
 def check_seconds(name: str, value: object) -> float:
     """Return a finite number of 0 or more; raise `ValueError` naming the parameter for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:

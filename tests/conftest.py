@@ -16,7 +16,7 @@ from gpuloader import DataLoader
 from gpuloader.fetch.processes import fork_server
 from gpuloader.fetch.processes.fork_server import ForkServer
 from gpuloader.sources.images import resampling
-from gpuloader.sources.images.resampling import LateResizer, compile_resizer
+from gpuloader.sources.images.resampling import LateResizer, compile_function
 
 # An example may take long on a busy machine, which says nothing about the code. Each run of the suite draws
 # few, and others than the last one; `--hypothesis-profile=thorough` draws many.
@@ -83,7 +83,7 @@ def compiled_resizer(tmp_path_factory: pytest.TempPathFactory) -> resampling.Res
     pytest.importorskip("numba")
     with open(tmp_path_factory.getbasetemp().parent / "resizer.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return compile_resizer()
+        return compile_function("resize")
 
 
 @pytest.fixture(params=["Pillow", "compiled"])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuloader.checks import check_count, checked
+from gpuloader.checks import check_count, check_number, checked
 from gpuloader.sources.images.annotations import Fields, split_fields, varying_names
 from gpuloader.sources.images.image import FILTERS, Affine
 from gpuloader.transforms.image_transforms import (
@@ -207,7 +207,7 @@ class RandAugment(OfImages):
 
     field: Fields
     num_ops: int = checked(check_count, 2)
-    magnitude: int = 9
+    magnitude: int = checked(check_number, 9)
     num_magnitude_bins: int = checked(_check_several, 31)
     filter: str = checked(("nearest", *FILTERS), "nearest")
 

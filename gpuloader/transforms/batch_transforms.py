@@ -73,7 +73,7 @@ class RandomCropFlip(KeepsLayout, Checked):
 
     field: str | None
     size: tuple[int, int] = checked(check_window)
-    flip: bool = True
+    flip: bool = checked(bool, True)
     layout: str | None = checked(LAYOUTS, None)
 
     draws = _CROP
@@ -137,7 +137,7 @@ class Normalize(KeepsLayout, Checked):
     to: str = checked((*LAYOUTS, CHANNELS_LAST), "CHW")
     dtype: DTypeLike = checked(lambda _, dtype: resolve_target(dtype, _TARGETS), "float32")
     crop: tuple[int, int] | None = checked(check_window, None)
-    flip: bool = False
+    flip: bool = checked(bool, False)
 
     @property
     def draws(self) -> int:

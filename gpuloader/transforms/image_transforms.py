@@ -244,6 +244,14 @@ def check_probability(name: str, p: object) -> None:
         raise ValueError(f"{name} must be a probability from 0 to 1, got {p!r}")
 
 
+def _check_shifts(name: str, given: object) -> None:
+    parts = given if isinstance(given, tuple | list) else ()
+    if len(parts) != 2 or not all(
+        isinstance(part, int | float | np.number) and 0 <= part <= 1 for part in parts
+    ):
+        raise ValueError(f"{name} must be two parts from 0 to 1, got {given!r}")
+
+
 check_parts = partial(check_range, most=1.0)
 _as_degrees = partial(_as_range, neutral=0.0, least=-360.0, most=360.0)
 _as_shear = partial(_as_range, neutral=0.0, least=-89.0, most=89.0)
@@ -287,7 +295,7 @@ class Resize(OfImages):
     field: Fields
     size: int | tuple[int, int] = checked(check_size)
     filter: str = checked(tuple(FILTERS), "bilinear")
-    scaled: bool = False
+    scaled: bool = checked(bool, False)
 
     def extend(self, plan: Plan, rng: np.random.Generator) -> None:  # noqa: ARG002
         """Resize the result of the plan so far."""
@@ -370,7 +378,7 @@ class RandomResizedCrop(OfImages):
     scale: tuple[float, float] = checked(check_parts, (0.08, 1.0))
     ratio: tuple[float, float] = checked(check_range, (3 / 4, 4 / 3))
     filter: str = checked(tuple(FILTERS), "bilinear")
-    scaled: bool = False
+    scaled: bool = checked(bool, False)
 
     def extend(self, plan: Plan, rng: np.random.Generator) -> None:
         """Cut a window out of the result of the plan so far, and resize it."""
@@ -498,17 +506,12 @@ class RandomAffine(OfImages):
 
     field: Fields
     degrees: float | tuple[float, float] = checked(_as_degrees, 0.0)
-    translate: tuple[float, float] = (0.0, 0.0)
+    translate: tuple[float, float] = checked(_check_shifts, (0.0, 0.0))
     scale: tuple[float, float] = checked(check_range, (1.0, 1.0))
     shear: float | tuple[float, float] = checked(_as_shear, 0.0)
     filter: str = checked(("nearest", *FILTERS), "bilinear")
 
     _keeps_size = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if len(self.translate) != 2 or not all(0 <= part <= 1 for part in self.translate):
-            raise ValueError(f"translate must be two parts from 0 to 1, got {self.translate!r}")
 
     def extend(self, plan: Plan, rng: np.random.Generator) -> None:
         """Turn the result of the plan so far."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import DTypeLike
 
-from gpuloader.checks import Checked, check_count, checked
+from gpuloader.checks import Checked, check_count, check_number, checked
 from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array
 from gpuloader.kernels.cast import FLOATS, INTEGERS, cast, check_scale, resolve_target
@@ -90,7 +90,7 @@ class Pad(Plain, Checked):
 
     field: str | None
     length: int = checked(check_count)
-    fill: float = 0
+    fill: float = checked(check_number, 0)
 
     def bind(self, inputs: Sequence[Spec]) -> KernelCall:
         """Return the computation for a batch."""

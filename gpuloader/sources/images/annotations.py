@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.checks import check_word
+from gpuloader.checks import Checked, check_number, checked
 from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array
 from gpuloader.foreign import is_instance
@@ -29,7 +29,7 @@ Size = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Mask:
+class Mask(Checked):
     """A field with a value for each pixel of the image; the nearest value is taken, as in Pillow.
 
     Attributes
@@ -56,12 +56,12 @@ class Mask:
     """
 
     field: str
-    fill: float = 0
-    stacked: bool = False
+    fill: float = checked(check_number, 0)
+    stacked: bool = checked(bool, False)
 
 
 @dataclass(frozen=True)
-class Boxes:
+class Boxes(Checked):
     """A field of boxes that move with the image, clipped to it; those with too little left are dropped.
 
     Attributes
@@ -95,13 +95,13 @@ class Boxes:
 
     field: str
     labels: str | tuple[str, ...] = ()
-    format: str = "xyxy"
-    fractions: bool = False
-    min_area: float = 1.0
-    min_visible: float = 0.0
+    format: str = checked(("xyxy", "xywh", "cxcywh"), "xyxy")
+    fractions: bool = checked(bool, False)
+    min_area: float = checked(check_number, 1.0)
+    min_visible: float = checked(check_number, 0.0)
 
     def __post_init__(self) -> None:
-        check_word("format", self.format, ("xyxy", "xywh", "cxcywh"))
+        super().__post_init__()
         if not 0 <= self.min_visible <= 1:
             raise ValueError(f"min_visible must be a number from 0 to 1, got {self.min_visible!r}")
         if not self.min_area >= 0:
@@ -128,7 +128,7 @@ class Boxes:
 
 
 @dataclass(frozen=True)
-class Keypoints:
+class Keypoints(Checked):
     """A field of points that move with the image.
 
     Attributes
@@ -160,12 +160,14 @@ class Keypoints:
 
     field: str
     labels: str | tuple[str, ...] = ()
-    fractions: bool = False
-    drop: bool = False
+    fractions: bool = checked(bool, False)
+    drop: bool = checked(bool, False)
     mirrored: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.mirrored is not None and sorted(self.mirrored) != [*range(len(self.mirrored))]:
+        super().__post_init__()
+        given = self.mirrored
+        if given is not None and not (np.iterable(given) and sorted(given) == [*range(len(given))]):
             raise ValueError(f"mirrored must have each number of a point once, got {self.mirrored!r}")
 
 
@@ -303,9 +305,9 @@ def _move_boxes(one: Boxes, value: Any, size: Size, steps: Sequence[Step]) -> tu
     corners = one.read(value, size)
     # One pixel is left for rounding, for example by the tools with which people mark boxes.
     low, high = corners[:, :2], corners[:, 2:]
-    bad = ((low < -1) | (high > (size[1] + 1, size[0] + 1)) | (high < low)).any(1)
+    bad = (low < -1) | (high > (size[1] + 1, size[0] + 1)) | (high < low)
     if bad.any():
-        row = int(bad.argmax())
+        row = int(bad.any(1).argmax())
         given = np.asarray(value)[row].tolist()
         raise SampleError(
             f"expected boxes within the image of {size[0]} x {size[1]} pixels, in the format {one.format!r} "
@@ -315,10 +317,10 @@ def _move_boxes(one: Boxes, value: Any, size: Size, steps: Sequence[Step]) -> tu
     corners = _clip(corners, (0, 0), size)
     visible: Floats | float = 1.0
     for step in steps:
-        # The corners of each box; the result is the box around them.
-        points = move_points(corners[:, _CORNERS], step)
-        points.sort(1)
-        around = points[:, ::3].reshape(-1, 4)
+        # The corners of each box; the result is the box around them. Two are enough if it cannot turn.
+        points = corners[:, _CORNERS] if isinstance(step, Affine) else corners.reshape(-1, 2, 2)
+        points = np.sort(move_points(points, step), 1)
+        around = points[:, :: points.shape[1] - 1].reshape(-1, 4)
         corners = _clip_by(around, step)
         if one.min_visible:
             before = _area(around)
@@ -344,6 +346,8 @@ def move_points(points: Floats, step: Step) -> Floats:
     tall, wide = step.size
     y, x, height, width = step.window
     moved = (points - (left, top)) * (wide / (right - left), tall / (bottom - top)) - (x, y)
+    if not (step.flip or step.flop):
+        return moved
     return np.where((step.flip, step.flop), (width, height) - moved, moved)
 
 

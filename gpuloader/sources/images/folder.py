@@ -153,6 +153,10 @@ class Folder(_Files):
             raise FileNotFoundError(f"no {kind}s in the folders {empty} of {self.root}{valid}")
         super().__init__(paths, np.array(labels, np.int64), transform, target_transform, loader, upright)
 
+    # The interpreter names the class that users call in the TypeError for an unknown parameter: the other
+    # folders have their own parameters.
+    __init__.__qualname__ = "ImageFolder.__init__"
+
     def find_classes(self, directory: Path) -> tuple[list[str], dict[str, int]]:
         """Return the names of the classes in a folder, and the label of each."""
         try:

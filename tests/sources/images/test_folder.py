@@ -44,6 +44,12 @@ def test_torchvision_finds_the_same(tmp_path):
         assert label == their_label
 
 
+def test_an_unknown_parameter_names_the_class_that_was_called(tmp_path):
+    write_folder(tmp_path, ("cat",))
+    with pytest.raises(TypeError, match=r"^ImageFolder\.__init__\(\) got an unexpected .* 'zzz'"):
+        ImageFolder(tmp_path, zzz=1)
+
+
 def test_what_is_missing_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         ImageFolder(tmp_path / "missing")
