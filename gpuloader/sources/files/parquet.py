@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpuloader.checks import check_count
-from gpuloader.errors import DataFileError, NoIndices, damaged, import_package
+from gpuloader.errors import DataFileError, NoIndices, import_package
 from gpuloader.order.worker_info import ask_ranks, get_worker_info
 from gpuloader.sources.block import Block, Part, Rows
 from gpuloader.sources.column_dataset import ColumnDataset
 from gpuloader.sources.files.remote_files import RemoteFile, is_remote, open_source
-from gpuloader.sources.files.table_shards import CHANGED, TableShards, find_stamp
+from gpuloader.sources.files.table_shards import CHANGED, TableShards
 from gpuloader.sources.tables.arrow import columns_of
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class ParquetDataset(TableShards):
         # Pickles of earlier releases lack the sizes of row groups; those are read one by one.
         groups = [one if isinstance(one, Group) else Group(*one) for one in state["_groups"]]
         counts = [group.rows for group in groups]
-        super().__setstate__({**state, "_footers": {}, "_groups": groups, "_counts": counts})
+        super().__setstate__({"_seen": {}, **state, "_footers": {}, "_groups": groups, "_counts": counts})
 
     def _together(self, order: Sequence[int], first: int) -> int:
         if self._counts is None:
@@ -277,15 +277,15 @@ class ParquetDataset(TableShards):
 
         url, problem = self._urls[file], "the file is truncated or not a Parquet file: "
         kept = self._footers.get(file)
-        known, stamp = kept.known if kept else None, None
+        known, inode = kept.known if kept else None, None
         with open_source(url, self._tries, known=known) as source:
             if isinstance(source, RemoteFile):
                 known = known or source.keep_end()
             else:
-                stamp = find_stamp(os.fstat(source.fileno()))
-                if kept and kept.stamp != stamp:
+                inode = os.fstat(source.fileno()).st_ino
+                if kept and kept.inode != inode:  # fetched again into the cache
                     kept = None
-            with damaged(problem, arrow.ArrowException, OSError, file=url, row_group=row_group):
+            with self._reading(url, problem, arrow.ArrowException, OSError, row_group=row_group):
                 # Given a path, Arrow reads a local file without going through Python.
                 given, metadata = source if is_remote(url) else url, kept and kept.metadata
                 with ParquetFile(given, metadata=metadata, pre_buffer=True) as opened:
@@ -293,7 +293,7 @@ class ParquetDataset(TableShards):
                         # The end of a larger file holds little more than the footer.
                         if known and known[0] > _SMALL:
                             known = known[0], b""
-                        self._keep(file, Footer(opened.metadata, stamp, known))
+                        self._keep(file, Footer(opened.metadata, inode, known))
                     yield opened, source
 
     def _keep(self, file: int, footer: Footer) -> None:
@@ -368,7 +368,7 @@ class Footer:
     """What is known about a file: Arrow's metadata, and parts of a remote file not to request again."""
 
     metadata: Any
-    stamp: tuple[int, ...] | None  # of a local file; changes when the file does
+    inode: int | None  # of a local file, which may lie in a cache
     known: tuple[int, bytes] | None
 
     @property
