@@ -219,8 +219,9 @@ class DataLoader(Measured, Generic[S]):
     on_bad : str
         What to do about a sample that raises. 'raise' raises SampleError, or DecodeError for an image that
         cannot be decoded. 'skip' leaves the sample out, counts it in ``stats().skipped`` and logs the first
-        ten; the batch is then shorter. Without indices, only images can be left out. A file that cannot be
-        opened and a lack of memory still end the epoch.
+        ten; the batch is then shorter. Without indices, that goes for images, and for samples of a dataset in
+        files whose ``map`` or ``decode`` raises. A file that cannot be opened and a lack of memory still end
+        the epoch.
     cache : str or None
         None reads the dataset every epoch. 'host' and 'device' read it once and gather later batches from
         arrays in RAM or on the GPUs; with 'device', epochs are permuted on the GPU and only 16 bytes per

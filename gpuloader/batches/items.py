@@ -28,6 +28,7 @@ from gpuloader.order.randomness import current_draw, mixed_seed
 from gpuloader.order.samplers import skip
 from gpuloader.order.worker_info import WorkerInfo, count_rank_questions, exchange_worker
 from gpuloader.sources.block import Block
+from gpuloader.sources.dataset import leaves_out
 from gpuloader.sources.describing import Source, has_state
 from gpuloader.staging import check_available
 from gpuloader.system.iterators import Steady, close_iterator
@@ -231,7 +232,8 @@ class Pass:
 
     def _iterate(self, size: int) -> Iterator[Any]:
         """Begin to iterate over the dataset; its blocks have `size` items."""
-        dataset = self._assembler.dataset
+        dataset, collation = self._assembler.dataset, self._assembler.collation
+        current_draw().skips = collation.skips and leaves_out(dataset)
         return iter(dataset.iter_blocks(size) if self._in_blocks else dataset)
 
     def close(self) -> None:

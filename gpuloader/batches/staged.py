@@ -14,6 +14,7 @@ from gpuloader.batches.tree import Tree
 from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array, Indices
 from gpuloader.order.order import Stretch
+from gpuloader.sources.dataset import LeftOut
 from gpuloader.sources.images.regions import Encoded
 from gpuloader.staging import Layout, Slot
 
@@ -160,13 +161,6 @@ def complete(collation: Collation, staged: StagedBatch, keys: Indices | Stretch)
 
 
 # Samples that are left out: while a batch is written, and after it was staged.
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """Stands for a sample that cannot be read; `reason` names it and says why."""
-
-    reason: str
 
 
 class Gaps:

@@ -17,7 +17,7 @@ from gpuloader.order.order import AT_END, as_weights
 from gpuloader.order.randomness import MIXED, Draw, current_draw, derive_key, exchange_draw, sort_hashes
 from gpuloader.order.samplers import MixSampler, Sampler
 from gpuloader.sources.array_rows import own_method
-from gpuloader.sources.dataset import ConcatDataset, IterableDataset, MapStyle, S, is_iterable
+from gpuloader.sources.dataset import ConcatDataset, IterableDataset, MapStyle, S, is_iterable, leaves_out
 
 
 class MixDataset(ConcatDataset[S]):
@@ -161,6 +161,11 @@ class MixedStreams(IterableDataset[S]):
         self._resumed: tuple[int, list[Any]] | None = None
         self._reached: tuple[int, list[_Reading]] = 0, []
 
+        self._ranks = 1  # that divided the streams in the latest pass
+
+    @property
+    def _leaves_out(self) -> bool:
+        return all(map(leaves_out, self.datasets))
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_reached": (0, [])}  # a pass that has begun reads iterators of this process
 
@@ -271,7 +276,7 @@ def _draw_of(passes: int) -> Draw:
     """Return the draw of a later pass over a stream, which shuffles again."""
     draw = current_draw()
     again = Draw(draw.seed, draw.epoch + (passes << 32))
-    again.index = draw.index
+    again.index, again.skips = draw.index, draw.skips
     return again
 
 

@@ -7,13 +7,15 @@ import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from stat import S_ISREG
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from gpuloader.errors import DataFileError, damaged, describe_error, import_package
 from gpuloader.sources.block import Block, Column, Part
+from gpuloader.sources.dataset import apply
 from gpuloader.sources.files.remote_files import check_names, is_remote
 from gpuloader.sources.files.shards import ShardDataset
 from gpuloader.sources.tables.arrow import are_alike, check_values, columns_of
@@ -37,6 +39,7 @@ class TableShards(ShardDataset[Any]):
     filters: Any = None
     fill: Mapping[str, Any] | None = None
     map: Callable[[dict[str, Any]], Any] | None = None
+    _leaves_out: ClassVar[bool] = True
     _seen: dict[Any, int] = field(default_factory=dict, init=False)  # sizes and times of local files
 
     def __post_init__(self) -> None:
@@ -58,7 +61,7 @@ class TableShards(ShardDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         for block in self._iter_blocks(1):
-            yield from block if self.map is None else map(self.map, block)
+            yield from block if self.map is None else map(partial(apply, "map", self.map), block)
 
     @property
     def iter_blocks(self) -> Callable[[int], Iterator[Block]]:
