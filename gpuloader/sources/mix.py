@@ -16,6 +16,7 @@ from gpuloader.errors import BadType
 from gpuloader.order.order import AT_END, as_weights
 from gpuloader.order.randomness import MIXED, Draw, current_draw, derive_key, exchange_draw, sort_hashes
 from gpuloader.order.samplers import MixSampler, Sampler
+from gpuloader.order.worker_info import ask_ranks
 from gpuloader.sources.array_rows import own_method
 from gpuloader.sources.dataset import ConcatDataset, IterableDataset, MapStyle, S, is_iterable, leaves_out
 
@@ -26,8 +27,8 @@ class MixDataset(ConcatDataset[S]):
     **Streams** are iterable datasets, such as Parquet, tar and Hugging Face's. They take turns: of every
     1,024 samples, each has its share, in random order. Every worker mixes its own parts of the streams.
     Streams can resume mid-epoch; one that cannot tell its position is read again up to there. If all are
-    datasets in files, other workers can continue. A repeated stream that shuffles draws a new order for each
-    pass. The rest of this text is about map-style datasets.
+    datasets in files, other workers and ranks can continue. A repeated stream that shuffles draws a new
+    order for each pass. The rest of this text is about map-style datasets.
 
     A loader reads a mix in the order of its `default_sampler`: among every 4,096 samples, each dataset has
     its share. With ``shuffle=True`` these are in random order, and every pass over a dataset has a new random
@@ -160,18 +161,19 @@ class MixedStreams(IterableDataset[S]):
                 raise ValueError(f"{name} must be one per dataset: {len(datasets)}, got {len(given)}")
         self._resumed: tuple[int, list[Any]] | None = None
         self._reached: tuple[int, list[_Reading]] = 0, []
-
         self._ranks = 1  # that divided the streams in the latest pass
 
     @property
     def _leaves_out(self) -> bool:
         return all(map(leaves_out, self.datasets))
+
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_reached": (0, [])}  # a pass that has begun reads iterators of this process
 
     def __iter__(self) -> Iterator[S]:
         drawn, streams = self._resumed or (0, [_NOT_BEGUN] * len(self.datasets))
         self._resumed = None
+        _, self._ranks = ask_ranks()
         readings = [_Reading(one, *at) for one, at in zip(self.datasets, streams, strict=True)]
         draw = current_draw()
         of_turns, turns = None, []
@@ -210,7 +212,8 @@ class MixedStreams(IterableDataset[S]):
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the latest pass: the turns taken, and where each stream is."""
         drawn, readings = self._reached
-        return {"drawn": drawn, "streams": [one.state_dict() for one in readings]}
+        streams = [one.state_dict() for one in readings]
+        return {"drawn": drawn, "ranks": self._ranks, "streams": streams}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next pass resume at a state; raise `ValueError` if it is not that of as many streams."""
@@ -229,12 +232,22 @@ class MixedStreams(IterableDataset[S]):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute '_divide_states'")
         return self._divide
 
-    def _divide(self, states: Sequence[Any], workers: int, sharing: int | None = None) -> Any:
-        begun = [None if one is None else self._streams_of(one or {"streams": []}) for one in states]
-        ends = sharing or workers
+    def _divide(
+        self, states: Sequence[Sequence[Any]], workers: int, mixed: tuple[int, int] | None = None
+    ) -> Any:
+        every = [one for theirs in states for one in theirs]
+        begun = [
+            [None if one is None else self._streams_of(one or {"streams": []}) for one in theirs]
+            for theirs in states
+        ]
+        _, here = ask_ranks()
+        known = len(states)
+        ranks = next((one["ranks"] for one in every if one), here if known == 1 else known)
+        readers, ranks = mixed or (workers * (1 if known == 1 and ranks == here else here), ranks)
+        ends = readers
         while True:
             count = ends
-            found = [self._share(at, begun, workers, count) for at in range(len(self.datasets))]
+            found = [self._share(at, begun, workers, (count, ranks)) for at in range(len(self.datasets))]
             shares = [one for one in found if one is not None]
             if len(shares) < len(found):
                 return None
@@ -245,27 +258,27 @@ class MixedStreams(IterableDataset[S]):
             ends = min(filter(None, stops), default=count)
             if ends == count:
                 break
-        drawn = sum(state.get("drawn", 0) for state in states if state) // count
-        left: list[dict[str, Any] | None] = [None] * (sharing or workers)
+        drawn = sum(state.get("drawn", 0) for state in every if state) // count
+        left: list[dict[str, Any] | None] = [None] * readers
         for worker, streams in enumerate(zip(*shares, strict=True)):
             if any(state for *_, state, _ in streams):
-                left[worker] = {"drawn": drawn, "streams": list(streams)}
+                left[worker] = {"drawn": drawn, "ranks": here, "streams": list(streams)}
         return left
 
-    def _share(self, at: int, begun: Sequence[Any], workers: int, count: int) -> list[Any] | None:
-        """Return the states with which `count` of the workers continue a stream, or None for their own."""
-        streams = [None if one is None or one[at][1] else one[at] for one in begun]
-        passes = min((one[0] for one in streams if one), default=None)
+    def _share(self, at: int, begun: Sequence[Any], workers: int, mixed: tuple[int, int]) -> list[Any] | None:
+        """Return the states with which the workers continue a stream, or None for their own."""
+        streams = [[None if one is None or one[at][1] else one[at] for one in theirs] for theirs in begun]
+        passes = min((one[0] for theirs in streams for one in theirs if one), default=None)
         if passes is None:  # nothing is left of it
-            return [[1, True, None, 0]] * count
+            return [[1, True, None, 0]] * mixed[0]
         # A worker that repeats it already has nothing left of the pass that others have not completed.
-        latest = [one if one and one[0] == passes else None for one in streams]
-        if any(one and one[3] for one in latest):
+        latest = [[one if one and one[0] == passes else None for one in theirs] for theirs in streams]
+        if any(one and one[3] for theirs in latest for one in theirs):
             raise ValueError("the state of a mix of an earlier release is for as many workers; use as many")
-        left = [one and (one[2] or {}) for one in latest]
+        left = [[one and (one[2] or {}) for one in theirs] for theirs in latest]
         outer = exchange_draw(_draw_of(passes))
         try:
-            found = self.datasets[at]._divide_states(left, workers, count)
+            found = self.datasets[at]._divide_states(left, workers, mixed)
         finally:
             exchange_draw(outer)
         over = [passes + 1, self.at_end[at] != "repeat", None, 0]
