@@ -25,8 +25,8 @@ from gpuloader.sources.tables.arrow import columns_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
-PIECE_NBYTES = 1 << 20
-"""Approximate bytes to decode at a time: few enough to stay in the CPU's cache until they are copied."""
+PIECE_NBYTES, REMOTE_PIECE_NBYTES = 4 << 20, 1 << 20
+"""Approximate bytes to decode at a time; fewer of remote files, of which several are read ahead."""
 
 TOGETHER_NBYTES = 4 << 20
 """Stored bytes of small row groups to read together: separate requests would cost more than the bytes."""
@@ -55,7 +55,7 @@ class ParquetDataset(TableShards):
     Each field of a struct follows the same rules, so its numbers become arrays.
 
     Memory: a worker holds the stored columns of one row group, or of several small ones with 4 MiB together,
-    about 1 MiB of decoded rows, and up to 60 MB of footers. From remote files, it reads up to 16 such pieces
+    about 4 MiB of decoded rows, and up to 60 MB of footers. From remote files, it reads up to 16 such pieces
     at a time, with 32 MiB together and 2 MiB of decoded rows each. A `shuffle_buffer` adds that many decoded
     rows, and twice that while a window is assembled: 65,536 rows of 64 float32 and an int64 take 17 MB.
 
@@ -232,8 +232,8 @@ class ParquetDataset(TableShards):
         # Workers are parallel already, and so are the parts of remote files. Otherwise, Arrow reads the
         # columns of a row group in threads.
         threads = not is_remote(self._urls[file]) and get_worker_info() is None
-        at_once = sum(group.rows for group in groups) * PIECE_NBYTES
-        at_once //= max(sum(group.decoded for group in groups), PIECE_NBYTES)
+        most = REMOTE_PIECE_NBYTES if is_remote(self._urls[file]) else PIECE_NBYTES
+        at_once = sum(group.rows for group in groups) * most // max(sum(one.decoded for one in groups), most)
         done = 0
         try:
             with self._opened(file, number) as (opened, source):
