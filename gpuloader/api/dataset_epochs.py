@@ -337,12 +337,10 @@ class DatasetEpochs(Epochs):
         # A rank that has ended its epoch before the others is at the start of the next one.
         position = max(positions, key=lambda one: (-one.epoch, one.batches))
         dataset, alone = self.plan.source.dataset, self._fetching.reads_alone
-        if self.plan.batching.sharding is not None or not all(
-            one.can_divide(dataset, alone=alone)
-            and one.readers == position.readers
-            and (one.epoch == position.epoch or not one.batches)
-            for one in positions
-        ):
+        epochs = {one.epoch for one in positions if one.batches} | {position.epoch}
+        alike = len({one.readers for one in positions}) == len(epochs) == 1
+        divide = alike and all(one.can_divide(dataset, alone=alone) for one in positions)
+        if self.plan.batching.sharding is not None or not divide:
             raise ValueError(
                 f"got the states of {len(positions)} ranks, and there are {ranks} now: only datasets in "
                 "files that ranks divide themselves, with as many workers each, can continue from a list; "

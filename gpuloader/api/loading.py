@@ -27,8 +27,8 @@ from gpuloader.order.order import InOrder
 from gpuloader.order.randomness import draw_seed
 from gpuloader.order.samplers import make_sampler
 from gpuloader.order.worker_info import find_local_rank
-from gpuloader.sources.dataset import leaves_out
 from gpuloader.sources.describing import Source, check_alike, describe
+from gpuloader.sources.skipping import leaves_out
 from gpuloader.system.platforms import available_memory
 from gpuloader.transforms.program import Programmer
 from gpuloader.watch.autotuner import BUDGET

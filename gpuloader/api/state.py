@@ -127,8 +127,8 @@ class Position:
             return
         outer = exchange_draw(Draw(self.seed, self.epoch))  # the order of the files depends on the epoch
         try:
-            begun = [one._list_begun(self.epoch) for one in ranks or (self,)]
-            states = dataset._divide_states(begun, readers)
+            begun = zip(*[one._list_begun(self.epoch) for one in ranks or (self,)], strict=True)
+            states = dataset._divide_states([*itertools.chain(*begun)], readers, len(ranks) or 1)
         finally:
             exchange_draw(outer)
         if states and len(states) > readers:  # those of the workers of all ranks

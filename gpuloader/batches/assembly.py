@@ -41,8 +41,8 @@ from gpuloader.fields.spec import Array, Indices
 from gpuloader.foreign import is_tensor, tensor_over
 from gpuloader.order.randomness import Draw, current_draw
 from gpuloader.sources.block import Block
-from gpuloader.sources.dataset import LeftOut, is_about_data
 from gpuloader.sources.describing import Source
+from gpuloader.sources.skipping import LeftOut, is_about_data
 from gpuloader.staging import Slot
 
 # NumPy and others take None for a new dimension, so the result would be a different sample.

@@ -28,8 +28,8 @@ from gpuloader.order.randomness import current_draw, mixed_seed
 from gpuloader.order.samplers import skip
 from gpuloader.order.worker_info import WorkerInfo, count_rank_questions, exchange_worker
 from gpuloader.sources.block import Block
-from gpuloader.sources.dataset import leaves_out
 from gpuloader.sources.describing import Source, has_state
+from gpuloader.sources.skipping import leaves_out
 from gpuloader.staging import check_available
 from gpuloader.system.iterators import Steady, close_iterator
 

@@ -14,8 +14,8 @@ from gpuloader.batches.tree import Tree
 from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array, Indices
 from gpuloader.order.order import Stretch
-from gpuloader.sources.dataset import LeftOut
 from gpuloader.sources.images.regions import Encoded
+from gpuloader.sources.skipping import LeftOut
 from gpuloader.staging import Layout, Slot
 
 Reserve = Callable[[int], Slot]

@@ -8,28 +8,16 @@ from __future__ import annotations
 
 import itertools
 import math
-import reprlib
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gpuloader.errors import (
-    BadType,
-    BadTypeOrValue,
-    BadValue,
-    DataFileError,
-    DecodeError,
-    LoaderError,
-    NoIndices,
-    SampleError,
-    describe_error,
-)
+from gpuloader.errors import BadType, BadTypeOrValue, BadValue, NoIndices, SampleError, describe_error
 from gpuloader.foreign import (
     COLUMNS,
     FRAME,
@@ -43,7 +31,7 @@ from gpuloader.foreign import (
     values_by_position,
 )
 from gpuloader.order.order import Shuffled, as_indices, check_whole, interleave
-from gpuloader.order.randomness import GeneratorLike, current_draw
+from gpuloader.order.randomness import GeneratorLike
 from gpuloader.sources.array_rows import (
     ArrayRows,
     check_array,
@@ -155,40 +143,6 @@ class IterableDataset(Dataset[S]):
 
     def __add__(self, other: Iterable[Any]) -> Dataset[Any]:  # type: ignore[override]  # as in PyTorch
         return ChainDataset([self, other])
-
-
-# Samples that raise, if the loader leaves them out.
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """Stands for a sample that cannot be read; `reason` names it and says why."""
-
-    reason: str
-
-
-def is_about_data(error: Exception) -> bool:
-    """Return whether a sample raised because of its data, not because a file or memory is missing."""
-    if isinstance(error, LoaderError):
-        return isinstance(error, DecodeError | DataFileError)
-    # An OSError without a number comes from a decoder, such as Pillow's for an unknown image.
-    return not (isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None))
-
-
-def leaves_out(dataset: object) -> bool:
-    """Return whether an iterable dataset can yield a `LeftOut` in place of a sample that raises."""
-    return bool(own_method(dataset, "_leaves_out", overriding={"__iter__"}))
-
-
-def apply(what: str, function: Callable[[Any], Any], sample: Any) -> Any:
-    """Return what the user's function makes of a sample, or a `LeftOut` if it raises and the loader skips."""
-    # Raised out of a dataset's iterator, the error would end the iterator and so the epoch.
-    try:
-        return function(sample)
-    except Exception as error:
-        if current_draw().skips and is_about_data(error):
-            return LeftOut(f"{what} raised {describe_error(error)} for {reprlib.repr(sample)}")
-        raise
 
 
 class _Combined(Dataset[S]):
@@ -307,9 +261,7 @@ class ChainDataset(IterableDataset[S]):
 
     _checks: ClassVar[bool] = True  # check datasets when the chain is made, not when it is read
 
-    @property
-    def _leaves_out(self) -> bool:
-        return all(map(leaves_out, self.datasets))
+    _leaves_out: ClassVar[bool] = True
 
     def __init__(self, datasets: Iterable[Iterable[S]]) -> None:
         self.datasets = list(datasets)

@@ -6,7 +6,7 @@ import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,7 +18,7 @@ from gpuloader.order.randomness import MIXED, Draw, current_draw, derive_key, ex
 from gpuloader.order.samplers import MixSampler, Sampler
 from gpuloader.order.worker_info import ask_ranks
 from gpuloader.sources.array_rows import own_method
-from gpuloader.sources.dataset import ConcatDataset, IterableDataset, MapStyle, S, is_iterable, leaves_out
+from gpuloader.sources.dataset import ConcatDataset, IterableDataset, MapStyle, S, is_iterable
 
 
 class MixDataset(ConcatDataset[S]):
@@ -142,6 +142,8 @@ def _is_stream(dataset: object) -> bool:
 class MixedStreams(IterableDataset[S]):
     """Iterable datasets in turns, in proportion to their weights; made and described by `MixDataset`."""
 
+    _leaves_out: ClassVar[bool] = True
+
     def __init__(self, datasets: Sequence[Any], weights: ArrayLike, at_end: str | Sequence[str]) -> None:
         for position, one in enumerate(datasets):
             if not _is_stream(one):
@@ -162,10 +164,6 @@ class MixedStreams(IterableDataset[S]):
         self._resumed: tuple[int, list[Any]] | None = None
         self._reached: tuple[int, list[_Reading]] = 0, []
         self._ranks = 1  # that divided the streams in the latest pass
-
-    @property
-    def _leaves_out(self) -> bool:
-        return all(map(leaves_out, self.datasets))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_reached": (0, [])}  # a pass that has begun reads iterators of this process
@@ -233,21 +231,17 @@ class MixedStreams(IterableDataset[S]):
         return self._divide
 
     def _divide(
-        self, states: Sequence[Sequence[Any]], workers: int, mixed: tuple[int, int] | None = None
+        self, states: Sequence[Any], workers: int, known: int = 1, mixed: tuple[int, int] | None = None
     ) -> Any:
-        every = [one for theirs in states for one in theirs]
-        begun = [
-            [None if one is None else self._streams_of(one or {"streams": []}) for one in theirs]
-            for theirs in states
-        ]
+        begun = [None if one is None else self._streams_of(one or {"streams": []}) for one in states]
         _, here = ask_ranks()
-        known = len(states)
-        ranks = next((one["ranks"] for one in every if one), here if known == 1 else known)
+        ranks = next((one["ranks"] for one in states if one), here if known == 1 else known)
         readers, ranks = mixed or (workers * (1 if known == 1 and ranks == here else here), ranks)
         ends = readers
         while True:
             count = ends
-            found = [self._share(at, begun, workers, (count, ranks)) for at in range(len(self.datasets))]
+            how = workers, known, (count, ranks)
+            found = [self._share(at, begun, *how) for at in range(len(self.datasets))]
             shares = [one for one in found if one is not None]
             if len(shares) < len(found):
                 return None
@@ -258,27 +252,29 @@ class MixedStreams(IterableDataset[S]):
             ends = min(filter(None, stops), default=count)
             if ends == count:
                 break
-        drawn = sum(state.get("drawn", 0) for state in every if state) // count
+        drawn = sum(state.get("drawn", 0) for state in states if state) // count
         left: list[dict[str, Any] | None] = [None] * readers
         for worker, streams in enumerate(zip(*shares, strict=True)):
             if any(state for *_, state, _ in streams):
                 left[worker] = {"drawn": drawn, "ranks": here, "streams": list(streams)}
         return left
 
-    def _share(self, at: int, begun: Sequence[Any], workers: int, mixed: tuple[int, int]) -> list[Any] | None:
+    def _share(
+        self, at: int, begun: Sequence[Any], workers: int, known: int, mixed: tuple[int, int]
+    ) -> list[Any] | None:
         """Return the states with which the workers continue a stream, or None for their own."""
-        streams = [[None if one is None or one[at][1] else one[at] for one in theirs] for theirs in begun]
-        passes = min((one[0] for theirs in streams for one in theirs if one), default=None)
+        streams = [None if one is None or one[at][1] else one[at] for one in begun]
+        passes = min((one[0] for one in streams if one), default=None)
         if passes is None:  # nothing is left of it
             return [[1, True, None, 0]] * mixed[0]
         # A worker that repeats it already has nothing left of the pass that others have not completed.
-        latest = [[one if one and one[0] == passes else None for one in theirs] for theirs in streams]
-        if any(one and one[3] for theirs in latest for one in theirs):
+        latest = [one if one and one[0] == passes else None for one in streams]
+        if any(one and one[3] for one in latest):
             raise ValueError("the state of a mix of an earlier release is for as many workers; use as many")
-        left = [[one and (one[2] or {}) for one in theirs] for theirs in latest]
+        left = [one and (one[2] or {}) for one in latest]
         outer = exchange_draw(_draw_of(passes))
         try:
-            found = self.datasets[at]._divide_states(left, workers, mixed)
+            found = self.datasets[at]._divide_states(left, workers, known, mixed)
         finally:
             exchange_draw(outer)
         over = [passes + 1, self.at_end[at] != "repeat", None, 0]

@@ -240,51 +240,52 @@ class ShardDataset(IterableDataset[S]):
         return Left((number, count), streams)
 
     def _divide_states(
-        self, states: Sequence[Sequence[Any]], workers: int, mixed: tuple[int, int] | None = None
+        self, states: Sequence[Any], workers: int, known: int = 1, mixed: tuple[int, int] | None = None
     ) -> list[dict[str, Any] | None] | None:
         """Return the states with which others continue where the workers of one rank, or of all, stopped.
 
-        `states` has a list for each rank whose state is known, with one entry per worker: empty if it has not
-        begun, None if it has nothing left. The result follows the same rule. It is for `workers` of this
-        rank. If there were other ranks, or the states of all are known, it is for those of all ranks, the
-        first of each rank before the second ones. Returns None if each worker continues with its own.
-        `mixed`, from a mix, is how many of them share what is left, the others having ended, and the number
-        of ranks until now.
+        `states` are those of a rank's workers or, if more ranks are `known`, of all ranks' in the order of
+        their streams: empty for a worker that has not begun, None for one that has nothing left. The result
+        follows the same rule. It is for `workers` of this rank; if there were other ranks, or all are known,
+        for those of all ranks, in the order of their streams. Returns None if each worker continues with its
+        own. `mixed`, from a mix, is how many of them share what is left, the others having ended, and the
+        number of ranks until now.
 
         Raises
         ------
         ValueError
             The states say nothing about other ranks, which have divided the shards with them.
         """
-        found = [[self._from_state(one) if one else None for one in theirs] for theirs in states]
-        here, each, alone = Stream.current(), len(states[0]), len(states) == 1
+        found = [self._from_state(state) if state else None for state in states]
+        here, each, alone = Stream.current(), len(states) // known, known == 1
         own, epoch = here.number % here.ranks, here.epoch
-        _, ranks = mixed or (0, here.ranks if alone else len(states))
+        _, ranks = mixed or (0, here.ranks if alone else known)
         rank = own if ranks == here.ranks else 0
-        for at, begun in [(at, one) for at, theirs in enumerate(found) for one in theirs if one]:
-            number, count = begun.reader
-            rank, ranks, epoch = number % (count // each), count // each, begun.streams[0][0].epoch
-            if not alone and (rank, ranks) != (at, len(states)):
-                raise ValueError(
-                    f"state {at} of {len(states)} is that of rank {rank} of {ranks}: pass the states of all "
-                    "ranks, in the order of the ranks"
-                )
+        for at, one in enumerate(found):
+            if one is not None:
+                number, count = one.reader
+                rank, ranks, epoch = number % (count // each), count // each, one.streams[0][0].epoch
+                if not alone and one.reader != (at, len(states)):
+                    raise ValueError(
+                        f"state {at % known} of {known} is that of rank {rank} of {ranks}: pass the states "
+                        "of all ranks, in the order of the ranks"
+                    )
         if alone and (ranks, rank, each) == (here.ranks, own, workers):
             return None
-        if mixed is None and alone and not any(found[0]) and None not in states[0]:
+        if mixed is None and alone and not any(found) and None not in states:
             return [{}] * workers
-        known = dict(enumerate(zip(states, found, strict=True), rank if alone else 0))
         owners = range(own, own + 1) if alone and ranks == here.ranks else range(ranks)
-        if mixed and not known.keys() >= set(owners):
+        if mixed and alone and owners != range(rank, rank + 1):
             # Which streams of a mix come when also depends on their lengths on each rank.
             raise ValueError(_OTHER_RANKS)
         left: list[tuple[Stream, Reached]] = []
         for owner in owners:
-            teller = owner if owner in known else rank
-            for worker, (state, one) in enumerate(zip(*known[teller], strict=True)):
+            teller = rank if alone else owner
+            for worker in range(each):
                 theirs = Stream(teller + worker * ranks, each * ranks, ranks, epoch)
-                streams = [(theirs, Reached())] if one is None else one.streams
-                if state is None:
+                at = worker if alone else theirs.number
+                streams = [(theirs, Reached())] if (one := found[at]) is None else one.streams
+                if states[at] is None:
                     streams = [(theirs, Reached(len(self._order(theirs))))]
                 if owner != teller:
                     stream = Stream(owner + worker * ranks, each * ranks, ranks, epoch)

@@ -8,16 +8,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from stat import S_ISREG
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from gpuloader.errors import DataFileError, damaged, describe_error, import_package
 from gpuloader.sources.block import Block, Column, Part
-from gpuloader.sources.dataset import apply
 from gpuloader.sources.files.remote_files import check_names, is_remote
 from gpuloader.sources.files.shards import ShardDataset
+from gpuloader.sources.skipping import apply
 from gpuloader.sources.tables.arrow import are_alike, check_values, columns_of
 
 if TYPE_CHECKING:
@@ -95,10 +94,10 @@ class TableShards(ShardDataset[Any]):
 
     def _check_unchanged(self, url: str) -> None:
         """Raise `DataFileError` if a local file is not the one that the dataset saw first."""
+        if is_remote(url):
+            return
         with suppress(OSError):  # opening it says why
-            status = None if is_remote(url) else os.stat(url)  # noqa: PTH116 - often, and a Path takes longer
-            if status is None or not S_ISREG(status.st_mode):
-                return
+            status = os.stat(url)  # noqa: PTH116 - often, and a Path takes longer
             # On another machine, a copy of the file has another time. Inodes change on some network mounts.
             times = platform.node(), url
             for key, found in ((url, status.st_size), (times, status.st_mtime_ns)):

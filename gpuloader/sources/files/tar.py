@@ -13,11 +13,11 @@ from importlib import import_module
 from typing import Any, BinaryIO, ClassVar
 
 from gpuloader.errors import DataFileError, damaged
-from gpuloader.sources.dataset import apply
 from gpuloader.sources.files.remote_files import open_source
 from gpuloader.sources.files.shards import ShardDataset
 from gpuloader.sources.images.folder import EXTENSIONS
 from gpuloader.sources.images.image import Image
+from gpuloader.sources.skipping import apply
 
 IMAGE = "image"
 SAMPLES, SAMPLES_NBYTES = 64, 1 << 20
