@@ -397,8 +397,10 @@ class ShareStream(Pass):
         if not size or (self._drop_last and count < self._step):
             return None
         # Keys are positions in the epoch, so that an item's random draws do not depend on its rank.
-        keys = [begin + division.rank + at * world_size for at in range(own)] or [begin]
-        keys = (keys + keys[-1:])[:size]
+        first = begin + division.rank
+        keys: Sequence[int] = range(first, first + own * world_size, world_size) or range(begin, begin + 1)
+        if size != len(keys):
+            keys = [*keys, keys[-1]][:size]
         if isinstance(kept, list):
             items: Iterator[Any] = iter((kept + kept[-1:])[:size])
         else:
