@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
@@ -277,14 +276,10 @@ class ParquetDataset(TableShards):
 
         url, problem = self._urls[file], "the file is truncated or not a Parquet file: "
         kept = self._footers.get(file)
-        known, inode = kept.known if kept else None, None
+        known = kept.known if kept else None
         with open_source(url, self._tries, known=known) as source:
-            if isinstance(source, RemoteFile):
-                known = known or source.keep_end()
-            else:
-                inode = os.fstat(source.fileno()).st_ino
-                if kept and kept.inode != inode:  # fetched again into the cache
-                    kept = None
+            if known is None and isinstance(source, RemoteFile):
+                known = source.keep_end()
             with self._reading(url, problem, arrow.ArrowException, OSError, row_group=row_group):
                 # Given a path, Arrow reads a local file without going through Python.
                 given, metadata = source if is_remote(url) else url, kept and kept.metadata
@@ -293,7 +288,7 @@ class ParquetDataset(TableShards):
                         # The end of a larger file holds little more than the footer.
                         if known and known[0] > _SMALL:
                             known = known[0], b""
-                        self._keep(file, Footer(opened.metadata, inode, known))
+                        self._keep(file, Footer(opened.metadata, known))
                     yield opened, source
 
     def _keep(self, file: int, footer: Footer) -> None:
@@ -368,7 +363,6 @@ class Footer:
     """What is known about a file: Arrow's metadata, and parts of a remote file not to request again."""
 
     metadata: Any
-    inode: int | None  # of a local file, which may lie in a cache
     known: tuple[int, bytes] | None
 
     @property
