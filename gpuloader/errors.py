@@ -7,7 +7,7 @@ LoaderError             base class of them all                              (als
  ├── ReaderError        a reader, generator, iterator or setter is misused      (also a TypeError)
  ├── ComposeNotAligned  composed readers differ in length                       (also a ValueError)
  ├── DataFileError      a data file is truncated, of a different format, or too big (also a ValueError)
- ├── SourceError        a file or URL could not be read                         (also an OSError)
+ ├── SourceError        a file or URL could not be read, or a file written      (also an OSError)
  ├── PlaceError         a place is unknown, or its device is missing            (also a ValueError)
  ├── MissingPackage     an optional package is not installed                    (also an ImportError)
  ├── StagingMemoryError host or device memory for batches could not be reserved (also a MemoryError)
@@ -261,7 +261,7 @@ class DataFileError(LoaderError, ValueError):
 
 
 class SourceError(LoaderError, OSError):
-    """A file or URL could not be read: it is missing, access is denied, or its server does not respond.
+    """A file or URL could not be read, or a file written: access is denied, or a disk is full, for example.
 
     Attributes
     ----------

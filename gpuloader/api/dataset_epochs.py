@@ -40,6 +40,7 @@ from gpuloader.order.dividing import ALONE
 from gpuloader.order.order import InOrder, Shuffled, Stretch
 from gpuloader.order.plan import DealtPlan, OrderedPlan, Plan, ShardedPlan
 from gpuloader.order.torch_order import TorchOrder
+from gpuloader.order.worker_info import ask_ranks
 from gpuloader.sources.dataset import count_items
 from gpuloader.system.finalizers import Finalizer
 from gpuloader.system.platforms import usable_cores
@@ -323,6 +324,29 @@ class DatasetEpochs(Epochs):
                 position.step, position.base = batching.step, base
         if position.step is not None:
             position.total, position.dealt = self._count_all(), batching.is_dealt
+        return position
+
+    def find_own(self, positions: Sequence[Position]) -> Position:
+        """Return this rank's position, given those of all ranks of a run, which may have been more or fewer.
+
+        Raises `ValueError` if the positions of other ranks tell this one nothing.
+        """
+        rank, ranks = ask_ranks()
+        if len(positions) == ranks and len({one.epoch for one in positions}) == 1:
+            return positions[rank]
+        # A rank that has ended its epoch before the others is at the start of the next one.
+        position = max(positions, key=lambda one: (-one.epoch, one.batches))
+        dataset, alone = self.plan.source.dataset, self._fetching.reads_alone
+        epochs = {one.epoch for one in positions if one.batches} | {position.epoch}
+        alike = len({one.readers for one in positions}) == len(epochs) == 1
+        divide = alike and all(one.can_divide(dataset, alone=alone) for one in positions)
+        if self.plan.batching.sharding is not None or not divide:
+            raise ValueError(
+                f"got the states of {len(positions)} ranks, and there are {ranks} now: only datasets in "
+                "files that ranks divide themselves, with as many workers each, can continue from a list; "
+                "with shard=, pass any one of the states"
+            )
+        position.divide(dataset, self._fetching.readers or 1, alone=alone, ranks=positions)
         return position
 
     def resume_at(self, position: Position) -> None:

@@ -222,8 +222,9 @@ class DataLoader(Measured, Generic[S]):
     on_bad : str
         What to do about a sample that raises. 'raise' raises SampleError, or DecodeError for an image that
         cannot be decoded. 'skip' leaves the sample out, counts it in ``stats().skipped`` and logs the first
-        ten; the batch is then shorter. Without indices, only images can be left out. A file that cannot be
-        opened and a lack of memory still end the epoch.
+        ten; the batch is then shorter. Without indices, that goes for images, and for samples of a dataset in
+        files whose ``map`` or ``decode`` raises. A file that cannot be opened and a lack of memory still end
+        the epoch.
     cache : str or None
         None reads the dataset every epoch. 'host' and 'device' read it once and gather later batches from
         arrays in RAM or on the GPUs; with 'device', epochs are permuted on the GPU and only 16 bytes per
@@ -524,7 +525,7 @@ class DataLoader(Measured, Generic[S]):
         """
         return self._epochs.state()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Make the next loop resume at a state that this or another loader returned.
 
         That loader may have had a different number of workers, another batch size and, with `shard`, a
@@ -533,6 +534,10 @@ class DataLoader(Measured, Generic[S]):
         batch sampler, the loader steps through the earlier indices without fetching them. An iterable dataset
         that has no ``state_dict``, or is read with `shard`, is read from its start, and the samples already
         delivered are dropped.
+
+        Ranks that divide the files of a dataset themselves, without `shard`, have a state each. Save all of
+        them, and pass every rank the list, in the order of the ranks: another number of ranks can then
+        continue.
 
         Raises ValueError for anything but a loader's state; for a state that counts batches of a different
         size or kind, as with a batch sampler or shards; and for a state from a different number of workers if
@@ -552,12 +557,13 @@ class DataLoader(Measured, Generic[S]):
         >>> [batch.tolist() for batch in alone]
         [[4, 5, 6, 7], [8, 9]]
         """
-        position = read_state(state)
-        if "seed" not in state:
+        states = state if isinstance(state, list | tuple) and state else [state]
+        positions = [*map(read_state, states)]
+        if not all("seed" in one for one in states):
             raise ValueError(
                 "this is the state of a loader made by DataLoader.from_generator, not of one over a dataset"
             )
-        self._epochs.resume_at(position)
+        self._epochs.resume_at(positions[0] if states[0] is state else self._epochs.find_own(positions))
 
     def close(self) -> None:
         """End persistent worker processes; the next loop starts new ones."""

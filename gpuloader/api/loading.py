@@ -28,6 +28,7 @@ from gpuloader.order.randomness import draw_seed
 from gpuloader.order.samplers import make_sampler
 from gpuloader.order.worker_info import find_local_rank
 from gpuloader.sources.describing import Source, check_alike, describe
+from gpuloader.sources.skipping import leaves_out
 from gpuloader.system.platforms import available_memory
 from gpuloader.transforms.program import Programmer
 from gpuloader.watch.autotuner import BUDGET
@@ -139,7 +140,7 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
     delivery = _choose_delivery(options, batching, workers)
     if options.on_bad == "skip":
         _check_skipping(
-            ends=source.iterable and stage is None,
+            ends=source.iterable and stage is None and not leaves_out(source.dataset),
             equal=delivery.shards > 1 or (batching.sharding is not None and uneven == "pad"),
         )
     collation = _choose_collation(options, framework, feeds, stage, (of_images, of_batches), delivery)
@@ -468,9 +469,8 @@ def _check_skipping(*, ends: bool, equal: bool) -> None:
     """
     if ends:
         raise ValueError(
-            "on_bad='skip' leaves out samples of a dataset with indices, and images that the loader decodes; "
-            "an iterator that has raised has ended, so catch the exception in the dataset's __iter__, map or "
-            "decode"
+            "on_bad='skip' leaves out samples of a dataset with indices or in files, and images that the "
+            "loader decodes; an iterator that has raised has ended, so catch the exception in its __iter__"
         )
     if equal:
         raise ValueError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from gpuloader.order.batching import Batching
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.order.samplers import Sampler
 from gpuloader.order.torch_order import TorchOrder
+from gpuloader.order.worker_info import ask_ranks
 from gpuloader.sources.describing import READ_ONCE, Source
 from gpuloader.system.iterators import find_kept, may_start_over
 
@@ -117,21 +118,30 @@ class Position:
         tell = all(one.state is not None or one.ended or not one.batches for one in self.workers.values())
         return self.readers is not None and hasattr(dataset, "_divide_states") and tell
 
-    def divide(self, dataset: Any, readers: int, *, alone: bool) -> None:
-        """Let `readers` workers of this rank, as it is now, continue from here, if they can."""
+    def divide(self, dataset: Any, readers: int, *, alone: bool, ranks: Sequence[Position] = ()) -> None:
+        """Let `readers` workers of this rank, as it is now, continue from here, if they can.
+
+        `ranks` are the positions of all ranks that there were until now, if they are known.
+        """
         if not self.can_divide(dataset, alone=alone):
             return
-        begun = [self.workers.get(worker, ItemState(worker, 0)) for worker in range(self.readers or 0)]
         outer = exchange_draw(Draw(self.seed, self.epoch))  # the order of the files depends on the epoch
         try:
-            states = dataset._divide_states(
-                [None if one.ended else one.state or {} for one in begun], readers
-            )
+            begun = zip(*[one._list_begun(self.epoch) for one in ranks or (self,)], strict=True)
+            states = dataset._divide_states([*itertools.chain(*begun)], readers, len(ranks) or 1)
         finally:
             exchange_draw(outer)
+        if states and len(states) > readers:  # those of the workers of all ranks
+            rank, count = ask_ranks()
+            states = states[rank::count]
         for worker, state in enumerate(states or ()):
             self.readers, self.turn = readers, 0
             self.workers[worker] = ItemState(worker, 0, state or None, ended=state is None)
+
+    def _list_begun(self, epoch: int) -> list[Any]:
+        """Return the own states of this rank's workers in an epoch, as `_divide_states` takes them."""
+        begun = [self.workers.get(worker, ItemState(worker, 0)) for worker in range(self.readers or 0)]
+        return [None if one.ended or self.epoch > epoch else one.state or {} for one in begun]
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as plain data, which `read_state` reads."""

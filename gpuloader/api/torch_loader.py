@@ -374,7 +374,7 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
         """Return the user's position in the latest epoch; see `gpuloader.DataLoader.state_dict`."""
         return super().state_dict() if self._prepared is None else self._prepared.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Make the next loop resume at a state; see `gpuloader.DataLoader.load_state_dict`."""
         super().load_state_dict(state)
         if self._prepared is not None:

@@ -19,6 +19,7 @@ from gpuloader.checks import check_count, check_word
 from gpuloader.errors import import_package
 from gpuloader.sources.dataset import IterableDataset
 from gpuloader.sources.describing import describe
+from gpuloader.sources.files.remote_files import named
 from gpuloader.sources.files.stored_samples import to_fields, to_members, to_table
 from gpuloader.system.platforms import locked, replacing
 
@@ -29,6 +30,7 @@ GROUP_NBYTES = 4 << 20
 """Uncompressed bytes of rows that fill a row group of a Parquet file."""
 
 INDEX = "index.json"
+_FAILED = "cannot be written (complete files stay, and the same call continues after them)"
 
 
 def write_shards(
@@ -76,6 +78,9 @@ def write_shards(
         samples differ in their fields, or in the types or shapes of a field.
     TypeError
         The format cannot hold a value; the message names the field.
+    SourceError
+        A file cannot be written, for example because the disk is full; the message names it. Nothing of it is
+        left, and the same call continues there.
     MissingPackage
         The format is Parquet, and pyarrow is not installed.
 
@@ -155,23 +160,31 @@ def _write_rest(
             at = min(begun, len(samples))
             begun -= at
             while at < len(samples):
-                if shard is None:
-                    path = target / f"shard-{len(shards):06}.{index['format']}"
-                    first = target / shards[0]["file"] if shards else path
-                    shard = shard_kind(opened.enter_context(replacing(path)), first, total)
-                    opened.callback(shard.release)
-                stop = len(samples) if rows is None else min(at + rows - shard.count, len(samples))
-                shard.write(samples[at:stop])
-                total += stop - at
-                at = stop
-                if shard.count == rows or shard.nbytes >= index["size"]:
-                    finish(state, at)
+                path = target / f"shard-{len(shards):06}.{index['format']}"
+                with named(str(path), _FAILED):
+                    if shard is None:
+                        first = target / shards[0]["file"] if shards else path
+                        shard = shard_kind(opened.enter_context(replacing(path)), first, total)
+                        opened.callback(_leave, shard)
+                    stop = len(samples) if rows is None else min(at + rows - shard.count, len(samples))
+                    shard.write(samples[at:stop])
+                    total += stop - at
+                    at = stop
+                    if shard.count == rows or shard.nbytes >= index["size"]:
+                        finish(state, at)
             state = loader.state_dict()
             if progress is not None:
                 progress(total)
-        if shard is not None:
-            finish(None, 0)
-    _write_index(target, {**index, "state": None, "complete": True})
+        with named(str(path), _FAILED):
+            if shard is not None:
+                finish(None, 0)
+            _write_index(target, {**index, "state": None, "complete": True})
+
+
+def _leave(shard: Any) -> None:
+    """Close a shard that is complete, or that an error ends, which closing must not replace by its own."""
+    with contextlib.suppress(OSError):
+        shard.release()
 
 
 class _Encoded:

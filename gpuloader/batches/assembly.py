@@ -33,15 +33,16 @@ from gpuloader.batches.columns import (
 )
 from gpuloader.batches.kept import BatchSignature, keep_whole, stage_whole
 from gpuloader.batches.schema import Collation, Schema, SchemaCache
-from gpuloader.batches.staged import BatchBuilder, Gaps, LeftOut, Reserve, StagedBatch, begin_batch, complete
+from gpuloader.batches.staged import BatchBuilder, Gaps, Reserve, StagedBatch, begin_batch, complete
 from gpuloader.batches.tree import array_leaves, object_columns
-from gpuloader.errors import DataFileError, DecodeError, LoaderError, SampleError, describe_error
+from gpuloader.errors import DecodeError, SampleError, describe_error
 from gpuloader.fields.convert import IF_IMAGES, IF_IT_VARIES
 from gpuloader.fields.spec import Array, Indices
 from gpuloader.foreign import is_tensor, tensor_over
 from gpuloader.order.randomness import Draw, current_draw
 from gpuloader.sources.block import Block
 from gpuloader.sources.describing import Source
+from gpuloader.sources.skipping import LeftOut, is_about_data
 from gpuloader.staging import Slot
 
 # NumPy and others take None for a new dimension, so the result would be a different sample.
@@ -198,7 +199,7 @@ class Assembler:
             try:
                 sample = dataset[index]
             except Exception as error:
-                if not (self.collation.skips and _is_about_data(error)):
+                if not (self.collation.skips and is_about_data(error)):
                     raise self.failure(error, number, position, index) from error
                 sample = LeftOut(f"dataset index {index}: {describe_error(error)}")
             if make is not None:
@@ -397,14 +398,6 @@ class RowBatch(SampleBatch):
         for row, part in self._early:
             samples[row : row + len(part)] = part
         return self._assembler.fall_back(samples, self.number, self._reserve, refused, slot)
-
-
-def _is_about_data(error: Exception) -> bool:
-    """Return whether a sample raised because of its data, not because a file or memory is missing."""
-    if isinstance(error, LoaderError):
-        return isinstance(error, DecodeError | DataFileError)
-    # An OSError without a number comes from a decoder, such as Pillow's for an unknown image.
-    return not (isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None))
 
 
 def _as_it_was(value: Any, first: Any) -> Any:

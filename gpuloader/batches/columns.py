@@ -18,7 +18,7 @@ import numpy as np
 
 from gpuloader.batches.rows import IN_FEEDS, SampleRows, fields_of
 from gpuloader.batches.schema import Collation, Schema
-from gpuloader.batches.staged import Reserve, StagedBatch, begin_batch
+from gpuloader.batches.staged import Reserve, StagedBatch, begin_batch, write_arrays
 from gpuloader.batches.tree import Branch, Leaf, is_object
 from gpuloader.errors import DecodeError, SampleError, describe_error, unlike_first
 from gpuloader.fields.ragged import (
@@ -345,21 +345,17 @@ def stage_fitting(
     part: Part, schema: Schema, collation: Collation, number: int, reserve: Reserve
 ) -> StagedBatch:
     """Copy further rows of the columns that fitted last into a slot, and return the batch."""
-    count, rows = len(part), part.rows
-    arrays, objects = [], []
-    for leaf in schema.tree.leaves:
-        column: Any = part.columns[leaf.name]
-        if leaf.is_array:
-            arrays.append(column)
-        else:
-            objects.append(column.take(rows))
+    count, rows, leaves = len(part), part.rows, schema.tree.leaves
+    columns: Mapping[str, Any] = part.columns
+    objects = [columns[leaf.name].take(rows) for leaf in leaves if not leaf.is_array]
+    arrays = [columns[leaf.name] for leaf in leaves if leaf.is_array]
     layout = schema.lay_out(count)
     staged = begin_batch(collation, layout, schema.levels, number, reserve, schema.tree, objects)
+    if isinstance(rows, slice):
+        write_arrays([array[rows] for array in arrays], staged.slot.views(layout))
+        return staged
     for view, array in zip(staged.slot.views(layout), arrays):  # noqa: B905 - strict= costs time
-        if isinstance(rows, slice):
-            np.copyto(view, array[rows])
-        else:
-            _take([(array, rows)], view)
+        _take([(array, rows)], view)
     return staged
 
 

@@ -28,6 +28,7 @@ from gpuloader.order.samplers import skip
 from gpuloader.order.worker_info import WorkerInfo, count_rank_questions, exchange_worker
 from gpuloader.sources.block import Block
 from gpuloader.sources.describing import Source, has_state
+from gpuloader.sources.skipping import leaves_out
 from gpuloader.staging import check_available
 from gpuloader.system.iterators import Steady, close_iterator
 
@@ -229,7 +230,8 @@ class Pass:
 
     def _iterate(self, size: int) -> Iterator[Any]:
         """Begin to iterate over the dataset; its blocks have `size` items."""
-        dataset = self._assembler.dataset
+        dataset, collation = self._assembler.dataset, self._assembler.collation
+        current_draw().skips = collation.skips and leaves_out(dataset)
         return iter(dataset.iter_blocks(size) if self._in_blocks else dataset)
 
     def close(self) -> None:
@@ -393,8 +395,10 @@ class ShareStream(Pass):
         if not size or (self._drop_last and count < self._step):
             return None
         # Keys are positions in the epoch, so that an item's random draws do not depend on its rank.
-        keys = [begin + division.rank + at * world_size for at in range(own)] or [begin]
-        keys = (keys + keys[-1:])[:size]
+        first = begin + division.rank
+        keys: Sequence[int] = range(first, first + own * world_size, world_size) or range(begin, begin + 1)
+        if size != len(keys):
+            keys = [*keys, keys[-1]][:size]
         if isinstance(kept, list):
             items: Iterator[Any] = iter((kept + kept[-1:])[:size])
         else:

@@ -15,6 +15,7 @@ from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array, Indices
 from gpuloader.order.order import Stretch
 from gpuloader.sources.images.regions import Encoded
+from gpuloader.sources.skipping import LeftOut
 from gpuloader.staging import Layout, Slot
 
 Reserve = Callable[[int], Slot]
@@ -160,12 +161,6 @@ def complete(collation: Collation, staged: StagedBatch, keys: Indices | Stretch)
 
 
 # Samples that are left out: while a batch is written, and after it was staged.
-
-
-class LeftOut(NamedTuple):
-    """Stands for a sample that cannot be read; `reason` names it and says why."""
-
-    reason: str
 
 
 class Gaps:

@@ -164,16 +164,17 @@ class Draw:
 
     `seed` is None if no sample is being fetched. `index` is the sample's dataset index, or the number of the
     worker that reads an iterable dataset; None while no single sample is being fetched. `generator` is None
-    until the sample asks for it.
+    until the sample asks for it. `skips` asks an iterable dataset to leave out samples that raise.
     """
 
-    __slots__ = ("_alone", "_counter", "_spares", "_state", "epoch", "generator", "index", "seed")
+    __slots__ = ("_alone", "_counter", "_spares", "_state", "epoch", "generator", "index", "seed", "skips")
 
     def __init__(self, seed: int | None = None, epoch: int = 0) -> None:
         self.seed = seed
         self.epoch = epoch
         self.index: Any = None
         self.generator: np.random.Generator | None = None
+        self.skips = False
         self._spares: list[np.random.Generator] = []
         self._alone = 0
         # Philox computes its numbers from a key and a counter, so a sample's stream begins at the sample's

@@ -118,10 +118,11 @@ class Block:
     array([3, 1, 0])
     """
 
-    __slots__ = ("parts",)
+    __slots__ = ("_length", "parts")
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = parts
+        self._length = sum(map(len, parts))  # asked for several times per batch
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -129,7 +130,7 @@ class Block:
         return tuple(self.parts[0].columns)
 
     def __len__(self) -> int:
-        return sum(map(len, self.parts))
+        return self._length
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for part in self.parts:

@@ -261,6 +261,8 @@ class ChainDataset(IterableDataset[S]):
 
     _checks: ClassVar[bool] = True  # check datasets when the chain is made, not when it is read
 
+    _leaves_out: ClassVar[bool] = True
+
     def __init__(self, datasets: Iterable[Iterable[S]]) -> None:
         self.datasets = list(datasets)
         if not self._checks:

@@ -6,7 +6,7 @@ import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,6 +16,7 @@ from gpuloader.errors import BadType
 from gpuloader.order.order import AT_END, as_weights
 from gpuloader.order.randomness import MIXED, Draw, current_draw, derive_key, exchange_draw, sort_hashes
 from gpuloader.order.samplers import MixSampler, Sampler
+from gpuloader.order.worker_info import ask_ranks
 from gpuloader.sources.array_rows import own_method
 from gpuloader.sources.dataset import ConcatDataset, IterableDataset, MapStyle, S, is_iterable
 
@@ -26,8 +27,8 @@ class MixDataset(ConcatDataset[S]):
     **Streams** are iterable datasets, such as Parquet, tar and Hugging Face's. They take turns: of every
     1,024 samples, each has its share, in random order. Every worker mixes its own parts of the streams.
     Streams can resume mid-epoch; one that cannot tell its position is read again up to there. If all are
-    datasets in files, other workers can continue. A repeated stream that shuffles draws a new order for each
-    pass. The rest of this text is about map-style datasets.
+    datasets in files, other workers and ranks can continue. A repeated stream that shuffles draws a new
+    order for each pass. The rest of this text is about map-style datasets.
 
     A loader reads a mix in the order of its `default_sampler`: among every 4,096 samples, each dataset has
     its share. With ``shuffle=True`` these are in random order, and every pass over a dataset has a new random
@@ -141,6 +142,8 @@ def _is_stream(dataset: object) -> bool:
 class MixedStreams(IterableDataset[S]):
     """Iterable datasets in turns, in proportion to their weights; made and described by `MixDataset`."""
 
+    _leaves_out: ClassVar[bool] = True
+
     def __init__(self, datasets: Sequence[Any], weights: ArrayLike, at_end: str | Sequence[str]) -> None:
         for position, one in enumerate(datasets):
             if not _is_stream(one):
@@ -160,6 +163,7 @@ class MixedStreams(IterableDataset[S]):
                 raise ValueError(f"{name} must be one per dataset: {len(datasets)}, got {len(given)}")
         self._resumed: tuple[int, list[Any]] | None = None
         self._reached: tuple[int, list[_Reading]] = 0, []
+        self._ranks = 1  # that divided the streams in the latest pass
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_reached": (0, [])}  # a pass that has begun reads iterators of this process
@@ -167,6 +171,7 @@ class MixedStreams(IterableDataset[S]):
     def __iter__(self) -> Iterator[S]:
         drawn, streams = self._resumed or (0, [_NOT_BEGUN] * len(self.datasets))
         self._resumed = None
+        _, self._ranks = ask_ranks()
         readings = [_Reading(one, *at) for one, at in zip(self.datasets, streams, strict=True)]
         draw = current_draw()
         of_turns, turns = None, []
@@ -205,7 +210,8 @@ class MixedStreams(IterableDataset[S]):
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the latest pass: the turns taken, and where each stream is."""
         drawn, readings = self._reached
-        return {"drawn": drawn, "streams": [one.state_dict() for one in readings]}
+        streams = [one.state_dict() for one in readings]
+        return {"drawn": drawn, "ranks": self._ranks, "streams": streams}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next pass resume at a state; raise `ValueError` if it is not that of as many streams."""
@@ -224,12 +230,18 @@ class MixedStreams(IterableDataset[S]):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute '_divide_states'")
         return self._divide
 
-    def _divide(self, states: Sequence[Any], workers: int, sharing: int | None = None) -> Any:
+    def _divide(
+        self, states: Sequence[Any], workers: int, known: int = 1, mixed: tuple[int, int] | None = None
+    ) -> Any:
         begun = [None if one is None else self._streams_of(one or {"streams": []}) for one in states]
-        ends = sharing or workers
+        _, here = ask_ranks()
+        ranks = next((one["ranks"] for one in states if one), here if known == 1 else known)
+        readers, ranks = mixed or (workers * (1 if known == 1 and ranks == here else here), ranks)
+        ends = readers
         while True:
             count = ends
-            found = [self._share(at, begun, workers, count) for at in range(len(self.datasets))]
+            how = workers, known, (count, ranks)
+            found = [self._share(at, begun, *how) for at in range(len(self.datasets))]
             shares = [one for one in found if one is not None]
             if len(shares) < len(found):
                 return None
@@ -241,18 +253,20 @@ class MixedStreams(IterableDataset[S]):
             if ends == count:
                 break
         drawn = sum(state.get("drawn", 0) for state in states if state) // count
-        left: list[dict[str, Any] | None] = [None] * (sharing or workers)
+        left: list[dict[str, Any] | None] = [None] * readers
         for worker, streams in enumerate(zip(*shares, strict=True)):
             if any(state for *_, state, _ in streams):
-                left[worker] = {"drawn": drawn, "streams": list(streams)}
+                left[worker] = {"drawn": drawn, "ranks": here, "streams": list(streams)}
         return left
 
-    def _share(self, at: int, begun: Sequence[Any], workers: int, count: int) -> list[Any] | None:
-        """Return the states with which `count` of the workers continue a stream, or None for their own."""
+    def _share(
+        self, at: int, begun: Sequence[Any], workers: int, known: int, mixed: tuple[int, int]
+    ) -> list[Any] | None:
+        """Return the states with which the workers continue a stream, or None for their own."""
         streams = [None if one is None or one[at][1] else one[at] for one in begun]
         passes = min((one[0] for one in streams if one), default=None)
         if passes is None:  # nothing is left of it
-            return [[1, True, None, 0]] * count
+            return [[1, True, None, 0]] * mixed[0]
         # A worker that repeats it already has nothing left of the pass that others have not completed.
         latest = [one if one and one[0] == passes else None for one in streams]
         if any(one and one[3] for one in latest):
@@ -260,7 +274,7 @@ class MixedStreams(IterableDataset[S]):
         left = [one and (one[2] or {}) for one in latest]
         outer = exchange_draw(_draw_of(passes))
         try:
-            found = self.datasets[at]._divide_states(left, workers, count)
+            found = self.datasets[at]._divide_states(left, workers, known, mixed)
         finally:
             exchange_draw(outer)
         over = [passes + 1, self.at_end[at] != "repeat", None, 0]
@@ -271,7 +285,7 @@ def _draw_of(passes: int) -> Draw:
     """Return the draw of a later pass over a stream, which shuffles again."""
     draw = current_draw()
     again = Draw(draw.seed, draw.epoch + (passes << 32))
-    again.index = draw.index
+    again.index, again.skips = draw.index, draw.skips
     return again
 
 

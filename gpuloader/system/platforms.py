@@ -289,7 +289,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     written = path.with_name(f".{path.name}.part")
     try:
         with written.open("wb") as file:
-            yield file
+            try:
+                yield file
+            except BaseException:
+                with contextlib.suppress(OSError):  # of a full disk again, in place of what ends the block
+                    file.close()
+                raise
             file.flush()
             os.fsync(file.fileno())  # otherwise a crash of the system could leave an incomplete file
         written.replace(path)

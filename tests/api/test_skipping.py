@@ -1,15 +1,26 @@
 """Samples that raise are left out of their batches, counted and named, if the user asks for it."""
 
 import errno
+import itertools
 import logging
-import os
+from functools import partial
 
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, SampleError, SourceError
+from gpuloader import (
+    ChainDataset,
+    CSVDataset,
+    DataLoader,
+    MixDataset,
+    ParquetDataset,
+    SampleError,
+    SourceError,
+    TarDataset,
+)
 from tests.loading import resume
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, name_workers
+from tests.sources.files.tar_files import write_tar
 
 BAD = {1, 4, 5, 13}
 
@@ -97,8 +108,89 @@ def test_what_still_ends_the_epoch(kind, error):
         load(iter([1, 2]))
 
 
-@pytest.mark.parametrize("number", [errno.ENOENT, errno.EACCES, errno.EMFILE, errno.EIO], ids=os.strerror)
-def test_files_that_cannot_be_opened_end_the_epoch(number):
-    with pytest.raises(SampleError, match="dataset index 1") as caught:
-        list(load(Numbers(error=lambda text: OSError(number, text))))
-    assert caught.value.__cause__.errno == number
+# Streams of files, whose map or decode raises.
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Write the numbers from 0 to 15 as files of three kinds, and return their folder."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pq.write_table(pa.table({"n": range(16)}), tmp_path / "a.parquet", row_group_size=3)
+    (tmp_path / "a.csv").write_text("n\n" + "".join(f"{number}\n" for number in range(16)))
+    write_tar(tmp_path / "a.tar", [(f"{number}.n", b"%d" % number) for number in range(16)])
+    return tmp_path
+
+
+def make_number(sample, error=ValueError):
+    number = int(sample["n"])
+    if number in BAD:
+        raise error(f"number {number}")
+    return {"x": np.full(3, number), "name": str(number)}
+
+
+def fail_to_open(sample):
+    return make_number(sample, partial(OSError, errno.ENOENT))
+
+
+STREAMS = {
+    "parquet": lambda files, make: ParquetDataset(files / "a.parquet", map=make),
+    "csv": lambda files, make: CSVDataset(files / "a.csv", map=make),
+    "tar": lambda files, make: TarDataset(files / "a.tar", make),
+    "mix": lambda files, make: MixDataset(
+        [TarDataset(files / "a.tar", make), ParquetDataset(files / "a.parquet", map=make)],
+        [1, 1],
+        at_end="drop",
+    ),
+    "chain": lambda files, make: ChainDataset([STREAMS["csv"](files, make), STREAMS["tar"](files, make)]),
+}
+
+
+class TestStreams:
+    @pytest.mark.parametrize("workers", [INLINE, ONE_THREAD, PROCESSES], ids=name_workers)
+    @pytest.mark.parametrize("kind", STREAMS)
+    def test_samples_that_raise_are_left_out_counted_and_named(self, files, kind, workers):
+        def make():
+            return load(STREAMS[kind](files, make_number), seed=1, **workers)
+
+        loader, times = make(), 2 if kind in ("mix", "chain") else 1
+        whole = [check(batch) for batch in loader]
+        assert sorted(itertools.chain(*whole)) == sorted([*set(range(16)) - BAD] * times)
+        stats = loader.stats()
+        assert stats.skipped == len(BAD) * times
+        assert all("raised ValueError: number " in one for one in stats.skipped_samples)
+        before, again = resume(make, 2)
+        assert [check(batch) for batch in [*before, *again]] == whole
+
+    def test_ranks_that_divide_it_leave_out_the_same(self, files):
+        found = []
+        for rank in range(2):
+            made = STREAMS["tar"](files, make_number)
+            found += [check(batch) for batch in load(made, shard=(rank, 2), uneven="drop")]
+        assert sorted(itertools.chain(*found)) == sorted(set(range(16)) - BAD)
+
+    def test_the_reason_names_the_sample(self, files):
+        for kind, reason in (
+            ("parquet", "map raised ValueError: number 1 for {'n': "),
+            ("tar", "decode raised ValueError: number 1 for {'__key__': '1', '__url__': "),
+        ):
+            loader = load(STREAMS[kind](files, make_number))
+            list(loader)
+            assert loader.stats().skipped_samples[0].startswith(reason)
+
+    @pytest.mark.parametrize("kind", STREAMS)
+    def test_what_still_ends_the_epoch(self, files, kind):
+        with pytest.raises(SampleError, match=r"No such file|number 1"):
+            list(load(STREAMS[kind](files, fail_to_open)))
+        with pytest.raises(SampleError, match="number 1"):
+            list(load(STREAMS[kind](files, make_number), on_bad="raise"))
+        with pytest.raises(ValueError, match="number 1"):
+            list(STREAMS[kind](files, make_number))
+
+    def test_a_class_that_reads_in_its_own_way_is_refused(self, files):
+        class Own(TarDataset):
+            def __iter__(self):
+                return (sample["x"] for sample in super().__iter__())
+
+        for made in (Own(files / "a.tar", make_number), MixDataset([Own(files / "a.tar")], [1])):
+            with pytest.raises(ValueError, match="an iterator that has raised has ended"):
+                load(made)

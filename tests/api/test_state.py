@@ -190,7 +190,8 @@ def test_an_iterable_data_sets_own_state(workers):
 
 WRONG = {
     "nothing": (None, TypeError, "a state must be a dict, .* got NoneType"),
-    "a list": ([1], TypeError, "got list"),
+    "a list": ([1], TypeError, "a state must be a dict, .* got int"),
+    "no states": ([], TypeError, "got list"),
     "empty": ({}, ValueError, "version None, expected 1 or 2"),
     "a model's": ({"weight": np.zeros(3)}, ValueError, "it was not made by a loader's state_dict"),
     "a later release's": ({"version": 3}, ValueError, "version 3, expected 1 or 2.*by a later release"),

@@ -1,10 +1,12 @@
 """Writing shards: what is read back, that files are whole, and how an interrupted call goes on."""
 
+import errno
 import json
 import signal
 import subprocess
 import sys
 import textwrap
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 
 import gpuloader
 from gpuloader import ImageFolder, IterableDataset, ParquetDataset, TarDataset, write_shards
-from gpuloader.errors import SampleError
+from gpuloader.errors import SampleError, SourceError
 from gpuloader.system.platforms import locked
 from tests.picture_files import write_folder
 from tests.sample_sets import name_workers
@@ -198,6 +200,30 @@ def test_a_killed_program_leaves_whole_files(tmp_path):
     subprocess.run(command, cwd=tmp_path, timeout=100, check=True)
     assert [row["x"] for row in ParquetDataset(tmp_path / "out")] == list(range(3000))
     assert not list((tmp_path / "out").glob(".*.part"))
+
+
+class Growing(Samples):
+    """Samples that are small at first."""
+
+    def __getitem__(self, index):
+        return {"data": np.random.default_rng(index).bytes(10 if index < 64 else 100_000)}
+
+
+@pytest.mark.parametrize("form", ["parquet", "tar"])
+def test_a_disk_that_is_full_names_the_file_and_the_same_call_goes_on(tmp_path, form):
+    resource = pytest.importorskip("resource")
+    write = partial(write_shards, Growing(128), rows=64, format=form)
+    whole = contents_of(write(tmp_path / "whole"))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))  # the system refuses to write more
+    try:
+        with pytest.raises(SourceError, match=rf"shard-000001\.{form}: cannot be written \(comp") as caught:
+            write(tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.__cause__.errno == errno.EFBIG
+    assert sorted(contents(tmp_path / "out")) == ["index.json", f"shard-000000.{form}"]
+    assert contents_of(write(tmp_path / "out")) == whole
 
 
 def test_one_process_writes_at_a_time(tmp_path):

@@ -2,8 +2,11 @@
 
 import itertools
 import json
+import os
 import pickle
+from contextlib import contextmanager
 from functools import partial
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -455,7 +458,7 @@ def take_number(sample):
 SIZES = [150, 90, 48, 70]
 
 
-def load_files(folder, at_end, workers, size, buffer=None):
+def load_files(folder, at_end, workers, size, buffer=None, weights=(3, 2, 1, 2), **options):
     """Return a loader over a mix of as many files as there are words in `at_end`."""
     shuffled = {"shuffle": True, "shuffle_buffer": buffer}
     parts = [
@@ -465,8 +468,8 @@ def load_files(folder, at_end, workers, size, buffer=None):
         CSVDataset(folder / "d.csv", filters=[("n", ">=", 3000)]),
     ][: len(at_end)]
     how = {"num_workers": workers, "start_method": "fork"} if workers > 1 else {}
-    mixed = MixDataset(parts, [3, 2, 1, 2][: len(at_end)], at_end=at_end)
-    return loading.load(mixed, batch_size=size, seed=4, **how)
+    mixed = MixDataset(parts, weights[: len(at_end)], at_end=at_end)
+    return loading.load(mixed, batch_size=size, seed=4, **how, **options)
 
 
 def leave(loader, count, state):
@@ -478,6 +481,20 @@ def leave(loader, count, state):
     state = loader.state_dict()
     epoch.close()
     return found, state
+
+
+def check_times(found, at_end):
+    """Check that a mix of files has yielded each number as often as its streams are to be read."""
+    times = np.bincount(found, minlength=4000)
+    for at, word in enumerate(at_end):
+        own = times[1000 * at : 1000 * at + SIZES[at]]
+        if word == "repeat" and "stop" not in at_end:
+            assert (own >= 1).all()
+        elif word == "drop" and "stop" not in at_end:
+            assert (own == 1).all()
+        elif word != "repeat":
+            assert (own <= 1).all()
+    assert times.sum() == sum(times[1000 * at : 1000 * at + SIZES[at]].sum() for at in range(len(at_end)))
 
 
 @settings(max_examples=settings.default.max_examples // 4)  # each reads up to three times, with workers
@@ -496,16 +513,46 @@ def test_other_workers_and_batches_continue_a_mix_of_files(folder, at_end, buffe
         found += more
     if state is None or not state["epoch"]:
         found += leave(load_files(folder, at_end, workers, 5, buffer), None, state)[0]
-    times = np.bincount(found, minlength=4000)
-    for at, word in enumerate(at_end):
-        own = times[1000 * at : 1000 * at + SIZES[at]]
-        if word == "repeat" and "stop" not in at_end:
-            assert (own >= 1).all()
-        elif word == "drop" and "stop" not in at_end:
-            assert (own == 1).all()
-        elif word != "repeat":
-            assert (own <= 1).all()
-    assert times.sum() == sum(times[1000 * at : 1000 * at + SIZES[at]].sum() for at in range(len(at_end)))
+    check_times(found, at_end)
+
+
+@contextmanager
+def being(rank, ranks):
+    """Be a rank, as a launcher would say."""
+    with mock.patch.dict(os.environ, {"RANK": str(rank), "WORLD_SIZE": str(ranks)}):
+        yield
+
+
+def leave_ranks(ranks, count, states, *how):
+    """Leave the loaders of all ranks after some batches, or None for all of them."""
+    left = []
+    for rank in range(ranks):
+        with being(rank, ranks):
+            left.append(leave(load_files(*how), count, states))
+    return [number for found, _ in left for number in found], [state for _, state in left]
+
+
+@settings(max_examples=settings.default.max_examples // 2)
+@given(
+    at_end=st.lists(st.sampled_from(["drop", "repeat", "stop"]), min_size=1, max_size=3),
+    buffer=st.none() | st.integers(1, 20),
+    weights=st.lists(st.integers(1, 9), min_size=3, max_size=3),
+    legs=st.lists(
+        st.tuples(st.integers(1, 4), st.sampled_from([1, 1, 1, 2]), st.integers(1, 40), st.integers(0, 8)),
+        min_size=1,
+        max_size=3,
+    ),
+    ranks=st.integers(1, 4),
+)
+def test_other_ranks_continue_a_mix_of_files(folder, at_end, buffer, weights, legs, ranks):
+    found, states = [], None
+    for ranks_of_leg, workers, size, count in [*legs, (ranks, 1, 5, None)]:
+        how = (folder, at_end, workers, size, buffer, weights)
+        more, states = leave_ranks(ranks_of_leg, count, states, *how)
+        found += more
+        if all(state["epoch"] for state in states):
+            break
+    check_times(found, at_end)
 
 
 @pytest.mark.parametrize("legs", [(3, 2), (1, 4), (4, 1)], ids=str)
@@ -534,7 +581,7 @@ def test_a_mix_that_is_being_read_is_pickled_without_its_pass(folder):
     assert len([*pickle.loads(pickle.dumps(mixed))]) == 150 + 90
 
 
-def test_a_mix_that_others_cannot_continue_says_so(folder, monkeypatch):
+def test_a_mix_that_others_cannot_continue_says_so(folder):
     def mixed(workers):
         streams = MixDataset([stream(90), stream(90, 1000)], [1, 2], at_end="drop")
         return load_stream(streams, num_workers=workers, start_method="fork" if workers else "auto")
@@ -546,11 +593,25 @@ def test_a_mix_that_others_cannot_continue_says_so(folder, monkeypatch):
     epoch.close()
     with pytest.raises(ValueError, match=r"read by 2 workers, but .* use the same num_workers to resume"):
         mixed(3).load_state_dict(state)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "0")
-    _, state = leave(load_files(folder, ["drop"] * 2, 1, 4), 3, None)
+    how = folder, ["drop"] * 2, 1, 4
+    _, states = leave_ranks(2, 3, None, *how)
     for rank, size in ((0, 3), (1, 2)):
-        monkeypatch.setenv("WORLD_SIZE", str(size))
-        monkeypatch.setenv("RANK", str(rank))
-        with pytest.raises(ValueError, match="as many ranks, each with its own state, or make the loader"):
-            leave(load_files(folder, ["drop"] * 2, 1, 4), 1, state)
+        with being(rank, size), pytest.raises(ValueError, match="a list of the states of all ranks, or make"):
+            leave(load_files(*how), 1, states[0])
+
+
+def test_what_is_not_the_list_of_all_states_is_refused(folder):
+    how = folder, ["drop"] * 2, 1, 4
+    _, states = leave_ranks(2, 3, None, *how)
+    with being(0, 3):
+        with pytest.raises(ValueError, match="state 0 of 2 is that of rank 1 of 2: pass the states of all"):
+            load_files(*how).load_state_dict(states[::-1])
+        with pytest.raises(ValueError, match="state 0 of 4 is that of rank 0 of 2: pass the states of all"):
+            load_files(*how).load_state_dict(states * 2)
+        _, other = leave(load_files(folder, ["drop"] * 2, 2, 4), 1, None)
+        with pytest.raises(ValueError, match="got the states of 2 ranks, and there are 3 now: only datasets"):
+            load_files(*how).load_state_dict([states[0], other])
+        with pytest.raises(ValueError, match="with shard=, pass any one of the states"):
+            load_files(*how, shard=(0, 3)).load_state_dict(states)
+        with pytest.raises(TypeError, match="a state must be a dict"):
+            load_files(*how).load_state_dict([])

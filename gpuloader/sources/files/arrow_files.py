@@ -6,19 +6,21 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from stat import S_ISREG
 from typing import Any, BinaryIO
 
-from gpuloader.errors import DataFileError, LoaderError
+from gpuloader.errors import DataFileError
 from gpuloader.sources.block import Rows
-from gpuloader.sources.files.remote_files import RemoteFile, is_remote, open_source
-from gpuloader.sources.files.table_shards import CHANGED, TableShards, find_stamp
+from gpuloader.sources.files.remote_files import RemoteFile, open_source
+from gpuloader.sources.files.table_shards import CHANGED, TableShards
 
 _MOST_READERS, _MOST_ENDS = 16, 128
 """Files to keep open during a pass, and ends of remote files to keep, which hold their footers."""
 
 _STREAM = b"\xff\xff\xff\xff"  # with which Arrow's format of streams begins, but not that of files
+_IS_STREAM = (
+    "the file has Arrow's format of streams; read it with pyarrow.ipc.open_stream, or "
+    "datasets.load_from_disk if Hugging Face wrote it, and pass the loader that"
+)
 
 
 @dataclass(eq=False, repr=False)
@@ -69,7 +71,6 @@ class ArrowDataset(TableShards):
         super().__post_init__()
         self._readers: dict[tuple[Any, ...], tuple[BinaryIO, Any]] = {}
         self._ends: dict[str, tuple[int, bytes]] = {}
-        self._sizes: dict[str, int] = {}  # of local files, when they were first opened
         self._batches: list[tuple[str, int]] = []
         self._passes: set[tuple[int, object]] = set()  # those that are running, in which process
         schemas = []
@@ -84,8 +85,7 @@ class ArrowDataset(TableShards):
         return {**vars(self), "_readers": {}, "_ends": {}, "_passes": set()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # Earlier releases had none of these.
-        super().__setstate__({"_sizes": {}, **state, "_readers": {}, "_ends": {}, "_passes": set()})
+        super().__setstate__({**state, "_readers": {}, "_ends": {}, "_passes": set()})
 
     @property
     def shards(self) -> int:
@@ -125,20 +125,6 @@ class ArrowDataset(TableShards):
         if skip < len(table):
             yield self._prepare(table[skip:], file=url)
 
-    def _check_size(self, url: str) -> tuple[int, int, int] | None:
-        """Return the stamp of a local file; refuse one whose size has changed."""
-        if is_remote(url):
-            return None
-        try:
-            status = Path(url).stat()
-        except OSError:
-            return None  # opening it says why
-        if not S_ISREG(status.st_mode):
-            return None  # so does that
-        if self._sizes.setdefault(url, status.st_size) != status.st_size:
-            raise DataFileError(CHANGED, file=url)
-        return find_stamp(status)
-
     @contextmanager
     def _opened(self, url: str) -> Iterator[Any]:
         """Lend a reader of a file, which stays open for the next record batches of the pass."""
@@ -147,32 +133,29 @@ class ArrowDataset(TableShards):
         known = self._ends.get(url)
         # Several threads run this, and a reader is for one of them, because it has a position in the file. So
         # a fork must not share it either. Each of these steps on the dicts is atomic.
-        key = os.getpid(), url, self._check_size(url)
-        source, reader = self._readers.pop(key, (None, None))
-        try:
-            if source is None:
-                # Not memory-mapped: another process that truncates the file would crash this one.
-                source = open_source(url, self._tries, known=known)
-                if known is None and isinstance(source, RemoteFile):
-                    self._ends[url] = source.keep_end()
-                    for one in list(self._ends)[:-_MOST_ENDS]:
-                        self._ends.pop(one, None)
-                reader = ipc.open_file(source)
-            yield reader
-            other = self._readers.pop(key, None)  # of another thread
-            self._readers[key], source = (source, reader), other and other[0]
-            # A thread that reads ahead may come here after the pass has ended.
-            self._close_if_unused()
-        except (LoaderError, MemoryError):
-            raise
-        except (ArrowException, OSError) as error:
-            self._check_size(url)  # another program may be writing it right now
-            problem = f"the file is truncated or not a file of Arrow's IPC format: {error}"
-            with open_source(url, self._tries) as again:
-                if again.read(len(_STREAM)) == _STREAM:
-                    problem = "the file has Arrow's format of streams; read it with pyarrow.ipc.open_stream, "
-                    problem += "or datasets.load_from_disk if Hugging Face wrote it, and pass the loader that"
-            raise DataFileError(problem, file=url) from error
-        finally:
-            if source is not None:
-                source.close()
+        key = os.getpid(), url
+        problem = "the file is truncated or not a file of Arrow's IPC format: "
+        with self._reading(url, problem, ArrowException, OSError):
+            source, reader = self._readers.pop(key, (None, None))
+            try:
+                if source is None:
+                    # Not memory-mapped: another process that truncates the file would crash this one.
+                    source = open_source(url, self._tries, known=known)
+                    if known is None and isinstance(source, RemoteFile):
+                        self._ends[url] = source.keep_end()
+                        for one in list(self._ends)[:-_MOST_ENDS]:
+                            self._ends.pop(one, None)
+                    reader = ipc.open_file(source)
+                yield reader
+                other = self._readers.pop(key, None)  # of another thread
+                self._readers[key], source = (source, reader), other and other[0]
+                # A thread that reads ahead may come here after the pass has ended.
+                self._close_if_unused()
+            except ArrowException as error:
+                with open_source(url, self._tries) as again:
+                    if again.read(len(_STREAM)) == _STREAM:
+                        raise DataFileError(_IS_STREAM, file=url) from error
+                raise
+            finally:
+                if source is not None:
+                    source.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
@@ -14,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpuloader.checks import check_count
-from gpuloader.errors import DataFileError, NoIndices, damaged, import_package
+from gpuloader.errors import DataFileError, NoIndices, import_package
 from gpuloader.order.worker_info import ask_ranks, get_worker_info
 from gpuloader.sources.block import Block, Part, Rows
 from gpuloader.sources.column_dataset import ColumnDataset
 from gpuloader.sources.files.remote_files import RemoteFile, is_remote, open_source
-from gpuloader.sources.files.table_shards import CHANGED, TableShards, find_stamp
+from gpuloader.sources.files.table_shards import CHANGED, TableShards
 from gpuloader.sources.tables.arrow import columns_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-PIECE_NBYTES = 1 << 20
-"""Approximate bytes to decode at a time: few enough to stay in the CPU's cache until they are copied."""
+PIECE_NBYTES, REMOTE_PIECE_NBYTES = 4 << 20, 1 << 20
+"""Approximate bytes to decode at a time; fewer of remote files, of which several are read ahead."""
 
 TOGETHER_NBYTES = 4 << 20
 """Stored bytes of small row groups to read together: separate requests would cost more than the bytes."""
@@ -55,7 +54,7 @@ class ParquetDataset(TableShards):
     Each field of a struct follows the same rules, so its numbers become arrays.
 
     Memory: a worker holds the stored columns of one row group, or of several small ones with 4 MiB together,
-    about 1 MiB of decoded rows, and up to 60 MB of footers. From remote files, it reads up to 16 such pieces
+    about 4 MiB of decoded rows, and up to 60 MB of footers. From remote files, it reads up to 16 such pieces
     at a time, with 32 MiB together and 2 MiB of decoded rows each. A `shuffle_buffer` adds that many decoded
     rows, and twice that while a window is assembled: 65,536 rows of 64 float32 and an int64 take 17 MB.
 
@@ -194,7 +193,7 @@ class ParquetDataset(TableShards):
         # Pickles of earlier releases lack the sizes of row groups; those are read one by one.
         groups = [one if isinstance(one, Group) else Group(*one) for one in state["_groups"]]
         counts = [group.rows for group in groups]
-        super().__setstate__({**state, "_footers": {}, "_groups": groups, "_counts": counts})
+        super().__setstate__({"_seen": {}, **state, "_footers": {}, "_groups": groups, "_counts": counts})
 
     def _together(self, order: Sequence[int], first: int) -> int:
         if self._counts is None:
@@ -232,8 +231,8 @@ class ParquetDataset(TableShards):
         # Workers are parallel already, and so are the parts of remote files. Otherwise, Arrow reads the
         # columns of a row group in threads.
         threads = not is_remote(self._urls[file]) and get_worker_info() is None
-        at_once = sum(group.rows for group in groups) * PIECE_NBYTES
-        at_once //= max(sum(group.decoded for group in groups), PIECE_NBYTES)
+        most = REMOTE_PIECE_NBYTES if is_remote(self._urls[file]) else PIECE_NBYTES
+        at_once = sum(group.rows for group in groups) * most // max(sum(one.decoded for one in groups), most)
         done = 0
         try:
             with self._opened(file, number) as (opened, source):
@@ -277,15 +276,11 @@ class ParquetDataset(TableShards):
 
         url, problem = self._urls[file], "the file is truncated or not a Parquet file: "
         kept = self._footers.get(file)
-        known, stamp = kept.known if kept else None, None
+        known = kept.known if kept else None
         with open_source(url, self._tries, known=known) as source:
-            if isinstance(source, RemoteFile):
-                known = known or source.keep_end()
-            else:
-                stamp = find_stamp(os.fstat(source.fileno()))
-                if kept and kept.stamp != stamp:
-                    kept = None
-            with damaged(problem, arrow.ArrowException, OSError, file=url, row_group=row_group):
+            if known is None and isinstance(source, RemoteFile):
+                known = source.keep_end()
+            with self._reading(url, problem, arrow.ArrowException, OSError, row_group=row_group):
                 # Given a path, Arrow reads a local file without going through Python.
                 given, metadata = source if is_remote(url) else url, kept and kept.metadata
                 with ParquetFile(given, metadata=metadata, pre_buffer=True) as opened:
@@ -293,7 +288,7 @@ class ParquetDataset(TableShards):
                         # The end of a larger file holds little more than the footer.
                         if known and known[0] > _SMALL:
                             known = known[0], b""
-                        self._keep(file, Footer(opened.metadata, stamp, known))
+                        self._keep(file, Footer(opened.metadata, known))
                     yield opened, source
 
     def _keep(self, file: int, footer: Footer) -> None:
@@ -368,7 +363,6 @@ class Footer:
     """What is known about a file: Arrow's metadata, and parts of a remote file not to request again."""
 
     metadata: Any
-    stamp: tuple[int, ...] | None  # of a local file; changes when the file does
     known: tuple[int, bytes] | None
 
     @property

@@ -41,8 +41,8 @@ A server's response time to small requests hardly depends on their size, so many
 """
 
 _OTHER_RANKS = (
-    "one rank's state does not tell where other ranks are in these files; resume with as many ranks, each "
-    "with its own state, or make the loader divide the samples with shard='auto'"
+    "one rank's state does not tell where other ranks are in these files; pass load_state_dict a list of the "
+    "states of all ranks, or make the loader divide the samples with shard='auto'"
 )
 
 PIECES_AHEAD = 2
@@ -240,13 +240,16 @@ class ShardDataset(IterableDataset[S]):
         return Left((number, count), streams)
 
     def _divide_states(
-        self, states: Sequence[Any], workers: int, sharing: int | None = None
+        self, states: Sequence[Any], workers: int, known: int = 1, mixed: tuple[int, int] | None = None
     ) -> list[dict[str, Any] | None] | None:
-        """Return the states with which `workers` workers of this rank continue where others stopped.
+        """Return the states with which others continue where the workers of one rank, or of all, stopped.
 
-        `states` are those of a rank's workers: empty for a worker that has not begun, None for one that has
-        nothing left; the result follows the same rule. Returns None if each worker continues with its own. A
-        mix says how many of the workers are `sharing` what is left; only they get a state.
+        `states` are those of a rank's workers or, if more ranks are `known`, of all ranks' in the order of
+        their streams: empty for a worker that has not begun, None for one that has nothing left. The result
+        follows the same rule. It is for `workers` of this rank; if there were other ranks, or all are known,
+        for those of all ranks, in the order of their streams. Returns None if each worker continues with its
+        own. `mixed`, from a mix, is how many of them share what is left, the others having ended, and the
+        number of ranks until now.
 
         Raises
         ------
@@ -254,32 +257,43 @@ class ShardDataset(IterableDataset[S]):
             The states say nothing about other ranks, which have divided the shards with them.
         """
         found = [self._from_state(state) if state else None for state in states]
-        here = Stream.current()
+        here, each, alone = Stream.current(), len(states) // known, known == 1
         own, epoch = here.number % here.ranks, here.epoch
-        number, count = own, here.ranks * len(states)
-        for known in filter(None, found):
-            (number, count), epoch = known.reader, known.streams[0][0].epoch
-        ranks, rank = count // len(states), number % (count // len(states))
-        if (ranks, rank, len(states)) == (here.ranks, own, workers):
+        _, ranks = mixed or (0, here.ranks if alone else known)
+        rank = own if ranks == here.ranks else 0
+        for at, one in enumerate(found):
+            if one is not None:
+                number, count = one.reader
+                rank, ranks, epoch = number % (count // each), count // each, one.streams[0][0].epoch
+                if not alone and one.reader != (at, len(states)):
+                    raise ValueError(
+                        f"state {at % known} of {known} is that of rank {rank} of {ranks}: pass the states "
+                        "of all ranks, in the order of the ranks"
+                    )
+        if alone and (ranks, rank, each) == (here.ranks, own, workers):
             return None
-        if sharing is None and not any(found) and None not in states:
+        if mixed is None and alone and not any(found) and None not in states:
             return [{}] * workers
-        if sharing is not None and (ranks, rank) != (here.ranks, own):
+        owners = range(own, own + 1) if alone and ranks == here.ranks else range(ranks)
+        if mixed and alone and owners != range(rank, rank + 1):
             # Which streams of a mix come when also depends on their lengths on each rank.
             raise ValueError(_OTHER_RANKS)
         left: list[tuple[Stream, Reached]] = []
-        for owner in range(ranks) if ranks != here.ranks else [own]:
-            for worker, one in enumerate(found):
-                theirs = Stream(rank + worker * ranks, count, ranks, epoch)
-                streams = [(theirs, Reached())] if one is None else one.streams
-                if states[worker] is None:
+        for owner in owners:
+            teller = rank if alone else owner
+            for worker in range(each):
+                theirs = Stream(teller + worker * ranks, each * ranks, ranks, epoch)
+                at = worker if alone else theirs.number
+                streams = [(theirs, Reached())] if (one := found[at]) is None else one.streams
+                if states[at] is None:
                     streams = [(theirs, Reached(len(self._order(theirs))))]
-                if owner != rank:
-                    stream = Stream(owner + worker * ranks, count, ranks, epoch)
+                if owner != teller:
+                    stream = Stream(owner + worker * ranks, each * ranks, ranks, epoch)
                     streams = [(stream, self._after(stream, streams))]
                 left += streams
         left = [(one, at) for one, at in left if one.number + one.count * at.shard < self.shards]
-        readers = (sharing or workers) * (here.ranks if ranks != here.ranks else 1)
+        first_reader, step = (own, here.ranks) if alone and ranks == here.ranks else (0, 1)
+        readers = mixed[0] if mixed else here.ranks * workers // step
         shares: list[list[tuple[Stream, Reached]]] = [[] for _ in range(readers)]
         for turn, (stream, reached) in enumerate(left):
             if self.shuffle_buffer is not None:  # a window stays whole
@@ -291,11 +305,10 @@ class ShardDataset(IterableDataset[S]):
                     rest = Stream(first, stream.count * readers, here.ranks, epoch)
                     begin = Reached(sample=0 if part else reached.sample)
                     shares[(turn + part) % readers].append((rest, begin))
-        mine = shares if ranks == here.ranks else shares[own :: here.ranks]
         of_all = here.ranks * workers
         return [
-            self._to_state(Left((own + worker * here.ranks, of_all), share)) if share else None
-            for worker, share in enumerate(mine)
+            self._to_state(Left((first_reader + reader * step, of_all), share)) if share else None
+            for reader, share in enumerate(shares)
         ]
 
     def _after(self, stream: Stream, others: Sequence[tuple[Stream, Reached]]) -> Reached:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from gpuloader.errors import DataFileError, describe_error, import_package
+from gpuloader.errors import DataFileError, damaged, describe_error, import_package
 from gpuloader.sources.block import Block, Column, Part
-from gpuloader.sources.files.remote_files import check_names
+from gpuloader.sources.files.remote_files import check_names, is_remote
 from gpuloader.sources.files.shards import ShardDataset
+from gpuloader.sources.skipping import apply
 from gpuloader.sources.tables.arrow import are_alike, check_values, columns_of
 
 if TYPE_CHECKING:
@@ -20,11 +24,6 @@ if TYPE_CHECKING:
 
 
 CHANGED = "the file has changed since the dataset was made; make a new dataset"
-
-
-def find_stamp(status: os.stat_result) -> tuple[int, int, int]:
-    """Return what tells a file from another one that was written in its place."""
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -39,6 +38,8 @@ class TableShards(ShardDataset[Any]):
     filters: Any = None
     fill: Mapping[str, Any] | None = None
     map: Callable[[dict[str, Any]], Any] | None = None
+    _leaves_out: ClassVar[bool] = True
+    _seen: dict[Any, int] = field(default_factory=dict, init=False)  # sizes and times of local files
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,7 +60,7 @@ class TableShards(ShardDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         for block in self._iter_blocks(1):
-            yield from block if self.map is None else map(self.map, block)
+            yield from block if self.map is None else map(partial(apply, "map", self.map), block)
 
     @property
     def iter_blocks(self) -> Callable[[int], Iterator[Block]]:
@@ -77,6 +78,31 @@ class TableShards(ShardDataset[Any]):
 
         # Files may disagree on whether a column is nullable; `check_values` has excluded nulls.
         return columns_of(concat_tables(pieces, promote_options="default"))
+
+    # Files that change while they are read.
+
+    @contextmanager
+    def _reading(self, url: str, problem: str, *kinds: type[Exception], **how: Any) -> Iterator[None]:
+        """Raise errors of the block as `damaged` does, unless the file has changed, which says more."""
+        self._check_unchanged(url)
+        with damaged(problem, *kinds, file=url, **how):
+            try:
+                yield
+            except Exception:
+                self._check_unchanged(url)  # another program may be writing it right now
+                raise
+
+    def _check_unchanged(self, url: str) -> None:
+        """Raise `DataFileError` if a local file is not the one that the dataset saw first."""
+        if is_remote(url):
+            return
+        with suppress(OSError):  # opening it says why
+            status = os.stat(url)  # noqa: PTH116 - often, and a Path takes longer
+            # On another machine, a copy of the file has another time. Inodes change on some network mounts.
+            times = platform.node(), url
+            for key, found in ((url, status.st_size), (times, status.st_mtime_ns)):
+                if self._seen.setdefault(key, found) != found:
+                    raise DataFileError(CHANGED, file=url)
 
     # The columns, and their values.
 
@@ -137,6 +163,7 @@ class TableShards(ShardDataset[Any]):
         """Return a table in the dataset's schema, with nulls filled; raise `DataFileError` if that fails."""
         from pyarrow import ArrowException, types
 
+        self._check_unchanged(where["file"])  # only now, because the bytes may have changed until here
         if table.schema.names != self.schema.names:
             table = table.select(self.schema.names)
         fill = self.fill or {}

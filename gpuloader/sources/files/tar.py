@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 from gpuloader.errors import DataFileError, damaged
 from gpuloader.sources.files.remote_files import open_source
 from gpuloader.sources.files.shards import ShardDataset
 from gpuloader.sources.images.folder import EXTENSIONS
 from gpuloader.sources.images.image import Image
+from gpuloader.sources.skipping import apply
 
 IMAGE = "image"
 SAMPLES, SAMPLES_NBYTES = 64, 1 << 20
@@ -109,6 +110,7 @@ class TarDataset(ShardDataset[Any]):
     """
 
     decode: Callable[[dict[str, Any]], Any] | str | None = None
+    _leaves_out: ClassVar[bool] = True
 
     _pattern = "*.tar*"
 
@@ -133,7 +135,7 @@ class TarDataset(ShardDataset[Any]):
             sample = samples[rows.start if isinstance(rows, slice) else rows[0]]
             key, url = sample["__key__"], sample["__url__"]
             try:
-                yielded = sample if self._decode is None else self._decode(sample)
+                yielded = sample if self._decode is None else apply("decode", self._decode, sample)
             except Exception as error:
                 error.add_note(f"gpuloader: raised by decode for {key!r} of {url}")
                 raise

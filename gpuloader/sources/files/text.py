@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from gpuloader.errors import DataFileError, damaged
+from gpuloader.errors import DataFileError
 from gpuloader.sources.files.remote_files import check_names, is_remote, open_source
-from gpuloader.sources.files.table_shards import CHANGED, TableShards
+from gpuloader.sources.files.table_shards import TableShards
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -87,6 +87,7 @@ class TextDataset(TableShards):
 
     def _look_at(self, url: str) -> TextFile:
         """Return what must be known about a file before its rows are read."""
+        self._check_unchanged(url)
         with open_source(url, self._tries) as source:
             size = source.seek(0, os.SEEK_END)
             source.seek(0)
@@ -129,10 +130,8 @@ class TextDataset(TableShards):
         advice = (
             "; if values do not have the type of those in the first lines, pass schema with the right type"
         )
-        reading = damaged(problem, pa.ArrowException, OSError, advice=advice, file=url)
+        reading = self._reading(url, problem, pa.ArrowException, OSError, advice=advice)
         with reading, open_source(url, self._tries, buffered=known is None, known=known) as source:
-            if not is_remote(url) and os.fstat(source.fileno()).st_size != file.size:
-                raise DataFileError(CHANGED)
             if file.packed:
                 with pa.CompressedInputStream(source, file.packed) as stream:
                     stream.read(start)  # the header

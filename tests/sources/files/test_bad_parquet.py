@@ -1,5 +1,9 @@
 """Parquet files that are damaged, do not fit together, or hold values that cannot be delivered."""
 
+import os
+import pickle
+
+import numpy as np
 import pytest
 
 from gpuloader import DataFileError, DataLoader, ParquetDataset, SourceError
@@ -107,6 +111,44 @@ def test_a_file_that_was_replaced(files, rows):
     with pytest.raises(DataFileError, match="the file has changed since the dataset was made") as caught:
         list(loader)
     assert caught.value.file == str(files[0])
+
+
+@pytest.mark.parametrize("when", ["before", "between", "in workers"])
+def test_a_file_of_equal_size_that_was_replaced(files, when):
+    def write(first):
+        rows = pa.table({"n": np.arange(first, first + 60)})
+        plain = {"use_dictionary": False, "write_statistics": False, "compression": "none"}
+        pq.write_table(rows, files[0], row_group_size=7, **plain)
+
+    write(0)
+    dataset, size = ParquetDataset(files[0]), files[0].stat().st_size
+    workers = PROCESSES if when == "in workers" else INLINE
+    epoch = iter(DataLoader(dataset, places="cpu", batch_size=7, **workers))
+    if when == "between":
+        assert next(epoch)["n"].tolist() == [*range(7)]
+    write(1000)
+    assert files[0].stat().st_size == size
+    os.utime(files[0], (1, 1))  # a clock's tick may be longer than this test
+    with pytest.raises(DataFileError, match="the file has changed since the dataset was made"):
+        list(epoch) if when != "between" else [*dataset]
+    copied = pickle.loads(pickle.dumps(dataset))  # as on another machine, whose copy has another time
+    copied._seen = {key: value for key, value in dataset._seen.items() if isinstance(key, str)}
+    assert len(list(copied)) == 60
+
+
+def test_a_file_that_is_being_written_while_it_is_read_has_changed_and_is_not_damaged(files, monkeypatch):
+    dataset = ParquetDataset(files[0])
+    whole = files[0].read_bytes()
+    real = pq.ParquetFile
+
+    def write_meanwhile(*args, **options):
+        files[0].write_bytes(whole[: len(whole) // 2])
+        return real(*args, **options)
+
+    monkeypatch.setattr(pq, "ParquetFile", write_meanwhile)
+    dataset._footers.clear()
+    with pytest.raises(DataFileError, match="the file has changed since the dataset was made"):
+        list(dataset)
 
 
 @pytest.mark.parametrize("workers", [INLINE, PROCESSES], ids=name_workers)

@@ -46,6 +46,7 @@ def test_row_groups_may_come_in_pieces(files, options, monkeypatch):
     assert (loader.dataset.rows, loader.dataset.shards) == (100, 14)
     whole = [check(batch) for batch in loader]
     monkeypatch.setattr(parquet, "PIECE_NBYTES", 150)
+    monkeypatch.setattr(parquet, "REMOTE_PIECE_NBYTES", 150)
     assert [check(batch) for batch in load(files, COLUMNS, **options)] == whole
     for received in (1, 4, 9):
         _, again = resume(lambda: load(files, COLUMNS, **options), received)

@@ -2,8 +2,10 @@
 
 import itertools
 import json
+import os
 import threading
 from contextlib import contextmanager
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -333,6 +335,28 @@ def test_other_ranks_go_on_from_the_state_of_one(options, before, after, monkeyp
     assert sorted(first + rest) == list(range(sum(sizes)))
 
 
+@given(
+    sizes=st.lists(st.integers(0, 9), min_size=3, max_size=9),
+    buffer=st.none() | st.integers(1, 12),
+    legs=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(0, 4)), min_size=1, max_size=3),
+    ranks=st.integers(1, 3),
+)
+def test_other_ranks_go_on_from_the_states_of_all(sizes, buffer, legs, ranks):
+    found, states = [], None
+    for world_size, size, count in [*legs, (ranks, 5, None)]:
+        left = []
+        for rank in range(world_size):
+            with mock.patch.dict(os.environ, {"RANK": str(rank), "WORLD_SIZE": str(world_size)}):
+                loader = load(sizes, 1, size, shuffle=True, shuffle_buffer=buffer)
+                loader.dataset._counts = None  # as of tar and text files
+                left.append(leave(loader, count, states))
+        found += [number for numbers, _ in left for number in numbers]
+        states = [state for _, state in left]
+        if all(state["epoch"] for state in states):
+            break
+    assert sorted(found) == list(range(sum(sizes)))
+
+
 def test_files_whose_lengths_are_unknown_keep_their_ranks(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
@@ -342,7 +366,7 @@ def test_files_whose_lengths_are_unknown_keep_their_ranks(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
     other = load(SIZES, 1, 3)
     other.dataset._counts = None
-    with pytest.raises(ValueError, match="resume with as many ranks, each with its own state, or make"):
+    with pytest.raises(ValueError, match="pass load_state_dict a list of the states of all ranks, or make"):
         leave(other, 1, state)
 
 

@@ -1,6 +1,7 @@
 """What datasets of tables in files share: casts, filters, nulls, a function per sample; and random access."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -286,6 +287,18 @@ class TestArrowFilesStayOpen:
         with pytest.raises(DataFileError, match=r"0\.arrow: the file has changed since the dataset was made"):
             for _ in range(30):
                 next(epoch)
+
+    @pytest.mark.parametrize("in_place", [False, True])
+    def test_another_file_of_equal_size_is_noticed(self, paths, in_place):
+        epoch = iter(DataLoader(ArrowDataset(paths / "0.arrow"), places="cpu", batch_size=5))
+        assert next(epoch)["n"].tolist() == [*range(5)]
+        if in_place:
+            (paths / "0.arrow").write_bytes((paths / "1.arrow").read_bytes())
+        else:
+            (paths / "1.arrow").replace(paths / "0.arrow")
+        os.utime(paths / "0.arrow", (1, 1))  # a clock's tick may be longer than this test
+        with pytest.raises(DataFileError, match=r"0\.arrow: the file has changed since the dataset was made"):
+            list(epoch)
 
     @pytest.mark.parametrize("shuffle", [False, True])
     def test_a_remote_footer_is_requested_once(self, tmp_path, remote, shuffle):

@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import json
+import os
 
 import numpy as np
 import pytest
@@ -221,9 +222,11 @@ def test_damage_and_change_are_errors(tmp_path, kind, data):
         list(kind(path))
     path.write_bytes(data)
     dataset = kind(path)
-    path.write_bytes(data[: len(data) // 2])
-    with pytest.raises(DataFileError, match="the file has changed"):
-        list(dataset)
+    for changed in (data[: len(data) // 2], data.replace(b"1", b"2")):
+        path.write_bytes(changed)
+        os.utime(path, (1, 1))  # a clock's tick may be longer than this test
+        with pytest.raises(DataFileError, match="the file has changed"):
+            list(dataset)
 
 
 @pytest.mark.parametrize(
