@@ -342,9 +342,8 @@ class DatasetEpochs(Epochs):
         divide = alike and all(one.can_divide(dataset, alone=alone) for one in positions)
         if self.plan.batching.sharding is not None or not divide:
             raise ValueError(
-                f"got the states of {len(positions)} ranks, and there are {ranks} now: only datasets in "
-                "files that ranks divide themselves, with as many workers each, can continue from a list; "
-                "with shard=, pass any one of the states"
+                f"got the states of {len(positions)} ranks, and there are {ranks} now: only datasets "
+                "in files that ranks with as many workers divide can continue; with shard=, pass one of them"
             )
         position.divide(dataset, self._fetching.readers or 1, alone=alone, ranks=positions)
         return position

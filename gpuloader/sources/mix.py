@@ -235,7 +235,7 @@ class MixedStreams(IterableDataset[S]):
     ) -> Any:
         begun = [None if one is None else self._streams_of(one or {"streams": []}) for one in states]
         _, here = ask_ranks()
-        ranks = next((one["ranks"] for one in states if one), here if known == 1 else known)
+        ranks = next((one.get("ranks", here) for one in states if one), known if known > 1 else here)
         readers, ranks = mixed or (workers * (1 if known == 1 and ranks == here else here), ranks)
         ends = readers
         while True:

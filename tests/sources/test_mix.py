@@ -611,7 +611,7 @@ def test_what_is_not_the_list_of_all_states_is_refused(folder):
         _, other = leave(load_files(folder, ["drop"] * 2, 2, 4), 1, None)
         with pytest.raises(ValueError, match="got the states of 2 ranks, and there are 3 now: only datasets"):
             load_files(*how).load_state_dict([states[0], other])
-        with pytest.raises(ValueError, match="with shard=, pass any one of the states"):
+        with pytest.raises(ValueError, match="with shard=, pass one of them"):
             load_files(*how, shard=(0, 3)).load_state_dict(states)
         with pytest.raises(TypeError, match="a state must be a dict"):
             load_files(*how).load_state_dict([])
