@@ -582,7 +582,9 @@ def present_step(plan: LoadingPlan, position: Position, masked: bool, step: Deli
         if plan.names is not None:
             batch = dict(zip(plan.names, batch, strict=True))
         batch = add_mask(batch, mask) if masked else batch
-        batches.append(batch if plan.pin is None else plan.pin(batch))
+        for change in plan.changes:
+            batch = change(batch)
+        batches.append(batch)
         position.received(staged)
     return batches[0] if plan.names is None and len(plan.delivery.devices) == 1 else batches
 

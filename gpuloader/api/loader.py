@@ -207,6 +207,9 @@ class DataLoader(Measured, Generic[S]):
     pad : mapping or None
         Maps names of fields of varying length to the number that fills up short rows, or to a `Padding`,
         which also says which axes vary, where they are filled up, and which lengths and masks the batch gets.
+    targets : str or None
+        'list' delivers all fields of varying length as one field ``targets``: a list of dicts, one for each
+        sample, which torchvision's detectors take. Samples must be dicts. None delivers each as `Ragged`.
     transforms : list of Transform
         Operations from `gpuloader.transforms` that run where the batch lands. On a GPU they follow the copy,
         on its stream, so only their smaller input crosses the bus. On a CPU place they run as the batch is
@@ -357,6 +360,7 @@ class DataLoader(Measured, Generic[S]):
         on_worker_death: str = "raise",
         ragged: Sequence[str] = (),
         pad: Mapping[str, float | Padding] | None = None,
+        targets: str | None = None,
         transforms: Sequence[Transform | ImageTransform] = (),
         decode: str | None = None,
         on_bad: str = "raise",
@@ -378,9 +382,9 @@ class DataLoader(Measured, Generic[S]):
             dataset, feed_list, places, return_list, batch_sampler, batch_size, shuffle, drop_last,
             collate_fn, num_workers, use_buffer_reader, prefetch_factor, use_shared_memory, timeout,
             worker_init_fn, persistent_workers, sampler, seed, generator, prefetch, memory_budget, in_order,
-            worker_type, start_method, multiprocessing_context, on_worker_death, ragged, pad, transforms,
-            decode, on_bad, cache, split, remainder, output, stream, copy_priority, static, copy, shard,
-            uneven, pin_memory, pin_memory_device,
+            worker_type, start_method, multiprocessing_context, on_worker_death, ragged, pad, targets,
+            transforms, decode, on_bad, cache, split, remainder, output, stream, copy_priority, static,
+            copy, shard, uneven, pin_memory, pin_memory_device,
         )
         # fmt: on
         for name, advice in DEPRECATED.items():

@@ -20,7 +20,7 @@ from gpuloader.devices.places import default_place, parse_places
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.fetch.contract import WorkerOptions, most_workers
 from gpuloader.fields.convert import check_fill
-from gpuloader.fields.ragged import as_pad
+from gpuloader.fields.ragged import as_pad, list_targets
 from gpuloader.fields.spec import FeedSpec, resolve_feeds
 from gpuloader.order.batching import Batching, as_sampler, yields_numbers
 from gpuloader.order.order import InOrder
@@ -82,7 +82,7 @@ class LoadingPlan:
     draw_seed: Callable[[], int]  # asked when an epoch needs a seed that the user has not given
     follows_torch: bool  # whether every epoch draws a new one
     transposed: bool  # whether columns of text that come from a list or tuple are tuples
-    pin: Callable[[Any], Any] | None  # returns a batch in pinned memory, if there is a GPU to copy it to
+    changes: tuple[Callable[[Any], Any], ...]  # of each batch, before the user gets it
 
 
 def decide(options: Options, framework: Framework) -> LoadingPlan:
@@ -172,9 +172,10 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
     size = None if batching.size is None else -(-batching.size // delivery.shards)
     transposed = framework.keeps_values and not collation.whole
     pin = framework.pin if options.pin_memory and delivery.on_host else None
+    changes = *([] if pin is None else [pin]), *([list_targets] if options.targets else [])
     # fmt: off
     return LoadingPlan(
-        source, batching, collation, workers, delivery, size, names, draw, follows_torch, transposed, pin
+        source, batching, collation, workers, delivery, size, names, draw, follows_torch, transposed, changes
     )
     # fmt: on
 

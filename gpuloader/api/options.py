@@ -157,6 +157,7 @@ class Options:
     on_worker_death: str = checked(("raise", "respawn"), "raise")
     ragged: Iterable[str] = checked(check_names, ())
     pad: Mapping[str, float | Padding] | None = checked(check_pads, None)
+    targets: str | None = checked(("list",), None)
     transforms: Sequence[Any] = checked(check_transforms, ())
     decode: str | None = checked(("image", "device"), None)
     on_bad: str = checked(("raise", "skip"), "raise")

@@ -217,6 +217,23 @@ def as_ragged(value: Any) -> Any:
     return Ragged(array, tuple(splits_of(level) for level in lengths)) if lengths else array
 
 
+def list_targets(batch: Any) -> dict[str, Any]:
+    """Return a batch whose `Ragged` fields have become a list of dicts, one for each sample.
+
+    Raises `SampleError` if it is not a dict with such fields.
+
+    >>> list_targets({"image": 0, "boxes": Ragged.from_samples([[1, 2], [3]], "int64")})
+    {'image': 0, 'targets': [{'boxes': array([1, 2])}, {'boxes': array([3])}]}
+    """
+    fields = batch if isinstance(batch, dict) else {}
+    ragged = {name: value for name, value in fields.items() if isinstance(value, Ragged)}
+    if not ragged or "targets" in fields:
+        needed = "samples that are dicts with fields of varying length and no field 'targets'"
+        raise SampleError(f"targets='list' needs {needed}, got {sorted(fields) or type(batch).__name__}")
+    targets = [dict(zip(ragged, row, strict=True)) for row in zip(*ragged.values(), strict=True)]
+    return {name: value for name, value in fields.items() if name not in ragged} | {"targets": targets}
+
+
 def gather_fields(levels: Sequence[int], arrays: Sequence[Any]) -> list[Any]:
     """Return one value per field: an array unchanged, or values and row splits combined into a `Ragged`.
 

@@ -192,6 +192,35 @@ def test_the_number_of_boxes_may_vary_or_be_padded():
     assert [len(sample["boxes"]) for sample in DataLoader(samples, **options)] == [0, 2]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_targets_are_a_dict_for_each_sample(samples, workers):
+    options = {"places": "cpu", "batch_size": 4, "seed": 1, "num_workers": workers}
+    options["transforms"] = [RandomResizedCrop(FIELDS, 24), RandomFlip(FIELDS)]
+    for ragged, batch in zip(
+        DataLoader(samples, **options), DataLoader(samples, targets="list", **options), strict=True
+    ):
+        assert [*batch] == ["image", "mask", "pose", "targets"]
+        assert len(batch["targets"]) == 4
+        for number, target in enumerate(batch["targets"]):
+            assert [*target] == ["boxes", "labels", "masks", "points", "names"]
+            for name, value in target.items():
+                np.testing.assert_array_equal(np.asarray(value), np.asarray(ragged[name][number]))
+
+
+def test_targets_need_dicts_with_fields_of_varying_length():
+    image = make_pixels(8, 9)
+    for sample, ragged, found in [
+        ((image, [1, 2]), ["1"], "got list"),
+        ({"image": image, "label": 1}, [], r"got \['image', 'label'\]"),
+        ({"image": image, "targets": 1, "boxes": [1]}, ["boxes"], r"got \['boxes', 'image', 'targets'\]"),
+    ]:
+        loader = DataLoader([sample], places="cpu", ragged=ragged, targets="list")
+        with pytest.raises(SampleError, match=f"targets='list' needs samples that are dicts .*{found}"):
+            next(iter(loader))
+    with pytest.raises(ValueError, match="targets must be one of 'list' or None, got 'dict'"):
+        DataLoader([1], places="cpu", targets="dict")
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
