@@ -16,6 +16,7 @@ from gpuloader.kernels.cast import resolve_target, round_to
 from gpuloader.kernels.compiler import CPP_TYPES
 from gpuloader.kernels.crop import IMAGES, Layout, as_hwc, check_window, cut_windows, join_shape, measure
 from gpuloader.kernels.launching import Work, by_value, declare, spread_images, takes
+from gpuloader.sources.images import resampling
 
 _SOURCES = ("uint8", "float32")
 _TARGETS = ("float16", "bfloat16", "float32")
@@ -112,6 +113,7 @@ def _write(
         target = target.view(np.uint16)
     _, height, width, channels = target.shape
     step = max(_PIECE // max(target[:1].size, 1), 1)
+    look_up = resampling.LATE_RESIZER.look_up  # None until it is compiled
     for first in range(0, len(pixels), step):
         piece = slice(first, first + step)
         part = pixels[piece, :height, :width]
@@ -121,6 +123,9 @@ def _write(
         if pixels.dtype == np.uint8:
             # There are only 256 results per channel: looking them up is faster than computing them.
             table = _tabulate(factor.tobytes(), offset.tobytes(), name)
+            if look_up is not None and name == "float32":
+                look_up(table, part, target[piece])
+                continue
             for channel in range(channels):
                 # A byte is never out of range; any other mode would buffer the result to check that.
                 table[channel].take(part[..., channel], out=target[piece, ..., channel], mode="clip")

@@ -14,7 +14,7 @@ from hypothesis import Phase, settings
 os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras's own default, TensorFlow, may be missing
 
 from gpuloader.sources.images import resampling
-from gpuloader.sources.images.resampling import LateResizer, compile_resizer
+from gpuloader.sources.images.resampling import LateResizer, compile_function
 
 # An example may take long on a busy machine, which says nothing about the code.
 settings.register_profile("busy", deadline=None)
@@ -76,7 +76,7 @@ def compiled_resizer(tmp_path_factory: pytest.TempPathFactory) -> resampling.Res
     pytest.importorskip("numba")
     with open(tmp_path_factory.getbasetemp().parent / "resizer.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return compile_resizer()
+        return compile_function("resize")
 
 
 @pytest.fixture(params=["Pillow", "compiled"])

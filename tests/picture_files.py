@@ -40,7 +40,7 @@ def decoded_by_pillow(data):
 
 
 def choose_resizer(monkeypatch, resizer):
-    """Have all pictures resized by what `compile_resizer` returned, or by Pillow if it is None."""
+    """Have all pictures resized by what `compile_function` returned, or by Pillow if it is None."""
     late = LateResizer()
     monkeypatch.setattr(late, "find", lambda: resizer)
     monkeypatch.setattr(resampling, "LATE_RESIZER", late)

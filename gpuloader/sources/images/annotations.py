@@ -305,9 +305,9 @@ def _move_boxes(one: Boxes, value: Any, size: Size, steps: Sequence[Step]) -> tu
     corners = one.read(value, size)
     # One pixel is left for rounding, for example by the tools with which people mark boxes.
     low, high = corners[:, :2], corners[:, 2:]
-    bad = ((low < -1) | (high > (size[1] + 1, size[0] + 1)) | (high < low)).any(1)
+    bad = (low < -1) | (high > (size[1] + 1, size[0] + 1)) | (high < low)
     if bad.any():
-        row = int(bad.argmax())
+        row = int(bad.any(1).argmax())
         given = np.asarray(value)[row].tolist()
         raise SampleError(
             f"expected boxes within the image of {size[0]} x {size[1]} pixels, in the format {one.format!r} "
@@ -317,10 +317,10 @@ def _move_boxes(one: Boxes, value: Any, size: Size, steps: Sequence[Step]) -> tu
     corners = _clip(corners, (0, 0), size)
     visible: Floats | float = 1.0
     for step in steps:
-        # The corners of each box; the result is the box around them.
-        points = move_points(corners[:, _CORNERS], step)
-        points.sort(1)
-        around = points[:, ::3].reshape(-1, 4)
+        # The corners of each box; the result is the box around them. Two are enough if it cannot turn.
+        points = corners[:, _CORNERS] if isinstance(step, Affine) else corners.reshape(-1, 2, 2)
+        points = np.sort(move_points(points, step), 1)
+        around = points[:, :: points.shape[1] - 1].reshape(-1, 4)
         corners = _clip_by(around, step)
         if one.min_visible:
             before = _area(around)
@@ -346,6 +346,8 @@ def move_points(points: Floats, step: Step) -> Floats:
     tall, wide = step.size
     y, x, height, width = step.window
     moved = (points - (left, top)) * (wide / (right - left), tall / (bottom - top)) - (x, y)
+    if not (step.flip or step.flop):
+        return moved
     return np.where((step.flip, step.flop), (width, height) - moved, moved)
 
 

@@ -1,7 +1,7 @@
 """Resamples images as Pillow does, columns first, whatever order Pillow itself would choose.
 
 Pillow resizes a process's first images, and code that Numba compiles resizes the rest. Both produce the same
-pixels, so the change in the middle of an epoch is invisible.
+pixels, so the change in the middle of an epoch is invisible. What normalizes them is compiled along with it.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class LateResizer:
         self._images = itertools.count()  # atomic, so threads count together
         self._turn = threading.Lock()  # released only if there is something left to do
         self._resizer: Resizer | None = None
+        self.look_up: Callable[..., None] | None = None  # `resizing.look_up`, compiled
 
     def find(self) -> Resizer | None:
         """Return the compiled function; None means that Pillow must resize the next image."""
@@ -77,7 +78,8 @@ class LateResizer:
             is_last = self._due >= self._compile_after
             # Compiling takes the first process on a machine a few seconds; loading takes others a fraction.
             if is_last or is_cached():
-                self._resizer = compile_resizer()
+                self._resizer = compile_function("resize")
+                self.look_up = self._resizer and compile_function("look_up")
             else:
                 self._due = self._compile_after
                 self._turn.release()
@@ -86,26 +88,26 @@ class LateResizer:
 def is_cached() -> bool:
     """Return whether Numba has compiled the resizing code before, or never will."""
     try:
-        function, _ = _prepare(cache=True)
+        function, _ = _prepare("resize", cache=True)
         return any(Path(function.stats.cache_path).glob("*resize-*.nbi"))
     except Exception:
         return True  # nothing is gained by trying later
 
 
-def compile_resizer() -> Resizer | None:
-    """Return `resizing.resize`, compiled by Numba; None if Numba is not installed or fails."""
+def compile_function(name: str) -> Callable[..., None] | None:
+    """Return a function of `resizing`, compiled by Numba; None if Numba is not installed or fails."""
     for cache in (True, False):  # there may be no writable folder, or a damaged file
         with suppress(Exception):  # whatever is wrong with Numba, Pillow can take over
-            dispatcher, signature = _prepare(cache=cache)
+            dispatcher, signature = _prepare(name, cache=cache)
             dispatcher.compile(signature)
             dispatcher.disable_compile()  # for other types; it converts them
-            compiled: Resizer = dispatcher
+            compiled: Callable[..., None] = dispatcher
             return compiled
     return None
 
 
-def _prepare(*, cache: bool) -> tuple[Any, Any]:
-    """Return Numba's function, which is not compiled yet, and its signature."""
+def _prepare(name: str, *, cache: bool) -> tuple[Any, Any]:
+    """Return a function as Numba's, which is not compiled yet, and its signature."""
     # Imported late, because most programs end before the code is needed.
     from gpuloader.sources.images import resizing
 
@@ -114,9 +116,14 @@ def _prepare(*, cache: bool) -> tuple[Any, Any]:
         raise ValueError("Numba's compiler is switched off")
     image, out = (numba.types.Array(numba.uint8, 3, "C", readonly=one) for one in (True, False))
     pair, box = numba.types.UniTuple(numba.int64, 2), numba.types.UniTuple(numba.float64, 4)
-    signature = numba.void(image, pair, box, pair, pair, numba.int64, numba.boolean, out)
+    tables = numba.types.Array(numba.float32, 2, "C", readonly=True)
+    images = numba.types.Array(numba.uint8, 4, "A", readonly=True)  # windows of images, too
+    signature = {
+        "resize": numba.void(image, pair, box, pair, pair, numba.int64, numba.boolean, out),
+        "look_up": numba.void(tables, images, numba.types.Array(numba.float32, 4, "A")),
+    }[name]
     _register(resizing.CALLED)
-    return numba.njit(nogil=True, cache=cache)(resizing.resize), signature
+    return numba.njit(nogil=True, cache=cache)(getattr(resizing, name)), signature
 
 
 @functools.cache

@@ -1,7 +1,7 @@
-"""Resizes images as Pillow does, bit for bit, in functions that Numba compiles; see `resampling`.
+"""Resizes images as Pillow does, bit for bit, and normalizes them, in functions that Numba compiles.
 
-They are plain functions, which also run without Numba, but slowly. They have a separate file because Numba
-names its cache after the file, and compiles again whatever has changed in it.
+`resampling` decides when. They are plain functions, which also run without Numba, but slowly. They have a
+separate file because Numba names its cache after the file, and compiles again whatever has changed in it.
 
 `resize` sums weighted pixels along x, rounds the sums to bytes, and sums those along y, as Pillow does. Each
 loop runs over a whole line of values, so that the compiler vectorizes it. For the sums along x, a strip of
@@ -71,8 +71,7 @@ def resize(
         left, right = width - right, width - left
     sums, line = np.empty(columns * 4, np.int32), np.empty((columns, 4), np.uint8)
     for row in range(rows):
-        add_lines(lines, firsts[row] - begin, counts[row], weights[row], sums)
-        pack(sums, line.reshape(-1))
+        weigh_lines(lines, firsts[row] - begin, counts[row], weights[row], sums, line.reshape(-1))
         copy_colors(line, out[height - 1 - top - row if turn & 2 else top + row, left:right])
 
 
@@ -141,9 +140,9 @@ def resize_across(pixels: Pixels, taps: Taps, flip: bool, lines: Bytes) -> None:
         rows = min(_STRIP, len(pixels) - start)
         transpose_pixels(pixels[start : start + rows, begin:end], source)
         for column in range(columns):
-            first, count = firsts[column] - begin, counts[column]
-            add_lines(source_bytes, first, count, weights[column], sums[: rows * 4])
-            pack(sums[: rows * 4], result_bytes[columns - 1 - column if flip else column])
+            first = firsts[column] - begin
+            line = result_bytes[columns - 1 - column if flip else column, : rows * 4]
+            weigh_lines(source_bytes, first, counts[column], weights[column], sums, line)
         transpose_back(result, target[start : start + rows])
 
 
@@ -172,24 +171,24 @@ def transpose_back(words: Words, result: Words) -> None:
                 part[row, column] = line[row]
 
 
-def add_lines(lines: Bytes, first: int, count: int, weights: Sums, sums: Sums) -> None:
-    """Write the weighted sums of lines, for `pack`: in units of 2**-22, with a half added to round them."""
-    sums[:] = _HALF
-    for tap in range(count):
-        weight, line = weights[tap], lines[first + tap]
-        for place in range(len(sums)):
-            sums[place] = np.int32(sums[place] + np.int32(weight * np.int32(line[place])))
+def weigh_lines(lines: Bytes, first: int, count: int, weights: Sums, sums: Sums, line: Bytes) -> None:
+    """Write the weighted sum of lines as bytes; weights are in units of 2**-22, with a 0 behind the last.
 
-
-def pack(sums: Sums, line: Bytes) -> None:
-    """Write sums as bytes.
-
+    >>> lines, weights = np.uint8([[0, 3, 255], [9, 4, 255]]), np.int32([1 << 21, 5 << 20, 0])
     >>> line = np.empty(3, np.uint8)
-    >>> pack(np.array([-5 << 22, 7 << 22, 300 << 22], np.int32), line)
+    >>> weigh_lines(lines, 0, 2, weights, np.empty(3, np.int32), line)
     >>> line.tolist()
-    [0, 7, 255]
+    [11, 7, 255]
     """
-    for place in range(len(sums)):
+    # Two lines at a time, because reading and writing the sums takes as long as adding a line.
+    for tap in range(0, count, 2):
+        near, far = first + tap, first + min(tap + 1, count - 1)
+        weight, other = weights[tap], weights[tap + 1]
+        for place in range(len(line)):
+            total = _HALF if tap == 0 else sums[place]  # a half, to round them
+            total = np.int32(total + np.int32(weight * np.int32(lines[near, place])))
+            sums[place] = np.int32(total + np.int32(other * np.int32(lines[far, place])))
+    for place in range(len(line)):
         line[place] = np.uint8(min(max(np.int32(sums[place] >> _SHIFT), _LEAST), _MOST))
 
 
@@ -200,5 +199,20 @@ def copy_colors(line: Bytes, pixels: Bytes) -> None:
             pixels[column, channel] = line[column, channel]
 
 
-CALLED = (find_taps, weigh, resize_across, transpose_pixels, transpose_back, add_lines, pack, copy_colors)
+def look_up(tables: NDArray[np.float32], images: Bytes, result: NDArray[np.float32]) -> None:
+    """Write the entry of its channel's table for each byte of images of shape (..., channels).
+
+    >>> result = np.empty((1, 1, 2, 1), np.float32)
+    >>> look_up(np.arange(256, dtype=np.float32)[None] / 2, np.uint8([[[[3], [8]]]]), result)
+    >>> result.ravel().tolist()
+    [1.5, 4.0]
+    """
+    samples, height, width, channels = result.shape
+    for sample, channel in np.ndindex(samples, channels):
+        for row in range(height):
+            for column in range(width):
+                result[sample, row, column, channel] = tables[channel, images[sample, row, column, channel]]
+
+
+CALLED = (find_taps, weigh, resize_across, transpose_pixels, transpose_back, weigh_lines, copy_colors)
 """The functions that `resize` calls; these are compiled, too."""

@@ -6,10 +6,11 @@ import types
 import numpy as np
 import pytest
 
-from gpuloader import LoaderError
+from gpuloader import DataLoader, LoaderError
 from gpuloader.sources.images import resampling as compiling
 from gpuloader.sources.images import resizing
-from gpuloader.sources.images.resampling import LateResizer, compile_resizer, is_cached
+from gpuloader.sources.images.resampling import LateResizer, compile_function, is_cached
+from gpuloader.transforms import Normalize
 from tests.fakes import wait_until
 from tests.fetch.faulty import run_program
 from tests.processes import run_in_fork
@@ -21,12 +22,14 @@ def compiling_by(monkeypatch):
     calls = []
 
     def choose(compile_resizer=lambda: resizing.resize, *, is_cached=True):
-        def compile_once():
+        def compile_once(name):
+            if name == "look_up":
+                return resizing.look_up
             calls.append(threading.current_thread().name)
             return compile_resizer()
 
         monkeypatch.setattr(compiling, "is_cached", lambda: is_cached)
-        monkeypatch.setattr(compiling, "compile_resizer", compile_once)
+        monkeypatch.setattr(compiling, "compile_function", compile_once)
         return calls
 
     return choose
@@ -53,6 +56,7 @@ def test_code_in_the_cache_is_loaded_after_few_images(compiling_by):
     assert [late.find() for _ in range(3)] == [None] * 3
     wait_until(late.find)
     assert late.find() is resizing.resize
+    wait_until(lambda: late.look_up is resizing.look_up)
     assert calls == ["gpuloader-compiler"]
 
 
@@ -112,7 +116,7 @@ def test_the_end_of_the_program_waits_and_the_package_does_not_import_numba():
         from gpuloader.sources.images import resampling as compiling
         print('numba' in sys.modules)
         compiling.is_cached = lambda: True
-        compiling.compile_resizer = lambda: time.sleep(0.3) or print("compiled")
+        compiling.compile_function = lambda name: time.sleep(0.3) or print("compiled")
         compiling.LateResizer(load_after=0).find()
         print("ends")
     """)
@@ -127,7 +131,7 @@ def test_with_a_broken_numba_pillow_resizes(monkeypatch, error):
         raise error
 
     monkeypatch.setattr(compiling, "import_module", fail)
-    assert compile_resizer() is None
+    assert compile_function("resize") is None
     assert is_cached()  # so that nobody tries again
 
 
@@ -145,23 +149,23 @@ def test_where_the_cache_is_of_no_use_nothing_is_kept(monkeypatch, error):
         return lambda function: compiled
 
     monkeypatch.setattr(numba, "njit", refuse)
-    assert compile_resizer() is not None
+    assert compile_function("resize") is not None
     assert asked == [(True, True), (True, False)]
 
 
 def test_what_was_compiled_is_in_the_cache(monkeypatch, tmp_path):
     numba = pytest.importorskip("numba")
-    assert compile_resizer() is not None
+    assert compile_function("resize") is not None
     assert is_cached()
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     assert not is_cached()
     monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
-    assert compile_resizer() is None
+    assert compile_function("resize") is None
 
 
 def test_arguments_of_other_types_are_converted():
     pytest.importorskip("numba")
-    resizer = compile_resizer()
+    resizer = compile_function("resize")
     pixels, out = np.full((4, 4, 3), 7, np.uint8), np.empty((2, 2, 3), np.uint8)
     for writeable in (True, False):
         pixels.flags.writeable = writeable
@@ -174,4 +178,27 @@ def test_arguments_of_other_types_are_converted():
 
 def test_all_that_it_calls_is_compiled_too():
     functions = {name for name, one in vars(resizing).items() if isinstance(one, types.FunctionType)}
-    assert {one.__name__ for one in resizing.CALLED} == functions - {"resize"}
+    assert {one.__name__ for one in resizing.CALLED} == functions - {"resize", "look_up"}
+
+
+@pytest.mark.parametrize("to", ["CHW", "HWC", "channels_last"])
+@pytest.mark.parametrize("crop", [None, (3, 4)])
+def test_compiled_lookup_normalizes_to_the_same_bits(monkeypatch, to, crop):
+    pytest.importorskip("numba")
+    images = [np.arange(90, dtype=np.uint8).reshape(5, 6, 3) * 3 + number for number in range(4)]
+    steps = [
+        Normalize(None, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225], 1 / 255, to=to, crop=crop, flip=True)
+    ]
+    late = LateResizer()
+    monkeypatch.setattr(compiling, "LATE_RESIZER", late)
+    [plain] = DataLoader(images, places="cpu", batch_size=4, seed=1, transforms=steps)
+    calls, compiled = [], compile_function("look_up")
+    late.look_up = lambda *arrays: calls.append(1) or compiled(*arrays)
+    [looked_up] = DataLoader(images, places="cpu", batch_size=4, seed=1, transforms=steps)
+    assert calls
+    assert looked_up.strides == plain.strides
+    assert np.array_equal(looked_up.view(np.uint32), plain.view(np.uint32))
+    # Other dtypes are looked up by NumPy.
+    calls.clear()
+    [half] = DataLoader(images, places="cpu", batch_size=4, transforms=[Normalize(None, dtype="float16")])
+    assert (half.dtype, calls) == (np.float16, [])
