@@ -40,7 +40,7 @@ CLOSING_TIME = 1.0
 METHODS = ("fork", "forkserver", "spawn")
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True)
 class WorkerOptions:
     """The user's options for workers."""
 
