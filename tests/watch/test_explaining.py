@@ -5,7 +5,6 @@ import re
 import sys
 import threading
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -59,7 +58,7 @@ def test_waiting_without_workers_asks_for_as_many_as_hide_the_input():
     [
         # No more workers than cores, more of them where they are busy, and depth where they are idle.
         ({"wait": 50.0, "compute": 1.0, "fetch": 50.0}, SAMPLES, ["num_workers=4"]),
-        ({"wait": 50.0, "compute": 1.0, "fetch": 50.0}, replace(SAMPLES, cores=1), ["num_workers=1"]),
+        ({"wait": 50.0, "compute": 1.0, "fetch": 50.0}, SAMPLES._replace(cores=1), ["num_workers=1"]),
         ({"wait": 2.0, "compute": 1.0, "fetch": 6.0}, with_workers(2), ["num_workers=4 (now 2)"]),
         ({"wait": 2.0, "compute": 1.0, "fetch": 1.0}, with_workers(2), ["prefetch_factor", "17%"]),
         ({"wait": 2.0, "compute": 1.0, "fetch": 12.0}, with_workers(4), ["cheaper"]),
@@ -71,7 +70,7 @@ def test_the_first_advice(stats, configuration, words):
     assert [word for word in words if word not in advice[0]] == []
     if configuration.workers == 4:  # a worker on every core
         assert "thread" in advice[1]
-    kept = explain(times(**stats), replace(configuration, persistent=True)).advice
+    kept = explain(times(**stats), configuration._replace(persistent=True)).advice
     assert not any("persistent" in one for one in kept)
 
 
