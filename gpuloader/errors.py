@@ -387,7 +387,8 @@ def note_batch(error: BaseException, batch: int) -> None:
 def damaged(problem: str, *kinds: type[Exception], advice: str = "", **where: Any) -> Iterator[None]:
     """Raise errors of these kinds in the block as a `DataFileError`: with a problem, their text, and advice.
 
-    A `DataFileError` that does not name its file gets what is known of its place from `where`, too.
+    A `DataFileError` that does not name its file gets what is known of its place from `where`, too. A thread
+    that the system refuses is a `SourceError`: the file is not damaged.
 
     >>> with damaged("the file is truncated: ", EOFError, file="a.tar"):
     ...     raise EOFError("no more bytes")
@@ -405,7 +406,8 @@ def damaged(problem: str, *kinds: type[Exception], advice: str = "", **where: An
     except kinds as error:
         text = str(error) or repr(error)
         if "Failed to launch worker thread" in text:  # by Arrow, which has no type of error for it
-            problem = "the system refused Arrow a thread (the limit is shown by ulimit -u): "
+            problem = f"the system refused Arrow a thread (ulimit -u shows the limit): {text}"
+            raise SourceError(problem, url=where.get("file") or "") from error
         raise DataFileError(f"{problem}{text}{advice}", **where) from error
 
 

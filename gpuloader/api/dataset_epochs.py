@@ -35,6 +35,7 @@ from gpuloader.errors import SampleError
 from gpuloader.fetch.contract import EpochRequest, WorkerOptions
 from gpuloader.fetch.fetching import Fetching
 from gpuloader.fields.convert import IF_IT_VARIES, describe_field
+from gpuloader.foreign import is_instance
 from gpuloader.order.batching import Batching, EpochSetter
 from gpuloader.order.dividing import ALONE
 from gpuloader.order.order import InOrder, Shuffled, Stretch
@@ -331,19 +332,33 @@ class DatasetEpochs(Epochs):
 
         Raises `ValueError` if the positions of other ranks tell this one nothing.
         """
-        rank, ranks = ask_ranks()
+        if self.plan.batching.sharding is not None:
+            raise ValueError("with shard=, the states of all ranks are alike: pass one of them, not a list")
+        dataset, (rank, ranks) = self.plan.source.dataset, ask_ranks()
         if len(positions) == ranks and len({one.epoch for one in positions}) == 1:
+            known = is_instance(dataset, "gpuloader.sources.files.shards", "ShardDataset")
+            states = [(at, own.state) for at, one in enumerate(positions) for own in one.workers.values()]
+            for at, state in states if known else ():
+                if not state:
+                    continue
+                number, count = state.get("reader") or (state["number"], state["count"])
+                if (number % ranks, count) != (at, ranks * (positions[at].readers or 1)):
+                    raise ValueError(
+                        f"state {at} of {ranks} is not that of rank {at} of {ranks}: pass the states of "
+                        "all ranks, in the order of the ranks"
+                    )
             return positions[rank]
         # A rank that has ended its epoch before the others is at the start of the next one.
         position = max(positions, key=lambda one: (-one.epoch, one.batches))
-        dataset, alone = self.plan.source.dataset, self._fetching.reads_alone
+        alone = self._fetching.reads_alone
         epochs = {one.epoch for one in positions if one.batches} | {position.epoch}
         alike = len({one.readers for one in positions}) == len(epochs) == 1
         divide = alike and all(one.can_divide(dataset, alone=alone) for one in positions)
-        if self.plan.batching.sharding is not None or not divide:
+        if not divide:
             raise ValueError(
-                f"got the states of {len(positions)} ranks, and there are {ranks} now: only datasets "
-                "in files that ranks with as many workers divide can continue; with shard=, pass one of them"
+                f"got the states of {len(positions)} ranks, in the epochs {sorted(epochs)}, and there are "
+                f"{ranks} now: only datasets in files that ranks divide themselves, in the same epoch and "
+                "with as many worker processes each, can continue"
             )
         position.divide(dataset, self._fetching.readers or 1, alone=alone, ranks=positions)
         return position

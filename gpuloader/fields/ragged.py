@@ -228,7 +228,9 @@ def list_targets(batch: Any) -> dict[str, Any]:
     fields = batch if isinstance(batch, dict) else {}
     ragged = {name: value for name, value in fields.items() if isinstance(value, Ragged)}
     if not ragged or "targets" in fields:
-        needed = "samples that are dicts with fields of varying length and no field 'targets'"
+        needed = (
+            "samples that are dicts, with fields of varying length (see ragged=) and none named 'targets'"
+        )
         raise SampleError(f"targets='list' needs {needed}, got {sorted(fields) or type(batch).__name__}")
     targets = [dict(zip(ragged, row, strict=True)) for row in zip(*ragged.values(), strict=True)]
     return {name: value for name, value in fields.items() if name not in ragged} | {"targets": targets}

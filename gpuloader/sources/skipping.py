@@ -36,9 +36,16 @@ def leaves_out(dataset: object) -> bool:
 def apply(what: str, function: Callable[[Any], Any], sample: Any) -> Any:
     """Return what the user's function makes of a sample, or a `LeftOut` if it raises and the loader skips."""
     # Raised out of a dataset's iterator, the error would end the iterator and so the epoch.
+    draw = current_draw()
+    skips, draw.skips = draw.skips, False  # the function may iterate a dataset of its own
     try:
         return function(sample)
     except Exception as error:
-        if current_draw().skips and is_about_data(error):
-            return LeftOut(f"{what} raised {describe_error(error)} for {reprlib.repr(sample)}")
+        if skips and is_about_data(error):
+            named = sample if isinstance(sample, dict) else {}
+            known = [str(named[key]) for key in ("__url__", "__key__") if key in named]  # of a tar file
+            title = ", ".join(known) or reprlib.repr(sample)
+            return LeftOut(f"{what} raised {describe_error(error)} for {title}")
         raise
+    finally:
+        draw.skips = skips

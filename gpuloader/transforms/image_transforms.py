@@ -245,7 +245,7 @@ def check_probability(name: str, p: object) -> None:
 
 
 def _check_shifts(name: str, given: object) -> None:
-    parts = given if isinstance(given, tuple | list) else ()
+    parts = given if isinstance(given, tuple | list | np.ndarray) else ()
     if len(parts) != 2 or not all(
         isinstance(part, int | float | np.number) and 0 <= part <= 1 for part in parts
     ):

@@ -215,7 +215,7 @@ def test_targets_need_dicts_with_fields_of_varying_length():
         ({"image": image, "targets": 1, "boxes": [1]}, ["boxes"], r"got \['boxes', 'image', 'targets'\]"),
     ]:
         loader = DataLoader([sample], places="cpu", ragged=ragged, targets="list")
-        with pytest.raises(SampleError, match=f"targets='list' needs samples that are dicts .*{found}"):
+        with pytest.raises(SampleError, match=f"targets='list' needs samples that are dicts.*{found}"):
             next(iter(loader))
     with pytest.raises(ValueError, match="targets must be one of 'list' or None, got 'dict'"):
         DataLoader([1], places="cpu", targets="dict")

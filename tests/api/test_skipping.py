@@ -3,6 +3,7 @@
 import errno
 import itertools
 import logging
+import os
 from functools import partial
 
 import numpy as np
@@ -171,7 +172,7 @@ class TestStreams:
     def test_the_reason_names_the_sample(self, files):
         for kind, reason in (
             ("parquet", "map raised ValueError: number 1 for {'n': "),
-            ("tar", "decode raised ValueError: number 1 for {'__key__': '1', '__url__': "),
+            ("tar", f"decode raised ValueError: number 1 for {files / 'a.tar'}, 1"),
         ):
             loader = load(STREAMS[kind](files, make_number))
             list(loader)
@@ -185,6 +186,22 @@ class TestStreams:
             list(load(STREAMS[kind](files, make_number), on_bad="raise"))
         with pytest.raises(ValueError, match="number 1"):
             list(STREAMS[kind](files, make_number))
+
+    def test_a_file_that_changes_ends_the_epoch(self, files):
+        epoch = iter(load(ParquetDataset(files / "a.parquet").random_access(), use_buffer_reader=False))
+        next(epoch)
+        os.utime(files / "a.parquet", (1, 1))
+        with pytest.raises(SampleError, match="the file has changed since the dataset was made"):
+            list(epoch)
+
+    def test_a_dataset_that_a_map_reads_raises(self, files):
+        inner = STREAMS["parquet"](files, make_number)
+
+        def join(sample):
+            return {**make_number(sample), "others": len(list(inner))}
+
+        with pytest.raises(SampleError, match=r"none of the batch's 4 samples.*number 1"):
+            next(iter(load(STREAMS["csv"](files, join))))
 
     def test_a_class_that_reads_in_its_own_way_is_refused(self, files):
         class Own(TarDataset):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from gpuloader.errors import DataFileError
+from gpuloader.errors import DataFileError, SourceError
 from gpuloader.sources.block import Rows
 from gpuloader.sources.files.remote_files import RemoteFile, open_source
 from gpuloader.sources.files.table_shards import CHANGED, TableShards
@@ -118,7 +118,7 @@ class ArrowDataset(TableShards):
         url, number = self._batches[shard]
         with self._opened(url) as opened:
             if number >= opened.num_record_batches:
-                raise DataFileError(CHANGED, file=url)
+                raise SourceError(CHANGED, url=url)
             table = Table.from_batches([opened.get_batch(number)])
             if self.filters is not None:
                 table = table.filter(self.filters)

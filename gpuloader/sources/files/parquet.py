@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpuloader.checks import check_count
-from gpuloader.errors import DataFileError, NoIndices, import_package
+from gpuloader.errors import DataFileError, NoIndices, SourceError, import_package
 from gpuloader.order.worker_info import ask_ranks, get_worker_info
 from gpuloader.sources.block import Block, Part, Rows
 from gpuloader.sources.column_dataset import ColumnDataset
@@ -110,7 +110,7 @@ class ParquetDataset(TableShards):
     MissingPackage
         pyarrow is not installed, or fsspec is not and a URL needs it.
     SourceError
-        A file cannot be read, or none matches a pattern.
+        A file cannot be read or has changed since, or none matches a pattern.
     DataFileError
         A file is truncated, is not a Parquet file, lacks a column, or has a column whose kind differs from
         the first file's. Also raised while reading: a row group is damaged, has a null among its numbers, a
@@ -241,7 +241,7 @@ class ParquetDataset(TableShards):
                 if [opened.metadata.row_group(one).num_rows for one in numbers if one in there] != [
                     group.rows for group in groups
                 ]:
-                    raise DataFileError(CHANGED, file=self._urls[file])
+                    raise SourceError(CHANGED, url=self._urls[file])
                 how = {"batch_size": max(at_once, 1), "columns": self.schema.names, "use_threads": threads}
                 batches = opened.iter_batches(row_groups=numbers, **how)
                 if self.filters is not None:

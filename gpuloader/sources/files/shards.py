@@ -272,7 +272,7 @@ class ShardDataset(IterableDataset[S]):
                     )
         if alone and (ranks, rank, each) == (here.ranks, own, workers):
             return None
-        if mixed is None and alone and not any(found) and None not in states:
+        if mixed is None and not any(found) and None not in states:  # an epoch that nobody has begun
             return [{}] * workers
         owners = range(own, own + 1) if alone and ranks == here.ranks else range(ranks)
         if mixed and alone and owners != range(rank, rank + 1):

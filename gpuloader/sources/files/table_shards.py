@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from gpuloader.errors import DataFileError, damaged, describe_error, import_package
+from gpuloader.errors import DataFileError, SourceError, damaged, describe_error, import_package
 from gpuloader.sources.block import Block, Column, Part
 from gpuloader.sources.files.remote_files import check_names, is_remote
 from gpuloader.sources.files.shards import ShardDataset
@@ -93,16 +93,18 @@ class TableShards(ShardDataset[Any]):
                 raise
 
     def _check_unchanged(self, url: str) -> None:
-        """Raise `DataFileError` if a local file is not the one that the dataset saw first."""
+        """Raise `SourceError` if a local file is not the one that the dataset saw first."""
         if is_remote(url):
             return
-        with suppress(OSError):  # opening it says why
+        try:
             status = os.stat(url)  # noqa: PTH116 - often, and a Path takes longer
-            # On another machine, a copy of the file has another time. Inodes change on some network mounts.
-            times = platform.node(), url
-            for key, found in ((url, status.st_size), (times, status.st_mtime_ns)):
-                if self._seen.setdefault(key, found) != found:
-                    raise DataFileError(CHANGED, file=url)
+        except OSError:
+            return  # opening it says why
+        # On another machine, a copy of the file has another time. Inodes change on some network mounts.
+        times = platform.node(), url
+        for key, found in ((url, status.st_size), (times, status.st_mtime_ns)):
+            if self._seen.setdefault(key, found) != found:
+                raise SourceError(CHANGED, url=url)
 
     # The columns, and their values.
 

@@ -86,7 +86,7 @@ def find_taps(
 
     >>> firsts, counts, weights = find_taps(0, 4, 0.0, 4.0, 2, 0, 2, False)
     >>> firsts.tolist(), counts.tolist(), (weights / 2**22).round(3).tolist()
-    ([0, 1], [3, 3], [[0.429, 0.429, 0.143, 0.0, 0.0], [0.143, 0.429, 0.429, 0.0, 0.0]])
+    ([0, 1], [3, 3], [[0.429, 0.429, 0.143, 0.0, 0.0, 0.0], [0.143, 0.429, 0.429, 0.0, 0.0, 0.0]])
     """
     # Pillow rounds the edges to float32. After that, every operation is separately rounded to double, in
     # Pillow's order: sums in another order would change some weights.
@@ -97,7 +97,8 @@ def find_taps(
     shrink = 1.0 / stretch
     most = int(np.ceil(support)) * 2 + 1
     firsts, counts = np.empty(outputs, np.int64), np.empty(outputs, np.int64)
-    weights, values = np.zeros((outputs, most), np.int32), np.empty(most, np.float64)
+    # One more than there can be, because `weigh_lines` reads weights in pairs.
+    weights, values = np.zeros((outputs, most + 1), np.int32), np.empty(most, np.float64)
     for output in range(outputs):
         center = np.float64(edge) + (start + output + 0.5) * step
         first = min(max(int(center - support + 0.5), begin), begin + length)

@@ -357,6 +357,35 @@ def test_other_ranks_go_on_from_the_states_of_all(sizes, buffer, legs, ranks):
     assert sorted(found) == list(range(sum(sizes)))
 
 
+def run_ranks(count, batches, states=None, **options):
+    """Return what each rank reads, and the states of all."""
+    found = []
+    for rank in range(count):
+        with mock.patch.dict(os.environ, {"RANK": str(rank), "WORLD_SIZE": str(count)}):
+            found.append(leave(load([5] * 12, 1, 4, **options), batches, states))
+    return [numbers for numbers, _ in found], [state for _, state in found]
+
+
+@pytest.mark.parametrize("order", [[1, 0], [0, 0], [1, 1]], ids=str)
+def test_states_of_all_ranks_in_another_order_are_refused(order):
+    _, states = run_ranks(2, 3)
+    with pytest.raises(ValueError, match=r"state \d of 2 is not that of rank \d of 2"):
+        run_ranks(2, None, [states[rank] for rank in order])
+    with pytest.raises(ValueError, match="state 0 of 1 is not that of rank 0 of 1"):
+        run_ranks(1, None, states[1:])
+    with pytest.raises(ValueError, match="with shard=, the states of all ranks are alike"):
+        DataLoader(Numbers([5]), places="cpu", shard=(0, 2), uneven="drop").load_state_dict(states)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_more_ranks_begin_the_next_epoch_like_any_other(ranks):
+    _, states = run_ranks(2, None, **SHUFFLED)
+    with_list, _ = run_ranks(ranks, None, states, **SHUFFLED)
+    with_one, _ = run_ranks(ranks, None, states[0], **SHUFFLED)
+    assert with_list == with_one
+    assert all(with_list)
+
+
 def test_files_whose_lengths_are_unknown_keep_their_ranks(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")

@@ -13,6 +13,7 @@ from gpuloader import (
     DataLoader,
     JSONLDataset,
     ParquetDataset,
+    SourceError,
     random_split,
 )
 from gpuloader.sources.files import arrow_files, parquet
@@ -208,7 +209,7 @@ def test_arrow_files_that_are_no_arrow_files(tmp_path, table):
     body = path.read_bytes()
     dataset = ArrowDataset(tmp_path, ["row"])
     path.write_bytes(body[: len(body) // 2])
-    with pytest.raises(DataFileError, match=r"a\.arrow: the file has changed since the dataset was made"):
+    with pytest.raises(SourceError, match=r"a\.arrow: the file has changed since the dataset was made"):
         read(dataset)
     with pytest.raises(DataFileError, match=r"a\.arrow: the file is truncated or not a file of Arrow's"):
         ArrowDataset(tmp_path)
@@ -284,7 +285,7 @@ class TestArrowFilesStayOpen:
         assert next(epoch)["n"].tolist() == [*range(5)]
         others = pa.table({"n": range(1000, 1000 + rows)})
         feather.write_feather(others, paths / "0.arrow", chunksize=50)
-        with pytest.raises(DataFileError, match=r"0\.arrow: the file has changed since the dataset was made"):
+        with pytest.raises(SourceError, match=r"0\.arrow: the file has changed since the dataset was made"):
             for _ in range(30):
                 next(epoch)
 
@@ -297,7 +298,7 @@ class TestArrowFilesStayOpen:
         else:
             (paths / "1.arrow").replace(paths / "0.arrow")
         os.utime(paths / "0.arrow", (1, 1))  # a clock's tick may be longer than this test
-        with pytest.raises(DataFileError, match=r"0\.arrow: the file has changed since the dataset was made"):
+        with pytest.raises(SourceError, match=r"0\.arrow: the file has changed since the dataset was made"):
             list(epoch)
 
     @pytest.mark.parametrize("shuffle", [False, True])

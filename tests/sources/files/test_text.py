@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuloader import CSVDataset, DataFileError, DataLoader, JSONLDataset
+from gpuloader import CSVDataset, DataFileError, DataLoader, JSONLDataset, SourceError
 from gpuloader.order.worker_info import WorkerInfo, exchange_worker
 from gpuloader.sources.files import text
 from tests.fakes import nothing_left_behind
@@ -225,7 +225,7 @@ def test_damage_and_change_are_errors(tmp_path, kind, data):
     for changed in (data[: len(data) // 2], data.replace(b"1", b"2")):
         path.write_bytes(changed)
         os.utime(path, (1, 1))  # a clock's tick may be longer than this test
-        with pytest.raises(DataFileError, match="the file has changed"):
+        with pytest.raises(SourceError, match="the file has changed"):
             list(dataset)
 
 

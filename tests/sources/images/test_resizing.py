@@ -202,3 +202,15 @@ def test_compiled_lookup_normalizes_to_the_same_bits(monkeypatch, to, crop):
     calls.clear()
     [half] = DataLoader(images, places="cpu", batch_size=4, transforms=[Normalize(None, dtype="float16")])
     assert (half.dtype, calls) == (np.float16, [])
+
+
+@pytest.mark.parametrize(("width", "out"), [(221, 299), (102, 374), (77, 1000)])
+@pytest.mark.parametrize("kind", ["bilinear", "bicubic"])
+def test_sizes_at_which_a_pixel_has_as_many_weights_as_there_can_be(width, out, kind):
+    pillow = pytest.importorskip("PIL.Image")
+    pixels = np.random.default_rng(0).integers(0, 256, (1, width, 3), np.uint8)
+    made = np.empty((1, out, 3), np.uint8)
+    resizing.resize(pixels, (0, 0), (0.0, 0.0, width, 1.0), (1, out), (0, 0), 0, kind == "bicubic", made)
+    np.testing.assert_array_equal(
+        made, pillow.fromarray(pixels).resize((out, 1), pillow.Resampling[kind.upper()])
+    )
