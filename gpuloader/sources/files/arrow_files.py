@@ -84,9 +84,6 @@ class ArrowDataset(TableShards):
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_readers": {}, "_ends": {}, "_passes": set()}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({**state, "_readers": {}, "_ends": {}, "_passes": set()})
-
     @property
     def shards(self) -> int:
         """The number of record batches."""

@@ -193,7 +193,7 @@ class ParquetDataset(TableShards):
         # Pickles of earlier releases lack the sizes of row groups; those are read one by one.
         groups = [one if isinstance(one, Group) else Group(*one) for one in state["_groups"]]
         counts = [group.rows for group in groups]
-        super().__setstate__({"_seen": {}, **state, "_footers": {}, "_groups": groups, "_counts": counts})
+        super().__setstate__({**state, "_footers": {}, "_groups": groups, "_counts": counts})
 
     def _together(self, order: Sequence[int], first: int) -> int:
         if self._counts is None:

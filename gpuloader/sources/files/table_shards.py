@@ -58,6 +58,9 @@ class TableShards(ShardDataset[Any]):
                 expected = "an expression or a list of tuples such as ('year', '>', 2020)"
                 raise ValueError(f"filters must be {expected}, got {self.filters!r}: {error}") from error
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({"_seen": {}, **state})  # which earlier pickles lack
+
     def __iter__(self) -> Iterator[Any]:
         for block in self._iter_blocks(1):
             yield from block if self.map is None else map(partial(apply, "map", self.map), block)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 
 import numpy as np
 import pytest
@@ -359,3 +360,17 @@ class TestRandomAccess:
         assert (len(read), len(rows._held)) == (4, 2)
         with pytest.raises(ValueError, match="filters or map has no random access"):
             ParquetDataset(files, map=len).random_access()
+
+
+@pytest.mark.parametrize("kind", [ArrowDataset, CSVDataset, JSONLDataset, ParquetDataset])
+def test_a_pickle_from_before_files_had_stamps_is_loaded(tmp_path, kind):
+    path = tmp_path / "a.csv"
+    if kind is ArrowDataset:
+        write_arrow(pa.table({"n": [1, 2]}), path)
+    elif kind is ParquetDataset:
+        pq.write_table(pa.table({"n": [1, 2]}), path)
+    else:
+        path.write_text("n\n1\n2\n" if kind is CSVDataset else '{"n": 1}\n{"n": 2}\n')
+    dataset = kind(path)
+    del dataset._seen
+    assert [sample["n"] for sample in pickle.loads(pickle.dumps(dataset))] == [1, 2]
