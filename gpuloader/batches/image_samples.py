@@ -78,7 +78,9 @@ class ImageStage:
             moved |= (
                 views[0] if one else {name: np.stack([view[name] for view in views]) for name in views[0]}
             )
-        made = _put(made, "", moved) if moved else made
+        if moved:
+            is_flat = type(made) is dict and moved.keys() <= made.keys()  # as most samples are
+            made = made | moved if is_flat else _put(made, "", moved)
         return [*made.values()] if is_named else made
 
 

@@ -109,22 +109,21 @@ class Boxes(Checked):
 
     def read(self, value: Any, size: Size) -> Floats:
         """Return boxes as left, top, right and bottom in pixels of an image of this height and width."""
-        boxes = _as_floats(value, "boxes", (4,)) * _scale(size, self.fractions, 2)
-        first, second = boxes[:, :2], boxes[:, 2:]
-        if self.format == "xywh":
-            second = first + second
-        elif self.format == "cxcywh":
-            first, second = first - second / 2, first + second / 2
-        return np.concatenate([first, second], 1)
+        boxes = np.asarray(_as_floats(value, "boxes", (4,)) * _scale(size, self.fractions, 2))
+        if self.format == "xyxy":
+            return boxes
+        start, extent = boxes[:, :2], boxes[:, 2:]
+        if self.format == "cxcywh":
+            return np.concatenate([start - extent / 2, start + extent / 2], 1)
+        return np.concatenate([start, start + extent], 1)
 
     def write(self, corners: Floats, size: Size) -> Floats:
         """Return the boxes that `read` reads as these."""
-        first, second = corners[:, :2], corners[:, 2:]
-        if self.format == "xywh":
-            second = second - first
-        elif self.format == "cxcywh":
-            first, second = (first + second) / 2, second - first
-        return np.asarray(np.concatenate([first, second], 1) / _scale(size, self.fractions, 2))
+        if self.format != "xyxy":
+            first, second = corners[:, :2], corners[:, 2:]
+            start = first if self.format == "xywh" else (first + second) / 2
+            corners = np.concatenate([start, second - first], 1)
+        return np.asarray(corners / _scale(size, self.fractions, 2))
 
 
 @dataclass(frozen=True)
@@ -303,9 +302,11 @@ _CORNERS = np.array([[0, 1], [2, 1], [2, 3], [0, 3]])
 def _move_boxes(one: Boxes, value: Any, size: Size, steps: Sequence[Step]) -> tuple[Array, Array]:
     """Return the boxes that stay, and which ones did."""
     corners = one.read(value, size)
+    # Most samples have a few boxes, so that the time depends on the number of calls.
+    clipped = _clip(corners, (0, 0), size)
     # One pixel is left for rounding, for example by the tools with which people mark boxes.
-    low, high = corners[:, :2], corners[:, 2:]
-    bad = (low < -1) | (high > (size[1] + 1, size[0] + 1)) | (high < low)
+    bad = abs(clipped - corners) > 1
+    bad[:, 2:] |= corners[:, 2:] < corners[:, :2]
     if bad.any():
         row = int(bad.any(1).argmax())
         given = np.asarray(value)[row].tolist()
@@ -313,13 +314,13 @@ def _move_boxes(one: Boxes, value: Any, size: Size, steps: Sequence[Step]) -> tu
             f"expected boxes within the image of {size[0]} x {size[1]} pixels, in the format {one.format!r} "
             f"of {'fractions' if one.fractions else 'pixels'}, got {given} as box {row}"
         )
-    # Most samples have a few boxes, so that the time depends on the number of calls.
-    corners = _clip(corners, (0, 0), size)
+    corners = clipped
     visible: Floats | float = 1.0
     for step in steps:
         # The corners of each box; the result is the box around them. Two are enough if it cannot turn.
         points = corners[:, _CORNERS] if isinstance(step, Affine) else corners.reshape(-1, 2, 2)
-        points = np.sort(move_points(points, step), 1)
+        points = move_points(points, step)
+        points.sort(1)
         around = points[:, :: points.shape[1] - 1].reshape(-1, 4)
         corners = _clip_by(around, step)
         if one.min_visible:
@@ -400,7 +401,8 @@ def _move_points(one: Keypoints, value: Any, size: Size, steps: Sequence[Step]) 
 
 
 def _move_mask(one: Mask, value: Any, size: Size, steps: Sequence[Step]) -> Array:
-    mask = _as_mask(value)
+    first = steps[0] if steps else None
+    mask = _as_mask(value, first.find_region()[2] if isinstance(first, Geometry) else size[0])
     shape = found = mask.shape if isinstance(mask, np.ndarray) else size_of(mask)
     if one.stacked and len(shape) == 3:
         mask, shape = mask.transpose(1, 2, 0), (*shape[1:], shape[0])
@@ -419,11 +421,14 @@ def _move_mask(one: Mask, value: Any, size: Size, steps: Sequence[Step]) -> Arra
     return made if made.flags.writeable else made.copy()
 
 
-def _as_mask(value: Any) -> Any:
-    """Return a mask with its values as they are stored: an array, or a loaded Pillow image of bytes."""
+def _as_mask(value: Any, bottom: int) -> Any:
+    """Return a mask with its values as they are stored: an array, or a loaded Pillow image of bytes.
+
+    What lies below the row `bottom` may be missing.
+    """
     if isinstance(value, Image) or is_encoded(value):
         image: Any = as_image(value)
-        value = decode_as_stored(image.data, image.file, upright=image.upright)
+        value = decode_as_stored(image.data, image.file, bottom, upright=image.upright)
     is_image = is_instance(value, "PIL.Image", "Image")
     if is_image and value.mode in ("L", "P"):
         value.load()

@@ -85,6 +85,23 @@ def test_a_mask_has_the_values_that_pillow_picks(size, chain, seed, dtype):
     np.testing.assert_array_equal(got, expected)
 
 
+@given(SIZES, CHAINS, st.integers(0, 2**32), st.sampled_from(["PNG", "TIFF"]), st.sampled_from("LP1"))
+def test_an_encoded_mask_has_them_too(size, chain, seed, form, mode):
+    mask = np.random.default_rng(seed).integers(0, 250, size).astype(np.uint8)
+    image = pillow.fromarray(mask).convert(mode)
+    steps = steps_of(size, chain, seed)
+    got = move_annotations([Mask("mask")], {"mask": encode(image, form)}, size, steps)["mask"]
+    np.testing.assert_array_equal(got, move_annotations([Mask("mask")], {"mask": image}, size, steps)["mask"])
+
+
+def test_a_mask_cut_off_below_what_is_needed_is_refused():
+    data = encode(np.random.default_rng(0).integers(0, 9, (90, 60)).astype(np.uint8), "PNG")
+    assert moved(Mask("mask"), data, (90, 60), CenterCrop(None, 8))["mask"].shape == (8, 8)
+    for length in range(len(data) // 2, len(data) - 50, 50):
+        with pytest.raises(DecodeError):
+            moved(Mask("mask"), data[:length], (90, 60), CenterCrop(None, 8))
+
+
 @given(SIZES, CHAINS, st.integers(0, 2**32))
 def test_a_mask_lies_where_its_picture_lies(size, chain, seed):
     """Where nothing is interpolated, mask and picture are the same pixels; elsewhere, of the same size."""
