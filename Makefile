@@ -102,13 +102,15 @@ PARTS ?=
 gpu-proof: .venv-proof/stamp
 	.venv-proof/bin/python benchmarks/gpu/proof.py $(if $(PARTS),--parts $(PARTS))
 
-# PEERS="torch grain" installs those loaders first; BENCH="--case jpeg --plot bench.png" passes options on.
+# PEERS="torch grain" installs those loaders first, and PEERS=all those that have wheels; BENCH="--case jpeg --plot bench.png"
+# passes options on. They stay out of .venv, whose tests are to pass without them.
 PEERS ?=
 BENCH ?=
-bench: .venv/bench.stamp
-	$(if $(PEERS),$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	  $(patsubst paddle,paddlepaddle,$(PEERS)))
-	$(BIN)/python -m benchmarks.peers $(BENCH)
+ALL_PEERS := torch torchvision paddlepaddle grain spdl spdl-io tensorflow-cpu nvidia-dali-cuda120
+bench: .venv-bench/stamp
+	$(if $(PEERS),.venv-bench/bin/python -m pip install --no-compile --quiet --disable-pip-version-check \
+	  $(patsubst paddle,paddlepaddle,$(if $(filter all,$(PEERS)),$(ALL_PEERS),$(PEERS))))
+	.venv-bench/bin/python -m benchmarks.peers $(BENCH)
 
 .venv/demo.stamp: pyproject.toml | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo$(CUPY)]'
@@ -123,8 +125,9 @@ bench: .venv/bench.stamp
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
 	@touch $@
 
-.venv/bench.stamp: pyproject.toml | .venv/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench$(CUPY)]'
+.venv-bench/stamp: pyproject.toml | .venv/bin/python
+	$(BIN)/python -m venv .venv-bench
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -e '.[bench$(CUPY)]'
 	@touch $@
 
 # Downloads have limits of their own, and the minutes of the proof begin after them. PyTorch is the floor of some goals,
@@ -159,4 +162,4 @@ bench: .venv/bench.stamp
 	$(PYTHON) -m venv .venv
 
 clean:
-	rm -rf .venv .venv-frameworks .venv-mutants .venv-proof build dist demo-output *.egg-info
+	rm -rf .venv .venv-bench .venv-frameworks .venv-mutants .venv-proof build dist demo-output *.egg-info

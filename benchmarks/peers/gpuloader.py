@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.peers import Loader, workers
 from benchmarks.peers.cases import Case
-from benchmarks.peers.samples import Pictures, Stream
+from benchmarks.peers.samples import Jpegs, Pictures, Stream
 from gpuloader import DataLoader, IterableDataset, TensorDataset, data
 
 
@@ -24,6 +24,7 @@ def open_loaders(case: Case) -> dict[str, Loader]:
             return {
                 workers(2): _load(case, dataset, 2),
                 workers(2, "thread"): _load(case, dataset, 2, worker_type="thread"),
+                f"its own Resize, {workers(2, 'thread')}": _resize(case, dataset),
             }
         case "pictures":
             return _open_pictures(case, dataset)
@@ -61,6 +62,15 @@ def _load(case: Case, dataset: Any, count: int = 0, **options: Any) -> Any:
         persistent_workers=count > 0,
         **options,
     )
+
+
+def _resize(case: Case, dataset: Jpegs) -> Any:
+    from gpuloader.transforms import Resize
+
+    # The loader decodes and resizes the files, to the pixels that the other ways get from Pillow.
+    files = [(dataset.files[index % len(dataset.files)], index) for index in range(len(dataset))]
+    steps = [Resize("0", (dataset.SIZE, dataset.SIZE), filter="bicubic")]
+    return _load(case, files, 2, worker_type="thread", transforms=steps)
 
 
 def _open_pictures(case: Case, dataset: Pictures) -> dict[str, Loader]:

@@ -57,6 +57,8 @@ class DigitLists:
 class Jpegs:
     """JPEG files in memory, decoded and resized by Pillow to 224 x 224 x 3 uint8."""
 
+    SIZE = 224
+
     def __init__(self, files: list[bytes], length: int) -> None:
         self.files = files
         self.length = length
@@ -68,7 +70,7 @@ class Jpegs:
         from PIL import Image
 
         picture = Image.open(io.BytesIO(self.files[index % len(self.files)])).convert("RGB")
-        return np.array(picture.resize((224, 224))), np.int64(index)
+        return np.array(picture.resize((self.SIZE, self.SIZE))), np.int64(index)
 
 
 class Pictures:
