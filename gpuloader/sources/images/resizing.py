@@ -6,7 +6,7 @@ separate file because Numba names its cache after the file, and compiles again w
 `resize` sums weighted pixels along x, rounds the sums to bytes, and sums those along y, as Pillow does. Each
 loop runs over a whole line of values, so that the compiler vectorizes it. For the sums along x, a strip of
 rows is transposed first, which places the pixels of a column next to each other. A pixel takes four bytes
-there; the fourth is unused.
+there; the fourth is unused. The sums along y are of lines of three bytes per pixel, as the result has.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ Pair = tuple[int, int]
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint32]
 Sums = NDArray[np.int32]
+Four = tuple[int, int, int, int]
 
 _BITS = 22  # of a weight's fraction, as in Pillow: of 32 bits, that leaves 8 for a pixel and 2 for overshoot
-_STRIP = 64  # rows to resize along x at a time
+_STRIP = 128  # rows to resize along x at a time
 _BLOCK = 16  # rows to transpose at a time: as many lines as fit into the CPU's cache
 _HALF = np.int32(1 << (_BITS - 1))
 # NumPy scalars, because Numba widens a Python int to 64 bits, and then half as many values fit into a
@@ -65,14 +66,14 @@ def resize(
     )
     across = find_taps(corner[1], pixels.shape[1], box[0], box[2], size[1], window[1] + left, columns, cubic)
     begin, end = firsts[0], firsts[-1] + counts[-1]
-    lines = np.empty((end - begin, columns * 4), np.uint8)
+    lines = np.empty((end - begin, columns * 3), np.uint8)
     resize_across(pixels[begin:end], across, turn & 1 != 0, lines)
     if turn & 1:
         left, right = width - right, width - left
-    sums, line = np.empty(columns * 4, np.int32), np.empty((columns, 4), np.uint8)
+    sums, flat = np.empty(columns * 3, np.int32), out.reshape(height, -1)
     for row in range(rows):
-        weigh_lines(lines, firsts[row] - begin, counts[row], weights[row], sums, line.reshape(-1))
-        copy_colors(line, out[height - 1 - top - row if turn & 2 else top + row, left:right])
+        line = flat[height - 1 - top - row if turn & 2 else top + row, left * 3 : right * 3]
+        weigh_lines(lines, firsts[row] - begin, counts[row], weights[row], sums, line)
 
 
 def find_taps(
@@ -85,8 +86,8 @@ def find_taps(
     and `outputs` are the first output and the number of outputs.
 
     >>> firsts, counts, weights = find_taps(0, 4, 0.0, 4.0, 2, 0, 2, False)
-    >>> firsts.tolist(), counts.tolist(), (weights / 2**22).round(3).tolist()
-    ([0, 1], [3, 3], [[0.429, 0.429, 0.143, 0.0, 0.0, 0.0], [0.143, 0.429, 0.429, 0.0, 0.0, 0.0]])
+    >>> firsts.tolist(), counts.tolist(), (weights / 2**22).round(3)[:, :4].tolist()
+    ([0, 1], [3, 3], [[0.429, 0.429, 0.143, 0.0], [0.143, 0.429, 0.429, 0.0]])
     """
     # Pillow rounds the edges to float32. After that, every operation is separately rounded to double, in
     # Pillow's order: sums in another order would change some weights.
@@ -97,8 +98,8 @@ def find_taps(
     shrink = 1.0 / stretch
     most = int(np.ceil(support)) * 2 + 1
     firsts, counts = np.empty(outputs, np.int64), np.empty(outputs, np.int64)
-    # One more than there can be, because `weigh_lines` reads weights in pairs.
-    weights, values = np.zeros((outputs, most + 1), np.int32), np.empty(most, np.float64)
+    # Three more than there can be, because `weigh_lines` reads four at a time.
+    weights, values = np.zeros((outputs, most + 3), np.int32), np.empty(most, np.float64)
     for output in range(outputs):
         center = np.float64(edge) + (start + output + 0.5) * step
         first = min(max(int(center - support + 0.5), begin), begin + length)
@@ -130,13 +131,13 @@ def weigh(x: float, cubic: bool) -> float:
 
 
 def resize_across(pixels: Pixels, taps: Taps, flip: bool, lines: Bytes) -> None:
-    """Write rows of pixels, resized along x and optionally mirrored, with four bytes per pixel."""
+    """Write rows of pixels, resized along x and optionally mirrored, with three bytes per pixel."""
     firsts, counts, weights = taps
     columns = len(firsts)
     begin, end = firsts[0], firsts[-1] + counts[-1]
     source, result = np.empty((end - begin, _STRIP), np.uint32), np.empty((columns, _STRIP), np.uint32)
     source_bytes, result_bytes = source.view(np.uint8), result.view(np.uint8)
-    sums, target = np.empty(_STRIP * 4, np.int32), lines.view(np.uint32)
+    sums = np.empty(_STRIP * 4, np.int32)
     for start in range(0, len(pixels), _STRIP):
         rows = min(_STRIP, len(pixels) - start)
         transpose_pixels(pixels[start : start + rows, begin:end], source)
@@ -144,7 +145,7 @@ def resize_across(pixels: Pixels, taps: Taps, flip: bool, lines: Bytes) -> None:
             first = firsts[column] - begin
             line = result_bytes[columns - 1 - column if flip else column, : rows * 4]
             weigh_lines(source_bytes, first, counts[column], weights[column], sums, line)
-        transpose_back(result, target[start : start + rows])
+        transpose_back(result, lines[start : start + rows])
 
 
 def transpose_pixels(pixels: Pixels, result: Words) -> None:
@@ -156,48 +157,73 @@ def transpose_pixels(pixels: Pixels, result: Words) -> None:
             line[row] = np.uint32(red) | np.uint32(green) << _GREEN | np.uint32(blue) << _BLUE
 
 
-def transpose_back(words: Words, result: Words) -> None:
-    """Transpose words of shape (columns, at least rows) into (rows, columns).
+def transpose_back(words: Words, result: Bytes) -> None:
+    """Transpose words of shape (columns, at least rows) into pixels of three bytes, (rows, columns * 3).
 
-    >>> result = np.empty((2, 2), np.uint32)
-    >>> transpose_back(np.array([[1, 2, 9], [3, 4, 9]], np.uint32), result)
+    >>> result = np.empty((2, 3), np.uint8)
+    >>> transpose_back(np.array([[0x030201, 0x060504, 9]], np.uint32), result)
     >>> result.tolist()
-    [[1, 3], [2, 4]]
+    [[1, 2, 3], [4, 5, 6]]
     """
     for start in range(0, len(result), _BLOCK):
         part = result[start : start + _BLOCK]
-        for column in range(part.shape[1]):
-            line = words[column, start : start + _BLOCK]
+        for column in range(len(words)):
+            line, red = words[column, start : start + _BLOCK], column * 3
             for row in range(len(part)):
-                part[row, column] = line[row]
+                word = line[row]
+                part[row, red] = np.uint8(word)
+                part[row, red + 1] = np.uint8(word >> _GREEN)
+                part[row, red + 2] = np.uint8(word >> _BLUE)
 
 
 def weigh_lines(lines: Bytes, first: int, count: int, weights: Sums, sums: Sums, line: Bytes) -> None:
-    """Write the weighted sum of lines as bytes; weights are in units of 2**-22, with a 0 behind the last.
+    """Write the weighted sum of lines as bytes; weights are in units of 2**-22, with three 0 after them.
 
-    >>> lines, weights = np.uint8([[0, 3, 255], [9, 4, 255]]), np.int32([1 << 21, 5 << 20, 0])
+    >>> lines, weights = np.uint8([[0, 3, 255], [9, 4, 255]]), np.int32([1 << 21, 5 << 20, 0, 0])
     >>> line = np.empty(3, np.uint8)
     >>> weigh_lines(lines, 0, 2, weights, np.empty(3, np.int32), line)
     >>> line.tolist()
     [11, 7, 255]
     """
-    # Two lines at a time, because reading and writing the sums takes as long as adding a line.
-    for tap in range(0, count, 2):
-        near, far = first + tap, first + min(tap + 1, count - 1)
-        weight, other = weights[tap], weights[tap + 1]
-        for place in range(len(line)):
-            total = _HALF if tap == 0 else sums[place]  # a half, to round them
-            total = np.int32(total + np.int32(weight * np.int32(lines[near, place])))
-            sums[place] = np.int32(total + np.int32(other * np.int32(lines[far, place])))
-    for place in range(len(line)):
-        line[place] = np.uint8(min(max(np.int32(sums[place] >> _SHIFT), _LEAST), _MOST))
+    # Four lines at a time, because reading and writing the sums takes longer than adding a line. Most results
+    # need no more than four, and so no sums: one loop for all would be compiled to slower code.
+    last = count - 1
+    for tap in range(0, count, 4):
+        a, b = lines[first + tap], lines[first + min(tap + 1, last)]
+        c, d = lines[first + min(tap + 2, last)], lines[first + min(tap + 3, last)]
+        four = weights[tap], weights[tap + 1], weights[tap + 2], weights[tap + 3]
+        if last < 4:
+            for place in range(len(line)):
+                line[place] = as_byte(weigh_four(_HALF, four, a[place], b[place], c[place], d[place]))
+        else:
+            for place in range(len(line)):
+                total = _HALF if tap == 0 else sums[place]
+                total = weigh_four(total, four, a[place], b[place], c[place], d[place])
+                if tap + 4 > last:
+                    line[place] = as_byte(total)
+                else:
+                    sums[place] = total
 
 
-def copy_colors(line: Bytes, pixels: Bytes) -> None:
-    """Copy pixels of four bytes to pixels of three."""
-    for column in range(len(pixels)):
-        for channel in range(3):
-            pixels[column, channel] = line[column, channel]
+def weigh_four(total: np.int32, weights: Four, a: int, b: int, c: int, d: int) -> np.int32:
+    """Return a sum with four weighted bytes added.
+
+    >>> int(weigh_four(np.int32(1), (1, 2, 3, 4), 1, 1, 1, 2))
+    15
+    """
+    total = np.int32(total + np.int32(weights[0] * np.int32(a)))
+    total = np.int32(total + np.int32(weights[1] * np.int32(b)))
+    total = np.int32(total + np.int32(weights[2] * np.int32(c)))
+    return np.int32(total + np.int32(weights[3] * np.int32(d)))
+
+
+def as_byte(total: np.int32) -> np.uint8:
+    """Return a sum as a byte, after rounding down.
+
+    >>> int(as_byte(np.int32(-5))), int(as_byte(np.int32(7 << 22)))
+    (0, 7)
+    """
+    return np.uint8(min(max(np.int32(total >> _SHIFT), _LEAST), _MOST))
 
 
 def look_up(tables: NDArray[np.float32], images: Bytes, result: NDArray[np.float32]) -> None:
@@ -215,5 +241,5 @@ def look_up(tables: NDArray[np.float32], images: Bytes, result: NDArray[np.float
                 result[sample, row, column, channel] = tables[channel, images[sample, row, column, channel]]
 
 
-CALLED = (find_taps, weigh, resize_across, transpose_pixels, transpose_back, weigh_lines, copy_colors)
+CALLED = (find_taps, weigh, resize_across, transpose_pixels, transpose_back, weigh_lines, weigh_four, as_byte)
 """The functions that `resize` calls; these are compiled, too."""
