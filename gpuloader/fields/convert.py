@@ -229,6 +229,8 @@ def convert_alike(
     Traceback (most recent call last):
     gpuloader.errors.SampleError: expected int64 as in the batch's first sample, got float64; make it...
     """
+    if type(value) is np.ndarray and value.dtype == dtype and matches(value.shape, shape):
+        return value
     if isinstance(value, list | tuple) and not value and shape and shape[0] in (None, 0):
         # An empty sequence fits steps of any shape and dtype.
         return np.empty([size or 0 for size in shape], dtype)

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -27,8 +27,7 @@ from gpuloader.sources.images.image import FILTERS, Affine, Geometry
 # Plans
 
 
-@dataclass(frozen=True, slots=True)
-class Coloring:
+class Coloring(NamedTuple):
     """Changes of an image's colors, in order: the name of one of `load_operations`, and its amount.
 
     For 'brightness', 'contrast', 'saturation' and 'sharpness', 1 changes nothing. 'hue' is a shift, in turns

@@ -1,7 +1,5 @@
 """Images are resampled as Pillow does it: first the columns, then the rows."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -103,7 +101,7 @@ def test_what_is_decoded_in_part_is_resampled_like_the_whole(way, case, edge):
     left, top, right, bottom = geometry.box
     if edge is not None and edge / 3 < min(right - left, bottom - top):
         # A box between pixels, as that of an image that the decoder has shrunk.
-        geometry = replace(geometry, box=(left + edge / 3, top + edge / 3, right, bottom))
+        geometry = geometry._replace(box=(left + edge / 3, top + edge / 3, right, bottom))
     geometry = geometry.cut(*cut.window).mirrored(flip=True)
     shrink, shrunk = image.plan_decoding(geometry)
     expected = resampling.apply_by_pillow(np.array(image.decode_at(shrink)), shrunk)
