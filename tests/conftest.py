@@ -5,7 +5,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from hypothesis import Phase, settings
@@ -56,17 +56,9 @@ def what_is_there_is_no_garbage():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def forked_workers_know_the_libraries() -> Iterator[None]:
-    """Search for libraries with threads once, as half of a forked worker's start is that search."""
-    try:
-        import threadpoolctl
-    except ImportError:
-        yield
-        return
-    found = threadpoolctl.ThreadpoolController()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(threadpoolctl, "threadpool_limits", lambda limits: found.limit(limits=limits))
-        yield
+def forked_workers_know_the_libraries() -> None:
+    """Search for libraries with threads once, when all tests are imported, and not in each forked worker."""
+    import tests.forking  # noqa: F401
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -100,10 +92,13 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture(scope="session")
 def running_server() -> ForkServer:
     """Return a fork server that runs until the end of the session."""
+    from tests.forking import OneSample
+
     server = ForkServer()
     with pytest.MonkeyPatch.context() as patch:
         use_server(server, patch)
-        assert len(list(DataLoader([0], places="cpu", num_workers=1, start_method="forkserver"))) == 1
+        loader = DataLoader(OneSample(), places="cpu", num_workers=1, start_method="forkserver")
+        assert len(list(loader)) == 1
     return server
 
 

@@ -141,6 +141,7 @@ DEFECTS: dict[str, Callable[[], object]] = {
 }
 
 
-def install(name: str) -> None:
-    """Put a defect into the package that this process has imported or will import."""
-    DEFECTS[name]()
+def install(names: str) -> None:
+    """Put a defect, or "one and another", into the package that this process has imported or will import."""
+    for name in names.split(" and "):
+        DEFECTS[name]()

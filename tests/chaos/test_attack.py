@@ -36,15 +36,17 @@ SEEN = {
     ),
 }
 """For each defect a case that shows it, and what its finding says."""
+LEAKS = ("thread", "process", "descriptor", "file")  # which one program shows
 
 
 @pytest.fixture(scope="module")
 def verdicts():
     """Return the verdicts on all defects, which are attacked together: most of the time is waiting."""
-    cases = {defect: replace(case, defect=defect) for defect, (case, _) in SEEN.items()}
+    leaks = " and ".join(LEAKS)
+    cases = {name: replace(case, defect=leaks if name in LEAKS else name) for name, (case, _) in SEEN.items()}
     with ThreadPoolExecutor(4) as pool:
-        found = {defect: pool.submit(attack, case, patience=0.5) for defect, case in cases.items()}
-        return {defect: verdict.result() for defect, verdict in found.items()}
+        found = {case: pool.submit(attack, case, patience=0.5) for case in {*cases.values()}}
+        return {name: found[case].result() for name, case in cases.items()}
 
 
 @pytest.mark.parametrize("defect", SEEN)
@@ -74,7 +76,7 @@ def test_faults_that_strike_within_the_program(kind):
 
 def test_a_sound_program_has_no_findings():
     """The same program as in the first case of a campaign, without its faults; `make chaos` runs many."""
-    verdict = attack(replace(draw_case(15, 0), faults=()))
+    verdict = attack(replace(draw_case(1, 0), faults=()))
     assert not verdict.findings, verdict.details
 
 

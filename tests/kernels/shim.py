@@ -22,8 +22,10 @@ HERE = Path(__file__).parent
 SANITIZED = "GPULOADER_SANITIZE" in os.environ
 """Whether kernels are built with sanitizers, which stop at undefined behavior; see sanitized.py."""
 
-# Not optimized: compiling the many instantiations takes far longer than running them.
+# Not optimized, and without tables for exceptions, which no kernel raises: compiling the many instantiations
+# takes far longer than running them.
 COMPILER = ["g++", "-std=c++17", "-O0", "-ffp-contract=off", "-fPIC", "-shared"]
+COMPILER += ["-fno-exceptions", "-fno-asynchronous-unwind-tables"]
 WARNINGS = ["-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Werror"]
 SANITIZER = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 FEWER = 11

@@ -199,14 +199,14 @@ def recorded():
     return json.loads(gzip.decompress(FILE.read_bytes())) if FILE.exists() else []
 
 
-@pytest.mark.parametrize("number", range(CASES))
-def test_the_order_is_the_recorded_one(number):
-    case = recorded()[number]
-    wanted = case.pop("found")
-    state = wanted.get("state")
-    if state is not None:
-        assert observe_resumed(case, state) == wanted["resumed"]
-    assert observe(case) == wanted
+@pytest.mark.parametrize("first", range(0, CASES, 50))
+def test_the_orders_are_those_recorded(first):
+    for case in recorded()[first : first + 50]:
+        wanted = case.pop("found")
+        state = wanted.get("state")
+        if state is not None:
+            assert observe_resumed(case, state) == wanted["resumed"], case
+        assert observe(case) == wanted, case
 
 
 def test_most_cases_are_loaded_and_many_are_resumed():

@@ -118,43 +118,33 @@ def dataset(request, tmp_path):
 
 
 class TestDatasets:
-    @pytest.mark.parametrize(("index", "rows"), SEVERAL, ids=lambda value: repr(value).replace(" ", ""))
-    def test_several_samples_at_once(self, dataset, index, rows):
-        assert_same(rows_of(dataset[index]), [dataset[row] for row in rows])
+    def test_one_sample_or_several_at_once(self, dataset):
+        for index in (np.int32(-2), np.array(4), 4, -2):
+            assert_same(dataset[index], list(dataset)[4])
+        for index, rows in SEVERAL:
+            assert_same(rows_of(dataset[index]), [dataset[row] for row in rows])
 
-    @pytest.mark.parametrize("index", [np.int32(-2), np.array(4), 4, -2])
-    def test_one_sample(self, dataset, index):
-        assert_same(dataset[index], list(dataset)[4])
-
-    @pytest.mark.parametrize(
-        ("index", "problem"),
-        [
+    def test_no_such_sample_and_a_mask_of_another_length(self, dataset):
+        for index, problem in (
             (6, "has no sample 6"), (-7, "has no sample -7"),
             ([0, 6], "has no sample 6, listed at position 1"),
             (np.array([-7]), "has no sample -7, listed at position 0"),
             (np.array([2**63 + 1], np.uint64), "has no sample 9223372036854775809, listed at position 0"),
             ([True], "takes a mask of 6 booleans, got 1"), (np.ones(7, bool), "takes a mask of 6 .*, got 7"),
-        ],
-        ids=repr,
-    )  # fmt: skip
-    def test_no_such_sample_and_a_mask_of_another_length(self, dataset, index, problem):
-        with pytest.raises(IndexError, match=f"^{type(dataset).__name__} of 6 samples {problem}"):
-            dataset[index]
+        ):  # fmt: skip
+            with pytest.raises(IndexError, match=f"^{type(dataset).__name__} of 6 samples {problem}"):
+                dataset[index]
 
-    @pytest.mark.parametrize(
-        ("index", "got"),
-        [
+    def test_something_else(self, dataset):
+        expected = " takes an index, a slice, or a list, array or tensor of indices or of booleans, got "
+        for index, got in (
             (1.5, "1.5"), (None, "None"), ((1, 2), "(1, 2)"), ([0.5], "list of float64"),
             (["a"], "list of <U1"), ([None], "list of object"), ([[0], [1, 2]], "list, which is not"),
             (np.array([[0, 1]]), "ndarray of int64 and shape (1, 2)"),
             (np.ones((6, 1), bool), "ndarray of bool and shape (6, 1)"),
-        ],
-        ids=repr,
-    )  # fmt: skip
-    def test_something_else(self, dataset, index, got):
-        expected = " takes an index, a slice, or a list, array or tensor of indices or of booleans, got "
-        with pytest.raises(TypeError, match=re.escape(type(dataset).__name__ + expected + got)):
-            dataset[index]
+        ):  # fmt: skip
+            with pytest.raises(TypeError, match=re.escape(type(dataset).__name__ + expected + got)):
+                dataset[index]
 
     @pytest.mark.parametrize("workers", [0, 2])
     def test_a_sampler_of_whole_batches(self, dataset, workers):

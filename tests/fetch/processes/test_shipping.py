@@ -5,6 +5,7 @@ import errno
 import fcntl
 import gc
 import io
+import itertools
 import mmap
 import multiprocessing
 import os
@@ -345,23 +346,22 @@ VIEWS = {
 }
 
 
-@pytest.mark.parametrize("mode", ["r", "r+", "c"])
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
-@pytest.mark.parametrize("offset", [0, 16, 40_000])
-def test_mapped_files_are_mapped_again(file, view, mode, offset):
-    array = view(np.memmap(file, np.int64, mode, offset=offset, shape=BIG - offset // 8))
-    with parcel_of({"array": array}) as parcel:
-        assert parcel.nbytes < 2000
-        back = unpack(parcel.descriptor)["array"]
-    assert type(back) is type(array)
-    assert same(back, array)
-    assert back.strides == array.strides
-    assert back.flags.writeable == array.flags.writeable
-    if isinstance(back, np.memmap):
-        assert (back.filename, back.mode) == (str(file), mode)
-    again = ship(back)  # a worker may start workers too
-    assert same(again, array)
-    assert in_band(back) < 2000
+def test_mapped_files_are_mapped_again(file, view):
+    for mode, offset in itertools.product(("r", "r+", "c"), (0, 16, 40_000)):
+        array = view(np.memmap(file, np.int64, mode, offset=offset, shape=BIG - offset // 8))
+        with parcel_of({"array": array}) as parcel:
+            assert parcel.nbytes < 2000
+            back = unpack(parcel.descriptor)["array"]
+        assert type(back) is type(array)
+        assert same(back, array)
+        assert back.strides == array.strides
+        assert back.flags.writeable == array.flags.writeable
+        if isinstance(back, np.memmap):
+            assert (back.filename, back.mode) == (str(file), mode)
+        again = ship(back)  # a worker may start workers too
+        assert same(again, array)
+        assert in_band(back) < 2000
 
 
 def test_a_mapping_is_shared_by_all_its_views(file):

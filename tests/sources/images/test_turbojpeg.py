@@ -53,14 +53,14 @@ def decode_by_library(image, part, shrink=8):
 
 
 @pytest.mark.parametrize("subsampling", ["444", "422", "420", "440", "411", "Gray"])
-@pytest.mark.parametrize("width", [1, 7, 8, 9, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 33, 39, 40, 65])
-def test_narrow_parts_at_the_right_edge(subsampling, width):
-    image = Image(encode_by_turbo(make_pixels(20, width, 1 if subsampling == "Gray" else 3), subsampling))
-    whole = image.decode()
-    for left in range(max(width - 9, 0), width):
-        part = (5, left, 12, width)
-        for found in (decode_by_library(image, part), decode_part(image, 8, part)):
-            np.testing.assert_array_equal(found, whole[5:12, left:])
+def test_narrow_parts_at_the_right_edge(subsampling):
+    for width in [1, 7, 8, 9, *range(15, 26), 33, 39, 40, 65]:
+        image = Image(encode_by_turbo(make_pixels(20, width, 1 if subsampling == "Gray" else 3), subsampling))
+        whole = image.decode()
+        for left in range(max(width - 9, 0), width):
+            part = (5, left, 12, width)
+            for found in (decode_by_library(image, part), decode_part(image, 8, part)):
+                np.testing.assert_array_equal(found, whole[5:12, left:])
 
 
 @pytest.mark.parametrize("subsampling", ["440", "411", "420"])
@@ -154,22 +154,22 @@ def test_a_turned_image_is_decoded_as_a_whole():
     np.testing.assert_array_equal(image.decode_part(8, (4, 0, 9, 5)), image.decode()[4:9, :5])
 
 
-@pytest.mark.parametrize("seed", range(150))
-def test_damaged_files_have_the_same_pixels_in_part(seed):
-    rng = np.random.default_rng(seed)
-    data = bytearray(encode(make_pixels(60, 80), quality=70, restart_marker_rows=int(rng.integers(2))))
-    place = int(rng.integers(2, len(data) - 2))
-    data[place : place + int(rng.integers(4))] = rng.bytes(int(rng.integers(4)))
-    image = Image(bytes(data))
-    try:
-        whole = np.asarray(image.decode_at(8)).copy()
-    except ValueError:
-        return
-    assert whole.shape == image.shape
-    top, left = int(rng.integers(image.shape[0])), int(rng.integers(image.shape[1]))
-    part = top, left, min(top + 20, image.shape[0]), min(left + 20, image.shape[1])
-    expected = whole[part[0] : part[2], part[1] : part[3]]
-    np.testing.assert_array_equal(decode_part(image, 8, part), expected)
+def test_damaged_files_have_the_same_pixels_in_part():
+    for seed in range(150):
+        rng = np.random.default_rng(seed)
+        data = bytearray(encode(make_pixels(60, 80), quality=70, restart_marker_rows=int(rng.integers(2))))
+        place = int(rng.integers(2, len(data) - 2))
+        data[place : place + int(rng.integers(4))] = rng.bytes(int(rng.integers(4)))
+        image = Image(bytes(data))
+        try:
+            whole = np.asarray(image.decode_at(8)).copy()
+        except ValueError:
+            continue
+        assert whole.shape == image.shape
+        top, left = int(rng.integers(image.shape[0])), int(rng.integers(image.shape[1]))
+        part = top, left, min(top + 20, image.shape[0]), min(left + 20, image.shape[1])
+        expected = whole[part[0] : part[2], part[1] : part[3]]
+        np.testing.assert_array_equal(decode_part(image, 8, part), expected)
 
 
 def test_a_handle_serves_again_after_damaged_data():
