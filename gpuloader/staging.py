@@ -37,6 +37,7 @@ from gpuloader.system.finalizers import Finalizer, Living, calling, closing_once
 from gpuloader.system.platforms import (
     can_share_memory,
     check_memory,
+    fill_pages,
     has_memory_files,
     map_memory,
     open_memory_file,
@@ -136,7 +137,7 @@ def align(nbytes: int) -> int:
 # The memory of slots.
 
 _numbers = itertools.count()
-_CERTAIN = 4 << 20
+_CERTAIN = 16 << 20
 """Fewer bytes than this are reserved without checking that they are available: the check takes longer."""
 
 
@@ -399,7 +400,7 @@ class Ring:
             if self._free:  # another thread was faster
                 return True
             if self.allocated:
-                more = min(self._reserved, self.count - self._reserved)
+                more = min(self._fill(self._reserved), self.count - self._reserved)
                 if more > 0:
                     self._add(more)
                 return more > 0
@@ -411,7 +412,7 @@ class Ring:
             now = self.count - self.spare if size >= LARGE else self.count
             now = max(min(now, max(FIRST_SLOTS, 2 * self.spare)), 1)
             if self.locker is None and not self.shared:  # a loop that reads by itself needs two
-                now = min(now, max(FIRST_NBYTES // size, 2))
+                now = min(now, self._fill(max(FIRST_NBYTES // size, 2)))
             if self.locker is not None:  # page-locking takes too long for the middle of an epoch
                 now += stretched
             self._add(now, size * self.count)  # too little memory shows now, not in the middle of an epoch
@@ -419,6 +420,11 @@ class Ring:
             self.stretched = stretched
             self.allocated = True
             return True
+
+    def _fill(self, count: int) -> int:
+        """Return how many slots to reserve for `count`: as many as fit into the pages mapped for those."""
+        is_private = self.locker is None and not self.shared
+        return fill_pages(count * self.slot_nbytes) // self.slot_nbytes if is_private else count
 
     def _add(self, count: int, whole: int = 0) -> None:
         begun, size = perf_counter_ns(), self.slot_nbytes
