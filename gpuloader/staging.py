@@ -270,6 +270,8 @@ FIRST_NBYTES = 256 << 10
 """Slots of the CPU alone are reserved first up to this many bytes, but at least two of them."""
 LARGE = 1 << 20
 """Slots of at least this many bytes are reserved for the user's batches only when they are needed."""
+SPARE = 2
+"""Batches that the user usually holds per place: the current one, and the next one while asking for it."""
 MOST_STRETCHED = 40
 """The most slots of a ring that was stretched because its slots are small."""
 

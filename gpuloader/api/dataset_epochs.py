@@ -46,12 +46,11 @@ from gpuloader.sources.dataset import count_items
 from gpuloader.system.finalizers import Finalizer
 from gpuloader.system.platforms import usable_cores
 from gpuloader.system.threads import deferred_interrupt
-from gpuloader.transforms.program import Programmer, Spec
-from gpuloader.watch.explaining import Configuration
-from gpuloader.watch.stats import Meter
+from gpuloader.watch.meter import Configuration, Meter
 
 if TYPE_CHECKING:
     from gpuloader.epoch.cache import ArraySource, Resident
+    from gpuloader.transforms.program import Spec
 
 Present = Callable[[DeliveredStep], Any]
 """Returns what the user sees of a delivered step."""
@@ -526,6 +525,7 @@ class DatasetEpochs(Epochs):
             gatherer = Gatherer(source.arrays, source.rows, collation, source.tree)
         else:
             from gpuloader.epoch.cache import Resident
+            from gpuloader.transforms.program import Programmer
 
             source = source.compact()
             there = self._promised or Resident(self.delivery.devices, self._transforms)

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import replace
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,7 +31,6 @@ from gpuloader.batches.columns import (
     stage_columns,
     stage_fitting,
 )
-from gpuloader.batches.kept import BatchSignature, keep_whole, stage_whole
 from gpuloader.batches.schema import Collation, Schema, SchemaCache
 from gpuloader.batches.staged import BatchBuilder, Gaps, Reserve, StagedBatch, begin_batch, complete
 from gpuloader.batches.tree import array_leaves, object_columns
@@ -44,6 +43,9 @@ from gpuloader.sources.block import Block
 from gpuloader.sources.describing import Source
 from gpuloader.sources.skipping import LeftOut, is_about_data
 from gpuloader.staging import Slot
+
+if TYPE_CHECKING:
+    from gpuloader.batches.kept import BatchSignature
 
 # NumPy and others take None for a new dimension, so the result would be a different sample.
 _NO_INDEX = "the sampler yielded None instead of an index"
@@ -128,10 +130,15 @@ class Assembler:
                 value = collation.function(value)
             except Exception as error:
                 raise SampleError(f"collate_fn raised {describe_error(error)}") from error
-        if collation.as_returned and self.worker is None:
+        return self._stage(value, number, reserve, keeps=collation.as_returned and self.worker is None)
+
+    def _stage(self, value: Any, number: int, reserve: Reserve, *, keeps: bool) -> StagedBatch:
+        from gpuloader.batches.kept import keep_whole, stage_whole  # late: most loaders make their batches
+
+        if keeps:
             return keep_whole(value, number, reserve)
         # Threads may replace the signature meanwhile; it only saves time.
-        staged, self._signature = stage_whole(value, collation, number, reserve, self._signature)
+        staged, self._signature = stage_whole(value, self.collation, number, reserve, self._signature)
         return staged
 
     def find_schema(self, samples: Sequence[Any]) -> Schema:
@@ -158,10 +165,8 @@ class Assembler:
             batch = self.collation.fallback.collate(samples)
         except Exception as error:
             raise refused from error
-        if slot is not None or self.worker is None:
-            return keep_whole(batch, number, reserve if slot is None else lambda _: slot)
-        staged, self._signature = stage_whole(batch, self.collation, number, reserve, self._signature)
-        return staged
+        keeps = slot is not None or self.worker is None
+        return self._stage(batch, number, reserve if slot is None else lambda _: slot, keeps=keeps)
 
     def fetch(self, samples: list[Any], indices: Sequence[Any], number: int, start: int) -> None:
         """Append the samples at `indices` to a list; in batch `number`, they start at position `start`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,9 @@ from gpuloader.fields.spec import Array, Indices
 from gpuloader.order.order import Stretch
 from gpuloader.sources.array_rows import ArrayRows, IndexedRows
 from gpuloader.staging import Layout, arrange
-from gpuloader.transforms.program import Programmer, Spec, span_specs
+
+if TYPE_CHECKING:
+    from gpuloader.transforms.program import Spec
 
 _PIECE = 32 << 10  # bytes of a strided array to gather at once
 
@@ -90,6 +92,8 @@ class Gatherer:
         """
         if self._collation.programmer is None:
             return
+        from gpuloader.transforms.program import Programmer
+
         names, layout = self._tree.array_names, self.layout(self._count)
         try:
             programmer = Programmer(self._collation.programmer.transforms)
@@ -267,6 +271,8 @@ def tree_of(source: ArrayRows) -> Tree:
 
 @lru_cache(maxsize=8)
 def _span_layout(count: int) -> Layout:
+    from gpuloader.transforms.program import span_specs
+
     return arrange(span_specs(count))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -38,7 +38,9 @@ from gpuloader.foreign import (
 )
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.staging import FieldLayout, Layout, arrange, arrange_last
-from gpuloader.transforms.program import Spec
+
+if TYPE_CHECKING:
+    from gpuloader.transforms.program import Spec
 
 AS_IT_IS = Tree(Leaf("0", False), keeps_tuples=True)
 """The tree of a value that is not staged."""

@@ -43,7 +43,7 @@ class Fallback(NamedTuple):
     is_for: Callable[[Any], bool]
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Collation:
     """How samples become a batch.
 
@@ -98,10 +98,10 @@ class Collation:
         for feed in self.feeds or ():
             varies, is_open = varies or feed.lod_level > 0, is_open or None in feed.shape[1:]
         fixed = not (whole or varies or stages_regions)
-        object.__setattr__(self, "whole", whole)
-        object.__setattr__(self, "fixed", fixed)
+        self.whole = whole
+        self.fixed = fixed
         # A reader may reuse its buffer for the next sample, so its samples are not kept.
-        object.__setattr__(self, "keeps", not fixed or (is_open and not self.flat))
+        self.keeps = not fixed or (is_open and not self.flat)
 
 
 _FieldSpec = tuple[np.dtype[Any], tuple[int | None, ...], int]

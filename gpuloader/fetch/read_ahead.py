@@ -38,8 +38,8 @@ from gpuloader.fields.spec import Indices
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.staging import Ring, Slot
 from gpuloader.system.threads import StartedThread, deferred_interrupt, start_thread, this_thread
+from gpuloader.watch.meter import Meter, mark
 from gpuloader.watch.read_ahead_policy import PAYS, ReadAheadPolicy
-from gpuloader.watch.stats import Meter, mark
 
 # Bytes of slots within which short batches are read in longer bursts than the queue's capacity.
 STRETCH = 8 << 20

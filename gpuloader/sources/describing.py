@@ -67,7 +67,7 @@ _COMPOSED |= dict.fromkeys((ComposeDataset, MixedStreams), _SIDE_BY_SIDE)
 _FOREIGN = {kind.__name__: how for kind, how in _COMPOSED.items()} | {"StackDataset": _SIDE_BY_SIDE}
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Source:
     """A dataset, and how a loader reads it.
 

@@ -201,7 +201,7 @@ class Decoding(NamedTuple):
     field: str = ""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Decode(Plain):
     """Has the device decode a field of `Encoded` images, which then becomes a field of regions."""
 
