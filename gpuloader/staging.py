@@ -37,7 +37,6 @@ from gpuloader.system.finalizers import Finalizer, Living, calling, closing_once
 from gpuloader.system.platforms import (
     can_share_memory,
     check_memory,
-    fill_pages,
     has_memory_files,
     map_memory,
     open_memory_file,
@@ -160,14 +159,17 @@ _refused: Living[PageLocker] = Living()  # those whose refusal was reported
 class Arena:
     """One host memory mapping for many slots; it lives as long as anything refers to the arena.
 
+    It has exactly `nbytes`, unlike CuPy's pool of pinned memory, which rounds up to powers of two. Memory for
+    the CPU alone may have more, to fill huge pages.
+
     A batch that the user keeps holds it through its lease. `near` are the processor cores near which the
     memory is to lie; empty: wherever the system puts it. With `shared`, worker processes map `descriptor`,
     which stays None if processes cannot share memory. Raises `StagingMemoryError` if there is too little for
     these bytes, or for the `whole` of which they are the first.
 
-    >>> arena = Arena(1 << 20)
+    >>> arena = Arena(1 << 16)
     >>> arena.bytes.shape, arena.page_locked
-    ((1048576,), False)
+    ((65536,), False)
     """
 
     def __init__(
@@ -179,7 +181,6 @@ class Arena:
         near: Cores = frozenset(),
         whole: int = 0,
     ) -> None:
-        self.nbytes = nbytes  # exact: CuPy's pool of pinned memory rounds up to powers of two
         self.number = next(_numbers)  # identifies it in messages to workers
         self._ended: list[bool] = []
         self._end = once(partial(self._ended.append, True))
@@ -194,7 +195,8 @@ class Arena:
             self._mapping = call_near(near, partial(self._map, nbytes, locker is not None, shared))
         except (OSError, ValueError) as error:
             raise StagingMemoryError(_shortage(nbytes, str(error))) from error
-        self.bytes: NDArray[np.uint8] = np.frombuffer(self._mapping, np.uint8, nbytes)
+        self.bytes: NDArray[np.uint8] = np.frombuffer(self._mapping, np.uint8)
+        self.nbytes = self.bytes.size
         self.address: int = self.bytes.ctypes.data
         if locker is not None:
             self._page_lock(locker)
@@ -402,7 +404,7 @@ class Ring:
             if self._free:  # another thread was faster
                 return True
             if self.allocated:
-                more = min(self._fill(self._reserved), self.count - self._reserved)
+                more = min(self._reserved, self.count - self._reserved)
                 if more > 0:
                     self._add(more)
                 return more > 0
@@ -414,7 +416,7 @@ class Ring:
             now = self.count - self.spare if size >= LARGE else self.count
             now = max(min(now, max(FIRST_SLOTS, 2 * self.spare)), 1)
             if self.locker is None and not self.shared:  # a loop that reads by itself needs two
-                now = min(now, self._fill(max(FIRST_NBYTES // size, 2)))
+                now = min(now, max(FIRST_NBYTES // size, 2))
             if self.locker is not None:  # page-locking takes too long for the middle of an epoch
                 now += stretched
             self._add(now, size * self.count)  # too little memory shows now, not in the middle of an epoch
@@ -423,15 +425,12 @@ class Ring:
             self.allocated = True
             return True
 
-    def _fill(self, count: int) -> int:
-        """Return how many slots to reserve for `count`: as many as fit into the pages mapped for those."""
-        is_private = self.locker is None and not self.shared
-        return fill_pages(count * self.slot_nbytes) // self.slot_nbytes if is_private else count
-
     def _add(self, count: int, whole: int = 0) -> None:
         begun, size = perf_counter_ns(), self.slot_nbytes
         arena = Arena(size * count, self.locker, shared=self.shared, near=self.near, whole=whole)
-        for start in range(0, arena.nbytes, size):
+        # Where huge pages are mapped, more slots may fit into them.
+        count = max(count, min(arena.nbytes // size, self.count - self._reserved))
+        for start in range(0, count * size, size):
             self._free.append(Slot(arena.bytes[start : start + size], arena))
             self._credits.put(True)
         self._reserved += count

@@ -118,28 +118,21 @@ def seal(descriptor: int, *, writable: bool) -> None:
                 return
 
 
-def fill_pages(nbytes: int) -> int:
-    """Return how many bytes to map for so many: whole huge pages, where they cost less than small ones.
-
-    >>> fill_pages(1000)
-    1000
-    """
-    # Only a mapping of whole huge pages begins at one. Faulting in one takes as long as 30 pages of 4 KiB do.
-    if nbytes < _HUGE // 4 or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return nbytes
-    return -(-nbytes // _HUGE) * _HUGE
-
-
 def map_memory(nbytes: int, *, stays: bool) -> mmap.mmap:
     """Map new memory and fault it in; raises `OSError`, `ValueError`.
 
-    With `stays`, its pages do not move when this process forks. Otherwise they are huge if possible.
+    With `stays`, its pages do not move when this process forks. Otherwise they are huge if possible, and the
+    mapping then has more bytes than asked for, to hold only whole ones.
     """
     if not hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(-1, nbytes)
     kind = mmap.MAP_SHARED if stays else mmap.MAP_PRIVATE
-    mapping = mmap.mmap(-1, nbytes if stays else fill_pages(nbytes), flags=kind | mmap.MAP_ANONYMOUS)
-    if not stays and hasattr(mmap, "MADV_HUGEPAGE"):
+    huge = not stays and hasattr(mmap, "MADV_HUGEPAGE")
+    # Only a mapping of whole huge pages begins at one. Faulting in one takes as long as 30 pages of 4 KiB do.
+    if huge and nbytes >= _HUGE // 4:
+        nbytes = -(-nbytes // _HUGE) * _HUGE
+    mapping = mmap.mmap(-1, nbytes, flags=kind | mmap.MAP_ANONYMOUS)
+    if huge:
         with contextlib.suppress(OSError):  # a kernel built without huge pages
             mapping.madvise(mmap.MADV_HUGEPAGE)
     prefault(mapping)
