@@ -35,6 +35,7 @@ from gpuloader.errors import SampleError
 from gpuloader.fetch.contract import EpochRequest, WorkerOptions
 from gpuloader.fetch.fetching import Fetching
 from gpuloader.fields.convert import IF_IT_VARIES, describe_field
+from gpuloader.fields.spec import Spec
 from gpuloader.foreign import is_instance
 from gpuloader.order.batching import Batching, EpochSetter
 from gpuloader.order.dividing import ALONE
@@ -50,7 +51,6 @@ from gpuloader.watch.meter import Configuration, Meter
 
 if TYPE_CHECKING:
     from gpuloader.epoch.cache import ArraySource, Resident
-    from gpuloader.transforms.program import Spec
 
 Present = Callable[[DeliveredStep], Any]
 """Returns what the user sees of a delivered step."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +13,10 @@ from gpuloader.batches.schema import Collation
 from gpuloader.batches.staged import BatchBuilder, Reserve, StagedBatch, begin_batch, complete
 from gpuloader.batches.tree import Leaf, Tree
 from gpuloader.errors import SampleError
-from gpuloader.fields.spec import Array, Indices
+from gpuloader.fields.spec import Array, Indices, Spec
 from gpuloader.order.order import Stretch
 from gpuloader.sources.array_rows import ArrayRows, IndexedRows
 from gpuloader.staging import Layout, arrange
-
-if TYPE_CHECKING:
-    from gpuloader.transforms.program import Spec
 
 _PIECE = 32 << 10  # bytes of a strided array to gather at once
 

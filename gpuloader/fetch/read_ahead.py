@@ -26,7 +26,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import Enum
 from queue import Empty, SimpleQueue
 from time import perf_counter_ns
 from types import GeneratorType
@@ -129,19 +128,13 @@ class InlineFetch:
         return True
 
 
-class Mode(Enum):
-    """Who reads; see the top of this module."""
-
-    INLINE = "the consumer"
-    TURNS = "the thread while the consumer waits"
-    BESIDE = "the thread whenever it has room"
-
-
+# Who reads: the consumer, the thread while the consumer waits, or the thread whenever it has room.
+#
 # A thread costs two wake-ups per batch and contention for the interpreter's lock. With less than about 40 us
 # of work to hide, that is more than it gains. In TURNS the two do not compete: the thread reads a burst of
 # short batches while the consumer waits, and sleeps while the consumer steps. So TURNS is the mode when there
 # is little to hide, or nothing is known yet, and the consumer cannot read by itself.
-INLINE, TURNS, BESIDE = Mode
+INLINE, TURNS, BESIDE = "inline", "in turns", "in parallel"
 
 
 @dataclass(eq=False, repr=False)
@@ -161,7 +154,7 @@ class _Shared:
     ring: Ring
     capacity: int
     policy: ReadAheadPolicy
-    mode: Mode
+    mode: str
     items: deque[StagedBatch] = field(default_factory=deque)
     ending: BaseException | None = None  # what follows the last item
     closed: bool = False

@@ -79,9 +79,7 @@ class Source:
     dataset: Any
     iterable: bool = False  # whether it has no indices and can only be iterated
     in_blocks: bool = False  # whether an iterable dataset yields blocks of items through `iter_blocks`
-    holds_images: bool = (
-        False  # whether it, or a dataset it is composed of, says that its samples have images
-    )
+    holds_images: bool = False  # whether it, or a part of it, says that its samples have images
     chained: tuple[Source, ...] = ()  # the datasets that it reads one after another
     inner: Source | None = None  # the dataset that it is a subset of
     # Read the samples at several indices together: as a list, and in columns.

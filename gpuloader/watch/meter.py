@@ -230,19 +230,9 @@ TIMES = ("fetch", "stage", "stall", "copy", "startup", "wait", "transfer", "comp
 class Meter:
     """The counters behind `LoaderStats`, times in nanoseconds; each has one writer, so there is no lock."""
 
-    steps: int = 0
-    batches: int = 0
-    nbytes: int = 0
-    skipped: int = 0
+    steps = batches = nbytes = skipped = 0
+    fetch = stage = stall = copy = startup = wait = transfer = compute = 0
     skipped_samples: tuple[str, ...] = ()
-    fetch: int = 0
-    stage: int = 0
-    stall: int = 0
-    copy: int = 0
-    startup: int = 0
-    wait: int = 0
-    transfer: int = 0
-    compute: int = 0
     # The ring of the latest epoch; weak, because statistics must not keep pinned memory that nobody uses.
     ring: ref[Ring] | None = None
 
