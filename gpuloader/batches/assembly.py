@@ -74,6 +74,10 @@ class Assembler:
         self.by_sample: type[SampleBatch] = KeptBatch if self.keeps else RowBatch
         self.schemas = SchemaCache(collation)
         self._signature: BatchSignature | None = None
+        if collation.whole or collation.fallback is not None:
+            from gpuloader.batches.kept import keep_whole, stage_whole  # late: few loaders need them
+
+            self._keep_whole, self._stage_whole = keep_whole, stage_whole
         # A collate_fn, declared feeds and images want whole samples, so columns would gain nothing.
         by_sample = collation.whole or collation.feeds is not None or collation.images is not None
         by_sample |= collation.skips  # skipping asks for each sample by itself
@@ -130,15 +134,10 @@ class Assembler:
                 value = collation.function(value)
             except Exception as error:
                 raise SampleError(f"collate_fn raised {describe_error(error)}") from error
-        return self._stage(value, number, reserve, keeps=collation.as_returned and self.worker is None)
-
-    def _stage(self, value: Any, number: int, reserve: Reserve, *, keeps: bool) -> StagedBatch:
-        from gpuloader.batches.kept import keep_whole, stage_whole  # late: most loaders make their batches
-
-        if keeps:
-            return keep_whole(value, number, reserve)
+        if collation.as_returned and self.worker is None:
+            return self._keep_whole(value, number, reserve)
         # Threads may replace the signature meanwhile; it only saves time.
-        staged, self._signature = stage_whole(value, self.collation, number, reserve, self._signature)
+        staged, self._signature = self._stage_whole(value, collation, number, reserve, self._signature)
         return staged
 
     def find_schema(self, samples: Sequence[Any]) -> Schema:
@@ -160,13 +159,16 @@ class Assembler:
 
         `slot` is the batch's slot, if it already has one.
         """
-        assert self.collation.fallback is not None
+        collation = self.collation
+        assert collation.fallback is not None
         try:
-            batch = self.collation.fallback.collate(samples)
+            batch = collation.fallback.collate(samples)
         except Exception as error:
             raise refused from error
-        keeps = slot is not None or self.worker is None
-        return self._stage(batch, number, reserve if slot is None else lambda _: slot, keeps=keeps)
+        if slot is not None or self.worker is None:
+            return self._keep_whole(batch, number, reserve if slot is None else lambda _: slot)
+        staged, self._signature = self._stage_whole(batch, collation, number, reserve, self._signature)
+        return staged
 
     def fetch(self, samples: list[Any], indices: Sequence[Any], number: int, start: int) -> None:
         """Append the samples at `indices` to a list; in batch `number`, they start at position `start`.

@@ -130,11 +130,11 @@ class Delivery(NamedTuple):
                 "static=True gives batches fixed addresses, but output='jax' delivers copies where JAX "
                 "puts them; pass another output, or leave static out"
             )
-        statics: tuple[StaticSlot | None, ...] = (None,) * len(places)
         # Every device is opened before the first output: a missing GPU is the error to report first.
         devices = tuple(map(open_device, places))
         outputs = tuple(map(partial(open_output, output, stream=stream, static=static), devices))
         copying = [*filterfalse(attrgetter("direct"), devices)]
+        statics: tuple[StaticSlot | None, ...] = (None,) * len(devices)
         if static:
             from gpuloader.epoch.device_slots import StaticSlot  # late: few loaders have them
 

@@ -112,9 +112,9 @@ class Lane:
         self._meter = meter
         self._urgent = urgent
         if not device.direct:
-            from gpuloader.epoch.device_slots import DeviceSlots  # late: only devices have them
+            from gpuloader.epoch.device_slots import DeviceSlots, find_moves  # late: only devices have them
 
-            self._slots = DeviceSlots(device)
+            self._slots, self._find_moves = DeviceSlots(device), find_moves
         # Besides those copied ahead: the slot in use, and one that the GPU is still finishing with. With one
         # slot fewer, a copy into the slot of a promptly dropped batch would wait for the work on that batch,
         # and every step would cost another hop between streams. Batches that are moved to fixed addresses
@@ -310,9 +310,7 @@ class Lane:
                 # overlap with it. At 3 TB/s, this one takes 7 µs for 10 MB.
                 memory, fixed = self.static.fit(staged, None if mask is None else mask.array)
                 self.static.take_over(device, stream)
-                from gpuloader.epoch.device_slots import find_moves
-
-                for nbytes, to, at in find_moves(layout, fixed):
+                for nbytes, to, at in self._find_moves(layout, fixed):
                     device.copy_between(memory, slot.memory, nbytes, stream, to, at)
         except BaseException:
             self._slots.give_back(slot)
