@@ -221,7 +221,6 @@ COPIES = " copies"
 
 # Counters that are always on.
 
-_NANOSECONDS = 1e-9
 _NAMED = 10  # samples that were left out
 COUNTS = ("steps", "batches", "nbytes", "skipped", "skipped_samples")
 TIMES = ("fetch", "stage", "stall", "copy", "startup", "wait", "transfer", "compute")
@@ -276,7 +275,7 @@ class Meter:
         slots = ring.count if ring is not None and ring.allocated else 0
         in_use = slots - ring.free if ring is not None and slots else 0
         counts = {name: getattr(self, name) for name in COUNTS}
-        times = {name: getattr(self, name) * _NANOSECONDS for name in TIMES}
+        times = {name: getattr(self, name) * 1e-9 for name in TIMES}
         return LoaderStats(**counts, **times, slots=slots, slots_in_use=in_use)
 
 
