@@ -134,6 +134,9 @@ class InlineFetch:
 # of work to hide, that is more than it gains. In TURNS the two do not compete: the thread reads a burst of
 # short batches while the consumer waits, and sleeps while the consumer steps. So TURNS is the mode when there
 # is little to hide, or nothing is known yet, and the consumer cannot read by itself.
+#
+# Even so, the consumer gets each batch from the caches of another core. With batches of 300 kB, TURNS takes
+# 1.1 times the processor time of INLINE if both threads share a core, and 1.8 times on two.
 INLINE, TURNS, BESIDE = "inline", "in turns", "in parallel"
 
 
