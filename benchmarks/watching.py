@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.measure import Result, interleave
 from gpuloader import DataLoader, TensorDataset, trace
-from gpuloader.watch.stats import Meter
+from gpuloader.watch.meter import Meter
 
 STEPS = 400
 

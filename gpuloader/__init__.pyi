@@ -78,6 +78,6 @@ from gpuloader.sources.readers.decorators import batch as batch
 from gpuloader.sources.tables.table import TableDataset as TableDataset
 from gpuloader.sources.tokens import PackedSequences as PackedSequences
 from gpuloader.sources.tokens import TokenWindows as TokenWindows
+from gpuloader.watch.meter import span as span
+from gpuloader.watch.meter import trace as trace
 from gpuloader.watch.stats import LoaderStats as LoaderStats
-from gpuloader.watch.stats import span as span
-from gpuloader.watch.stats import trace as trace

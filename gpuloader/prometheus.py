@@ -18,8 +18,8 @@ from typing import Any
 
 from gpuloader.errors import import_package
 from gpuloader.system.finalizers import LivingKeys, LivingValues
-from gpuloader.watch.explaining import Measured
-from gpuloader.watch.stats import TIMES
+from gpuloader.watch.measured import Measured
+from gpuloader.watch.meter import TIMES
 
 __all__ = ["export"]
 

@@ -136,7 +136,7 @@ def align(nbytes: int) -> int:
 # The memory of slots.
 
 _numbers = itertools.count()
-_CERTAIN = 4 << 20
+_CERTAIN = 16 << 20
 """Fewer bytes than this are reserved without checking that they are available: the check takes longer."""
 
 
@@ -159,14 +159,17 @@ _refused: Living[PageLocker] = Living()  # those whose refusal was reported
 class Arena:
     """One host memory mapping for many slots; it lives as long as anything refers to the arena.
 
+    It has exactly `nbytes`, unlike CuPy's pool of pinned memory, which rounds up to powers of two. Memory for
+    the CPU alone may have more, to fill huge pages.
+
     A batch that the user keeps holds it through its lease. `near` are the processor cores near which the
     memory is to lie; empty: wherever the system puts it. With `shared`, worker processes map `descriptor`,
     which stays None if processes cannot share memory. Raises `StagingMemoryError` if there is too little for
     these bytes, or for the `whole` of which they are the first.
 
-    >>> arena = Arena(1 << 20)
+    >>> arena = Arena(1 << 16)
     >>> arena.bytes.shape, arena.page_locked
-    ((1048576,), False)
+    ((65536,), False)
     """
 
     def __init__(
@@ -178,7 +181,6 @@ class Arena:
         near: Cores = frozenset(),
         whole: int = 0,
     ) -> None:
-        self.nbytes = nbytes  # exact: CuPy's pool of pinned memory rounds up to powers of two
         self.number = next(_numbers)  # identifies it in messages to workers
         self._ended: list[bool] = []
         self._end = once(partial(self._ended.append, True))
@@ -193,7 +195,8 @@ class Arena:
             self._mapping = call_near(near, partial(self._map, nbytes, locker is not None, shared))
         except (OSError, ValueError) as error:
             raise StagingMemoryError(_shortage(nbytes, str(error))) from error
-        self.bytes: NDArray[np.uint8] = np.frombuffer(self._mapping, np.uint8, nbytes)
+        self.bytes: NDArray[np.uint8] = np.frombuffer(self._mapping, np.uint8)
+        self.nbytes = self.bytes.size
         self.address: int = self.bytes.ctypes.data
         if locker is not None:
             self._page_lock(locker)
@@ -269,6 +272,8 @@ FIRST_NBYTES = 256 << 10
 """Slots of the CPU alone are reserved first up to this many bytes, but at least two of them."""
 LARGE = 1 << 20
 """Slots of at least this many bytes are reserved for the user's batches only when they are needed."""
+SPARE = 2
+"""Batches that the user usually holds per place: the current one, and the next one while asking for it."""
 MOST_STRETCHED = 40
 """The most slots of a ring that was stretched because its slots are small."""
 
@@ -423,7 +428,9 @@ class Ring:
     def _add(self, count: int, whole: int = 0) -> None:
         begun, size = perf_counter_ns(), self.slot_nbytes
         arena = Arena(size * count, self.locker, shared=self.shared, near=self.near, whole=whole)
-        for start in range(0, arena.nbytes, size):
+        # Where huge pages are mapped, more slots may fit into them.
+        count = max(count, min(arena.nbytes // size, self.count - self._reserved))
+        for start in range(0, count * size, size):
             self._free.append(Slot(arena.bytes[start : start + size], arena))
             self._credits.put(True)
         self._reserved += count

@@ -30,7 +30,7 @@ import numpy as np
 from gpuloader import DataLoader
 from gpuloader.demo.timeline import add_legend, draw_run
 from gpuloader.testing import CustomPlace, RaceError, SimulatedDevice
-from gpuloader.watch.stats import Span
+from gpuloader.watch.meter import Span
 
 COPY, KERNEL = 2.0, 3.0  # virtual milliseconds
 BATCHES = 8

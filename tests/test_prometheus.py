@@ -10,7 +10,7 @@ import pytest
 from gpuloader import DataLoader
 from gpuloader.errors import MissingPackage
 from gpuloader.prometheus import export
-from gpuloader.watch.stats import TIMES
+from gpuloader.watch.meter import TIMES
 from tests.loading import read_batches
 
 client = pytest.importorskip("prometheus_client")

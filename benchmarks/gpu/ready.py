@@ -12,7 +12,7 @@ from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.epoch import Epoch, Iteration, open_epoch, take_buffers
 from gpuloader.errors import QueueClosed
 from gpuloader.staging import Layout, Ring, Slot, arrange
-from gpuloader.watch.stats import Meter
+from gpuloader.watch.meter import Meter
 
 
 class ReadyFetch:

@@ -35,6 +35,7 @@ from gpuloader.errors import SampleError
 from gpuloader.fetch.contract import EpochRequest, WorkerOptions
 from gpuloader.fetch.fetching import Fetching
 from gpuloader.fields.convert import IF_IT_VARIES, describe_field
+from gpuloader.fields.spec import Spec
 from gpuloader.foreign import is_instance
 from gpuloader.order.batching import Batching, EpochSetter
 from gpuloader.order.dividing import ALONE
@@ -46,9 +47,7 @@ from gpuloader.sources.dataset import count_items
 from gpuloader.system.finalizers import Finalizer
 from gpuloader.system.platforms import usable_cores
 from gpuloader.system.threads import deferred_interrupt
-from gpuloader.transforms.program import Programmer, Spec
-from gpuloader.watch.explaining import Configuration
-from gpuloader.watch.stats import Meter
+from gpuloader.watch.meter import Configuration, Meter
 
 if TYPE_CHECKING:
     from gpuloader.epoch.cache import ArraySource, Resident
@@ -526,6 +525,7 @@ class DatasetEpochs(Epochs):
             gatherer = Gatherer(source.arrays, source.rows, collation, source.tree)
         else:
             from gpuloader.epoch.cache import Resident
+            from gpuloader.transforms.program import Programmer
 
             source = source.compact()
             there = self._promised or Resident(self.delivery.devices, self._transforms)

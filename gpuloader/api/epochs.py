@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuloader.api.state import Position
 from gpuloader.batches.readers import ReadSoFar, Stager, stage_all
@@ -33,10 +33,11 @@ from gpuloader.sources.readers.decorators import Reader
 from gpuloader.system.finalizers import Finalizer
 from gpuloader.system.platforms import usable_cores
 from gpuloader.system.threads import deferred_interrupt, this_thread
-from gpuloader.transforms.program import Programmer
-from gpuloader.watch.explaining import Configuration
+from gpuloader.watch.meter import Configuration, Meter
 from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
-from gpuloader.watch.stats import Meter
+
+if TYPE_CHECKING:
+    from gpuloader.transforms.program import Programmer
 
 
 class Epochs:

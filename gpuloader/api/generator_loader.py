@@ -22,11 +22,10 @@ from gpuloader.errors import BadType, BadValue, EOFException, Misuse
 from gpuloader.fields.ragged import gather_fields
 from gpuloader.fields.spec import FeedSpec, resolve_feeds
 from gpuloader.sources.readers.decorators import Reader, batch, check_reader
-from gpuloader.sources.readers.parallel import multiprocess_reader
 from gpuloader.system.finalizers import Finalizer
-from gpuloader.watch.explaining import Measured
+from gpuloader.watch.measured import Measured
+from gpuloader.watch.meter import Meter
 from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
-from gpuloader.watch.stats import Meter
 
 Feeds = tuple[FeedSpec, ...] | None
 
@@ -234,6 +233,8 @@ class GeneratorLoader(Measured):
             # A graph may have been captured over the addresses of the earlier source's batches.
             delivery = delivery._replace(statics=epochs.delivery.statics)
         if self._multiprocess:
+            from gpuloader.sources.readers.parallel import multiprocess_reader
+
             # The queue is as long as the loader reads ahead, so that the process can run that far ahead.
             source = multiprocess_reader([source], queue_size=epochs.capacity)
         epochs.deliver_to(delivery)

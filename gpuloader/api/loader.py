@@ -23,12 +23,12 @@ from gpuloader.order.batching import StoredOrder
 from gpuloader.order.randomness import GeneratorLike
 from gpuloader.order.samplers import BatchSampler
 from gpuloader.sources.dataset import Readable, S
-from gpuloader.transforms.program import Transform
-from gpuloader.watch.explaining import Measured
-from gpuloader.watch.stats import Meter
+from gpuloader.watch.measured import Measured
+from gpuloader.watch.meter import Meter
 
 if TYPE_CHECKING:
     from gpuloader.transforms.image_transforms import ImageTransform
+    from gpuloader.transforms.program import Transform
 
 # A loader's own samplers, as its attributes show them: the loader decides their epoch.
 

@@ -18,7 +18,7 @@ from gpuloader.batches.schema import Collation, Fallback
 from gpuloader.checks import AUTO
 from gpuloader.devices.places import default_place, parse_places
 from gpuloader.epoch.delivery import Delivery
-from gpuloader.fetch.contract import WorkerOptions, most_workers
+from gpuloader.fetch.contract import BUDGET, WorkerOptions, most_workers
 from gpuloader.fields.convert import check_fill
 from gpuloader.fields.ragged import as_pad, list_targets
 from gpuloader.fields.spec import FeedSpec, resolve_feeds
@@ -30,12 +30,11 @@ from gpuloader.order.worker_info import find_local_rank
 from gpuloader.sources.describing import Source, check_alike, describe
 from gpuloader.sources.skipping import leaves_out
 from gpuloader.system.platforms import available_memory
-from gpuloader.transforms.program import Programmer
-from gpuloader.watch.autotuner import BUDGET
 
 if TYPE_CHECKING:
     from gpuloader.batches.image_samples import ImageStage
     from gpuloader.sources.images.annotations import Annotation
+    from gpuloader.transforms.program import Programmer
 
 
 def _draw_seed() -> int:
@@ -449,6 +448,7 @@ def plan_transforms(
         return None
     # Imported late: kernels are slow to import, and most loaders have no transforms.
     from gpuloader.transforms.batch_transforms import CHANNELS_LAST, fuse, settle_layouts
+    from gpuloader.transforms.program import Programmer
 
     # Channels last is an order of strides, which arrays of these libraries do not have.
     if output in ("jax", "paddle") and any(getattr(one, "to", "") == CHANNELS_LAST for one in transforms):
@@ -490,7 +490,7 @@ def make_on_device(
     # Imported late, because only loaders of images need it.
     from gpuloader.transforms.batch_transforms import fuse
     from gpuloader.transforms.image_staging import plan_resampling
-    from gpuloader.transforms.program import Decode
+    from gpuloader.transforms.program import Decode, Programmer
 
     before = collation.programmer
     transforms = [] if before is None else list(before.transforms)

@@ -120,7 +120,7 @@ def check_transforms(name: str, value: Any) -> list[Any]:
     return listed
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Options:
     """The options of a `DataLoader`, in the order of its parameters, each checked alone and then with others.
 
@@ -175,22 +175,21 @@ class Options:
     pin_memory_device: str = ""
 
     def __post_init__(self) -> None:
-        write = partial(object.__setattr__, self)  # the table is complete once it is checked
         # PyTorch's second and third arguments are batch_size and shuffle; Paddle's and ours are feed_list and
         # places. A number is never a feed_list and a bool never a place, so the two orders can be told apart.
         if isinstance(self.feed_list, int | np.integer) or isinstance(self.places, bool):
             for name, value in _read_pytorch_order(self).items():
-                write(name, value)
+                setattr(self, name, value)
         if self.shuffle is None:
-            write("shuffle", False)  # PyTorch's default
+            self.shuffle = False  # PyTorch's default
         for row in dataclasses.fields(self):
             value = getattr(self, row.name)
             if value is not row.default:  # most options of most loaders have their defaults
-                write(row.name, check_parameter(row, value))
+                setattr(self, row.name, check_parameter(row, value))
         if self.multiprocessing_context is not None:
             # A copy has only the start method: it leads to the same context, and a context may not pickle.
-            write("start_method", _resolve_start_method(self))
-            write("multiprocessing_context", None)
+            self.start_method = _resolve_start_method(self)
+            self.multiprocessing_context = None
 
         # Options that depend on each other. Rules that need more than options are checked where the facts are
         # known: in `loading.decide`, `Batching.choose` and `Batching.divide`.

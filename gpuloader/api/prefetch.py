@@ -28,9 +28,9 @@ from gpuloader.sources.describing import has_state
 from gpuloader.system.finalizers import Finalizer
 from gpuloader.system.iterators import Steady, close_iterator, refuse_read
 from gpuloader.transforms.program import Programmer, Transform
-from gpuloader.watch.explaining import Measured
+from gpuloader.watch.measured import Measured
+from gpuloader.watch.meter import Meter
 from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
-from gpuloader.watch.stats import Meter
 
 # One pass over the iterable that `prefetch` wraps, and the states of that iterable on the way.
 

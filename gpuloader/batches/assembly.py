@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import replace
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,7 +31,6 @@ from gpuloader.batches.columns import (
     stage_columns,
     stage_fitting,
 )
-from gpuloader.batches.kept import BatchSignature, keep_whole, stage_whole
 from gpuloader.batches.schema import Collation, Schema, SchemaCache
 from gpuloader.batches.staged import BatchBuilder, Gaps, Reserve, StagedBatch, begin_batch, complete
 from gpuloader.batches.tree import array_leaves, object_columns
@@ -44,6 +43,9 @@ from gpuloader.sources.block import Block
 from gpuloader.sources.describing import Source
 from gpuloader.sources.skipping import LeftOut, is_about_data
 from gpuloader.staging import Slot
+
+if TYPE_CHECKING:
+    from gpuloader.batches.kept import BatchSignature
 
 # NumPy and others take None for a new dimension, so the result would be a different sample.
 _NO_INDEX = "the sampler yielded None instead of an index"
@@ -72,6 +74,10 @@ class Assembler:
         self.by_sample: type[SampleBatch] = KeptBatch if self.keeps else RowBatch
         self.schemas = SchemaCache(collation)
         self._signature: BatchSignature | None = None
+        if collation.whole or collation.fallback is not None:
+            from gpuloader.batches.kept import keep_whole, stage_whole  # late: few loaders need them
+
+            self._keep_whole, self._stage_whole = keep_whole, stage_whole
         # A collate_fn, declared feeds and images want whole samples, so columns would gain nothing.
         by_sample = collation.whole or collation.feeds is not None or collation.images is not None
         by_sample |= collation.skips  # skipping asks for each sample by itself
@@ -129,9 +135,9 @@ class Assembler:
             except Exception as error:
                 raise SampleError(f"collate_fn raised {describe_error(error)}") from error
         if collation.as_returned and self.worker is None:
-            return keep_whole(value, number, reserve)
+            return self._keep_whole(value, number, reserve)
         # Threads may replace the signature meanwhile; it only saves time.
-        staged, self._signature = stage_whole(value, collation, number, reserve, self._signature)
+        staged, self._signature = self._stage_whole(value, collation, number, reserve, self._signature)
         return staged
 
     def find_schema(self, samples: Sequence[Any]) -> Schema:
@@ -153,14 +159,15 @@ class Assembler:
 
         `slot` is the batch's slot, if it already has one.
         """
-        assert self.collation.fallback is not None
+        collation = self.collation
+        assert collation.fallback is not None
         try:
-            batch = self.collation.fallback.collate(samples)
+            batch = collation.fallback.collate(samples)
         except Exception as error:
             raise refused from error
         if slot is not None or self.worker is None:
-            return keep_whole(batch, number, reserve if slot is None else lambda _: slot)
-        staged, self._signature = stage_whole(batch, self.collation, number, reserve, self._signature)
+            return self._keep_whole(batch, number, reserve if slot is None else lambda _: slot)
+        staged, self._signature = self._stage_whole(batch, collation, number, reserve, self._signature)
         return staged
 
     def fetch(self, samples: list[Any], indices: Sequence[Any], number: int, start: int) -> None:

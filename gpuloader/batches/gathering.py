@@ -13,11 +13,10 @@ from gpuloader.batches.schema import Collation
 from gpuloader.batches.staged import BatchBuilder, Reserve, StagedBatch, begin_batch, complete
 from gpuloader.batches.tree import Leaf, Tree
 from gpuloader.errors import SampleError
-from gpuloader.fields.spec import Array, Indices
+from gpuloader.fields.spec import Array, Indices, Spec
 from gpuloader.order.order import Stretch
 from gpuloader.sources.array_rows import ArrayRows, IndexedRows
 from gpuloader.staging import Layout, arrange
-from gpuloader.transforms.program import Programmer, Spec, span_specs
 
 _PIECE = 32 << 10  # bytes of a strided array to gather at once
 
@@ -90,6 +89,8 @@ class Gatherer:
         """
         if self._collation.programmer is None:
             return
+        from gpuloader.transforms.program import Programmer
+
         names, layout = self._tree.array_names, self.layout(self._count)
         try:
             programmer = Programmer(self._collation.programmer.transforms)
@@ -267,6 +268,8 @@ def tree_of(source: ArrayRows) -> Tree:
 
 @lru_cache(maxsize=8)
 def _span_layout(count: int) -> Layout:
+    from gpuloader.transforms.program import span_specs
+
     return arrange(span_specs(count))
 
 

@@ -8,7 +8,6 @@ items but keeps only its own. `BatchSpec` describes what to read, for threads an
 from __future__ import annotations
 
 import copy
-import inspect
 import itertools
 import pickle
 import sys
@@ -289,7 +288,7 @@ class ItemStream(Pass):
         if staged is None:
             return None
         # A short batch has reached the end. After a full one, only reading one item too many would tell.
-        ended = inspect.getgeneratorstate(self._items) == inspect.GEN_CLOSED
+        ended = getattr(self._items, "gi_frame", None) is None
         state = None
         if self._stateful and not ended:
             try:

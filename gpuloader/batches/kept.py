@@ -26,7 +26,7 @@ from gpuloader.batches.tree import Branch, Leaf, Node, Tree, is_proper_array, is
 from gpuloader.errors import SampleError
 from gpuloader.fields.convert import as_numbers, cast, fit, fit_if_alike, matches
 from gpuloader.fields.ragged import Ragged
-from gpuloader.fields.spec import Array, FeedSpec, is_stageable
+from gpuloader.fields.spec import Array, FeedSpec, Spec, is_stageable
 from gpuloader.foreign import (
     can_stage,
     find_library,
@@ -38,7 +38,6 @@ from gpuloader.foreign import (
 )
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.staging import FieldLayout, Layout, arrange, arrange_last
-from gpuloader.transforms.program import Spec
 
 AS_IT_IS = Tree(Leaf("0", False), keeps_tuples=True)
 """The tree of a value that is not staged."""

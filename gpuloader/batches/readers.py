@@ -28,7 +28,7 @@ from gpuloader.sources.readers.decorators import Reader, iterate
 from gpuloader.staging import Ring, Slot, arrange
 from gpuloader.system.iterators import close_iterator
 from gpuloader.system.threads import this_thread
-from gpuloader.watch.stats import Meter
+from gpuloader.watch.meter import Meter
 
 _END = object()
 

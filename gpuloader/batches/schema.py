@@ -43,7 +43,7 @@ class Fallback(NamedTuple):
     is_for: Callable[[Any], bool]
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Collation:
     """How samples become a batch.
 
@@ -92,16 +92,14 @@ class Collation:
 
     def __post_init__(self) -> None:
         # Decided here, once: every batch asks for some of these.
-        whole = self.function is not None or not self.batched
+        self.whole = self.function is not None or not self.batched
         stages_regions = self.images is not None and bool(self.images.staged)
         varies, is_open = bool(self.ragged or self.pads), False
         for feed in self.feeds or ():
             varies, is_open = varies or feed.lod_level > 0, is_open or None in feed.shape[1:]
-        fixed = not (whole or varies or stages_regions)
-        object.__setattr__(self, "whole", whole)
-        object.__setattr__(self, "fixed", fixed)
+        self.fixed = not (self.whole or varies or stages_regions)
         # A reader may reuse its buffer for the next sample, so its samples are not kept.
-        object.__setattr__(self, "keeps", not fixed or (is_open and not self.flat))
+        self.keeps = not self.fixed or (is_open and not self.flat)
 
 
 _FieldSpec = tuple[np.dtype[Any], tuple[int | None, ...], int]

@@ -159,7 +159,7 @@ class Leaf(NamedTuple):
     is_array: bool
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(slots=True, unsafe_hash=True, repr=False)
 class Branch:
     """A dict, tuple or list of further nodes, or an object with fields.
 
@@ -175,7 +175,7 @@ class Branch:
     of_leaves: bool = dataclasses.field(init=False, compare=False)  # whether all children are fields
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "of_leaves", set(map(type, self.children)) <= {Leaf})
+        self.of_leaves = set(map(type, self.children)) <= {Leaf}
 
     def entries(self, value: Any) -> Sequence[Any]:
         """Return the values below `value`, one per child; raise `SampleError` if keys or length differ."""

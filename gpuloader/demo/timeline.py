@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpuloader.watch.stats import COPIES, WORKER, Span, sort_rows
+from gpuloader.watch.meter import COPIES, WORKER, Span, sort_rows
 
 # These differ in lightness as well as hue, so that color-blind readers can tell them apart.
 COLOURS = {

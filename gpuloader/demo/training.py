@@ -21,7 +21,8 @@ from gpuloader.fields.ragged import array_module
 from gpuloader.sources import mnist
 from gpuloader.sources.mnist.digits import PIXELS, DigitSet
 from gpuloader.sources.readers.decorators import map_readers
-from gpuloader.watch.stats import LoaderStats, Span, span, trace
+from gpuloader.watch.meter import Span, span, trace
+from gpuloader.watch.stats import LoaderStats
 
 # The model: the simplest one that learns from a batch, so that the demonstration measures the loading.
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 from gpuloader.errors import LoaderError
 from gpuloader.sources.images.regions import Code
 from gpuloader.staging import Layout, Lease, PageLocker
-from gpuloader.transforms.program import BatchProgram
+
+if TYPE_CHECKING:
+    from gpuloader.transforms.program import BatchProgram
 
 Stream = Any
 """A queue of work on a device, run in order; its type depends on the device."""
@@ -46,7 +48,7 @@ class HostMemory(Protocol):
         """The region's start address."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class DeviceImage:
     """The pixels of a region that a device has decoded, row by row in its memory."""
 

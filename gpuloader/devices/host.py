@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.devices.base import Device, HostMemory
 from gpuloader.staging import Layout, Lease, PageLocker, Slot
-from gpuloader.transforms.program import BatchProgram
+
+if TYPE_CHECKING:
+    from gpuloader.transforms.program import BatchProgram
 
 
 @dataclass(eq=False, repr=False)

@@ -17,7 +17,7 @@ from gpuloader.epoch.lane import Lane
 from gpuloader.epoch.sending import upload
 from gpuloader.errors import LoaderError, SampleError, StagingMemoryError
 from gpuloader.fields.convert import IF_IT_VARIES, describe_field
-from gpuloader.fields.spec import Array
+from gpuloader.fields.spec import Array, Spec
 from gpuloader.kernels.shuffle import shuffle
 from gpuloader.order.order import InOrder, Shuffled
 from gpuloader.order.plan import OrderedPlan, Plan
@@ -27,15 +27,7 @@ from gpuloader.sources.describing import Source
 from gpuloader.staging import Layout, arrange
 from gpuloader.system.finalizers import LivingKeys
 from gpuloader.system.platforms import available_memory
-from gpuloader.transforms.program import (
-    BatchProgram,
-    KernelCall,
-    Programmer,
-    RowSource,
-    Spec,
-    Step,
-    Transform,
-)
+from gpuloader.transforms.program import BatchProgram, KernelCall, Programmer, RowSource, Step, Transform
 
 _ONE_SCHEMA = (
     "a cache needs all samples to have one form; leave cache out, or give them one shape in the dataset"

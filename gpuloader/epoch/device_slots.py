@@ -15,11 +15,8 @@ from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, Event, Str
 from gpuloader.errors import LoaderError, Misuse, SampleError, StagingMemoryError
 from gpuloader.fields.convert import IF_IMAGES, describe_field
 from gpuloader.fields.spec import Array
-from gpuloader.staging import GROWTH, FieldLayout, Layout, Lease, align, arrange
+from gpuloader.staging import GROWTH, SPARE, FieldLayout, Layout, Lease, align, arrange
 from gpuloader.system.finalizers import Living
-
-SPARE = 2
-"""Batches that the user usually holds per place: the current one, and the next one while asking for it."""
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False, repr=False)

@@ -24,12 +24,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import monotonic, perf_counter_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.base import Device
 from gpuloader.epoch.delivery import Delivery, SampleMask
-from gpuloader.epoch.device_slots import StaticSlot
 from gpuloader.epoch.lane import InFlightBatch, Lane, count_slots
 from gpuloader.errors import LoaderError, Misuse, QueueClosed, SampleError
 from gpuloader.fetch.contract import Fetch
@@ -37,9 +36,12 @@ from gpuloader.fetch.fetching import Fetching
 from gpuloader.staging import Ring
 from gpuloader.system.finalizers import Finalizer, Living
 from gpuloader.system.threads import StartedThread, at_exit, end_if_exiting, start_thread
-from gpuloader.transforms.program import BatchProgram, Programmer
-from gpuloader.watch.autotuner import Autotuner, Setting
-from gpuloader.watch.stats import Meter, is_tracing, mark, pop_range, push_range
+from gpuloader.watch.meter import Meter, is_tracing, mark, pop_range, push_range
+
+if TYPE_CHECKING:
+    from gpuloader.epoch.device_slots import StaticSlot
+    from gpuloader.transforms.program import BatchProgram, Programmer
+    from gpuloader.watch.autotuner import Autotuner, Setting
 
 # The iterator of a loop.
 

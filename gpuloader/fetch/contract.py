@@ -16,7 +16,6 @@ from gpuloader.order.dividing import RankInfo
 from gpuloader.order.randomness import mixed_seed
 from gpuloader.system.cores import Cores
 from gpuloader.system.platforms import usable_cores
-from gpuloader.watch.autotuner import BUDGET
 
 
 class Fetch(Protocol):
@@ -37,10 +36,16 @@ class Fetch(Protocol):
 # Seconds that closing waits for the user's code to return; after that, the thread is left to end by itself.
 CLOSING_TIME = 1.0
 
+# Bytes of host memory that the slots may grow to without a `memory_budget`.
+BUDGET = 1 << 30
+
+# The fewest bytes that each thread gathers from arrays; for less, handing over the task costs more.
+PART_NBYTES = 1 << 20
+
 METHODS = ("fork", "forkserver", "spawn")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, repr=False)
 class WorkerOptions:
     """The user's options for workers."""
 
@@ -89,7 +94,7 @@ class EpochRequest(NamedTuple):
     own: Mapping[int, ItemState] | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(slots=True, eq=False, repr=False)
 class WorkerSetup:
     """What a worker thread or process receives once, when it starts."""
 

@@ -15,8 +15,7 @@ from gpuloader.batches.gathering import Gatherer, tree_of
 from gpuloader.batches.items import BatchSpec, ItemState, Pass, copy_state
 from gpuloader.batches.staged import Reserve, StagedBatch
 from gpuloader.checks import THREAD
-from gpuloader.fetch.contract import EpochRequest, Fetch, WorkerOptions, WorkerSetup
-from gpuloader.fetch.jobs import PART_NBYTES, Window
+from gpuloader.fetch.contract import PART_NBYTES, EpochRequest, Fetch, WorkerOptions, WorkerSetup
 from gpuloader.fetch.read_ahead import STRETCH, InlineFetch, ReadAhead, stage_inline
 from gpuloader.fields.spec import Indices
 from gpuloader.order.dividing import Division, RankInfo
@@ -25,13 +24,14 @@ from gpuloader.staging import Ring
 from gpuloader.system.cores import Cores
 from gpuloader.system.platforms import check_processes
 from gpuloader.system.threads import deferred_interrupt
-from gpuloader.watch.autotuner import Autotuner, Setting
+from gpuloader.watch.meter import Meter
 from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
-from gpuloader.watch.stats import Meter
 
 if TYPE_CHECKING:
+    from gpuloader.fetch.jobs import Window
     from gpuloader.fetch.processes.fork_server import ForkServer
     from gpuloader.fetch.processes.workers import Pool
+    from gpuloader.watch.autotuner import Autotuner, Setting
 
 
 class Fetching:
@@ -158,6 +158,8 @@ class Fetching:
         workers = self._workers
         if not self.count or self._spec.source.iterable or not (workers.most or workers.deepens):
             return None
+        from gpuloader.watch.autotuner import Autotuner, Setting
+
         begin = Setting(self.count, workers.prefetch_factor, prefetch)
         return Autotuner(begin, workers.most or self.count, meter, deepens=workers.deepens)
 
@@ -193,6 +195,8 @@ class Fetching:
                 turns = deque(range(workers.count))
                 turns.rotate(-epoch.turn)
             in_order = workers.in_order
+            from gpuloader.fetch.jobs import Window  # late: the default has no workers
+
             window = Window(epoch.numbered, ring, self.ahead, meter, in_order=in_order, turns=turns)
             start = self._open_processes if self.in_processes else self._open_threads
             fetch: Fetch | None = None

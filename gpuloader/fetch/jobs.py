@@ -12,15 +12,12 @@ from gpuloader.batches.staged import StagedBatch
 from gpuloader.errors import QueueClosed
 from gpuloader.fields.spec import Indices
 from gpuloader.staging import Ring, Slot
-from gpuloader.watch.stats import Meter
+from gpuloader.watch.meter import Meter
 
 # The most jobs in progress before any batch has been delivered; then twice as many as were delivered.
 #
 # Otherwise workers would get as many jobs as `ahead` allows before it is known whether there are items.
 FIRST_JOBS = 256
-
-# The fewest bytes that each thread gathers from arrays; for less, handing over the task costs more.
-PART_NBYTES = 1 << 20
 
 _is_done = attrgetter("done")
 

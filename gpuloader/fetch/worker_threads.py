@@ -17,6 +17,7 @@ from gpuloader.batches.staged import BatchBuilder, Reserve, StagedBatch
 from gpuloader.errors import LoaderError, SampleError, in_a_fork
 from gpuloader.fetch.contract import (
     CLOSING_TIME,
+    PART_NBYTES,
     EpochRequest,
     WorkerSetup,
     as_failure,
@@ -25,7 +26,7 @@ from gpuloader.fetch.contract import (
     plain_indices,
     timed_out,
 )
-from gpuloader.fetch.jobs import PART_NBYTES, Job, Window
+from gpuloader.fetch.jobs import Job, Window
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.order.worker_info import WorkerInfo, exchange_worker
 from gpuloader.sources.frameworks import answering_threads
@@ -37,7 +38,7 @@ from gpuloader.system.threads import (
     start_thread,
     this_thread,
 )
-from gpuloader.watch.stats import WORKER, mark
+from gpuloader.watch.meter import WORKER, mark
 
 # A job, and the start and stop of the part of its samples that a thread fetches or writes.
 Task = tuple["DividedJob", int, int]

@@ -15,6 +15,9 @@ from gpuloader.errors import BadTypeOrValue
 
 Array = NDArray[Any]
 Dims = tuple[int | None, ...]
+Spec = tuple[tuple[int, ...], np.dtype[Any]]
+"""An array's shape and dtype."""
+
 Indices = Sequence[Any] | NDArray[np.int64]
 """The indices of a batch: a range, an int64 array, or a list of whatever a sampler yields."""
 
@@ -75,10 +78,8 @@ class FeedSpec:
         parsed = parsed if parsed.isnative else native(parsed)
         if not is_stageable(parsed):
             raise ValueError(f"feed {name!r}: a field must hold numbers or booleans, got dtype {parsed}")
-        object.__setattr__(self, "name", name)
-        object.__setattr__(self, "shape", tuple(dims))
-        object.__setattr__(self, "dtype", parsed)
-        object.__setattr__(self, "lod_level", lod_level)
+        for field, value in zip(FeedSpec.__slots__, (name, tuple(dims), parsed, lod_level), strict=True):
+            object.__setattr__(self, field, value)
 
     @property
     def sample_shape(self) -> Dims:

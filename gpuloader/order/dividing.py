@@ -47,7 +47,7 @@ def span(count: int, parts: int, part: int, rule: str) -> tuple[int, int, int]:
     return part * size, size, size
 
 
-@dataclass(frozen=True)  # no slots: pickling errors find the culprit through `__dict__`
+@dataclass(unsafe_hash=True)  # no slots: pickling errors find the culprit through `__dict__`
 class Division:
     """One rank's part of every step, from 0 to below `world_size`, and the rule for an uneven last step.
 
@@ -111,7 +111,7 @@ ALONE = Division(0, 1, "drop")
 """The division of a loader that does not divide its epoch."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Share(Computed):
     """One rank's samples of `base` from position `start` on, batch by batch; all ranks get equally many.
 

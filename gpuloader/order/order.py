@@ -102,7 +102,7 @@ class Computed:
     def __post_init__(self) -> None:
         for name, limit in _LIMITS.items():
             if name in vars(self):
-                object.__setattr__(self, name, check_whole(name, vars(self)[name], limit))
+                setattr(self, name, check_whole(name, vars(self)[name], limit))
 
     def __len__(self) -> int:
         return int(self.draws)
@@ -135,7 +135,7 @@ class Computed:
             chunk = self.at(np.arange(number * _CHUNK, min((number + 1) * _CHUNK, len(self))))
             # Slices share it, so a user's function that writes to its indices must fail here.
             chunk.flags.writeable = False
-            object.__setattr__(self, "_chunk", (number, chunk))
+            self._chunk = number, chunk
         return chunk
 
 
@@ -155,7 +155,7 @@ class Order(Protocol):
         """Return the indices from position `start` to before `stop`; callers must not write to them."""
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class InOrder:
     """The indices 0, 1, 2, … below `count`.
 
@@ -166,7 +166,7 @@ class InOrder:
     count: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "count", check_whole("count", self.count, _COUNTS))
+        self.count = check_whole("count", self.count, _COUNTS)
 
     def __len__(self) -> int:
         return self.count
@@ -182,7 +182,7 @@ class InOrder:
         return range(start, stop)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Shuffled(Computed):
     """The first `draws` entries (all if None) of a random permutation of ``range(count)``.
 
@@ -197,7 +197,7 @@ class Shuffled(Computed):
 
     def __post_init__(self) -> None:
         if self.draws is None:
-            object.__setattr__(self, "draws", self.count)
+            self.draws = self.count
         super().__post_init__()
         check_whole("draws", self.draws, self.count + 1)
 
@@ -222,11 +222,11 @@ class Shuffled(Computed):
         if (table := self._kept) is None:
             table = sort_hashes(self.count, derive_key(self.seed, self.epoch, SORTED)).view(np.int64)
             table.flags.writeable = False
-            object.__setattr__(self, "_kept", table)
+            self._kept = table
         return table
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class _Counted(Computed):
     """Without a docstring, the decorator would make one from the signature, which takes milliseconds."""
 
@@ -274,7 +274,7 @@ class Drawn(_Counted):
         return (hashes % np.uint64(self.count)).view(np.int64)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Weighted(Computed):
     """`draws` indices, each drawn with a probability proportional to its weight.
 
@@ -290,7 +290,7 @@ class Weighted(Computed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "weights", as_weights(self.weights, self.draws, self.replacement))
+        self.weights = as_weights(self.weights, self.draws, self.replacement)
 
     def at(self, positions: IndexArray) -> IndexArray:
         """Return the entries at `positions`."""
@@ -315,7 +315,7 @@ class Weighted(Computed):
             # drawn (Efraimidis and Spirakis 2006). Logarithms sort the same and do not overflow.
             waits = np.log(-np.log(self._uniform(chosen))) - np.log(self.weights[chosen])
             table = chosen[np.argsort(waits, kind="stable")[: self.draws]]
-        object.__setattr__(self, "_kept", table)
+        self._kept = table
         return table
 
     def _uniform(self, positions: IndexArray) -> NDArray[np.float64]:
@@ -357,7 +357,7 @@ def as_weights(
     return array
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Mapped:
     """The entries of `indices` at the positions in `base`.
 
@@ -369,7 +369,7 @@ class Mapped:
     indices: IndexArray
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "indices", as_indices("indices", self.indices))
+        self.indices = as_indices("indices", self.indices)
 
     def __len__(self) -> int:
         return len(self.base)
@@ -385,7 +385,7 @@ class Mapped:
         return chosen
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Bucketed(Computed):
     """The indices of `base`, rearranged so that each batch has samples of similar length.
 
@@ -431,7 +431,7 @@ class Bucketed(Computed):
             batches = ascending.reshape(-1, self.batch_size)
             key = derive_key(self.base.seed, self.base.epoch, BUCKETED, number)
             pool = batches[sort_hashes(len(batches), key).view(np.int64)].reshape(-1)
-            object.__setattr__(self, "_sorted", (number, pool))
+            self._sorted = number, pool
         return pool
 
 
@@ -523,7 +523,7 @@ def _count_read(time: float, at_end: str, size: int, weight: float) -> int:
     return size if size / weight <= time else min(round(weight * time), size)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Mixed(Computed):
     """The indices of an epoch in the concatenation of several datasets, mixed in proportion to their weights.
 
@@ -582,7 +582,7 @@ class Mixed(Computed):
             turns = ranks[owners == owner] + stage.begins[owner]
             entries[shuffled == owner] = offset + self._read(owner, turns)
             offset += size
-        object.__setattr__(self, "_block", ((number, block), entries))
+        self._block = (number, block), entries
         return entries
 
     def _read(self, owner: int, ranks: IndexArray) -> IndexArray:
@@ -621,7 +621,7 @@ def iterate(order: Order) -> Iterator[int]:
 # A batch as a stretch of an order: a first and a last position. Indices are looked up on request.
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Stretch:
     """The samples at positions `first` to `last` of an order; the last one is repeated up to `count` samples.
 

@@ -94,7 +94,7 @@ Column = Piece | Chunked
 _MOST_PIECES = 1 << 16  # the most that a column keeps; each costs a few hundred bytes of Python objects
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Part:
     """Selected rows of columns that share their first dimension."""
 

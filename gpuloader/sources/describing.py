@@ -67,7 +67,7 @@ _COMPOSED |= dict.fromkeys((ComposeDataset, MixedStreams), _SIDE_BY_SIDE)
 _FOREIGN = {kind.__name__: how for kind, how in _COMPOSED.items()} | {"StackDataset": _SIDE_BY_SIDE}
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Source:
     """A dataset, and how a loader reads it.
 
@@ -79,9 +79,7 @@ class Source:
     dataset: Any
     iterable: bool = False  # whether it has no indices and can only be iterated
     in_blocks: bool = False  # whether an iterable dataset yields blocks of items through `iter_blocks`
-    holds_images: bool = (
-        False  # whether it, or a dataset it is composed of, says that its samples have images
-    )
+    holds_images: bool = False  # whether it, or a part of it, says that its samples have images
     chained: tuple[Source, ...] = ()  # the datasets that it reads one after another
     inner: Source | None = None  # the dataset that it is a subset of
     # Read the samples at several indices together: as a list, and in columns.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from gpuloader.errors import DataFileError, DecodeError, LoaderError, describe_error
@@ -12,11 +11,11 @@ from gpuloader.order.randomness import current_draw
 from gpuloader.sources.array_rows import own_method
 
 
-@dataclass(frozen=True, slots=True)
 class LeftOut:
     """Stands for a sample that cannot be read; `reason` names it and says why."""
 
-    reason: str
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
 
 
 def is_about_data(error: Exception) -> bool:

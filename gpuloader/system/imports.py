@@ -90,7 +90,7 @@ _OLD_NAMES = {
     "sources.torch_classes": "order.torch_samplers sources.torch_datasets",
     "transforms.batch_transforms": "transforms.erasing transforms.pictures",
     "transforms.image_transforms": "transforms.coloring transforms.resizing",
-    "watch.stats": "watch.tracing",
+    "watch.meter": "watch.tracing",
 }
 _MOVED = {old: new for new, names in _OLD_NAMES.items() for old in names.split()}
 _PACKAGES = {"base", "loader", "sources.pictures"}

@@ -43,6 +43,7 @@ _SEAL_AGAINST_RESIZE = 0x0001 | 0x0002 | 0x0004  # F_SEAL_SEAL, F_SEAL_SHRINK, F
 _SEAL_AGAINST_WRITING = 0x0010, 0x0008  # F_SEAL_FUTURE_WRITE of Linux 5.1, F_SEAL_WRITE
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _PIECE = 1 << 20  # bytes of zeros written at a time
+_HUGE = 2 << 20  # bytes of a huge page
 
 
 def check_processes() -> None:
@@ -120,13 +121,18 @@ def seal(descriptor: int, *, writable: bool) -> None:
 def map_memory(nbytes: int, *, stays: bool) -> mmap.mmap:
     """Map new memory and fault it in; raises `OSError`, `ValueError`.
 
-    With `stays`, its pages do not move when this process forks. Otherwise they are huge if possible.
+    With `stays`, its pages do not move when this process forks. Otherwise they are huge if possible, and the
+    mapping then has more bytes than asked for, to hold only whole ones.
     """
     if not hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(-1, nbytes)
     kind = mmap.MAP_SHARED if stays else mmap.MAP_PRIVATE
+    huge = not stays and hasattr(mmap, "MADV_HUGEPAGE")
+    # Only a mapping of whole huge pages begins at one. Faulting in one takes as long as 30 pages of 4 KiB do.
+    if huge and nbytes >= _HUGE // 4:
+        nbytes = -(-nbytes // _HUGE) * _HUGE
     mapping = mmap.mmap(-1, nbytes, flags=kind | mmap.MAP_ANONYMOUS)
-    if not stays and hasattr(mmap, "MADV_HUGEPAGE"):
+    if huge:
         with contextlib.suppress(OSError):  # a kernel built without huge pages
             mapping.madvise(mmap.MADV_HUGEPAGE)
     prefault(mapping)

@@ -9,7 +9,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
 
 from gpuloader.errors import LoaderError
@@ -147,14 +146,14 @@ class _ThisThread(threading.local):
 this_thread = _ThisThread()
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class StartedThread:
     """A thread of this package, which does not become garbage together with its holder."""
 
     # The standard library keeps all threads in a weak set and removes them in Python code. A Ctrl-C that
     # arrives while a thread is collected with the epoch that started it would be lost there. So this refers
     # to the thread weakly; while it runs, the thread keeps itself alive.
-    _thread: weakref.ref[threading.Thread]
+    def __init__(self, thread: threading.Thread) -> None:
+        self._thread = weakref.ref(thread)
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until the thread has ended, at most `timeout` seconds; return whether it has.
@@ -196,4 +195,4 @@ def start_thread(name: str, target: Callable[..., object], *arguments: object) -
             f"the thread {name} could not be started ({error}), and {threading.active_count()} are running; "
             "use fewer workers, or raise the limit of processes (ulimit -u, or that of the container)"
         ) from error
-    return StartedThread(weakref.ref(thread))
+    return StartedThread(thread)

@@ -20,13 +20,13 @@ from numpy.typing import DTypeLike
 
 from gpuloader.checks import Checked, check_count, checked
 from gpuloader.errors import SampleError
-from gpuloader.fields.spec import Array
+from gpuloader.fields.spec import Array, Spec
 from gpuloader.kernels.cast import resolve_target, round_to
 from gpuloader.kernels.crop import LAYOUTS, crop, erase, split_shape
 from gpuloader.kernels.normalize import as_constant, normalize
 from gpuloader.order.randomness import hash_positions
 from gpuloader.transforms.image_transforms import check_parts, check_probability, check_range
-from gpuloader.transforms.program import Chain, KeepsLayout, KernelCall, Spec, Transform
+from gpuloader.transforms.program import Chain, KeepsLayout, KernelCall, Transform
 
 # ---------------------------------------------------------------------------------------------------------
 # Crops and normalization

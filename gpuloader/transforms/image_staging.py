@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.errors import SampleError
+from gpuloader.fields.spec import Spec
 from gpuloader.kernels.recolor import MOST_CONTRASTS, PARTS, recolor
 from gpuloader.kernels.resample import TABLE_LINES, Interpolation, resample
 from gpuloader.sources.images.decoding import Pixels, is_plain, shrink_size
@@ -43,7 +44,7 @@ from gpuloader.transforms.image_transforms import (
     find_shift,
     finish_plan,
 )
-from gpuloader.transforms.program import UNCHANGED, Chain, KernelCall, Plain, Spec, is_made
+from gpuloader.transforms.program import UNCHANGED, Chain, KernelCall, Plain, is_made
 
 Floats = NDArray[np.float32]
 

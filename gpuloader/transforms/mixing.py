@@ -11,12 +11,12 @@ import numpy as np
 
 from gpuloader.checks import Checked, check_count, checked
 from gpuloader.errors import SampleError
-from gpuloader.fields.spec import Array
+from gpuloader.fields.spec import Array, Spec
 from gpuloader.kernels.crop import LAYOUTS
 from gpuloader.kernels.launching import Kernel
 from gpuloader.kernels.mixup import blend, mix_labels, paste
 from gpuloader.transforms.batch_transforms import assume_layout, find_layout, find_sizes
-from gpuloader.transforms.program import Chain, KeepsLayout, KernelCall, Spec
+from gpuloader.transforms.program import Chain, KeepsLayout, KernelCall
 
 _LAMBDA = 4  # the column of the draws that holds the share of a sample's own image, as float32 bits
 

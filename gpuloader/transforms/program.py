@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 import numpy as np
 
 from gpuloader.errors import LoaderError, SampleError, describe_error
-from gpuloader.fields.spec import Array, Indices
+from gpuloader.fields.spec import Array, Indices, Spec
 from gpuloader.foreign import bits_dtype
 from gpuloader.kernels.gather import fuse_gathers, gather
 from gpuloader.kernels.launching import Kernel, KernelLaunch
@@ -33,9 +33,6 @@ from gpuloader.staging import FieldLayout, Layout, align
 
 # ---------------------------------------------------------------------------------------------------------
 # Operations: the single computations of a program, each for the host and for a device
-
-Spec = tuple[tuple[int, ...], np.dtype[Any]]
-"""An array's shape and dtype."""
 
 
 class Operation(Protocol):
@@ -201,7 +198,7 @@ class Decoding(NamedTuple):
     field: str = ""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Decode(Plain):
     """Has the device decode a field of `Encoded` images, which then becomes a field of regions."""
 

@@ -10,11 +10,11 @@ from numpy.typing import DTypeLike
 
 from gpuloader.checks import Checked, check_count, check_number, checked
 from gpuloader.errors import SampleError
-from gpuloader.fields.spec import Array
+from gpuloader.fields.spec import Array, Spec
 from gpuloader.kernels.cast import FLOATS, INTEGERS, cast, check_scale, resolve_target
 from gpuloader.kernels.one_hot import one_hot
 from gpuloader.kernels.pad import pad
-from gpuloader.transforms.program import KeepsLayout, KernelCall, Plain, Spec
+from gpuloader.transforms.program import KeepsLayout, KernelCall, Plain
 
 _NUMBERS = (*INTEGERS, *FLOATS)
 

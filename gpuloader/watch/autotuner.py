@@ -10,9 +10,12 @@ these, and a batch is the same whichever worker fetches it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from gpuloader.watch.stats import LoaderStats, Meter
+from gpuloader.watch.meter import Meter
+
+if TYPE_CHECKING:
+    from gpuloader.watch.stats import LoaderStats
 
 ENOUGH = 0.02
 """A loop that waits for less than this fraction of its time needs no faster input."""
@@ -20,8 +23,6 @@ GAIN = 1.05
 """A larger setting is kept if it makes the loop faster by this factor."""
 DEEPEST = 8
 """The most batches in progress per worker, and the most steps copied ahead."""
-BUDGET = 1 << 30
-"""Bytes of host memory that the slots may grow to without a ``memory_budget``."""
 FEWEST_STEPS, SHORTEST = 8, 0.2
 """The fewest steps, and the fewest seconds, over which a rate is measured."""
 

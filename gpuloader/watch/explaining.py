@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from time import perf_counter
-from typing import Any, NamedTuple, TextIO
+from typing import Any
 
-from gpuloader.checks import check_seconds
-from gpuloader.errors import BadValue
 from gpuloader.system.platforms import has_gil
-from gpuloader.system.threads import LONGEST_WAIT
+from gpuloader.watch.meter import Configuration
 from gpuloader.watch.read_ahead_policy import SURE, ReadAheadPolicy
-from gpuloader.watch.stats import LoaderStats, Meter
+from gpuloader.watch.stats import LoaderStats
 
 # When a part of the loop limits it. Shares are fractions of the loop's time; steps are in seconds.
 
@@ -28,120 +21,6 @@ STARTUP_SHARE = 0.2
 BUSY_SHARE = 0.7  # workers busy for less than this wait for slots or the loop: more of them gain nothing
 SHORT = 0.5e-3  # below this, the time to pass a batch between threads matters
 TOO_SHORT = 0.2e-3  # below this, passing batches costs more than any worker or thread saves
-
-
-class Measured:
-    """A loader that measures its speed; the base class of all loaders."""
-
-    _meter: Meter
-    _epochs: Any  # its `configuration` holds the options that an explanation depends on
-
-    def stats(self) -> LoaderStats:
-        """Return where the time went since the loader was created.
-
-        >>> from gpuloader import DataLoader
-        >>> DataLoader([1, 2], places="cpu").stats().batches
-        0
-        """
-        return self._meter.snapshot()
-
-    def explain(self, since: LoaderStats | None = None) -> Explanation:
-        """Explain what limits the loop over this loader, by how much, and which parameter to change.
-
-        Parameters
-        ----------
-        since : LoaderStats or None
-            An earlier snapshot: only what happened after it counts. None explains everything since the loader
-            was created, or since 'auto' options were settled.
-
-        Raises
-        ------
-        ValueError
-            The snapshot belongs to another loader.
-
-        Examples
-        --------
-        >>> import time
-        >>> from gpuloader import DataLoader
-        >>> loader = DataLoader(range(3000), places="cpu", batch_size=100)
-        >>> for batch in loader:
-        ...     time.sleep(0.005)  # the step
-        >>> loader.explain().bound
-        'compute'
-        """
-        stats, configuration = self.stats(), self._epochs.configuration
-        since = configuration.since if since is None else since
-        passed = stats if since is None else stats - since
-        if passed.steps < 0:
-            raise ValueError(
-                f"since must be an earlier stats() of this loader, which has only {stats.steps} steps, but "
-                "belongs to another"
-            )
-        return explain(passed, configuration)
-
-    @contextmanager
-    def watch(self, seconds: float = 1.0, file: TextIO | None = None) -> Iterator[None]:
-        """Show rates, waiting, slots and workers of this loader while the ``with`` block runs.
-
-        A terminal shows a single line that is updated; other files get a line per update. Both end with a
-        total.
-
-        Parameters
-        ----------
-        seconds : float
-            Time between two updates; the rates are those of that time.
-        file : file object or None
-            Where to write; None writes to ``sys.stderr``.
-
-        Raises
-        ------
-        BadValue
-            `seconds` is 0, negative or not a number.
-
-        Examples
-        --------
-        >>> import io
-        >>> from gpuloader import DataLoader
-        >>> loader, shown = DataLoader(range(100), places="cpu", batch_size=10), io.StringIO()
-        >>> with loader.watch(file=shown):
-        ...     for batch in loader: pass
-        >>> print(shown.getvalue().partition(", ")[0])
-        10 steps in all
-        """
-        if not check_seconds("seconds", seconds):
-            raise BadValue("seconds must be more than 0, got 0")
-        out = sys.stderr if file is None else file
-        # `\r` and "erase to the end of the line", which all current terminals understand.
-        start, end = ("\r\x1b[K", "") if out.isatty() else ("", "\n")
-        stopped = threading.Event()
-
-        def tell(before: LoaderStats, begun: float, end: str, in_all: str = "") -> tuple[LoaderStats, float]:
-            stats, now = self.stats(), perf_counter()
-            part, took = stats - before, now - begun
-            # A wait counts when it ends, and may have begun before this interval.
-            waiting = min((part.startup + part.wait) / took, 1)
-            out.write(
-                f"{start}{in_all}{part.steps / took:,.0f} steps/s, {_bytes(part.nbytes / took)}/s, "
-                f"{waiting:.0%} waiting, {stats.slots_in_use} of {stats.slots} slots in use, "
-                f"{_name_readers(self._epochs.configuration)}{end}"
-            )
-            out.flush()
-            return stats, now
-
-        def show() -> None:
-            before = first
-            while not stopped.wait(min(seconds, LONGEST_WAIT)):
-                before = tell(*before, end)
-
-        first = self.stats(), perf_counter()
-        thread = threading.Thread(target=show, name="gpuloader-watch", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            stopped.set()
-            thread.join()
-            tell(*first, "\n", f"{self.stats().steps - first[0].steps:,} steps in all, ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,34 +72,6 @@ class Explanation:
         return Group(*lines)
 
 
-class Configuration(NamedTuple):
-    """The options of a loader that its explanation depends on."""
-
-    # 'samples' of a map-style dataset, 'arrays' that are gathered, 'items' of an iterable dataset, 'reader',
-    # or 'batches' of another loader.
-    reads: str
-    workers: int  # threads or processes; a reader thread counts as one
-    worker_type: str  # 'process' or 'thread'
-    cores: int  # the cores that this process may use
-    places: int = 1  # batches per step
-    persistent: bool = False  # whether worker processes are kept between epochs
-    tuned: str = ""  # a sentence about the options that are 'auto'; empty if none are
-    most: int = 0  # the most workers that 'auto' may choose
-    since: LoaderStats | None = None  # when 'auto' settled: the search itself is not explained
-    policy: ReadAheadPolicy | None = None  # how batches are read ahead without workers, if they are
-    started: str = ""  # a sentence about how worker processes started; empty if there are none
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether anything is read while the loop computes."""
-        return bool(self.workers) or (self.policy is not None and self.policy.threaded)
-
-    @property
-    def forced(self) -> bool:
-        """Whether the user has requested a reader thread."""
-        return self.policy is not None and self.policy.fixed
-
-
 def explain(stats: LoaderStats, configuration: Configuration) -> Explanation:
     """Explain what limits the loop that these statistics describe.
 
@@ -255,10 +106,10 @@ def explain(stats: LoaderStats, configuration: Configuration) -> Explanation:
         bound, seconds, rest = "input", wait, transfer + compute
         faster = f" Faster input could make steps up to {loop / rest:.1f} times as fast." if rest else ""
         what = f"input: your loop waits for data {_time(wait)}", f".{faster}"
-        notes.append(f"Loading one step takes {_time(work)} of work, done by {_name_readers(configuration)}.")
+        notes.append(f"Loading one step takes {_time(work)} of work, done by {name_readers(configuration)}.")
         advice = advise_on_input(configuration, parts, loop, rest)
     elif transfer >= TRANSFER_SHARE * loop:
-        bound, seconds, size = "handing over", transfer, _bytes(stats.nbytes / max(stats.batches, 1))
+        bound, seconds, size = "handing over", transfer, format_bytes(stats.nbytes / max(stats.batches, 1))
         what = f"handing over: delivering batches of {size} takes {_time(transfer)}", "."
         advice = [
             "increase batch_size, if the model allows: delivery costs about the same for larger batches"
@@ -294,7 +145,8 @@ def explain(stats: LoaderStats, configuration: Configuration) -> Explanation:
     return Explanation(bound, share, summary, parts, (*notes, *tuned), tuple(advice))
 
 
-def _name_readers(configuration: Configuration) -> str:
+def name_readers(configuration: Configuration) -> str:
+    """Name the workers or threads that read."""
     count, kind = configuration.workers, configuration.worker_type
     if not count:
         return "a reader thread" if configuration.overlaps else "your loop's own thread"
@@ -437,7 +289,8 @@ def _time(seconds: float) -> str:
     return f"{value:.0f} {unit}" if value >= 10 else f"{value:.1f} {unit}"
 
 
-def _bytes(count: float) -> str:
+def format_bytes(count: float) -> str:
+    """Format a number of bytes in a suitable unit."""
     for unit, size in (("MB", 1e6), ("KB", 1e3)):
         if count >= size:
             return f"{count / size:.1f} {unit}"

@@ -74,9 +74,8 @@ class ReadAheadPolicy:
     read: float = 0.0  # the latest nanoseconds per batch; 0 before the first
     step: float = 0.0  # and per step
     changes: int = 0  # number of times that the decision has changed
-    mixed: bool = (
-        False  # whether the thread has lately read during a step although it should not; it sets this
-    )
+    # Whether the thread has lately read during a step although it should not; it sets this.
+    mixed: bool = False
     trying: bool = False  # whether the thread must not do so, because both are being measured alone
     _reads: list[int] = field(default_factory=list)
     # Several threads may loop over one loader, each in an epoch of its own.

@@ -11,7 +11,7 @@ from gpuloader.batches import items as module
 from gpuloader.batches.readers import ReadSoFar, SampleListStager, SampleStager, stage_all
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.staging import Ring, arrange
-from gpuloader.watch.stats import Meter
+from gpuloader.watch.meter import Meter
 from tests.loading import make_slot
 
 LAYOUT = arrange((((2, 3), np.dtype("int64")),))

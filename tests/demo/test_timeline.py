@@ -3,7 +3,7 @@
 import pytest
 
 from gpuloader.demo.timeline import COLOURS, add_legend, choose_window, draw, draw_run
-from gpuloader.watch.stats import Span
+from gpuloader.watch.meter import Span
 
 RUN = [
     Span("wait", "MainThread", 0, 2_000_000),

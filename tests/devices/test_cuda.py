@@ -63,7 +63,7 @@ def test_a_failed_device_is_an_error_and_not_a_hang(runtime, status):
     with pytest.raises(LoaderError, match=rf"gpu:0 failed.* {status}"):
         list(epoch)
     assert list(epoch) == []
-    runtime.failed = 0
+    runtime.replace_device()
 
 
 def test_after_a_failed_kernel_the_program_ends_in_silence_and_closes_every_loader(runtime):
@@ -76,7 +76,7 @@ def test_after_a_failed_kernel_the_program_ends_in_silence_and_closes_every_load
     pipeline_epoch._close_running()
     assert not any(epoch.is_running for epoch in epochs)
     assert not loader_threads()
-    runtime.failed = 0
+    runtime.replace_device()
 
 
 @pytest.mark.parametrize("method", ["alloc", "stream", "event"])

@@ -261,7 +261,7 @@ class TestStreamsAndEvents:
         runtime.failed = status
         held.clear()
         gc.collect()  # pytest makes an error of what a destructor raises
-        runtime.failed = 0
+        runtime.replace_device()
         runtime.registered.clear()  # the driver has given it up with the context
 
     def test_in_silence_and_without_a_call_in_a_forked_child(self, runtime):

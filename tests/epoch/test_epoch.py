@@ -27,7 +27,7 @@ from gpuloader.staging import Ring, arrange
 from gpuloader.system import threads as exiting
 from gpuloader.testing import SimulatedDevice, simulated_places
 from gpuloader.transforms import Cast
-from gpuloader.watch.stats import Meter
+from gpuloader.watch.meter import Meter
 from tests.fakes import loader_threads, no_other_collection, wait_until
 from tests.loading import load
 from tests.sample_sets import Made
@@ -103,7 +103,7 @@ class Stepping:
         """Close the epoch, and return whether all slots are free, on the host and on the devices."""
         gc.collect()
         self.epoch.close()
-        slots = [lane._slots for lane in self.lanes]
+        slots = [lane._slots for lane in self.lanes if not lane.device.direct]
         return len(self.idle) == 1 and not self.ring.leased and not any(one._out for one in slots)
 
 

@@ -12,7 +12,7 @@ from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.places import open_device
 from gpuloader.epoch.lane import Lane
 from gpuloader.staging import Ring, arrange
-from gpuloader.watch.stats import Meter
+from gpuloader.watch.meter import Meter
 from tests.fakes_cuda import FakeRuntime, make_cupy, read, use_cupy
 
 cupy = pytest.importorskip("cupy", reason="CuPy is not installed")

@@ -8,7 +8,7 @@ import pytest
 from gpuloader.fetch import jobs as fetch_jobs
 from gpuloader.fetch.jobs import Window
 from gpuloader.staging import Ring
-from gpuloader.watch.stats import Meter
+from gpuloader.watch.meter import Meter
 
 
 @pytest.mark.parametrize("attempt", range(8))

@@ -108,7 +108,8 @@ MORE: dict[str, str] = {
     "transforms/values.py": "transforms/batch_transforms",
     "transforms/program.py": "transforms/programmer kernels/on_streams devices/cuda_programs "
     "transforms/batch_transforms transforms/mixing",
-    "watch/stats.py": "watch/tracing",
+    "watch/measured.py": "watch/stats watch/explaining",
+    "watch/meter.py": "watch/tracing watch/stats",
 }
 """Further tests of modules: those that no test file mirrors, or that other tests are about, too.
 

@@ -134,12 +134,12 @@ def test_without_memory_files_other_processes_map_a_file_that_has_no_name(withou
 
 
 def test_an_arena_keeps_within_its_control_group(tmp_path, monkeypatch):
-    limit_memory(tmp_path, 16 << 20, 8 << 20)
+    limit_memory(tmp_path, 64 << 20, 32 << 20)
     group = read_control_group(tmp_path)
     monkeypatch.setattr(platforms, "read_control_group", lambda _: group)
-    assert Arena(8 << 20).nbytes == 8 << 20
-    with pytest.raises(StagingMemoryError, match=r"8,388,609 bytes .* only 8,388,608 bytes are available"):
-        Arena((8 << 20) + 1)
+    assert Arena(32 << 20).nbytes == 32 << 20
+    with pytest.raises(StagingMemoryError, match=r"33,554,433 bytes .* only 33,554,432 bytes are available"):
+        Arena((32 << 20) + 1)
 
 
 @pytest.mark.parametrize("has_files", [True, False], ids=["memory file", "anonymous mapping"])

@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import mmap
 import sys
 import threading
 from collections import deque
@@ -292,11 +293,13 @@ def test_of_many_slots_only_the_first_are_reserved_until_all_are_in_use(spare, f
         (LARGE, True, [4, 3]),  # those that users may hold come later
         (LARGE // 2, True, [7]),
         (LARGE, False, [2, 2, 3]),  # a loop that reads by itself needs no more than two
+        (LARGE // 2, False, [4, 3]),  # as many as fit into the huge page of two
         (FIRST_NBYTES // 4, False, [4, 3]),
         (100, False, [7]),
     ],
 )
-def test_large_slots_are_reserved_when_they_are_needed(nbytes, shared, reserved):
+def test_large_slots_are_reserved_when_they_are_needed(nbytes, shared, reserved, monkeypatch):
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 14, raising=False)
     ring = Ring(7, 3, shared=shared)
     slots = [ring.acquire(nbytes)]
     assert ring.free == 6

@@ -85,6 +85,18 @@ def test_where_pages_cannot_be_populated_they_are_touched(lacking, monkeypatch):
         assert page_faults() - after < 1 << 6
 
 
+@pytest.mark.parametrize(
+    ("nbytes", "mapped"),
+    [(1, 1), ((1 << 19) - 1, (1 << 19) - 1), (1 << 19, 2 << 20), (2 << 20, 2 << 20), (11 << 20, 12 << 20)],
+)
+def test_memory_that_huge_pages_hold_in_less_time_is_mapped_in_whole_ones(nbytes, mapped, monkeypatch):
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 14, raising=False)
+    assert len(map_memory(nbytes, stays=False)) == mapped
+    assert len(map_memory(nbytes, stays=True)) == nbytes
+    monkeypatch.delattr(mmap, "MADV_HUGEPAGE")
+    assert len(map_memory(nbytes, stays=False)) == nbytes
+
+
 class Busy(mmap.mmap):
     def madvise(self, *_):
         raise OSError(self.number, os.strerror(self.number))

@@ -14,7 +14,7 @@ from gpuloader import TensorDataset, get_worker_info
 from gpuloader.epoch.epoch import apply_setting
 from gpuloader.testing import simulated_places
 from gpuloader.watch.autotuner import DEEPEST, FEWEST_STEPS, GAIN, Autotuner, Setting
-from gpuloader.watch.stats import Meter
+from gpuloader.watch.meter import Meter
 from tests.loading import load
 from tests.sample_sets import values
 from tests.watch.loops import Waiting

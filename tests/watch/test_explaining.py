@@ -9,9 +9,10 @@ import time
 import pytest
 
 from gpuloader.errors import BadValue
-from gpuloader.watch.explaining import Configuration, explain
+from gpuloader.watch.explaining import explain
+from gpuloader.watch.meter import TIMES, Configuration
 from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
-from gpuloader.watch.stats import TIMES, LoaderStats
+from gpuloader.watch.stats import LoaderStats
 from tests.fakes import wait_until
 from tests.loading import load
 from tests.watch.loops import Waiting, read_slowly

@@ -13,7 +13,7 @@ import pytest
 from gpuloader import trace
 from gpuloader.errors import MissingPackage
 from gpuloader.testing import simulated_places
-from gpuloader.watch.stats import Span, chrome_trace, span
+from gpuloader.watch.meter import Span, chrome_trace, span
 from tests.loading import load, read_batches
 from tests.rank_loaders import Stream
 from tests.watch.loops import Waiting, read_zeros

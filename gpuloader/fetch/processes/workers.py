@@ -59,7 +59,7 @@ from gpuloader.system.processes import (
     without_main,
 )
 from gpuloader.system.threads import LONGEST_WAIT, deferred_interrupt, exit_first
-from gpuloader.watch.stats import WORKER, mark
+from gpuloader.watch.meter import WORKER, mark
 
 if TYPE_CHECKING:
     from gpuloader.fetch.processes.fork_server import ForkServer

@@ -17,7 +17,7 @@ NUMBERS = 13
 """Numbers in a region's geometry; `gpuloader.kernels.resample` names them. Changes of color may follow."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Region:
     """The part of an image that a kernel needs to resample it.
 
@@ -51,7 +51,7 @@ class Region:
 _HEAD = 9
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Code:
     """A region of an image for a device: the encoded image, or the region's pixels."""
 
@@ -69,7 +69,7 @@ class Code:
         return bottom - top, right - left, self.channels
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Encoded:
     """An image that a device is to decode before a kernel resamples it.
 

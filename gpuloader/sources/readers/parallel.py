@@ -320,7 +320,7 @@ def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_
     return read
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(slots=True, eq=False, repr=False)
 class _ReaderProcess:
     """A process, our end of its pipe, and how many more items it may send."""
 
