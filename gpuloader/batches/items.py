@@ -401,7 +401,9 @@ class ShareStream(Pass):
         if isinstance(kept, list):
             items: Iterator[Any] = iter((kept + kept[-1:])[:size])
         else:
-            items = iter((kept.take(np.array(keys) - begin) if size < count else kept,))
+            # NumPy takes far longer to read a range than to make its own.
+            at = np.arange(keys.start, keys.stop, keys.step) if isinstance(keys, range) else np.array(keys)
+            items = iter((kept.take(at - begin) if size < count else kept,))
         staged = self._assembler.stage(items, number, size, 1, reserve, keys, in_blocks=self._in_blocks)
         if staged is not None and division.pads(None, drop_last=self._drop_last):
             staged.state = own, size

@@ -194,11 +194,12 @@ def as_rows(dataset: object, indices: Sequence[int] | NDArray[np.int64], length:
     >>> as_rows("abcd", [1, 2, 3], 4), as_rows("abcd", [-1, 0], 4)
     (slice(1, 4, None), array([3, 0]))
     """
-    rows = check_rows(dataset, np.asarray(indices, np.int64), length)
+    rows = np.asarray(indices, np.int64)
+    first, last = (int(rows[0]), int(rows[-1])) if len(rows) else (0, 0)
     # A slice is read as a view and copied in one piece. In an ordered epoch, most batches are slices.
-    if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all():
-        return slice(int(rows[0]), int(rows[-1]) + 1)
-    return rows
+    if 0 <= first <= last < length and last - first == len(rows) - 1 and (rows[1:] - rows[:-1] == 1).all():
+        return slice(first, last + 1)
+    return check_rows(dataset, rows, length)
 
 
 def _stands_for_several(index: object) -> bool:

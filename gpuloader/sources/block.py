@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -94,6 +94,7 @@ Column = Piece | Chunked
 _MOST_PIECES = 1 << 16  # the most that a column keeps; each costs a few hundred bytes of Python objects
 
 
+# Not frozen, because one is made for every batch.
 @dataclass(slots=True, eq=False, repr=False)
 class Part:
     """Selected rows of columns that share their first dimension."""
@@ -159,10 +160,10 @@ class Block:
         parts: list[Part] = []
         start = 0
         for part in self.parts:
-            here = positions[slice(*np.searchsorted(positions, (start, start + len(part))))] - start
+            here = positions[slice(*positions.searchsorted((start, start + len(part))))] - start
             if len(here):
                 rows = here + part.rows.start if isinstance(part.rows, slice) else part.rows[here]
-                parts.append(replace(part, rows=rows))
+                parts.append(Part(part.columns, rows, part.dtypes))
             start += len(part)
         return Block(parts)
 

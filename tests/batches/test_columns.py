@@ -402,6 +402,36 @@ def test_divided_blocks_are_divided_samples(count, uneven, workers):
             assert_same(one, other)
 
 
+MEMORY = {
+    "plain": np.arange(24, dtype=np.float32),
+    "big-endian": np.arange(24, dtype=">f4"),
+    "strided": np.arange(96).reshape(24, 4)[:, 1],
+    "rows in reverse": np.arange(24)[::-1],
+    "columns in turn": np.asfortranarray(np.arange(72.0).reshape(24, 3)),
+    "booleans": np.arange(24) % 3 == 0,
+    "read-only": np.broadcast_to(np.float16(3), (24, 2)),
+}
+
+
+@pytest.mark.parametrize("name", MEMORY)
+def test_a_rank_has_its_rows_however_they_lie_in_memory(name):
+    class Lying(IterableDataset):
+        def __iter__(self):
+            for block in self.iter_blocks(24):
+                yield from block
+
+        def iter_blocks(self, size):
+            for start in range(0, 24, size):
+                yield Block([Part({"x": MEMORY[name]}, slice(start, min(start + size, 24)))])
+
+    for rank in range(2):
+        options = {"places": "cpu", "batch_size": 4, "shard": (rank, 2), "uneven": "drop"}
+        found, wanted = (list(DataLoader(one, **options)) for one in (Lying(), Sampled(Lying())))
+        assert len(found) == 3
+        for one, other in zip(found, wanted, strict=True):
+            assert_same(one, other)
+
+
 @pytest.mark.parametrize("shard", [None, (0, 1), (1, 2)])
 def test_no_sample_is_made_but_the_one_that_settles_the_form(shard, monkeypatch):
     made = []

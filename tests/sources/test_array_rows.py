@@ -22,6 +22,7 @@ from gpuloader import (
     TensorDataset,
     TokenWindows,
 )
+from gpuloader.sources.array_rows import as_rows
 from tests import loading
 from tests.rank_loaders import loaders_of
 from tests.sample_sets import INLINE, PROCESSES, assert_same, name_workers
@@ -220,3 +221,27 @@ class TestShapes:
                 return np.array([1, 0])
 
         assert PackedList(WORDS)[Series()] == ["bb", "a"]
+
+
+@pytest.mark.parametrize(
+    ("indices", "rows"),
+    [
+        ([2, 3], slice(2, 4)),
+        ([3], slice(3, 4)),
+        ([], []),
+        ([3, 2], [3, 2]),
+        ([0, 0, 2], [0, 0, 2]),
+        ([-2, -1], [2, 3]),
+        ([-1, 0], [3, 0]),
+    ],
+    ids=str,
+)
+def test_only_consecutive_indices_become_a_slice(indices, rows):
+    found = as_rows("abcd", indices, 4)
+    assert (found if isinstance(found, slice) else found.tolist()) == rows
+
+
+@pytest.mark.parametrize("indices", [[2, 3, 4], [4], [-5, -4], [0, 4, 2]], ids=str)
+def test_rows_that_do_not_exist_are_an_error(indices):
+    with pytest.raises(IndexError, match="has no sample"):
+        as_rows("abcd", indices, 4)

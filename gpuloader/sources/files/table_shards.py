@@ -80,7 +80,7 @@ class TableShards(ShardDataset[Any]):
         from pyarrow import concat_tables
 
         # Files may disagree on whether a column is nullable; `check_values` has excluded nulls.
-        return columns_of(concat_tables(pieces, promote_options="default"))
+        return columns_of(pieces[0] if len(pieces) == 1 else concat_tables(pieces, promote_options="default"))
 
     # Files that change while they are read.
 
