@@ -1,9 +1,14 @@
 """Files beside the libraries that read them: CPU and wall time of an epoch, workers included.
 
 ``python -m benchmarks.formats [--case NAME...] [--rounds 5] [--output FILE]`` writes the data into a
-temporary folder. Each figure is the median of five epochs, each in a fresh process that has imported its
-library; all candidates of a case take turns. Every candidate makes NumPy arrays or Python strings in batches
-of 256 and reads the first value of each. Libraries that are not installed are left out.
+temporary folder, and prints the rows of a table at the end. Each figure is the median of five epochs, each in
+a fresh process that has imported its library; all candidates of a case take turns. Every candidate makes
+NumPy arrays or Python strings in batches of 256 and reads the first value of each. Libraries that are not
+installed are left out.
+
+The peers do what a careful user would write. pyarrow's copies each column of a record batch. Polars' decodes
+the whole file before the first batch, slices the frame, and copies each column of a slice. h5py's opens its
+array once.
 """
 
 from __future__ import annotations
@@ -24,6 +29,8 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+
+from benchmarks.measure import describe_machine, write_report
 
 BATCH = 256
 
@@ -156,8 +163,9 @@ def hdf5_order(folder: Path, name: str = "x") -> Iterable[Any]:
     import h5py
 
     with h5py.File(folder / "pixels.h5", "r") as file:
-        for start in range(0, len(file[name]), BATCH):
-            yield [file[name][start : start + BATCH]]
+        array = file[name]
+        for start in range(0, len(array), BATCH):
+            yield [array[start : start + BATCH]]
 
 
 def webdataset_pictures(folder: Path, workers: int = 0) -> Iterable[Any]:
@@ -353,8 +361,27 @@ def main() -> None:
                 print(
                     f"{case:30} {name:12} {workers} workers: CPU {cpu:.2f} s, wall {wall:.2f} s", flush=True
                 )
+    for case, found_of in figures.items():
+        _print_rows(case, found_of)
     if given.output:
-        given.output.write_text(json.dumps({"unit": "s: CPU, wall", "figures": figures}, indent=1) + "\n")
+        report = {"machine": describe_machine(), "rounds": given.rounds, "unit": "s: CPU, wall"}
+        write_report({**report, "figures": figures}, given.output)
+
+
+def _print_rows(case: str, figures: dict[str, list[float]]) -> None:
+    """Print a case's rows of the table: each peer, and what gpuloader takes with as many workers."""
+    for workers in ("0 workers", "2 workers"):
+        (cpu, wall), *_ = (pair for name, pair in figures.items() if name == f"gpuloader, {workers}")
+        peers = {
+            name: pair
+            for name, pair in figures.items()
+            if name.endswith(workers) and not name.startswith("gpuloader")
+        }
+        for name, pair in peers.items():
+            theirs = f"{pair[0]:.2f} | {pair[1]:.2f}"
+            print(f"| {case} | {name} | {theirs} | {cpu:.2f} | {wall:.2f} | {cpu / pair[0]:.2f} |")
+        if not peers:
+            print(f"| {case} | none, {workers} | | | {cpu:.2f} | {wall:.2f} | |")
 
 
 if __name__ == "__main__":

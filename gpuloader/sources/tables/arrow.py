@@ -41,7 +41,7 @@ class ArrowObjects:
         except (ValueError, OverflowError) as error:
             raise DataFileError(
                 f"cannot convert a value of type {self._values.type} to a Python object "
-                f"({describe_error(error)}); write it as another type, or leave the column out",
+                f"({describe_error(error)}); cast it to another type, or leave the column out",
                 column=self._name,
             ) from error
         return [_keep_lists(value) for value in listed] if self._is_nested else listed
