@@ -159,8 +159,8 @@ _refused: Living[PageLocker] = Living()  # those whose refusal was reported
 class Arena:
     """One host memory mapping for many slots; it lives as long as anything refers to the arena.
 
-    It has exactly `nbytes`, unlike CuPy's pool of pinned memory, which rounds up to powers of two. Memory for
-    the CPU alone may have more, to fill huge pages.
+    Pinned memory has exactly `nbytes`; CuPy's pool would round up to powers of two. Memory for the CPU alone
+    may have more, to fill huge pages.
 
     A batch that the user keeps holds it through its lease. `near` are the processor cores near which the
     memory is to lie; empty: wherever the system puts it. With `shared`, worker processes map `descriptor`,

@@ -355,7 +355,7 @@ def stage_fitting(
         write_arrays([array[rows] for array in arrays], staged.slot.views(layout))
         return staged
     for view, array in zip(staged.slot.views(layout), arrays):  # noqa: B905 - strict= costs time
-        array.take(rows, 0, view, "clip")  # as in `_take`; of the very dtype, or it would not be fitting
+        array.take(rows, 0, view, "clip")  # these rows have just been checked
     return staged
 
 

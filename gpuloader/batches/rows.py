@@ -102,15 +102,19 @@ class SampleRows:
                         numbers[index] = value
                     else:
                         self._write_other(target, index, value)
+                except SampleError:  # a ValueError, too, of a value that was converted already
+                    raise
                 except UNFIT:
                     self._convert_and_write(target, index, value)
         return index + 1
 
-    def _write_plain(self, targets: list[Target], samples: Iterator[Any], start: int) -> tuple[int, Any]:
+    def _write_plain(
+        self, targets: list[Target], samples: Iterator[Any], start: int
+    ) -> tuple[int, list[Any]]:
         """Write samples such as an image, or an image and its label, up to the first one that does not fit.
 
-        Returns its row and the sample itself, or the row after the last. That takes less time than the loop
-        of `write`, which handles any number of fields.
+        Returns its row and a list of the sample, which is empty at the end. That takes less time than the
+        loop of `write`, which handles any number of fields.
         """
         is_pair, one_target, two_target = len(targets) == 2, targets[0], targets[-1]
         one_rows, one_region, one_places, *_ = one_target

@@ -58,7 +58,7 @@ class Measured:
         >>> loader.explain().bound
         'compute'
         """
-        from gpuloader.watch.explaining import explain  # late, as in `Meter.snapshot`
+        from gpuloader.watch.explaining import explain  # late: few programs ask
 
         stats, configuration = self.stats(), self._epochs.configuration
         since = configuration.since if since is None else since

@@ -1,6 +1,7 @@
 """Columns: fields of samples that were kept, and of blocks that a source hands over."""
 
 import itertools
+import traceback
 
 import numpy as np
 import pytest
@@ -454,3 +455,11 @@ def test_divided_blocks_resume_in_batches_of_another_size(batch_size):
     before, second = resume(lambda: load(next(sizes)), 2)
     batches = [*before, *second]
     assert [label for batch in batches for label in check(batch)] == list(range(0, 24, 2))
+
+
+def test_a_value_that_no_field_holds_is_told_once():
+    """A refusal is a ValueError, as is a value that only does not fit as it is."""
+    with pytest.raises(SampleError) as refused:
+        list(DataLoader([(1, 2.0, 0), ("a", 2.0, 0)], places="cpu", batch_size=2))
+    told = "".join(traceback.format_exception(refused.value))
+    assert told.count("errors.SampleError:") == 1

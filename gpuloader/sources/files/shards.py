@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from gpuloader.checks import check_count
 from gpuloader.order.order import Shuffled, check_whole
@@ -49,7 +49,8 @@ PIECES_AHEAD = 2
 """Decoded pieces of each part, of about 1 MiB, to hold until they are consumed."""
 
 
-class Reached(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Reached:
     """The position of a stream; its state holds these fields by name."""
 
     shard: int = 0  # where the current window begins, as a position in the stream's order of the epoch
@@ -58,7 +59,7 @@ class Reached(NamedTuple):
     taken: int = 0  # samples of the window already yielded
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Stream:
     """One of several streams that share the shards of a dataset; its state holds these fields by name."""
 
@@ -76,17 +77,19 @@ class Stream:
         return cls(number, count, count // workers, 0 if draw.seed is None else draw.epoch)
 
 
-class Left(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Left:
     """What a reader still has to read: from its own stream, or from streams of others that it continues."""
 
     reader: tuple[int, int]  # its number, and the number of readers on all ranks
     streams: Sequence[tuple[Stream, Reached]]
 
 
-class _Run(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Run:
     """Samples of a block that lie in one window: where they end, and what comes after them."""
 
-    end: int  # in the block
+    count: int  # in the block, as far as their end
     at: int  # in the window, likewise
     start: Reached  # where the window begins
     order: Sequence[int]  # the shards of its stream
@@ -180,8 +183,8 @@ class ShardDataset(IterableDataset[S]):
         """Return the position after the first `taken` samples of the latest block; None means all of them."""
         left = self._come or _begin(Stream.current())
         for run in self._block if taken is not None else self._block[-1:]:
-            if taken is None or taken <= run.end:
-                at = run.at if taken is None else run.at - (run.end - taken)
+            if taken is None or taken <= run.count:
+                at = run.at if taken is None else run.at - (run.count - taken)
                 come = run.stream, self._behind(run.order, run.start, at)
                 return self._to_state(Left(left.reader, [come, *run.rest]))
         return self._to_state(left)
@@ -189,10 +192,10 @@ class ShardDataset(IterableDataset[S]):
     def _to_state(self, left: Left) -> dict[str, Any]:
         # Flat, because it is made and copied after each batch.
         (stream, reached), *rest = left.streams
-        state = {**vars(stream), **reached._asdict(), **self._order_by()}
+        state = {**_fields(stream), **_fields(reached), **self._order_by()}
         if rest or left.reader != (stream.number, stream.count):
             state["reader"] = list(left.reader)
-            state["rest"] = [{**vars(one), **at._asdict()} for one, at in rest]
+            state["rest"] = [{**_fields(one), **_fields(at)} for one, at in rest]
         return state
 
     def _order_by(self) -> dict[str, Any]:
@@ -220,8 +223,8 @@ class ShardDataset(IterableDataset[S]):
         try:
             streams = [
                 (
-                    Stream(**{name: one[name] for name in Stream.__match_args__}),
-                    Reached(**{name: one[name] for name in Reached._fields}),
+                    Stream(**{name: one[name] for name in Stream.__slots__}),
+                    Reached(**{name: one[name] for name in Reached.__slots__}),
                 )
                 for one in (state, *state.get("rest", ()))
             ]
@@ -482,3 +485,7 @@ after_fork(_READS.clear)  # a child does not have these threads
 
 def _begin(stream: Stream) -> Left:
     return Left((stream.number, stream.count), [(stream, Reached())])
+
+
+def _fields(one: Stream | Reached) -> dict[str, int]:
+    return {name: getattr(one, name) for name in one.__slots__}

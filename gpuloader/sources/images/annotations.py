@@ -303,7 +303,7 @@ _CORNERS = np.array([[0, 1], [2, 1], [2, 3], [0, 3]])
 def _move_boxes(one: Boxes, value: Any, size: Size, steps: Sequence[Step]) -> tuple[Array, Array]:
     """Return the boxes that stay, and which ones did."""
     corners = one.read(value, size)
-    # Most samples have a few boxes, so that the time depends on the number of calls.
+    # Most samples have a few boxes, so the time depends on the number of calls, here and below.
     clipped = _clip(corners, (0, 0), size)
     # One pixel is left for rounding, for example by the tools with which people mark boxes.
     bad = abs(clipped - corners) > 1

@@ -211,21 +211,22 @@ def decode_briefly(
 def decode_as_stored(data: bytes, file: str, bottom: int, *, upright: bool) -> NDArray[Any] | Any:
     """Return the values of an encoded image as they are stored, such as the numbers of a palette's colors.
 
-    They are a loaded image of Pillow, or an array if it was turned upright. The values below the row `bottom`
-    may be missing. Raises `DecodeError` if the data is damaged or truncated, or has more pixels than Pillow
-    accepts.
+    They are a loaded image of Pillow, or an array if it was turned upright. Values below the row `bottom` may
+    be missing. Raises `DecodeError` if the data is damaged above it or truncated, or has more pixels than
+    Pillow accepts.
     """
     if not len(data):
         raise DecodeError("the file is empty", file=file)
     try:
         # Opened once, without the header of other images, because opening takes as long as a small mask.
         with open_by_pillow(data) as image:
-            # A PNG is stored from the top, and reading it is most of the time that a mask takes. Like a JPEG,
-            # it may be cut off below a part, and Pillow would not notice without the last chunk.
-            is_whole = upright or data[-8:-4] != b"IEND" or "interlace" in image.info
-            if not is_whole and image.format == "PNG" and 0 < bottom < image.height:
-                [(codec, (left, top, right, _), *how)] = image.tile
-                image.tile = [(codec, (left, top, right, bottom), *how)]
+            # A PNG is stored from the top, and reading it is most of the time that a mask takes. Without its
+            # last chunk it may be cut off, which reading only its top would not show.
+            from_top = image.format == "PNG" and "interlace" not in image.info and data[-8:-4] == b"IEND"
+            if from_top and not upright and len(image.tile) == 1:
+                [(codec, (left, top, right, end), *how)] = image.tile
+                if top < bottom < end:
+                    image.tile = [(codec, (left, top, right, bottom), *how)]
             image.load()
             orientation = _find_orientation(image) if upright else 1
         return image if orientation == 1 else _turn(np.array(image), orientation)

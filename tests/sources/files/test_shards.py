@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import pickle
 import threading
 from contextlib import contextmanager
 from unittest import mock
@@ -15,7 +16,7 @@ from gpuloader import DataLoader
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.order.worker_info import WorkerInfo, exchange_worker
 from gpuloader.sources.block import each_row
-from gpuloader.sources.files.shards import ShardDataset
+from gpuloader.sources.files.shards import Reached, ShardDataset, Stream
 from tests.fakes import wait_until
 
 
@@ -434,3 +435,13 @@ def test_a_rank_without_a_shard_is_an_error_and_not_a_short_epoch():
 def test_options_are_checked_at_once(options, problem):
     with pytest.raises(ValueError, match=problem):
         Numbers(SIZES, **options)
+
+
+def test_positions_that_a_dataset_was_pickled_with_load():
+    """A dataset that was read without workers holds its position, and so does its pickle of version 0.2.0."""
+    pickled = (
+        b"\x80\x04\x95]\x00\x00\x00\x00\x00\x00\x00\x8c\x1egpuloader.sources.files.shards\x94\x8c\x06Stream\x94\x93"
+        b"\x94)\x81\x94]\x94(K\x01K\x02K\x01K\x03ebh\x00\x8c\x07Reached\x94\x93\x94)\x81\x94]\x94(K\x04K\x05K\x06K\x07"
+        b"eb\x86\x94."
+    )
+    assert pickle.loads(pickled) == (Stream(1, 2, 1, 3), Reached(4, 5, 6, 7))

@@ -1,6 +1,8 @@
 """Masks, boxes and keypoints move as their pictures do, by the judgment of Pillow and torchvision."""
 
 import math
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -244,6 +246,33 @@ def test_a_mask_turns_upright_with_its_picture():
     data = encode(np.uint8([[1, 2, 3], [4, 5, 6]]), "PNG", **turned(6))
     got = moved(Mask("mask"), Image(data, upright=True), (3, 2))["mask"]
     assert got.tolist() == [[4, 1], [5, 2], [6, 3]]
+    top = [Geometry.of(3, 2).cut(0, 0, 1, 2)]
+    data = encode(np.uint8([[1, 2], [3, 4], [5, 6]]), "PNG", **turned(3))
+    got = move_annotations([Mask("mask")], {"mask": Image(data, upright=True)}, (3, 2), top)
+    assert got["mask"].tolist() == [[6, 5]]
+
+
+def test_an_interlaced_mask_is_decoded_whole():
+    """Its first rows are stored in seven passes over the whole image."""
+    mask = np.random.default_rng(0).integers(0, 250, (16, 16)).astype(np.uint8)
+    passes = [
+        (0, 8, 0, 8),
+        (0, 8, 4, 8),
+        (4, 8, 0, 4),
+        (0, 4, 2, 4),
+        (2, 4, 0, 2),
+        (0, 2, 1, 2),
+        (1, 2, 0, 1),
+    ]
+    rows = [row for y, down, x, across in passes for row in mask[y::down, x::across]]
+    body = zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows))
+    header = struct.pack(">IIBBBBB", 16, 16, 8, 0, 0, 0, 1)
+    chunks = [(b"IHDR", header), (b"IDAT", body), (b"IEND", b"")]
+    data = b"\x89PNG\r\n\x1a\n"
+    for kind, part in chunks:
+        data += struct.pack(">I", len(part)) + kind + part + struct.pack(">I", zlib.crc32(kind + part))
+    got = move_annotations([Mask("mask")], {"mask": data}, (16, 16), [Geometry.of(16, 16).cut(0, 0, 5, 16)])
+    np.testing.assert_array_equal(got["mask"], mask[:5])
 
 
 BOX = [[1, 1, 5, 5]]
