@@ -53,11 +53,11 @@ def draw(report: Report, path: Path) -> None:
     height = 0.8 + rows * (0.6 + 0.24 * most)
     layout = ConstrainedLayoutEngine(rect=(0, 0, 1, 1 - 0.75 / height), hspace=0.03, wspace=0.02)
     figure = Figure(figsize=(12, height), dpi=100, layout=layout)
-    panels: Any = figure.subplots(rows, 2 if len(cases) > 1 else 1, squeeze=False).flat
+    panels = list(figure.subplots(rows, 2 if len(cases) > 1 else 1, squeeze=False).flat)
     limits = _limits(cases)
     for panel, case in zip(panels, cases, strict=False):
         _draw_case(panel, case, limits)
-    for panel in list(panels)[len(cases) :]:
+    for panel in panels[len(cases) :]:
         panel.set_axis_off()
     title = "Time per batch of each library's fastest loader, in multiples of a bare NumPy loop"
     figure.text(0.01, 1 - 0.1 / height, title, fontsize=13, fontweight="bold", color=_INK, va="top")
