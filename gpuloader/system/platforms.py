@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import functools
 import math
 import mmap
 import os
@@ -45,6 +44,8 @@ _SEAL_AGAINST_WRITING = 0x0010, 0x0008  # F_SEAL_FUTURE_WRITE of Linux 5.1, F_SE
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _PIECE = 1 << 20  # bytes of zeros written at a time
 _HUGE = 2 << 20  # bytes of a huge page
+# Whether Linux makes pages huge where a program asks for that.
+_HAS_HUGE = "[never]" not in (read_text("/sys/kernel/mm/transparent_hugepage/enabled") or "[never]")
 
 
 def check_processes() -> None:
@@ -119,13 +120,6 @@ def seal(descriptor: int, *, writable: bool) -> None:
                 return
 
 
-@functools.cache
-def has_huge_pages() -> bool:
-    """Return whether Linux makes pages huge where a program asks for that."""
-    modes = read_text("/sys/kernel/mm/transparent_hugepage/enabled")
-    return bool(modes) and "[never]" not in modes
-
-
 def map_memory(nbytes: int, *, stays: bool) -> mmap.mmap:
     """Map new memory and fault it in; raises `OSError`, `ValueError`.
 
@@ -135,7 +129,7 @@ def map_memory(nbytes: int, *, stays: bool) -> mmap.mmap:
     if not hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(-1, nbytes)
     kind = mmap.MAP_SHARED if stays else mmap.MAP_PRIVATE
-    huge = not stays and hasattr(mmap, "MADV_HUGEPAGE") and has_huge_pages()
+    huge = not stays and hasattr(mmap, "MADV_HUGEPAGE") and _HAS_HUGE
     # Linux places whole huge pages at the beginning of one, since 6.7, and nothing else. One is faulted in
     # as fast as 30 pages of 4 KiB, so that a quarter of it is worth a whole one.
     whole = -(-nbytes // _HUGE) * _HUGE if huge and nbytes >= _HUGE // 4 else nbytes

@@ -91,14 +91,14 @@ def test_where_pages_cannot_be_populated_they_are_touched(lacking, monkeypatch):
 )
 def test_memory_that_huge_pages_hold_in_less_time_is_mapped_in_whole_ones(nbytes, mapped, monkeypatch):
     monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 14, raising=False)
-    monkeypatch.setattr(platforms, "has_huge_pages", lambda: True)
+    monkeypatch.setattr(platforms, "_HAS_HUGE", True)
     assert len(map_memory(nbytes, stays=False)) in (mapped, nbytes)  # an older kernel places it anywhere
     assert len(map_memory(nbytes, stays=True)) == nbytes
     monkeypatch.setattr(platforms.ctypes, "addressof", lambda _: 2 << 20)
     assert len(map_memory(nbytes, stays=False)) == mapped
     monkeypatch.setattr(platforms.ctypes, "addressof", lambda _: 1 << 20)
     assert len(map_memory(nbytes, stays=False)) == nbytes
-    monkeypatch.setattr(platforms, "has_huge_pages", lambda: False)
+    monkeypatch.setattr(platforms, "_HAS_HUGE", False)
     assert len(map_memory(nbytes, stays=False)) == nbytes
     monkeypatch.delattr(mmap, "MADV_HUGEPAGE")
     assert len(map_memory(nbytes, stays=False)) == nbytes
