@@ -68,7 +68,7 @@ def _resize(case: Case, dataset: Jpegs) -> Any:
     from gpuloader.transforms import Resize
 
     # The loader decodes and resizes the files, to the pixels that the other ways get from Pillow.
-    files = [(dataset.files[index % len(dataset.files)], index) for index in range(len(dataset))]
+    files = [(dataset.file(index), index) for index in range(len(dataset))]
     steps = [Resize("0", (dataset.SIZE, dataset.SIZE), filter="bicubic")]
     return _load(case, files, 2, worker_type="thread", transforms=steps)
 

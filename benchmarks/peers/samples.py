@@ -54,8 +54,8 @@ class DigitLists:
         return image, label
 
 
-class Jpegs:
-    """JPEG files in memory, decoded and resized by Pillow to 224 x 224 x 3 uint8."""
+class _Files:
+    """JPEG files in memory, each several times if the dataset is longer."""
 
     SIZE = 224
 
@@ -66,14 +66,22 @@ class Jpegs:
     def __len__(self) -> int:
         return self.length
 
+    def file(self, index: int) -> bytes:
+        """Return a sample's encoded picture."""
+        return self.files[index % len(self.files)]
+
+
+class Jpegs(_Files):
+    """JPEG files in memory, decoded and resized by Pillow to 224 x 224 x 3 uint8."""
+
     def __getitem__(self, index: int) -> Sample:
         from PIL import Image
 
-        picture = Image.open(io.BytesIO(self.files[index % len(self.files)])).convert("RGB")
+        picture = Image.open(io.BytesIO(self.file(index))).convert("RGB")
         return np.array(picture.resize((self.SIZE, self.SIZE))), np.int64(index)
 
 
-class Pictures:
+class Pictures(_Files):
     """JPEG files in memory; a sample is what Pillow makes of one for training, as float32 of 3 x 224 x 224.
 
     A random window of the picture is resized, mirrored at random, and normalized.
@@ -81,21 +89,12 @@ class Pictures:
 
     MEAN = (0.485, 0.456, 0.406)
     STD = (0.229, 0.224, 0.225)
-    SIZE = 224
 
-    def __init__(self, files: list[bytes], length: int, side: int = SIZE) -> None:
-        self.files = files
-        self.length = length
+    def __init__(self, files: list[bytes], length: int, side: int = _Files.SIZE) -> None:
+        super().__init__(files, length)
         self.side = side
         self._mean = 255 * np.array(self.MEAN, np.float32)
         self._std = 255 * np.array(self.STD, np.float32)
-
-    def __len__(self) -> int:
-        return self.length
-
-    def file(self, index: int) -> bytes:
-        """Return a sample's encoded picture."""
-        return self.files[index % len(self.files)]
 
     def __getitem__(self, index: int) -> Sample:
         from PIL import Image

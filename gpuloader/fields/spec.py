@@ -78,8 +78,10 @@ class FeedSpec:
         parsed = parsed if parsed.isnative else native(parsed)
         if not is_stageable(parsed):
             raise ValueError(f"feed {name!r}: a field must hold numbers or booleans, got dtype {parsed}")
-        for field, value in zip(FeedSpec.__slots__, (name, tuple(dims), parsed, lod_level), strict=True):
-            object.__setattr__(self, field, value)
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "shape", tuple(dims))
+        object.__setattr__(self, "dtype", parsed)
+        object.__setattr__(self, "lod_level", lod_level)
 
     @property
     def sample_shape(self) -> Dims:

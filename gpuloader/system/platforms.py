@@ -130,8 +130,8 @@ def map_memory(nbytes: int, *, stays: bool) -> mmap.mmap:
         return mmap.mmap(-1, nbytes)
     kind = mmap.MAP_SHARED if stays else mmap.MAP_PRIVATE
     huge = not stays and hasattr(mmap, "MADV_HUGEPAGE") and _HAS_HUGE
-    # Linux places whole huge pages at the beginning of one, since 6.7, and nothing else. One is faulted in
-    # as fast as 30 pages of 4 KiB, so that a quarter of it is worth a whole one.
+    # Since Linux 6.7, a mapping of whole huge pages begins at one; others begin anywhere. A huge page is
+    # faulted in as fast as 30 pages of 4 KiB, but for less than a quarter of it, too much would lie idle.
     whole = -(-nbytes // _HUGE) * _HUGE if huge and nbytes >= _HUGE // 4 else nbytes
     mapping = mmap.mmap(-1, whole, flags=kind | mmap.MAP_ANONYMOUS)
     if whole > nbytes and ctypes.addressof(ctypes.c_char.from_buffer(mapping)) % _HUGE:

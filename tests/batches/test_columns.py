@@ -416,18 +416,13 @@ MEMORY = {
 
 @pytest.mark.parametrize("name", MEMORY)
 def test_a_rank_has_its_rows_however_they_lie_in_memory(name):
-    class Lying(IterableDataset):
-        def __iter__(self):
-            for block in self.iter_blocks(24):
-                yield from block
-
-        def iter_blocks(self, size):
-            for start in range(0, 24, size):
-                yield Block([Part({"x": MEMORY[name]}, slice(start, min(start + size, 24)))])
+    class Lying(Columns):
+        def parts(self, start, stop):
+            return [Part({"x": MEMORY[name]}, slice(start, stop))]
 
     for rank in range(2):
         options = {"places": "cpu", "batch_size": 4, "shard": (rank, 2), "uneven": "drop"}
-        found, wanted = (list(DataLoader(one, **options)) for one in (Lying(), Sampled(Lying())))
+        found, wanted = (list(DataLoader(one, **options)) for one in (Lying(24), Sampled(Lying(24))))
         assert len(found) == 3
         for one, other in zip(found, wanted, strict=True):
             assert_same(one, other)

@@ -6,7 +6,6 @@ numbers.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -402,10 +401,8 @@ def _move_points(one: Keypoints, value: Any, size: Size, steps: Sequence[Step]) 
 
 
 def _move_mask(one: Mask, value: Any, size: Size, steps: Sequence[Step]) -> Array:
-    first, bottom = steps[0] if steps else None, size[0]
-    if isinstance(first, Geometry):
-        bottom = first.window[0] + first.window[2] if first.filter is None else math.ceil(first.box[3])
-    mask = _as_mask(value, bottom)
+    first = steps[0] if steps else None
+    mask = _as_mask(value, first.find_region()[2] if isinstance(first, Geometry) else size[0])
     shape = found = mask.shape if isinstance(mask, np.ndarray) else size_of(mask)
     if one.stacked and len(shape) == 3:
         mask, shape = mask.transpose(1, 2, 0), (*shape[1:], shape[0])
