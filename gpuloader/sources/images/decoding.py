@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import math
 import threading
-import warnings
 from functools import cache
 from typing import Any, NamedTuple, NoReturn
 
@@ -114,10 +113,9 @@ def _find_orientation(image: Any) -> int:
 
 def open_by_pillow(data: bytes) -> Any:
     """Return a Pillow image that has not been decoded yet."""
-    pillow = load_pillow()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", pillow.DecompressionBombWarning)  # `read_header` enforces the limit
-        return pillow.open(io.BytesIO(data))
+    # Not under `catch_warnings`, for the sake of Pillow's warning about large images: after that, Python
+    # would repeat warnings of other threads that it has already shown.
+    return load_pillow().open(io.BytesIO(data))
 
 
 def raise_for_file(error: Exception, file: str) -> NoReturn:

@@ -4,6 +4,7 @@ import io
 import pickle
 import random
 import struct
+import warnings
 import zlib
 
 import numpy as np
@@ -134,6 +135,15 @@ def test_the_limit_of_pixels_is_pillows(monkeypatch):
         pixels_of(encode(make_pixels(20, 30)))
     monkeypatch.setattr(pillow, "MAX_IMAGE_PIXELS", None)
     assert pixels_of(data).shape == (20, 30, 3)
+
+
+def test_a_warning_is_still_shown_only_once_while_images_are_decoded():
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            pixels_of(encode(make_pixels(3, 4), "PNG"))
+            warnings.warn("mind the step", UserWarning, stacklevel=1)
+    assert len(said) == 1
 
 
 def test_bytes_that_pillow_ignores_are_ignored(by):
