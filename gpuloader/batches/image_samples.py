@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gpuloader.transforms.image_staging import Resample
 
 _PURPOSE = 1  # the purpose of a sample's random numbers; 0 is for numbers that the dataset draws
+_SMALL = 2**16  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,8 @@ class ImageStage:
         names = frozenset().union(*map(names_of, self.along.values()))
         object.__setattr__(self, "carried", names)
 
-    def make(self, sample: Any, draw: Draw, key: object) -> Any:
-        """Return a sample with its images as arrays, or as regions for a GPU.
+    def begin(self, sample: Any, draw: Draw, key: object) -> Any:
+        """Return a sample with its images as arrays, or as regions for a GPU; `finish` takes it.
 
         `draw` holds the seed and the epoch of the random numbers; `key` is the sample's index or its
         substitute. Raises `SampleError` if an image cannot be decoded, a value is not an image, or there is
@@ -58,8 +59,9 @@ class ImageStage:
         # Each sample has its own numbers, so that its crops are the same whichever worker makes them.
         making = _Making(self, draw.make_generator(key, _PURPOSE), key)
         names = self.names or ()
-        is_named = bool(names) and isinstance(sample, tuple | list) and len(sample) == len(names)
-        made = making.walk(dict(zip(names, sample, strict=True)) if is_named else sample, "")
+        making.is_named = bool(names) and isinstance(sample, tuple | list) and len(sample) == len(names)
+        given = dict(zip(names, sample, strict=True)) if making.is_named else sample
+        made = making.made = making.walk(given, "")
         # A transform that met no image has a mistyped field, which would otherwise go unnoticed.
         if not self.chains.keys() <= making.done:
             missing = next(name for name in self.chains if name not in making.done)
@@ -68,20 +70,14 @@ class ImageStage:
         for name in sorted(self.carried - making.carried.keys()):
             problem = f"no field {name!r} to move with the image; the sample has the fields {making.seen}"
             raise SampleError(problem, field=name)
-        moved: dict[str, Any] = {}
-        for chain, along in self.along.items():
-            views = []
-            for plan in making.plans[chain]:
-                steps = [step for step in plan if isinstance(step, Geometry | Affine)]
-                views.append(move_annotations(along, making.carried, making.sizes[chain], steps))
-            one = len(views) == 1
-            moved |= (
-                views[0] if one else {name: np.stack([view[name] for view in views]) for name in views[0]}
-            )
-        if moved:
-            is_flat = type(made) is dict and moved.keys() <= made.keys()  # as most samples are
-            made = made | moved if is_flat else _put(made, "", moved)
-        return [*made.values()] if is_named else made
+        # What is small may wait. Pixels may not: a batch of samples would hold many large masks.
+        if any(getattr(value, "nbytes", 0) > _SMALL for value in making.carried.values()):
+            return making.finish()
+        return making if self.along else [*made.values()] if making.is_named else made
+
+    def finish(self, begun: Any) -> Any:
+        """Return the sample, with what moves along moved; raises what `begin` raises."""
+        return begun.finish() if isinstance(begun, _Making) else begun
 
 
 @dataclass(slots=True)
@@ -97,6 +93,25 @@ class _Making:
     carried: dict[str, Any] = field(default_factory=dict)
     plans: dict[str | None, list[Plan]] = field(default_factory=dict)
     sizes: dict[str | None, tuple[int, int]] = field(default_factory=dict)
+    made: Any = None  # the sample with its images
+    is_named: bool = False  # whether the sample was a tuple whose fields have declared names
+
+    def finish(self) -> Any:
+        """Return the sample with what moves along moved."""
+        made, moved = self.made, dict[str, Any]()
+        for chain, along in self.stage.along.items():
+            views = []
+            for plan in self.plans[chain]:
+                steps = [step for step in plan if isinstance(step, Geometry | Affine)]
+                views.append(move_annotations(along, self.carried, self.sizes[chain], steps))
+            one = len(views) == 1
+            moved |= (
+                views[0] if one else {name: np.stack([view[name] for view in views]) for name in views[0]}
+            )
+        if moved:
+            is_flat = type(made) is dict and moved.keys() <= made.keys()  # as most samples are
+            made = made | moved if is_flat else _put(made, "", moved)
+        return [*made.values()] if self.is_named else made
 
     def walk(self, value: Any, name: str) -> Any:
         """Return a value with all images in it made: those that a chain names, and recognizable ones."""

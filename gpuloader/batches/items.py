@@ -78,10 +78,13 @@ class ItemAssembler(Assembler):
                     if staged is not None:
                         return staged
                 items = iter(block)
-            if self.collation.images is not None:
+            if (images := self.collation.images) is not None:
                 draw, names = current_draw(), keys or ((number, at) for at in itertools.count())
                 pairs = enumerate(zip(names, items, strict=False))
-                items = (self.make_images(item, draw, key, at) for at, (key, item) in pairs)
+                begun = (
+                    (at, self.make_images(at, images.begin, item, draw, key)) for at, (key, item) in pairs
+                )
+                items = (self.make_images(at, images.finish, item) for at, item in begun)
             if not self.keeps:
                 return self._stage_rows(items, number, size, least, reserve, keys)
             samples = list(itertools.islice(items, size))

@@ -247,6 +247,22 @@ def test_errors_name_the_sample_and_the_field(change, problem, workers):
         list(loader)
 
 
+@pytest.mark.parametrize("along", [(), (Boxes("boxes", "labels"),)], ids=["rows", "ragged"])
+def test_of_several_bad_files_the_first_is_named_and_all_can_be_left_out(along, samples):
+    mask, image = samples[1]["mask"][:60], samples[2]["image"][:40]
+    damaged = [samples[0], samples[1] | {"mask": mask}, samples[2] | {"image": image}, samples[3]]
+    names = ["image", "mask", *(["boxes", "labels"] if along else [])]
+    damaged = [{name: sample[name] for name in names} for sample in damaged]
+    options = {"batch_size": 4, "seed": 3, "transforms": [RandomResizedCrop(("image", "mask", *along), 16)]}
+    with pytest.raises(SampleError, match=r"sample 1, dataset index 1, field 'mask'"):
+        list(DataLoader(damaged, places="cpu", **options))
+    [batch] = DataLoader(damaged, places="cpu", on_bad="skip", **options)
+    [whole] = DataLoader(
+        [{name: one[name] for name in names} for one in samples[:4]], places="cpu", **options
+    )
+    np.testing.assert_array_equal(batch["mask"], whole["mask"][[0, 3]])
+
+
 @pytest.mark.parametrize(
     ("transforms", "problem"),
     [
