@@ -40,10 +40,14 @@ def decoded_by_pillow(data):
 
 
 def choose_resizer(monkeypatch, resizer):
-    """Have all pictures resized by what `compile_function` returned, or by Pillow if it is None."""
+    """Have all pictures resized by what `compile_function` returned, or by Pillow if it is None.
+
+    Compiled code gets parts of them, however small they are.
+    """
     late = LateResizer()
     monkeypatch.setattr(late, "find", lambda: resizer)
     monkeypatch.setattr(resampling, "LATE_RESIZER", late)
+    monkeypatch.setattr(resampling, "_PART_FROM", 0)
 
 
 def write_folder(root, classes=("cat", "dog"), count=4, form="JPEG", size=(40, 50)):

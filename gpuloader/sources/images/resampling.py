@@ -140,6 +140,7 @@ LATE_RESIZER = LateResizer()
 # Resampling by either of the two
 
 _STRIP = 4 << 20  # bytes of an image to copy at a time for the first pass
+_PART_FROM = 1 << 15  # pixels of an image of which a part is decoded in less time than all of it
 _MODES = {1: "L", 3: "RGB"}
 
 
@@ -161,9 +162,9 @@ def apply_geometry(image: Image | Pixels | Any, geometry: Geometry) -> Pixels | 
     corner = 0, 0
     if isinstance(image, Image):
         shrink, geometry = image.plan_decoding(geometry)
-        if resizer is None:
-            # Pillow only resizes boxes of whole images. Moving the box into a part's coordinates would round
-            # its edges differently.
+        # Pillow only resizes boxes of whole images: moving the box into a part's coordinates would round its
+        # edges differently. And a part of a small image is not decoded any sooner than all of it.
+        if resizer is None or math.prod(image.header.size) < _PART_FROM:
             image = image.decode_at(shrink)
         else:
             needed = geometry.find_part(*shrink_size(image.header.size, shrink))
