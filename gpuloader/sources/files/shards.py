@@ -85,7 +85,8 @@ class Left:
     streams: Sequence[tuple[Stream, Reached]]
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, because one is made for every block.
+@dataclass(slots=True)
 class _Run:
     """Samples of a block that lie in one window: where they end, and what comes after them."""
 
@@ -93,8 +94,7 @@ class _Run:
     at: int  # in the window, likewise
     start: Reached  # where the window begins
     order: Sequence[int]  # the shards of its stream
-    stream: Stream
-    rest: Sequence[tuple[Stream, Reached]]  # the streams after it
+    state: Mapping[str, Any]  # that of the reader, but for where it is in this stream
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -185,12 +185,11 @@ class ShardDataset(IterableDataset[S]):
         for run in self._block if taken is not None else self._block[-1:]:
             if taken is None or taken <= run.count:
                 at = run.at if taken is None else run.at - (run.count - taken)
-                come = run.stream, self._behind(run.order, run.start, at)
-                return self._to_state(Left(left.reader, [come, *run.rest]))
+                return {**run.state, **_fields(self._behind(run.order, run.start, at))}
         return self._to_state(left)
 
     def _to_state(self, left: Left) -> dict[str, Any]:
-        # Flat, because it is made and copied after each batch.
+        # Flat, because it is copied after each batch.
         (stream, reached), *rest = left.streams
         state = {**_fields(stream), **_fields(reached), **self._order_by()}
         if rest or left.reader != (stream.number, stream.count):
@@ -348,8 +347,9 @@ class ShardDataset(IterableDataset[S]):
         held: list[tuple[Any, Rows]] = []
         runs: list[_Run] = []
         count = 0
-        for behind, (stream, reached) in enumerate(left.streams, 1):
+        for behind, (stream, reached) in enumerate(left.streams):
             shards = self._order(stream)
+            state = self._to_state(Left(left.reader, left.streams[behind:]))
             for start, pieces in self._windows(shards, reached):
                 length = sum(map(len, pieces))
                 order = None
@@ -361,7 +361,7 @@ class ShardDataset(IterableDataset[S]):
                     stop = min(at + size - count, length)
                     held.append((samples, slice(at, stop) if order is None else order.slice(at, stop)))
                     count, at = count + stop - at, stop
-                    runs.append(_Run(count, at, start, shards, stream, left.streams[behind:]))
+                    runs.append(_Run(count, at, start, shards, state))
                     if count == size:
                         self._block = runs
                         yield held
