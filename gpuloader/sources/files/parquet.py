@@ -24,7 +24,7 @@ from gpuloader.sources.tables.arrow import columns_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
-PIECE_NBYTES, REMOTE_PIECE_NBYTES = 4 << 20, 1 << 20
+PIECE_NBYTES, REMOTE_PIECE_NBYTES = 8 << 20, 1 << 20
 """Approximate bytes to decode at a time; fewer of remote files, of which several are read ahead."""
 
 TOGETHER_NBYTES = 4 << 20
@@ -54,7 +54,7 @@ class ParquetDataset(TableShards):
     Each field of a struct follows the same rules, so its numbers become arrays.
 
     Memory: a worker holds the stored columns of one row group, or of several small ones with 4 MiB together,
-    about 4 MiB of decoded rows, and up to 60 MB of footers. From remote files, it reads up to 16 such pieces
+    about 8 MiB of decoded rows, and up to 60 MB of footers. From remote files, it reads up to 16 such pieces
     at a time, with 32 MiB together and 2 MiB of decoded rows each. A `shuffle_buffer` adds that many decoded
     rows, and twice that while a window is assembled: 65,536 rows of 64 float32 and an int64 take 17 MB.
 
