@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PIECE_NBYTES = 1 << 20
 """Bytes of text to parse at a time; also the bytes of a shard, unless files are small or very large."""
 
-_LEAST_NBYTES, _PARTS, _MOST_PARTS = 64 << 10, 64, 1 << 16
+_LEAST_NBYTES, _PARTS, _MOST_PARTS = 64 << 10, 32, 1 << 16
 """The fewest bytes of a shard of local files, and the fewest and most shards to aim for."""
 
 _LINE = 64 << 10  # bytes within which a line should end; a longer line takes more reads
@@ -191,7 +191,7 @@ def _end_of_rows(text: bytes, quote: bytes) -> int:
 class CSVDataset(TextDataset):
     r"""The rows of CSV files; a sample is a dict with one value per column.
 
-    Workers and ranks divide even one file: a shard is a range of 1 MiB, or of a 64th of all bytes if files
+    Workers and ranks divide even one file: a shard is a range of 1 MiB, or of a 32nd of all bytes if files
     are small. Each worker reads its own lines, and Arrow parses them. A compressed file is one shard, read
     from start to end; gzip, bzip2 and Zstandard are recognized by their first bytes. With the loader's
     `shard`, every rank reads everything, and the loader divides the samples equally.
