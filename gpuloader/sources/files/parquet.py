@@ -192,7 +192,7 @@ class ParquetDataset(TableShards):
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Pickles of earlier releases lack the sizes of row groups; those are read one by one.
         groups = [one if isinstance(one, Group) else Group(*one) for one in state["_groups"]]
-        counts = [group.rows for group in groups]
+        counts = None if state.get("filters") is not None else [group.rows for group in groups]
         super().__setstate__({**state, "_footers": {}, "_groups": groups, "_counts": counts})
 
     def _together(self, order: Sequence[int], first: int) -> int:
