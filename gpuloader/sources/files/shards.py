@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from gpuloader.checks import check_count
 from gpuloader.order.order import Shuffled, check_whole
@@ -77,8 +77,7 @@ class Stream:
         return cls(number, count, count // workers, 0 if draw.seed is None else draw.epoch)
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
+class Left(NamedTuple):
     """What a reader still has to read: from its own stream, or from streams of others that it continues."""
 
     reader: tuple[int, int]  # its number, and the number of readers on all ranks
@@ -199,12 +198,7 @@ class ShardDataset(IterableDataset[S]):
 
     def _order_by(self) -> dict[str, Any]:
         """Return what the order of samples depends on besides the stream and the epoch."""
-        return {
-            "shards": self.shards,
-            "shuffle": self.shuffle,
-            "shuffle_buffer": self.shuffle_buffer,
-            "seed": self.seed,
-        }
+        return {name: getattr(self, name) for name in ("shards", "shuffle", "shuffle_buffer", "seed")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next pass resume where `state` was taken, without repeating samples.
@@ -220,13 +214,8 @@ class ShardDataset(IterableDataset[S]):
 
     def _from_state(self, state: Mapping[str, Any]) -> Left:
         try:
-            streams = [
-                (
-                    Stream(**{name: one[name] for name in Stream.__slots__}),
-                    Reached(**{name: one[name] for name in Reached.__slots__}),
-                )
-                for one in (state, *state.get("rest", ()))
-            ]
+            parts = state, *state.get("rest", ())
+            streams = [(_from_fields(Stream, one), _from_fields(Reached, one)) for one in parts]
             number, count = state.get("reader", (streams[0][0].number, streams[0][0].count))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"this is not the state of a dataset in shards: {state}") from error
@@ -485,6 +474,10 @@ after_fork(_READS.clear)  # a child does not have these threads
 
 def _begin(stream: Stream) -> Left:
     return Left((stream.number, stream.count), [(stream, Reached())])
+
+
+def _from_fields(kind: Any, fields: Mapping[str, Any]) -> Any:
+    return kind(**{name: fields[name] for name in kind.__slots__})
 
 
 def _fields(one: Stream | Reached) -> dict[str, int]:
