@@ -388,15 +388,14 @@ class ShareStream(Pass):
             kept, count = self._read_step(number, begin)
         finally:
             exchange_worker(outer)
-        division, world_size = self._division, self._division.world_size
+        division, ranks = self._division, self._division.world_size
         # All ranks count the same items here, so they agree on who gets how many without communicating.
         own, size = division.own(count, self._size, items=True)
         if not size or (self._drop_last and count < self._step):
             return None
         # Keys are positions in the epoch, so that an item's random draws do not depend on its rank.
         first = begin + division.rank
-        keys: range | list[int] = range(first, first + own * world_size, world_size)
-        keys = keys or range(begin, begin + 1)
+        keys: range | list[int] = range(first, first + own * ranks, ranks) or range(begin, begin + 1)
         if size != len(keys):
             keys = [*keys, keys[-1]][:size]
         if isinstance(kept, list):

@@ -64,9 +64,8 @@ class Masks:
         window = self._arena.bytes[start : start + size]
         array = window.view(bool)
         array.flags.writeable = False  # because later batches share the memory
-        mask = SampleMask(array, window, self._arena.address + start, self._arena)
-        self._latest = (own, size), mask
-        return mask
+        self._latest = (own, size), SampleMask(array, window, self._arena.address + start, self._arena)
+        return self._latest[1]
 
 
 def add_mask(batch: Any, mask: Any) -> Any:

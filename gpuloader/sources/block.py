@@ -163,10 +163,8 @@ class Block:
             stop = start + len(part)
             here = positions[bisect_left(positions, start) : bisect_left(positions, stop)]
             if here:
-                if isinstance(here, range):  # NumPy takes far longer to read one than to make its own
-                    at = np.arange(here.start, here.stop, here.step)
-                else:
-                    at = np.array(here)
+                # NumPy takes far longer to read a range than to make its own.
+                at = np.arange(here.start, here.stop, here.step) if type(here) is range else np.array(here)
                 rows = part.rows
                 rows = at + (rows.start - start) if isinstance(rows, slice) else rows[at - start]
                 parts.append(Part(part.columns, rows, part.dtypes))
