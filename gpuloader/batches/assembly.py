@@ -25,8 +25,8 @@ import numpy as np
 from gpuloader.batches.columns import (
     Column,
     block_columns,
+    find_fitting,
     fits,
-    is_fitting,
     split_columns,
     stage_columns,
     stage_fitting,
@@ -115,8 +115,9 @@ class Assembler:
             schema = self.schemas.find(list(samples) if self.collation.keeps else [next(samples)])
             if not fits(block, schema):
                 return None
-        if is_fitting(block, schema):
-            staged = stage_fitting(block.parts[0], schema, self.collation, number, reserve)
+        fitting = find_fitting(block, schema)
+        if fitting is not None:
+            staged = stage_fitting(block, fitting, schema, self.collation, number, reserve)
             return complete(self.collation, staged, keys)
         columns, objects = block_columns(block, schema, self.collation.pads or {})
         staged, _ = stage_columns(columns, schema, self.collation, number, reserve, objects)

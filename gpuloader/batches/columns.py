@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpuloader.batches.rows import IN_FEEDS, SampleRows, fields_of
-from gpuloader.batches.schema import Collation, Schema
+from gpuloader.batches.schema import Collation, Fitting, Schema
 from gpuloader.batches.staged import Reserve, StagedBatch, begin_batch, write_arrays
 from gpuloader.batches.tree import Branch, Leaf, is_object
 from gpuloader.errors import DecodeError, SampleError, describe_error, unlike_first
@@ -36,7 +36,7 @@ from gpuloader.fields.ragged import (
     write_padded,
 )
 from gpuloader.fields.spec import Array, FeedSpec
-from gpuloader.sources.block import Block, Chunked, Part, PlainObjects, Rows, take_each
+from gpuloader.sources.block import Block, Chunked, PlainObjects, Rows, take_each
 from gpuloader.sources.images.regions import Encoded, Region
 from gpuloader.staging import arrange
 
@@ -307,10 +307,11 @@ def stage_columns(
 # Columns of blocks.
 
 
-def is_fitting(block: Block, schema: Schema) -> bool:
-    """Return whether a block has rows of the columns that fitted last; most batches do."""
-    part = block.parts[0]
-    return part.columns is schema.fitting and not part.dtypes and len(block.parts) == 1
+def find_fitting(block: Block, schema: Schema) -> Fitting | None:
+    """Return the columns that fitted last if a block has rows of just these; most batches do."""
+    part, fitting = block.parts[0], schema.fitting
+    is_same = fitting is not None and part.columns is fitting.columns
+    return fitting if is_same and not part.dtypes and len(block.parts) == 1 else None
 
 
 def fits(block: Block, schema: Schema) -> bool:
@@ -320,7 +321,7 @@ def fits(block: Block, schema: Schema) -> bool:
     names the sample and the field.
     """
     part = block.parts[0]
-    if is_fitting(block, schema):
+    if find_fitting(block, schema) is not None:
         return True
     # Rows of a table are flat dicts. Anything beyond that in the schema requires samples.
     root = schema.tree.root
@@ -336,25 +337,27 @@ def fits(block: Block, schema: Schema) -> bool:
             return False
         if feed is None and not is_object(_find_first(pieces)):
             return False
-    if not part.dtypes and all(isinstance(one, np.ndarray | PlainObjects) for one in part.columns.values()):
-        schema.fitting = part.columns
+    columns: Mapping[str, Any] = part.columns
+    if not part.dtypes and all(isinstance(one, np.ndarray | PlainObjects) for one in columns.values()):
+        arrays = [columns[leaf.name] for leaf in schema.tree.leaves if leaf.is_array]
+        objects = [columns[leaf.name] for leaf in schema.tree.leaves if not leaf.is_array]
+        schema.fitting = Fitting(columns, arrays, objects)
     return True
 
 
 def stage_fitting(
-    part: Part, schema: Schema, collation: Collation, number: int, reserve: Reserve
+    block: Block, fitting: Fitting, schema: Schema, collation: Collation, number: int, reserve: Reserve
 ) -> StagedBatch:
     """Copy further rows of the columns that fitted last into a slot, and return the batch."""
-    count, rows, leaves = len(part), part.rows, schema.tree.leaves
-    columns: Mapping[str, Any] = part.columns
-    objects = [columns[leaf.name].take(rows) for leaf in leaves if not leaf.is_array]
-    arrays = [columns[leaf.name] for leaf in leaves if leaf.is_array]
-    layout = schema.lay_out(count)
+    rows = block.parts[0].rows
+    objects = [column.take(rows) for column in fitting.objects]
+    layout = schema.lay_out(len(block))
     staged = begin_batch(collation, layout, schema.levels, number, reserve, schema.tree, objects)
+    views = staged.slot.views(layout)
     if isinstance(rows, slice):
-        write_arrays([array[rows] for array in arrays], staged.slot.views(layout))
+        write_arrays([array[rows] for array in fitting.arrays], views)
         return staged
-    for view, array in zip(staged.slot.views(layout), arrays):  # noqa: B905 - strict= costs time
+    for view, array in zip(views, fitting.arrays):  # noqa: B905 - strict= costs time
         array.take(rows, 0, view, "clip")  # these rows have just been checked
     return staged
 

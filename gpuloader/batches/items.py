@@ -15,8 +15,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from operator import length_hint
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from gpuloader.batches.assembly import Assembler, BatchRows, KeptBatch
 from gpuloader.batches.schema import Collation
 from gpuloader.batches.staged import Reserve, StagedBatch, complete
@@ -369,6 +367,7 @@ class ShareStream(Pass):
         super().__init__(assembler, size, drop_last=drop_last)
         self._division = division
         self._base = base
+        self._alone: WorkerInfo | None = None  # what the dataset sees
         self._read = 0
         self._step = size * division.world_size
         # A state saved with other ranks or batches may begin within a block.
@@ -380,33 +379,32 @@ class ShareStream(Pass):
         If a last batch may be filled up with repeated samples, the batch's state is a pair: how many of its
         samples count, and how many it has.
         """
-        draw = current_draw()
         if self._items is None:
+            draw = current_draw()
             draw.index, draw.generator = 0, None  # every reader must draw the same numbers
-        seed = mixed_seed(draw.seed or 0, draw.epoch, 0)
-        # A dataset that divides itself must yield all items here, so it sees one worker on one rank.
-        outer = exchange_worker(WorkerInfo(0, 1, seed, self._assembler.dataset, (0, 1)))
+            # A dataset that divides itself must yield all items here, so it sees one worker on one rank.
+            seed = mixed_seed(draw.seed or 0, draw.epoch, 0)
+            self._alone = WorkerInfo(0, 1, seed, self._assembler.dataset, (0, 1))
+        outer = exchange_worker(self._alone)
         try:
             begin = self._base + number * self._step
             kept, count = self._read_step(number, begin)
         finally:
             exchange_worker(outer)
-        division, world_size = self._division, self._division.world_size
+        division, ranks = self._division, self._division.world_size
         # All ranks count the same items here, so they agree on who gets how many without communicating.
         own, size = division.own(count, self._size, items=True)
         if not size or (self._drop_last and count < self._step):
             return None
         # Keys are positions in the epoch, so that an item's random draws do not depend on its rank.
         first = begin + division.rank
-        keys: Sequence[int] = range(first, first + own * world_size, world_size) or range(begin, begin + 1)
+        keys: range | list[int] = range(first, first + own * ranks, ranks) or range(begin, begin + 1)
         if size != len(keys):
             keys = [*keys, keys[-1]][:size]
         if isinstance(kept, list):
             items: Iterator[Any] = iter((kept + kept[-1:])[:size])
         else:
-            # NumPy takes far longer to read a range than to make its own.
-            at = np.arange(keys.start, keys.stop, keys.step) if isinstance(keys, range) else np.array(keys)
-            items = iter((kept.take(at - begin) if size < count else kept,))
+            items = iter((kept.take(keys, begin) if size < count else kept,))
         staged = self._assembler.stage(items, number, size, 1, reserve, keys, in_blocks=self._in_blocks)
         if staged is not None and division.pads(None, drop_last=self._drop_last):
             staged.state = own, size

@@ -115,6 +115,14 @@ _POINTER = 8
 _CHUNK_NBYTES = 1 << 20
 
 
+class Fitting(NamedTuple):
+    """Columns of dense arrays and plain objects that fit a schema, and which of its fields they are."""
+
+    columns: Mapping[str, Any]
+    arrays: Sequence[Any]  # in the order of the schema's fields
+    objects: Sequence[Any]
+
+
 @dataclass(slots=True, repr=False)
 class Schema:
     """The tree and the fields of a batch, and the tables that write samples of them; threads share it.
@@ -125,7 +133,7 @@ class Schema:
     `flat` samples are tuples of arrays. The fields named `extras`, lengths and masks of padded fields, come
     last in the batch, whose tree and levels are `batch_tree` and `batch_levels`. A `chunk` is the number of
     samples to fetch before they are written; `fullest` is the most samples of a full batch so far, and
-    `fitting` are the columns of arrays that fitted last.
+    `fitting` are the columns that fitted last.
     """
 
     tree: Tree
@@ -141,7 +149,7 @@ class Schema:
     fields: SampleRows = field(init=False, compare=False)
     chunk: int = field(default=1, compare=False)
     fullest: int = field(default=0, compare=False)
-    fitting: Mapping[str, Any] | None = field(default=None, compare=False)
+    fitting: Fitting | None = field(default=None, compare=False)
     _specs: list[_FieldSpec | None] = field(default_factory=list, compare=False)
     _tables: dict[int, SampleRows] = field(default_factory=dict, compare=False)
     _latest: tuple[int, Layout] | None = field(default=None, compare=False)

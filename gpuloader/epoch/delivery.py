@@ -50,9 +50,12 @@ class Masks:
     locker: PageLocker | None = None
     _longest: int = 0
     _arena: Arena | None = None
+    _latest: tuple[tuple[int, int], SampleMask] | None = None  # nearly all batches have the same
 
     def get(self, own: int, size: int) -> SampleMask:
         """Return the mask of a batch of `size` samples whose first `own` are not padding."""
+        if self._latest is not None and self._latest[0] == (own, size):
+            return self._latest[1]
         if self._arena is None or size > self._longest:
             self._longest = max(size, 2 * self._longest, 1)
             self._arena = Arena(2 * self._longest, self.locker)
@@ -61,7 +64,8 @@ class Masks:
         window = self._arena.bytes[start : start + size]
         array = window.view(bool)
         array.flags.writeable = False  # because later batches share the memory
-        return SampleMask(array, window, self._arena.address + start, self._arena)
+        self._latest = (own, size), SampleMask(array, window, self._arena.address + start, self._arena)
+        return self._latest[1]
 
 
 def add_mask(batch: Any, mask: Any) -> Any:

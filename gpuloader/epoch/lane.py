@@ -352,7 +352,8 @@ class Lane:
         if layout.turned:
             arrays = layout.turn(arrays)
         if mask is not None:  # shared and read-only, which a tensor cannot be, so the tensor gets a copy
-            arrays.append(mask.array.copy() if self._wraps else mask.array)
+            # A new view for each batch, because a user may change the shape of an array in place.
+            arrays.append(mask.array.copy() if self._wraps else mask.array[:])
         return arrays if self._convert is None else self._convert(arrays, None)
 
     # The batch is dropped: its slots come back.

@@ -84,10 +84,8 @@ def held_by(dataset: object) -> list[Any]:
     for name, value in vars(dataset).items() if hasattr(dataset, "__dict__") else ():
         if name in ("tensors", "indices"):
             held.append(value)
-        elif name == "dataset":
-            held += held_by(value)
-        elif name == "datasets":
-            for one in value:
+        elif name in ("dataset", "datasets"):
+            for one in [value] if name == "dataset" else value:
                 held += held_by(one)
     return held
 
@@ -131,7 +129,9 @@ def locate(dataset: Sized, index: object) -> int | Rows:
     if isinstance(index, slice):
         start, stop, step = index.indices(len(dataset))
         return slice(start, max(start, stop)) if step == 1 else np.arange(start, stop, step)
-    if not _stands_for_several(index):
+    dimensions = getattr(index, "ndim", None)
+    is_array = bool(dimensions) or (dimensions is None and hasattr(index, "__array__"))
+    if not (is_array or isinstance(index, list | range)):
         return check_index(dataset, index)
     try:
         found = np.asarray(index)
@@ -200,13 +200,6 @@ def as_rows(dataset: object, indices: Sequence[int] | NDArray[np.int64], length:
     if 0 <= first <= last < length and last - first == len(rows) - 1 and (rows[1:] - rows[:-1] == 1).all():
         return slice(first, last + 1)
     return check_rows(dataset, rows, length)
-
-
-def _stands_for_several(index: object) -> bool:
-    if isinstance(index, list | range):
-        return True
-    dimensions = getattr(index, "ndim", None)
-    return bool(dimensions) or (dimensions is None and hasattr(index, "__array__"))
 
 
 def _no_indices(dataset: object, got: str) -> TypeError:

@@ -600,9 +600,8 @@ class ComposeDataset(_Combined[tuple[Any, ...]]):
 
     def _read(self, indices: Sequence[int]) -> list[Any]:
         positions = [check_index(self, index) for index in indices]
-        return [
-            _flatten(row) for row in zip(*(read_many(one, positions) for one in self.datasets), strict=True)
-        ]
+        found = [read_many(one, positions) for one in self.datasets]
+        return list(map(_flatten, zip(*found, strict=True)))
 
 
 def _flatten(samples: Iterable[Any]) -> tuple[Any, ...]:

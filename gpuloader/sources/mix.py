@@ -210,8 +210,7 @@ class MixedStreams(IterableDataset[S]):
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the latest pass: the turns taken, and where each stream is."""
         drawn, readings = self._reached
-        streams = [one.state_dict() for one in readings]
-        return {"drawn": drawn, "ranks": self._ranks, "streams": streams}
+        return {"drawn": drawn, "ranks": self._ranks, "streams": [one.state_dict() for one in readings]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next pass resume at a state; raise `ValueError` if it is not that of as many streams."""

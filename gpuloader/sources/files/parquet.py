@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from gpuloader.sources.tables.arrow import columns_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
-PIECE_NBYTES, REMOTE_PIECE_NBYTES = 4 << 20, 1 << 20
+PIECE_NBYTES, REMOTE_PIECE_NBYTES = 8 << 20, 1 << 20
 """Approximate bytes to decode at a time; fewer of remote files, of which several are read ahead."""
 
 TOGETHER_NBYTES = 4 << 20
@@ -37,7 +36,6 @@ HELD_NBYTES = 512 << 20
 """Bytes of decoded row groups to hold for random access."""
 
 _SMALL = 1 << 20  # remote files up to this size keep their end, because it may hold all of their data
-_READERS = 16  # threads that read footers, which mostly means waiting
 
 
 @dataclass(eq=False, repr=False)
@@ -54,7 +52,7 @@ class ParquetDataset(TableShards):
     Each field of a struct follows the same rules, so its numbers become arrays.
 
     Memory: a worker holds the stored columns of one row group, or of several small ones with 4 MiB together,
-    about 4 MiB of decoded rows, and up to 60 MB of footers. From remote files, it reads up to 16 such pieces
+    about 8 MiB of decoded rows, and up to 60 MB of footers. From remote files, it reads up to 16 such pieces
     at a time, with 32 MiB together and 2 MiB of decoded rows each. A `shuffle_buffer` adds that many decoded
     rows, and twice that while a window is assembled: 65,536 rows of 64 float32 and an int64 take 17 MB.
 
@@ -136,8 +134,7 @@ class ParquetDataset(TableShards):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._footers: dict[int, Footer] = {}
-        with ThreadPoolExecutor(min(_READERS, len(self._urls))) as pool:
-            found = list(pool.map(self._read_footer, range(len(self._urls))))
+        found = self._ask_files(self._read_footer, range(len(self._urls)))
         self._choose(schema for schema, _ in found)
         self._check_filters(found[0][0])
         self._groups = [group for _, groups in found for group in groups]
@@ -191,8 +188,8 @@ class ParquetDataset(TableShards):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Pickles of earlier releases lack the sizes of row groups; those are read one by one.
-        groups = [one if isinstance(one, Group) else Group(*one) for one in state["_groups"]]
-        counts = [group.rows for group in groups]
+        groups = [Group(*one) for one in state["_groups"]]
+        counts = None if state.get("filters") is not None else [group.rows for group in groups]
         super().__setstate__({**state, "_footers": {}, "_groups": groups, "_counts": counts})
 
     def _together(self, order: Sequence[int], first: int) -> int:
@@ -204,11 +201,8 @@ class ParquetDataset(TableShards):
         for at in range(first, len(order)):
             group = self._groups[order[at]]
             nbytes += group.stored
-            if at > first and (
-                group.file != file
-                or nbytes > TOGETHER_NBYTES
-                or (scattered and group.number != self._groups[order[at - 1]].number + 1)
-            ):
+            is_apart = scattered and group.number != self._groups[order[at - 1]].number + 1
+            if at > first and (is_apart or group.file != file or nbytes > TOGETHER_NBYTES):
                 return at - first
         return len(order) - first
 
@@ -228,20 +222,20 @@ class ParquetDataset(TableShards):
 
         groups = [self._groups[shard] for shard in shards]
         file, number = groups[0].file, groups[0].number if len(groups) == 1 else None
+        url = self._urls[file]
         # Workers are parallel already, and so are the parts of remote files. Otherwise, Arrow reads the
         # columns of a row group in threads.
-        threads = not is_remote(self._urls[file]) and get_worker_info() is None
-        most = REMOTE_PIECE_NBYTES if is_remote(self._urls[file]) else PIECE_NBYTES
+        threads = not is_remote(url) and get_worker_info() is None
+        most = REMOTE_PIECE_NBYTES if is_remote(url) else PIECE_NBYTES
         at_once = sum(group.rows for group in groups) * most // max(sum(one.decoded for one in groups), most)
         done = 0
         try:
             with self._opened(file, number) as (opened, source):
                 numbers = [group.number for group in groups]
                 there = range(opened.num_row_groups)
-                if [opened.metadata.row_group(one).num_rows for one in numbers if one in there] != [
-                    group.rows for group in groups
-                ]:
-                    raise SourceError(CHANGED, url=self._urls[file])
+                rows = [opened.metadata.row_group(one).num_rows for one in numbers if one in there]
+                if rows != [group.rows for group in groups]:
+                    raise SourceError(CHANGED, url=url)
                 how = {"batch_size": max(at_once, 1), "columns": self.schema.names, "use_threads": threads}
                 batches = opened.iter_batches(row_groups=numbers, **how)
                 if self.filters is not None:
@@ -254,9 +248,7 @@ class ParquetDataset(TableShards):
                 for batch in batches:
                     rest = batch[max(skip - done, 0) :]
                     if len(rest):
-                        yield self._prepare(
-                            Table.from_batches([rest]), file=self._urls[file], row_group=number
-                        )
+                        yield self._prepare(Table.from_batches([rest]), file=url, row_group=number)
                     done += len(batch)
         except DataFileError:
             if len(shards) == 1:
@@ -275,16 +267,15 @@ class ParquetDataset(TableShards):
         from pyarrow.parquet import ParquetFile
 
         url, problem = self._urls[file], "the file is truncated or not a Parquet file: "
-        kept = self._footers.get(file)
-        known = kept.known if kept else None
+        metadata, known = self._footers.get(file) or (None, None)
         with open_source(url, self._tries, known=known) as source:
             if known is None and isinstance(source, RemoteFile):
                 known = source.keep_end()
             with self._reading(url, problem, arrow.ArrowException, OSError, row_group=row_group):
                 # Given a path, Arrow reads a local file without going through Python.
-                given, metadata = source if is_remote(url) else url, kept and kept.metadata
+                given = source if is_remote(url) else url
                 with ParquetFile(given, metadata=metadata, pre_buffer=True) as opened:
-                    if kept is None:
+                    if metadata is None:
                         # The end of a larger file holds little more than the footer.
                         if known and known[0] > _SMALL:
                             known = known[0], b""
@@ -299,7 +290,7 @@ class ParquetDataset(TableShards):
         self._footers[file] = footer
         nbytes = 0
         for number, one in reversed(list(self._footers.items())):
-            nbytes += one.nbytes
+            nbytes += int(one.metadata.serialized_size) + (len(one.known[1]) if one.known else 0)
             if nbytes > FOOTERS_NBYTES and one is not footer:
                 self._footers.pop(number, None)
 
@@ -347,8 +338,7 @@ class ParquetRows(ColumnDataset):
         return {**vars(self), "_held": {}}
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(NamedTuple):
     """A row group: its file, its number in the file, its rows, and the approximate bytes of its columns."""
 
     file: int
@@ -358,17 +348,11 @@ class Group:
     decoded: int = TOGETHER_NBYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Footer:
+class Footer(NamedTuple):
     """What is known about a file: Arrow's metadata, and parts of a remote file not to request again."""
 
     metadata: Any
     known: tuple[int, bytes] | None
-
-    @property
-    def nbytes(self) -> int:
-        """The size of what is kept, as it is stored."""
-        return int(self.metadata.serialized_size) + (len(self.known[1]) if self.known else 0)
 
 
 def _list_groups(metadata: Any, file: int, names: Set[str]) -> list[Group]:

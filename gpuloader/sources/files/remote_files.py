@@ -381,8 +381,7 @@ class RemoteFile(io.RawIOBase):
         kept = self._size - len(self._end)
         middle = min(max(kept, start), stop)
         if start < middle:
-            asked = persist(lambda: self._read(start, middle), self._url, self._tries)
-            target[: middle - start] = asked
+            target[: middle - start] = persist(lambda: self._read(start, middle), self._url, self._tries)
         target[middle - start : stop - start] = self._end[middle - kept : stop - kept]
         self._position = stop
         return stop - start
@@ -412,8 +411,8 @@ class RemoteFile(io.RawIOBase):
         async def read() -> bytes:
             session = await system.set_session()
             found = bytearray()
-            url = system.encode_url(self._path)
-            async with session.get(url, **{**system.kwargs, "headers": asked}) as answer:
+            how = {**system.kwargs, "headers": asked}
+            async with session.get(system.encode_url(self._path), **how) as answer:
                 system._raise_not_found_for_status(answer, self._path)
                 while len(found) <= stop - start and (piece := await answer.content.read(_PIECE)):
                     found += piece
@@ -506,12 +505,9 @@ def _find_status(error: BaseException) -> int | None:
     response = getattr(error, "response", None)
     if isinstance(response, dict):  # of botocore
         return cast("int | None", response.get("ResponseMetadata", {}).get("HTTPStatusCode"))
-    for one in (error, response):
-        for name in ("status", "status_code", "code"):
-            found = getattr(one, name, None)
-            if isinstance(found, int) and 400 <= found < 600:
-                return found
-    return None
+    names = ("status", "status_code", "code")
+    found = (getattr(one, name, None) for one in (error, response) for name in names)
+    return next((one for one in found if isinstance(one, int) and 400 <= one < 600), None)
 
 
 def _reason(error: BaseException) -> BaseException:

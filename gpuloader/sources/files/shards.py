@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from gpuloader.checks import check_count
 from gpuloader.order.order import Shuffled, check_whole
@@ -77,15 +77,15 @@ class Stream:
         return cls(number, count, count // workers, 0 if draw.seed is None else draw.epoch)
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
+class Left(NamedTuple):
     """What a reader still has to read: from its own stream, or from streams of others that it continues."""
 
     reader: tuple[int, int]  # its number, and the number of readers on all ranks
     streams: Sequence[tuple[Stream, Reached]]
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, because one is made for every block.
+@dataclass(slots=True)
 class _Run:
     """Samples of a block that lie in one window: where they end, and what comes after them."""
 
@@ -93,8 +93,7 @@ class _Run:
     at: int  # in the window, likewise
     start: Reached  # where the window begins
     order: Sequence[int]  # the shards of its stream
-    stream: Stream
-    rest: Sequence[tuple[Stream, Reached]]  # the streams after it
+    state: Mapping[str, Any]  # that of the reader, but for where it is in this stream
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -185,12 +184,11 @@ class ShardDataset(IterableDataset[S]):
         for run in self._block if taken is not None else self._block[-1:]:
             if taken is None or taken <= run.count:
                 at = run.at if taken is None else run.at - (run.count - taken)
-                come = run.stream, self._behind(run.order, run.start, at)
-                return self._to_state(Left(left.reader, [come, *run.rest]))
+                return {**run.state, **_fields(self._behind(run.order, run.start, at))}
         return self._to_state(left)
 
     def _to_state(self, left: Left) -> dict[str, Any]:
-        # Flat, because it is made and copied after each batch.
+        # Flat, because it is copied after each batch.
         (stream, reached), *rest = left.streams
         state = {**_fields(stream), **_fields(reached), **self._order_by()}
         if rest or left.reader != (stream.number, stream.count):
@@ -200,12 +198,7 @@ class ShardDataset(IterableDataset[S]):
 
     def _order_by(self) -> dict[str, Any]:
         """Return what the order of samples depends on besides the stream and the epoch."""
-        return {
-            "shards": self.shards,
-            "shuffle": self.shuffle,
-            "shuffle_buffer": self.shuffle_buffer,
-            "seed": self.seed,
-        }
+        return {name: getattr(self, name) for name in ("shards", "shuffle", "shuffle_buffer", "seed")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next pass resume where `state` was taken, without repeating samples.
@@ -221,13 +214,8 @@ class ShardDataset(IterableDataset[S]):
 
     def _from_state(self, state: Mapping[str, Any]) -> Left:
         try:
-            streams = [
-                (
-                    Stream(**{name: one[name] for name in Stream.__slots__}),
-                    Reached(**{name: one[name] for name in Reached.__slots__}),
-                )
-                for one in (state, *state.get("rest", ()))
-            ]
+            parts = state, *state.get("rest", ())
+            streams = [(_from_fields(Stream, one), _from_fields(Reached, one)) for one in parts]
             number, count = state.get("reader", (streams[0][0].number, streams[0][0].count))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"this is not the state of a dataset in shards: {state}") from error
@@ -348,8 +336,9 @@ class ShardDataset(IterableDataset[S]):
         held: list[tuple[Any, Rows]] = []
         runs: list[_Run] = []
         count = 0
-        for behind, (stream, reached) in enumerate(left.streams, 1):
+        for behind, (stream, reached) in enumerate(left.streams):
             shards = self._order(stream)
+            state = self._to_state(Left(left.reader, left.streams[behind:]))
             for start, pieces in self._windows(shards, reached):
                 length = sum(map(len, pieces))
                 order = None
@@ -361,7 +350,7 @@ class ShardDataset(IterableDataset[S]):
                     stop = min(at + size - count, length)
                     held.append((samples, slice(at, stop) if order is None else order.slice(at, stop)))
                     count, at = count + stop - at, stop
-                    runs.append(_Run(count, at, start, shards, stream, left.streams[behind:]))
+                    runs.append(_Run(count, at, start, shards, state))
                     if count == size:
                         self._block = runs
                         yield held
@@ -485,6 +474,10 @@ after_fork(_READS.clear)  # a child does not have these threads
 
 def _begin(stream: Stream) -> Left:
     return Left((stream.number, stream.count), [(stream, Reached())])
+
+
+def _from_fields(kind: Any, fields: Mapping[str, Any]) -> Any:
+    return kind(**{name: fields[name] for name in kind.__slots__})
 
 
 def _fields(one: Stream | Reached) -> dict[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +15,7 @@ import numpy as np
 
 from gpuloader.errors import DataFileError, SourceError, damaged, describe_error, import_package
 from gpuloader.sources.block import Block, Column, Part
-from gpuloader.sources.files.remote_files import check_names, is_remote
+from gpuloader.sources.files.remote_files import T, check_names, is_remote
 from gpuloader.sources.files.shards import ShardDataset
 from gpuloader.sources.skipping import apply
 from gpuloader.sources.tables.arrow import are_alike, check_values, columns_of
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 
 CHANGED = "the file has changed since the dataset was made; make a new dataset"
+_READERS = 16  # threads that read the beginnings or the ends of files
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -81,6 +83,11 @@ class TableShards(ShardDataset[Any]):
 
         # Files may disagree on whether a column is nullable; `check_values` has excluded nulls.
         return columns_of(pieces[0] if len(pieces) == 1 else concat_tables(pieces, promote_options="default"))
+
+    def _ask_files(self, ask: Callable[[Any], T], files: Iterable[Any]) -> list[T]:
+        """Return what `ask` says of each file, in threads, because it mostly waits for servers or disks."""
+        with ThreadPoolExecutor(min(_READERS, len(self._urls))) as pool:
+            return list(pool.map(ask, files))
 
     # Files that change while they are read.
 

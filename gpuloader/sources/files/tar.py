@@ -208,13 +208,8 @@ def expand(pattern: str) -> list[str]:
             depth -= 1
             parts = [pattern[start + 1 : stop] for start, stop in itertools.pairwise(cuts)]
             if not depth and (len(parts) > 1 or (parts := _count(parts[0]))):
-                behind = expand(pattern[at + 1 :])
-                return [
-                    f"{pattern[: cuts[0]]}{one}{rest}"
-                    for part in parts
-                    for one in expand(part)
-                    for rest in behind
-                ]
+                inside, behind = [one for part in parts for one in expand(part)], expand(pattern[at + 1 :])
+                return [f"{pattern[: cuts[0]]}{one}{rest}" for one in inside for rest in behind]
     return [pattern]
 
 

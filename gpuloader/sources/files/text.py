@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuloader.errors import DataFileError
 from gpuloader.sources.files.remote_files import check_names, is_remote, open_source
@@ -24,19 +23,17 @@ if TYPE_CHECKING:
 PIECE_NBYTES = 1 << 20
 """Bytes of text to parse at a time; also the bytes of a shard, unless files are small or very large."""
 
-_LEAST_NBYTES, _PARTS, _MOST_PARTS = 64 << 10, 64, 1 << 16
+_LEAST_NBYTES, _PARTS, _MOST_PARTS = 64 << 10, 32, 1 << 16
 """The fewest bytes of a shard of local files, and the fewest and most shards to aim for."""
 
 _LINE = 64 << 10  # bytes within which a line should end; a longer line takes more reads
 _LONGEST_LINE = 256 << 20  # without a limit, a file without line breaks would fill the memory
-_READERS = 16  # threads that read the beginnings of files, which mostly means waiting
 
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
 """Maps the first bytes of compressed files to Arrow's name for the compression; file names do not matter."""
 
 
-@dataclass(frozen=True, slots=True)
-class TextFile:
+class TextFile(NamedTuple):
     """A file: its stored size, how it is compressed, where its first row begins, and the columns it names."""
 
     size: int
@@ -56,19 +53,16 @@ class TextDataset(TableShards):
         super().__post_init__()
         import pyarrow as pa
 
-        with ThreadPoolExecutor(min(_READERS, len(self._urls))) as pool:
-            self._files = list(pool.map(self._look_at, self._urls))
+        self._files = self._ask_files(self._look_at, self._urls)
         total = sum(one.size for one in self._files)
         least = PIECE_NBYTES if any(map(is_remote, self._urls)) else _LEAST_NBYTES
         nbytes = max(total // _MOST_PARTS, min(max(total // _PARTS, least), PIECE_NBYTES))
         self._parts: list[tuple[int, int, int]] = []
         for number, file in enumerate(self._files):
-            if file.packed:
-                self._parts.append((number, file.first, sys.maxsize))
-                continue
-            step = max(file.size, 1) if self._quote else nbytes
-            for start in range(file.first, file.size, step):
-                self._parts.append((number, start, min(start + step, file.size)))
+            size = sys.maxsize if file.packed else file.size
+            step = max(size, 1) if file.packed or self._quote else nbytes
+            for start in range(file.first, size, step):
+                self._parts.append((number, start, min(start + step, size)))
         types = self._given
         if self._parts and (self._names is None or not set(self._names) <= set(types)):
             number, start, stop = self._parts[0]
@@ -191,7 +185,7 @@ def _end_of_rows(text: bytes, quote: bytes) -> int:
 class CSVDataset(TextDataset):
     r"""The rows of CSV files; a sample is a dict with one value per column.
 
-    Workers and ranks divide even one file: a shard is a range of 1 MiB, or of a 64th of all bytes if files
+    Workers and ranks divide even one file: a shard is a range of 1 MiB, or of a 32nd of all bytes if files
     are small. Each worker reads its own lines, and Arrow parses them. A compressed file is one shard, read
     from start to end; gzip, bzip2 and Zstandard are recognized by their first bytes. With the loader's
     `shard`, every rank reads everything, and the loader divides the samples equally.
@@ -272,8 +266,7 @@ class CSVDataset(TextDataset):
     _pattern = "*.csv*"
 
     def __post_init__(self) -> None:
-        names = self.column_names
-        self._header = None if names is None else check_names("column_names", names)
+        self._header = None if self.column_names is None else check_names("column_names", self.column_names)
         for name, value in (("delimiter", self.delimiter), ("quote", self.quote or '"')):
             if not isinstance(value, str) or len(value.encode()) != 1 or value in "\r\n":
                 raise ValueError(f"{name} must be a single ASCII character, got {value!r}")
@@ -285,11 +278,11 @@ class CSVDataset(TextDataset):
     def _look_at(self, url: str) -> TextFile:
         file = super()._look_at(url)
         if self._header is not None:
-            return replace(file, names=tuple(self._header))
+            return file._replace(names=tuple(self._header))
         with self._opened(file, url, 0, 1) as pieces:
             header = next(pieces, b"")
             names = self._parse(header, file, None).column_names if header else []
-        return replace(file, first=len(header), names=tuple(names))
+        return file._replace(first=len(header), names=tuple(names))
 
     def _parse(self, text: bytes, file: TextFile, schema: pa.Schema | None) -> pa.Table:
         from pyarrow import BufferReader, csv

@@ -77,9 +77,7 @@ class _Files(Dataset[ImageSample]):
         for name, function in given.items():
             if function is not None:
                 check_function(name, function)
-        self.transform = transform
-        self.target_transform = target_transform
-        self.loader = loader
+        self.transform, self.target_transform, self.loader = transform, target_transform, loader
         self.upright = bool(upright)
         # One array, which workers share. A list of a million strings would be copied into each of them, page
         # by page, as their reference counts change.
@@ -133,9 +131,7 @@ class Folder(_Files):
         self.root = os.path.expanduser(os.fspath(root))  # noqa: PTH111
         self.extensions = self._extensions if is_valid_file is None else None
         self.classes, self.class_to_idx = self.find_classes(self.root)
-        paths: list[str] = []
-        labels: list[int] = []
-        empty: list[str] = []
+        paths, labels, empty = list[str](), list[int](), list[str]()
         for name, label in self.class_to_idx.items():
             before = len(paths)
             # In torchvision's order: folders by path, then files by name.

@@ -326,11 +326,8 @@ def read_json(path: str | Path) -> Mnist:
             ) from None
     # Frees the memory that was reserved but not used; no view of the array exists yet.
     images.resize((ends[-1], PIXELS), refcheck=False)
-    train, valid, test = (
-        DigitSet(images[start:end], label)
-        for start, end, label in zip(ends[:-1], ends[1:], labels, strict=True)
-    )
-    return Mnist(train, valid, test)
+    parts = zip(ends[:-1], ends[1:], labels, strict=True)
+    return Mnist(*(DigitSet(images[start:end], label) for start, end, label in parts))
 
 
 def _cut(file: BinaryIO) -> Iterator[bytes]:

@@ -76,21 +76,17 @@ class _Permits:
 
 def _read(reader: Reader, permits: list[_Permits], results: SimpleQueue[Any], number: bool) -> None:
     """Read items into a queue, each once all permits allow it; the main function of a thread."""
-    count, source = 0, None
+    count = 0
     try:
         source = iterate(reader)
-        while all(permit.take() for permit in permits):
-            item = next(source, _LAST)
-            if item is _LAST:
-                break
-            results.put((count, item) if number else item)
-            count += 1
-    except BaseException as error:
-        results.put((count, _Failure(error)) if number else _Failure(error))
-    try:
-        # Closed here, because only the thread that runs a generator may close it.
-        if isinstance(source, Generator):
-            source.close()
+        try:
+            while all(permit.take() for permit in permits) and (item := next(source, _LAST)) is not _LAST:
+                results.put((count, item) if number else item)
+                count += 1
+        finally:
+            # Closed here, because only the thread that runs a generator may close it.
+            if isinstance(source, Generator):
+                source.close()
     except BaseException as error:
         results.put((count, _Failure(error)) if number else _Failure(error))
     results.put(_LAST)
@@ -461,9 +457,8 @@ def _work(reader: Reader, pipe: Connection, room: Any) -> None:
 def _send_all(items: Iterator[Any], pipe: Connection, room: Any) -> None:
     for number in itertools.count():
         room.acquire()
-        try:
-            item = next(items)
-        except StopIteration:
+        item = next(items, _LAST)
+        if item is _LAST:
             return
         try:
             message = pickle.dumps((_ITEM, item, ""), pickle.HIGHEST_PROTOCOL)

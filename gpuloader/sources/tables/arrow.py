@@ -168,7 +168,8 @@ def refuse_nulls(count: int, length: int, name: str) -> None:
 def _count_nulls(values: pa.Array) -> int:
     """Return how many numbers, or lists of numbers, are null; 0 for a column of anything else."""
     kind = values.type
-    if not _is_number(kind.value_type if _is_list(kind) else _fixed_shape(kind)[1]):
+    # Numbers are the usual case, and are recognized sooner than what lists may hold.
+    if not (_is_number(kind) or _is_number(kind.value_type if _is_list(kind) else _fixed_shape(kind)[1])):
         return 0
     while not values.null_count and not _is_number(values.type):
         values = _inside(values)

@@ -85,8 +85,7 @@ def read_columns(table: Any) -> tuple[dict[str, Column], int]:
     """
     if line := how_to_read(table):
         raise TypeError(f"a {type(table).__name__} has not been read yet: pass {line}")
-    columns: dict[str, Column] = {}
-    lengths: dict[str, int] = {}
+    columns, lengths = dict[str, Column](), dict[str, int]()
     for label, values in _list_columns(table):
         name = str(label)
         if name in columns:
