@@ -188,7 +188,7 @@ class ParquetDataset(TableShards):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Pickles of earlier releases lack the sizes of row groups; those are read one by one.
-        groups = [Group(*one) for one in state["_groups"]]
+        groups = [one if isinstance(one, Group) else Group(*one) for one in state["_groups"]]
         counts = None if state.get("filters") is not None else [group.rows for group in groups]
         super().__setstate__({**state, "_footers": {}, "_groups": groups, "_counts": counts})
 
@@ -338,7 +338,8 @@ class ParquetRows(ColumnDataset):
         return {**vars(self), "_held": {}}
 
 
-class Group(NamedTuple):
+@dataclass(frozen=True, slots=True)  # as it is in pickles of 0.2.0
+class Group:
     """A row group: its file, its number in the file, its rows, and the approximate bytes of its columns."""
 
     file: int

@@ -16,6 +16,7 @@ from gpuloader import DataLoader
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.order.worker_info import WorkerInfo, exchange_worker
 from gpuloader.sources.block import each_row
+from gpuloader.sources.files.parquet import Group
 from gpuloader.sources.files.shards import Reached, ShardDataset, Stream
 from tests.fakes import wait_until
 
@@ -437,7 +438,7 @@ def test_options_are_checked_at_once(options, problem):
         Numbers(SIZES, **options)
 
 
-def test_positions_that_a_dataset_was_pickled_with_load():
+def test_positions_and_row_groups_that_a_dataset_was_pickled_with_load():
     """A dataset that was read without workers holds its position, and so does its pickle of version 0.2.0."""
     pickled = (
         b"\x80\x04\x95]\x00\x00\x00\x00\x00\x00\x00\x8c\x1egpuloader.sources.files.shards\x94\x8c\x06Stream\x94\x93"
@@ -445,3 +446,8 @@ def test_positions_that_a_dataset_was_pickled_with_load():
         b"eb\x86\x94."
     )
     assert pickle.loads(pickled) == (Stream(1, 2, 1, 3), Reached(4, 5, 6, 7))
+    pickled = (
+        b"\x80\x04\x95?\x00\x00\x00\x00\x00\x00\x00\x8c\x1fgpuloader.sources.files.parquet\x94\x8c\x05Group\x94"
+        b"\x93\x94)\x81\x94]\x94(K\x01K\x02K\x03K\x04K\x05eb."
+    )
+    assert pickle.loads(pickled) == Group(1, 2, 3, 4, 5)
