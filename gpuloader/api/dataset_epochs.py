@@ -23,14 +23,7 @@ from gpuloader.batches.items import BatchSpec, ItemState, copy_state
 from gpuloader.batches.schema import Collation
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.epoch.delivery import Masks, add_mask
-from gpuloader.epoch.epoch import (
-    DeliveredStep,
-    Epoch,
-    Iteration,
-    apply_setting,
-    open_epoch,
-    take_buffers,
-)
+from gpuloader.epoch.epoch import DeliveredStep, Epoch, Iteration, apply_setting, open_epoch, take_buffers
 from gpuloader.errors import SampleError
 from gpuloader.fetch.contract import EpochRequest, WorkerOptions
 from gpuloader.fetch.fetching import Fetching
