@@ -14,7 +14,7 @@ from gpuloader.api.options import check_option, check_uncopied
 from gpuloader.api.state import Position, end_epoch, find_spent_reader, read_state
 from gpuloader.batches.readers import BatchStager, SampleListStager, SampleStager, Stager, check_takes_state
 from gpuloader.batches.staged import StagedBatch
-from gpuloader.checks import THREAD, check_count, check_read_ahead
+from gpuloader.checks import THREAD, check_count, check_switch
 from gpuloader.devices.places import default_place, guarded_place, parse_places
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.epoch import Iteration
@@ -101,7 +101,7 @@ class GeneratorLoader(Measured):
         self._drop_last = drop_last
         capacity = check_count("capacity", capacity)
         self._feeds = None if feed_list is None else resolve_feeds(feed_list)
-        read_ahead = check_read_ahead("use_double_buffer", use_double_buffer)
+        read_ahead = check_switch(THREAD, "use_double_buffer", use_double_buffer)
         policy = ReadAheadPolicy(fixed=read_ahead == THREAD, bound=True) if read_ahead else None
         self._multiprocess = use_multiprocess
         self._meter = Meter()

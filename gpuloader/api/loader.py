@@ -146,8 +146,10 @@ class DataLoader(Measured, Generic[S]):
     batch_size : int or None
         Samples per batch. None delivers each sample unchanged, without adding a batch dimension; a sample may
         then be a whole batch.
-    shuffle : bool or None
+    shuffle : bool, 'chunks' or None
         True draws a new order from the seed for every epoch. False and None keep the dataset's order.
+        'chunks', for a `ZarrDataset`, an `HDF5Dataset` or a `Subset` of one, draws an order of their chunks,
+        and shuffles the rows of a window of several chunks. So each chunk is read once per epoch.
     drop_last : bool
         True drops an incomplete last batch and, with several places, a last step that lacks a batch for any
         of them. False delivers both.
@@ -192,7 +194,8 @@ class DataLoader(Measured, Generic[S]):
     worker_type : str or None
         'process', or 'thread' for datasets that wait or release the GIL. Threads share the dataset, so an
         iterable dataset must keep its position in what ``__iter__`` returns, not in itself. None means
-        threads for images, whose decoders release the GIL, and processes for anything else.
+        threads for images, whose decoders release the GIL, and for ``shuffle='chunks'``, where each process
+        would decode all chunks. It means processes for anything else.
     start_method : str or None
         How worker processes start: 'fork', 'forkserver' or 'spawn'. None follows `multiprocessing`, like
         PyTorch: fork on Linux up to Python 3.13. Where a fork is known to hang, because JAX has
@@ -338,7 +341,7 @@ class DataLoader(Measured, Generic[S]):
         return_list: bool = True,
         batch_sampler: Iterable[Any] | None = None,
         batch_size: int | None = 1,
-        shuffle: bool | None = False,
+        shuffle: bool | str | None = False,
         drop_last: bool = False,
         collate_fn: Callable[[Any], Any] | None = None,
         num_workers: int | str = 0,

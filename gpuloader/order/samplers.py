@@ -30,6 +30,7 @@ from gpuloader.order.order import (
     Repeated,
     Shuffled,
     Weighted,
+    Windowed,
     as_indices,
     as_plain,
     as_weights,
@@ -301,6 +302,22 @@ class MixSampler(_Seeded):
 
     def _draw(self, seed: int, epoch: int) -> Order:
         return Mixed(*self._terms, seed, epoch)
+
+
+class ChunkSampler(_Seeded):
+    """A sampler of chunks of these sizes, for ``shuffle="chunks"``; `listed` has the indices chunk by chunk.
+
+    >>> sorted(ChunkSampler(np.array([2, 1]), window=1, listed=np.array([7, 8, 4])))
+    [4, 7, 8]
+    """
+
+    def __init__(self, sizes: IndexArray, window: int, listed: IndexArray | None = None) -> None:
+        super().__init__(range(int(sizes.sum())))
+        self._terms, self._listed = (sizes, window), listed
+
+    def _draw(self, seed: int, epoch: int) -> Order:
+        order = Windowed(*self._terms, seed, epoch)
+        return order if self._listed is None else Mapped(order, self._listed)
 
 
 def make_sampler(dataset: Sized, shuffle: bool) -> Sampler[int]:
@@ -653,13 +670,7 @@ class Budgeted(Sampler[int]):
     # The groups do not depend on the epoch, so neither does the number of batches. Schedules rely on that.
 
     def __init__(
-        self,
-        lengths: NDArray[Any],
-        max_tokens: float,
-        most: int,
-        pool: int,
-        shuffle: bool,
-        drop_last: bool,
+        self, lengths: NDArray[Any], max_tokens: float, most: int, pool: int, shuffle: bool, drop_last: bool
     ) -> None:
         super().__init__(lengths)
         is_number = isinstance(max_tokens, int | float | np.number) and not isinstance(max_tokens, bool)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.errors import SampleError
+from gpuloader.errors import BadType, SampleError
 from gpuloader.fields.convert import find_kind
 from gpuloader.foreign import (
     COLUMNS,
@@ -28,7 +28,8 @@ from gpuloader.foreign import (
     is_tensor,
     name_table,
 )
-from gpuloader.sources.array_rows import ArrayRows, find_arrays, own_method, reads_like
+from gpuloader.order.order import as_indices
+from gpuloader.sources.array_rows import ArrayRows, check_rows, find_arrays, own_method, reads_like
 from gpuloader.sources.block import Block, SampleFields, name_dtype, of_arrays
 from gpuloader.sources.dataset import (
     ChainDataset,
@@ -197,6 +198,27 @@ def describe(value: Any, *, by_key: bool = False, encoded: bool = False, in_colu
         )
     refuse_read(dataset, "the dataset is", READ_ONCE)
     return replace(source, iterable=True)
+
+
+def by_chunks(source: Source) -> Source:
+    """Return what a loader with ``shuffle="chunks"`` reads: a dataset that keeps chunks, and its own order.
+
+    Raises `TypeError` unless the source has arrays stored in chunks, or is a subset of a source that has.
+    """
+    members, inside = None, source
+    while inside.inner is not None:
+        subset, inside = inside.dataset, inside.inner
+        rows = check_rows(subset.dataset, as_indices("indices", subset.indices), len(subset.dataset))
+        members = rows if members is None else rows[members]
+    make = own_method(inside.dataset, "_by_chunks")
+    if make is None:
+        raise BadType(
+            "shuffle='chunks' is for arrays stored in chunks: a ZarrDataset, an HDF5Dataset or a Subset of "
+            f"one, got {type(source.dataset).__name__}; pass shuffle=True to the loader or to the dataset"
+        )
+    dataset = make()
+    found = describe(dataset if members is None else Subset(dataset, members))
+    return replace(found, own_order=lambda _: dataset.sample_chunks(members))
 
 
 def _describe(
