@@ -56,11 +56,14 @@ AHEAD_NBYTES, CHUNK_NBYTES = 8 << 20, 64 << 20
 Several chunks in one call cost Zarr half of the time that as many calls take.
 """
 
-WINDOW_NBYTES, WINDOW_ROWS, OBJECT_NBYTES = 30 << 20, 1 << 18, 64 << 10
+WINDOW_NBYTES, WINDOW_ROWS, OBJECT_NBYTES = 16 << 20, 1 << 18, 64 << 10
 """The most that a window has by default, counting that much for a value of unknown size.
 
 The C library returns blocks above 32 MiB to the system, so each window would be new memory, which is slow.
 """
+
+TOGETHER_NBYTES = 256 << 10
+"""The largest chunks of which Zarr is asked for parts together."""
 
 T = TypeVar("T")
 _DAMAGE = (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError)
@@ -349,8 +352,12 @@ class ChunkWindows(ColumnDataset):
                 turns = shuffle_chunks(self._count, draw.seed or 0, draw.epoch)
                 self._owners, self._firsts = np.argsort(turns) // count, np.empty_like(turns)
                 self._epoch, self._kept = epoch, {}
-            owners, windows = self._owners[numbers], dict(self._kept)
-            for window in {*owners.tolist()} - windows.keys():
+            owners = self._owners[numbers]
+            needed = {*owners.tolist()}
+            windows = {window: one for window, one in self._kept.items() if window in needed}
+            for window in needed - windows.keys():
+                for old in [*self._kept][:-1]:  # before the next one is read, so that it gets this memory
+                    del self._kept[old]
                 chunks = np.flatnonzero(self._owners == window)
                 whole = np.add.outer(chunks * size, np.arange(size)).ravel()
                 try:
@@ -359,8 +366,6 @@ class ChunkWindows(ColumnDataset):
                     return stored._take(rows)
                 self._kept[window] = windows[window] = read
                 self._firsts[chunks] = np.arange(len(chunks)) * size
-            while len(self._kept) > 2:
-                del self._kept[next(iter(self._kept))]
             places = self._firsts[numbers] + within
         ends = [*(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(owners)]
         return Block([Part(windows[owners[at]], places[at:stop]) for at, stop in pairwise([0, *ends])])
@@ -384,7 +389,7 @@ class HDF5Dataset(StoredArrays):
         The arrays of the file to read. None reads all at its top level.
     shuffle_buffer : int or None
         The rows of a window, in which the loader's ``shuffle="chunks"`` shuffles: as many whole chunks as
-        fit, at least one. None makes a window of up to 30 MiB and 262,144 rows, where text and rows of
+        fit, at least one. None makes a window of up to 16 MiB and 262,144 rows, where text and rows of
         varying length count as 64 KiB. The chunks are those of the array with the largest rows; an array
         without chunks is cut into blocks of 1 MiB.
     attempts : int
@@ -527,8 +532,12 @@ class ZarrDataset(StoredArrays):
         return self._ask(action, within=self._tries.first_answer)
 
     def _read_spans(self, name: str, array: Any, spans: Sequence[tuple[int, int]]) -> Iterator[Any]:
-        # Requested together, chunks cost Zarr half of the time that as many calls take.
-        at_once = max(AHEAD_NBYTES // max(math.prod(array.chunks or ()) * array.dtype.itemsize, 1), 1)
+        # Requested together, chunks cost Zarr half of the time that as many calls take. Parts of large chunks
+        # cost more that way, because it then holds several decoded chunks.
+        rows, *others = array.chunks or (1,)
+        nbytes = max(rows * math.prod(others) * array.dtype.itemsize, 1)
+        whole = all(not first % rows and last in (first + rows, len(self)) for first, last in spans)
+        at_once = max(AHEAD_NBYTES // nbytes, 1) if whole or nbytes <= TOGETHER_NBYTES else 1
         for start in range(0, len(spans), at_once):
             several = spans[start : start + at_once]
             try:
