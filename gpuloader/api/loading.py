@@ -226,9 +226,9 @@ def _choose_collation(
         ragged |= varying_names(chained.from_iterable(stage.along.values())) - (options.pad or {}).keys()
     by_rows_only = programmer is not None or stage is not None or options.cache is not None
     collation = Collation(
-        feeds, function, options.batch_size is not None, ragged, {field: as_pad(pad) for field,
-        pad in (options.pad or {}).items()}, programmer, delivery.on_host, as_tensors, stage,
-        options.on_bad == "skip", as_returned,
+        feeds, function, options.batch_size is not None, ragged,
+        {field: as_pad(pad) for field, pad in (options.pad or {}).items()}, programmer, delivery.on_host,
+        as_tensors, stage, options.on_bad == "skip", as_returned,
         framework.fallback if as_returned and not by_rows_only else None,
         framework.keeps_values and (by_rows_only or not as_returned), copies=options.copy,
     )  # fmt: skip
