@@ -33,6 +33,7 @@ import numpy as np
 from benchmarks.measure import describe_machine, write_report
 
 BATCH = 256
+ORDERED = "in order"  # a candidate of ours beside which another one of ours is measured
 
 # The data: one file or store for each case.
 
@@ -222,7 +223,9 @@ def text(kind: str, name: str) -> Callable[[Path, int], Iterable[Any]]:
     return load
 
 
-def stored(kind: str, url: str, name: str, *, shuffled: bool = False) -> Callable[[Path, int], Iterable[Any]]:
+def stored(
+    kind: str, url: str, name: str, *, shuffled: bool = False, **more: Any
+) -> Callable[[Path, int], Iterable[Any]]:
     """Return a candidate over an array."""
 
     def load(folder: Path, workers: int = 0) -> Iterable[Any]:
@@ -231,7 +234,7 @@ def stored(kind: str, url: str, name: str, *, shuffled: bool = False) -> Callabl
         arrays = None if kind == "ZarrDataset" else [name]
         dataset = getattr(gpuloader, kind)(folder / url, arrays)
         options: dict[str, Any] = {"batch_sampler": list(map(list, subset()))} if shuffled else {}
-        options = options or {"batch_size": BATCH}
+        options = options or {"batch_size": BATCH, **more}
         for batch in gpuloader.DataLoader(dataset, places="cpu", num_workers=workers, **options):
             yield list(batch.values())
 
@@ -287,6 +290,8 @@ OWN: dict[str, Callable[..., Iterable[Any]]] = {
     "Zarr, shuffled subset": stored("ZarrDataset", "pixels.zarr", "pixels", shuffled=True),
     "HDF5, in order": stored("HDF5Dataset", "pixels.h5", "x"),
     "HDF5, in order, numbers": stored("HDF5Dataset", "pixels.h5", "small"),
+    "Zarr, shuffle='chunks'": stored("ZarrDataset", "pixels.zarr", "pixels", shuffle="chunks"),
+    "HDF5, shuffle='chunks'": stored("HDF5Dataset", "pixels.h5", "x", shuffle="chunks"),
     "tar, Pillow": own_pictures,
     "Hugging Face stream": own_stream,
 }
@@ -301,15 +306,19 @@ PEERS: dict[str, dict[str, Callable[..., Iterable[Any]]]] = {
     "Zarr, shuffled subset": {"zarr": zarr_subset},
     "HDF5, in order": {"h5py": hdf5_order},
     "HDF5, in order, numbers": {"h5py": lambda folder: hdf5_order(folder, "small")},
+    # What the shuffle costs: the same loader in order.
+    "Zarr, shuffle='chunks'": {ORDERED: stored("ZarrDataset", "pixels.zarr", "pixels")},
+    "HDF5, shuffle='chunks'": {ORDERED: stored("HDF5Dataset", "pixels.h5", "x")},
     "tar, Pillow": {"webdataset": webdataset_pictures},
     "Hugging Face stream": {"torch": torch_stream},
 }
-TAKES_WORKERS = {"gpuloader", "webdataset", "torch"}
+TAKES_WORKERS = {"gpuloader", ORDERED, "webdataset", "torch"}
 
 
 def turn(case: str, library: str, workers: int, folder: Path) -> None:
     """Run one epoch and print its CPU and wall time in seconds."""
-    __import__("datasets" if library == "torch" or "stream" in case else library)
+    imported = "gpuloader" if library == ORDERED else library
+    __import__("datasets" if library == "torch" or "stream" in case else imported)
     candidate = OWN[case] if library == "gpuloader" else PEERS[case][library]
     options = {"workers": workers} if workers else {}
     next(iter(candidate(folder)))  # imports what the library loads late
@@ -341,7 +350,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder))
         for case in given.case:
-            libraries = ["gpuloader", *(name for name in PEERS[case] if importlib.util.find_spec(name))]
+            there = (name for name in PEERS[case] if name == ORDERED or importlib.util.find_spec(name))
+            libraries = ["gpuloader", *there]
             runs: dict[tuple[str, int], list[list[float]]] = {
                 (name, workers): []
                 for name in libraries

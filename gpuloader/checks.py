@@ -72,16 +72,16 @@ def check_word(name: str, value: object, known: tuple[str, ...], *, optional: bo
         raise BadValue(f"{name} must be one of {words}, got {value!r}")
 
 
-def check_read_ahead(name: str, value: object) -> bool | str:
-    """Return a switch for reading ahead: True, False or 'thread'; raise `TypeError` for anything else.
+def check_switch(word: str, name: str, value: object) -> bool | str:
+    """Return True, False or the only word that a switch knows; raise `TypeError` for anything else.
 
-    >>> check_read_ahead("use_buffer_reader", "thread")
+    >>> check_switch("thread", "use_buffer_reader", "thread")
     'thread'
     """
-    if isinstance(value, str) and value == THREAD:
-        return THREAD
+    if isinstance(value, str) and value == word:
+        return word
     if not isinstance(value, bool | np.bool_):
-        raise BadType(f"{name} must be True, False or 'thread', got {value!r}")
+        raise BadType(f"{name} must be True, False or {word!r}, got {value!r}")
     return bool(value)
 
 

@@ -23,14 +23,7 @@ from gpuloader.batches.items import BatchSpec, ItemState, copy_state
 from gpuloader.batches.schema import Collation
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.epoch.delivery import Masks, add_mask
-from gpuloader.epoch.epoch import (
-    DeliveredStep,
-    Epoch,
-    Iteration,
-    apply_setting,
-    open_epoch,
-    take_buffers,
-)
+from gpuloader.epoch.epoch import DeliveredStep, Epoch, Iteration, apply_setting, open_epoch, take_buffers
 from gpuloader.errors import SampleError
 from gpuloader.fetch.contract import EpochRequest, WorkerOptions
 from gpuloader.fetch.fetching import Fetching
@@ -571,18 +564,12 @@ class DatasetEpochs(Epochs):
         """The options that explain a loop's times."""
         fetching, workers, tuner = self._fetching, self.workers, self._tuner
         return Configuration(
-            fetching.reads,
-            fetching.count if tuner is None else tuner.setting.workers,
-            workers.kind,
-            usable_cores(),
-            len(self.delivery.devices),
-            persistent=workers.persistent,
-            tuned="" if tuner is None else tuner.describe(),
-            most=0 if tuner is None else tuner.most_workers,
-            since=None if tuner is None else tuner.settled_at,
-            policy=fetching.policy,
+            fetching.reads, fetching.count if tuner is None else tuner.setting.workers, workers.kind,
+            usable_cores(), len(self.delivery.devices), persistent=workers.persistent,
+            tuned="" if tuner is None else tuner.describe(), most=0 if tuner is None else tuner.most_workers,
+            since=None if tuner is None else tuner.settled_at, policy=fetching.policy,
             started=fetching.started,
-        )
+        )  # fmt: skip
 
     def close(self) -> None:
         """End persistent worker processes."""

@@ -14,7 +14,7 @@ from gpuloader.api.options import check_option, check_uncopied
 from gpuloader.api.state import Position, end_epoch, find_spent_reader, read_state
 from gpuloader.batches.readers import BatchStager, SampleListStager, SampleStager, Stager, check_takes_state
 from gpuloader.batches.staged import StagedBatch
-from gpuloader.checks import THREAD, check_count, check_read_ahead
+from gpuloader.checks import THREAD, check_count, check_switch
 from gpuloader.devices.places import default_place, guarded_place, parse_places
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.epoch import Iteration
@@ -82,26 +82,17 @@ class GeneratorLoader(Measured):
     _epochs: ReaderEpochs
 
     def __init__(
-        self,
-        feed_list: Sequence[FeedSpec | str] | None,
-        capacity: int | None,
-        use_double_buffer: bool | str,
-        iterable: bool,
-        return_list: bool,
-        use_multiprocess: bool = False,
-        drop_last: bool = True,
-        output: str | None = None,
-        stream: object = None,
-        static: bool = False,
-        copy: bool = True,
-    ) -> None:
+        self, feed_list: Sequence[FeedSpec | str] | None, capacity: int | None, use_double_buffer: bool | str,
+        iterable: bool, return_list: bool, use_multiprocess: bool = False, drop_last: bool = True,
+        output: str | None = None, stream: object = None, static: bool = False, copy: bool = True,
+    ) -> None:  # fmt: skip
         given = {"output": output, "stream": stream, "static": static}
         self._copies: bool = check_option("copy", copy)
         self._outputs: dict[str, Any] = {name: check_option(name, value) for name, value in given.items()}
         self._drop_last = drop_last
         capacity = check_count("capacity", capacity)
         self._feeds = None if feed_list is None else resolve_feeds(feed_list)
-        read_ahead = check_read_ahead("use_double_buffer", use_double_buffer)
+        read_ahead = check_switch(THREAD, "use_double_buffer", use_double_buffer)
         policy = ReadAheadPolicy(fixed=read_ahead == THREAD, bound=True) if read_ahead else None
         self._multiprocess = use_multiprocess
         self._meter = Meter()
@@ -405,19 +396,11 @@ class GeneratorLoader(Measured):
 
 
 def from_generator(
-    feed_list: Sequence[FeedSpec | str] | None = None,
-    capacity: int | None = None,
-    use_double_buffer: bool | str = True,
-    iterable: bool = True,
-    return_list: bool = False,
-    use_multiprocess: bool = False,
-    drop_last: bool = True,
-    *,
-    output: str | None = None,
-    stream: object = None,
-    static: bool = False,
-    copy: bool = True,
-) -> GeneratorLoader:
+    feed_list: Sequence[FeedSpec | str] | None = None, capacity: int | None = None,
+    use_double_buffer: bool | str = True, iterable: bool = True, return_list: bool = False,
+    use_multiprocess: bool = False, drop_last: bool = True, *, output: str | None = None,
+    stream: object = None, static: bool = False, copy: bool = True,
+) -> GeneratorLoader:  # fmt: skip
     """Return a loader that reads from a generator function, like Paddle's `DataLoader.from_generator`.
 
     Parameters

@@ -146,8 +146,10 @@ class DataLoader(Measured, Generic[S]):
     batch_size : int or None
         Samples per batch. None delivers each sample unchanged, without adding a batch dimension; a sample may
         then be a whole batch.
-    shuffle : bool or None
+    shuffle : bool, 'chunks' or None
         True draws a new order from the seed for every epoch. False and None keep the dataset's order.
+        'chunks', for a `ZarrDataset`, an `HDF5Dataset` or a `Subset` of one, draws an order of their chunks,
+        and shuffles the rows of a window of several chunks. So each chunk is read once per epoch.
     drop_last : bool
         True drops an incomplete last batch and, with several places, a last step that lacks a batch for any
         of them. False delivers both.
@@ -192,7 +194,8 @@ class DataLoader(Measured, Generic[S]):
     worker_type : str or None
         'process', or 'thread' for datasets that wait or release the GIL. Threads share the dataset, so an
         iterable dataset must keep its position in what ``__iter__`` returns, not in itself. None means
-        threads for images, whose decoders release the GIL, and processes for anything else.
+        threads for images, whose decoders release the GIL, and for ``shuffle='chunks'``, where each process
+        would decode all chunks. It means processes for anything else.
     start_method : str or None
         How worker processes start: 'fork', 'forkserver' or 'spawn'. None follows `multiprocessing`, like
         PyTorch: fork on Linux up to Python 3.13. Where a fork is known to hang, because JAX has
@@ -331,53 +334,23 @@ class DataLoader(Measured, Generic[S]):
     use_shared_memory: bool
 
     def __init__(
-        self,
-        dataset: Readable[S] | Iterable[S],
-        feed_list: Sequence[FeedSpec | str] | int | None = None,
-        places: Any = None,
-        return_list: bool = True,
-        batch_sampler: Iterable[Any] | None = None,
-        batch_size: int | None = 1,
-        shuffle: bool | None = False,
-        drop_last: bool = False,
-        collate_fn: Callable[[Any], Any] | None = None,
-        num_workers: int | str = 0,
-        use_buffer_reader: bool | str = True,
-        prefetch_factor: int | None = 2,
-        use_shared_memory: bool = True,
-        timeout: float = 0,
-        worker_init_fn: Callable[[int], object] | None = None,
-        persistent_workers: bool = False,
-        *,
-        sampler: Iterable[Any] | None = None,
-        seed: int | None = None,
-        generator: GeneratorLike = None,
-        prefetch: int | str = 1,
-        memory_budget: int | None = None,
-        in_order: bool = True,
-        worker_type: str | None = None,
-        start_method: str | None = None,
-        multiprocessing_context: Any = None,
-        on_worker_death: str = "raise",
-        ragged: Sequence[str] = (),
-        pad: Mapping[str, float | Padding] | None = None,
-        targets: str | None = None,
-        transforms: Sequence[Transform | ImageTransform] = (),
-        decode: str | None = None,
-        on_bad: str = "raise",
-        cache: str | None = None,
-        split: str = "batches",
-        remainder: str | None = None,
-        output: str | None = None,
-        stream: object = None,
-        copy_priority: str | None = None,
-        static: bool = False,
-        copy: bool = True,
-        shard: str | tuple[int, int] | None = None,
-        uneven: str | None = None,
-        pin_memory: bool = False,
-        pin_memory_device: str = "",
-    ) -> None:
+        self, dataset: Readable[S] | Iterable[S], feed_list: Sequence[FeedSpec | str] | int | None = None,
+        places: Any = None, return_list: bool = True, batch_sampler: Iterable[Any] | None = None,
+        batch_size: int | None = 1, shuffle: bool | str | None = False, drop_last: bool = False,
+        collate_fn: Callable[[Any], Any] | None = None, num_workers: int | str = 0,
+        use_buffer_reader: bool | str = True, prefetch_factor: int | None = 2, use_shared_memory: bool = True,
+        timeout: float = 0, worker_init_fn: Callable[[int], object] | None = None,
+        persistent_workers: bool = False, *, sampler: Iterable[Any] | None = None, seed: int | None = None,
+        generator: GeneratorLike = None, prefetch: int | str = 1, memory_budget: int | None = None,
+        in_order: bool = True, worker_type: str | None = None, start_method: str | None = None,
+        multiprocessing_context: Any = None, on_worker_death: str = "raise", ragged: Sequence[str] = (),
+        pad: Mapping[str, float | Padding] | None = None, targets: str | None = None,
+        transforms: Sequence[Transform | ImageTransform] = (), decode: str | None = None,
+        on_bad: str = "raise", cache: str | None = None, split: str = "batches", remainder: str | None = None,
+        output: str | None = None, stream: object = None, copy_priority: str | None = None,
+        static: bool = False, copy: bool = True, shard: str | tuple[int, int] | None = None,
+        uneven: str | None = None, pin_memory: bool = False, pin_memory_device: str = "",
+    ) -> None:  # fmt: skip
         # fmt: off
         options = Options(  # in the order of the table, as a test makes sure
             dataset, feed_list, places, return_list, batch_sampler, batch_size, shuffle, drop_last,
@@ -470,16 +443,11 @@ class DataLoader(Measured, Generic[S]):
             # afterwards. Random numbers in `__getitem__` follow from the same seed, unless each epoch draws
             # its own.
             reading = DataLoader(
-                plan.source.dataset,
-                plan.collation.feeds,
-                "cpu",
-                batch_size=_CACHE_BATCH,
+                plan.source.dataset, plan.collation.feeds, "cpu", batch_size=_CACHE_BATCH,
                 sampler=StoredOrder(plan.source.dataset),
-                seed=0 if plan.follows_torch else self._epochs.draw_seed(),
-                shard=(0, 1),
-                worker_type=plan.workers.kind,
-                **{name: getattr(options, name) for name in _OF_READING},
-            )
+                seed=0 if plan.follows_torch else self._epochs.draw_seed(), shard=(0, 1),
+                worker_type=plan.workers.kind, **{name: getattr(options, name) for name in _OF_READING},
+            )  # fmt: skip
             # As arrays, tensors lose their classes; PyTorch's loader warns about that.
             keeping = reading._framework._replace(keeps_values=self._framework.keeps_values)
             reading._open(reading._options, keeping)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gpuloader.api.options import OWN_BATCHES, Options, check_uncopied, find_unit
+from gpuloader.api.options import CHUNKS, OWN_BATCHES, Options, check_uncopied, find_unit
 from gpuloader.batches.schema import Collation, Fallback
 from gpuloader.checks import AUTO
 from gpuloader.devices.places import default_place, parse_places
@@ -27,7 +27,7 @@ from gpuloader.order.order import InOrder
 from gpuloader.order.randomness import draw_seed
 from gpuloader.order.samplers import make_sampler
 from gpuloader.order.worker_info import find_local_rank
-from gpuloader.sources.describing import Source, check_alike, describe
+from gpuloader.sources.describing import Source, by_chunks, check_alike, describe
 from gpuloader.sources.skipping import leaves_out
 from gpuloader.system.platforms import available_memory
 
@@ -98,6 +98,8 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
     source = describe(
         options.dataset, by_key=by_key, encoded=options.decode is not None, in_columns=in_columns
     )
+    in_chunks = options.shuffle == CHUNKS
+    source = by_chunks(source) if in_chunks else source
     feeds = None if options.feed_list is None else resolve_feeds(options.feed_list)
     of_images, of_batches, along = (
         split_transforms(options.transforms) if options.transforms else ({}, [], {})
@@ -113,7 +115,7 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
         stage = ImageStage(of_images, options.decode is not None, declared, along=along)
 
     follows_torch = framework.follows_torch and options.seed is None
-    workers = _choose_workers(options, source, in_threads=stage is not None)
+    workers = _choose_workers(options, source, in_threads=stage is not None or in_chunks)
     generator, seed, draw = options.generator, options.seed, framework.draw_seed
     make = framework.make_sampler and partial(framework.make_sampler, generator=generator)
     if follows_torch and generator is not None:
@@ -121,16 +123,10 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
     elif generator is not None:
         seed = draw_seed(generator)
     batching = Batching.choose(
-        source.dataset,
-        iterable=source.iterable,
-        given=given,
-        own_order=source.own_order,
-        batch_size=options.batch_size,
-        shuffle=bool(options.shuffle),
-        drop_last=options.drop_last,
-        seed=seed,
+        source.dataset, iterable=source.iterable, given=given, own_order=source.own_order,
+        batch_size=options.batch_size, shuffle=bool(options.shuffle), drop_last=options.drop_last, seed=seed,
         make=make or make_sampler,
-    )
+    )  # fmt: skip
     uneven = options.uneven or "pad"
     insists = not (framework.divides_if_possible and options.shard == AUTO)
     batching = batching.divide(
@@ -186,26 +182,20 @@ def _choose_workers(options: Options, source: Source, *, in_threads: bool) -> Wo
             "num_workers='auto' needs a map-style dataset, because the batches of an iterable dataset depend "
             "on how many workers read it; pass a number"
         )
-    # Threads for images: their decoders release the GIL, and pixels need not cross a pipe. Passing a start
-    # method means wanting processes.
+    # Threads for images: their decoders release the GIL, and pixels need not cross a pipe. For chunks: each
+    # process would decode all of them. Passing a start method means wanting processes.
     kind = options.worker_type or ("thread" if in_threads and options.start_method is None else "process")
     # Slots are pinned, which takes memory away from the page cache and from the datasets of workers.
     available = available_memory() if tuned or deepens else None
     return WorkerOptions(
-        count=1 if tuned else int(options.num_workers),
-        kind=kind,
-        prefetch_factor=options.prefetch_factor or 2,
-        in_order=options.in_order,
-        timeout=options.timeout,
-        init=options.worker_init_fn,
-        persistent=bool(options.persistent_workers and options.num_workers),
-        start_method=options.start_method,
-        respawn=options.on_worker_death == "respawn",
-        most=most_workers() if tuned else 0,
-        deepens=deepens,
+        count=1 if tuned else int(options.num_workers), kind=kind,
+        prefetch_factor=options.prefetch_factor or 2, in_order=options.in_order, timeout=options.timeout,
+        init=options.worker_init_fn, persistent=bool(options.persistent_workers and options.num_workers),
+        start_method=options.start_method, respawn=options.on_worker_death == "respawn",
+        most=most_workers() if tuned else 0, deepens=deepens,
         budget=BUDGET if available is None else min(BUDGET, available // 2),
         read_ahead=options.use_buffer_reader,
-    )
+    )  # fmt: skip
 
 
 def _choose_collation(
@@ -236,21 +226,12 @@ def _choose_collation(
         ragged |= varying_names(chained.from_iterable(stage.along.values())) - (options.pad or {}).keys()
     by_rows_only = programmer is not None or stage is not None or options.cache is not None
     collation = Collation(
-        feeds,
-        function,
-        options.batch_size is not None,
-        ragged,
-        {field: as_pad(pad) for field, pad in (options.pad or {}).items()},
-        programmer,
-        delivery.on_host,
-        as_tensors,
-        stage,
-        options.on_bad == "skip",
-        as_returned,
+        feeds, function, options.batch_size is not None, ragged,
+        {field: as_pad(pad) for field, pad in (options.pad or {}).items()}, programmer, delivery.on_host,
+        as_tensors, stage, options.on_bad == "skip", as_returned,
         framework.fallback if as_returned and not by_rows_only else None,
-        framework.keeps_values and (by_rows_only or not as_returned),
-        copies=options.copy,
-    )
+        framework.keeps_values and (by_rows_only or not as_returned), copies=options.copy,
+    )  # fmt: skip
     if not options.copy:
         check_uncopied(delivery, makes=not collation.whole, static=options.static)
         if options.num_workers and options.worker_type != "thread":

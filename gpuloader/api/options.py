@@ -19,11 +19,12 @@ import numpy as np
 
 from gpuloader.checks import (
     AUTO,
+    THREAD,
     check_count,
     check_function,
     check_parameter,
-    check_read_ahead,
     check_seconds,
+    check_switch,
     check_word,
     checked,
 )
@@ -34,6 +35,9 @@ from gpuloader.fetch.contract import METHODS
 from gpuloader.fields.ragged import Padding
 from gpuloader.order.dividing import UNEVEN
 from gpuloader.order.randomness import GeneratorLike
+
+CHUNKS = "chunks"
+"""Shuffles the chunks of stored arrays, and the rows of a few chunks together."""
 
 # Checks of one value, which is not the default; see `gpuloader.checks.Check`.
 
@@ -135,11 +139,11 @@ class Options:
     return_list: bool = checked(bool, True)
     batch_sampler: Iterable[Any] | None = None
     batch_size: int | None = 1
-    shuffle: bool | None = checked(bool, False)
+    shuffle: bool | str | None = checked(partial(check_switch, CHUNKS), False)
     drop_last: bool = checked(bool, False)
     collate_fn: Callable[[Any], Any] | None = checked(check_function, None)
     num_workers: int | str = checked(check_workers, 0)
-    use_buffer_reader: bool | str = checked(check_read_ahead, True)
+    use_buffer_reader: bool | str = checked(partial(check_switch, THREAD), True)
     prefetch_factor: int | None = checked(check_optional_count, 2)
     use_shared_memory: bool = True
     timeout: float = checked(check_seconds, 0)

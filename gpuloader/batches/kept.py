@@ -14,14 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpuloader.batches.schema import Collation
-from gpuloader.batches.staged import (
-    Apart,
-    Reserve,
-    StagedBatch,
-    begin_batch,
-    complete,
-    write_arrays,
-)
+from gpuloader.batches.staged import Apart, Reserve, StagedBatch, begin_batch, complete, write_arrays
 from gpuloader.batches.tree import Branch, Leaf, Node, Tree, is_proper_array, is_proper_value
 from gpuloader.errors import SampleError
 from gpuloader.fields.convert import as_numbers, cast, fit, fit_if_alike, matches

@@ -74,13 +74,7 @@ def make_parser() -> Parser:
     parser.add_argument("--version", action="store_true", help="show the version")
     parser.set_defaults(run=lambda options: show_version() if options.version else parser.print_help())
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    known = {
-        "mnist": demonstration,
-        "doctor": doctor,
-        "bench": bench,
-        "convert": conversion,
-        "show": preview,
-    }
+    known = {"mnist": demonstration, "doctor": doctor, "bench": bench, "convert": conversion, "show": preview}
     for name, module in known.items():
         text = inspect.cleandoc(module.run.__doc__ or "")
         command = commands.add_parser(name, help=text.partition(".")[0], description=text, **style)

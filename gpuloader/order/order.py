@@ -8,6 +8,7 @@ has computed.
     Shuffled, Repeated          a random permutation, and several in succession
     Drawn, Weighted             random indices, with equal or individual probabilities
     Mapped                      the entries of a list, at the positions of another order
+    Windowed                    chunks in random order, a few of them shuffled together
     Bucketed                    another order, with samples of similar length in each batch
     Mixed                       several datasets, each with its share of any stretch of the epoch
 """
@@ -33,6 +34,7 @@ from gpuloader.order.randomness import (
     SORTED,
     SORTED_AT_MOST,
     WEIGHTED,
+    WINDOWED,
     derive_key,
     hash_positions,
     permute,
@@ -365,7 +367,7 @@ class Mapped:
     array([40, 60])
     """
 
-    base: InOrder | Shuffled
+    base: InOrder | Shuffled | Windowed
     indices: IndexArray
 
     def __post_init__(self) -> None:
@@ -383,6 +385,53 @@ class Mapped:
         """Return the entries at `positions`."""
         chosen: IndexArray = self.indices[self.base.at(positions)]
         return chosen
+
+
+@dataclass(eq=False, repr=False)
+class Windowed(Computed):
+    """The indices of chunks of these sizes: the chunks in random order, and each `window` of them shuffled.
+
+    >>> order = Windowed(np.array([4, 4, 4, 2]), window=2, seed=0, epoch=0)
+    >>> order.slice(0, 8).tolist(), order.slice(8, 14).tolist()
+    ([2, 4, 5, 7, 1, 6, 3, 0], [11, 13, 12, 9, 10, 8])
+    """
+
+    sizes: IndexArray
+    window: int
+    seed: int
+    epoch: int
+    _latest: tuple[int, Any] = (-1, None)
+
+    def __post_init__(self) -> None:
+        self.draws = int(self.sizes.sum())
+        super().__post_init__()
+
+    @cached_property
+    def _chunks(self) -> tuple[IndexArray, IndexArray]:
+        """In the epoch's order, where each chunk ends, and how far its indices are from its positions."""
+        turns = shuffle_chunks(len(self.sizes), self.seed, self.epoch)
+        ends = np.cumsum(self.sizes[turns])
+        return ends, np.cumsum(self.sizes)[turns] - ends
+
+    def at(self, positions: IndexArray) -> IndexArray:
+        """Return the entries at `positions`."""
+        ends, shifts = self._chunks
+        stops = np.append(ends[self.window - 1 :: self.window], self.draws)
+        windows = np.searchsorted(stops, positions, side="right")
+        placed = np.empty(len(positions), np.int64)
+        for number in np.unique(windows).tolist():
+            here, start = windows == number, int(stops[number - 1]) if number else 0
+            if (kept := self._latest)[0] != number:
+                key = derive_key(self.seed, WINDOWED, number + 1)
+                kept = self._latest = number, Shuffled(int(stops[number]) - start, key, self.epoch)
+            placed[here] = kept[1].at(positions[here] - start) + start
+        found: IndexArray = placed + shifts[np.searchsorted(ends, placed, side="right")]
+        return found
+
+
+def shuffle_chunks(count: int, seed: int, epoch: int) -> IndexArray:
+    """Return the order in which an epoch visits chunks, also for what reads those of a window together."""
+    return Shuffled(count, derive_key(seed, WINDOWED), epoch).slice(0, count)
 
 
 @dataclass(eq=False, repr=False)

@@ -37,7 +37,7 @@ _BLOCK = 4096  # numbers to hash at a time
 SORTED_AT_MOST = 2**18
 """Permutations up to this length are sorted once, in a few ms and 2 MiB; longer ones computed per slice."""
 
-SORTED, PERMUTED, DRAWN, WEIGHTED, REPEATED, BUCKETED, MIXED = range(7)
+SORTED, PERMUTED, DRAWN, WEIGHTED, REPEATED, BUCKETED, MIXED, WINDOWED = range(8)
 """Hashed together with seed and epoch, so that no two kinds of orders use the same random numbers."""
 
 _ROUNDS = 5  # each for both halves; with ideal hashes two would suffice (Luby and Rackoff 1988)

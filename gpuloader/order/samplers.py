@@ -30,6 +30,7 @@ from gpuloader.order.order import (
     Repeated,
     Shuffled,
     Weighted,
+    Windowed,
     as_indices,
     as_plain,
     as_weights,
@@ -303,6 +304,22 @@ class MixSampler(_Seeded):
         return Mixed(*self._terms, seed, epoch)
 
 
+class ChunkSampler(_Seeded):
+    """A sampler of chunks of these sizes, for ``shuffle="chunks"``; `listed` has the indices chunk by chunk.
+
+    >>> sorted(ChunkSampler(np.array([2, 1]), window=1, listed=np.array([7, 8, 4])))
+    [4, 7, 8]
+    """
+
+    def __init__(self, sizes: IndexArray, window: int, listed: IndexArray | None = None) -> None:
+        super().__init__(range(int(sizes.sum())))
+        self._terms, self._listed = (sizes, window), listed
+
+    def _draw(self, seed: int, epoch: int) -> Order:
+        order = Windowed(*self._terms, seed, epoch)
+        return order if self._listed is None else Mapped(order, self._listed)
+
+
 def make_sampler(dataset: Sized, shuffle: bool) -> Sampler[int]:
     """Return the sampler that a loader makes for a dataset."""
     return RandomSampler(dataset) if shuffle else SequenceSampler(dataset)
@@ -436,15 +453,9 @@ class DistributedBatchSampler(BatchSampler):
     """
 
     def __init__(
-        self,
-        dataset: Sized,
-        batch_size: int,
-        num_replicas: int | None = None,
-        rank: int | None = None,
-        shuffle: bool = False,
-        drop_last: bool = False,
-        seed: int = 0,
-    ) -> None:
+        self, dataset: Sized, batch_size: int, num_replicas: int | None = None, rank: int | None = None,
+        shuffle: bool = False, drop_last: bool = False, seed: int = 0,
+    ) -> None:  # fmt: skip
         # As in Paddle, only the other samplers refuse to shuffle an empty dataset.
         is_empty = isinstance(dataset, Sized) and not len(dataset)
         super().__init__(dataset, None, False if is_empty else shuffle, batch_size, drop_last)
@@ -653,13 +664,7 @@ class Budgeted(Sampler[int]):
     # The groups do not depend on the epoch, so neither does the number of batches. Schedules rely on that.
 
     def __init__(
-        self,
-        lengths: NDArray[Any],
-        max_tokens: float,
-        most: int,
-        pool: int,
-        shuffle: bool,
-        drop_last: bool,
+        self, lengths: NDArray[Any], max_tokens: float, most: int, pool: int, shuffle: bool, drop_last: bool
     ) -> None:
         super().__init__(lengths)
         is_number = isinstance(max_tokens, int | float | np.number) and not isinstance(max_tokens, bool)

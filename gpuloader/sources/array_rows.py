@@ -194,6 +194,8 @@ def as_rows(dataset: object, indices: Sequence[int] | NDArray[np.int64], length:
     >>> as_rows("abcd", [1, 2, 3], 4), as_rows("abcd", [-1, 0], 4)
     (slice(1, 4, None), array([3, 0]))
     """
+    if isinstance(indices, range) and indices.step == 1 and 0 <= indices.start < indices.stop <= length:
+        return slice(indices.start, indices.stop)
     rows = np.asarray(indices, np.int64)
     first, last = (int(rows[0]), int(rows[-1])) if len(rows) else (0, 0)
     # A slice is read as a view and copied in one piece. In an ordered epoch, most batches are slices.

@@ -176,6 +176,15 @@ class Block:
         return {name: _join(self.pieces(name)) for name in self.names}
 
 
+def number_rows(rows: Rows) -> NDArray[np.int64]:
+    """Return the numbers of selected rows as an array.
+
+    >>> number_rows(slice(1, 3))
+    array([1, 2])
+    """
+    return np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+
+
 def each_row(rows: Rows) -> Iterable[int]:
     """Return the numbers of selected rows, one by one.
 
@@ -242,7 +251,7 @@ def take_each(column: Ragged | Objects | Chunked, rows: Rows) -> list[Any]:
     if not isinstance(column, Ragged):
         return column.take(rows)
     (splits,) = column.row_splits
-    chosen = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+    chosen = number_rows(rows)
     bounds = zip(splits[chosen].tolist(), splits[chosen + 1].tolist(), strict=True)
     return [column.values[start:stop] for start, stop in bounds]
 

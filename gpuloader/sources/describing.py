@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.errors import SampleError
+from gpuloader.errors import BadType, SampleError
 from gpuloader.fields.convert import find_kind
 from gpuloader.foreign import (
     COLUMNS,
@@ -28,7 +28,8 @@ from gpuloader.foreign import (
     is_tensor,
     name_table,
 )
-from gpuloader.sources.array_rows import ArrayRows, find_arrays, own_method, reads_like
+from gpuloader.order.order import as_indices
+from gpuloader.sources.array_rows import ArrayRows, check_rows, find_arrays, own_method, reads_like
 from gpuloader.sources.block import Block, SampleFields, name_dtype, of_arrays
 from gpuloader.sources.dataset import (
     ChainDataset,
@@ -199,6 +200,27 @@ def describe(value: Any, *, by_key: bool = False, encoded: bool = False, in_colu
     return replace(source, iterable=True)
 
 
+def by_chunks(source: Source) -> Source:
+    """Return what a loader with ``shuffle="chunks"`` reads: a dataset that keeps chunks, and its own order.
+
+    Raises `TypeError` unless the source has arrays stored in chunks, or is a subset of a source that has.
+    """
+    members, inside = None, source
+    while inside.inner is not None:
+        subset, inside = inside.dataset, inside.inner
+        rows = check_rows(subset.dataset, as_indices("indices", subset.indices), len(subset.dataset))
+        members = rows if members is None else rows[members]
+    make = own_method(inside.dataset, "_by_chunks")
+    if make is None:
+        raise BadType(
+            "shuffle='chunks' is for arrays stored in chunks: a ZarrDataset, an HDF5Dataset or a Subset of "
+            f"one, got {type(source.dataset).__name__}; pass shuffle=True to the loader or to the dataset"
+        )
+    dataset = make()
+    found = describe(dataset if members is None else Subset(dataset, members))
+    return replace(found, own_order=lambda _: dataset.sample_chunks(members))
+
+
 def _describe(
     dataset: Any, composed: Mapping[type, str], encoded: bool, *, adapts: bool = True, in_columns: bool = True
 ) -> Source:
@@ -233,16 +255,12 @@ def _describe(
     # A subclass overrides how samples are read, so its parts tell nothing about its samples.
     inner = parts[0] if how == _SUBSET and not overrides else None
     return Source(
-        dataset,
-        in_blocks=own_method(dataset, "iter_blocks", overriding={"__iter__"}) is not None,
-        holds_images=holds_images,
-        chained=tuple(parts) if how == _CHAIN and not overrides else (),
-        inner=inner,
-        read_many=_find_many(dataset, inner),
-        take_block=own_method(dataset, "take_block"),
+        dataset, in_blocks=own_method(dataset, "iter_blocks", overriding={"__iter__"}) is not None,
+        holds_images=holds_images, chained=tuple(parts) if how == _CHAIN and not overrides else (),
+        inner=inner, read_many=_find_many(dataset, inner), take_block=own_method(dataset, "take_block"),
         tell_fields=own_method(dataset, "_sample_fields"),
         own_order=own_order if callable(own_order) else None,
-    )
+    )  # fmt: skip
 
 
 def _find_many(dataset: Any, inner: Source | None) -> Many | None:

@@ -82,7 +82,7 @@ BAD_OPTIONS = {
     "batch_size true": ({"batch_size": True}, ValueError, "batch_size must be an integer"),
     "huge shards": ({**SHARDS, "batch_size": 2**63}, ValueError, TOO_BIG),
     "huge parts": ({"batch_size": 2**63, "shard": (0, 2), "uneven": "pad"}, ValueError, TOO_BIG),
-    "shuffle": ({"shuffle": "no"}, TypeError, "shuffle must be True or False, got 'no'"),
+    "shuffle": ({"shuffle": "no"}, TypeError, "shuffle must be True, False or 'chunks', got 'no'"),
     "drop_last": ({"drop_last": 1}, TypeError, "drop_last must be True or False, got 1"),
     "static": ({"static": 1}, TypeError, "static must be True or False, got 1"),
     "copy": ({"copy": 0}, TypeError, "copy must be True or False, got 0"),

@@ -18,8 +18,10 @@ from gpuloader.order.order import (
     Repeated,
     Shuffled,
     Weighted,
+    Windowed,
     interleave,
     iterate,
+    shuffle_chunks,
 )
 from tests.fakes import run_threads
 
@@ -52,6 +54,9 @@ def orders(draw):
         Weighted(np.arange(1, count + 1), draws, True, seed, epoch),
         Weighted(np.arange(1, count + 1), min(draws, count), False, seed, epoch),
     ]
+    if count > draws:
+        sizes = np.diff([0, *sorted(draw(st.lists(st.integers(0, count), max_size=20))), count])
+        bases.append(Windowed(sizes, draw(st.integers(1, 9)), seed, epoch))
     base = draw(st.sampled_from(bases))
     if draw(st.booleans()):
         return Mapped(base, np.arange(count)[::-1])
@@ -84,6 +89,32 @@ def test_any_slice_is_that_part_of_the_whole_and_pickles_are_the_fields(order, d
 )
 def test_a_shuffled_order_has_every_index_once(count, seed, epoch):
     assert sorted(whole(Shuffled(count, seed, epoch))) == list(range(count))
+
+
+@given(
+    sizes=st.lists(st.integers(0, 30), max_size=30),
+    window=st.integers(1, 9),
+    seed=seeds,
+    epoch=st.integers(0, 9),
+)
+def test_an_order_of_chunks_has_every_index_once_and_whole_chunks_in_each_window(sizes, window, seed, epoch):
+    order = Windowed(np.array(sizes, np.int64), window, seed, epoch)
+    found = whole(order)
+    assert sorted(found) == list(range(sum(sizes)))
+    chunks = np.repeat(np.arange(len(sizes)), sizes)[np.array(found, np.int64)].tolist()
+    turns = shuffle_chunks(len(sizes), seed, epoch).tolist()
+    for start in range(0, len(turns), window):
+        here = turns[start : start + window]
+        count = sum(sizes[chunk] for chunk in here)
+        assert Counter(chunks[:count]) == {chunk: sizes[chunk] for chunk in here if sizes[chunk]}
+        chunks = chunks[count:]
+
+
+def test_chunks_and_their_rows_are_shuffled_differently_in_every_epoch():
+    orders = [whole(Windowed(np.full(100, 10), 4, seed=1, epoch=epoch)) for epoch in range(3)]
+    assert len({tuple(order) for order in orders}) == 3
+    firsts = [Windowed(np.full(8, 10), 2, seed, 0).slice(0, 1)[0] for seed in range(2000)]
+    check_uniform(np.bincount(firsts, minlength=80))
 
 
 LONG = [SORTED_AT_MOST - 1, SORTED_AT_MOST, SORTED_AT_MOST + 1, 300_001, 2**19, 1_000_003]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import importlib
 import itertools
@@ -15,16 +16,21 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuloader.checks import check_count
 from gpuloader.errors import DataFileError, LoaderError, SourceError, describe_error, import_package
+from gpuloader.order.order import IndexArray, shuffle_chunks
+from gpuloader.order.randomness import current_draw
+from gpuloader.order.samplers import ChunkSampler
 from gpuloader.order.worker_info import own_worker_info
 from gpuloader.sources.array_rows import as_rows
-from gpuloader.sources.block import Block, Part, Rows, SampleFields, of_arrays
+from gpuloader.sources.block import Block, Part, Rows, SampleFields, number_rows, of_arrays
 from gpuloader.sources.column_dataset import ColumnDataset
 from gpuloader.sources.files.remote_files import (
     ATTEMPTS,
@@ -50,6 +56,15 @@ AHEAD_NBYTES, CHUNK_NBYTES = 8 << 20, 64 << 20
 Several chunks in one call cost Zarr half of the time that as many calls take.
 """
 
+WINDOW_NBYTES, WINDOW_ROWS, OBJECT_NBYTES = 16 << 20, 1 << 18, 64 << 10
+"""The most that a window has by default, counting that much for a value of unknown size.
+
+The C library returns blocks above 32 MiB to the system, so each window would be new memory, which is slow.
+"""
+
+TOGETHER_NBYTES = 256 << 10
+"""The largest chunks of which Zarr is asked for parts together."""
+
 T = TypeVar("T")
 _DAMAGE = (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError)
 
@@ -66,17 +81,15 @@ class StoredArrays(ColumnDataset):
     """
 
     _decodes = True  # so that worker processes are used, although samples are read in columns
+    _buffer: int | None = None
 
     def __init__(
-        self,
-        url: str | os.PathLike[str],
-        arrays: Sequence[str] | None = None,
-        *,
-        attempts: int = ATTEMPTS,
-        timeout: float = TIMEOUT,
+        self, url: str | os.PathLike[str], arrays: Sequence[str] | None = None, *,
+        shuffle_buffer: int | None = None, attempts: int = ATTEMPTS, timeout: float = TIMEOUT,
         storage_options: dict[str, Any] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._url = as_url(url)
+        self._buffer = None if shuffle_buffer is None else check_count("shuffle_buffer", shuffle_buffer)
         tries = Tries.of(attempts, timeout, storage_options)
         self._tries = tries if is_remote(self._url) else PLAIN
         self._names = None if arrays is None else check_names("arrays", arrays)
@@ -158,7 +171,7 @@ class StoredArrays(ColumnDataset):
         arrays = self._arrays().values()
         if any(one.dtype.hasobject for one in arrays):  # text or rows of any length: their size is unknown
             return stop
-        nbytes: int = max(sum(math.prod(one.shape[1:]) * one.dtype.itemsize for one in arrays), 1)
+        nbytes = sum(map(_row_nbytes, arrays))
         chunk: int = max((one.chunks[0] for one in arrays if getattr(one, "chunks", None)), default=1)
         end: int = max(stop, start + AHEAD_NBYTES // nbytes)
         if chunk * nbytes <= CHUNK_NBYTES:
@@ -167,9 +180,18 @@ class StoredArrays(ColumnDataset):
         return min(end, len(self))
 
     def _take(self, rows: Rows) -> Block:
-        read = self._read_columns(np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows)
-        count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
-        return Block([Part(read, slice(0, count))])
+        numbers = number_rows(rows)
+        return Block([Part(self._read_columns(numbers), slice(0, len(numbers)))])
+
+    def _by_chunks(self) -> ChunkWindows:
+        """Return the dataset as a loader with ``shuffle="chunks"`` reads it."""
+        arrays = self._arrays().values()
+        nbytes = sum(map(_row_nbytes, arrays))
+        # Chunks of the array with the largest rows: to read parts of the others' chunks again costs less. An
+        # array without chunks has as many rows in one as fit into 1 MiB.
+        chunks = getattr(max(arrays, key=_row_nbytes), "chunks", None) or (max((1 << 20) // nbytes, 1),)
+        buffer = self._buffer or min(WINDOW_NBYTES // nbytes, WINDOW_ROWS)
+        return ChunkWindows(self, int(chunks[0]), max(buffer // int(chunks[0]), 1))
 
     def _read_columns(self, rows: NDArray[np.int64]) -> dict[str, Any]:
         with self._naming_damage():
@@ -193,15 +215,22 @@ class StoredArrays(ColumnDataset):
         if len(rows) and (np.diff(rows) == 1).all():
             with suppress(DataFileError):  # chunk by chunk, the error names the rows that cannot be read
                 return np.asarray(self._read(name, array, int(rows[0]), int(rows[-1]) + 1))
-        wanted, places = np.unique(rows, return_inverse=True)
+        in_turn = bool((np.diff(rows) > 0).all())
+        wanted, places = (rows, None) if in_turn else np.unique(rows, return_inverse=True)
         chunks = getattr(array, "chunks", None)
         runs = wanted // chunks[0] if chunks else wanted - np.arange(len(wanted))
         taken = np.empty((len(wanted), *array.shape[1:]), array.dtype)
-        parts = np.split(np.arange(len(wanted)), np.flatnonzero(np.diff(runs)) + 1)
-        for part in parts if len(wanted) else ():
-            first, last = int(wanted[part[0]]), int(wanted[part[-1]])
-            taken[part] = self._read(name, array, first, last + 1)[wanted[part] - first]
-        return taken[places]
+        cuts = list(pairwise([0, *(np.flatnonzero(np.diff(runs)) + 1).tolist(), len(wanted)]))
+        spans = [(int(wanted[start]), int(wanted[stop - 1]) + 1) for start, stop in cuts if stop]
+        read = self._read_spans(name, array, spans)
+        for (start, stop), (first, last), values in zip(cuts, spans, read, strict=False):
+            # Rows without a gap, such as whole chunks, are copied in one piece.
+            taken[start:stop] = values if last - first == stop - start else values[wanted[start:stop] - first]
+        return taken if places is None else taken[places]
+
+    def _read_spans(self, name: str, array: Any, spans: Sequence[tuple[int, int]]) -> Iterator[Any]:
+        """Yield the rows of each span, from its start to its stop."""
+        return (self._read(name, array, *span) for span in spans)
 
     def _check(self, name: str, array: Any, start: int, stop: int) -> None:
         """Raise `DataFileError` if a chunk of these rows is missing and has no substitute."""
@@ -276,13 +305,80 @@ class StoredArrays(ColumnDataset):
         self.__dict__.update(state, _lock=threading.Lock(), _ahead=_NOTHING)
 
 
+def _row_nbytes(array: Any) -> int:
+    """Return the bytes of a row; text and rows of any length count as 64 KiB."""
+    return (
+        OBJECT_NBYTES if array.dtype.hasobject else max(math.prod(array.shape[1:]) * array.dtype.itemsize, 1)
+    )
+
+
+class ChunkWindows(ColumnDataset):
+    """Stored arrays as a loader with ``shuffle="chunks"`` reads them: in windows, each read as a whole.
+
+    A window has `chunks` chunks of `rows` rows. Any thread may take rows; one reads while the others wait,
+    because they need the same window. A process keeps the two latest windows of an epoch: while batches of
+    one end, other threads begin the next.
+    """
+
+    _decodes = True
+
+    def __init__(self, stored: StoredArrays, rows: int, chunks: int) -> None:
+        self._given, self._length, self._count = (stored, rows, chunks), len(stored), -(-len(stored) // rows)
+        self._locks: dict[int, threading.Lock] = {}
+        self._epoch: tuple[Any, ...] = ()
+        self._kept: dict[int, dict[str, Any]] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ChunkWindows, self._given
+
+    def _sample_fields(self) -> SampleFields:
+        return self._given[0]._fields
+
+    def sample_chunks(self, members: IndexArray | None) -> ChunkSampler:
+        """Return the sampler of an epoch, of all rows or of a subset of them."""
+        _, rows, chunks = self._given
+        if members is None:
+            return ChunkSampler(np.diff(np.arange(0, self._length, rows), append=self._length), chunks)
+        sizes = np.bincount(members // rows, minlength=self._count)
+        return ChunkSampler(sizes, chunks, np.argsort(members // rows, kind="stable"))
+
+    def _take(self, rows: Rows) -> Block:
+        stored, size, count = self._given
+        numbers, within = np.divmod(number_rows(rows), size)
+        draw = current_draw()
+        epoch = os.getpid(), draw.seed, draw.epoch
+        with self._locks.setdefault(epoch[0], threading.Lock()):  # a fork may have copied one that is held
+            if self._epoch != epoch:
+                turns = shuffle_chunks(self._count, draw.seed or 0, draw.epoch)
+                self._owners, self._firsts = np.argsort(turns) // count, np.empty_like(turns)
+                self._epoch, self._kept = epoch, {}
+            owners = self._owners[numbers]
+            needed = {*owners.tolist()}
+            windows = {window: one for window, one in self._kept.items() if window in needed}
+            for window in needed - windows.keys():
+                for old in [*self._kept][:-1]:  # before the next one is read, so that it gets this memory
+                    del self._kept[old]
+                chunks = np.flatnonzero(self._owners == window)
+                whole = np.add.outer(chunks * size, np.arange(size)).ravel()
+                try:
+                    read = stored._read_columns(whole[: whole.searchsorted(self._length)])
+                except DataFileError:  # perhaps of a chunk that only other rows need
+                    return stored._take(rows)
+                self._kept[window] = windows[window] = read
+                self._firsts[chunks] = np.arange(len(chunks)) * size
+            places = self._firsts[numbers] + within
+        ends = [*(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(owners)]
+        return Block([Part(windows[owners[at]], places[at:stop]) for at, stop in pairwise([0, *ends])])
+
+
 # `HDF5Dataset`: the rows of arrays in an HDF5 file.
 
 
 class HDF5Dataset(StoredArrays):
     """The rows of arrays in an HDF5 file; a sample is a dict with one row per array.
 
-    Memory: an ordered epoch without workers reads ahead 8 MiB, or a whole chunk of up to 64 MiB.
+    Memory: an ordered epoch without workers reads ahead 8 MiB, or a whole chunk of up to 64 MiB. With
+    ``DataLoader(..., shuffle="chunks")``, a process holds two windows of chunks.
 
     Parameters
     ----------
@@ -291,6 +387,11 @@ class HDF5Dataset(StoredArrays):
         on Linux, worker processes read that copy.
     arrays : list of str or None
         The arrays of the file to read. None reads all at its top level.
+    shuffle_buffer : int or None
+        The rows of a window, in which the loader's ``shuffle="chunks"`` shuffles: as many whole chunks as
+        fit, at least one. None makes a window of up to 16 MiB and 262,144 rows, where text and rows of
+        varying length count as 64 KiB. The chunks are those of the array with the largest rows; an array
+        without chunks is cut into blocks of 1 MiB.
     attempts : int
         How many times to try a read if connections drop. The waits in between grow to at most 5 s.
     timeout : float
@@ -384,7 +485,8 @@ class ZarrDataset(StoredArrays):
     ``fill_value`` is null: then a missing chunk is an error. Name the `arrays` that you need: without names,
     an array whose folder is lost goes unnoticed.
 
-    Memory: an ordered epoch without workers reads ahead 8 MiB, or a whole chunk of up to 64 MiB.
+    Memory: an ordered epoch without workers reads ahead 8 MiB, or a whole chunk of up to 64 MiB. With
+    ``DataLoader(..., shuffle="chunks")``, a process holds two windows of chunks.
 
     Parameters
     ----------
@@ -394,7 +496,7 @@ class ZarrDataset(StoredArrays):
     arrays : list of str or None
         The arrays of the group to read. None reads all at its top level, if the store can list them; HTTP
         cannot.
-    attempts, timeout, storage_options : int, float, dict or None
+    shuffle_buffer, attempts, timeout, storage_options : int or None, int, float, dict or None
         As for `HDF5Dataset`.
 
     Raises
@@ -428,6 +530,26 @@ class ZarrDataset(StoredArrays):
         options = getattr(self._tries, "options", None) or None
         action = partial(zarr.open, self._url, mode="r", storage_options=options)
         return self._ask(action, within=self._tries.first_answer)
+
+    def _read_spans(self, name: str, array: Any, spans: Sequence[tuple[int, int]]) -> Iterator[Any]:
+        # Requested together, chunks cost Zarr half of the time that as many calls take. Parts of large chunks
+        # cost more that way, because it then holds several decoded chunks.
+        rows, *others = array.chunks or (1,)
+        nbytes = max(rows * math.prod(others) * array.dtype.itemsize, 1)
+        whole = all(not first % rows and last in (first + rows, len(self)) for first, last in spans)
+        at_once = max(AHEAD_NBYTES // nbytes, 1) if whole or nbytes <= TOGETHER_NBYTES else 1
+        for start in range(0, len(spans), at_once):
+            several = spans[start : start + at_once]
+            try:
+                for span in several:
+                    self._check(name, array, *span)
+                read = partial(_read_together, array.async_array, several)
+                found = persist(read, self._url, self._tries) if is_remote(self._url) else read()
+            except LoaderError:
+                raise
+            except Exception:  # one by one, the error names the rows that cannot be read
+                found = super()._read_spans(name, array, several)
+            yield from found
 
     def _list(self, store: Any) -> list[str]:
         with warnings.catch_warnings(record=True) as heard:
@@ -471,6 +593,15 @@ class ZarrDataset(StoredArrays):
                 problem = f"chunk {key!r} is missing, and the array declares no fill_value to replace it"
                 raise self._fault(problem, name)
             self._stored.add((name, key))
+
+
+def _read_together(array: Any, spans: Sequence[tuple[int, int]]) -> Iterator[Any]:
+    from zarr.core.sync import sync
+
+    async def read() -> list[Any]:
+        return await asyncio.gather(*[array.getitem(slice(*span)) for span in spans])
+
+    return iter(sync(read()))
 
 
 def _name_codecs(array: Any) -> list[str]:

@@ -39,9 +39,7 @@ _LOAD_AFTER, _COMPILE_AFTER = 500, 4500
 _using_numba = threading.Lock()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=_using_numba.acquire,
-        after_in_parent=_using_numba.release,
-        after_in_child=_using_numba.release,
+        before=_using_numba.acquire, after_in_parent=_using_numba.release, after_in_child=_using_numba.release
     )
 
 

@@ -22,11 +22,7 @@ _COLORS = ((np.arange(256)[:, None] * (97, 57, 191) + (160, 40, 20)) % 256).asty
 
 
 def show(
-    batch: Any,
-    *,
-    columns: int | None = None,
-    classes: Sequence[str] | None = None,
-    fields: Fields = None,
+    batch: Any, *, columns: int | None = None, classes: Sequence[str] | None = None, fields: Fields = None
 ) -> Any:
     """Return a batch of images as one Pillow image, which notebooks display, with their labels below.
 

@@ -78,12 +78,7 @@ class Video:
     dtype = np.dtype(np.uint8)
 
     def __init__(
-        self,
-        source: Path | bytes,
-        frames: int = 16,
-        *,
-        rate: float | None = None,
-        at: float | None = 0.5,
+        self, source: Path | bytes, frames: int = 16, *, rate: float | None = None, at: float | None = 0.5
     ) -> None:
         self.source = source if isinstance(source, bytes) else os.fspath(source)
         self.file = "" if isinstance(self.source, bytes) else self.source

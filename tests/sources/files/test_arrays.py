@@ -11,9 +11,20 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from gpuloader import DataFileError, DataLoader, HDF5Dataset, SampleError, SourceError, ZarrDataset
+from gpuloader import (
+    ConcatDataset,
+    DataFileError,
+    DataLoader,
+    HDF5Dataset,
+    SampleError,
+    SourceError,
+    Subset,
+    ZarrDataset,
+    random_split,
+)
 from gpuloader.errors import MissingPackage
 from gpuloader.sources.files import stored_arrays
+from gpuloader.sources.files.stored_arrays import StoredArrays
 from tests.fakes import nothing_left_behind
 from tests.fetch.faulty import run_program
 from tests.sample_sets import INLINE, PROCESSES, THREADS
@@ -187,6 +198,116 @@ def test_rows_do_not_become_samples(dataset, workers, monkeypatch):
     while not readers.empty():
         pids.add(readers.get())
     assert (os.getpid() in pids) is (workers is not PROCESSES)  # decoding keeps its processes
+
+
+def read_by_chunks(dataset, **options):
+    """Return the labels of an epoch, batch by batch, after comparing the images that come with them."""
+    options = {"places": "cpu", "batch_size": 7, "shuffle": "chunks", "seed": 1, **options}
+    found = []
+    for batch in DataLoader(dataset, **options):
+        assert (batch["image"] == IMAGES[batch["label"]]).all()
+        found.append(batch["label"].tolist())
+    return found
+
+
+@pytest.mark.parametrize("workers", [INLINE, THREADS, PROCESSES, {"num_workers": 2}], ids=str)
+def test_shuffled_chunks_hold_every_row_once_and_are_each_read_once(write, tmp_path, workers, monkeypatch):
+    path, kind = write(tmp_path, image=IMAGES, label=np.arange(COUNT))
+    read = multiprocessing.SimpleQueue()
+    real = StoredArrays._read_columns
+
+    def noting(self, rows):
+        read.put(rows.tolist())
+        return real(self, rows)
+
+    monkeypatch.setattr(StoredArrays, "_read_columns", noting)
+    with closing(kind(path, shuffle_buffer=20)) as dataset:
+        batches = read_by_chunks(dataset, **workers)
+        windows = []
+        while not read.empty():
+            windows.append(read.get())
+        assert batches == read_by_chunks(dataset)  # whoever fetches
+    seen = [row for batch in batches for row in batch]
+    assert sorted(seen) == list(range(COUNT))
+    for window in windows:  # two chunks of eight rows, or four in the last
+        assert len({row // 8 for row in window}) == 2
+        assert sorted(window) == sorted(
+            row for row in range(COUNT) if row // 8 in {one // 8 for one in window}
+        )
+    assert workers is PROCESSES or sorted(row for window in windows for row in window) == list(range(COUNT))
+
+
+def test_shuffled_chunks_differ_by_epoch_and_seed_and_resume_anywhere(dataset):
+    options = {"places": "cpu", "batch_size": 7, "shuffle": "chunks"}
+    loader = DataLoader(dataset, seed=1, **options)
+    epochs = [[batch["label"].tolist() for batch in loader] for _ in range(2)]
+    assert epochs[0] == read_by_chunks(dataset) != epochs[1]
+    assert read_by_chunks(dataset, seed=2) != epochs[0]
+    assert len(loader) == 9
+    for taken in range(1, 9):
+        loader.set_epoch(1)
+        for _ in zip(range(taken), loader, strict=False):
+            pass
+        again = DataLoader(dataset, **options)
+        again.load_state_dict(loader.state_dict())
+        assert [batch["label"].tolist() for batch in again] == epochs[1][taken:]
+
+
+def test_ranks_divide_shuffled_chunks(dataset):
+    shares = [read_by_chunks(dataset, shard=(rank, 3), uneven="drop") for rank in range(3)]
+    assert len({len(batch) for share in shares for batch in share[-1:]}) == 1
+    assert sorted(row for share in shares for batch in share for row in batch) == list(range(COUNT))
+
+
+def test_a_part_of_a_dataset_is_shuffled_by_chunks(dataset):
+    train, test = random_split(dataset, [45, 15], seed=0)
+    few = Subset(test, [-1, 0, 3])
+    for part, rows in ((train, train.indices), (few, test.indices[[14, 0, 3]])):
+        assert sorted(row for batch in read_by_chunks(part) for row in batch) == sorted(rows.tolist())
+
+
+@pytest.mark.parametrize("bad", ["raise", "skip"])
+def test_a_damaged_chunk_in_a_window_spoils_only_its_own_rows(tmp_path, bad):
+    path, kind = write_zarr(tmp_path, image=IMAGES, label=np.arange(COUNT))
+    (path / "image" / "c" / "1" / "0" / "0").write_bytes(b"junk")
+    dataset = kind(path, shuffle_buffer=COUNT)
+    if bad == "skip":
+        rows = [row for batch in read_by_chunks(dataset, on_bad="skip") for row in batch]
+        assert sorted(rows) == [*range(8), *range(16, COUNT)]
+    else:
+        with pytest.raises(SampleError, match="column 'image': cannot read rows"):
+            read_by_chunks(dataset)
+
+
+def test_rows_of_any_length_and_arrays_without_chunks_are_shuffled_by_chunks(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "v.h5", "w") as file:
+        stored = file.create_dataset("jpeg", (COUNT,), h5py.vlen_dtype(np.uint8))
+        for row in range(COUNT):
+            stored[row] = np.full(row, row)
+        file.create_dataset("name", data=[f"row {row}" for row in range(COUNT)])
+    with closing(HDF5Dataset(tmp_path / "v.h5")) as dataset:
+        loader = DataLoader(dataset, places="cpu", batch_size=7, shuffle="chunks", seed=1, ragged=["jpeg"])
+        batches = [(batch["jpeg"].lengths.tolist(), batch["name"]) for batch in loader]
+    found = [row for rows, _ in batches for row in rows]
+    assert sorted(found) == list(range(COUNT)) != found
+    assert [name for _, names in batches for name in names] == [b"row %d" % row for row in found]
+
+
+def test_what_has_no_chunks_is_not_shuffled_by_them(dataset):
+    class Changed(type(dataset)):
+        def __getitem__(self, index):
+            return super().__getitem__(index)["label"]
+
+    with closing(Changed(dataset._url)) as changed:
+        for other in (range(9), [1, 2], ConcatDataset([dataset, dataset]), changed):
+            with pytest.raises(TypeError, match=r"is for arrays stored in chunks: .* got .*; pass shuffle"):
+                DataLoader(other, places="cpu", shuffle="chunks")
+    for options in ({"sampler": [1]}, {"batch_sampler": [[1]]}):
+        with pytest.raises(ValueError, match="shuffle"):
+            DataLoader(dataset, places="cpu", shuffle="chunks", **options)
+    with pytest.raises(ValueError, match="shuffle_buffer must be an integer of 1 or more"):
+        type(dataset)(dataset._url, shuffle_buffer=0)
 
 
 def test_arrays_go_by_name(write, tmp_path):
