@@ -564,12 +564,18 @@ class DatasetEpochs(Epochs):
         """The options that explain a loop's times."""
         fetching, workers, tuner = self._fetching, self.workers, self._tuner
         return Configuration(
-            fetching.reads, fetching.count if tuner is None else tuner.setting.workers, workers.kind,
-            usable_cores(), len(self.delivery.devices), persistent=workers.persistent,
-            tuned="" if tuner is None else tuner.describe(), most=0 if tuner is None else tuner.most_workers,
-            since=None if tuner is None else tuner.settled_at, policy=fetching.policy,
+            fetching.reads,
+            fetching.count if tuner is None else tuner.setting.workers,
+            workers.kind,
+            usable_cores(),
+            len(self.delivery.devices),
+            persistent=workers.persistent,
+            tuned="" if tuner is None else tuner.describe(),
+            most=0 if tuner is None else tuner.most_workers,
+            since=None if tuner is None else tuner.settled_at,
+            policy=fetching.policy,
             started=fetching.started,
-        )  # fmt: skip
+        )
 
     def close(self) -> None:
         """End persistent worker processes."""

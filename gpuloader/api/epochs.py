@@ -176,10 +176,17 @@ class ReadingEpochs(Epochs):
     _places = 1
 
     def open_reading(
-        self, position: Position, guard: Finalizer, source: tuple[Reader, Callable[[], Stager], int],
-        capacity: int, policy: ReadAheadPolicy | None, build: Callable[[StagedBatch, list[Any]], Any],
-        ended: Callable[[], None], *, single: bool = True,
-    ) -> Iteration:  # fmt: skip
+        self,
+        position: Position,
+        guard: Finalizer,
+        source: tuple[Reader, Callable[[], Stager], int],
+        capacity: int,
+        policy: ReadAheadPolicy | None,
+        build: Callable[[StagedBatch, list[Any]], Any],
+        ended: Callable[[], None],
+        *,
+        single: bool = True,
+    ) -> Iteration:
         """Open an epoch that one thread reads, up to `capacity` batches ahead if there is a `policy`.
 
         The `source` is a reader, what makes the function that stages its items, and the items per batch.

@@ -82,10 +82,19 @@ class GeneratorLoader(Measured):
     _epochs: ReaderEpochs
 
     def __init__(
-        self, feed_list: Sequence[FeedSpec | str] | None, capacity: int | None, use_double_buffer: bool | str,
-        iterable: bool, return_list: bool, use_multiprocess: bool = False, drop_last: bool = True,
-        output: str | None = None, stream: object = None, static: bool = False, copy: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        feed_list: Sequence[FeedSpec | str] | None,
+        capacity: int | None,
+        use_double_buffer: bool | str,
+        iterable: bool,
+        return_list: bool,
+        use_multiprocess: bool = False,
+        drop_last: bool = True,
+        output: str | None = None,
+        stream: object = None,
+        static: bool = False,
+        copy: bool = True,
+    ) -> None:
         given = {"output": output, "stream": stream, "static": static}
         self._copies: bool = check_option("copy", copy)
         self._outputs: dict[str, Any] = {name: check_option(name, value) for name, value in given.items()}
@@ -396,11 +405,19 @@ class GeneratorLoader(Measured):
 
 
 def from_generator(
-    feed_list: Sequence[FeedSpec | str] | None = None, capacity: int | None = None,
-    use_double_buffer: bool | str = True, iterable: bool = True, return_list: bool = False,
-    use_multiprocess: bool = False, drop_last: bool = True, *, output: str | None = None,
-    stream: object = None, static: bool = False, copy: bool = True,
-) -> GeneratorLoader:  # fmt: skip
+    feed_list: Sequence[FeedSpec | str] | None = None,
+    capacity: int | None = None,
+    use_double_buffer: bool | str = True,
+    iterable: bool = True,
+    return_list: bool = False,
+    use_multiprocess: bool = False,
+    drop_last: bool = True,
+    *,
+    output: str | None = None,
+    stream: object = None,
+    static: bool = False,
+    copy: bool = True,
+) -> GeneratorLoader:
     """Return a loader that reads from a generator function, like Paddle's `DataLoader.from_generator`.
 
     Parameters

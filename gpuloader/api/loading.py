@@ -123,10 +123,16 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
     elif generator is not None:
         seed = draw_seed(generator)
     batching = Batching.choose(
-        source.dataset, iterable=source.iterable, given=given, own_order=source.own_order,
-        batch_size=options.batch_size, shuffle=bool(options.shuffle), drop_last=options.drop_last, seed=seed,
+        source.dataset,
+        iterable=source.iterable,
+        given=given,
+        own_order=source.own_order,
+        batch_size=options.batch_size,
+        shuffle=bool(options.shuffle),
+        drop_last=options.drop_last,
+        seed=seed,
         make=make or make_sampler,
-    )  # fmt: skip
+    )
     uneven = options.uneven or "pad"
     insists = not (framework.divides_if_possible and options.shard == AUTO)
     batching = batching.divide(
@@ -188,14 +194,20 @@ def _choose_workers(options: Options, source: Source, *, in_threads: bool) -> Wo
     # Slots are pinned, which takes memory away from the page cache and from the datasets of workers.
     available = available_memory() if tuned or deepens else None
     return WorkerOptions(
-        count=1 if tuned else int(options.num_workers), kind=kind,
-        prefetch_factor=options.prefetch_factor or 2, in_order=options.in_order, timeout=options.timeout,
-        init=options.worker_init_fn, persistent=bool(options.persistent_workers and options.num_workers),
-        start_method=options.start_method, respawn=options.on_worker_death == "respawn",
-        most=most_workers() if tuned else 0, deepens=deepens,
+        count=1 if tuned else int(options.num_workers),
+        kind=kind,
+        prefetch_factor=options.prefetch_factor or 2,
+        in_order=options.in_order,
+        timeout=options.timeout,
+        init=options.worker_init_fn,
+        persistent=bool(options.persistent_workers and options.num_workers),
+        start_method=options.start_method,
+        respawn=options.on_worker_death == "respawn",
+        most=most_workers() if tuned else 0,
+        deepens=deepens,
         budget=BUDGET if available is None else min(BUDGET, available // 2),
         read_ahead=options.use_buffer_reader,
-    )  # fmt: skip
+    )
 
 
 def _choose_collation(
@@ -226,12 +238,21 @@ def _choose_collation(
         ragged |= varying_names(chained.from_iterable(stage.along.values())) - (options.pad or {}).keys()
     by_rows_only = programmer is not None or stage is not None or options.cache is not None
     collation = Collation(
-        feeds, function, options.batch_size is not None, ragged,
-        {field: as_pad(pad) for field, pad in (options.pad or {}).items()}, programmer, delivery.on_host,
-        as_tensors, stage, options.on_bad == "skip", as_returned,
+        feeds,
+        function,
+        options.batch_size is not None,
+        ragged,
+        {field: as_pad(pad) for field, pad in (options.pad or {}).items()},
+        programmer,
+        delivery.on_host,
+        as_tensors,
+        stage,
+        options.on_bad == "skip",
+        as_returned,
         framework.fallback if as_returned and not by_rows_only else None,
-        framework.keeps_values and (by_rows_only or not as_returned), copies=options.copy,
-    )  # fmt: skip
+        framework.keeps_values and (by_rows_only or not as_returned),
+        copies=options.copy,
+    )
     if not options.copy:
         check_uncopied(delivery, makes=not collation.whole, static=options.static)
         if options.num_workers and options.worker_type != "thread":

@@ -102,10 +102,17 @@ _MISSING = object()
 
 
 def prefetch(
-    batches: Iterable[Any], places: Any = None, prefetch: int = 2, output: str | None = None, *,
-    host: Sequence[str] = (), transforms: Sequence[Transform] = (), stream: object = None,
-    drop_last: bool = False, seed: int | None = None,
-) -> PrefetchedLoader:  # fmt: skip
+    batches: Iterable[Any],
+    places: Any = None,
+    prefetch: int = 2,
+    output: str | None = None,
+    *,
+    host: Sequence[str] = (),
+    transforms: Sequence[Transform] = (),
+    stream: object = None,
+    drop_last: bool = False,
+    seed: int | None = None,
+) -> PrefetchedLoader:
     """Return a loader that copies the batches of another loader to a GPU, ahead of the loop over them.
 
     Every batch comes back as it was: the same keys, the same classes of containers, the same values. Only its

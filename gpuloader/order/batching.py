@@ -310,10 +310,18 @@ class Batching(NamedTuple):
 
     @classmethod
     def choose(
-        cls, dataset: Any, *, iterable: bool, given: GivenSampler | None = None,
-        own_order: OwnOrder | None = None, batch_size: int | None, shuffle: bool, drop_last: bool,
-        seed: int | None = None, make: Callable[[Any, bool], Iterable[int]] = make_sampler,
-    ) -> Batching:  # fmt: skip
+        cls,
+        dataset: Any,
+        *,
+        iterable: bool,
+        given: GivenSampler | None = None,
+        own_order: OwnOrder | None = None,
+        batch_size: int | None,
+        shuffle: bool,
+        drop_last: bool,
+        seed: int | None = None,
+        make: Callable[[Any, bool], Iterable[int]] = make_sampler,
+    ) -> Batching:
         """Return the batching that the options of a loader describe; `make` makes a missing sampler.
 
         Options that exclude each other raise `ValueError`; a dataset without a length or a sampler that does

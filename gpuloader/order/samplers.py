@@ -453,9 +453,15 @@ class DistributedBatchSampler(BatchSampler):
     """
 
     def __init__(
-        self, dataset: Sized, batch_size: int, num_replicas: int | None = None, rank: int | None = None,
-        shuffle: bool = False, drop_last: bool = False, seed: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        dataset: Sized,
+        batch_size: int,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        seed: int = 0,
+    ) -> None:
         # As in Paddle, only the other samplers refuse to shuffle an empty dataset.
         is_empty = isinstance(dataset, Sized) and not len(dataset)
         super().__init__(dataset, None, False if is_empty else shuffle, batch_size, drop_last)

@@ -255,12 +255,16 @@ def _describe(
     # A subclass overrides how samples are read, so its parts tell nothing about its samples.
     inner = parts[0] if how == _SUBSET and not overrides else None
     return Source(
-        dataset, in_blocks=own_method(dataset, "iter_blocks", overriding={"__iter__"}) is not None,
-        holds_images=holds_images, chained=tuple(parts) if how == _CHAIN and not overrides else (),
-        inner=inner, read_many=_find_many(dataset, inner), take_block=own_method(dataset, "take_block"),
+        dataset,
+        in_blocks=own_method(dataset, "iter_blocks", overriding={"__iter__"}) is not None,
+        holds_images=holds_images,
+        chained=tuple(parts) if how == _CHAIN and not overrides else (),
+        inner=inner,
+        read_many=_find_many(dataset, inner),
+        take_block=own_method(dataset, "take_block"),
         tell_fields=own_method(dataset, "_sample_fields"),
         own_order=own_order if callable(own_order) else None,
-    )  # fmt: skip
+    )
 
 
 def _find_many(dataset: Any, inner: Source | None) -> Many | None:

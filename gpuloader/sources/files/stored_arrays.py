@@ -84,10 +84,15 @@ class StoredArrays(ColumnDataset):
     _buffer: int | None = None
 
     def __init__(
-        self, url: str | os.PathLike[str], arrays: Sequence[str] | None = None, *,
-        shuffle_buffer: int | None = None, attempts: int = ATTEMPTS, timeout: float = TIMEOUT,
+        self,
+        url: str | os.PathLike[str],
+        arrays: Sequence[str] | None = None,
+        *,
+        shuffle_buffer: int | None = None,
+        attempts: int = ATTEMPTS,
+        timeout: float = TIMEOUT,
         storage_options: dict[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._url = as_url(url)
         self._buffer = None if shuffle_buffer is None else check_count("shuffle_buffer", shuffle_buffer)
         tries = Tries.of(attempts, timeout, storage_options)
