@@ -34,8 +34,9 @@ SPECIAL = {
     "quantized": lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
 }
 
-WORKERS = [{}, {"num_workers": 2}, {"num_workers": 2, "worker_type": "thread"}]
-by_workers = pytest.mark.parametrize("workers", WORKERS, ids=["inline", "processes", "threads"])
+WORKERS = [{}, {"num_workers": 1}, {"num_workers": 2, "worker_type": "thread"}]
+NAMES = ["inline", "processes", "threads"]
+by_workers = pytest.mark.parametrize("workers", WORKERS, ids=NAMES)
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:ComplexHalf support is experimental:UserWarning",
@@ -55,8 +56,15 @@ def assert_alike(samples, workers=None, **options):
     assert same(ours, theirs), (ours, theirs)
 
 
-@by_workers
-@pytest.mark.parametrize("dtype", DTYPES)
+# Workers get some: of NumPy's, of those that it lacks, and of those that PyTorch hardly knows.
+@pytest.mark.parametrize(
+    ("dtype", "workers"),
+    [
+        pytest.param(dtype, workers, id=f"{dtype}-{name}")
+        for workers, name in zip(WORKERS, NAMES, strict=True)
+        for dtype in (DTYPES if name == "inline" else ["bfloat16", "complex32", "uint16", "float64"])
+    ],
+)
 class TestDtypes:
     @pytest.mark.parametrize("size", [2, None], ids=str)
     def test_samples(self, dtype, workers, size):

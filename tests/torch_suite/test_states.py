@@ -202,9 +202,8 @@ def test_what_is_left(name, options, taken):
 
     torch.manual_seed(5)
     loader = make()
-    length = len(list(make()))
-    list(loader)  # the state is of the second epoch
-    epoch = iter(loader)
+    length = len(list(loader))
+    epoch = iter(loader)  # the state is of the second epoch
     for _ in range(taken if isinstance(taken, int) else length):
         next(epoch)
     if taken == "ended":
@@ -213,7 +212,7 @@ def test_what_is_left(name, options, taken):
     rest = [] if taken == "ended" else plain(epoch)
     expected = [rest, plain(loader)] if taken != "ended" else [plain(loader)]
 
-    for times in (0, 2):
+    for times in (0, 2) if not options else (2,):
         torch.set_rng_state(generator)
         again = make()
         for _ in range(times):
