@@ -5,7 +5,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -36,7 +36,7 @@ settings.register_profile(
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collect_file(file_path: Path) -> Iterator[None]:
+def pytest_collect_file(file_path: Path) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
     """Look for doctests in helpers only: tests have none, and to look through them takes seconds."""
     collectors = yield
     return [one for one in collectors if file_path.name[:5] != "test_" or type(one) is pytest.Module]

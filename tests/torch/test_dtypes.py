@@ -251,7 +251,7 @@ class TestGradientsOfResults:
 
     @DETACHED
     @pytest.mark.parametrize("start_method", ["fork", "forkserver"])
-    def test_workers_deliver_their_values(self, start_method):
+    def test_workers_deliver_their_values(self, start_method, shared_server):
         """PyTorch's loader waits forever for the first of these; a leaf arrives as a leaf of its own."""
         options = {"num_workers": 1, "start_method": start_method}
         [batch] = DataLoader(ONES, 4, collate_fn=weigh, **options)
