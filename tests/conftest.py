@@ -5,7 +5,8 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from pathlib import Path
 
 import pytest
 from hypothesis import Phase, settings
@@ -32,6 +33,13 @@ settings.register_profile(
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],
 )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path: Path) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Look for doctests in helpers only: tests have none, and to look through them takes seconds."""
+    collectors = yield
+    return [one for one in collectors if file_path.name[:5] != "test_" or type(one) is pytest.Module]
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

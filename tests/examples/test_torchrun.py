@@ -1,20 +1,16 @@
 """The torchrun example, run for real: two processes sum their gradients and leave no process behind."""
 
 import runpy
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from tests import launching
+from tests.examples.conftest import EXAMPLES
 
 torch = pytest.importorskip("torch")
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "torchrun_mnist.py"
-
-
-def run(*arguments, processes=1):
-    return launching.run(SCRIPT, *arguments, processes=processes)
+SCRIPT = EXAMPLES / "torchrun_mnist.py"
 
 
 def read(path):
@@ -31,12 +27,12 @@ def example(one_thread):
 def of_two(tmp_path_factory):
     """The final weights and state of a run with two processes."""
     path = tmp_path_factory.mktemp("run") / "two.pt"
-    assert "of the test digits, on 2 processes" in run("--checkpoint", path, processes=2)
+    assert "of the test digits, on 2 processes" in launching.run(SCRIPT, "--checkpoint", path, processes=2)
     return read(path)
 
 
-def test_two_processes_end_where_one_does(of_two, tmp_path):
-    run("--checkpoint", tmp_path / "one.pt")
+def test_two_processes_end_where_one_does(of_two, run, tmp_path):
+    run("torchrun_mnist", "--checkpoint", tmp_path / "one.pt")
     weights, state = read(tmp_path / "one.pt")
     torch.testing.assert_close(weights, of_two[0], rtol=0, atol=2e-6)
     assert state == of_two[1] == {"version": 2, "epoch": 2, "seed": 1, "position": 0}
@@ -54,11 +50,11 @@ def test_they_are_the_sums_of_two_parts_to_the_bit(of_two, example):
     assert torch.equal(weights, of_two[0])
 
 
-def test_one_process_goes_on_where_two_have_stopped(of_two, tmp_path):
-    run("--stop-after", 30, "--checkpoint", tmp_path / "half.pt", processes=2)
+def test_one_process_goes_on_where_two_have_stopped(of_two, run, tmp_path):
+    launching.run(SCRIPT, "--stop-after", 30, "--checkpoint", tmp_path / "half.pt", processes=2)
     _, state = read(tmp_path / "half.pt")
     assert state == {"version": 2, "epoch": 0, "seed": 1, "position": 30 * 64}
-    run("--resume", tmp_path / "half.pt", "--checkpoint", tmp_path / "whole.pt")
+    run("torchrun_mnist", "--resume", tmp_path / "half.pt", "--checkpoint", tmp_path / "whole.pt")
     weights, _ = read(tmp_path / "whole.pt")
     torch.testing.assert_close(weights, of_two[0], rtol=0, atol=2e-6)
 

@@ -1,8 +1,7 @@
 """The example that trains a GPT on packed documents, run for real; it resumes to the bit."""
 
 import re
-import runpy
-import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,17 +9,17 @@ import pytest
 
 from gpuloader import DataLoader, PackedSequences
 from gpuloader.transforms import Cast
+from tests.examples.conftest import EXAMPLES
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "train_gpt.py"
 SMALL = ("--made", 40, "--batch", 2, "--length", 128)
 
 
-def run(monkeypatch, *arguments):
-    monkeypatch.setattr(sys, "argv", list(map(str, ["train_gpt.py", *arguments])))
-    return runpy.run_path(str(SCRIPT), run_name="__main__")
+@pytest.fixture
+def train(run):
+    return partial(run, "train_gpt")
 
 
 def weights(path):
@@ -28,20 +27,19 @@ def weights(path):
     return torch.cat([one.flatten() for one in saved["model"].values()])
 
 
-def test_it_learns_from_rows_that_are_full(monkeypatch, capsys):
-    run(monkeypatch, *SMALL, "--epochs", 3)
-    rows, *epochs = capsys.readouterr().out.splitlines()
+def test_it_learns_from_rows_that_are_full(train):
+    rows, *epochs = train(*SMALL, "--epochs", 3).splitlines()
     assert float(re.search(r"rows of 128 tokens, ([\d.]+)% full", rows)[1]) > 95
     losses = [float(re.match(r"epoch \d: loss ([\d.]+), [\d,]+ tokens/s", line)[1]) for line in epochs]
     assert len(losses) == 3
     assert losses[2] < losses[0] / 1.5
 
 
-def test_it_resumes_in_the_middle_of_an_epoch(tmp_path, monkeypatch):
+def test_it_resumes_in_the_middle_of_an_epoch(tmp_path, train):
     whole, half, both = (tmp_path / f"{name}.pt" for name in ("whole", "half", "both"))
-    run(monkeypatch, *SMALL, "--epochs", 2, "--checkpoint", whole)
-    run(monkeypatch, *SMALL, "--stop-after", 3, "--checkpoint", half)
-    run(monkeypatch, *SMALL, "--epochs", 2, "--resume", half, "--workers", 2, "--checkpoint", both)
+    train(*SMALL, "--epochs", 2, "--checkpoint", whole)
+    train(*SMALL, "--stop-after", 3, "--checkpoint", half)
+    train(*SMALL, "--epochs", 2, "--resume", half, "--workers", 2, "--checkpoint", both)
     assert torch.equal(weights(both), weights(whole))
     assert not torch.equal(weights(half), weights(whole))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["both.pt", "half.pt", "whole.pt"]
@@ -50,7 +48,7 @@ def test_it_resumes_in_the_middle_of_an_epoch(tmp_path, monkeypatch):
 @torch.no_grad()
 def test_the_loss_of_packed_documents_is_that_of_each_alone(monkeypatch):
     """The judge is the same model, given one document at a time without any packing."""
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    monkeypatch.syspath_prepend(str(EXAMPLES))
     import train_gpt
 
     sizes = [5, 31, 17, 40, 1, 9, 22]
@@ -83,7 +81,7 @@ def test_the_loss_of_packed_documents_is_that_of_each_alone(monkeypatch):
     ],
     ids=str,
 )
-def test_options_that_cannot_work_end_with_a_clear_message(arguments, problem, monkeypatch, capsys):
+def test_options_that_cannot_work_end_with_a_clear_message(arguments, problem, train, capsys):
     with pytest.raises(SystemExit) as caught:
-        run(monkeypatch, *arguments)
+        train(*arguments)
     assert problem in f"{caught.value} {capsys.readouterr().err}"

@@ -1,32 +1,24 @@
 """The example that trains on images, run for real for a few steps; it resumes to the bit."""
 
 import re
-import runpy
 import signal
 import subprocess
 import sys
-from pathlib import Path
+from functools import partial
 
 import pytest
 
 from tests import launching
+from tests.examples.conftest import EXAMPLES
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("PIL")
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-SCRIPT = Path(__file__).parents[2] / "examples" / "train_images.py"
 SMALL = ("--made", 60, "--batch", 8, "--size", 32)
 
 
-def run(*arguments):
-    return launching.run(SCRIPT, *SMALL, *arguments)
-
-
-def run_here(monkeypatch, *arguments):
-    """Run the example in this process, which has imported torch already."""
-    monkeypatch.setattr(sys, "argv", list(map(str, ["train_images.py", *SMALL, *arguments])))
-    runpy.run_path(str(SCRIPT), run_name="__main__")
+@pytest.fixture
+def train(run):
+    return partial(run, "train_images", *SMALL)
 
 
 def weights(path):
@@ -34,27 +26,26 @@ def weights(path):
     return torch.cat([one.flatten().double() for one in saved["model"].values()])
 
 
-def test_it_trains_validates_and_tells_what_limits_it():
-    shown = run("--epochs", 2, "--scaled", "--amp", "--decode-there")
+def test_it_trains_validates_and_tells_what_limits_it(train):
+    shown = train("--epochs", 2, "--scaled", "--amp", "--decode-there")
     lines = [line for line in shown.splitlines() if line.startswith("epoch ")]
     pattern = r"epoch \d: loss [\d.]+, [\d.]+% of 3 classes right; [\d,]+ images/s; \w+"
     assert len(lines) == 2
     assert all(re.match(pattern, line) for line in lines), lines
 
 
-def test_it_resumes_in_the_middle_of_an_epoch(tmp_path):
-    run("--epochs", 1, "--checkpoint", tmp_path / "whole.pt")
-    run("--stop-after", 2, "--checkpoint", tmp_path / "half.pt")
-    run("--epochs", 1, "--resume", tmp_path / "half.pt", "--workers", 0, "--checkpoint", tmp_path / "both.pt")
-    torch.testing.assert_close(
-        weights(tmp_path / "both.pt"), weights(tmp_path / "whole.pt"), rtol=1e-4, atol=1e-4
-    )
+def test_it_resumes_in_the_middle_of_an_epoch(train, tmp_path):
+    whole, half, both = (tmp_path / f"{name}.pt" for name in ("whole", "half", "both"))
+    train("--epochs", 1, "--checkpoint", whole)
+    train("--stop-after", 2, "--checkpoint", half)
+    train("--epochs", 1, "--resume", half, "--workers", 0, "--checkpoint", both)
+    torch.testing.assert_close(weights(both), weights(whole), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_a_signal_stops_it_with_a_checkpoint_that_continues(number, tmp_path):
+def test_a_signal_stops_it_with_a_checkpoint_that_continues(number, train, tmp_path):
     last, whole = tmp_path / "last.pt", tmp_path / "whole.pt"
-    command = [sys.executable, SCRIPT, *SMALL, "--epochs", 40, "--checkpoint", last]
+    command = [sys.executable, EXAMPLES / "train_images.py", *SMALL, "--epochs", 40, "--checkpoint", last]
     with subprocess.Popen(
         list(map(str, command)), env=launching.environment(), stdout=subprocess.PIPE, text=True
     ) as process:
@@ -63,18 +54,16 @@ def test_a_signal_stops_it_with_a_checkpoint_that_continues(number, tmp_path):
         [*_, stopped] = process.stdout.read().splitlines()
     assert process.returncode == 0
     epoch = int(re.fullmatch(rf"stopped by {number.name} in epoch (\d+)", stopped)[1])
-    run("--epochs", epoch + 2, "--checkpoint", last, "--resume", last)
-    run("--epochs", epoch + 2, "--checkpoint", whole)
+    train("--epochs", epoch + 2, "--checkpoint", last, "--resume", last)
+    train("--epochs", epoch + 2, "--checkpoint", whole)
     torch.testing.assert_close(weights(last), weights(whole), rtol=1e-3, atol=1e-3)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["last.pt", "whole.pt"]
 
 
-def test_an_epoch_that_is_over_is_neither_trained_nor_shown(tmp_path, monkeypatch, capsys):
+def test_an_epoch_that_is_over_is_neither_trained_nor_shown(train, tmp_path):
     steps = 60 * 4 // 5 // 8
-    run_here(monkeypatch, "--stop-after", steps, "--checkpoint", tmp_path / "end.pt")
-    capsys.readouterr()
-    run_here(monkeypatch, "--resume", tmp_path / "end.pt", "--epochs", 2, "--stop-after", 1)
-    shown = capsys.readouterr().out
+    train("--stop-after", steps, "--checkpoint", tmp_path / "end.pt")
+    shown = train("--resume", tmp_path / "end.pt", "--epochs", 2, "--stop-after", 1)
     assert re.findall(r"epoch (\d): loss ([a-z]+)?", shown) == [("1", "")]
     assert "; 1 step so far" in shown
 
@@ -89,7 +78,7 @@ def test_an_epoch_that_is_over_is_neither_trained_nor_shown(tmp_path, monkeypatc
     ],
     ids=str,
 )
-def test_options_that_cannot_work_end_with_a_clear_message(arguments, problem, monkeypatch, capsys):
+def test_options_that_cannot_work_end_with_a_clear_message(arguments, problem, train, capsys):
     with pytest.raises(SystemExit) as caught:
-        run_here(monkeypatch, *arguments)
+        train(*arguments)
     assert problem in f"{caught.value} {capsys.readouterr().err}"

@@ -1,18 +1,10 @@
 """The examples that train on images with masks or boxes, on audio and on views, run for a few epochs."""
 
 import re
-import runpy
-import sys
-from pathlib import Path
 
 import pytest
 
-from tests import launching
-
 pytest.importorskip("torch")
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
 PICTURES = "--made 50 --batch 8 --size 48 --epochs 4"
 # The package that each needs, its arguments, what its lines say after the loss, and how far that must fall.
 RUNS = {
@@ -29,10 +21,10 @@ def name(request):
     return request.param
 
 
-def test_it_learns_and_draws_what_it_learns_from(name, tmp_path):
+def test_it_learns_and_draws_what_it_learns_from(name, run, tmp_path):
     _, arguments, told, falls = RUNS[name]
     epochs, drawn = int(arguments[-1]), ["--show", tmp_path / "look.png"] if falls == 0.8 else []
-    shown = launching.run(EXAMPLES / f"train_{name}.py", *arguments.split(), *drawn)
+    shown = run(f"train_{name}", *arguments.split(), *drawn)
     lines = [line for line in shown.splitlines() if line.startswith("epoch ")]
     found = [re.fullmatch(rf"epoch \d: loss ([\d.]+), {told}", line) for line in lines]
     assert len(found) == epochs
@@ -48,8 +40,7 @@ def test_it_learns_and_draws_what_it_learns_from(name, tmp_path):
 @pytest.mark.parametrize(
     ("given", "problem"), [([], "pass a folder of"), (["--made", "5"], "or more for a batch")]
 )
-def test_options_that_cannot_work_end_with_a_clear_message(name, given, problem, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [f"train_{name}.py", *given])
+def test_options_that_cannot_work_end_with_a_clear_message(name, given, problem, run, capsys):
     with pytest.raises(SystemExit):
-        runpy.run_path(str(EXAMPLES / f"train_{name}.py"), run_name="__main__")
+        run(f"train_{name}", *given)
     assert problem in capsys.readouterr().err

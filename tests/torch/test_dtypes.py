@@ -34,8 +34,9 @@ SPECIAL = {
     "quantized": lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
 }
 
-WORKERS = [{}, {"num_workers": 2}, {"num_workers": 2, "worker_type": "thread"}]
-by_workers = pytest.mark.parametrize("workers", WORKERS, ids=["inline", "processes", "threads"])
+WORKERS = [{}, {"num_workers": 1}, {"num_workers": 2, "worker_type": "thread"}]
+NAMES = ["inline", "processes", "threads"]
+by_workers = pytest.mark.parametrize("workers", WORKERS, ids=NAMES)
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:ComplexHalf support is experimental:UserWarning",
@@ -55,8 +56,15 @@ def assert_alike(samples, workers=None, **options):
     assert same(ours, theirs), (ours, theirs)
 
 
-@by_workers
-@pytest.mark.parametrize("dtype", DTYPES)
+# Workers get some: of NumPy's, of those that it lacks, and of those that PyTorch hardly knows.
+@pytest.mark.parametrize(
+    ("dtype", "workers"),
+    [
+        pytest.param(dtype, workers, id=f"{dtype}-{name}")
+        for workers, name in zip(WORKERS, NAMES, strict=True)
+        for dtype in (DTYPES if name == "inline" else ["bfloat16", "float8_e5m2", "complex32", "uint16"])
+    ],
+)
 class TestDtypes:
     @pytest.mark.parametrize("size", [2, None], ids=str)
     def test_samples(self, dtype, workers, size):
@@ -243,7 +251,7 @@ class TestGradientsOfResults:
 
     @DETACHED
     @pytest.mark.parametrize("start_method", ["fork", "forkserver"])
-    def test_workers_deliver_their_values(self, start_method):
+    def test_workers_deliver_their_values(self, start_method, shared_server):
         """PyTorch's loader waits forever for the first of these; a leaf arrives as a leaf of its own."""
         options = {"num_workers": 1, "start_method": start_method}
         [batch] = DataLoader(ONES, 4, collate_fn=weigh, **options)

@@ -11,7 +11,12 @@ import pytest
 if importlib.util.find_spec("torch") is None:
     collect_ignore_glob = ["*.py"]
 else:
+    import torch
+
     from tests.torch_suite.libraries import LIBRARIES
+
+    # The models here are tiny: threads of PyTorch would mostly wait for each other.
+    torch.set_num_threads(1)
 
     @pytest.fixture(params=LIBRARIES)
     def lib(request):

@@ -1,5 +1,6 @@
 """Whole programs: how they end, what they leave behind, and workers that die."""
 
+import json
 import subprocess
 import sys
 import textwrap
@@ -37,18 +38,50 @@ PROGRAM = """
 """
 
 
-def run(lib, body, **options):
-    """Run a program with the library's loader in a process of its own; return what it printed."""
+# To import PyTorch takes seconds, so one process does it, and forks for each program.
+PARENT = """
+import json, os, sys
+import gpuloader.torch, torch.utils.data
+while line := os.read(0, 65536):
+    program, out, err = json.loads(line)
+    if (child := os.fork()) == 0:
+        for number, name in enumerate((os.devnull, out, err)):
+            os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), number)
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+else:
+    os._exit(0)
+exec(compile(program, "program", "exec"), {"__name__": "__main__"})
+"""
+
+
+@pytest.fixture(scope="module")
+def parent():
+    """Return a process that forks for each program."""
+    command = [sys.executable, "-W", "ignore", "-c", PARENT]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+
+
+@pytest.fixture
+def run(parent, lib, tmp_path):
+    """Return a function that runs a program with the library's loader, and returns what that printed."""
     module = "gpuloader.torch" if lib.name == "gpuloader" else "torch.utils.data"
-    program = textwrap.dedent(PROGRAM.format(module=module)) + textwrap.indent(textwrap.dedent(body), "    ")
-    command = [sys.executable, "-W", "ignore", "-c", program]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, **options)
+
+    def run(body):
+        head = textwrap.dedent(PROGRAM.format(module=module))
+        program = head + textwrap.indent(textwrap.dedent(body), "    ")
+        out, err = tmp_path / "out", tmp_path / "err"
+        print(json.dumps([program, str(out), str(err)]), file=parent.stdin, flush=True)
+        code = int(parent.stdout.readline())
+        return subprocess.CompletedProcess(program, code, out.read_text(), err.read_text())
+
+    return run
 
 
-def test_batches_need_descriptors(lib):
+def test_batches_need_descriptors(lib, run):
     """PyTorch opens a descriptor per tensor; ours lie in memory that was mapped before."""
     done = run(
-        lib,
         """
         kept = []
         loader = DataLoader(Pictures(200), multiprocessing_context="fork", num_workers=1)
@@ -65,7 +98,6 @@ def test_batches_need_descriptors(lib):
     assert done.stdout.strip() == expected, done
 
 
-# Each program takes seconds to import PyTorch, so PyTorch itself runs few of them.
 ENDS = [
     ("", 0, True, True),
     ("raise RuntimeError('the loop fails')", 1, False, False),
@@ -75,10 +107,9 @@ ENDS = [
 
 
 @pytest.mark.parametrize(("lib", "end"), on_both(ENDS, ENDS[:1]))
-def test_a_program_ends_with_its_workers(lib, end):
+def test_a_program_ends_with_its_workers(lib, end, run):
     statement, code, holding, stay = end
     done = run(
-        lib,
         f"""
         loader = DataLoader(Rows(), batch_size=2, num_workers=2, persistent_workers={stay}, pin_memory=True,
                             multiprocessing_context={"fork" if stay else None!r})
@@ -101,10 +132,9 @@ DEATHS = [("a crash", False), ("a kill", True)]
 
 
 @pytest.mark.parametrize(("lib", "death"), on_both(DEATHS, DEATHS[1:]))
-def test_a_worker_dies(lib, death):
+def test_a_worker_dies(lib, death, run):
     death, persistent_workers = death
     done = run(
-        lib,
         f"""
         dataset = {"Crashing()" if death == "a crash" else "Rows()"}
         loader = DataLoader(dataset, num_workers=2, persistent_workers={persistent_workers})
