@@ -14,20 +14,10 @@ MNIST ?=
 demo: .venv/demo.stamp
 	$(BIN)/gpuloader mnist --output demo-output $(if $(MNIST),--data $(MNIST))
 
-# A pytest for each of these (commas join its arguments), and one for all else, two at a time, since most of them
-# wait; what one prints stays together. Processes that share all tests would each collect all of them, and their
-# forks copy the tables of whatever has been imported: together a fifth more time. The longest come first.
-PARTS_OF_TESTS := tests/fetch tests/sources tests/api,tests/batches else tests/system,tests/cli,tests/chaos \
-  tests/kernels,tests/transforms tests/order,tests/epoch
-.PHONY: $(PARTS_OF_TESTS:%=test-of/%)
-
 # The tests start hundreds of programs. Each would compile the package anew where no bytecode may be written.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: .venv/dev.stamp
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync $(PARTS_OF_TESTS:%=test-of/%)
-
-$(PARTS_OF_TESTS:%=test-of/%): test-of/%: .venv/dev.stamp
-	$(BIN)/python -m pytest $(if $(filter else,$*),$(addprefix --ignore=,$(subst $(comma), ,$(filter-out else,$(PARTS_OF_TESTS)))),$(subst $(comma), ,$*))
+	$(BIN)/python -m tests
 
 # The frameworks are large, so they have their own environment. FRAMEWORKS=jax installs only that one.
 FRAMEWORKS ?= torch==2.13.0 jax paddlepaddle ray[data,train] keras datasets pandas polars lightning accelerate transformers \

@@ -52,9 +52,9 @@ class Measured:
         --------
         >>> import time
         >>> from gpuloader import DataLoader
-        >>> loader = DataLoader(range(3000), places="cpu", batch_size=100)
+        >>> loader = DataLoader(range(1000), places="cpu", batch_size=100)
         >>> for batch in loader:
-        ...     time.sleep(0.005)  # the step
+        ...     time.sleep(0.05)  # the step
         >>> loader.explain().bound
         'compute'
         """
