@@ -183,7 +183,8 @@ class Assembler:
         """
         draw, first = current_draw(), len(samples)
         many, images = self.fetch_many, self.collation.images
-        dataset = self.dataset
+        dataset, rest = self.dataset, indices
+        failed: SampleError | None = None
         try:
             if many is not None:
                 try:
@@ -196,12 +197,12 @@ class Assembler:
                     if images is not None:
                         for row, (index, sample) in enumerate(zip(indices, samples, strict=True)):
                             samples[row] = self.make_images(start + row, images.begin, sample, draw, index)
-                    return
+                    rest = ()
                 except SampleError:
                     if not self.collation.skips:
                         raise
                     samples.clear()  # from here one by one, to leave out those that raise
-            for position, index in enumerate(indices, start):
+            for position, index in enumerate(rest, start):
                 draw.index, draw.generator = index, None
                 if index is None:
                     raise SampleError(_NO_INDEX, index=position)
@@ -214,14 +215,17 @@ class Assembler:
                 if images is not None:
                     sample = self.make_images(position, images.begin, sample, draw, index)
                 samples.append(sample)
-        finally:
-            # Masks and boxes after all images: code and data that alternate push each other out of the
-            # processor's caches, which took a tenth longer.
-            if images is not None and images.along:
-                begun = samples[first:]
-                del samples[first:]
-                for position, sample in enumerate(begun, start):
-                    samples.append(self.make_images(position, images.finish, sample))
+        except SampleError as error:
+            failed = error  # raised below, unless an earlier sample is bad, too
+        # Masks and boxes after all images: code and data that alternate push each other out of the caches of the
+        # processor, which took a tenth longer.
+        if images is not None and images.along:
+            begun = samples[first:]
+            del samples[first:]
+            for position, sample in enumerate(begun, start):
+                samples.append(self.make_images(position, images.finish, sample))
+        if failed is not None:
+            raise failed
 
     def read_together(self, many: Callable[[list[Any]], Any], indices: list[Any], start: int = 0) -> Any:
         """Return what `many` makes of indices in one call; its draws belong to no single sample."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gpuloader.transforms.image_staging import Resample
 
 _PURPOSE = 1  # the purpose of a sample's random numbers; 0 is for numbers that the dataset draws
-_SMALL = 2**16  # bytes
+_SMALL = 2**16  # bytes of an array that is copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +70,13 @@ class ImageStage:
         for name in sorted(self.carried - making.carried.keys()):
             problem = f"no field {name!r} to move with the image; the sample has the fields {making.seen}"
             raise SampleError(problem, field=name)
-        # What is small may wait. Pixels may not: a batch of samples would hold many large masks.
-        if any(getattr(value, "nbytes", 0) > _SMALL for value in making.carried.values()):
-            return making.finish()
+        # Only what stays as it is may wait: a dataset may refill its arrays for the next sample, and Pillow's
+        # images hold files open.
+        for name, value in making.carried.items():
+            if type(value) is np.ndarray and value.nbytes <= _SMALL and not value.dtype.hasobject:
+                making.carried[name] = value.copy()
+            elif not isinstance(value, bytes | Image):
+                return making.finish()
         return making if self.along else [*made.values()] if making.is_named else made
 
     def finish(self, begun: Any) -> Any:

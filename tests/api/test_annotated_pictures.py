@@ -1,9 +1,11 @@
 """Pictures with masks, boxes and keypoints: the same ones on every place, and errors that name the field."""
 
+import weakref
+
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, FeedSpec, ImageSample, SampleError
+from gpuloader import DataLoader, Dataset, FeedSpec, ImageSample, SampleError
 from gpuloader.testing import simulated_places
 from gpuloader.transforms import (
     Boxes,
@@ -19,7 +21,7 @@ from gpuloader.transforms import (
     RandomResizedCrop,
     Resize,
 )
-from tests.picture_files import encode, make_pixels
+from tests.picture_files import encode, make_pixels, pillow
 
 ALONG = (
     Mask("mask", fill=9),
@@ -245,6 +247,46 @@ def test_errors_name_the_sample_and_the_field(change, problem, workers):
     )
     with pytest.raises(SampleError, match=f"batch 2, sample 1, dataset index 5.*{problem}"):
         list(loader)
+
+
+def test_a_dataset_may_refill_its_arrays():
+    class Refilled(Dataset):
+        image, mask = np.zeros((8, 9, 3), np.uint8), np.zeros((8, 9), np.uint8)
+        boxes, labels = np.zeros((1, 4)), np.zeros(1, int)
+
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            self.mask[:] = self.labels[:] = index
+            self.boxes[:] = 0, 0, index + 1, index + 1
+            return {"image": self.image, "mask": self.mask, "boxes": self.boxes, "labels": self.labels}
+
+    flip = RandomFlip(("image", "mask", Boxes("boxes", "labels")), p=1)
+    [batch] = DataLoader(Refilled(), places="cpu", batch_size=4, transforms=[flip])
+    assert batch["mask"][:, 0, 0].tolist() == batch["labels"].values.tolist() == [0, 1, 2, 3]
+    assert batch["boxes"].values[:, 3].tolist() == [1, 2, 3, 4]
+
+
+def test_a_batch_does_not_hold_its_masks_open(tmp_path):
+    path = tmp_path / "mask.png"
+    path.write_bytes(encode(np.zeros((8, 9), np.uint8), "PNG"))
+    held = []
+
+    class Opened(Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            mask = pillow.open(path)
+            held.append(weakref.ref(mask))
+            assert sum(one() is not None for one in held) <= 2
+            return {"image": make_pixels(8, 9), "mask": mask}
+
+    [batch] = DataLoader(
+        Opened(), places="cpu", batch_size=4, transforms=[RandomFlip(("image", "mask"), p=1)]
+    )
+    assert batch["mask"].shape == (4, 8, 9)
 
 
 @pytest.mark.parametrize("along", [(), (Boxes("boxes", "labels"),)], ids=["rows", "ragged"])
