@@ -106,9 +106,8 @@ def _lines(path: Path, command: str) -> Generator[bytes, None, None]:
             if process.returncode is None:  # reading ended early
                 kill_session(process.pid)
             process.stdout.close()
-            with suppress(
-                subprocess.TimeoutExpired
-            ):  # killed, but the system holds it, for example because of a dead disk
+            # Killed, but the system may hold it, for example because of a dead disk.
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(_EXIT_S)
     if code:
         raise DataFileError(f"{path}: the pipe command {command!r} exited with code {code}")
