@@ -71,9 +71,8 @@ def _parse(line: bytes, feeds: Sequence[FeedSpec], where: str) -> tuple[Array, .
         except (IndexError, ValueError) as error:
             raise _problem(where, feed, f"expected a count and as many numbers, got {error}") from None
         if count < 0 or len(values) < count:
-            raise _problem(
-                where, feed, f"expected {count} values, got {len(values)} before the end of the line"
-            )
+            got = f"{len(values)} before the end of the line"
+            raise _problem(where, feed, f"expected {count} values, got {got}")
         slots.append(slot)
         at += 1 + count
     if at < len(words):
