@@ -77,12 +77,8 @@ def gather(source: Any, indices: Any, *, span: Any = None, out: Any = None, stre
 
 _MOST_FIELDS = 8
 _THREADS, _ONE = 256, 1 << 16  # of a block, and the numerator of the lanes' inverses
-_FIELD = np.dtype(
-    [(name, np.uint64) for name in ("source", "out", "words")]
-    + [(name, np.uint32) for name in ("word", "lanes", "inverse")],
-    align=True,
-)
-_FIELDS = np.dtype([("fields", _FIELD, (_MOST_FIELDS,))])
+# source, out, words, word, lanes, inverse
+_FIELD = np.dtype("u8, u8, u8, u4, u4, u4", align=True)
 
 
 def fuse_gathers(launches: Sequence[KernelLaunch]) -> list[KernelLaunch]:
@@ -110,17 +106,17 @@ def _find_rows(launch: KernelLaunch) -> tuple[int, int, int] | None:
 def _fuse(gathers: list[KernelLaunch]) -> KernelLaunch:
     if len(gathers) == 1:
         return gathers[0]
-    fields = np.zeros((), _FIELDS)
+    fields = np.zeros(_MOST_FIELDS, _FIELD)
     for number, gathered in enumerate(gathers):
         source, _, _, out, _, words = gathered.arguments
         lanes = count_lanes(int(words))
         # Each field divides a block into lanes along its own rows; multiplying by the inverse avoids a
         # division.
         numbers = words, _SIZES[str(gathered.entry)], lanes, -(-_ONE // lanes)
-        fields["fields"][number] = source.data.ptr, out.data.ptr, *numbers
+        fields[number] = source.data.ptr, out.data.ptr, *numbers
     # Fields need different grids. The largest is enough for all, because kernels loop.
     sizes = zip(*(gathered.grid for gathered in gathers), strict=True)
     grid = *map(max, sizes), len(gathers)
     _, indices, span, _, rows, _ = gathers[0].arguments
-    arguments = indices, span, rows, by_value(fields, _FIELDS)
+    arguments = indices, span, rows, by_value(fields, _FIELD)
     return KernelLaunch("gather", "gather_fields", grid, (_THREADS,), arguments)

@@ -119,7 +119,7 @@ class Assembler:
         if fitting is not None:
             staged = stage_fitting(block, fitting, schema, self.collation, number, reserve)
             return complete(self.collation, staged, keys)
-        columns, objects = block_columns(block, schema, self.collation.pads or {})
+        columns, objects = block_columns(block, schema, self.collation.pads)
         staged, _ = stage_columns(columns, schema, self.collation, number, reserve, objects)
         return complete(self.collation, staged, keys)
 

@@ -24,14 +24,12 @@ from gpuloader.errors import DecodeError, SampleError, describe_error, unlike_fi
 from gpuloader.fields.ragged import (
     Padding,
     Ragged,
-    as_pad,
     check_step,
     find_inside,
     round_up,
     settle_shape,
     split_rows,
     splits_of,
-    write_lengths,
     write_mask,
     write_padded,
 )
@@ -177,7 +175,7 @@ def _concatenate(arrays: Sequence[Array]) -> Array:
 
 
 def split_columns(
-    samples: Iterable[Any], rows: SampleRows, pads: Mapping[str, float | Padding] | None = None
+    samples: Iterable[Any], rows: SampleRows, pads: Mapping[str, Padding] | None = None
 ) -> list[Column]:
     """Return one column per dense or padded field, and several per ragged field: values, then row splits.
 
@@ -201,7 +199,7 @@ def split_columns(
             if column and isinstance(column[0], Region | Encoded):
                 columns += _image_columns(column, feed)
                 continue
-            pad = as_pad(pads[feed.name]) if feed.name in pads else None
+            pad = pads.get(feed.name)
             if pad is not None and pad.axes != (0,):
                 padded, *more = _padded_columns(column, rows, feed, pad)
                 columns, extras = [*columns, padded], [*extras, *more]
@@ -227,7 +225,7 @@ def _padded_columns(values: list[Any], rows: SampleRows, feed: FeedSpec, pad: Pa
             raise
     shapes = [part.shape for part in parts]
     shape = (len(parts), *settle_shape(pad, shapes))
-    sizes = np.array([[one[axis] for axis in pad.axes] for one in shapes])
+    sizes = np.array([[one[axis] for axis in pad.axes] for one in shapes], np.int64)
     column = Column(shape, feed.dtype, partial(write_padded, pad, parts))
     return [column, *_extra_columns(pad, sizes, tuple(shape[axis + 1] for axis in (-1, *pad.axes)))]
 
@@ -237,7 +235,7 @@ def _extra_columns(pad: Padding, sizes: Array, shape: tuple[int, ...]) -> list[C
     columns = []
     if pad.lengths is not None:
         of_lengths = sizes.shape if len(pad.axes) > 1 else sizes.shape[:1]
-        columns.append(Column(of_lengths, np.dtype(np.int64), partial(write_lengths, sizes)))
+        columns.append(_whole(sizes.reshape(of_lengths)))
     if pad.mask is not None:
         of_mask = shape[: len(pad.axes) + 1]
         columns.append(Column(of_mask, np.dtype(bool), partial(write_mask, pad, sizes)))
@@ -387,7 +385,7 @@ def _find_first(pieces: list[tuple[Any, Rows, np.dtype[Any] | None]]) -> Any:
 
 
 def block_columns(
-    block: Block, schema: Schema, pads: Mapping[str, float | Padding]
+    block: Block, schema: Schema, pads: Mapping[str, Padding]
 ) -> tuple[list[Column], list[list[Any]]]:
     """Return the columns of a block that `fits`: those of its arrays, and those of all other values."""
     columns: list[Column] = []
@@ -412,7 +410,7 @@ def block_columns(
                     rows = take_each(column, chosen)
                     parts += rows
                     lengths.append(_count(rows))
-            pad = as_pad(pads[feed.name]) if feed.name in pads else None
+            pad = pads.get(feed.name)
             made, more = _sequences(parts, _concatenate(lengths), None, _sizes(feed), feed, pad)
             columns, extras = columns + made, extras + more
         elif any(isinstance(_first_piece(column), Ragged) for column, _ in pieces):

@@ -170,13 +170,11 @@ class _Making:
         made_by = stage.staged.get(chain) if transforms else None
         frames: Iterator[Any]
         try:
+            if not transforms and (isinstance(value, Image) or _is_video(value)):
+                return value.decode()
             if isinstance(value, Image):
-                if not transforms:
-                    return value.decode()
                 is_clip, frames = False, iter([value])
             elif _is_video(value):
-                if not transforms:
-                    return value.decode()
                 is_clip, frames = True, value.decode_frames()
             else:
                 is_clip = getattr(value, "ndim", 0) == 4

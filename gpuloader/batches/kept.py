@@ -133,10 +133,8 @@ def stage_whole(
             staged_if, keeps = _find_staged(collation), by_user or as_returned
             tree = Tree.of(value, staged=staged_if, keeps_tuples=keeps, keeps_classes=as_returned)
         if as_returned:
-            arrays = [
-                one for leaf, one in zip(tree.leaves, tree.flatten(value), strict=True) if leaf.is_array
-            ]
-            if len(set(map(id, arrays))) < len(arrays):
+            entries = zip(tree.leaves, tree.flatten(value), strict=True)
+            if len({id(entry) for leaf, entry in entries if leaf.is_array}) < len(tree.array_names):
                 tree = AS_IT_IS  # pickled together, so that a shared object stays shared
         if collation.warns:
             _warn_of_classes(tree, value)
@@ -253,10 +251,8 @@ class BatchSignature(NamedTuple):
             arrays.append(array)
         # An object in two fields may have to stay one object. Plain values may be equal and so the same.
         if len({*map(id, entries)}) < len(entries):
-            staged = [
-                id(entry) for entry, field in zip(entries, self.fields, strict=True) if field[1] is not None
-            ]
-            if len({*staged}) < len(staged):
+            fields = zip(entries, self.fields, strict=True)
+            if len({id(entry) for entry, (_, dtype, _) in fields if dtype is not None}) < len(arrays):
                 return None
         return Parts(self.tree, arrays, (0,) * len(arrays), objects, self.layout)
 
@@ -370,14 +366,6 @@ class NestedStager:
     def _stage(self, parts: Parts, number: int, reserve: Reserve) -> StagedBatch:
         collation, arrays, levels = self._intake.collation, parts.arrays, parts.levels
         found = [at for at in self._large if arrays[at].flags.c_contiguous and self._is_apart(arrays[at])]
-        # Most batches have the signature of the one before, and so its very layout.
-        if parts.layout is self._layouts[0] and collation.programmer is None and not found:
-            whole = parts.layout
-            staged = StagedBatch(
-                reserve(whole.nbytes), whole, levels, number, parts.tree, tuple(parts.objects)
-            )
-            write_arrays(arrays, staged.slot.views(whole))
-            return staged
         apart = tuple(found)
         # Layouts are reused, because a slot keeps its views for the same layout.
         arranged = parts.layout, apart, levels, parts.tree
@@ -434,9 +422,8 @@ def is_copied(value: Any) -> bool:
     if isinstance(value, Ragged):
         return all(map(is_copied, (value.values, *value.row_splits)))
     # Single numbers are passed through: a step count is for the host, and 8 bytes are not worth a copy.
-    if isinstance(value, np.generic) or not all(
-        hasattr(value, name) for name in ("dtype", "shape", "__array__")
-    ):
+    is_array = all(hasattr(value, name) for name in ("dtype", "shape", "__array__"))
+    if not is_array or isinstance(value, np.generic):
         return False
     try:
         elsewhere = hasattr(value, "__dlpack_device__") and not is_on_host(value)

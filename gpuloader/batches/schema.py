@@ -21,7 +21,7 @@ from gpuloader.batches.rows import IN_FEEDS, SampleRows, fields_of
 from gpuloader.batches.tree import Tree, all_leaves, is_array, is_object
 from gpuloader.errors import SampleError
 from gpuloader.fields.convert import IF_A_LIST, Conversion, as_numbers, check_fill, convert, convert_alike
-from gpuloader.fields.ragged import Padding, as_pad, name_extras
+from gpuloader.fields.ragged import Padding, name_extras
 from gpuloader.fields.spec import FeedSpec
 from gpuloader.foreign import warn_of_class
 from gpuloader.sources.images.regions import Encoded, Region
@@ -75,7 +75,7 @@ class Collation:
     function: Callable[[Any], Any] | None = None
     batched: bool = True
     ragged: frozenset[str] = frozenset()
-    pads: Mapping[str, float | Padding] | None = None
+    pads: Mapping[str, Padding] = field(default_factory=dict)
     programmer: Programmer | None = None
     on_host: bool = True
     keeps_gradients: bool = False
@@ -188,9 +188,9 @@ class Schema:
         return Schema, tuple(getattr(self, name) for name in names)
 
     @classmethod
-    def of_feeds(cls, feeds: Sequence[FeedSpec], pads: Mapping[str, float | Padding] | None) -> Schema:
+    def of_feeds(cls, feeds: Sequence[FeedSpec], pads: Mapping[str, Padding]) -> Schema:
         """Return the schema of samples that are tuples with one value per declared feed."""
-        levels = tuple(0 if pads and feed.name in pads else feed.lod_level for feed in feeds)
+        levels = tuple(0 if feed.name in pads else feed.lod_level for feed in feeds)
         return cls(Tree.flat([feed.name for feed in feeds]), tuple(feeds), levels, declared=True)
 
     def is_settled_by(self, sample: Any) -> bool:
@@ -331,7 +331,7 @@ def infer_schema(samples: Sequence[Any], collation: Collation) -> Schema:
     SampleError
         The first sample lacks a field that ragged or pad names, or that field has no length.
     """
-    pads = collation.pads or {}
+    pads = collation.pads
     varying = collation.ragged | pads.keys()
     if collation.flat:
         values = fields_of(samples[0], None)
@@ -354,7 +354,7 @@ def infer_schema(samples: Sequence[Any], collation: Collation) -> Schema:
             if leaf.name in varying:
                 dtype, shape, level = _find_steps(tree, number, samples)
                 if leaf.name in pads:
-                    pad = as_pad(pads[leaf.name])
+                    pad = pads[leaf.name]
                     check_fill(pad.value, dtype)
                     if pad.axes[-1] > len(shape):
                         raise SampleError(

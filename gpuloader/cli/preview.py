@@ -69,21 +69,15 @@ def open_folder(folder: Path) -> tuple[Any, Any, Sequence[str] | None]:
 
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder} is not a folder")
-    marks = [name for name in ("masks", "labels") if (folder / name).is_dir()]
-    if marks and (folder / "images").is_dir():
-        paths = find(folder / "images")
-        masks: dict[Path, Path] = {}
-        if "masks" in marks:
-            masks = {
-                path.relative_to(folder / "masks").with_suffix(""): path for path in find(folder / "masks")
-            }
-        labels = folder / "labels" if "labels" in marks else None
-        along = [
-            *(["mask"] if masks else []),
-            *([Boxes("boxes", "labels", "cxcywh", True)] if labels else []),
-        ]
+    images, masks, labels = folder / "images", folder / "masks", folder / "labels"
+    if images.is_dir() and (masks.is_dir() or labels.is_dir()):
+        paths = find(images)
+        by_name = {path.relative_to(masks).with_suffix(""): path for path in find(masks)}
+        fields: list[Any] = ["image", "mask"] if by_name else ["image"]
+        if labels.is_dir():
+            fields.append(Boxes("boxes", "labels", "cxcywh", True))
         if paths:
-            return Annotated(folder / "images", paths, masks, labels), ("image", *along), None
+            return Annotated(images, paths, by_name, labels if labels.is_dir() else None), (*fields,), None
     elif any(path.parent != folder for path in find(folder)):
         dataset = ImageFolder(folder, allow_empty=True)
         return dataset, "image", dataset.classes
@@ -115,9 +109,8 @@ class Annotated:
             sample["mask"] = Image.read(self.masks[name])
         if self.labels is not None:
             file = self.labels / name.with_suffix(".txt")
-            lines = (
-                file.read_text().split("\n") if file.exists() else []
-            )  # without a file, there are no boxes
+            # Without a file, there are no boxes.
+            lines = file.read_text().split("\n") if file.exists() else []
             rows = [line.split() for line in lines if line.strip()]
             if any(len(row) != 5 for row in rows):
                 raise ValueError(f"{file}: expected lines of class, x, y, width and height")

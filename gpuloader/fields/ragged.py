@@ -395,9 +395,9 @@ def as_pad(pad: float | Padding) -> Padding:
     return pad if isinstance(pad, Padding) else Padding(pad)
 
 
-def name_extras(fields: Iterable[str], pads: Mapping[str, float | Padding]) -> tuple[str, ...]:
+def name_extras(fields: Iterable[str], pads: Mapping[str, Padding]) -> tuple[str, ...]:
     """Return the names of lengths and masks, in the order in which they follow all fields of a batch."""
-    padded = [as_pad(pads[field]) for field in fields if field in pads]
+    padded = [pads[field] for field in fields if field in pads]
     return tuple(name for pad in padded for name in (pad.lengths, pad.mask) if name is not None)
 
 
@@ -432,11 +432,6 @@ def write_padded(pad: Padding, samples: Sequence[Array], target: Array) -> None:
                 slice(whole - own, None) for whole, own in zip(row.shape, sample.shape, strict=True)
             )
         row[inside] = sample
-
-
-def write_lengths(sizes: Array, target: Array) -> None:
-    """Write the sizes of each sample along the padded axes, shape (samples, axes)."""
-    target[...] = sizes.reshape(target.shape)
 
 
 def find_inside(pad: Padding, sizes: Array, longest: int) -> Array:

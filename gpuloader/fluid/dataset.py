@@ -71,9 +71,8 @@ def _parse(line: bytes, feeds: Sequence[FeedSpec], where: str) -> tuple[Array, .
         except (IndexError, ValueError) as error:
             raise _problem(where, feed, f"expected a count and as many numbers, got {error}") from None
         if count < 0 or len(values) < count:
-            raise _problem(
-                where, feed, f"expected {count} values, got {len(values)} before the end of the line"
-            )
+            got = f"{len(values)} before the end of the line"
+            raise _problem(where, feed, f"expected {count} values, got {got}")
         slots.append(slot)
         at += 1 + count
     if at < len(words):
@@ -106,9 +105,8 @@ def _lines(path: Path, command: str) -> Generator[bytes, None, None]:
             if process.returncode is None:  # reading ended early
                 kill_session(process.pid)
             process.stdout.close()
-            with suppress(
-                subprocess.TimeoutExpired
-            ):  # killed, but the system holds it, for example because of a dead disk
+            # Killed, but the system may hold it, for example because of a dead disk.
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(_EXIT_S)
     if code:
         raise DataFileError(f"{path}: the pipe command {command!r} exited with code {code}")

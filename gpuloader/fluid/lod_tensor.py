@@ -74,9 +74,8 @@ class LoDTensor:
         for level in lod:
             if not len(level) or level[0] != 0:
                 raise BadValue(f"offsets must begin at 0, got {list(level)}")
-        self.set_recursive_sequence_lengths(
-            [[end - start for start, end in itertools.pairwise(level)] for level in lod]
-        )
+        lengths = [[end - start for start, end in itertools.pairwise(level)] for level in lod]
+        self.set_recursive_sequence_lengths(lengths)
 
     def recursive_sequence_lengths(self) -> list[list[int]]:
         """Return the lengths of the sequences, one list per level; an empty list for a dense array."""

@@ -286,9 +286,8 @@ class ChainDataset(IterableDataset[S]):
             items = iter(dataset)
             # An iterator that was read before would end immediately, and the chain would silently be shorter.
             what = f"dataset {position} ({type(dataset).__name__}) returns"
-            refuse_read(
-                items, what, "make a new iterator in every call, for example by writing __iter__ with yield"
-            )
+            advice = "make a new iterator in every call, for example by writing __iter__ with yield"
+            refuse_read(items, what, advice)
             yield from items
 
     def __len__(self) -> int:

@@ -57,9 +57,8 @@ def has_state(*owners: object) -> bool:
     >>> has_state([1, 2])
     False
     """
-    return all(
-        callable(getattr(one, name, None)) for one in owners for name in ("state_dict", "load_state_dict")
-    )
+    names = "state_dict", "load_state_dict"
+    return all(callable(getattr(one, name, None)) for one in owners for name in names)
 
 
 _SUBSET, _CHAIN, _SIDE_BY_SIDE = "subset", "chain", "side by side"

@@ -15,32 +15,25 @@ from gpuloader.sources import dataset
 from gpuloader.sources.array_rows import check_index
 from gpuloader.sources.dataset import MapStyle, S
 
-_Bases = tuple[Any, Any, Any, Any]
-
 try:
-    from torch.utils import data as torch_data
     from torch.utils.data import BatchSampler as BatchSampler
+    from torch.utils.data import ChainDataset as _Chain
+    from torch.utils.data import ConcatDataset as _Joined
     from torch.utils.data import Dataset, IterableDataset
     from torch.utils.data import RandomSampler as RandomSampler
     from torch.utils.data import Sampler as Sampler
     from torch.utils.data import SequentialSampler as SequentialSampler
+    from torch.utils.data import Subset as _Part
     from torch.utils.data import SubsetRandomSampler as SubsetRandomSampler
+    from torch.utils.data import TensorDataset as _Tensors
     from torch.utils.data import WeightedRandomSampler as WeightedRandomSampler
-
-    _bases: _Bases = (
-        torch_data.TensorDataset,
-        torch_data.ConcatDataset,
-        torch_data.Subset,
-        torch_data.ChainDataset,
-    )
 except ImportError:
     Dataset, IterableDataset = dataset.Dataset, dataset.IterableDataset
     BatchSampler, RandomSampler, Sampler = samplers.BatchSampler, samplers.RandomSampler, samplers.Sampler
     SequentialSampler, SubsetRandomSampler = samplers.SequenceSampler, samplers.SubsetRandomSampler
     WeightedRandomSampler = samplers.WeightedRandomSampler
-    _bases = Dataset, Dataset, Dataset, IterableDataset
-
-_Tensors, _Joined, _Part, _Chain = _bases
+    _Tensors = _Joined = _Part = Dataset
+    _Chain = IterableDataset
 
 
 class _Summand:
@@ -50,7 +43,7 @@ class _Summand:
         return ConcatDataset([self, other])  # type: ignore[list-item]  # map-style by its other base class
 
 
-class TensorDataset(_Summand, dataset.TensorDataset, _Tensors):  # type: ignore[misc, valid-type]
+class TensorDataset(_Summand, dataset.TensorDataset, _Tensors):  # type: ignore[misc]
     """A `gpuloader.TensorDataset` that is also PyTorch's; parameters and errors are the same.
 
     Examples
@@ -63,7 +56,7 @@ class TensorDataset(_Summand, dataset.TensorDataset, _Tensors):  # type: ignore[
     _follows_torch = True
 
 
-class ConcatDataset(_Summand, dataset.ConcatDataset[S], _Joined):  # type: ignore[misc, valid-type]
+class ConcatDataset(_Summand, dataset.ConcatDataset[S], _Joined):  # type: ignore[misc]
     """A `gpuloader.ConcatDataset` that is also PyTorch's; parameters and errors are the same.
 
     Examples
@@ -77,7 +70,7 @@ class ConcatDataset(_Summand, dataset.ConcatDataset[S], _Joined):  # type: ignor
         return [self._read_one(check_index(self, index)) for index in indices]
 
 
-class Subset(_Summand, dataset.Subset[S], _Part):  # type: ignore[misc, valid-type]
+class Subset(_Summand, dataset.Subset[S], _Part):  # type: ignore[misc]
     """A `gpuloader.Subset` that is also PyTorch's.
 
     Parameters are the same. As in PyTorch, the dataset need not have a length, and a nonexistent index raises
@@ -92,7 +85,7 @@ class Subset(_Summand, dataset.Subset[S], _Part):  # type: ignore[misc, valid-ty
     _follows_torch = True
 
 
-class ChainDataset(dataset.ChainDataset[S], _Chain):  # type: ignore[misc, valid-type]
+class ChainDataset(dataset.ChainDataset[S], _Chain):  # type: ignore[misc]
     """A `gpuloader.ChainDataset` that is also PyTorch's.
 
     Parameters are the same. As in PyTorch, there may be no datasets, and a dataset that is not iterable

@@ -46,7 +46,6 @@ class Grayscale(OfImages):
     [[[[118, 118, 118]]]]
     """
 
-    field: Fields
     p: float = checked(check_probability, 1.0)
 
     moves = False
@@ -81,7 +80,6 @@ class GaussianBlur(OfImages):
     [0, 10, 69, 10, 0]
     """
 
-    field: Fields
     sigma: float | tuple[float, float] = (0.1, 2.0)
     p: float = checked(check_probability, 1.0)
 
@@ -205,7 +203,6 @@ class RandAugment(OfImages):
     (2, 32, 32, 3)
     """
 
-    field: Fields
     num_ops: int = checked(check_count, 2)
     magnitude: int = checked(check_number, 9)
     num_magnitude_bins: int = checked(_check_several, 31)
@@ -252,7 +249,6 @@ class TrivialAugment(OfImages):
     (2, 32, 32, 3)
     """
 
-    field: Fields
     num_magnitude_bins: int = checked(_check_several, 31)
     filter: str = checked(("nearest", *FILTERS), "nearest")
 
@@ -313,10 +309,8 @@ class Views:
         for one in self.transforms:
             found = split_fields(one.field)
             if found != (name, along) and (found[0] != name or getattr(one, "moves", True)):
-                problem = (
-                    f"the transforms of Views must be of one field, got {self.field!r} and {one.field!r}"
-                )
-                raise ValueError(problem)
+                got = f"{self.field!r} and {one.field!r}"
+                raise ValueError(f"the transforms of Views must be of one field, got {got}")
         if varying := sorted(varying_names(along)):
             raise ValueError(f"each view would have another number of {varying}, which Views cannot stack")
 

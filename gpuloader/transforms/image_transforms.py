@@ -170,6 +170,7 @@ def find_shift(turns: float) -> int:
 # Parameters
 
 
+@dataclass(frozen=True)
 class OfImages(Checked):
     """The base of transforms of single images."""
 
@@ -291,7 +292,6 @@ class Resize(OfImages):
     (2, 32, 24, 3)
     """
 
-    field: Fields
     size: int | tuple[int, int] = checked(check_size)
     filter: str = checked(tuple(FILTERS), "bilinear")
     scaled: bool = checked(bool, False)
@@ -327,7 +327,6 @@ class CenterCrop(OfImages):
     array([11, 12, 13], dtype=uint8)
     """
 
-    field: Fields
     size: int | tuple[int, int] = checked(check_size)
 
     def extend(self, plan: Plan, rng: np.random.Generator) -> None:  # noqa: ARG002
@@ -372,7 +371,6 @@ class RandomResizedCrop(OfImages):
     (2, 32, 32, 3)
     """
 
-    field: Fields
     size: int | tuple[int, int] = checked(check_size)
     scale: tuple[float, float] = checked(check_parts, (0.08, 1.0))
     ratio: tuple[float, float] = checked(check_range, (3 / 4, 4 / 3))
@@ -409,7 +407,6 @@ class RandomFlip(OfImages):
     [[1, 2, 3], [3, 2, 1]]
     """
 
-    field: Fields
     p: float = checked(check_probability, 0.5)
     axis: str = checked(("horizontal", "vertical"), "horizontal")
 
@@ -445,7 +442,6 @@ class PadImage(OfImages):
     [[0, 9, 9, 0, 0], [0, 0, 0, 0, 0]]
     """
 
-    field: Fields
     padding: int | tuple[int, int, int, int]
 
     def __post_init__(self) -> None:
@@ -503,7 +499,6 @@ class RandomAffine(OfImages):
     [[3, 1], [4, 2]]
     """
 
-    field: Fields
     degrees: float | tuple[float, float] = checked(_as_degrees, 0.0)
     translate: tuple[float, float] = checked(_check_shifts, (0.0, 0.0))
     scale: tuple[float, float] = checked(check_range, (1.0, 1.0))
@@ -650,7 +645,6 @@ class ColorJitter(OfImages):
     True
     """
 
-    field: Fields
     brightness: Amount = checked(_as_factor, 0)
     contrast: Amount = checked(_as_factor, 0)
     saturation: Amount = checked(_as_factor, 0)

@@ -28,12 +28,14 @@ def _check_alpha(name: str, alpha: object) -> None:
         raise ValueError(f"{name} must be a number above 0, got {alpha!r}")
 
 
+@dataclass(frozen=True)
 class _Mixing(KeepsLayout, Checked):
     """The part that `MixUp` and `CutMix` share."""
 
+    field: str
     labels: str
-    classes: int
-    alpha: float
+    classes: int = checked(check_count)
+    alpha: float = checked(_check_alpha, 1.0)
 
     draws = _LAMBDA + 1
     """Number of random draws per sample: a window, and the share of the sample's own image."""
@@ -122,11 +124,6 @@ class MixUp(_Mixing):
     (True, array([1., 1.], dtype=float32))
     """
 
-    field: str
-    labels: str
-    classes: int = checked(check_count)
-    alpha: float = checked(_check_alpha, 1.0)
-
     _bits: ClassVar[str | None] = None
 
     def adapt(self, before: KernelCall) -> MixUp:
@@ -173,10 +170,6 @@ class CutMix(_Mixing):
     True
     """
 
-    field: str
-    labels: str
-    classes: int = checked(check_count)
-    alpha: float = checked(_check_alpha, 1.0)
     layout: str | None = checked(LAYOUTS, None)
 
     def _draw_window(self, share: float, rng: np.random.Generator, inputs: Sequence[Spec]) -> _Drawn:

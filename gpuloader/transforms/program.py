@@ -502,9 +502,8 @@ class Programmer:
         if program is None:
             if len(self._made) > 32:  # every batch may have another size or shape
                 self._made.clear()
-            program = self._made[key] = _Planner(self, names, list(staged.fields), staged.nbytes).plan(
-                levels, drawn=drawn
-            )
+            planner = _Planner(self, names, list(staged.fields), staged.nbytes)
+            program = self._made[key] = planner.plan(levels, drawn=drawn)
             # Copying the batch to a device requests it with its draws: the same program.
             self._made[program.copied, True, *key[2:]] = program
             if self.planned is not None:

@@ -6,7 +6,7 @@ import traceback
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, IterableDataset, Ragged, SampleError, data, get_worker_info
+from gpuloader import DataLoader, IterableDataset, Padding, Ragged, SampleError, data, get_worker_info
 from gpuloader.batches.columns import split_columns
 from gpuloader.batches.rows import SampleRows
 from gpuloader.sources.block import Block, Part
@@ -22,7 +22,7 @@ def test_every_element_is_written():
     """Slots are reused, so no earlier contents may remain."""
     feeds = [data("x", [None, 2], "int64", 1), data("y", [None], "float32"), data("z", [None], "int64", 2)]
     samples = [([[1, 2]], 1, [[1], []]), ([], 2, []), ([[3, 4], [5, 6]], 3, [[7, 8]])]
-    for pads in (None, {"x": -1}):
+    for pads in (None, {"x": Padding(-1)}):
         columns = split_columns(samples, SampleRows(feeds), pads)
         layout = arrange(tuple((column.shape, column.dtype) for column in columns))
         assert [field.shape for field in layout.fields] == [column.shape for column in columns]
@@ -48,7 +48,7 @@ def test_no_samples_are_empty_columns():
     feeds = [data("x", [None, 3], "int64", 1), data("y", [None, 2])]
     values, splits, dense = columns_of([], feeds)
     assert (values.shape, splits.tolist(), dense.shape) == ((0, 3), [0], (0, 2))
-    assert columns_of([], feeds[:1], {"x": 0})[0].shape == (0, 0, 3)
+    assert columns_of([], feeds[:1], {"x": Padding(0)})[0].shape == (0, 0, 3)
 
 
 def make_region(pixels, channels):

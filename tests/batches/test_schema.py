@@ -7,7 +7,7 @@ from collections import OrderedDict, defaultdict, namedtuple
 import numpy as np
 import pytest
 
-from gpuloader import SampleError
+from gpuloader import Padding, SampleError
 from gpuloader.batches import schema as known
 from gpuloader.batches.schema import Collation, SchemaCache, infer_schema
 from gpuloader.fields.convert import check_fill
@@ -85,7 +85,7 @@ FLAT = [
 CASES = [
     (SAMPLES, Collation()),
     (VARYING, Collation(ragged=frozenset(["x"]))),
-    (VARYING, Collation(pads={"x": 0})),
+    (VARYING, Collation(pads={"x": Padding(0)})),
     (FLAT, Collation(flat=True)),
 ]
 NAMES = ["fixed", "ragged", "padded", "flat"]

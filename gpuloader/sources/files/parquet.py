@@ -14,7 +14,7 @@ import numpy as np
 from gpuloader.checks import check_count
 from gpuloader.errors import DataFileError, NoIndices, SourceError, import_package
 from gpuloader.order.worker_info import ask_ranks, get_worker_info
-from gpuloader.sources.block import Block, Part, Rows
+from gpuloader.sources.block import Block, Part, Rows, number_rows
 from gpuloader.sources.column_dataset import ColumnDataset
 from gpuloader.sources.files.remote_files import RemoteFile, is_remote, open_source
 from gpuloader.sources.files.table_shards import CHANGED, TableShards
@@ -309,7 +309,7 @@ class ParquetRows(ColumnDataset):
     def _take(self, rows: Rows) -> Block:
         from pyarrow import concat_tables
 
-        numbers = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+        numbers = number_rows(rows)
         owners = np.searchsorted(self._ends, numbers, side="right")
         found = [self._files.schema.empty_table()]
         for owner in np.unique(owners).tolist():

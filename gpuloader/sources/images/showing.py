@@ -96,24 +96,19 @@ def _annotate(
     from PIL import ImageDraw
 
     size = pixels.shape[:2]
-    for one in along:  # masks first, below the boxes
-        if not isinstance(one, Mask):
-            continue
-        values = _rows_of(batch, one.field, position)
-        layers = values if one.stacked else values[None]
+    for mask in [one for one in along if isinstance(one, Mask)]:  # first, below the boxes
+        values = _rows_of(batch, mask.field, position)
+        layers = values if mask.stacked else values[None]
         if layers.shape[1:] != size:
-            raise ValueError(
-                f"expected masks of {size[0]} x {size[1]} pixels in {one.field!r}, got {values.shape}"
-            )
+            expected = f"masks of {size[0]} x {size[1]} pixels in {mask.field!r}"
+            raise ValueError(f"expected {expected}, got {values.shape}")
         for number, layer in enumerate(layers, 1):
             numbers = layer.astype(np.int64) * number
             colors = _COLORS[numbers % 256] // 2 + pixels // 2
             pixels = np.where((numbers != 0)[..., None], colors, pixels)
     image = load_pillow().fromarray(pixels)
     draw = ImageDraw.Draw(image)
-    for one in along:
-        if isinstance(one, Mask):
-            continue
+    for one in [one for one in along if not isinstance(one, Mask)]:
         rows = _rows_of(batch, one.field, position)
         if not isinstance(one, Boxes):
             points = rows.reshape(-1, rows.shape[-1])

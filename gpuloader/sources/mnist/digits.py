@@ -97,9 +97,8 @@ def from_bytes(images: NDArray[np.uint8], labels: NDArray[np.uint8]) -> DigitSet
     0.25
     """
     levels: NDArray[Any] = images.reshape(len(images), PIXELS)
-    return DigitSet(
-        np.multiply(levels, np.float32(1 / GREY_LEVELS), dtype=np.float32), labels.astype(np.int64)
-    )
+    pixels = np.multiply(levels, np.float32(1 / GREY_LEVELS), dtype=np.float32)
+    return DigitSet(pixels, labels.astype(np.int64))
 
 
 def sample() -> Mnist:

@@ -62,11 +62,8 @@ def iterate(reader: Reader) -> Iterator[Any]:
         The reader returned something that is not iterable, or a generator that has been read already.
     """
     items = reader()
-    refuse_read(
-        items,
-        "the reader returns",
-        "make a new one in every call, for example by writing the reader with yield",
-    )
+    advice = "make a new one in every call, for example by writing the reader with yield"
+    refuse_read(items, "the reader returns", advice)
     try:
         return Steady.of(iter(items))
     except TypeError:

@@ -229,9 +229,7 @@ def _from_list(values: Sequence[Any], name: str) -> Column:
 def _from_sequences(values: Sequence[Any], name: str) -> Column:
     """Return a column of lists or arrays: one array if all have the same shape, otherwise a `Ragged`."""
     arrays: list[NDArray[Any]] = []
-    for value in values:
-        if value is None:
-            continue
+    for value in [value for value in values if value is not None]:
         try:
             array = as_array(value)
         except ValueError:  # lists of different lengths, or a tensor that is not dense
