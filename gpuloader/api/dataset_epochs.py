@@ -365,7 +365,8 @@ class DatasetEpochs(Epochs):
         if position.order_size != batching.order_size:
             raise ValueError(
                 f"the state is a position in {_name_order(position.order_size)}, but this loader reads "
-                f"{_name_order(batching.order_size)}; resume with the same batch sampler and batch size"
+                f"{_name_order(batching.order_size)}; resume with the same batch sampler and batch size, or "
+                "the same shuffle and shuffle_buffer"
             )
         if position.copies not in (None, self._fetching.copies):
             raise ValueError(
@@ -583,7 +584,7 @@ class DatasetEpochs(Epochs):
 
 
 def _name_order(size: int | None) -> str:
-    return "an order for any batch size" if size is None else f"an order for batches of {size} samples"
+    return "an order of single samples" if size is None else f"an order of {size} samples or chunks together"
 
 
 def _check_end(what: str, reached: int, total: int) -> None:

@@ -149,7 +149,7 @@ class DataLoader(Measured, Generic[S]):
     shuffle : bool, 'chunks' or None
         True draws a new order from the seed for every epoch. False and None keep the dataset's order.
         'chunks', for a `ZarrDataset`, an `HDF5Dataset` or a `Subset` of one, draws an order of their chunks,
-        and shuffles the rows of a window of several chunks. So each chunk is read once per epoch.
+        and shuffles the rows of a window of several chunks. So each chunk is decoded once per epoch.
     drop_last : bool
         True drops an incomplete last batch and, with several places, a last step that lacks a batch for any
         of them. False delivers both.

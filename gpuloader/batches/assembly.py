@@ -217,8 +217,8 @@ class Assembler:
                 samples.append(sample)
         except SampleError as error:
             failed = error  # raised below, unless an earlier sample is bad, too
-        # Masks and boxes after all images: code and data that alternate push each other out of the caches of the
-        # processor, which took a tenth longer.
+        # Masks and boxes after all images: code and data that alternate push each other out of the
+        # processor's caches, which took a tenth longer.
         if images is not None and images.along:
             begun = samples[first:]
             del samples[first:]

@@ -200,7 +200,8 @@ def _refuse_empty(left: int, size: int, reasons: Sequence[str]) -> None:
     if not left:
         raise SampleError(
             f"none of the batch's {size} samples can be read, so on_bad='skip' leaves nothing (the first: "
-            f"{reasons[0]}); check the dataset, or use larger batches"
+            f"{reasons[0]}); check the dataset, or use larger batches (with "
+            "shuffle='chunks': a larger shuffle_buffer)"
         )
 
 

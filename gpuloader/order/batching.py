@@ -27,6 +27,7 @@ from gpuloader.order.samplers import (
     BatchSampler,
     BucketSampler,
     Budgeted,
+    ChunkSampler,
     DistributedBatchSampler,
     MixSampler,
     RandomSampler,
@@ -374,8 +375,10 @@ class Batching(NamedTuple):
 
     @property
     def order_size(self) -> int | None:
-        """The batch size that the order was made for; None if any size reads the same samples alike."""
-        # A different batch size would sort a bucket differently, so states of the two are incompatible.
+        """The batch size, or the chunks of a window, that the order is made for; None if it is for any."""
+        # A different one would sort a bucket or a window differently, so states of the two are incompatible.
+        if isinstance(self.sampler, ChunkSampler):
+            return self.sampler.window
         return self.batch_sampler.batch_size if isinstance(self.batch_sampler, BucketSampler) else None
 
     @property

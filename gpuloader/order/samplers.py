@@ -313,10 +313,10 @@ class ChunkSampler(_Seeded):
 
     def __init__(self, sizes: IndexArray, window: int, listed: IndexArray | None = None) -> None:
         super().__init__(range(int(sizes.sum())))
-        self._terms, self._listed = (sizes, window), listed
+        self.window, self._sizes, self._listed = window, sizes, listed
 
     def _draw(self, seed: int, epoch: int) -> Order:
-        order = Windowed(*self._terms, seed, epoch)
+        order = Windowed(self._sizes, self.window, seed, epoch)
         return order if self._listed is None else Mapped(order, self._listed)
 
 

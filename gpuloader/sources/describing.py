@@ -213,7 +213,7 @@ def by_chunks(source: Source) -> Source:
     if make is None:
         raise BadType(
             "shuffle='chunks' is for arrays stored in chunks: a ZarrDataset, an HDF5Dataset or a Subset of "
-            f"one, got {type(source.dataset).__name__}; pass shuffle=True to the loader or to the dataset"
+            f"one, got {type(source.dataset).__name__}; pass shuffle=True, to the dataset if it is a stream"
         )
     dataset = make()
     found = describe(dataset if members is None else Subset(dataset, members))

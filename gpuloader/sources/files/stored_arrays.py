@@ -364,16 +364,30 @@ class ChunkWindows(ColumnDataset):
                 for old in [*self._kept][:-1]:  # before the next one is read, so that it gets this memory
                     del self._kept[old]
                 chunks = np.flatnonzero(self._owners == window)
-                whole = np.add.outer(chunks * size, np.arange(size)).ravel()
-                try:
-                    read = stored._read_columns(whole[: whole.searchsorted(self._length)])
-                except DataFileError:  # perhaps of a chunk that only other rows need
-                    return stored._take(rows)
+                self._firsts[chunks] = -size
+                read, chunks = self._read_chunks(chunks)
                 self._kept[window] = windows[window] = read
                 self._firsts[chunks] = np.arange(len(chunks)) * size
             places = self._firsts[numbers] + within
+        if (places < 0).any():  # of a damaged chunk, which raises the error that names it
+            return stored._take(rows)
         ends = [*(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(owners)]
         return Block([Part(windows[owners[at]], places[at:stop]) for at, stop in pairwise([0, *ends])])
+
+    def _read_chunks(self, chunks: IndexArray) -> tuple[dict[str, Any], IndexArray]:
+        """Return the rows of chunks, and which of them could be read."""
+        stored, size, _ = self._given
+        whole = np.add.outer(chunks * size, np.arange(size)).ravel()
+        try:
+            return stored._read_columns(whole[: whole.searchsorted(self._length)]), chunks
+        except DataFileError:
+            if len(chunks) == 1:
+                return {}, chunks[:0]
+        # One by one, and only once more: a damaged chunk costs no more than its own samples.
+        parts = [self._read_chunks(one[None]) for one in chunks]
+        good = [read for read, found in parts if len(found)]
+        columns = {name: np.concatenate([read[name] for read in good]) for name in (good[0] if good else ())}
+        return columns, np.concatenate([found for _, found in parts])
 
 
 # `HDF5Dataset`: the rows of arrays in an HDF5 file.

@@ -266,14 +266,29 @@ def test_a_part_of_a_dataset_is_shuffled_by_chunks(dataset):
         assert sorted(row for batch in read_by_chunks(part) for row in batch) == sorted(rows.tolist())
 
 
+def test_a_state_is_of_one_window(dataset):
+    options = {"places": "cpu", "batch_size": 7, "seed": 1}
+    loader = DataLoader(dataset, shuffle="chunks", **options)
+    next(iter(loader))
+    dataset._buffer = COUNT  # as if it were made again, with another shuffle_buffer
+    for shuffle in ("chunks", True, False):
+        again = DataLoader(dataset, shuffle=shuffle, **options)
+        with pytest.raises(ValueError, match=r"resume with .* the same shuffle and shuffle_buffer"):
+            again.load_state_dict(loader.state_dict())
+
+
 @pytest.mark.parametrize("bad", ["raise", "skip"])
-def test_a_damaged_chunk_in_a_window_spoils_only_its_own_rows(tmp_path, bad):
+def test_a_damaged_chunk_in_a_window_spoils_only_its_own_rows(tmp_path, bad, monkeypatch):
     path, kind = write_zarr(tmp_path, image=IMAGES, label=np.arange(COUNT))
     (path / "image" / "c" / "1" / "0" / "0").write_bytes(b"junk")
     dataset = kind(path, shuffle_buffer=COUNT)
     if bad == "skip":
+        asked, read = [], dataset._read_columns
+        monkeypatch.setattr(dataset, "_read_columns", lambda rows: [asked.append(len(rows)), read(rows)][1])
         rows = [row for batch in read_by_chunks(dataset, on_bad="skip") for row in batch]
         assert sorted(rows) == [*range(8), *range(16, COUNT)]
+        # The window, its chunks, and the rows of the damaged one: of each batch that has any, and one by one.
+        assert sum(asked) <= COUNT + COUNT + 9 * 7 + 2 * 8
     else:
         with pytest.raises(SampleError, match="column 'image': cannot read rows"):
             read_by_chunks(dataset)
