@@ -46,9 +46,7 @@ class ArraySource:
     def of(cls, source: Source) -> ArraySource | None:
         """Return the arrays that a dataset reads from, or None if it does not consist of arrays."""
         found = source.arrays
-        if found is None:
-            return None
-        return cls(found.arrays, found.rows, tree_of(found))
+        return None if found is None else cls(found.arrays, found.rows, tree_of(found))
 
     def compact(self) -> ArraySource:
         """Return a source whose arrays hold its samples and nothing else."""
