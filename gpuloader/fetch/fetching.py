@@ -191,10 +191,9 @@ class Fetching:
             if epoch.reached is not None or (epoch.follows_torch and self._takes_turns):
                 turns = deque(range(workers.count))
                 turns.rotate(-epoch.turn)
-            in_order = workers.in_order
             from gpuloader.fetch.jobs import Window  # late: the default has no workers
 
-            window = Window(epoch.numbered, ring, self.ahead, meter, in_order=in_order, turns=turns)
+            window = Window(epoch.numbered, ring, self.ahead, meter, in_order=workers.in_order, turns=turns)
             start = self._open_processes if self.in_processes else self._open_threads
             fetch: Fetch | None = None
             try:
@@ -225,8 +224,7 @@ class Fetching:
 
     def _make_setup(self) -> WorkerSetup:
         workers, rank = self._workers, RankInfo.of(self._spec.division)
-        most = max(workers.count, workers.most)
-        return WorkerSetup(self._spec, workers.init, most, rank, self._near)
+        return WorkerSetup(self._spec, workers.init, max(workers.count, workers.most), rank, self._near)
 
     def _open_threads(self, epoch: EpochRequest, window: Window) -> Fetch:
         from gpuloader.fetch.worker_threads import ThreadWorkers  # imported late, like those of processes

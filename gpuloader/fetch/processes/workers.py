@@ -454,9 +454,8 @@ class ProcessWorkers:
             raise
 
     def _hand_out(self) -> None:
-        window = self.window
         while (worker := self._next_worker()) is not None:
-            job = window.next_job()
+            job = self.window.next_job()
             if job is None:
                 return
             job.worker = worker.number
