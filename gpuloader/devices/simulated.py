@@ -291,10 +291,13 @@ class SimulatedDevice(Device):
     def run(self, program: BatchProgram, memory: SimulatedMemory, stream: SimulatedStream) -> None:
         """Enqueue a program on a stream; it computes within `memory`, and may read other device memory."""
         # A program knows what it reads elsewhere, such as a cached dataset, as arrays over its bytes.
-        calls = [step.operation for step in program.steps if isinstance(step.operation, KernelCall)]
-        given = [value for one in calls for value in one.options.values()]
-        owners = [getattr(getattr(value, "base", None), "base", None) for value in given]
-        found = [owner for owner in owners if isinstance(owner, SimulatedMemory)]
+        found: list[SimulatedMemory] = []
+        for step in program.steps:
+            options = step.operation.options if isinstance(step.operation, KernelCall) else {}
+            for given in options.values():
+                owner = getattr(getattr(given, "base", None), "base", None)
+                if isinstance(owner, SimulatedMemory):
+                    found.append(owner)
         work = partial(program.run_on_host, self.arrays(memory, program.whole))
         self._enqueue(stream, work, found, memory)
 
@@ -367,8 +370,10 @@ class SimulatedDevice(Device):
 
     def _step(self) -> bool:
         """Run the first entry of a random stream that need not wait; return False if there is none."""
-        busy = [stream for stream in self._streams if stream.work]
-        ready = [one for one in busy if (after := one.work[0].after) is None or after.reached]
+        ready = []
+        for stream in self._streams:
+            if stream.work and (stream.work[0].after is None or stream.work[0].after.reached):
+                ready.append(stream)
         if not ready:
             return False
         stream = self._random.choice(ready)

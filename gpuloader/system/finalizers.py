@@ -60,9 +60,11 @@ def closing_once(*descriptors: int | None) -> Callable[[], object]:
     >>> close = closing_once(None, -1)
     >>> _ = close()
     """
-    opened = [one for one in descriptors if one is not None and one >= 0]
-    # Unlike `os.close`, this raises nothing.
-    return once(*(partial(os.closerange, one, one + 1) for one in opened))
+    closing: list[Callable[[], object]] = []
+    for one in descriptors:
+        if one is not None and one >= 0:
+            closing.append(partial(os.closerange, one, one + 1))  # unlike `os.close`, it raises nothing
+    return once(*closing)
 
 
 class Finalizer:
