@@ -477,9 +477,8 @@ class DatasetEpochs(Epochs):
         position, batching = self._resumed or self.start(self._next), self.plan.batching.settle()
         if self.plan.batching.sharding is not None:
             self._number_batches(position, batching)
-        order, seed = position.torch_order, position.seed
-        if order is None:
-            order = self._draw_order(position.epoch, batching)
+        order = position.torch_order or self._draw_order(position.epoch, batching)
+        seed = position.seed
         if seed is None:
             seed = self.draw_seed() if order is None and batching.is_seeded else 0
         plan = batching.plan(seed, position.epoch, position.base, order)
