@@ -302,8 +302,7 @@ class DatasetEpochs(Epochs):
         if self._follows_torch and self._fetching.copies is not None and self.ranks[1] == 1:
             position.copies = self._fetching.copies
             if not position.copies:
-                dataset = plan.source.dataset
-                position.workers = {0: ItemState(0, 0, copy_state(dataset.state_dict()))}
+                position.workers = {0: ItemState(0, 0, copy_state(plan.source.dataset.state_dict()))}
             elif self.workers.persistent and self._latest is not None:
                 position.workers = dict(self._latest.workers)
         if self._follows_torch and self.workers.persistent and self._has_drawn:
@@ -345,8 +344,7 @@ class DatasetEpochs(Epochs):
         alone = self._fetching.reads_alone
         epochs = {one.epoch for one in positions if one.batches} | {position.epoch}
         alike = len({one.readers for one in positions}) == len(epochs) == 1
-        divide = alike and all(one.can_divide(dataset, alone=alone) for one in positions)
-        if not divide:
+        if not (alike and all(one.can_divide(dataset, alone=alone) for one in positions)):
             raise ValueError(
                 f"got the states of {len(positions)} ranks, in the epochs {sorted(epochs)}, and there are "
                 f"{ranks} now: only datasets in files that ranks divide themselves, in the same epoch and "
@@ -480,9 +478,8 @@ class DatasetEpochs(Epochs):
         position, batching = self._resumed or self.start(self._next), self.plan.batching.settle()
         if self.plan.batching.sharding is not None:
             self._number_batches(position, batching)
-        order, seed = position.torch_order, position.seed
-        if order is None:
-            order = self._draw_order(position.epoch, batching)
+        order = position.torch_order or self._draw_order(position.epoch, batching)
+        seed = position.seed
         if seed is None:
             seed = self.draw_seed() if order is None and batching.is_seeded else 0
         plan = batching.plan(seed, position.epoch, position.base, order)
@@ -537,11 +534,6 @@ class DatasetEpochs(Epochs):
         self._read_with(collation, workers, gatherer)
 
     # What the loader's attributes tell and change.
-
-    @property
-    def next_epoch(self) -> int:
-        """The number of the epoch that begins next."""
-        return self._next if self._resumed is None else self._resumed.epoch
 
     def take_over(self, before: DatasetEpochs) -> None:
         """Continue from the epochs of the same loader before its options changed."""

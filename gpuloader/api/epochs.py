@@ -148,6 +148,11 @@ class Epochs:
                 static.refuse_another()
         return position, self.open(position, Finalizer())
 
+    @property
+    def next_epoch(self) -> int:
+        """The number of the epoch that begins next."""
+        return self._next if self._resumed is None else self._resumed.epoch
+
     def set_epoch(self, epoch: int) -> None:
         """Make that epoch the next one, from its start unless it is the one to resume."""
         number = check_whole("epoch", epoch, 2**64)

@@ -175,8 +175,7 @@ class GeneratorLoader(Measured):
         >>> [labels.tolist() for _, labels in loader.set_sample_list_generator(reader, places="cpu")]
         [[0, 1], [2, 3]]
         """
-        stager = partial(SampleListStager, self._feeds)
-        return self._set(reader, places, stager, "lists of samples")
+        return self._set(reader, places, partial(SampleListStager, self._feeds), "lists of samples")
 
     def set_batch_generator(self, reader: Callable[[], Any], places: Any = None) -> GeneratorLoader:
         """Read ready batches, each a list or tuple of arrays that share their first dimension.
@@ -192,8 +191,7 @@ class GeneratorLoader(Measured):
         >>> [float(images.sum()) for images, in loader.set_batch_generator(reader, places="cpu")]
         [0.0, 6.0]
         """
-        stager = partial(BatchStager, self._feeds, copies=self._copies)
-        return self._set(reader, places, stager, "batches")
+        return self._set(reader, places, partial(BatchStager, self._feeds, copies=self._copies), "batches")
 
     def _set(
         self,

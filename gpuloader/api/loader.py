@@ -602,10 +602,9 @@ class DataLoader(Measured, Generic[S]):
         batching = self._epochs.plan.batching
         if batching.batch_sampler is not None:
             return batching.batch_sampler
-        if self._batches is None and batching.sampler is not None and batching.given_size is not None:
-            sampler = self.sampler
-            assert sampler is not None
-            self._batches = self._upcoming(sampler, batching.given_size, batching.drop_last, self._epochs)
+        size = batching.given_size
+        if self._batches is None and size is not None and (sampler := self.sampler) is not None:
+            self._batches = self._upcoming(sampler, size, batching.drop_last, self._epochs)
         return self._batches
 
     @property

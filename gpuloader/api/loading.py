@@ -509,7 +509,6 @@ def make_on_device(
         return collation
     if open_codecs is not None:
         open_codecs()  # as late as this: without a chain to run there, nvImageCodec is not needed
-    native = before is not None and before.native
-    programmer = Programmer(fuse(transforms), native=native)
+    programmer = Programmer(fuse(transforms), native=before is not None and before.native)
     images = replace(stage, staged=staged, encoded=open_codecs is not None)
     return replace(collation, programmer=programmer, images=images)

@@ -6,11 +6,10 @@ of a loader and its copies take names, defaults and checks from here.
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from os.path import dirname
 from typing import Any
@@ -186,7 +185,7 @@ class Options:
                 setattr(self, name, value)
         if self.shuffle is None:
             self.shuffle = False  # PyTorch's default
-        for row in dataclasses.fields(self):
+        for row in fields(self):
             value = getattr(self, row.name)
             if value is not row.default:  # most options of most loaders have their defaults
                 setattr(self, row.name, check_parameter(row, value))

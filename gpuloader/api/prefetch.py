@@ -306,11 +306,7 @@ class WrappedEpochs(ReadingEpochs):
         self.resume(position)
 
     def _split_state(self, state: Any) -> Position:
-        position: Any = {
-            "version": 1,
-            "epoch": self._next if self._resumed is None else self._resumed.epoch,
-            "batches": 0,
-        }
+        position: Any = {"version": 1, "epoch": self.next_epoch, "batches": 0}
         own = state
         # A state without our key is the wrapped loader's own, saved before it was wrapped.
         if isinstance(state, Mapping) and _OURS in state:

@@ -77,10 +77,8 @@ class Position:
         if self.step is not None:
             beyond = f", and batches of {self.size} beyond them" if self.beyond else ""
             return f"{self.taken} samples{beyond}"
-        readers = (
-            "" if self.readers is None else f", of an iterable dataset with {max(self.readers, 1)} readers"
-        )
-        return f"batches of {self.size} samples per place, {self.shards} per step{readers}"
+        of = "" if self.readers is None else f", of an iterable dataset with {max(self.readers, 1)} readers"
+        return f"batches of {self.size} samples per place, {self.shards} per step{of}"
 
     def received(self, staged: StagedBatch) -> None:
         """Record that the user has received a batch."""
@@ -94,12 +92,10 @@ class Position:
         else:
             self.beyond.add(staged.number)
         state = staged.state
-        if state is None:
-            return
         if isinstance(state, ItemState):
             self.workers[state.worker] = state
             self.turn = (state.worker + 1) % (self.readers or 1)
-        elif self.step is None:  # its own state means nothing to a loader with other batches
+        elif state is not None and self.step is None:  # its own state means nothing with other batches
             self.own = state
 
     @property

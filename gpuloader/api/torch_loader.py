@@ -34,13 +34,10 @@ except ImportError:
     TorchBatchSampler = TorchLoader = SequentialSampler = _InfiniteConstantSampler = object
 
 
-def _make_sampler(dataset: Any, shuffle: bool, generator: Any) -> Iterable[int]:
+def _make_sampler(dataset: Any, shuffle: bool, generator: Any) -> Any:
     from torch.utils.data import RandomSampler, SequentialSampler
 
-    made: Iterable[int] = (
-        RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
-    )
-    return made
+    return RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
 
 
 def _draw_seed() -> int:
@@ -385,9 +382,8 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
         """The function that was passed, or PyTorch's function for what the loader does by itself."""
         # Trainers copy loaders by their attributes, and call this function themselves. In `vars` it is None,
         # so that a copy that Lightning makes from `vars` also collates by itself.
-        function: Callable[[Any], Any] | None = self.__dict__.get("collate_fn")
         is_single = self.batch_size is None and self.batch_sampler is None
-        return function or (default_convert if is_single else default_collate)
+        return self.__dict__.get("collate_fn") or (default_convert if is_single else default_collate)
 
     def __setattr__(self, name: str, value: object) -> None:
         # PyTorch's loader refuses this, too. If it were ignored, `loader.batch_size = 64` would train on.
@@ -460,9 +456,7 @@ class _UpcomingBatches(UpcomingBatches, TorchBatchSampler):  # type: ignore[misc
 
     def __new__(cls, sampler: Any, batch_size: int, drop_last: bool, epochs: Any = None) -> Any:
         # Lightning makes another batch sampler of the same class around its own sampler.
-        if epochs is None:
-            return TorchBatchSampler(sampler, batch_size, drop_last)
-        return super().__new__(cls)
+        return TorchBatchSampler(sampler, batch_size, drop_last) if epochs is None else super().__new__(cls)
 
     @property
     def even_batches(self) -> bool:

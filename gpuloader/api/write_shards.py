@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
 import pickle
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -183,7 +182,7 @@ def _write_rest(
 
 def _leave(shard: Any) -> None:
     """Close a shard that is complete, or that an error ends, which closing must not replace by its own."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         shard.release()
 
 
@@ -241,7 +240,7 @@ class _ParquetShard:
         self._file, self._total = file, total
         self._writer: Any = None
         self._held: list[Any] = []
-        with contextlib.suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):
             self._writer = parquet.ParquetWriter(file, parquet.read_schema(first))
 
     def write(self, table: Any) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,10 +53,8 @@ def open_codec(index: int, runtime: Any) -> JpegCodec:
             name="nvidia-nvimgcodec",
         ) from None
     # Backends on the CPU are left out: they would silently decode in the thread that asks for batches.
-    kinds = nvimgcodec.BackendKind
-    backends = [
-        nvimgcodec.Backend(kind) for kind in (kinds.HW_GPU_ONLY, kinds.GPU_ONLY, kinds.HYBRID_CPU_GPU)
-    ]
+    kind = nvimgcodec.BackendKind
+    backends = map(nvimgcodec.Backend, (kind.HW_GPU_ONLY, kind.GPU_ONLY, kind.HYBRID_CPU_GPU))
     try:
         codec = JpegCodec(nvimgcodec, index, backends, runtime)
         if codec.decode([Code(np.frombuffer(_TRIAL, np.uint8), (0, 0, 8, 8), _UPRIGHT)], None) != [None]:
@@ -73,7 +71,7 @@ def open_codec(index: int, runtime: Any) -> JpegCodec:
 class JpegCodec:
     """nvImageCodec's decoder; any thread may call it, but only one decodes at a time."""
 
-    def __init__(self, module: Any, index: int, backends: Sequence[Any], runtime: Any) -> None:
+    def __init__(self, module: Any, index: int, backends: Iterable[Any], runtime: Any) -> None:
         self.name = f"gpu:{index}"
         self._module = module
         self._runtime = runtime

@@ -100,8 +100,7 @@ def refuse_fork(index: int) -> None:
 
 def current_index() -> int:
     """Return the index of the calling thread's current device; this creates no context."""
-    index: int = cupy.cuda.runtime.getDevice()
-    return index
+    return int(cupy.cuda.runtime.getDevice())
 
 
 def describe_machine() -> dict[str, Any]:

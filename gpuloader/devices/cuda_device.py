@@ -27,7 +27,7 @@ from gpuloader.devices.codec import JpegCodec, open_codec
 from gpuloader.errors import LoaderError, StagingMemoryError, install_command
 from gpuloader.foreign import ForeignStream, TorchStreams, as_stream, describe_unused, find_address
 from gpuloader.kernels import launching
-from gpuloader.staging import Layout, Lease, PageLocker
+from gpuloader.staging import Layout, PageLocker
 from gpuloader.system.driver import Relaxed
 from gpuloader.system.finalizers import Finalizer, once
 from gpuloader.transforms.program import BatchProgram, BoundProgram, find_kernels
@@ -251,22 +251,19 @@ class CudaCalls:
         """Return CuPy's current stream of the calling thread on this device."""
         return self._cupy.cuda.get_current_stream(self.index)
 
-    def views(self, memory: CudaMemory, layout: Layout, lease: Lease) -> list[Any]:
+    def views(self, memory: CudaMemory | SimpleNamespace, layout: Layout, lease: object) -> list[Any]:
         """Return one CuPy array per field; each of their views keeps `lease` alive."""
-        return self._arrays(memory, layout, lease)
-
-    def arrays(self, memory: CudaMemory, layout: Layout) -> list[Any]:
-        """Return one CuPy array per field; they keep the memory alive."""
-        return self._arrays(memory, layout, memory)
-
-    def _arrays(self, memory: CudaMemory | SimpleNamespace, layout: Layout, owner: object) -> list[Any]:
-        # The arrays' memory is "unowned": CuPy keeps `owner` for as long as any view, and frees nothing. A
+        # The arrays' memory is "unowned": CuPy keeps `lease` for as long as any view, and frees nothing. A
         # finalizer on the first array would come too early, while slices of it are alive. With the index
         # given, CuPy does not ask the driver where the pointer lies.
         library, ndarray = self._cupy.cuda, self._cupy.ndarray
         pointer = library.MemoryPointer
-        unowned = library.UnownedMemory(memory.address, memory.nbytes, owner, self.index)
+        unowned = library.UnownedMemory(memory.address, memory.nbytes, lease, self.index)
         return [ndarray(one.shape, one.dtype, pointer(unowned, one.offset)) for one in layout.fields]
+
+    def arrays(self, memory: CudaMemory, layout: Layout) -> list[Any]:
+        """Return one CuPy array per field; they keep the memory alive."""
+        return self.views(memory, layout, memory)
 
     def run(self, program: BatchProgram, memory: CudaMemory, stream: Any) -> None:
         """Launch a program's kernels on `stream`; they compute within `memory`."""
@@ -277,7 +274,7 @@ class CudaCalls:
             return
         if len(memory.bound) >= _MOST_BOUND:
             memory.bound.clear()  # in case batches keep changing size
-        arrays = self._arrays(memory, program.whole, None)  # they do not keep the memory that keeps them
+        arrays = self.views(memory, program.whole, None)  # they do not keep the memory that keeps them
         bound = memory.bound[id(program)] = BoundProgram(program, arrays)
         with Relaxed():  # the first launch of a kernel loads it
             bound.launch(stream)
@@ -286,7 +283,7 @@ class CudaCalls:
         """Compile and load a program's kernels, one by one until `stop` returns True."""
         # Shapes, dtypes and alignment determine the kernels, so arrays that lie nowhere are enough to find
         # them. The last ones come first: a thread that launches the program meanwhile begins at the front.
-        arrays = self._arrays(_NOWHERE, program.whole, None)
+        arrays = self.views(_NOWHERE, program.whole, None)
         for kernel in reversed(find_kernels(program, arrays)):
             if stop():
                 return
@@ -329,10 +326,8 @@ class _Here:
         return self._calls
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            failure = _translate(self._calls.index, error)
-            if failure is not None:
-                raise failure from error
+        if error is not None and (failure := _translate(self._calls.index, error)) is not None:
+            raise failure from error
 
 
 class _Away(_Here):
@@ -436,8 +431,7 @@ class CudaDevice(CudaCalls):
 
     def bus_id(self) -> str:
         """Return the GPU's position on the PCI bus."""
-        position: str = self._runtime.deviceGetPCIBusId(self.index)
-        return position
+        return str(self._runtime.deviceGetPCIBusId(self.index))
 
     def codec(self) -> JpegCodec:
         """Return nvImageCodec's decoder on this GPU, created by the first call.

@@ -353,8 +353,7 @@ class SimulatedDevice(Device):
 
     def consumer_stream(self) -> SimulatedStream:
         """Return the calling thread's current stream."""
-        stream: SimulatedStream = getattr(self._current, "stream", self._default)
-        return stream
+        return getattr(self._current, "stream", self._default)
 
     @contextmanager
     def use(self, stream: SimulatedStream) -> Iterator[None]:

@@ -46,9 +46,7 @@ class ArraySource:
     def of(cls, source: Source) -> ArraySource | None:
         """Return the arrays that a dataset reads from, or None if it does not consist of arrays."""
         found = source.arrays
-        if found is None:
-            return None
-        return cls(found.arrays, found.rows, tree_of(found))
+        return None if found is None else cls(found.arrays, found.rows, tree_of(found))
 
     def compact(self) -> ArraySource:
         """Return a source whose arrays hold its samples and nothing else."""
@@ -242,9 +240,8 @@ class Resident:
             lane.programmer = table.programmer
             # Without user code between two batches, the current device stays the same, so a lane may issue
             # the next batch without checking it again.
-            lane.runs_only_ours = order is not None and all(
-                type(one).__module__.startswith("gpuloader.") for one in self._transforms
-            )
+            are_ours = (type(one).__module__.startswith("gpuloader.") for one in self._transforms)
+            lane.runs_only_ours = order is not None and all(are_ours)
             if isinstance(order, Shuffled) and count:
                 # On the copy stream, this lies between the last gathers of the previous order and the first
                 # of this one. So it needs no event, and the same 8 bytes per sample serve every epoch.

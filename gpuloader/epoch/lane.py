@@ -161,9 +161,8 @@ class Lane:
             nbytes = staged.layout.nbytes if program is None else program.whole.nbytes
             # The mask lies in the batch's own slot, so it is ordered like the fields, by the same events.
             mask_at = 0 if mask is None else align(nbytes)
-            slot = self._slots.take(
-                nbytes if mask is None else mask_at + mask.bytes.size, self.prefetch + self._behind
-            )
+            room = nbytes if mask is None else mask_at + mask.bytes.size
+            slot = self._slots.take(room, self.prefetch + self._behind)
         except BaseException:
             self._ring.release(staged.slot)
             raise

@@ -64,8 +64,7 @@ class Fetching:
         self.reads = "arrays" if gatherer is not None else "items" if iterable else "samples"
         # How many workers take turns at an iterable dataset; None if the batches do not depend on that. If
         # ranks divide the dataset, each worker reads everything and takes its own part.
-        in_turn = iterable and spec.division is None
-        self.readers = max(workers.count, 1) if in_turn else None
+        self.readers = max(workers.count, 1) if iterable and spec.division is None else None
         self._assembler = spec.make_assembler()
         self._process = os.getpid()
         self._pools: deque[Pool] = deque()
@@ -95,9 +94,7 @@ class Fetching:
         collation = self._spec.collation
         plain = collation.fixed and collation.images is None and collation.feeds is None
         source = self._spec.source.arrays if plain else None
-        if source is None:
-            return None
-        return Gatherer(source.arrays, source.rows, collation, tree_of(source))
+        return None if source is None else Gatherer(source.arrays, source.rows, collation, tree_of(source))
 
     def set_worker_init(self, function: Callable[[int], object] | None) -> None:
         """Make workers that start from now on call this function first."""
@@ -194,10 +191,9 @@ class Fetching:
             if epoch.reached is not None or (epoch.follows_torch and self._takes_turns):
                 turns = deque(range(workers.count))
                 turns.rotate(-epoch.turn)
-            in_order = workers.in_order
             from gpuloader.fetch.jobs import Window  # late: the default has no workers
 
-            window = Window(epoch.numbered, ring, self.ahead, meter, in_order=in_order, turns=turns)
+            window = Window(epoch.numbered, ring, self.ahead, meter, in_order=workers.in_order, turns=turns)
             start = self._open_processes if self.in_processes else self._open_threads
             fetch: Fetch | None = None
             try:
@@ -228,8 +224,7 @@ class Fetching:
 
     def _make_setup(self) -> WorkerSetup:
         workers, rank = self._workers, RankInfo.of(self._spec.division)
-        most = max(workers.count, workers.most)
-        return WorkerSetup(self._spec, workers.init, most, rank, self._near)
+        return WorkerSetup(self._spec, workers.init, max(workers.count, workers.most), rank, self._near)
 
     def _open_threads(self, epoch: EpochRequest, window: Window) -> Fetch:
         from gpuloader.fetch.worker_threads import ThreadWorkers  # imported late, like those of processes
@@ -257,8 +252,7 @@ class Fetching:
             self._server = pool.server
             self._sent = pool.setup.spec.source.dataset  # a list stays packed for the next epoch
             self.started = pool.why
-        keep = partial(self._keep, self._spec.division)
-        return ProcessWorkers(pool, window, epoch, workers, keep)
+        return ProcessWorkers(pool, window, epoch, workers, partial(self._keep, self._spec.division))
 
     def _keep(self, division: Division | None, pool: Pool) -> None:
         """Take a pool back, and keep its workers if they are persistent."""

@@ -314,14 +314,11 @@ class ReadAhead:
     def __init__(
         self, batches: Iterator[StagedBatch], ring: Ring, capacity: int, policy: ReadAheadPolicy
     ) -> None:
-        bound = policy.bound
-        self._switches = not bound
-        mode = BESIDE if policy.beside else TURNS if bound else INLINE
+        mode = BESIDE if policy.beside else TURNS if policy.bound else INLINE
         self._shared = _Shared(batches, ring, capacity, policy, mode)
-        self._policy = policy
         self._process = os.getpid()
         self._thread: StartedThread | None = None
-        self._reads = not (bound and policy.threaded)  # whether this thread may read
+        self._reads = not (policy.bound and policy.threaded)  # whether this thread may read
         self._left = 0  # when the consumer last left with a batch
         self._waited = 0
         self._handed = False  # whether the thread has read that batch
@@ -349,10 +346,10 @@ class ReadAhead:
         BaseException
             What the source raised.
         """
-        shared, asked = self._shared, perf_counter_ns()
+        shared, policy, asked = self._shared, self._shared.policy, perf_counter_ns()
         if self._left:
-            beside = self._policy.note_step(asked - self._left, self._waited, self._handed)
-            mode = BESIDE if beside else INLINE if self._switches else TURNS
+            beside = policy.note_step(asked - self._left, self._waited, self._handed)
+            mode = BESIDE if beside else TURNS if policy.bound else INLINE
             if mode is not shared.mode:
                 with shared.mutex:
                     shared.mode = mode
@@ -364,7 +361,7 @@ class ReadAhead:
                 staged = shared.items.popleft()
                 if shared.reader_sleeps and not shared.must_wait:
                     # A single long batch is worth a wake-up; of short batches, several are.
-                    is_long = not 0 < self._policy.read < PAYS
+                    is_long = not 0 < policy.read < PAYS
                     if is_long or len(shared.items) <= (shared.capacity + shared.ring.stretched) >> 1:
                         shared.wake_reader()
                 break
@@ -392,7 +389,7 @@ class ReadAhead:
 
     def _read_here(self) -> StagedBatch | None:
         """Read a batch in this thread, which holds `turn`; None if there is one already, or no more."""
-        shared, ring = self._shared, self._shared.ring
+        shared, ring, policy = self._shared, self._shared.ring, self._shared.policy
         begun, reserved_in = perf_counter_ns(), ring.reserved_in
         try:
             if shared.items or shared.ending is not None:
@@ -410,8 +407,8 @@ class ReadAhead:
         finally:
             shared.turn.release()
         self._handed = False
-        self._policy.see_early(perf_counter_ns() - begun - (ring.reserved_in - reserved_in))
-        if self._switches and self._policy.beside:
+        policy.see_early(perf_counter_ns() - begun - (ring.reserved_in - reserved_in))
+        if policy.beside and not policy.bound:
             with shared.mutex:
                 shared.mode = BESIDE
             try:

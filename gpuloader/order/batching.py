@@ -590,10 +590,8 @@ class Batching(NamedTuple):
 
     def count_samples(self) -> int:
         """Return the number of samples per epoch, over all ranks; raise `TypeError` like `count`."""
-        if self.torch_sampler is not None and self.torch_sampler is self.sampler:
-            return len(check_length(self.sampler))
-        order = self.any_order
-        if order is not None:
+        is_drawn = self.torch_sampler is not None and self.torch_sampler is self.sampler
+        if not is_drawn and (order := self.any_order) is not None:
             return len(order)
         if self.sampler is None:
             raise TypeError("the number of samples per epoch is unknown")

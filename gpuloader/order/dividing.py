@@ -159,9 +159,8 @@ class Share(Computed):
         # A user's order can only be sliced, so runs of consecutive positions are read together: one slice for
         # each batch of a step instead of one for each sample.
         runs = np.split(found, np.flatnonzero(np.diff(found) != 1) + 1)
-        return np.concatenate(
-            [np.asarray(self.base.slice(int(run[0]), int(run[-1]) + 1), np.int64) for run in runs]
-        )
+        parts = [self.base.slice(int(run[0]), int(run[-1]) + 1) for run in runs]
+        return np.concatenate([np.asarray(part, np.int64) for part in parts])
 
 
 def cut(indices: Indices, places: int, uneven: str) -> tuple[list[Indices], list[int]]:

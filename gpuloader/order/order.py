@@ -383,8 +383,7 @@ class Mapped:
 
     def at(self, positions: IndexArray) -> IndexArray:
         """Return the entries at `positions`."""
-        chosen: IndexArray = self.indices[self.base.at(positions)]
-        return chosen
+        return self.indices[self.base.at(positions)]
 
 
 @dataclass(eq=False, repr=False)
@@ -425,8 +424,7 @@ class Windowed(Computed):
                 key = derive_key(self.seed, WINDOWED, number + 1)
                 kept = self._latest = number, Shuffled(int(stops[number]) - start, key, self.epoch)
             placed[here] = kept[1].at(positions[here] - start) + start
-        found: IndexArray = placed + shifts[np.searchsorted(ends, placed, side="right")]
-        return found
+        return placed + shifts[np.searchsorted(ends, placed, side="right")]
 
 
 def shuffle_chunks(count: int, seed: int, epoch: int) -> IndexArray:

@@ -607,10 +607,8 @@ class BucketSampler(BatchSampler):
         if batch_size is None and max_tokens is None:
             raise BadValue("pass batch_size, the samples per batch, or max_tokens, the budget of a batch")
         lengths = _as_lengths(source if key is None else _measure(source, key))
-        pool, size = (
-            check_count("pool", pool),
-            0 if batch_size is None else check_count("batch_size", batch_size),
-        )
+        pool = check_count("pool", pool)
+        size = 0 if batch_size is None else check_count("batch_size", batch_size)
         self.max_tokens = max_tokens
         sampler: _Buckets | Budgeted
         if max_tokens is None:
@@ -626,9 +624,7 @@ class BucketSampler(BatchSampler):
         return super().__iter__()
 
     def __len__(self) -> int:
-        if isinstance(self.sampler, Budgeted):
-            return len(self.sampler.cuts)
-        return super().__len__()
+        return len(self.sampler.cuts) if isinstance(self.sampler, Budgeted) else super().__len__()
 
     def order(self, seed: int, epoch: int) -> Order | None:
         """Return an epoch's indices, all batches concatenated, or None if only `__iter__` knows them.
@@ -742,9 +738,7 @@ def _measure(dataset: Any, key: Callable[[Any], float]) -> list[float]:
     if many is None:
         return [key(dataset[index]) for index in range(count)]
     starts = range(0, count, _AT_ONCE)
-    return [
-        key(sample) for start in starts for sample in many(list(range(start, min(start + _AT_ONCE, count))))
-    ]
+    return [key(sample) for start in starts for sample in many([*range(count)[start : start + _AT_ONCE]])]
 
 
 def _as_lengths(lengths: Any) -> NDArray[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Callable
@@ -119,7 +118,7 @@ class _Finder:
         """Replace the new, empty module by the one that has the code now."""
         new = _MOVED.get(module.__name__.removeprefix(_ROOT))
         if new is not None:
-            sys.modules[module.__name__] = importlib.import_module(_ROOT + new)
+            sys.modules[module.__name__] = import_module(_ROOT + new)
 
 
 def find_moved_modules() -> None:

@@ -16,7 +16,6 @@ thread.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import math
@@ -25,7 +24,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, BinaryIO
 
 from gpuloader.errors import LoaderError, StagingMemoryError
@@ -115,7 +114,7 @@ def seal(descriptor: int, *, writable: bool) -> None:
         # F_SEAL_WRITE fails with EBUSY while the kernel holds a page, for example to move it. Seals only
         # prevent mistakes, so the file is good enough without.
         for against_writing in (0,) if writable else (*_SEAL_AGAINST_WRITING, 0):
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 fcntl.fcntl(descriptor, _F_ADD_SEALS, _SEAL_AGAINST_RESIZE | against_writing)
                 return
 
@@ -137,7 +136,7 @@ def map_memory(nbytes: int, *, stays: bool) -> mmap.mmap:
     if whole > nbytes and ctypes.addressof(ctypes.c_char.from_buffer(mapping)) % _HUGE:
         mapping = mmap.mmap(-1, nbytes, flags=kind | mmap.MAP_ANONYMOUS)
     if huge:
-        with contextlib.suppress(OSError):  # a kernel built without huge pages
+        with suppress(OSError):  # a kernel built without huge pages
             mapping.madvise(mmap.MADV_HUGEPAGE)
     prefault(mapping)
     return mapping
@@ -166,12 +165,10 @@ def available_memory(root: str | os.PathLike[str] = "") -> int | None:
     True
     """
     group = read_control_group(root)
-    known: list[int] = []
+    lines = read_text(f"{root}/proc/meminfo").splitlines()
+    known = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     if group.memory_limit is not None:
         known.append(max(group.memory_limit - group.memory_used, 0))
-    for line in read_text(f"{root}/proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            known.append(int(line.split()[1]) * 1024)
     return min(known, default=None)
 
 
@@ -191,7 +188,7 @@ def keep_freed_memory() -> None:
     # array faults in new pages: about 150 page faults per image.
     if sys.platform != "linux":
         return
-    with contextlib.suppress(OSError, AttributeError):  # a C library other than GNU's
+    with suppress(OSError, AttributeError):  # a C library other than GNU's
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, 32 << 20)
         mallopt(_M_TRIM_THRESHOLD, 64 << 20)
@@ -213,14 +210,14 @@ def message_pair() -> tuple[socket.socket, socket.socket]:
 def close_quietly(*ends: socket.socket | Connection) -> None:
     """Close sockets and pipes; their descriptors are released even if closing is interrupted or fails."""
     for one in ends:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             one.close()
 
 
 def open_process(pid: int) -> int | None:
     """Return a descriptor that becomes readable when the process dies, or None if unsupported; close it."""
     if hasattr(os, "pidfd_open"):
-        with contextlib.suppress(OSError):  # an old or sandboxed kernel
+        with suppress(OSError):  # an old or sandboxed kernel
             return os.pidfd_open(pid)
     return None
 
@@ -239,7 +236,7 @@ def kill_process(descriptor: int) -> bool:
 
 def kill_session(pid: int) -> None:
     """Kill a process that leads its own session, and what it started; without sessions, only the process."""
-    with contextlib.suppress(ProcessLookupError):
+    with suppress(ProcessLookupError):
         if hasattr(os, "killpg"):
             os.killpg(pid, signal.SIGKILL)
         else:
@@ -302,7 +299,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             try:
                 yield file
             except BaseException:
-                with contextlib.suppress(OSError):  # of a full disk again, in place of what ends the block
+                with suppress(OSError):  # of a full disk again, in place of what ends the block
                     file.close()
                 raise
             file.flush()

@@ -6,7 +6,6 @@ Imported late, because it imports `multiprocessing`.
 from __future__ import annotations
 
 import _thread
-import contextlib
 import gc
 import math
 import multiprocessing
@@ -17,7 +16,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from errno import EAGAIN, ENOMEM
 from functools import partial
 from multiprocessing import resource_tracker
@@ -113,7 +112,7 @@ def start_child(method: str, name: str, target: Callable[..., object], *argument
             def _launch(self, process_obj: Any) -> None:
                 # Since Python 3.14, this is raised for a process that died before it read what to run, which
                 # would then never be reaped. Its handle reports the death and the exit code.
-                with contextlib.suppress(BrokenPipeError):
+                with suppress(BrokenPipeError):
                     super()._launch(process_obj)  # type: ignore[misc]
 
         launch = Launch
@@ -244,7 +243,7 @@ def without_main() -> Iterator[None]:
 def flush_output() -> None:
     """Flush stdout and stderr, so that the user's output is not lost; ignore streams that are closed."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
+        with suppress(Exception):
             stream.flush()
 
 

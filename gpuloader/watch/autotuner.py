@@ -148,9 +148,8 @@ class Autotuner:
         if not holds and not self._widened and best.workers < self.most_workers:
             self.setting = best._replace(workers=min(times * best.workers, self.most_workers))
         elif not holds and self.deepens and not self._deepened and max(best.depth, best.prefetch) < DEEPEST:
-            self.setting = best._replace(
-                depth=min(times * best.depth, DEEPEST), prefetch=min(times * best.prefetch, DEEPEST)
-            )
+            depth, prefetch = (min(times * one, DEEPEST) for one in (best.depth, best.prefetch))
+            self.setting = best._replace(depth=depth, prefetch=prefetch)
         else:
             self.setting, self.settled = best, True
 

@@ -17,7 +17,6 @@ server ends with its loader, and kills a worker whose `status` closes.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import importlib
 import multiprocessing
@@ -27,7 +26,7 @@ import socket
 import struct
 import sys
 import warnings
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,7 +73,7 @@ class ServedChild(ChildHandle):
     def _is_gone(self) -> bool:
         if not self._has_ended and wait_for(self.sentinel, 0):
             data = b""
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 data = os.read(self.sentinel, _CODE.size)
             self._has_ended = True
             # If the server was killed, nobody knows the code.
@@ -83,7 +82,7 @@ class ServedChild(ChildHandle):
 
     def _kill_by_id(self) -> None:
         # The server kills it, because the id may belong to another process once the server has reaped ours.
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             status = socket.socket(fileno=self.sentinel)
             try:
                 status.shutdown(socket.SHUT_WR)
@@ -252,9 +251,8 @@ def serve(control: socket.socket) -> None:
             closing_once(*received)()
 
     while True:
-        descriptor = wait_for_any([*watched, *workers], None)[
-            0
-        ]  # one at a time: handling it may close others
+        # One at a time, because handling it may close others.
+        descriptor = wait_for_any([*watched, *workers], None)[0]
         if descriptor == control.fileno():
             try:
                 control.sendall(pickle.dumps(fork()))
@@ -272,7 +270,7 @@ def serve(control: socket.socket) -> None:
             for one in (child.sentinel, status.fileno()):
                 workers.pop(one, None)
             child.end()  # it may only have closed its link
-            with contextlib.suppress(OSError), status:
+            with suppress(OSError), status:
                 if code is not None:  # unknown if the program ignores SIGCHLD, and so this server, too
                     status.sendall(_CODE.pack(code))
 
@@ -281,7 +279,7 @@ def _import(modules: list[str]) -> str:
     """Import modules; return the name of the first that starts threads, or nothing."""
     for name in modules:
         before = _count_threads()
-        with contextlib.suppress(BaseException):  # the worker that needs it will raise the error
+        with suppress(BaseException):  # the worker that needs it will raise the error
             importlib.import_module(name)
         if _count_threads() > before:
             return name

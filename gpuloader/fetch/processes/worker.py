@@ -170,16 +170,15 @@ class _Worker:
             return
         assert message.descriptor is not None
         try:
-            try:
-                memory = np.frombuffer(mmap.mmap(message.descriptor, message.b), np.uint8)
-            except OSError as error:  # no memory, or no descriptor for the mapping
-                raise _LinkFailed(f"the loader's memory could not be mapped: {error}") from error
-            if message.kind == Kind.SERIAL:
-                self._current = memory.view(np.int64)
-            else:
-                self._arenas[message.a] = memory
+            memory = np.frombuffer(mmap.mmap(message.descriptor, message.b), np.uint8)
+        except OSError as error:  # no memory, or no descriptor for the mapping
+            raise _LinkFailed(f"the loader's memory could not be mapped: {error}") from error
         finally:
             closing_once(message.descriptor)()
+        if message.kind == Kind.SERIAL:
+            self._current = memory.view(np.int64)
+        else:
+            self._arenas[message.a] = memory
 
     def _fetch(self, task: Message) -> None:
         staged: StagedBatch | None = None

@@ -5,7 +5,6 @@ From top to bottom: how workers start, one worker, the pool, one epoch, and the 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import pickle
@@ -17,7 +16,7 @@ import weakref
 from array import array
 from collections import deque
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic, sleep
@@ -117,7 +116,7 @@ def choose_start(setup: WorkerSetup, method: str | None) -> tuple[str, WorkerSet
         return chosen, setup, None, why
     parcel = None
     if method is None:
-        with contextlib.suppress(LoaderError, StagingMemoryError):
+        with suppress(LoaderError, StagingMemoryError):
             parcel = _pack(setup)
         if parcel is not None and parcel.needs_main:
             # Importing the main module in the server could run the whole program again.
@@ -252,7 +251,7 @@ def _end(link: socket.socket, child: ChildHandle) -> None:
 def close_all(workers: list[WorkerProcess], grace: float) -> None:
     """Stop workers; those still at a task after `grace` seconds are killed."""
     for one in workers:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             one.link.shutdown(socket.SHUT_RDWR)  # the worker ends after its current task
     deadline = monotonic() + grace
     for one in workers:
@@ -314,7 +313,7 @@ class Pool:
             return True, indices.astype(np.int64, copy=False).tobytes()
         # Only plain integers become numbers: a dataset may use strings, tuples or booleans.
         if type(indices) is range or set(map(type, indices)) <= {int}:
-            with contextlib.suppress(OverflowError):
+            with suppress(OverflowError):
                 return True, array("q", indices).tobytes()
         return False, self.dumps(list(indices))
 
@@ -381,13 +380,10 @@ class ProcessWorkers:
             self._poll.register(descriptor, select.POLLIN)
         worker.awaits_room = False
         epoch, pool = self.epoch, self.pool
-        payload = pool.dumps((self._reached.get(worker.number), epoch.own is not None))
+        message = Message(Kind.EPOCH, epoch.follows_torch, b=epoch.seed, c=epoch.epoch, d=pool.serial)
+        message.payload = pool.dumps((self._reached.get(worker.number), epoch.own is not None))
         worker.facts = ()  # in an abandoned epoch it may have missed some
-        worker.send(
-            Message(
-                Kind.EPOCH, epoch.follows_torch, b=epoch.seed, c=epoch.epoch, d=pool.serial, payload=payload
-            )
-        )
+        worker.send(message)
 
     def _start_next(self) -> bool:
         """Start a missing worker; return False if none is missing, or no task is left for it."""
@@ -458,9 +454,8 @@ class ProcessWorkers:
             raise
 
     def _hand_out(self) -> None:
-        window = self.window
         while (worker := self._next_worker()) is not None:
-            job = window.next_job()
+            job = self.window.next_job()
             if job is None:
                 return
             job.worker = worker.number
@@ -587,7 +582,7 @@ class ProcessWorkers:
         WorkerError
             Workers are not to be replaced, or too many died at the same batch.
         """
-        with contextlib.suppress(BlockingIOError):
+        with suppress(BlockingIOError):
             while self._receive(worker):  # what it said before it died counts
                 pass
         # A job can be done twice: its slot is written from the start, and delivered only once answered.
@@ -651,7 +646,7 @@ class ProcessWorkers:
         # PyTorch's workers fetch it before the next epoch begins, and its random numbers follow from there.
         window, options = self.window, self.options
         asked = window.delivered + options.count * options.prefetch_factor
-        with contextlib.suppress(LoaderError, OSError):
+        with suppress(LoaderError, OSError):
             while not self._broken and monotonic() < deadline:
                 window.drop(unfinished=False)
                 window.ahead = len(window.jobs) + max(asked - self._sent, 0)
