@@ -167,7 +167,7 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
     adapts = source.iterable or collation.whole or feeds is not None or collation.fallback is not None
     mixes = source.chained and given is None and not _keeps_apart(source, batching)
     if not adapts and (options.cache is not None or mixes):
-        check_alike(source, collation.ragged | (collation.pads or {}).keys())
+        check_alike(source, collation.ragged | collation.pads.keys())
     names = None if options.return_list or feeds is None else tuple(map(attrgetter("name"), feeds))
     size = None if batching.size is None else -(-batching.size // delivery.shards)
     transposed = framework.keeps_values and not collation.whole
@@ -381,13 +381,13 @@ def _check_declared(feeds: tuple[FeedSpec, ...], collation: Collation) -> None:
     """Raise `ValueError` unless the fields of varying length are those that the feeds declare as such."""
     if collation.ragged:
         raise ValueError("ragged cannot be used with a feed_list; declare the fields with lod_level=1")
-    pads = collation.pads or {}
+    pads = collation.pads
     levels = {feed.name: feed.lod_level for feed in feeds}
     if wrong := sorted(name for name in pads if levels.get(name) != 1):
         raise ValueError(f"pad names {wrong}, which the feed_list does not declare with lod_level=1")
     for feed in feeds:
         if feed.name in pads:
-            pad = as_pad(pads[feed.name])
+            pad = pads[feed.name]
             check_fill(pad.value, feed.dtype)
             if pad.lengths or pad.mask or pad.axes != (0,):
                 raise ValueError(

@@ -215,7 +215,6 @@ class WrappedEpochs(ReadingEpochs):
             delivery = delivery._replace(outputs=following)
         programmer = plan_transforms(listed, (), output, delivery) if listed else None
         collation = Collation(
-            pads={},
             programmer=programmer,
             on_host=delivery.on_host,
             keeps_gradients=delivery.on_host and output == "torch",

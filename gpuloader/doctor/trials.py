@@ -24,6 +24,7 @@ from gpuloader.errors import LoaderError, describe_error
 from gpuloader.kernels.compiler import find_nvrtc
 from gpuloader.staging import Arena
 from gpuloader.system.platforms import kill_session
+from gpuloader.system.threads import deferred_interrupt
 
 TRIAL_SECONDS = 60.0
 # Bytes of a copy to a device: enough to make the launch time negligible.
@@ -49,20 +50,22 @@ def attempt(trial: str, *arguments: str, seconds: float, module: str = "gpuloade
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     # Files, not pipes: a surviving grandchild would keep a pipe open, and reading it would never end.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=errors,
-            env=environment,
-            start_new_session=True,  # a separate group, so that its worker processes are killed with it
-        )
+        process: subprocess.Popen[bytes] | None = None
         try:
+            with deferred_interrupt():  # so that none comes between the start and the name
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=errors,
+                    env=environment,
+                    start_new_session=True,  # a group of its own, so that its workers are killed with it
+                )
             status = process.wait(seconds)
         except subprocess.TimeoutExpired:
             return Outcome(problem=f"no answer within {seconds:g} s")
         finally:
-            if process.returncode is None:
+            if process is not None and process.returncode is None:
                 kill_session(process.pid)
                 # A process that is stuck in a driver cannot be killed before its system call returns.
                 with contextlib.suppress(subprocess.TimeoutExpired):

@@ -2,6 +2,8 @@
 
 import _thread
 import os
+import signal
+import subprocess
 import textwrap
 import threading
 
@@ -100,6 +102,22 @@ def test_ctrl_c_ends_what_is_tried(hanging):
     with pytest.raises(KeyboardInterrupt):
         attempt("worker", seconds=100, module=name)
     interrupter.join()
+    os.close(keeper)
+    assert os.read(reader, 8) == b""
+
+
+def test_ctrl_c_while_a_trial_starts_ends_it(hanging, monkeypatch):
+    name, reader, keeper = hanging
+
+    class Interrupted(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            assert os.read(reader, 8) == b"x"
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        attempt("worker", seconds=100, module=name)
     os.close(keeper)
     assert os.read(reader, 8) == b""
 
