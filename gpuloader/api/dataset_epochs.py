@@ -576,7 +576,9 @@ class DatasetEpochs(Epochs):
 
 
 def _name_order(size: int | None) -> str:
-    return "an order of single samples" if size is None else f"an order of {size} samples or chunks together"
+    if size is None:
+        return "an order for any batch size"
+    return f"an order for batches of {size} samples or windows of {size} chunks"
 
 
 def _check_end(what: str, reached: int, total: int) -> None:

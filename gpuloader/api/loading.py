@@ -99,7 +99,9 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
         options.dataset, by_key=by_key, encoded=options.decode is not None, in_columns=in_columns
     )
     in_chunks = options.shuffle == CHUNKS
-    source = by_chunks(source) if in_chunks else source
+    if in_chunks:  # a cache is filled in order, from the dataset itself
+        chunks = by_chunks(source)
+        source = chunks if options.cache is None else replace(source, own_order=chunks.own_order)
     feeds = None if options.feed_list is None else resolve_feeds(options.feed_list)
     of_images, of_batches, along = (
         split_transforms(options.transforms) if options.transforms else ({}, [], {})

@@ -58,7 +58,7 @@ class Position:
     base: int = 0
     total: int | None = None
     dealt: bool = False  # `step`, `base` and `total` count the batches of a batch sampler that ranks share
-    order_size: int | None = None  # the batch size that the order was made for, if it depends on that
+    order_size: int | None = None  # the batch size, or the chunks of a window, if the order depends on it
     torch_order: TorchOrder | None = None  # the epoch's order, if a PyTorch sampler draws it
 
     @property

@@ -428,7 +428,7 @@ class Windowed(Computed):
 
 
 def shuffle_chunks(count: int, seed: int, epoch: int) -> IndexArray:
-    """Return the order in which an epoch visits chunks, also for what reads those of a window together."""
+    """Return the order in which an epoch visits chunks; what reads windows of them needs it, too."""
     return Shuffled(count, derive_key(seed, WINDOWED), epoch).slice(0, count)
 
 

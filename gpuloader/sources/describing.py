@@ -29,7 +29,7 @@ from gpuloader.foreign import (
     name_table,
 )
 from gpuloader.order.order import as_indices
-from gpuloader.sources.array_rows import ArrayRows, check_rows, find_arrays, own_method, reads_like
+from gpuloader.sources.array_rows import READING, ArrayRows, check_rows, find_arrays, own_method, reads_like
 from gpuloader.sources.block import Block, SampleFields, name_dtype, of_arrays
 from gpuloader.sources.dataset import (
     ChainDataset,
@@ -209,13 +209,13 @@ def by_chunks(source: Source) -> Source:
         subset, inside = inside.dataset, inside.inner
         rows = check_rows(subset.dataset, as_indices("indices", subset.indices), len(subset.dataset))
         members = rows if members is None else rows[members]
-    make = own_method(inside.dataset, "_by_chunks")
+    make = own_method(inside.dataset, "_by_chunks", READING | {"take_block"})
     if make is None:
         raise BadType(
             "shuffle='chunks' is for arrays stored in chunks: a ZarrDataset, an HDF5Dataset or a Subset of "
             f"one, got {type(source.dataset).__name__}; pass shuffle=True, to the dataset if it is a stream"
         )
-    dataset = make()
+    dataset = make(members)
     found = describe(dataset if members is None else Subset(dataset, members))
     return replace(found, own_order=lambda _: dataset.sample_chunks(members))
 

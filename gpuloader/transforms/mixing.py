@@ -45,7 +45,7 @@ class _Mixing(KeepsLayout, Checked):
         """The fields to transform in addition to `field`."""
         return (self.labels,)
 
-    checked = others
+    checked = others  # no longer the function that the fields above call
     """The fields whose values `check` takes."""
 
     def check(self, inputs: Sequence[Array]) -> None:

@@ -230,15 +230,17 @@ def test_a_state_for_another_batch_size_is_refused():
     four, five = BucketSampler(LENGTHS[:50], 4), BucketSampler(LENGTHS[:50], 5)
     state = load(four).state_dict()
     assert state["order_batch_size"] == 4
-    message = "position in an order of 4 samples or chunks together, but this loader reads an order of 5"
+    message = (
+        "position in an order for batches of 4 samples .*, but this loader reads an order for batches of 5"
+    )
     divided = load(four, shard=(0, 1)).state_dict()
     for shard, other in ((None, state), ((0, 1), state), ((0, 2), divided)):
         with pytest.raises(ValueError, match=message):
             load(five, shard=shard).load_state_dict(other)
     plain = DataLoader(range(50), places="cpu", batch_size=4, shuffle=True, seed=3)
-    with pytest.raises(ValueError, match="reads an order of single samples; resume with the same"):
+    with pytest.raises(ValueError, match="reads an order for any batch size; resume with the same"):
         plain.load_state_dict(state)
-    with pytest.raises(ValueError, match="the state is a position in an order of single samples"):
+    with pytest.raises(ValueError, match="the state is a position in an order for any batch size"):
         load(four).load_state_dict(plain.state_dict())
 
 
@@ -294,5 +296,5 @@ class TestBudgets:
         with pytest.raises(ValueError, match="all ranks need the same order: pass the same seed"):
             load(SAMPLERS["of a budget"](), seed=None, shard=(0, 2), uneven="drop")
         state = load(SAMPLERS["of a budget"]()).state_dict()
-        with pytest.raises(ValueError, match=r"this loader reads an order of \d+ samples"):
+        with pytest.raises(ValueError, match=r"this loader reads an order for batches of \d+ samples"):
             load(BucketSampler(LENGTHS[:50], max_tokens=4000)).load_state_dict(state)

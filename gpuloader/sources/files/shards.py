@@ -323,8 +323,8 @@ class ShardDataset(IterableDataset[S]):
         own = Stream.current()
         if own.ranks > max(self.shards, 1):
             raise ValueError(
-                f"{own.ranks} ranks cannot share {self.shards} shards: write smaller row groups or more "
-                "and larger files, or make the loader divide the samples with shard='auto'"
+                f"{own.ranks} ranks cannot share {self.shards} shards: write smaller row groups, more files "
+                "or larger text files, or make the loader divide the samples with shard='auto'"
             )
         left, self._resumed = self._resumed or _begin(own), None
         if left.reader != (own.number, own.count):

@@ -188,15 +188,17 @@ class StoredArrays(ColumnDataset):
         numbers = number_rows(rows)
         return Block([Part(self._read_columns(numbers), slice(0, len(numbers)))])
 
-    def _by_chunks(self) -> ChunkWindows:
-        """Return the dataset as a loader with ``shuffle="chunks"`` reads it."""
+    def _by_chunks(self, members: IndexArray | None) -> ChunkWindows:
+        """Return the dataset, or some of its rows, as a loader with ``shuffle="chunks"`` reads it."""
         arrays = self._arrays().values()
         nbytes = sum(map(_row_nbytes, arrays))
         # Chunks of the array with the largest rows: to read parts of the others' chunks again costs less. An
         # array without chunks has as many rows in one as fit into 1 MiB.
         chunks = getattr(max(arrays, key=_row_nbytes), "chunks", None) or (max((1 << 20) // nbytes, 1),)
         buffer = self._buffer or min(WINDOW_NBYTES // nbytes, WINDOW_ROWS)
-        return ChunkWindows(self, int(chunks[0]), max(buffer // int(chunks[0]), 1))
+        size = int(chunks[0])
+        present = np.arange(-(-len(self) // size)) if members is None else np.unique(members // size)
+        return ChunkWindows(self, size, max(buffer // size, 1), present)
 
     def _read_columns(self, rows: NDArray[np.int64]) -> dict[str, Any]:
         with self._naming_damage():
@@ -320,15 +322,15 @@ def _row_nbytes(array: Any) -> int:
 class ChunkWindows(ColumnDataset):
     """Stored arrays as a loader with ``shuffle="chunks"`` reads them: in windows, each read as a whole.
 
-    A window has `chunks` chunks of `rows` rows. Any thread may take rows; one reads while the others wait,
-    because they need the same window. A process keeps the two latest windows of an epoch: while batches of
-    one end, other threads begin the next.
+    A window has `chunks` chunks of `rows` rows; in a subset, only chunks that are `present` in it count. Any
+    thread may take rows; one reads while the others wait, because they need the same window. A process keeps
+    the two latest windows of an epoch: while batches of one end, other threads begin the next.
     """
 
     _decodes = True
 
-    def __init__(self, stored: StoredArrays, rows: int, chunks: int) -> None:
-        self._given, self._length, self._count = (stored, rows, chunks), len(stored), -(-len(stored) // rows)
+    def __init__(self, stored: StoredArrays, rows: int, chunks: int, present: IndexArray) -> None:
+        self._given, self._length = (stored, rows, chunks, present), len(stored)
         self._locks: dict[int, threading.Lock] = {}
         self._epoch: tuple[Any, ...] = ()
         self._kept: dict[int, dict[str, Any]] = {}
@@ -341,22 +343,24 @@ class ChunkWindows(ColumnDataset):
 
     def sample_chunks(self, members: IndexArray | None) -> ChunkSampler:
         """Return the sampler of an epoch, of all rows or of a subset of them."""
-        _, rows, chunks = self._given
+        _, rows, chunks, present = self._given
         if members is None:
-            return ChunkSampler(np.diff(np.arange(0, self._length, rows), append=self._length), chunks)
-        sizes = np.bincount(members // rows, minlength=self._count)
+            return ChunkSampler(np.diff(present * rows, append=self._length), chunks)
+        sizes = np.bincount(members // rows)[present]
         return ChunkSampler(sizes, chunks, np.argsort(members // rows, kind="stable"))
 
     def _take(self, rows: Rows) -> Block:
-        stored, size, count = self._given
+        stored, size, count, present = self._given
         numbers, within = np.divmod(number_rows(rows), size)
+        numbers = present.searchsorted(numbers)
         draw = current_draw()
         epoch = os.getpid(), draw.seed, draw.epoch
         with self._locks.setdefault(epoch[0], threading.Lock()):  # a fork may have copied one that is held
             if self._epoch != epoch:
-                turns = shuffle_chunks(self._count, draw.seed or 0, draw.epoch)
+                turns = shuffle_chunks(len(present), draw.seed or 0, draw.epoch)
+                self._epoch, self._kept = (), {}
                 self._owners, self._firsts = np.argsort(turns) // count, np.empty_like(turns)
-                self._epoch, self._kept = epoch, {}
+                self._epoch = epoch  # last, in case a Ctrl-C comes in between
             owners = self._owners[numbers]
             needed = {*owners.tolist()}
             windows = {window: one for window, one in self._kept.items() if window in needed}
@@ -365,9 +369,9 @@ class ChunkWindows(ColumnDataset):
                     del self._kept[old]
                 chunks = np.flatnonzero(self._owners == window)
                 self._firsts[chunks] = -size
-                read, chunks = self._read_chunks(chunks)
+                read, found = self._read_chunks(present[chunks])
                 self._kept[window] = windows[window] = read
-                self._firsts[chunks] = np.arange(len(chunks)) * size
+                self._firsts[present.searchsorted(found)] = np.arange(len(found)) * size
             places = self._firsts[numbers] + within
         if (places < 0).any():  # of a damaged chunk, which raises the error that names it
             return stored._take(rows)
@@ -376,14 +380,14 @@ class ChunkWindows(ColumnDataset):
 
     def _read_chunks(self, chunks: IndexArray) -> tuple[dict[str, Any], IndexArray]:
         """Return the rows of chunks, and which of them could be read."""
-        stored, size, _ = self._given
+        stored, size, *_ = self._given
         whole = np.add.outer(chunks * size, np.arange(size)).ravel()
         try:
             return stored._read_columns(whole[: whole.searchsorted(self._length)]), chunks
         except DataFileError:
             if len(chunks) == 1:
                 return {}, chunks[:0]
-        # One by one, and only once more: a damaged chunk costs no more than its own samples.
+        # One by one, and only once more: of a damaged chunk's window, no other samples are lost.
         parts = [self._read_chunks(one[None]) for one in chunks]
         good = [read for read, found in parts if len(found)]
         columns = {name: np.concatenate([read[name] for read in good]) for name in (good[0] if good else ())}

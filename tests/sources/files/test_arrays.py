@@ -277,6 +277,22 @@ def test_a_state_is_of_one_window(dataset):
             again.load_state_dict(loader.state_dict())
 
 
+def test_only_chunks_of_a_subset_are_read_and_shuffled_together(dataset, monkeypatch):
+    asked, read = [], dataset._read_columns
+    monkeypatch.setattr(dataset, "_read_columns", lambda rows: [asked.extend(rows), read(rows)][1])
+    batches = read_by_chunks(Subset(dataset, np.arange(16, 32)))
+    assert sorted(asked) == sorted(row for batch in batches for row in batch) == list(range(16, 32))
+    assert {row // 8 for row in batches[0]} == {2, 3}
+
+
+def test_a_cache_is_filled_in_order_and_shuffled_by_chunks(dataset, monkeypatch):
+    asked, read = [], dataset._read_columns
+    monkeypatch.setattr(dataset, "_read_columns", lambda rows: [asked.extend(rows), read(rows)][1])
+    assert read_by_chunks(dataset, cache="host") == read_by_chunks(dataset)
+    assert asked[:COUNT] == list(range(COUNT))
+    assert len(asked) == 2 * COUNT
+
+
 @pytest.mark.parametrize("bad", ["raise", "skip"])
 def test_a_damaged_chunk_in_a_window_spoils_only_its_own_rows(tmp_path, bad, monkeypatch):
     path, kind = write_zarr(tmp_path, image=IMAGES, label=np.arange(COUNT))
