@@ -61,7 +61,7 @@ class ImageStage:
         names = self.names or ()
         making.is_named = bool(names) and isinstance(sample, tuple | list) and len(sample) == len(names)
         given = dict(zip(names, sample, strict=True)) if making.is_named else sample
-        made = making.made = making.walk(given, "")
+        making.made = making.walk(given, "")
         # A transform that met no image has a mistyped field, which would otherwise go unnoticed.
         if not self.chains.keys() <= making.done:
             missing = next(name for name in self.chains if name not in making.done)
@@ -77,7 +77,7 @@ class ImageStage:
                 making.carried[name] = value.copy()
             elif not isinstance(value, bytes | Image):
                 return making.finish()
-        return making if self.along else [*made.values()] if making.is_named else made
+        return making if self.along else making.finish()
 
     def finish(self, begun: Any) -> Any:
         """Return the sample, with what moves along moved; raises what `begin` raises."""

@@ -21,13 +21,12 @@ from gpuloader.batches.staged import Reserve, StagedBatch, complete
 from gpuloader.errors import BadValue, LoaderError, QueueClosed, SampleError
 from gpuloader.order.dividing import Division
 from gpuloader.order.randomness import current_draw, mixed_seed
-from gpuloader.order.samplers import skip
 from gpuloader.order.worker_info import WorkerInfo, count_rank_questions, exchange_worker
 from gpuloader.sources.block import Block
 from gpuloader.sources.describing import Source, has_state
 from gpuloader.sources.skipping import leaves_out
 from gpuloader.staging import check_available
-from gpuloader.system.iterators import Steady, close_iterator
+from gpuloader.system.iterators import Steady, close_iterator, skip
 
 Keys = Sequence[Any] | None
 """Replaces the indices of a batch, because items have none; by default its number and the position."""

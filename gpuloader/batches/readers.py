@@ -22,11 +22,10 @@ from gpuloader.errors import BadValue, LoaderError, QueueClosed, SampleError, de
 from gpuloader.fields.convert import as_numbers, fit, fit_if_alike
 from gpuloader.fields.ragged import Ragged, as_ragged
 from gpuloader.fields.spec import Array, FeedSpec, describe
-from gpuloader.order.samplers import skip
 from gpuloader.sources.describing import Source
 from gpuloader.sources.readers.decorators import Reader, iterate
 from gpuloader.staging import Ring, Slot, arrange
-from gpuloader.system.iterators import close_iterator
+from gpuloader.system.iterators import close_iterator, skip
 from gpuloader.system.threads import this_thread
 from gpuloader.watch.meter import Meter
 

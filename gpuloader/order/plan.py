@@ -13,7 +13,8 @@ from gpuloader.errors import LoaderError
 from gpuloader.fields.spec import Indices
 from gpuloader.order.dividing import ALONE, Division, Share, cut
 from gpuloader.order.order import Order
-from gpuloader.order.samplers import group, skip, walk
+from gpuloader.order.samplers import group, walk
+from gpuloader.system.iterators import skip
 
 _AHEAD = 1 << 12  # indices to look up at a time: 32 KB, a third of a millisecond
 

@@ -8,7 +8,6 @@ random sampler draws a new seed from that generator, or from NumPy's global rand
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Any, Generic, TypeVar
 
@@ -783,21 +782,3 @@ def open_sampler(sampler: Iterable[T]) -> Iterator[T]:
             f"{kind}.__iter__ of the sampler or batch sampler must return an iterator ({error}); return "
             "iter(...) of a list, or write it as a generator"
         ) from error
-
-
-def skip(items: Iterator[object], count: int, size: int, what: str) -> None:
-    """Drop `count` items that were delivered before a loader's state, in batches of `size`.
-
-    >>> skip(iter(range(5)), 6, 2, "the reader")
-    >>> skip(iter(range(4)), 6, 2, "the reader")  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    gpuloader.errors.BadValue: the reader ended after 4 items, but the state was taken after 6 of ...
-    """
-    # A deque of one entry drains the iterator as fast as C, and its entry has the count.
-    last = deque(enumerate(itertools.islice(items, count), 1), maxlen=1)
-    found = last[0][0] if last else 0
-    if found <= count - size:  # the last batch may have been incomplete
-        raise BadValue(
-            f"{what} ended after {found} items, but the state was taken after {count} of them: it comes from "
-            "another dataset, reader or sampler"
-        )

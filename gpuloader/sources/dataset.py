@@ -455,8 +455,14 @@ class Subset(Dataset[S]):
         source = None if self._by_key else find_arrays(self.dataset)
         if source is None:
             return None
-        rows = check_rows(self.dataset, as_indices("indices", self.indices), len(self.dataset))
+        rows = find_rows(self)
         return source._replace(rows=rows if source.rows is None else source.rows[rows])
+
+
+def find_rows(subset: Any) -> NDArray[np.int64]:
+    """Return which rows of its dataset a subset has, counted from the front."""
+    dataset = subset.dataset
+    return check_rows(dataset, as_indices("indices", subset.indices), len(dataset))
 
 
 def _check_equal(kind: str, unit: str, given: Sequence[Sized]) -> None:

@@ -28,8 +28,7 @@ from gpuloader.foreign import (
     is_tensor,
     name_table,
 )
-from gpuloader.order.order import as_indices
-from gpuloader.sources.array_rows import READING, ArrayRows, check_rows, find_arrays, own_method, reads_like
+from gpuloader.sources.array_rows import READING, ArrayRows, find_arrays, own_method, reads_like
 from gpuloader.sources.block import Block, SampleFields, name_dtype, of_arrays
 from gpuloader.sources.dataset import (
     ChainDataset,
@@ -37,6 +36,7 @@ from gpuloader.sources.dataset import (
     ConcatDataset,
     Many,
     Subset,
+    find_rows,
     is_iterable,
     refuse_mix,
 )
@@ -206,8 +206,7 @@ def by_chunks(source: Source) -> Source:
     """
     members, inside = None, source
     while inside.inner is not None:
-        subset, inside = inside.dataset, inside.inner
-        rows = check_rows(subset.dataset, as_indices("indices", subset.indices), len(subset.dataset))
+        rows, inside = find_rows(inside.dataset), inside.inner
         members = rows if members is None else rows[members]
     make = own_method(inside.dataset, "_by_chunks", READING | {"take_block"})
     if make is None:

@@ -1,12 +1,14 @@
-"""Iterators that can be read only once, or that start over when asked for an iterator again."""
+"""Iterators that can be read only once, that start over when asked for an iterator again, or that resume."""
 
 from __future__ import annotations
 
+import itertools
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from types import FunctionType, GeneratorType
 from typing import Any
 
-from gpuloader.errors import ReaderError
+from gpuloader.errors import BadValue, ReaderError
 
 
 def refuse_read(items: object, what: str, instead: str) -> None:
@@ -100,3 +102,21 @@ class Steady(Iterator[Any]):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._items, name)
+
+
+def skip(items: Iterator[object], count: int, size: int, what: str) -> None:
+    """Drop `count` items that were delivered before a loader's state, in batches of `size`.
+
+    >>> skip(iter(range(5)), 6, 2, "the reader")
+    >>> skip(iter(range(4)), 6, 2, "the reader")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    gpuloader.errors.BadValue: the reader ended after 4 items, but the state was taken after 6 of ...
+    """
+    # A deque of one entry drains the iterator as fast as C, and its entry has the count.
+    last = deque(enumerate(itertools.islice(items, count), 1), maxlen=1)
+    found = last[0][0] if last else 0
+    if found <= count - size:  # the last batch may have been incomplete
+        raise BadValue(
+            f"{what} ended after {found} items, but the state was taken after {count} of them: it comes from "
+            "another dataset, reader or sampler"
+        )

@@ -81,7 +81,7 @@ class StoredArrays(ColumnDataset):
     """
 
     _decodes = True  # so that worker processes are used, although samples are read in columns
-    _buffer: int | None = None
+    _buffer: int | None = None  # pickles of earlier releases have none
 
     def __init__(
         self,
@@ -219,11 +219,11 @@ class StoredArrays(ColumnDataset):
 
     def _gather(self, name: str, array: Any, rows: NDArray[np.int64]) -> NDArray[Any]:
         """Return rows of an array, in the order of `rows`."""
-        if len(rows) and (np.diff(rows) == 1).all():
+        steps = np.diff(rows)
+        if len(rows) and (steps == 1).all():
             with suppress(DataFileError):  # chunk by chunk, the error names the rows that cannot be read
                 return np.asarray(self._read(name, array, int(rows[0]), int(rows[-1]) + 1))
-        in_turn = bool((np.diff(rows) > 0).all())
-        wanted, places = (rows, None) if in_turn else np.unique(rows, return_inverse=True)
+        wanted, places = (rows, None) if (steps > 0).all() else np.unique(rows, return_inverse=True)
         chunks = getattr(array, "chunks", None)
         runs = wanted // chunks[0] if chunks else wanted - np.arange(len(wanted))
         taken = np.empty((len(wanted), *array.shape[1:]), array.dtype)

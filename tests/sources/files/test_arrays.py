@@ -136,13 +136,20 @@ def test_a_pass_that_begins_anew_sees_what_was_written_meanwhile(dataset):
     assert [batch["image"].min() for _, batch in zip(range(2), loader, strict=False)] == [7, 7]
 
 
-def test_rows_of_any_length_are_not_read_ahead(tmp_path):
+def write_lengths(path, **arrays):
+    """Write an HDF5 file whose rows have 0, 1, 2 and more bytes, next to other arrays; return its path."""
     h5py = pytest.importorskip("h5py")
-    with h5py.File(tmp_path / "v.h5", "w") as file:
+    with h5py.File(path, "w") as file:
         stored = file.create_dataset("jpeg", (COUNT,), h5py.vlen_dtype(np.uint8))
         for row in range(COUNT):
             stored[row] = np.full(row, row)
-    dataset = HDF5Dataset(tmp_path / "v.h5")
+        for name, values in arrays.items():
+            file.create_dataset(name, data=values)
+    return path
+
+
+def test_rows_of_any_length_are_not_read_ahead(tmp_path):
+    dataset = HDF5Dataset(write_lengths(tmp_path / "v.h5"))
     spied = dataset._arrays()["jpeg"] = Spied(dataset._arrays()["jpeg"][:], None)
     loader = DataLoader(dataset, places="cpu", batch_size=4, ragged=["jpeg"], use_buffer_reader=False)
     batch = next(iter(loader))
@@ -277,17 +284,27 @@ def test_a_state_is_of_one_window(dataset):
             again.load_state_dict(loader.state_dict())
 
 
-def test_only_chunks_of_a_subset_are_read_and_shuffled_together(dataset, monkeypatch):
+def note_rows(dataset, monkeypatch):
+    """Return a list that grows by the rows that are read from then on."""
     asked, read = [], dataset._read_columns
-    monkeypatch.setattr(dataset, "_read_columns", lambda rows: [asked.extend(rows), read(rows)][1])
+
+    def note(rows):
+        asked.extend(rows)
+        return read(rows)
+
+    monkeypatch.setattr(dataset, "_read_columns", note)
+    return asked
+
+
+def test_only_chunks_of_a_subset_are_read_and_shuffled_together(dataset, monkeypatch):
+    asked = note_rows(dataset, monkeypatch)
     batches = read_by_chunks(Subset(dataset, np.arange(16, 32)))
     assert sorted(asked) == sorted(row for batch in batches for row in batch) == list(range(16, 32))
     assert {row // 8 for row in batches[0]} == {2, 3}
 
 
 def test_a_cache_is_filled_in_order_and_shuffled_by_chunks(dataset, monkeypatch):
-    asked, read = [], dataset._read_columns
-    monkeypatch.setattr(dataset, "_read_columns", lambda rows: [asked.extend(rows), read(rows)][1])
+    asked = note_rows(dataset, monkeypatch)
     assert read_by_chunks(dataset, cache="host") == read_by_chunks(dataset)
     assert asked[:COUNT] == list(range(COUNT))
     assert len(asked) == 2 * COUNT
@@ -299,25 +316,19 @@ def test_a_damaged_chunk_in_a_window_spoils_only_its_own_rows(tmp_path, bad, mon
     (path / "image" / "c" / "1" / "0" / "0").write_bytes(b"junk")
     dataset = kind(path, shuffle_buffer=COUNT)
     if bad == "skip":
-        asked, read = [], dataset._read_columns
-        monkeypatch.setattr(dataset, "_read_columns", lambda rows: [asked.append(len(rows)), read(rows)][1])
+        asked = note_rows(dataset, monkeypatch)
         rows = [row for batch in read_by_chunks(dataset, on_bad="skip") for row in batch]
         assert sorted(rows) == [*range(8), *range(16, COUNT)]
         # The window, its chunks, and the rows of the damaged one: of each batch that has any, and one by one.
-        assert sum(asked) <= COUNT + COUNT + 9 * 7 + 2 * 8
+        assert len(asked) <= COUNT + COUNT + 9 * 7 + 2 * 8
     else:
         with pytest.raises(SampleError, match="column 'image': cannot read rows"):
             read_by_chunks(dataset)
 
 
 def test_rows_of_any_length_and_arrays_without_chunks_are_shuffled_by_chunks(tmp_path):
-    h5py = pytest.importorskip("h5py")
-    with h5py.File(tmp_path / "v.h5", "w") as file:
-        stored = file.create_dataset("jpeg", (COUNT,), h5py.vlen_dtype(np.uint8))
-        for row in range(COUNT):
-            stored[row] = np.full(row, row)
-        file.create_dataset("name", data=[f"row {row}" for row in range(COUNT)])
-    with closing(HDF5Dataset(tmp_path / "v.h5")) as dataset:
+    path = write_lengths(tmp_path / "v.h5", name=[f"row {row}" for row in range(COUNT)])
+    with closing(HDF5Dataset(path)) as dataset:
         loader = DataLoader(dataset, places="cpu", batch_size=7, shuffle="chunks", seed=1, ragged=["jpeg"])
         batches = [(batch["jpeg"].lengths.tolist(), batch["name"]) for batch in loader]
     found = [row for rows, _ in batches for row in rows]
