@@ -201,6 +201,8 @@ def as_rows(dataset: object, indices: Sequence[int] | NDArray[np.int64], length:
     # A slice is read as a view and copied in one piece. In an ordered epoch, most batches are slices.
     if 0 <= first <= last < length and last - first == len(rows) - 1 and (rows[1:] - rows[:-1] == 1).all():
         return slice(first, last + 1)
+    if len(rows) and rows.min() >= 0 and rows.max() < length:
+        return rows
     return check_rows(dataset, rows, length)
 
 

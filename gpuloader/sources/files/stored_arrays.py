@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from itertools import pairwise
@@ -64,6 +64,9 @@ The C library returns blocks above 32 MiB to the system, so each window would be
 
 TOGETHER_NBYTES = 256 << 10
 """The largest chunks of which Zarr is asked for parts together."""
+
+RAW_NBYTES = 64 << 10
+"""The smallest chunks that HDF5 is asked for one by one."""
 
 T = TypeVar("T")
 _DAMAGE = (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError)
@@ -229,28 +232,36 @@ class StoredArrays(ColumnDataset):
         taken = np.empty((len(wanted), *array.shape[1:]), array.dtype)
         cuts = list(pairwise([0, *(np.flatnonzero(np.diff(runs)) + 1).tolist(), len(wanted)]))
         spans = [(int(wanted[start]), int(wanted[stop - 1]) + 1) for start, stop in cuts if stop]
-        read = self._read_spans(name, array, spans)
-        for (start, stop), (first, last), values in zip(cuts, spans, read, strict=False):
-            # Rows without a gap, such as whole chunks, are copied in one piece.
-            taken[start:stop] = values if last - first == stop - start else values[wanted[start:stop] - first]
+        room = [taken[start:stop] for start, stop in cuts]
+        read = self._read_spans(name, array, spans, room)
+        for (start, stop), (first, last), into, values in zip(cuts, spans, room, read, strict=False):
+            if values is not into:  # rows without a gap, such as whole chunks, are copied in one piece
+                into[...] = values if last - first == stop - start else values[wanted[start:stop] - first]
         return taken if places is None else taken[places]
 
-    def _read_spans(self, name: str, array: Any, spans: Sequence[tuple[int, int]]) -> Iterator[Any]:
-        """Yield the rows of each span, from its start to its stop."""
-        return (self._read(name, array, *span) for span in spans)
+    def _read_spans(
+        self, name: str, array: Any, spans: Sequence[tuple[int, int]], room: Iterable[NDArray[Any] | None]
+    ) -> Iterator[Any]:
+        """Yield the rows of each span, from its start to its stop; they may be in the memory of `room`."""
+        return (self._read(name, array, *span, into) for span, into in zip(spans, room, strict=False))
 
     def _check(self, name: str, array: Any, start: int, stop: int) -> None:
         """Raise `DataFileError` if a chunk of these rows is missing and has no substitute."""
 
-    def _read(self, name: str, array: Any, start: int, stop: int) -> Any:
+    def _read(self, name: str, array: Any, start: int, stop: int, room: NDArray[Any] | None = None) -> Any:
         self._check(name, array, start, stop)
+        read = partial(self._slice, name, array, start, stop, room)
         if is_remote(self._url):
-            return persist(lambda: array[start:stop], self._url, self._tries)
+            return persist(read, self._url, self._tries)
         try:
-            return array[start:stop]
+            return read()
         except Exception as error:
             problem = f"cannot read rows {start} to {stop - 1}: {describe_error(error)}"
             raise self._fault(problem, name) from error
+
+    def _slice(self, name: str, array: Any, start: int, stop: int, room: NDArray[Any] | None) -> Any:  # noqa: ARG002
+        """Return rows `start` to `stop`, in `room` if it is given, has space for all of them and helps."""
+        return array[start:stop]
 
     def _arrays(self) -> dict[str, Any]:
         """Return the arrays by name, opened by this process."""
@@ -352,7 +363,8 @@ class ChunkWindows(ColumnDataset):
     def _take(self, rows: Rows) -> Block:
         stored, size, count, present = self._given
         numbers, within = np.divmod(number_rows(rows), size)
-        numbers = present.searchsorted(numbers)
+        if len(present) * size < self._length:  # some chunks are absent
+            numbers = present.searchsorted(numbers)
         draw = current_draw()
         epoch = os.getpid(), draw.seed, draw.epoch
         with self._locks.setdefault(epoch[0], threading.Lock()):  # a fork may have copied one that is held
@@ -362,7 +374,8 @@ class ChunkWindows(ColumnDataset):
                 self._owners, self._firsts = np.argsort(turns) // count, np.empty_like(turns)
                 self._epoch = epoch  # last, in case a Ctrl-C comes in between
             owners = self._owners[numbers]
-            needed = {*owners.tolist()}
+            starts = [0, *((owners[1:] != owners[:-1]).nonzero()[0] + 1).tolist()]
+            needed = {*owners[starts].tolist()}
             windows = {window: one for window, one in self._kept.items() if window in needed}
             for window in needed - windows.keys():
                 for old in [*self._kept][:-1]:  # before the next one is read, so that it gets this memory
@@ -373,10 +386,10 @@ class ChunkWindows(ColumnDataset):
                 self._kept[window] = windows[window] = read
                 self._firsts[present.searchsorted(found)] = np.arange(len(found)) * size
             places = self._firsts[numbers] + within
-        if (places < 0).any():  # of a damaged chunk, which raises the error that names it
+        if places.min() < 0:  # of a damaged chunk, which raises the error that names it
             return stored._take(rows)
-        ends = [*(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(owners)]
-        return Block([Part(windows[owners[at]], places[at:stop]) for at, stop in pairwise([0, *ends])])
+        cuts = pairwise([*starts, len(owners)])
+        return Block([Part(windows[owners[at]], places[at:stop]) for at, stop in cuts])
 
     def _read_chunks(self, chunks: IndexArray) -> tuple[dict[str, Any], IndexArray]:
         """Return the rows of chunks, and which of them could be read."""
@@ -487,8 +500,39 @@ class HDF5Dataset(StoredArrays):
     def _list(self, store: Any) -> list[str]:
         return [name for name, item in store.items() if hasattr(item, "shape")]
 
+    def _choose(self, store: Any) -> dict[str, Any]:
+        arrays = super()._choose(store)
+        self._raw = {name: array.chunks[0] for name, array in arrays.items() if _is_raw(array)}
+        return arrays
+
+    def _slice(self, name: str, array: Any, start: int, stop: int, room: NDArray[Any] | None) -> Any:
+        rows = self._raw.get(name, 0)
+        if not rows or start % rows or (room is not None and len(room) < stop - start):
+            return array[start:stop]
+        values = np.empty((stop - start, *array.shape[1:]), array.dtype) if room is None else room
+        # Whole chunks come straight from the file, in half of the time that HDF5 takes for a slice.
+        with suppress(Exception):  # one that was never written is no fault: a slice has its fill value
+            for first in range(start, stop, rows):
+                chunk = values[first - start : first - start + rows]
+                if len(chunk) == rows:
+                    at = (first, *[0] * (chunk.ndim - 1))
+                    array.id.read_direct_chunk(at, out=chunk.reshape(-1).view(np.uint8))
+                else:
+                    chunk[...] = array[first:stop]
+            return values
+        return array[start:stop]
+
     def _close(self, store: Any) -> None:
         store.close()
+
+
+def _is_raw(array: Any) -> bool:
+    """Return whether large chunks of whole rows lie in the file as NumPy has them in memory."""
+    if array.dtype.kind not in "iuf" or not array.chunks or array.chunks[1:] != array.shape[1:]:
+        return False
+    same = importlib.import_module("h5py.h5t").py_create(array.dtype) == array.id.get_type()
+    nbytes = array.chunks[0] * _row_nbytes(array)
+    return bool(same and nbytes >= RAW_NBYTES and not array.id.get_create_plist().get_nfilters())
 
 
 @cache
@@ -554,7 +598,13 @@ class ZarrDataset(StoredArrays):
         action = partial(zarr.open, self._url, mode="r", storage_options=options)
         return self._ask(action, within=self._tries.first_answer)
 
-    def _read_spans(self, name: str, array: Any, spans: Sequence[tuple[int, int]]) -> Iterator[Any]:
+    def _read_spans(
+        self,
+        name: str,
+        array: Any,
+        spans: Sequence[tuple[int, int]],
+        room: Iterable[NDArray[Any] | None],  # noqa: ARG002 - Zarr makes new arrays
+    ) -> Iterator[Any]:
         # Requested together, chunks cost Zarr half of the time that as many calls take. Parts of large chunks
         # cost more that way, because it then holds several decoded chunks.
         rows, *others = array.chunks or (1,)
@@ -571,7 +621,7 @@ class ZarrDataset(StoredArrays):
             except LoaderError:
                 raise
             except Exception:  # one by one, the error names the rows that cannot be read
-                found = super()._read_spans(name, array, several)
+                found = super()._read_spans(name, array, several, itertools.repeat(None))
             yield from found
 
     def _list(self, store: Any) -> list[str]:

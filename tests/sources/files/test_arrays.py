@@ -336,6 +336,46 @@ def test_rows_of_any_length_and_arrays_without_chunks_are_shuffled_by_chunks(tmp
     assert [name for _, names in batches for name in names] == [b"row %d" % row for row in found]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [
+        ("uint8", {}),
+        (">f4", {}),
+        ("bool", {}),
+        ("12 bits of an int16", {}),
+        ("int64", {"fletcher32": True}),
+        ("int64", {"compression": "gzip"}),
+        ("int64", {"chunks": (8, 2, 2)}),
+    ],
+    ids=str,
+)
+def test_hdf5_chunks_have_the_values_that_h5py_reads(tmp_path, dtype, options, monkeypatch):
+    h5py = pytest.importorskip("h5py")
+    monkeypatch.setattr(stored_arrays, "RAW_NBYTES", 1)  # read chunks of any size straight from the file
+    if dtype.startswith("12 bits"):
+        dtype = h5py.h5t.NATIVE_INT16.copy()
+        dtype.set_precision(12)
+        dtype.set_offset(2)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        given = {"shape": (61, 2, 3), "dtype": dtype, "chunks": (8, 2, 3), "fillvalue": 1, **options}
+        array = file.create_dataset("x", **given)
+        values = (np.arange(61 * 6).reshape(61, 2, 3) % 100).astype(array.dtype)
+        array[:20], array[40:] = values[:20], values[40:]
+        file["row"] = np.arange(61)
+        expected = array[...]  # rows 24 to 39 lie in chunks that were never written
+    dataset = HDF5Dataset(tmp_path / "a.h5", shuffle_buffer=24)
+    ordered = np.concatenate([batch["x"] for batch in DataLoader(dataset, batch_size=7, places="cpu")])
+    np.testing.assert_array_equal(ordered, expected)
+    assert ordered.dtype == expected.dtype.newbyteorder("=")
+    for workers in (INLINE, THREADS):
+        rows = []
+        for batch in DataLoader(dataset, batch_size=7, places="cpu", shuffle="chunks", **workers):
+            np.testing.assert_array_equal(batch["x"], expected[batch["row"]])
+            rows += batch["row"].tolist()
+        assert sorted(rows) == list(range(61))
+    dataset.close()
+
+
 def test_what_has_no_chunks_is_not_shuffled_by_them(dataset):
     class Changed(type(dataset)):
         def __getitem__(self, index):
