@@ -164,10 +164,10 @@ class StoredArrays(ColumnDataset):
             if parts or start == last:  # this batch follows the one before
                 stop = self._find_end(start, stop)
             try:
-                read = self._read_columns(np.arange(start, stop))
+                read = self._read_columns(slice(start, stop))
             except DataFileError:  # perhaps of a chunk that only later batches need
                 stop = rows.stop
-                read = self._read_columns(np.arange(start, stop))
+                read = self._read_columns(slice(start, stop))
             self._ahead = start, stop, read
             parts.append(Part(read, slice(0, rows.stop - start)))
         if rows.stop == len(self):
@@ -188,8 +188,8 @@ class StoredArrays(ColumnDataset):
         return min(end, len(self))
 
     def _take(self, rows: Rows) -> Block:
-        numbers = number_rows(rows)
-        return Block([Part(self._read_columns(numbers), slice(0, len(numbers)))])
+        count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+        return Block([Part(self._read_columns(rows), slice(0, count))])
 
     def _by_chunks(self, members: IndexArray | None) -> ChunkWindows:
         """Return the dataset, or some of its rows, as a loader with ``shuffle="chunks"`` reads it."""
@@ -203,7 +203,7 @@ class StoredArrays(ColumnDataset):
         present = np.arange(-(-len(self) // size)) if members is None else np.unique(members // size)
         return ChunkWindows(self, size, max(buffer // size, 1), present)
 
-    def _read_columns(self, rows: NDArray[np.int64]) -> dict[str, Any]:
+    def _read_columns(self, rows: Rows) -> dict[str, Any]:
         with self._naming_damage():
             return {name: self._gather(name, array, rows) for name, array in self._arrays().items()}
 
@@ -220,13 +220,14 @@ class StoredArrays(ColumnDataset):
     def _sample_fields(self) -> SampleFields:
         return self._fields
 
-    def _gather(self, name: str, array: Any, rows: NDArray[np.int64]) -> NDArray[Any]:
+    def _gather(self, name: str, array: Any, rows: Rows) -> NDArray[Any]:
         """Return rows of an array, in the order of `rows`."""
-        steps = np.diff(rows)
-        if len(rows) and (steps == 1).all():
+        if isinstance(rows, slice):
             with suppress(DataFileError):  # chunk by chunk, the error names the rows that cannot be read
-                return np.asarray(self._read(name, array, int(rows[0]), int(rows[-1]) + 1))
-        wanted, places = (rows, None) if (steps > 0).all() else np.unique(rows, return_inverse=True)
+                return np.asarray(self._read(name, array, rows.start, rows.stop))
+        rows = number_rows(rows)
+        ascending = (rows[1:] > rows[:-1]).all()
+        wanted, places = (rows, None) if ascending else np.unique(rows, return_inverse=True)
         chunks = getattr(array, "chunks", None)
         runs = wanted // chunks[0] if chunks else wanted - np.arange(len(wanted))
         taken = np.empty((len(wanted), *array.shape[1:]), array.dtype)

@@ -23,6 +23,7 @@ from gpuloader import (
     random_split,
 )
 from gpuloader.errors import MissingPackage
+from gpuloader.sources.block import number_rows
 from gpuloader.sources.files import stored_arrays
 from gpuloader.sources.files.stored_arrays import StoredArrays
 from tests.fakes import nothing_left_behind
@@ -224,7 +225,7 @@ def test_shuffled_chunks_hold_every_row_once_and_are_each_read_once(write, tmp_p
     real = StoredArrays._read_columns
 
     def noting(self, rows):
-        read.put(rows.tolist())
+        read.put(number_rows(rows).tolist())
         return real(self, rows)
 
     monkeypatch.setattr(StoredArrays, "_read_columns", noting)
@@ -289,7 +290,7 @@ def note_rows(dataset, monkeypatch):
     asked, read = [], dataset._read_columns
 
     def note(rows):
-        asked.extend(rows)
+        asked.extend(number_rows(rows))
         return read(rows)
 
     monkeypatch.setattr(dataset, "_read_columns", note)
