@@ -256,8 +256,7 @@ class DataFileError(LoaderError, ValueError):
         self.column = column
 
     def __str__(self) -> str:
-        where = {"row group": self.row_group, "column": self.column}
-        return _locate(self.problem, where, self.file)
+        return _locate(self.problem, {"row group": self.row_group, "column": self.column}, self.file)
 
 
 class SourceError(LoaderError, OSError):

@@ -41,8 +41,7 @@ def kernel_names() -> list[str]:
     >>> kernel_names()[:5]
     ['cast', 'crop', 'gather', 'mixup', 'normalize']
     """
-    files = _find_folder().iterdir()
-    return sorted(file.name[:-3] for file in files if file.name.endswith(".cu"))
+    return sorted(file.name[:-3] for file in _find_folder().iterdir() if file.name.endswith(".cu"))
 
 
 def kernel_entries(name: str) -> tuple[str, ...]:

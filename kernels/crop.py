@@ -114,8 +114,7 @@ def erase(
     def on_host(result: NDArray[Any]) -> None:
         for image, (top, left, tall, wide) in zip(as_hwc(result, layout), windows.tolist(), strict=True):
             # A negative end of a slice would count from the other end.
-            rows = slice(max(top, 0), max(top + tall, 0))
-            image[rows, max(left, 0) : max(left + wide, 0)] = values
+            image[max(top, 0) : max(top + tall, 0), max(left, 0) : max(left + wide, 0)] = values
 
     def on_device(result: Any) -> Iterator[Any]:
         # The color's bits in the low bytes of words of 64: dtypes of one size share a kernel.
@@ -124,8 +123,7 @@ def erase(
         counts = by_value([len(images), channels, height, width, layout == "CHW", values.size > 1])
         # The host does not know how large the rectangles are; blocks with nothing to do end immediately.
         grid = spread(-(-images.size // len(images) // _ERASED), len(images))
-        arguments = result, windows, counts, by_value(bits, np.uint8)
-        yield f"erase<{WORDS[images.itemsize]}>", grid, arguments
+        yield f"erase<{WORDS[images.itemsize]}>", grid, (result, windows, counts, by_value(bits, np.uint8))
 
     return Work(images.shape, images.dtype, on_host, on_device, into=images)
 

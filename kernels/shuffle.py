@@ -63,8 +63,7 @@ def shuffle(
         low = np.uint64(2 ** count.bit_length() - 1)
         yield "hash_numbers", spread(count), (hashes, np.uint64(count), low, np.uint64(key))
         yield sort, spread(count), (hashes,)
-        arguments = hashes, result, np.uint64(start), np.uint64(amount), low
-        yield "take_numbers", spread(amount), arguments
+        yield "take_numbers", spread(amount), (hashes, result, np.uint64(start), np.uint64(amount), low)
 
     def permuting(result: Any) -> Iterator[Any]:
         # The network permutes a square of cells, with fewer than `rows` too many. An entry that lands in one

@@ -225,8 +225,7 @@ class ReadingEpochs(Epochs):
     def configuration(self) -> Configuration:
         """The options that explain a loop's times."""
         threads = int(self.policy is not None and self.policy.threaded)
-        cores = usable_cores()
-        return Configuration(self.reads, threads, "thread", cores, self._places, policy=self.policy)
+        return Configuration(self.reads, threads, "thread", usable_cores(), self._places, policy=self.policy)
 
 
 def _build_step(

@@ -193,9 +193,8 @@ def read_state(state: object) -> Position:
             "a loader's state_dict(), or was made by a later release"
         )
     try:
-        seed = None if state.get("seed") is None else _count(state["seed"], 2**64)
         read = Position(
-            seed,
+            None if state.get("seed") is None else _count(state["seed"], 2**64),
             _count(state["epoch"], 2**64),
             beyond=_lengthen(state.get("beyond", ())),
             size=_count_or_none(state, "batch_size"),

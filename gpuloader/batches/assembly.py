@@ -513,8 +513,7 @@ class KeptBatch(SampleBatch):
             return 0
         schema = assembler.schemas.find(samples)
         objects = object_columns(schema.tree, len(samples))
-        arrays = array_leaves(schema.tree, samples, 0, objects)
-        columns = split_columns(arrays, schema.fields, collation.pads)
+        columns = split_columns(array_leaves(schema.tree, samples, 0, objects), schema.fields, collation.pads)
         where = self.number, self._reserve
         self._staged, self._regions = stage_columns(columns, schema, collation, *where, objects.values())
         return len(samples) if self._regions else 0

@@ -237,8 +237,7 @@ def _extra_columns(pad: Padding, sizes: Array, shape: tuple[int, ...]) -> list[C
         of_lengths = sizes.shape if len(pad.axes) > 1 else sizes.shape[:1]
         columns.append(_whole(sizes.reshape(of_lengths)))
     if pad.mask is not None:
-        of_mask = shape[: len(pad.axes) + 1]
-        columns.append(Column(of_mask, np.dtype(bool), partial(write_mask, pad, sizes)))
+        columns.append(Column(shape[: len(pad.axes) + 1], np.dtype(bool), partial(write_mask, pad, sizes)))
     return columns
 
 
@@ -290,8 +289,7 @@ def stage_columns(
 ) -> tuple[StagedBatch, list[tuple[Array, Column]]]:
     """Write columns into a slot; return the batch, and the columns of regions, which the caller writes."""
     layout = arrange(tuple(map(attrgetter("shape", "dtype"), columns)))
-    fields = schema.batch_tree, objects
-    staged = begin_batch(collation, layout, schema.batch_levels, number, reserve, *fields)
+    staged = begin_batch(collation, layout, schema.batch_levels, number, reserve, schema.batch_tree, objects)
     regions = []
     for view, column in zip(staged.slot.views(layout), columns, strict=True):
         # Decoding takes longer than everything else here, and threads share it.

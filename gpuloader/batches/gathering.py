@@ -93,8 +93,7 @@ class Gatherer:
 
         names, layout = self._tree.array_names, self.layout(self._count)
         try:
-            programmer = Programmer(self._collation.programmer.transforms)
-            program = programmer.program(names, self._levels, layout)
+            program = Programmer(self._collation.programmer.transforms).program(names, self._levels, layout)
         except SampleError:
             return  # a transform does not fit its field; the first batch raises that error
         try:

@@ -46,8 +46,7 @@ class ImageStage:
     found: set[str] = field(default_factory=set, compare=False)
 
     def __post_init__(self) -> None:
-        names = frozenset().union(*map(names_of, self.along.values()))
-        object.__setattr__(self, "carried", names)
+        object.__setattr__(self, "carried", frozenset().union(*map(names_of, self.along.values())))
 
     def begin(self, sample: Any, draw: Draw, key: object) -> Any:
         """Return a sample with its images as arrays, or as regions for a GPU; `finish` takes it.

@@ -278,8 +278,7 @@ class SchemaCache:
         self._open: Schema | None = None  # declared, with free dimensions that each batch settles
         if collation.feeds is not None:
             self.declared = Schema.of_feeds(collation.feeds, collation.pads)
-            is_open = any(None in feed.sample_shape for feed in collation.feeds)
-            if is_open and not collation.keeps:
+            if any(None in feed.sample_shape for feed in collation.feeds) and not collation.keeps:
                 self.declared, self._open = None, self.declared
         self._settling = threading.Lock()
 

@@ -240,8 +240,7 @@ def leave_out(staged: StagedBatch, count: int, bad: Mapping[int, str]) -> None:
 def _take_encoded(arrays: list[Array], rows: NDArray[np.int64]) -> list[Array | None]:
     """Return the images of some rows; None for the bytes, which stay where they are."""
     _, splits, geometry, decoded = arrays
-    counts = np.diff(splits)[rows]
-    ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    ends = np.concatenate([[0], np.cumsum(np.diff(splits)[rows])]).astype(np.int64)
     return [None, ends, geometry[rows], np.empty((int(ends[-1]), *decoded.shape[1:]), decoded.dtype)]
 
 

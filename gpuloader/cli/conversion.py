@@ -30,9 +30,8 @@ def run(options: argparse.Namespace) -> int:
     from gpuloader.api.write_shards import write_shards
 
     try:
-        dataset = open_source(options.source)
         paths = write_shards(
-            dataset,
+            open_source(options.source),
             options.folder,
             rows=options.rows,
             size=options.size << 20,

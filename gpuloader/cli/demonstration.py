@@ -32,8 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     data = "MNIST as gzipped JSON or a folder of IDX files (default: $GPULOADER_MNIST, else 5,000 digits)"
     # A shell may set the variable to nothing, which means that it names no file.
     add("--data", type=Path, metavar="PATH", default=os.environ.get("GPULOADER_MNIST") or None, help=data)
-    place = "cpu, gpu:0, … (default: the best available)"
-    add("--place", type=parse_place, metavar="PLACE", help=place)
+    add("--place", type=parse_place, metavar="PLACE", help="cpu, gpu:0, … (default: the best available)")
     ways = parser.add_mutually_exclusive_group()
     for name, way, meaning in (
         ("--sync", "synchronous", "train once, reading between steps"),
@@ -147,8 +146,7 @@ def _write(groups: dict[str, dict[str, Run]], save: Path | None, output: Path | 
     if output is None:
         return
     last.model.save(output / "parameters.npz")
-    losses = {way: run.losses for way, run in first.items()}
-    np.savez(output / "losses.npz", allow_pickle=False, **losses)
+    np.savez(output / "losses.npz", allow_pickle=False, **{way: run.losses for way, run in first.items()})
     from gpuloader.demo import timeline
 
     # The runs with waits first: there, reading ahead matters.

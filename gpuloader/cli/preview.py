@@ -52,8 +52,7 @@ def draw(options: argparse.Namespace) -> None:
     loader = DataLoader(
         dataset, places="cpu", batch_size=count, shuffle=True, seed=options.seed, transforms=changes
     )
-    batch = next(iter(loader))
-    drawn = show(batch, classes=classes, fields=fields if isinstance(fields, tuple) else None)
+    drawn = show(next(iter(loader)), classes=classes, fields=fields if isinstance(fields, tuple) else None)
     drawn.save(options.output)
     print(f"{options.output}: {count} of {len(dataset):,} images of {options.folder}")
 

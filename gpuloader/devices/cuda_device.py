@@ -170,8 +170,7 @@ class CudaCalls:
         """Return whether host memory is pinned, by whichever library."""
         # Memory is pinned in whole regions, so checking both ends is enough.
         ask = self._runtime.pointerGetAttributes
-        ends = (address, address + max(nbytes, 1) - 1)
-        return all(ask(end).type == _HOST_MEMORY for end in ends)
+        return all(ask(end).type == _HOST_MEMORY for end in (address, address + max(nbytes, 1) - 1))
 
     # In the following, a stream may have handle 0: the default stream of the current device.
 
@@ -283,8 +282,7 @@ class CudaCalls:
         """Compile and load a program's kernels, one by one until `stop` returns True."""
         # Shapes, dtypes and alignment determine the kernels, so arrays that lie nowhere are enough to find
         # them. The last ones come first: a thread that launches the program meanwhile begins at the front.
-        arrays = self.views(_NOWHERE, program.whole, None)
-        for kernel in reversed(find_kernels(program, arrays)):
+        for kernel in reversed(find_kernels(program, self.views(_NOWHERE, program.whole, None))):
             if stop():
                 return
             with Relaxed():

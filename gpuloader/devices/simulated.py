@@ -298,8 +298,7 @@ class SimulatedDevice(Device):
                 owner = getattr(getattr(given, "base", None), "base", None)
                 if isinstance(owner, SimulatedMemory):
                     found.append(owner)
-        work = partial(program.run_on_host, self.arrays(memory, program.whole))
-        self._enqueue(stream, work, found, memory)
+        self._enqueue(stream, partial(program.run_on_host, self.arrays(memory, program.whole)), found, memory)
 
     def record(self, event: SimulatedEvent, stream: SimulatedStream) -> None:
         """Mark the current end of `stream`."""

@@ -82,8 +82,7 @@ def read_machine(root: Path, attempt: Attempt) -> Machine:
     True
     """
     # The kernel's file, not nvidia-smi, which a container may lack.
-    said = read_text(root / "proc/driver/nvidia/version")
-    driver = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", said)
+    driver = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", read_text(root / "proc/driver/nvidia/version"))
     lines = [line.split() for line in read_text(root / "proc/meminfo").splitlines()]
     sizes = {line[0].rstrip(":"): int(line[1]) * 1024 for line in lines if len(line) > 1}
     has_sizes = "MemTotal" in sizes and "MemAvailable" in sizes

@@ -113,8 +113,7 @@ class Ragged:
             rows, splits = self._rows[start : int(splits[-1])], splits - start
         else:
             bounds = np.array(splits.tolist(), np.int64)
-            steps = np.concatenate([np.arange(bounds[row], bounds[row + 1]) for row in chosen])
-            rows = self._rows[steps]
+            rows = self._rows[np.concatenate([np.arange(bounds[row], bounds[row + 1]) for row in chosen])]
             # The first difference is 0, with which row splits begin.
             before = np.concatenate([chosen[:1], chosen])
             after = np.concatenate([chosen[:1], chosen + 1])
@@ -302,8 +301,7 @@ def round_up(length: int, multiple: int) -> int:
 def _pad_rows(values: Any, splits: Any, fill: float, side: str, multiple: int) -> Any:
     """Pad rows only by indexing, which all array libraries support, each on its own stream."""
     bounds = np.array(splits.tolist(), np.int64)
-    lengths = np.diff(bounds)
-    columns = np.arange(round_up(int(lengths.max(initial=0)), multiple))
+    columns = np.arange(round_up(int(np.diff(bounds).max(initial=0)), multiple))
     steps = columns + (bounds[:-1] if side == "right" else bounds[1:] - len(columns))[:, None]
     inside = (bounds[:-1, None] <= steps) & (steps < bounds[1:, None])
     chosen, outside = np.where(inside, steps, 0), ~inside

@@ -88,6 +88,5 @@ def to_variable(
     device = open_device(default_place())
     if device.direct and device.locker is None:
         return array if zero_copy else array.copy()
-    layout = arrange(((array.shape, array.dtype),))
-    [sent] = send([lambda view: np.copyto(view, array)], layout, device)
+    [sent] = send([lambda view: np.copyto(view, array)], arrange(((array.shape, array.dtype),)), device)
     return sent

@@ -133,8 +133,7 @@ def create_lod_tensor(data: Any, recursive_seq_lens: Lengths, place: Any) -> LoD
         found = [len(sequence) for sequence in data]
         if [found] != [list(level) for level in recursive_seq_lens]:
             raise BadValue(f"data has sequences of the lengths {found}, got {list(recursive_seq_lens)}")
-        steps = [step for sequence in data for step in sequence]
-        tensor.set(np.array(steps)[..., None], place)
+        tensor.set(np.array([step for sequence in data for step in sequence])[..., None], place)
     else:
         tensor.set(data if isinstance(data, np.ndarray) else np.asarray(data), place)
     tensor.set_recursive_sequence_lengths(recursive_seq_lens)

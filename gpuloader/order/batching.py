@@ -648,7 +648,6 @@ class EpochSetter:
             if getattr(sampler, "epoch", None) == seen:
                 if self._warns and isinstance(seen, int) and seen != epoch:
                     # Python shows each warning text once per line and process.
-                    name = type(sampler).__name__
-                    warnings.warn(_SETS_EPOCH.format(name=name), UserWarning, stacklevel=2)
+                    warnings.warn(_SETS_EPOCH.format(name=type(sampler).__name__), UserWarning, stacklevel=2)
                 sampler.set_epoch(epoch)
                 self._known.append((sampler, getattr(sampler, "epoch", None)))

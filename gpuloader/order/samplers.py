@@ -725,8 +725,7 @@ class _Buckets(_Seeded):
     def _draw(self, seed: int, epoch: int) -> Order:
         if self._sorted is not None:
             return Mapped(InOrder(len(self.lengths)), self._sorted)
-        base = Shuffled(len(self.lengths), seed, epoch)
-        return Bucketed(base, self.lengths, self._batch_size, self._pool)
+        return Bucketed(Shuffled(len(self.lengths), seed, epoch), self.lengths, self._batch_size, self._pool)
 
 
 def _measure(dataset: Any, key: Callable[[Any], float]) -> list[float]:

@@ -78,8 +78,7 @@ def read_audio(
         with soundfile.SoundFile(source) as opened:
             cut = _CUT.search(opened.extra_info)
             if cut and int(cut[2]) < int(cut[1]) < _UNKNOWN:
-                problem = f"the audio is cut off after {cut[2]} of {cut[1]} bytes"
-                raise DecodeError(problem, file=path)
+                raise DecodeError(f"the audio is cut off after {cut[2]} of {cut[1]} bytes", file=path)
             own, count = opened.samplerate, opened.frames
             wanted = count if seconds is None else round(seconds * own)
             spare = max(count - wanted, 0)

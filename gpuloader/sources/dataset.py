@@ -605,8 +605,7 @@ class ComposeDataset(_Combined[tuple[Any, ...]]):
 
     def _read(self, indices: Sequence[int]) -> list[Any]:
         positions = [check_index(self, index) for index in indices]
-        found = [read_many(one, positions) for one in self.datasets]
-        return list(map(_flatten, zip(*found, strict=True)))
+        return list(map(_flatten, zip(*[read_many(one, positions) for one in self.datasets], strict=True)))
 
 
 def _flatten(samples: Iterable[Any]) -> tuple[Any, ...]:

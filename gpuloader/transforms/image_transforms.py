@@ -381,8 +381,7 @@ class RandomResizedCrop(OfImages):
         """Cut a window out of the result of the plan so far, and resize it."""
         geometry = find_geometry(plan)
         _, _, height, width = geometry.window
-        cut = geometry.cut(*draw_window(height, width, self.scale, self.ratio, rng))
-        _resize(plan, cut, self.size, self)
+        _resize(plan, geometry.cut(*draw_window(height, width, self.scale, self.ratio, rng)), self.size, self)
 
 
 @dataclass(frozen=True)

@@ -100,8 +100,7 @@ class ArrowDataset(TableShards):
 
     def _close_if_unused(self) -> None:
         """Close readers, first those used longest ago: all but a few during a pass, and then all."""
-        is_read = any(process == os.getpid() for process, _ in list(self._passes))
-        most = _MOST_READERS if is_read else 0
+        most = _MOST_READERS if any(process == os.getpid() for process, _ in list(self._passes)) else 0
         keys = list(self._readers)
         for key in keys[: max(len(keys) - most, 0)]:
             source, _ = self._readers.pop(key, (None, None))

@@ -91,8 +91,7 @@ def to_table(rows: Sequence[dict[str, Any]]) -> pa.Table:
 def _to_column(pa: Any, values: list[Any]) -> Any:
     if not all(isinstance(value, np.ndarray) for value in values):
         return pa.array(values)
-    shapes = {value.shape for value in values}
-    if len(shapes) > 1 or 0 in values[0].shape:
+    if len({value.shape for value in values}) > 1 or 0 in values[0].shape:
         return pa.array([value.tolist() for value in values] if values[0].ndim > 1 else values)
     stacked = np.stack(values)
     column = pa.array(stacked.ravel())

@@ -111,8 +111,7 @@ class TableShards(ShardDataset[Any]):
         except OSError:
             return  # opening it says why
         # On another machine, a copy of the file has another time. Inodes change on some network mounts.
-        times = platform.node(), url
-        for key, found in ((url, status.st_size), (times, status.st_mtime_ns)):
+        for key, found in ((url, status.st_size), ((platform.node(), url), status.st_mtime_ns)):
             if self._seen.setdefault(key, found) != found:
                 raise SourceError(CHANGED, url=url)
 

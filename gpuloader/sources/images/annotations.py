@@ -218,8 +218,7 @@ def varying_names(annotations: Iterable[Annotation]) -> frozenset[str]:
     >>> sorted(varying_names([Mask("mask"), Boxes("boxes", "class"), Keypoints("pose")]))
     ['boxes', 'class']
     """
-    drops = (one for one in annotations if isinstance(one, Boxes) or getattr(one, "drop", False))
-    return names_of(drops)
+    return names_of(one for one in annotations if isinstance(one, Boxes) or getattr(one, "drop", False))
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -236,8 +236,7 @@ def _take(image: Pixels | Any, top: int, left: int, height: int, width: int) -> 
         return image.crop((left, top, left + width, top + height))
     tall, wide, channels = image.shape
     if top < 0 or left < 0 or top + height > tall or left + width > wide:
-        whole = _take(image, 0, 0, tall, wide)
-        return whole.crop((left, top, left + width, top + height))
+        return _take(image, 0, 0, tall, wide).crop((left, top, left + width, top + height))
     # The decoder for raw data copies rows from anywhere in memory, so only this part is touched.
     start = (top * wide + left) * channels
     data = image.reshape(-1)[start : start + ((height - 1) * wide + width) * channels]
