@@ -12,8 +12,6 @@ from itertools import count, repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from gpuloader.api.epochs import Epochs
 from gpuloader.api.loading import LoadingPlan
 from gpuloader.api.options import warn
@@ -28,7 +26,7 @@ from gpuloader.errors import SampleError
 from gpuloader.fetch.contract import EpochRequest, WorkerOptions
 from gpuloader.fetch.fetching import Fetching
 from gpuloader.fields.convert import IF_IT_VARIES, describe_field
-from gpuloader.fields.spec import Spec
+from gpuloader.fields.spec import Spec, plain_indices
 from gpuloader.foreign import is_instance
 from gpuloader.order.batching import Batching, EpochSetter
 from gpuloader.order.dividing import ALONE
@@ -486,7 +484,7 @@ class DatasetEpochs(Epochs):
         for number, indices in enumerate(plan.batches(position.batches // position.shards), 1):
             if order is not None:
                 order.draw_until(number * (batching.size or 1))
-            yield indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
+            yield plain_indices(indices)
         if order is not None:
             order.draw_until(math.inf)
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
-
-import numpy as np
+from typing import NamedTuple, Protocol
 
 from gpuloader.batches.items import BatchSpec, ItemState
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.errors import LoaderError, QueueClosed, SampleError, WorkerTimeout, describe_error
-from gpuloader.fields.spec import Indices
+from gpuloader.fields.spec import Indices, plain_indices
 from gpuloader.order.dividing import RankInfo
 from gpuloader.order.randomness import mixed_seed
 from gpuloader.system.cores import Cores
@@ -136,11 +134,6 @@ def timed_out(who: str, pid: int, seconds: float, batch: int | None, indices: In
     what = "answer" if batch is None else f"deliver batch {batch}"
     problem = f"{who} did not {what} within the timeout of {seconds} s"
     return WorkerTimeout(problem, pid=pid, indices=plain_indices(indices))
-
-
-def plain_indices(indices: Indices) -> list[Any]:
-    """Return indices as a list, with NumPy integers as Python ints."""
-    return indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
 
 
 def failed_alone(number: int, error: BaseException, *, first: bool = True) -> LoaderError:

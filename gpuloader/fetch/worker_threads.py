@@ -23,10 +23,10 @@ from gpuloader.fetch.contract import (
     as_failure,
     failed_alone,
     interrupted,
-    plain_indices,
     timed_out,
 )
 from gpuloader.fetch.jobs import Job, Window
+from gpuloader.fields.spec import plain_indices
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.order.worker_info import WorkerInfo, exchange_worker
 from gpuloader.sources.frameworks import answering_threads

@@ -22,6 +22,11 @@ Indices = Sequence[Any] | NDArray[np.int64]
 """The indices of a batch: a range, an int64 array, or a list of whatever a sampler yields."""
 
 
+def plain_indices(indices: Iterable[Any]) -> list[Any]:
+    """Return indices as a list, with those of an array as Python ints."""
+    return indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
+
+
 @dataclass(frozen=True, slots=True)
 class FeedSpec:
     """A declared field: its name, the shape of one batch of it, and its dtype.

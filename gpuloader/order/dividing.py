@@ -27,7 +27,7 @@ import numpy as np
 
 from gpuloader.checks import check_count, check_word
 from gpuloader.errors import LoaderError
-from gpuloader.fields.spec import Indices
+from gpuloader.fields.spec import Indices, plain_indices
 from gpuloader.order.order import Computed, IndexArray, Order, check_whole
 from gpuloader.order.worker_info import find_rank
 
@@ -181,7 +181,7 @@ def cut(indices: Indices, places: int, uneven: str) -> tuple[list[Indices], list
         )
     if count % places and uneven == "pad":
         # A list, because a range that repeats its last index would differ in type from its neighbors.
-        indices = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
+        indices = plain_indices(indices)
     parts, counted = [], []
     for place in range(places):
         begin, own, size = span(count, places, place, uneven)

@@ -7,10 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-
 from gpuloader.errors import LoaderError
-from gpuloader.fields.spec import Indices
+from gpuloader.fields.spec import Indices, plain_indices
 from gpuloader.order.dividing import ALONE, Division, Share, cut
 from gpuloader.order.order import Order
 from gpuloader.order.samplers import group, walk
@@ -178,7 +176,7 @@ class BulkPlan(NamedTuple):
     def batches(self, start: int) -> Iterator[Indices]:
         """Yield the list of batch `start` and of every later one."""
         for indices in self.plan.batches(self.base + start):
-            yield [indices.tolist() if isinstance(indices, np.ndarray) else list(indices)]
+            yield [plain_indices(indices)]
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -229,11 +227,8 @@ def _as_sequence(indices: Any) -> Sequence[Any]:
             f"a batch sampler must yield sequences of indices, got {indices!r}; if it yields single indices, "
             "pass it as sampler, with a batch_size"
         )
-    if isinstance(indices, range | tuple):
-        listed: Sequence[Any] = indices
-    else:
-        # A copy, because the sampler may reuse the object before this batch is fetched.
-        listed = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
+    # A copy, because the sampler may reuse the object before this batch is fetched.
+    listed = indices if isinstance(indices, range | tuple) else plain_indices(indices)
     if not listed:
         raise LoaderError("a batch sampler must yield at least one index per batch, got none")
     return listed

@@ -32,14 +32,13 @@ from gpuloader.fetch.contract import (
     WorkerOptions,
     WorkerSetup,
     failed_alone,
-    plain_indices,
     timed_out,
 )
 from gpuloader.fetch.jobs import Job, Window
 from gpuloader.fetch.processes.messages import NO_BATCH, Kind, Message, dumps, receive, send, unpack_failure
 from gpuloader.fetch.processes.shipping import Parcel, Unshippable, names_module, pack
 from gpuloader.fetch.processes.worker import run_worker
-from gpuloader.fields.spec import Indices
+from gpuloader.fields.spec import Indices, plain_indices
 from gpuloader.foreign import jax_has_computed
 from gpuloader.sources.packed import pack_list
 from gpuloader.staging import Arena, Slot
