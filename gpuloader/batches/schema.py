@@ -187,12 +187,6 @@ class Schema:
         names = "tree", "feeds", "levels", "declared", "keeps_dtypes", "flat", "shapes", "extras"
         return Schema, tuple(getattr(self, name) for name in names)
 
-    @classmethod
-    def of_feeds(cls, feeds: Sequence[FeedSpec], pads: Mapping[str, Padding]) -> Schema:
-        """Return the schema of samples that are tuples with one value per declared feed."""
-        levels = tuple(0 if feed.name in pads else feed.lod_level for feed in feeds)
-        return cls(Tree.flat([feed.name for feed in feeds]), tuple(feeds), levels, declared=True)
-
     def is_settled_by(self, sample: Any) -> bool:
         """Return whether a batch with this first sample has this schema; also False if that is unclear."""
         is_flat = self.flat and isinstance(sample, list | tuple)
@@ -276,9 +270,11 @@ class SchemaCache:
         self.recent: tuple[Schema, ...] = ()
         self.declared: Schema | None = None
         self._open: Schema | None = None  # declared, with free dimensions that each batch settles
-        if collation.feeds is not None:
-            self.declared = Schema.of_feeds(collation.feeds, collation.pads)
-            if any(None in feed.sample_shape for feed in collation.feeds) and not collation.keeps:
+        if (feeds := collation.feeds) is not None:
+            levels = tuple(0 if feed.name in collation.pads else feed.lod_level for feed in feeds)
+            tree = Tree.flat([feed.name for feed in feeds])
+            self.declared = Schema(tree, tuple(feeds), levels, declared=True)
+            if any(None in feed.sample_shape for feed in feeds) and not collation.keeps:
                 self.declared, self._open = None, self.declared
         self._settling = threading.Lock()
 

@@ -158,7 +158,10 @@ class _Worker:
             if not self._follows_torch:
                 seed_globals(own)
         if self._follows_torch and first:
-            seed_as_torch(seed, self._number)
+            # As PyTorch does when its worker starts. NumPy's generator is of the same kind as Python's, so
+            # with the same seed it would draw the same numbers.
+            sequence = np.random.SeedSequence([self._number, seed & 0xFFFFFFFF, seed >> 32, 0])
+            seed_globals(seed + self._number, sequence.generate_state(4))
         tell_worker(info)
 
     def _take(self, message: Message) -> None:
@@ -275,13 +278,6 @@ def limit_threads() -> None:
     except ImportError:
         return
     threadpool_limits(1)
-
-
-def seed_as_torch(base: int, number: int) -> None:
-    """Seed the global generators of Python, NumPy and PyTorch as PyTorch does when its worker starts."""
-    # NumPy's generator is of the same kind as Python's, so with the same seed it would draw the same numbers.
-    sequence = np.random.SeedSequence([number, base & 0xFFFFFFFF, base >> 32, 0])
-    seed_globals(base + number, sequence.generate_state(4))
 
 
 def seed_globals(seed: int, numpys: NDArray[Any] | None = None) -> None:

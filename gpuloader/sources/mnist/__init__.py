@@ -5,26 +5,10 @@ Out: sets of digits, and readers of them.
 Callers: users, `demo` and `cli`.
 """
 
-from gpuloader.sources.mnist.digits import (
-    DigitSet,
-    Mnist,
-    load,
-    load_idx,
-    read_idx,
-    read_json,
-    reader,
-    sample,
-    sample_reader,
-)
+from gpuloader.system.imports import import_on_demand, read_stub
 
-__all__ = [
-    "DigitSet",
-    "Mnist",
-    "load",
-    "load_idx",
-    "read_idx",
-    "read_json",
-    "reader",
-    "sample",
-    "sample_reader",
-]
+_homes = read_stub(__file__)
+
+__all__ = sorted(_homes)
+
+__getattr__ = import_on_demand(__name__, _homes)

@@ -1,0 +1,9 @@
+from gpuloader.sources.mnist.digits import DigitSet as DigitSet
+from gpuloader.sources.mnist.digits import Mnist as Mnist
+from gpuloader.sources.mnist.digits import load as load
+from gpuloader.sources.mnist.digits import load_idx as load_idx
+from gpuloader.sources.mnist.digits import read_idx as read_idx
+from gpuloader.sources.mnist.digits import read_json as read_json
+from gpuloader.sources.mnist.digits import reader as reader
+from gpuloader.sources.mnist.digits import sample as sample
+from gpuloader.sources.mnist.digits import sample_reader as sample_reader
