@@ -17,7 +17,6 @@ from numpy.typing import DTypeLike, NDArray
 from gpuloader.kernels.cast import (
     FLOATS,
     INTEGERS,
-    NUMBER_WORDS,
     NUMPY_FLOATS,
     WORDS,
     resolve_target,
@@ -36,12 +35,6 @@ from gpuloader.kernels.launching import (
     takes,
 )
 from gpuloader.kernels.one_hot import one_hot
-
-ENTRIES = {
-    "blend<{}>": (FLOATS,),
-    "paste<{}>": (NUMBER_WORDS,),
-    "mix_labels<{}>": ((*INTEGERS, *NUMPY_FLOATS),),
-}
 
 _OWN = 4
 _EACH = 4  # neighboring values that a thread makes
