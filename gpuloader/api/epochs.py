@@ -83,10 +83,6 @@ class Epochs:
         """Return the position at the start of an epoch."""
         return Position(None, epoch)
 
-    def draw_ahead(self) -> Position | None:
-        """Draw what PyTorch draws when an iterator is created, a seed and perhaps an order; or None."""
-        return None
-
     def open(self, position: Position, guard: Finalizer) -> Iteration:
         """Open an epoch at a position; dropping the `guard`, older than everything that reads, ends it."""
         raise NotImplementedError

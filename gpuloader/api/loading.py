@@ -33,6 +33,7 @@ from gpuloader.system.platforms import available_memory
 
 if TYPE_CHECKING:
     from gpuloader.batches.image_samples import ImageStage
+    from gpuloader.devices.base import Device
     from gpuloader.sources.images.annotations import Annotation
     from gpuloader.transforms.program import Programmer
 
@@ -267,8 +268,7 @@ def _choose_collation(
     # A GPU can make images only if a batch lies whole in one slot and no collate_fn has to see it first.
     is_whole = delivery.shards == 1 and not (options.static or collation.whole or feeds is not None)
     if stage is not None and stage.chains and is_whole and not delivery.on_host:
-        open_codecs = delivery.open_codecs if options.decode == "device" else None
-        collation = make_on_device(collation, stage, open_codecs)
+        collation = make_on_device(collation, stage, delivery.devices if options.decode == "device" else ())
     return collation
 
 
@@ -483,13 +483,11 @@ def _check_skipping(*, ends: bool, equal: bool) -> None:
         )
 
 
-def make_on_device(
-    collation: Collation, stage: ImageStage, open_codecs: Callable[[], object] | None
-) -> Collation:
+def make_on_device(collation: Collation, stage: ImageStage, decoders: Sequence[Device]) -> Collation:
     """Return a collation that makes as much of its images as possible on the device.
 
-    `open_codecs` opens the decoders of the devices, and raises if something is missing. None leaves decoding
-    to the workers.
+    `decoders` are the devices that decode the images, none of them if workers do. Raises the errors of
+    `Device.codec`.
     """
     # Imported late, because only loaders of images need it.
     from gpuloader.transforms.batch_transforms import fuse
@@ -506,11 +504,11 @@ def make_on_device(
             staged[name] = made
             fields = list(map(attrgetter("field"), transforms))
             at = fields.index(name) if name in fields else len(fields)
-            transforms[at:at] = [made] if open_codecs is None else [Decode(name, collation.skips), made]
+            transforms[at:at] = [Decode(name, collation.skips), made] if decoders else [made]
     if not staged:
         return collation
-    if open_codecs is not None:
-        open_codecs()  # as late as this: without a chain to run there, nvImageCodec is not needed
+    for device in decoders:
+        device.codec()  # as late as this: without a chain to run there, nvImageCodec is not needed
     programmer = Programmer(fuse(transforms), native=before is not None and before.native)
-    images = replace(stage, staged=staged, encoded=open_codecs is not None)
+    images = replace(stage, staged=staged, encoded=bool(decoders))
     return replace(collation, programmer=programmer, images=images)

@@ -160,8 +160,3 @@ class Delivery(NamedTuple):
             len(copying) < len(devices),
             locker,
         )
-
-    def open_codecs(self) -> None:
-        """Open what decodes images on each device; raises the errors of `Device.codec`."""
-        for device in self.devices:
-            device.codec()

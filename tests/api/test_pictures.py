@@ -216,7 +216,7 @@ def test_without_pillow_it_says_what_to_install(folder, monkeypatch):
     from gpuloader.sources.images import decoding
 
     decoding.load_pillow.cache_clear()
-    monkeypatch.setitem(sys.modules, "PIL", None)
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(MissingPackage, match=r"decoding images needs pillow, .*\[images\]"):
         DataLoader(folder)
 

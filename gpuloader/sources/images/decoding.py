@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.errors import DecodeError, MissingPackage, describe_error, missing_package
+from gpuloader.errors import DecodeError, MissingPackage, describe_error, import_package
 
 Pixels = NDArray[np.uint8]
 """Pixels of shape (height, width, channels)."""
@@ -31,11 +31,7 @@ _KEPT = 64 << 20  # bytes of memory that a thread keeps for its next image
 @cache
 def load_pillow() -> Any:
     """Return the module ``PIL.Image``; raise `MissingPackage` if Pillow is not installed."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise missing_package("decoding images", "pillow", "images") from None
-    return Image
+    return import_package("PIL.Image", "decoding images", "images", "pillow")
 
 
 @cache
