@@ -22,9 +22,9 @@ from gpuloader.epoch.sending import send
 from gpuloader.errors import FeedError, SampleError
 from gpuloader.fields.ragged import gather_fields
 from gpuloader.fields.spec import FeedSpec, Program, resolve_feeds
-from gpuloader.order.samplers import group
 from gpuloader.sources.readers.decorators import Reader, check_reader, iterate
 from gpuloader.staging import arrange
+from gpuloader.system.iterators import group
 
 Feed = dict[str, Any]
 

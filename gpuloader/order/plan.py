@@ -11,8 +11,8 @@ from gpuloader.errors import LoaderError
 from gpuloader.fields.spec import Indices, plain_indices
 from gpuloader.order.dividing import ALONE, Division, Share, cut
 from gpuloader.order.order import Order
-from gpuloader.order.samplers import group, walk
-from gpuloader.system.iterators import skip
+from gpuloader.order.samplers import walk
+from gpuloader.system.iterators import group, skip
 
 _AHEAD = 1 << 12  # indices to look up at a time: 32 KB, a third of a millisecond
 

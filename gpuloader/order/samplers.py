@@ -38,7 +38,7 @@ from gpuloader.order.order import (
 )
 from gpuloader.order.randomness import BUCKETED, GeneratorLike, derive_key, draw_seed, sort_hashes
 from gpuloader.order.worker_info import find_rank
-from gpuloader.system.iterators import Steady
+from gpuloader.system.iterators import Steady, group
 
 I = TypeVar("I", covariant=True)  # noqa: E741 - a sampler's index
 T = TypeVar("T")
@@ -517,17 +517,6 @@ class DistributedBatchSampler(BatchSampler):
         # 'repeat', as in Paddle and PyTorch: all ranks get equally many samples, without masks.
         division = Division(self.local_rank, self.nranks, "repeat")
         return Share(base, 0, self.batch_size, division, self.drop_last)
-
-
-def group(indices: Iterator[T], size: int, drop_last: bool) -> Iterator[list[T]]:
-    """Yield lists of `size` indices; the last one may be shorter unless `drop_last` is set.
-
-    >>> list(group(iter("abcde"), 2, drop_last=False))
-    [['a', 'b'], ['c', 'd'], ['e']]
-    """
-    while batch := list(itertools.islice(indices, size)):
-        if len(batch) == size or not drop_last:
-            yield batch
 
 
 _AT_ONCE = 1024  # samples to load per call while lengths are measured

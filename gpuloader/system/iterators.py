@@ -6,9 +6,22 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from types import FunctionType, GeneratorType
-from typing import Any
+from typing import Any, TypeVar
 
 from gpuloader.errors import BadValue, ReaderError
+
+T = TypeVar("T")
+
+
+def group(items: Iterator[T], size: int, drop_last: bool) -> Iterator[list[T]]:
+    """Yield lists of `size` items; the last one may be shorter unless `drop_last` is set.
+
+    >>> list(group(iter("abcde"), 2, drop_last=False))
+    [['a', 'b'], ['c', 'd'], ['e']]
+    """
+    while batch := list(itertools.islice(items, size)):
+        if len(batch) == size or not drop_last:
+            yield batch
 
 
 def refuse_read(items: object, what: str, instead: str) -> None:

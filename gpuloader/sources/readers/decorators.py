@@ -11,11 +11,12 @@ import inspect
 import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from gpuloader.checks import check_count, check_integer
 from gpuloader.errors import ComposeNotAligned, ReaderError
-from gpuloader.system.iterators import Steady, refuse_read
+from gpuloader.system.iterators import Steady, group, refuse_read
 
 # The contract of a reader: a function without arguments that returns an iterable.
 
@@ -103,13 +104,7 @@ def batch(reader: Reader, batch_size: int, drop_last: bool = False) -> Reader:
     [[0, 1], [2, 3], [4]]
     """
     size = check_count("batch_size", check_integer("batch_size", batch_size))
-
-    def batches(items: Iterator[Any]) -> Iterator[list[Any]]:
-        while group := list(itertools.islice(items, size)):
-            if len(group) == size or not drop_last:
-                yield group
-
-    return _over([reader], batches)
+    return _over([reader], partial(group, size=size, drop_last=drop_last))
 
 
 def shuffle(reader: Reader, buf_size: int) -> Reader:
