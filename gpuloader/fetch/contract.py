@@ -10,7 +10,6 @@ from gpuloader.batches.items import BatchSpec, ItemState
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.errors import LoaderError, QueueClosed, SampleError, WorkerTimeout, describe_error
 from gpuloader.fields.spec import Indices, plain_indices
-from gpuloader.order.dividing import RankInfo
 from gpuloader.order.randomness import mixed_seed
 from gpuloader.system.cores import Cores
 from gpuloader.system.platforms import usable_cores
@@ -99,13 +98,21 @@ class WorkerSetup:
     spec: BatchSpec
     init: Callable[[int], object] | None
     count: int  # the number of workers; with num_workers='auto', the most there may be
-    rank: RankInfo
+    ranks: tuple[int, int] | None  # rank and world size; None if asking for them raises an error
     cores: Cores = frozenset()  # the cores on which it runs; empty: any
     depth: int = 1  # how deeply worker processes are nested in worker processes
 
+    @property
+    def salt(self) -> tuple[int, ...]:
+        """Numbers mixed into the workers' seeds along with the worker numbers."""
+        # Loaders that divide an epoch all have the same seed, so the rank makes their workers' seeds differ.
+        # Rank 0 adds nothing: alone or not, its workers draw the same numbers.
+        division = self.spec.division
+        return () if division is None or not division.rank else (division.rank,)
+
     def worker_seed(self, seed: int, epoch: int, number: int, *, follows_torch: bool) -> int:
         """Return the seed of worker `number` in an epoch."""
-        return seed + number if follows_torch else mixed_seed(seed, epoch, number, *self.rank.salt)
+        return seed + number if follows_torch else mixed_seed(seed, epoch, number, *self.salt)
 
 
 # The errors that the consumer sees when a worker thread or process fails.

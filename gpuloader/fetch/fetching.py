@@ -6,6 +6,7 @@ import operator
 import os
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,8 @@ from gpuloader.checks import THREAD
 from gpuloader.fetch.contract import PART_NBYTES, EpochRequest, Fetch, WorkerOptions, WorkerSetup
 from gpuloader.fetch.read_ahead import STRETCH, InlineFetch, ReadAhead, stage_inline
 from gpuloader.fields.spec import Indices
-from gpuloader.order.dividing import Division, RankInfo
+from gpuloader.order.dividing import Division
+from gpuloader.order.worker_info import find_rank
 from gpuloader.sources.array_rows import held_by
 from gpuloader.staging import Ring
 from gpuloader.system.cores import Cores
@@ -223,8 +225,12 @@ class Fetching:
         return self._spec.open_stream(self._assembler, reached, keep_state=keep_state)
 
     def _make_setup(self) -> WorkerSetup:
-        workers, rank = self._workers, RankInfo.of(self._spec.division)
-        return WorkerSetup(self._spec, workers.init, max(workers.count, workers.most), rank, self._near)
+        workers, division = self._workers, self._spec.division
+        ranks = None if division is None else (division.rank, division.world_size)
+        if ranks is None:
+            with suppress(ValueError):  # the environment is inconsistent, and whoever asks is told
+                ranks = find_rank()
+        return WorkerSetup(self._spec, workers.init, max(workers.count, workers.most), ranks, self._near)
 
     def _open_threads(self, epoch: EpochRequest, window: Window) -> Fetch:
         from gpuloader.fetch.worker_threads import ThreadWorkers  # imported late, like those of processes

@@ -93,7 +93,7 @@ class ThreadWorkers:
         setup, epoch, tasks = self.setup, self.epoch, self._tasks(number)
         bind(setup.cores)
         seed = setup.worker_seed(epoch.seed, epoch.epoch, number, follows_torch=epoch.follows_torch)
-        exchange_worker(WorkerInfo(number, setup.count, seed, setup.spec.source.dataset, setup.rank.ranks))
+        exchange_worker(WorkerInfo(number, setup.count, seed, setup.spec.source.dataset, setup.ranks))
         this_thread.reads_for = epoch.owner
         with answering_threads():
             try:

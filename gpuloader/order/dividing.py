@@ -226,24 +226,3 @@ class Sharding(NamedTuple):
     def divide(self) -> Division:
         """Return this rank's part of every step; raises the errors of `find_rank` if it has to ask."""
         return Division(*(self.ranks or self.find()), self.uneven)
-
-
-class RankInfo(NamedTuple):
-    """What workers know about the distributed run their loader belongs to."""
-
-    # Rank and world size. None if the environment is inconsistent; asking for them then raises the error.
-    ranks: tuple[int, int] | None = None
-    # Numbers mixed into the workers' seeds along with the worker numbers.
-    salt: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, division: Division | None) -> RankInfo:
-        """Return what this process knows."""
-        if division is not None:
-            # Loaders that divide an epoch all have the same seed, so the rank makes their workers' seeds
-            # differ. Rank 0 adds nothing: alone or not, its workers draw the same numbers.
-            return cls((division.rank, division.world_size), (division.rank,) if division.rank else ())
-        try:
-            return cls(find_rank())
-        except ValueError:
-            return cls()

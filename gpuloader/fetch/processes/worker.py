@@ -149,7 +149,7 @@ class _Worker:
         setup, spec = self._setup, self._setup.spec
         self._follows_torch, self._told = bool(message.a), ()
         own = setup.worker_seed(seed, epoch, self._number, follows_torch=self._follows_torch)
-        info = WorkerInfo(self._number, setup.count, own, spec.source.dataset, setup.rank.ranks)
+        info = WorkerInfo(self._number, setup.count, own, spec.source.dataset, setup.ranks)
         exchange_worker(info)
         if spec.source.iterable:
             self._stream = spec.open_stream(self._assembler, reached or ItemState(self._number, 0))
@@ -215,7 +215,7 @@ class _Worker:
         indices: Indices = array("q", task.payload).tolist() if task.a else pickle.loads(task.payload)
         # By batch, so that what the dataset draws does not depend on the number of workers.
         if not self._follows_torch:
-            seed_globals(mixed_seed(*self._seeds, task.b, 0, *self._setup.rank.salt))
+            seed_globals(mixed_seed(*self._seeds, task.b, 0, *self._setup.salt))
         dataset = self._setup.spec.source.dataset
         if self._begin_with is not None:  # after `worker_init_fn`, which may seed what the state restores
             dataset.load_state_dict(self._begin_with.state)
