@@ -14,14 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from gpuloader.kernels.cast import (
-    FLOATS,
-    INTEGERS,
-    NUMPY_FLOATS,
-    WORDS,
-    resolve_target,
-    round_to,
-)
+from gpuloader.kernels.cast import FLOATS, INTEGERS, NUMPY_FLOATS, WORDS, resolve_target, round_to
 from gpuloader.kernels.compiler import CPP_TYPES
 from gpuloader.kernels.crop import IMAGES, Layout, as_hwc, check_images
 from gpuloader.kernels.launching import (

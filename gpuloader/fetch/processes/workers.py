@@ -27,13 +27,7 @@ import numpy as np
 from gpuloader.batches.items import ItemState
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.errors import LoaderError, StagingMemoryError, WorkerError, in_a_fork
-from gpuloader.fetch.contract import (
-    EpochRequest,
-    WorkerOptions,
-    WorkerSetup,
-    failed_alone,
-    timed_out,
-)
+from gpuloader.fetch.contract import EpochRequest, WorkerOptions, WorkerSetup, failed_alone, timed_out
 from gpuloader.fetch.jobs import Job, Window
 from gpuloader.fetch.processes.messages import NO_BATCH, Kind, Message, dumps, receive, send, unpack_failure
 from gpuloader.fetch.processes.shipping import Parcel, Unshippable, names_module, pack
