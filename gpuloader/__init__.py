@@ -5,17 +5,15 @@ previous batch is being computed on. CPU places use the same pipeline. Start wit
 `DataLoader.from_generator` for readers.
 """
 
-from gpuloader.system.imports import find_moved_modules, import_on_demand, read_stub
+from gpuloader.system.imports import find_moved_modules, import_on_demand
 
-_homes = read_stub(__file__)
+# A program pays for what it uses, and so does each fork server, which needs no loader.
+_homes, __getattr__ = import_on_demand(__name__, __file__)
 
 # Star imports get neither `io` nor `torch`, which would replace the standard library's and PyTorch.
 __all__ = sorted(_homes.keys() - {"io", "torch"})
 
 find_moved_modules()
-
-# A program pays for what it uses, and so does each fork server, which needs no loader.
-__getattr__ = import_on_demand(__name__, _homes)
 
 
 def __dir__() -> list[str]:

@@ -5,10 +5,8 @@
 [[1, 2], [3]]
 """
 
-from gpuloader.system.imports import import_on_demand, read_stub
+from gpuloader.system.imports import import_on_demand
 
-_homes = read_stub(__file__)
+_homes, __getattr__ = import_on_demand(__name__, __file__)
 
 __all__ = sorted(_homes)
-
-__getattr__ = import_on_demand(__name__, _homes)

@@ -11,9 +11,9 @@ if __name__ == "torch":
 
     step_aside(__name__, __file__)
 else:
-    from gpuloader.system.imports import import_on_demand, read_stub
+    from gpuloader.system.imports import import_on_demand
 
-    _homes = read_stub(__file__)
+    _homes, __getattr__ = import_on_demand(__name__, __file__)
     # PyTorch's, and without it this package's.
     for _name in (
         "BatchSampler", "Dataset", "IterableDataset", "RandomSampler", "Sampler", "SequentialSampler",
@@ -21,4 +21,3 @@ else:
     ):  # fmt: skip
         _homes[_name] = "gpuloader.sources.torch_classes"
     __all__ = sorted(name for name, home in _homes.items() if home.startswith("gpuloader"))
-    __getattr__ = import_on_demand(__name__, _homes)

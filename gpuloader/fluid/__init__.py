@@ -7,10 +7,8 @@ Out: the objects of `gpuloader` themselves, or thin wrappers with the old signat
 Callers: old programs of users.
 """
 
-from gpuloader.system.imports import import_on_demand, read_stub
+from gpuloader.system.imports import import_on_demand
 
-_homes = read_stub(__file__)
+_homes, __getattr__ = import_on_demand(__name__, __file__)
 
 __all__ = sorted(_homes)
-
-__getattr__ = import_on_demand(__name__, _homes)

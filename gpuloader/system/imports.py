@@ -16,15 +16,22 @@ if TYPE_CHECKING:
 # Names that are imported on first use.
 
 
-def import_on_demand(package: str, homes: dict[str, str]) -> Callable[[str], Any]:
-    """Return a ``__getattr__`` for a package; `homes` maps each name to its module.
+def import_on_demand(package: str, file: str) -> tuple[dict[str, str], Callable[[str], Any]]:
+    """Return the module of each name of a package, and a ``__getattr__`` that imports the name from there.
 
-    Names that live in the package itself are its modules.
+    They are read from the stub next to the package's `file`, so each name is written down only once, where
+    type checkers and editors look for it. Names that live in the package itself are its modules.
 
-    >>> find = import_on_demand("gpuloader.system", {"check_count": "gpuloader.checks"})
-    >>> find("check_count")("capacity", 4)
-    4
+    >>> import gpuloader
+    >>> homes, find = import_on_demand("gpuloader", gpuloader.__file__)
+    >>> homes["TarDataset"], find("TarDataset") is gpuloader.TarDataset
+    ('gpuloader.sources.files.tar', True)
     """
+    # Not with `pathlib`, here and in other modules that every program imports: with all that it imports, that
+    # takes as long as ten of our modules.
+    with open(file.removesuffix("py") + "pyi", encoding="utf-8") as stub:  # noqa: PTH123
+        lines = map(str.split, stub)
+        homes = {line[3]: line[1] for line in lines if line[:1] == ["from"]}  # from HOME import NAME as NAME
 
     def __getattr__(name: str) -> Any:  # noqa: N807
         if name not in homes:
@@ -34,19 +41,7 @@ def import_on_demand(package: str, homes: dict[str, str]) -> Callable[[str], Any
         setattr(sys.modules[package], name, found)
         return found
 
-    return __getattr__
-
-
-def read_stub(file: str) -> dict[str, str]:
-    """Return the module of each name of a package, read from the stub next to its `file`.
-
-    So each name is written down only once, where type checkers and editors look for it.
-    """
-    # Not with `pathlib`, here and in other modules that every program imports: with all that it imports, that
-    # takes as long as ten of our modules.
-    with open(file.removesuffix("py") + "pyi", encoding="utf-8") as stub:  # noqa: PTH123
-        lines = map(str.split, stub)
-        return {line[3]: line[1] for line in lines if line[:1] == ["from"]}  # from HOME import NAME as NAME
+    return homes, __getattr__
 
 
 def step_aside(name: str, file: str) -> None:

@@ -20,11 +20,9 @@ loader's seed, the epoch and the sample's index.
 (2, 3, 6, 6) float32 1.0 [[0.0, 1.0, 0.0], [0.0, 1.0, 0.0]]
 """
 
-from gpuloader.system.imports import import_on_demand, read_stub
-
-_homes = read_stub(__file__)
-
-__all__ = sorted(_homes)
+from gpuloader.system.imports import import_on_demand
 
 # On demand, because the kernels of batches take a while to import.
-__getattr__ = import_on_demand(__name__, _homes)
+_homes, __getattr__ = import_on_demand(__name__, __file__)
+
+__all__ = sorted(_homes)
