@@ -25,7 +25,6 @@ import numpy as np
 from gpuloader.batches.columns import (
     Column,
     block_columns,
-    find_fitting,
     fits,
     split_columns,
     stage_columns,
@@ -109,18 +108,20 @@ class Assembler:
         self, block: Block, number: int, reserve: Reserve, keys: Sequence[Any]
     ) -> StagedBatch | None:
         """Stage a block of samples; return None if its columns do not match what the first sample needs."""
-        schema = next((known for known in self.schemas.recent if fits(block, known)), None)
+        for known in self.schemas.recent:
+            if (staged := stage_fitting(block, known, self.collation, number, reserve)) is not None:
+                return complete(self.collation, staged, keys)
+        passing = self.source.in_blocks
+        schema = next((known for known in self.schemas.recent if fits(block, known, passing=passing)), None)
         if schema is None:
             samples = iter(block)
             schema = self.schemas.find(list(samples) if self.collation.keeps else [next(samples)])
-            if not fits(block, schema):
+            if not fits(block, schema, passing=passing):
                 return None
-        fitting = find_fitting(block, schema)
-        if fitting is not None:
-            staged = stage_fitting(block, fitting, schema, self.collation, number, reserve)
-            return complete(self.collation, staged, keys)
-        columns, objects = block_columns(block, schema, self.collation.pads)
-        staged, _ = stage_columns(columns, schema, self.collation, number, reserve, objects)
+        staged = stage_fitting(block, schema, self.collation, number, reserve)
+        if staged is None:
+            columns, objects = block_columns(block, schema, self.collation.pads)
+            staged, _ = stage_columns(columns, schema, self.collation, number, reserve, objects)
         return complete(self.collation, staged, keys)
 
     def stage_whole(self, samples: list[Any], number: int, reserve: Reserve) -> StagedBatch:
@@ -192,9 +193,8 @@ class Assembler:
                 try:
                     found: list[Any] = self.read_together(lambda asked: [*many(asked)], [*indices], start)
                     if len(found) != len(indices):
-                        raise SampleError(
-                            f"__getitems__ returned {len(found)} samples for {len(indices)} indices"
-                        )
+                        problem = f"__getitems__ returned {len(found)} samples for {len(indices)} indices"
+                        raise SampleError(problem)
                     samples += found
                     if images is not None:
                         for row, (index, sample) in enumerate(zip(indices, samples, strict=True)):

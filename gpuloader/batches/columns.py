@@ -34,7 +34,7 @@ from gpuloader.fields.ragged import (
     write_padded,
 )
 from gpuloader.fields.spec import Array, FeedSpec
-from gpuloader.sources.block import Block, Chunked, PlainObjects, Rows, take_each
+from gpuloader.sources.block import Block, Chunked, PlainObjects, Rows, first_piece, number_rows, take_each
 from gpuloader.sources.images.regions import Encoded, Region
 from gpuloader.staging import arrange
 
@@ -124,15 +124,13 @@ def _take(pieces: list[tuple[Any, Rows]], target: Array) -> None:
     for array, rows in pieces:
         count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
         part = target[start : start + count]
-        if isinstance(rows, slice):
+        if isinstance(array, Chunked):
+            # Joining the pieces first would copy every row again, and keep a second column in memory.
+            for position, (piece, row) in enumerate(array.find(number_rows(rows))):
+                part[position] = piece[row]
+        elif isinstance(rows, slice) or array.dtype != part.dtype:
             # A declared dtype of the column, not this cast, decides what may change; `fits` compared it.
             np.copyto(part, array[rows], "unsafe")
-        elif isinstance(array, Chunked):
-            # Joining the pieces first would copy every row again, and keep a second column in memory.
-            for position, (piece, row) in enumerate(array.find(rows)):
-                part[position] = piece[row]
-        elif array.dtype != part.dtype:
-            part[...] = array[rows]
         else:
             # All rows exist. Without mode "clip", NumPy would buffer the result to check them first.
             array.take(rows, 0, part, "clip")
@@ -303,22 +301,13 @@ def stage_columns(
 # Columns of blocks.
 
 
-def find_fitting(block: Block, schema: Schema) -> Fitting | None:
-    """Return the columns that fitted last if a block has rows of just these; most batches do."""
-    part, fitting = block.parts[0], schema.fitting
-    is_same = fitting is not None and part.columns is fitting.columns
-    return fitting if is_same and not part.dtypes and len(block.parts) == 1 else None
-
-
-def fits(block: Block, schema: Schema) -> bool:
+def fits(block: Block, schema: Schema, *, passing: bool) -> bool:
     """Return whether a block's columns match the schema's fields, so that they can be copied as they are.
 
     The caller stages the samples of other blocks one by one. That converts them, or raises an error that
-    names the sample and the field.
+    names the sample and the field. Nobody else holds the columns of `passing` blocks.
     """
     part = block.parts[0]
-    if find_fitting(block, schema) is not None:
-        return True
     # Rows of a table are flat dicts. Anything beyond that in the schema requires samples.
     root = schema.tree.root
     if schema.declared or not isinstance(root, Branch) or root.kind is not dict or root.keys != block.names:
@@ -329,38 +318,45 @@ def fits(block: Block, schema: Schema) -> bool:
             return False
         feed = next(feeds) if child.is_array else None
         pieces = block.pieces(child.name)
-        if not all(_holds(column, rows, feed, dtype) for column, rows, dtype in pieces):
-            return False
-        if feed is None and not is_object(_find_first(pieces)):
+        holds = all(_holds(column, rows, feed, dtype) for column, rows, dtype in pieces)
+        if not holds or (feed is None and not is_object(_find_first(pieces))):
             return False
     columns: Mapping[str, Any] = part.columns
     if not part.dtypes and all(isinstance(one, np.ndarray | PlainObjects) for one in columns.values()):
         arrays = [columns[leaf.name] for leaf in schema.tree.leaves if leaf.is_array]
         objects = [columns[leaf.name] for leaf in schema.tree.leaves if not leaf.is_array]
-        schema.fitting = Fitting(columns, arrays, objects)
+        # What the user may still change must not be copied before its turn.
+        stacks = passing and not any(array.flags.writeable for array in arrays)
+        schema.fitting = Fitting(columns, arrays, objects, stacks)
     return True
 
 
 def stage_fitting(
-    block: Block, fitting: Fitting, schema: Schema, collation: Collation, number: int, reserve: Reserve
-) -> StagedBatch:
-    """Copy further rows of the columns that fitted last into a slot, and return the batch."""
-    rows = block.parts[0].rows
+    block: Block, schema: Schema, collation: Collation, number: int, reserve: Reserve
+) -> StagedBatch | None:
+    """Stage a block that has rows of just the columns that fitted last, as most have; None for any other."""
+    part, fitting = block.parts[0], schema.fitting
+    if fitting is None or part.columns is not fitting.columns or part.dtypes or len(block.parts) > 1:
+        return None
+    rows = part.rows
     objects = [column.take(rows) for column in fitting.objects]
     layout = schema.lay_out(len(block))
     staged = begin_batch(collation, layout, schema.levels, number, reserve, schema.tree, objects)
-    views = staged.slot.views(layout)
-    if isinstance(rows, slice):
-        write_arrays([array[rows] for array in fitting.arrays], views)
-        return staged
-    for view, array in zip(views, fitting.arrays):  # noqa: B905 - strict= costs time
-        array.take(rows, 0, view, "clip")  # these rows have just been checked
+    steps = rows if isinstance(rows, slice) else part.steps
+    if steps is None:
+        for view, array in zip(staged.slot.views(layout), fitting.arrays):  # noqa: B905 - strict= costs time
+            array.take(rows, 0, view, "clip")  # these rows have just been checked
+    elif layout.stacked is None or not fitting.stacks:
+        write_arrays([array[steps] for array in fitting.arrays], staged.slot.views(layout))
+    else:
+        shape, dtype, strides = layout.stacked
+        np.ndarray(shape, dtype, staged.slot.bytes, 0, strides)[...] = fitting.stack(steps, len(block))
     return staged
 
 
 def _holds(column: Any, rows: Rows, feed: FeedSpec | None, dtype: np.dtype[Any] | None) -> bool:
     """Return whether rows of a column, converted to a dtype if one is given, match a field."""
-    piece = _first_piece(column)
+    piece = first_piece(column)
     if feed is None or not isinstance(piece, np.ndarray | Ragged):
         return feed is None and not isinstance(piece, np.ndarray | Ragged)
     values = piece.values if isinstance(piece, Ragged) else piece
@@ -411,14 +407,10 @@ def block_columns(
             pad = pads.get(feed.name)
             made, more = _sequences(parts, _concatenate(lengths), None, _sizes(feed), feed, pad)
             columns, extras = columns + made, extras + more
-        elif any(isinstance(_first_piece(column), Ragged) for column, _ in pieces):
+        elif any(isinstance(first_piece(column), Ragged) for column, _ in pieces):
             # Lists that all have the length of a dense field.
             rows = [row for column, chosen in pieces for row in take_each(column, chosen)]
             columns.append(Column((count, *rows[0].shape), feed.dtype, partial(_stack, rows)))
         else:
             columns.append(Column((count, *_sizes(feed)), feed.dtype, partial(_take, pieces)))
     return [*columns, *extras], objects
-
-
-def _first_piece(column: Any) -> Any:
-    return column.piece(0) if isinstance(column, Chunked) else column

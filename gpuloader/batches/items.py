@@ -297,14 +297,9 @@ class ItemStream(Pass):
                     state = state[_OF_DATASET]
             except Exception as error:
                 raise assembler.failure(error, number, None, None) from error
-        self._reached = ItemState(
-            self._reached.worker,
-            self._reached.batches + 1,
-            state,
-            ended=ended,
-            asked=count_rank_questions() > self._asked_before,
-        )
-        staged.state = self._reached
+        reached, asked = self._reached, count_rank_questions() > self._asked_before
+        reached = ItemState(reached.worker, reached.batches + 1, state, ended=ended, asked=asked)
+        staged.state = self._reached = reached
         return staged
 
     def _open(self, number: int) -> Iterator[Any]:

@@ -9,6 +9,7 @@ feeds there is a single schema, known before the first sample.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ from gpuloader.batches.tree import Tree, all_leaves, is_array, is_object
 from gpuloader.errors import SampleError
 from gpuloader.fields.convert import IF_A_LIST, Conversion, as_numbers, check_fill, convert, convert_alike
 from gpuloader.fields.ragged import Padding, name_extras
-from gpuloader.fields.spec import FeedSpec
+from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.foreign import warn_of_class
 from gpuloader.sources.images.regions import Encoded, Region
 from gpuloader.staging import Layout
@@ -113,14 +114,34 @@ _MOST_SCHEMAS = 8
 _MOST_TABLES = 8
 _POINTER = 8
 _CHUNK_NBYTES = 1 << 20
+_STACKED_NBYTES = 1 << 18  # so few that they stay in the processor's cache until they are taken
 
 
-class Fitting(NamedTuple):
+@dataclass(slots=True, eq=False, repr=False)
+class Fitting:
     """Columns of dense arrays and plain objects that fit a schema, and which of its fields they are."""
 
     columns: Mapping[str, Any]
     arrays: Sequence[Any]  # in the order of the schema's fields
     objects: Sequence[Any]
+    stacks: bool  # whether rows of later batches may be copied along
+    # The first of the rows that are stacked, the step from one to the next, and the rows of all arrays.
+    _stacked: tuple[int, int, Array] = 0, 1, np.empty((0, 0))
+
+    def stack(self, rows: slice, count: int) -> Array:
+        """Return `count` rows of all arrays, which are alike, as one array."""
+        # Of short rows, a second copy takes less time than an assignment for each array. So each array is
+        # asked for the rows of several batches at a time, and a batch takes its own in one assignment.
+        first, step, stacked = self._stacked  # one attribute, because threads share it
+        by = rows.step or 1
+        start, apart = divmod(rows.start - first, by)
+        if apart or by != step or start < 0 or start + count > stacked.shape[1]:
+            first, start = rows.start, 0
+            most = _STACKED_NBYTES // max(len(self.arrays) * self.arrays[0][:1].nbytes, 1)
+            last = first + max(most, count) * by
+            stacked = np.stack([array[first:last:by] for array in self.arrays])
+            self._stacked = first, by, stacked
+        return stacked[:, start : start + count]
 
 
 @dataclass(slots=True, repr=False)
@@ -160,12 +181,9 @@ class Schema:
         self.batch_levels = (*self.levels, *[0] * len(self.extras))
         nbytes, specs = 1, []
         for feed, level in zip(self.feeds, self.levels, strict=True):
-            shape = feed.shape[1:]
+            shape: Any = feed.shape[1:]
             specs.append((feed.dtype, shape, max(feed.lod_level, level)))  # a padded field has level 0
-            size = feed.dtype.itemsize
-            for length in shape:
-                size *= length or 0
-            nbytes += size
+            nbytes += 0 if None in shape else feed.dtype.itemsize * math.prod(shape)
         rest = iter(specs)
         for leaf in self.tree.leaves:
             self._specs.append(next(rest) if leaf.is_array else None)
@@ -217,7 +235,7 @@ class Schema:
         """Return the layout of a batch of `count` dense samples, the same object for the same count."""
         latest = self._latest
         if latest is None or latest[0] != count:
-            latest = self._latest = count, self.rows(1).layout_of(count)
+            latest = self._latest = count, self.rows(1).layout_of(count).stack()
         return latest[1]
 
     def rows(self, count: int) -> SampleRows:
@@ -352,9 +370,10 @@ def infer_schema(samples: Sequence[Any], collation: Collation) -> Schema:
                     pad = pads[leaf.name]
                     check_fill(pad.value, dtype)
                     if pad.axes[-1] > len(shape):
-                        raise SampleError(
+                        problem = (
                             f"pad has axis {pad.axes[-1]}, but the sample has {len(shape) + 1} dimensions"
                         )
+                        raise SampleError(problem)
                     shape = tuple([None if at in pad.axes else size for at, size in enumerate(shape, 1)])
             else:
                 dtype, shape, level = _settle(value, varies=False)
@@ -363,11 +382,9 @@ def infer_schema(samples: Sequence[Any], collation: Collation) -> Schema:
             raise
         feeds.append(FeedSpec(leaf.name, (None, *shape), dtype, lod_level=min(level, 2)))
         levels.append(0 if leaf.name in pads else level)
-    keeps_dtypes = collation.fallback is not None
+    keeps, flat = collation.fallback is not None, collation.flat
     extras = name_extras((feed.name for feed in feeds), pads) if pads else ()
-    return Schema(
-        tree, tuple(feeds), tuple(levels), keeps_dtypes=keeps_dtypes, flat=collation.flat, extras=extras
-    )
+    return Schema(tree, tuple(feeds), tuple(levels), keeps_dtypes=keeps, flat=flat, extras=extras)
 
 
 def _find_steps(tree: Tree, field: int, samples: Sequence[Any]) -> _FieldSpec:

@@ -104,6 +104,7 @@ class Part:
     rows: Rows
     # The dtypes that columns of numbers are converted to. Other columns keep theirs.
     dtypes: Mapping[str, np.dtype[Any]] = field(default_factory=dict)
+    steps: slice | None = None  # the rows of an array once more, if they are at equal distances
 
     def __len__(self) -> int:
         return self.rows.stop - self.rows.start if isinstance(self.rows, slice) else len(self.rows)
@@ -168,12 +169,20 @@ class Block:
                 rows = part.rows
                 rows = at + (rows.start - start) if isinstance(rows, slice) else rows[at - start]
                 parts.append(Part(part.columns, rows, part.dtypes))
+                if type(here) is range and isinstance(part.rows, slice):
+                    parts[-1].steps = slice(int(rows[0]), int(rows[-1]) + 1, here.step)
             start = stop
         return Block(parts)
 
     def columns(self) -> dict[str, Any]:
         """Return the values of all samples by column: an array, a `Ragged` or a list for each."""
         return {name: _join(self.pieces(name)) for name in self.names}
+
+
+def first_piece(column: Column) -> Any:
+    """Return one piece of a column, which tells of what form all of them are."""
+    # The first is the most likely to be in memory already.
+    return column.piece(0) if isinstance(column, Chunked) else column
 
 
 def number_rows(rows: Rows) -> NDArray[np.int64]:
@@ -196,8 +205,7 @@ def each_row(rows: Rows) -> Iterable[int]:
 
 def _join(pieces: list[tuple[Any, Rows, np.dtype[Any] | None]]) -> Any:
     """Return the selected rows of the pieces of a column together."""
-    kind = pieces[0][0]
-    kind = kind.piece(0) if isinstance(kind, Chunked) else kind
+    kind = first_piece(pieces[0][0])
     if isinstance(kind, np.ndarray):
         parts = [_take(column, rows, kind) for column, rows, _ in pieces]
         joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -347,12 +355,10 @@ def of_columns(
     """
     found: dict[str, Field] = {}
     for name, column in columns.items():
-        # All pieces of a column are alike, and the first is the most likely to be in memory already.
-        piece: Any = column.piece(0) if isinstance(column, Chunked) else column
+        piece = first_piece(column)
+        field: Field = _of_array(piece) if isinstance(piece, np.ndarray) else (None, None)
         if isinstance(piece, Ragged):
-            field: Field = np.dtype(piece.values.dtype), None
-        else:
-            field = _of_array(piece) if isinstance(piece, np.ndarray) else (None, None)
+            field = np.dtype(piece.values.dtype), None
         found[name] = (dtypes or {}).get(name, field[0]), field[1]
     return SampleFields("dict", found)
 

@@ -6,10 +6,19 @@ import traceback
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, IterableDataset, Padding, Ragged, SampleError, data, get_worker_info
+from gpuloader import (
+    DataLoader,
+    IterableDataset,
+    Padding,
+    Ragged,
+    SampleError,
+    TableDataset,
+    data,
+    get_worker_info,
+)
 from gpuloader.batches.columns import split_columns
 from gpuloader.batches.rows import SampleRows
-from gpuloader.sources.block import Block, Part
+from gpuloader.sources.block import Block, Part, PlainObjects
 from gpuloader.sources.describing import describe
 from gpuloader.sources.images.regions import NUMBERS, Encoded, Region
 from gpuloader.staging import arrange
@@ -458,3 +467,76 @@ def test_a_value_that_no_field_holds_is_told_once():
         list(DataLoader([(1, 2.0, 0), ("a", 2.0, 0)], places="cpu", batch_size=2))
     told = "".join(traceback.format_exception(refused.value))
     assert told.count("errors.SampleError:") == 1
+
+
+# Many short columns of one dtype, which are copied and delivered together.
+
+
+class PlainNames(Names, PlainObjects):
+    """A column of text, known to hold nothing else."""
+
+
+class Alike(IterableDataset):
+    """Blocks of ten columns of 300 rows, whose values name column and row, and perhaps of text."""
+
+    def __init__(self, dtype="float32", shape=(), text=False, writeable=False):
+        self.arrays = {}
+        for number in range(10):
+            rows = np.arange(300).reshape(300, *[1] * len(shape)) + 1000 * number
+            self.arrays[f"x{number}"] = np.broadcast_to(rows, (300, *shape)).astype(dtype)
+            self.arrays[f"x{number}"].flags.writeable = writeable
+        self.columns = {
+            **self.arrays,
+            **({"text": PlainNames([f"row {row}" for row in range(300)])} if text else {}),
+        }
+
+    def iter_blocks(self, size):
+        for start in range(0, 300, size):
+            yield Block([Part(self.columns, slice(start, min(start + size, 300)))])
+
+    def __iter__(self):
+        for block in self.iter_blocks(1):
+            yield from block
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint8", "int64", "complex128"])
+@pytest.mark.parametrize("shape", [(), (2, 3)])
+@pytest.mark.parametrize("shard", [None, (1, 3)])
+def test_many_columns_of_one_dtype_arrive_as_they_are_stored(dtype, shape, shard, monkeypatch):
+    monkeypatch.setattr("gpuloader.batches.schema._STACKED_NBYTES", 1000)
+    for text in (False, True):
+        dataset = Alike(dtype, shape, text)
+        for size in (1, 7, 64, 300):
+            batches = list(DataLoader(dataset, places="cpu", batch_size=size, shard=shard))
+            for name, column in dataset.arrays.items():
+                rows = column if shard is None else column[1::3]
+                assert_same(np.concatenate([batch[name] for batch in batches]), rows)
+
+
+def test_one_of_many_columns_can_be_written_and_outlives_the_others():
+    loader = DataLoader(Alike(), places="cpu", batch_size=50)
+    kept = []
+    for batch in loader:
+        batch["x3"] += 1  # which neither changes another field nor a later batch
+        assert (batch["x4"] - batch["x3"] == 999).all()
+        kept.append(batch["x3"])
+        assert batch["x3"].flags.c_contiguous
+    assert np.concatenate(kept).tolist() == list(range(3001, 3301))
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_columns_that_the_loop_changes_are_read_when_their_batch_is(read_only):
+    dataset = Alike(writeable=True)
+    arrays = dataset.arrays.values()
+    if read_only:  # as pandas hands out a column that the program still changes
+        views = {name: array.view() for name, array in dataset.arrays.items()}
+        for view in views.values():
+            view.flags.writeable = False
+        text = pytest.importorskip("pyarrow").array([f"row {row}" for row in range(300)])
+        dataset = TableDataset({**views, "text": text})
+    loader = DataLoader(dataset, places="cpu", batch_size=10, use_buffer_reader=False)
+    for turn, batch in enumerate(itertools.chain(loader, loader)):
+        first = 5000 + turn % 30 * 10 + turn
+        assert batch["x5"].tolist() == list(range(first, first + 10))
+        for array in arrays:
+            array += 1

@@ -184,7 +184,7 @@ class ShardDataset(IterableDataset[S]):
         for run in self._block if taken is not None else self._block[-1:]:
             if taken is None or taken <= run.count:
                 at = run.at if taken is None else run.at - (run.count - taken)
-                return {**run.state, **_fields(self._behind(run.order, run.start, at))}
+                return {**run.state, **self._behind(run.order, run.start, at)}
         return self._to_state(left)
 
     def _to_state(self, left: Left) -> dict[str, Any]:
@@ -360,11 +360,12 @@ class ShardDataset(IterableDataset[S]):
             self._block = runs
             yield held
 
-    def _behind(self, order: Sequence[int], start: Reached, at: int) -> Reached:
-        """Return where to resume after the first `at` samples of a window."""
+    def _behind(self, order: Sequence[int], start: Reached, at: int) -> dict[str, int]:
+        """Return the fields of a `Reached` after the first `at` samples of a window, as every state does."""
         if self.shuffle_buffer is None:
-            return Reached(*self._locate(order, start.shard, start.sample + at))
-        return Reached(start.shard, start.sample, start.window, at)
+            shard, sample = self._locate(order, start.shard, start.sample + at)
+            return {"shard": shard, "sample": sample, "window": 0, "taken": 0}
+        return {"shard": start.shard, "sample": start.sample, "window": start.window, "taken": at}
 
     def _locate(self, order: Sequence[int], shard: int, sample: int) -> tuple[int, int]:
         """Return the shard, as a position in `order`, in which `sample` samples counted from `shard` end."""

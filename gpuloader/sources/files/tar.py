@@ -185,7 +185,10 @@ def _group(stream: Any, url: str) -> Iterator[dict[str, Any]]:
                     "one, or write the members of a sample one after another and each once",
                     file=url,
                 )
-            sample[ending] = members.extractfile(member).read()
+            # Directly, because tarfile's own reader of a member takes longer than its bytes. If they are cut
+            # short, the next header is missing, too, which is an error before the sample is yielded.
+            reader = members.extractfile(member) if member.issparse() else members.fileobj
+            sample[ending] = reader.read(member.size)
     if sample:
         yield sample
 

@@ -186,9 +186,10 @@ class CSVDataset(TextDataset):
     r"""The rows of CSV files; a sample is a dict with one value per column.
 
     Workers and ranks divide even one file: a shard is a range of 1 MiB, or of a 32nd of all bytes if files
-    are small. Each worker reads its own lines, and Arrow parses them. A compressed file is one shard, read
-    from start to end; gzip, bzip2 and Zstandard are recognized by their first bytes. With the loader's
-    `shard`, every rank reads everything, and the loader divides the samples equally.
+    are small, but at least 64 KiB of a local file. Each worker reads its own lines, and Arrow parses them. A
+    compressed file is one shard, read from start to end; gzip, bzip2 and Zstandard are recognized by their
+    first bytes. With the loader's `shard`, every rank reads everything, and the loader divides the samples
+    equally.
 
     Numbers and booleans become arrays, and anything else becomes one Python object per row, as in a
     `ParquetDataset`.

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import itertools
 import lzma
+import subprocess
 import tarfile
 
 import numpy as np
@@ -92,12 +93,28 @@ def test_a_shard_that_was_cut_or_damaged_loses_no_sample_unnoticed(folder, name,
 
 
 def test_memory_that_runs_out_is_not_taken_for_damage(folder, monkeypatch):
-    def refuse(self, member):
+    def refuse(self):
         raise MemoryError("no room for this member")
 
-    monkeypatch.setattr(tarfile.TarFile, "extractfile", refuse)
+    monkeypatch.setattr(tarfile.TarFile, "next", refuse)
     with pytest.raises(MemoryError, match="no room for this member"):
         list(TarDataset(folder / "000.tar"))
+
+
+def test_a_member_with_holes_is_whole(tmp_path):
+    whole = b"head" + bytes(1 << 20) + b"tail"
+    for number, name in enumerate(["0.bin", "1.bin"]):
+        with (tmp_path / name).open("wb") as file:
+            file.write(whole[:4])
+            file.seek(len(whole) - 4 - number)
+            file.write(whole[-4:])
+    names = [tmp_path / "s.tar", "-C", tmp_path, "0.bin", "1.bin"]
+    try:
+        subprocess.run(["tar", "--sparse", "--format=gnu", "-cf", *names], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("needs GNU tar")
+    samples = [sample["bin"] for sample in TarDataset(tmp_path / "s.tar")]
+    assert samples == [whole, whole[:4] + whole[5:]]
 
 
 def cut(body, share):
