@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.fakes import wait_until
 from tests.processes import marked
 
-LIMIT = 180
+LIMIT = 240
 """Seconds that a run may take."""
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
