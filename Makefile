@@ -25,11 +25,11 @@ FRAMEWORKS ?= torch==2.13.0 jax paddlepaddle ray[data,train] keras datasets pand
 # A separate pytest for each of these (commas join its arguments): some frameworks conflict with each other, or with a fork.
 # The longest come first.
 WITH_FRAMEWORKS := tests/torch_suite tests/frameworks tests/api/test_from_ray.py \
-  tests/torch,gpuloader/api/torch_loader.py,gpuloader/sources/torch_classes.py \
+  tests/torch,tests/examples,gpuloader/api/torch_loader.py,gpuloader/sources/torch_classes.py \
   tests/devices/test_interop.py,tests/sources/test_frameworks.py,tests/fetch/test_start_methods.py \
-  tests/examples tests/test_documents.py,-m,frameworks tests/sources/tables,tests/sources/files/test_s3.py \
-  tests/paddle_suite,tests/dataset tests/api/test_exact_values.py,tests/test_golden_states.py,tests/test_golden_pickles.py
+  tests/test_documents.py,-m,frameworks tests/sources/tables,tests/sources/files/test_s3.py tests/paddle_suite,tests/dataset
 WITH_KERAS := torch jax
+WITH_KERAS_ON_torch := tests/test_golden_states.py tests/test_golden_pickles.py tests/api/test_exact_values.py
 .PHONY: $(WITH_FRAMEWORKS:%=with-frameworks/%) $(WITH_KERAS:%=with-keras/%)
 
 # Two run at a time, since most of them wait; what one prints stays together.
@@ -42,7 +42,7 @@ $(WITH_FRAMEWORKS:%=with-frameworks/%): with-frameworks/%: .venv-frameworks/stam
 	KERAS_BACKEND=torch .venv-frameworks/bin/python -m pytest $(subst $(comma), ,$*)
 
 $(WITH_KERAS:%=with-keras/%): with-keras/%: .venv-frameworks/stamp
-	KERAS_BACKEND=$* .venv-frameworks/bin/python -m pytest tests/keras gpuloader/api/keras_loader.py
+	KERAS_BACKEND=$* .venv-frameworks/bin/python -m pytest tests/keras gpuloader/api/keras_loader.py $(WITH_KERAS_ON_$*)
 
 # Random loaders under random faults. A finding prints the command that runs its case again; SEED=... repeats a run.
 SECONDS ?= 600
