@@ -120,7 +120,7 @@ bench: .venv-bench/stamp
 	@touch $@
 
 .venv/docs.stamp: pyproject.toml | .venv/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check -e '.[docs]'
 	@touch $@
 
 .venv-bench/stamp: pyproject.toml | .venv/bin/python
