@@ -1,5 +1,6 @@
 """Runs programs, and checks that they leave no process behind."""
 
+import json
 import os
 import signal
 import socket
@@ -46,6 +47,15 @@ def run(script, *arguments, processes=1, torchrun=False):
     assert not any(codes), output
     wait_until(lambda: not marked(mark))  # init reaps processes that have ended
     return output
+
+
+def written(script, runs, folder, processes):
+    """Run a script that makes all runs, and return what each of two ranks has written of each.
+
+    It starts the second rank itself if one process is asked for.
+    """
+    run(script, folder, json.dumps(runs), processes=processes)
+    return {name: [json.loads((folder / f"{name}.{rank}").read_text()) for rank in range(2)] for name in runs}
 
 
 def ranks(count):

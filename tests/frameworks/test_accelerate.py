@@ -1,12 +1,11 @@
-"""Accelerate, mostly on two processes: what each rank reads, gathers, accumulates and resumes."""
+"""Accelerate on two processes: what each rank reads, gathers, accumulates and resumes."""
 
 import itertools
-import json
 from pathlib import Path
 
 import pytest
 
-from tests.launching import run as run_program
+from tests.launching import written
 from tests.loading import load
 
 pytest.importorskip("accelerate")
@@ -55,9 +54,7 @@ RUNS = {
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
     """What two ranks have seen in each of the runs, all of which one program makes."""
-    folder = tmp_path_factory.mktemp("accelerate")
-    run_program(PROGRAM, folder, json.dumps(RUNS), processes=2)
-    return {name: [json.loads((folder / f"{name}.{rank}").read_text()) for rank in range(2)] for name in RUNS}
+    return written(PROGRAM, RUNS, tmp_path_factory.mktemp("accelerate"), processes=2)
 
 
 def epoch_of(number, rank):

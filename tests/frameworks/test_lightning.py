@@ -1,11 +1,10 @@
 """Lightning with two processes, which it starts itself: what each rank reads, and how a run resumes."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-from tests.launching import run as run_program
+from tests.launching import written
 from tests.loading import load
 from tests.sample_sets import values
 
@@ -46,9 +45,7 @@ RUNS = {
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """What two ranks have seen in each of the runs, all of which one program makes."""
-    folder = tmp_path_factory.mktemp("lightning")
-    run_program(PROGRAM, folder, json.dumps(RUNS))
-    return {name: [json.loads((folder / f"{name}.{rank}").read_text()) for rank in range(2)] for name in RUNS}
+    return written(PROGRAM, RUNS, tmp_path_factory.mktemp("lightning"), processes=1)
 
 
 def epoch_of(number, rank, shuffle=True):

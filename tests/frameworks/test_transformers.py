@@ -1,11 +1,10 @@
 """The Trainer of Hugging Face's Transformers, on two processes: what it reads and resumes."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-from tests.launching import run as run_program
+from tests.launching import written
 from tests.loading import load
 
 pytest.importorskip("transformers")
@@ -27,9 +26,7 @@ RUNS = {
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
     """What two ranks have seen in each of the runs, all of which one program makes."""
-    folder = tmp_path_factory.mktemp("transformers")
-    run_program(PROGRAM, folder, json.dumps(RUNS), processes=2)
-    return {name: [json.loads((folder / f"{name}.{rank}").read_text()) for rank in range(2)] for name in RUNS}
+    return written(PROGRAM, RUNS, tmp_path_factory.mktemp("transformers"), processes=2)
 
 
 def epochs_of(rank):
