@@ -1,8 +1,8 @@
 """Runs all tests: ``python -m tests``. Further arguments go to pytest.
 
-Each part has a pytest of its own, two at a time, since most of them wait. What one prints stays together, and
-the totals are on the last line. Processes that share all tests would each collect all of them, and their
-forks copy the tables of whatever has been imported: together a fifth more time.
+Each part has a pytest of its own, three at a time, since each waits for a third of its time. What one prints
+stays together, and the totals are on the last line. Processes that share all tests would each collect all of
+them, and their forks copy the tables of whatever has been imported: together a fifth more time.
 """
 
 import re
@@ -13,10 +13,10 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 PARTS = (  # the longest first; an empty one stands for all that the others do not name
-    ("tests/fetch",),
     ("tests/sources",),
-    ("tests/api", "tests/batches"),
+    ("tests/fetch",),
     (),
+    ("tests/api", "tests/batches"),
     ("tests/system", "tests/cli", "tests/chaos"),
     ("tests/kernels", "tests/transforms"),
     ("tests/order", "tests/epoch"),
@@ -33,9 +33,9 @@ def run(part: tuple[str, ...]) -> tuple[int, str]:
 
 def main() -> int:
     """Return the exit status: that of the first part that failed, or 0."""
-    print(f"{len(PARTS)} parts, two at a time; each is shown when it has ended.", flush=True)
+    print(f"{len(PARTS)} parts, three at a time; each is shown when it has ended.", flush=True)
     begun, status, counts = time.monotonic(), 0, Counter[str]()
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(3) as pool:
         try:
             for done in as_completed([pool.submit(run, part) for part in PARTS]):
                 failed, printed = done.result()

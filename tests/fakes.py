@@ -13,7 +13,7 @@ from tests.processes import descendants, is_tracker
 from tests.processes import is_running as is_running
 
 
-def wait_until(condition, seconds=10.0):
+def wait_until(condition, seconds=30.0):
     """Return once `condition()` holds; fail if it does not in time."""
     deadline, pause = time.monotonic() + seconds, 0.0005
     while not condition():
@@ -85,7 +85,7 @@ def _wait_for_the_end(of, seconds):
 
 
 @contextmanager
-def nothing_left_behind(seconds=10.0):
+def nothing_left_behind(seconds=30.0):
     """Fail if the block leaves behind a thread, process, descriptor, shared segment or arena."""
     gc.collect()
     before = [(look, set(look())) for look in KINDS]
@@ -148,7 +148,7 @@ def run_threads(function, count=4):
     wrong, begin = [], threading.Barrier(count)
 
     def run():
-        begin.wait(30)
+        begin.wait(60)
         try:
             function()
         except BaseException as error:

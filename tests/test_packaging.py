@@ -19,7 +19,7 @@ UNBUILT = shutil.ignore_patterns("__pycache__", "*.egg-info")
 
 
 def run(*command, cwd, **environment):
-    options = {"env": {**os.environ, **environment}, "capture_output": True, "text": True, "timeout": 100}
+    options = {"env": {**os.environ, **environment}, "capture_output": True, "text": True, "timeout": 240}
     done = subprocess.run([str(part) for part in command], cwd=cwd, check=False, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -93,7 +93,7 @@ def test_a_scrape_while_other_threads_export_and_drop_loaders(registry):
             export(loader(), f"dropped {number}", registry)
     finally:
         stop.set()
-        scraper.join(30)
+        scraper.join(60)
     assert wrong == []
 
 

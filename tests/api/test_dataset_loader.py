@@ -339,7 +339,7 @@ class TestWithAnyWorkers:
             ring = buffers.ring
             sizes.append((ring.count, ring.free + ring.leased, len(gc.get_objects()) // 200))
         assert sizes[1][:2] == sizes[3][:2]
-        assert abs(sizes[1][2] - sizes[3][2]) <= 1
+        assert sizes[3][2] - sizes[1][2] <= 3  # of one object a batch, it would be 5
 
 
 def test_an_epoch_has_a_length_and_a_call_begins_it():

@@ -141,10 +141,10 @@ def test_a_part_writes_its_samples_as_soon_as_the_form_is_settled():
 
     def make(index):
         if index == 0:
-            assert second_is_fetched.wait(10)
+            assert second_is_fetched.wait(60)
         if index == 2:
             second_is_fetched.set()
-            assert first_is_written.wait(10)
+            assert first_is_written.wait(60)
         if index == 3:
             written.extend(slots[0].written)
         return np.full((2, 2), index)

@@ -32,7 +32,7 @@ print(json.dumps(read), file=sys.__stdout__)
 
 def read_all(peer):
     done = subprocess.run(
-        [sys.executable, "-c", READ, peer.name], capture_output=True, text=True, timeout=110, check=False
+        [sys.executable, "-c", READ, peer.name], capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

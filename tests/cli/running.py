@@ -22,5 +22,5 @@ def invoke(*arguments):
 
 def run(*arguments, **options):
     """Run the command line in a separate process."""
-    captured = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "timeout": 110}
+    captured = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "timeout": 240}
     return subprocess.run([sys.executable, *arguments], check=False, **captured | options)

@@ -110,7 +110,7 @@ def test_ctrl_c_ends_it_with_one_line():
             assert "digits" in process.stdout.readline()  # training starts after this line
             time.sleep(1)  # Python loses a Ctrl-C that arrives while it imports a module
             process.send_signal(signal.SIGINT)
-            output, errors = process.communicate(timeout=60)
+            output, errors = process.communicate(timeout=240)
         finally:
             process.kill()
     assert (process.returncode, output, errors) == (130, "", "Interrupted.\n")

@@ -239,14 +239,14 @@ class TestSeveralDevices:
     def test_threads_do_not_get_each_others_device(self, runtime, monkeypatch):
         """Two threads with different current devices use the same device object at once."""
         device = open_device(CUDAPlace(0))
-        inside, left = threading.Barrier(2, timeout=10), threading.Event()
+        inside, left = threading.Barrier(2, timeout=60), threading.Event()
         after = {}
         original = runtime.memGetInfo
 
         def meet():
             inside.wait()
             if runtime.thread.came_from == 1:
-                left.wait(10)  # leaves last, and would return to the other thread's device
+                left.wait(60)  # leaves last, and would return to the other thread's device
             return original()
 
         def visit(current):

@@ -210,16 +210,16 @@ class TestAStreamBeingCaptured:
             for number in range(8):
                 if number == 2:
                     waiting.set()
-                    go.wait(20)
+                    go.wait(60)
                 yield [np.full((1 + 10 * number, 100), number, np.float32)]
 
         epoch = iter(read_batches(read_rows, "gpu:0", capacity=3))
         numbers = numbers_of(runtime, [next(epoch)])
-        assert waiting.wait(20)
+        assert waiting.wait(60)
         locked = runtime.calls["hostRegister"]
         with capture():
             go.set()
-            wait_until(lambda: runtime.calls["hostRegister"] > locked, 20)
+            wait_until(lambda: runtime.calls["hostRegister"] > locked)
         assert numbers + numbers_of(runtime, epoch) == list(range(8))
 
     def test_that_a_call_has_ended_is_refused_like_one_that_goes_on(self, runtime):

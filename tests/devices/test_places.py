@@ -230,7 +230,7 @@ class TestAskingForAGpuWhereThereIsNone:
         """
         home = {"HOME": str(tmp_path / "file"), "PYTHONPATH": os.pathsep.join(sys.path)}
         command = [sys.executable, "-c", textwrap.dedent(program)]
-        printed = subprocess.check_output(command, env=home, text=True, timeout=120)
+        printed = subprocess.check_output(command, env=home, text=True, timeout=240)
         first, second, warning, error = printed.splitlines()
         assert first == second == "[[1, 2]]"
         for said in (warning, error):

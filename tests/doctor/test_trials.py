@@ -42,7 +42,7 @@ def test_the_last_line_is_the_answer(module):
         print(json.dumps({"arguments": sys.argv[1:]}))
         """
     )
-    outcome = attempt("copies", "gpu:1", seconds=60, module=name)
+    outcome = attempt("copies", "gpu:1", seconds=240, module=name)
     assert outcome == Outcome({"arguments": ["copies", "gpu:1"]})
 
 
@@ -57,7 +57,7 @@ def test_the_last_line_is_the_answer(module):
     ],
 )
 def test_a_failure_is_a_line(module, code, problem):
-    assert attempt("worker", seconds=60, module=module(code)) == Outcome(problem=problem)
+    assert attempt("worker", seconds=240, module=module(code)) == Outcome(problem=problem)
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_ctrl_c_ends_what_is_tried(hanging):
     interrupter = threading.Thread(target=interrupt)
     interrupter.start()
     with pytest.raises(KeyboardInterrupt):
-        attempt("worker", seconds=100, module=name)
+        attempt("worker", seconds=240, module=name)
     interrupter.join()
     os.close(keeper)
     assert os.read(reader, 8) == b""
@@ -117,7 +117,7 @@ def test_ctrl_c_while_a_trial_starts_ends_it(hanging, monkeypatch):
 
     monkeypatch.setattr(subprocess, "Popen", Interrupted)
     with pytest.raises(KeyboardInterrupt):
-        attempt("worker", seconds=100, module=name)
+        attempt("worker", seconds=240, module=name)
     os.close(keeper)
     assert os.read(reader, 8) == b""
 
@@ -175,5 +175,5 @@ def test_a_device_that_locks_nothing_has_no_locked_copy():
 
 def test_a_worker_process_fetches_and_the_trials_run_in_a_process_of_their_own():
     assert fetch_by_worker()["seconds"] > 0
-    assert attempt("worker", seconds=100).answer["seconds"] > 0
-    assert "not a place" in attempt("copies", "abacus", seconds=100).problem
+    assert attempt("worker", seconds=240).answer["seconds"] > 0
+    assert "not a place" in attempt("copies", "abacus", seconds=240).problem

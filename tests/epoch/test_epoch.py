@@ -270,7 +270,7 @@ def test_a_daemon_thread_whose_device_goes_at_exit_ends_in_silence(monkeypatch, 
     monkeypatch.setattr(threading, "excepthook", lambda raised: seen.append(raised.exc_type))
     thread = threading.Thread(target=go_on, daemon=True)
     thread.start()
-    thread.join(30)
+    thread.join(60)
     assert (seen, loop.fetch.is_closed) == (["begun", SystemExit], True)
 
 
@@ -332,7 +332,7 @@ class Stuck(Made):
     def wait(self, index):
         if index == 5:
             self.reached.set()
-            self.release.wait(30)
+            self.release.wait(60)
         time.sleep(0.003)
         return np.int64(index)
 
@@ -346,7 +346,7 @@ def test_an_interrupt_is_not_lost_while_a_reader_is_stuck(options):
     dataset = Stuck()
     with pytest.raises(KeyboardInterrupt):
         for _ in load(dataset, batch_size=1, prefetch_factor=8, **options):
-            dataset.reached.wait(30)
+            dataset.reached.wait(60)
             threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
             break  # leaves the loop while a sample is being read
         time.sleep(30)
@@ -409,7 +409,7 @@ def test_an_interrupt_while_an_epoch_is_collected_is_delivered(read_ahead, monke
         del cycle
         with pytest.raises(KeyboardInterrupt):
             list(map(operator.call, [_thread.interrupt_main, gc.collect]))
-            threading.Event().wait(30)
+            threading.Event().wait(60)
     wait_until(lambda: not loader_threads())
     assert not printed
     assert len(list(loader)) == 20
@@ -431,7 +431,7 @@ class Compiling:
 
     def compile(self, program, stop):
         self.compiled.append(program)
-        assert self.goes_on.wait(10)
+        assert self.goes_on.wait(60)
 
 
 def compilers():

@@ -27,7 +27,8 @@ def example(one_thread):
 def of_two(tmp_path_factory):
     """The final weights and state of a run with two processes."""
     path = tmp_path_factory.mktemp("run") / "two.pt"
-    assert "of the test digits, on 2 processes" in launching.run(SCRIPT, "--checkpoint", path, processes=2)
+    printed = launching.run(SCRIPT, "--checkpoint", path, processes=2, torchrun=True)
+    assert "of the test digits, on 2 processes" in printed
     return read(path)
 
 

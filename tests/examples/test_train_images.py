@@ -1,15 +1,12 @@
 """The example that trains on images, run for real for a few steps; it resumes to the bit."""
 
+import builtins
+import os
 import re
 import signal
-import subprocess
-import sys
 from functools import partial
 
 import pytest
-
-from tests import launching
-from tests.examples.conftest import EXAMPLES
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("PIL")
@@ -43,19 +40,20 @@ def test_it_resumes_in_the_middle_of_an_epoch(train, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_a_signal_stops_it_with_a_checkpoint_that_continues(number, train, tmp_path):
+def test_a_signal_stops_it_with_a_checkpoint_that_continues(number, train, tmp_path, monkeypatch):
     last, whole = tmp_path / "last.pt", tmp_path / "whole.pt"
-    command = [sys.executable, EXAMPLES / "train_images.py", *SMALL, "--epochs", 40, "--checkpoint", last]
-    with subprocess.Popen(
-        list(map(str, command)), env=launching.environment(), stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout.readline().startswith("epoch 0: ")
-        process.send_signal(number)
-        [*_, stopped] = process.stdout.read().splitlines()
-    assert process.returncode == 0
-    epoch = int(re.fullmatch(rf"stopped by {number.name} in epoch (\d+)", stopped)[1])
-    train("--epochs", epoch + 2, "--checkpoint", last, "--resume", last)
-    train("--epochs", epoch + 2, "--checkpoint", whole)
+
+    def show(text, show=print, **options):
+        show(text, **options)
+        if text.startswith("epoch 0: "):
+            os.kill(os.getpid(), number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(builtins, "print", show)
+        [*_, stopped] = train("--epochs", 40, "--checkpoint", last).splitlines()
+    assert stopped == f"stopped by {number.name} in epoch 1"
+    train("--epochs", 3, "--checkpoint", last, "--resume", last)
+    train("--epochs", 3, "--checkpoint", whole)
     torch.testing.assert_close(weights(last), weights(whole), rtol=1e-3, atol=1e-3)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["last.pt", "whole.pt"]
 

@@ -134,7 +134,7 @@ def plain(count=24, size=4):
 def run_program(code, *arguments):
     """Run a Python program to its end; return its exit code and output."""
     command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
 def offspring(pid=None):

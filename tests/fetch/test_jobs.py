@@ -38,7 +38,7 @@ def test_workers_reserve_slots_while_the_consumer_removes_jobs_without_a_batch(a
     for job in jobs[:-100]:
         job.finish(None)  # a worker that has no items left ends its jobs like this
         assert window.deliver() is None
-    worker.join(30)
+    worker.join(60)
     assert wrong == []
     assert list(window.jobs) == jobs[-100:]
 

@@ -191,7 +191,7 @@ def test_a_batch_is_delivered_although_the_next_takes_long():
 
     def live():
         yield 1
-        release.wait(30)
+        release.wait(60)
         yield 2
 
     epoch = iter(load(Items(live), use_buffer_reader="thread"))

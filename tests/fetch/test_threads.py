@@ -93,7 +93,7 @@ def test_a_thread_skips_what_an_epoch_that_is_left_had_given_it(monkeypatch):
     def hold(index):
         if index:
             reached.set()
-            release.wait(30)
+            release.wait(60)
             time.sleep(0.05)
         read.append(index)
         return index
@@ -107,7 +107,7 @@ def test_a_thread_skips_what_an_epoch_that_is_left_had_given_it(monkeypatch):
     loader = DataLoader(Made(hold, COUNT), num_workers=1, worker_type="thread", **options)
     epoch = iter(loader)
     next(epoch)
-    reached.wait(30)
+    reached.wait(60)
     monkeypatch.setattr(threads, "monotonic", monotonic)
     epoch.close()
     assert not loader_threads()

@@ -16,7 +16,7 @@ from tests.fetch.faulty import Faulty, FaultyStream, Growing, indices, loader, p
 from tests.fetch.ways import WORKERS
 
 INLINE = pytest.param({"num_workers": 0}, id="inline")
-TIMEOUT = 1.0
+TIMEOUT = 2.0
 """Seconds in which workers start and deliver even on a busy machine."""
 
 pytestmark = pytest.mark.usefixtures("shared_server", "nothing_left")
@@ -43,7 +43,7 @@ def hang_once(tmp_path, options):
 @pytest.mark.parametrize(
     ("kind", "index", "message"),
     [
-        pytest.param(Faulty, 9, r"worker [01] .*batch 2 within the timeout of 1.0 s", id="sample"),
+        pytest.param(Faulty, 9, r"worker [01] .*batch 2 within the timeout of 2.0 s", id="sample"),
         pytest.param(Faulty, 0, "batch 0", id="first-sample"),  # the other workers wait for the form
         pytest.param(FaultyStream, 9, r"worker 1 .*batch 3", id="iterable"),
     ],

@@ -32,5 +32,5 @@ print(as_numbers([1, 2]).tolist())
 
 
 def test_numbers_wait_for_an_import_in_another_thread():
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=240)
     assert done.stdout == "[1, 2]\n", done.stderr

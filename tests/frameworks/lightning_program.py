@@ -63,7 +63,8 @@ def load(run, **more):
     if run.get("prefetch"):
         loader = torch.utils.data.DataLoader(torch.arange(float(COUNT)), batch_size=4)
         return gpuloader.prefetch(loader, places="cpu", prefetch=3)
-    datasets = {"arrays": np.arange(COUNT, dtype="float32"), "items": Items(), "sized": SizedItems()}
+    arrays = np.arange(run.get("count", COUNT), dtype="float32")
+    datasets = {"arrays": arrays, "items": Items(), "sized": SizedItems()}
     given, dataset = run.get("loader", {}), run.get("dataset", "arrays")
     kind = gpuloader.DataLoader if "shard" in given else gpuloader.torch.DataLoader
     options = {"batch_size": 4, "places": "cpu", "output": "torch"}

@@ -1,12 +1,11 @@
-"""Accelerate, mostly on two processes: what each rank reads, gathers, accumulates and resumes."""
+"""Accelerate on two processes: what each rank reads, gathers, accumulates and resumes."""
 
 import itertools
-import json
 from pathlib import Path
 
 import pytest
 
-from tests.launching import run as run_program
+from tests.launching import written
 from tests.loading import load
 
 pytest.importorskip("accelerate")
@@ -36,6 +35,7 @@ RUNS = {
         for config in ("by default", "split")
         for whose, more in (("theirs", {"torchs": True}), ("ours", {"loader": {"shard": None}}))
     },
+    "prefetched": {**SEEDED, "prefetch": True, "accumulate": 2},
     "joined": {**SEEDED, "plain": True, "count": 21, "join": True},
     **{
         f"{name} {plain}": {**SEEDED, **options, "plain": plain}
@@ -51,19 +51,10 @@ RUNS = {
 }
 
 
-def train(folder, runs, processes):
-    """Train several times in one program, and return what each rank has seen, by run."""
-    run_program(PROGRAM, folder, json.dumps(runs), processes=processes)
-    return {
-        name: [json.loads((folder / f"{name}.{rank}").read_text()) for rank in range(processes)]
-        for name in runs
-    }
-
-
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    """What two ranks have seen in each of the runs."""
-    return train(tmp_path_factory.mktemp("accelerate"), RUNS, 2)
+    """What two ranks have seen in each of the runs, all of which one program makes."""
+    return written(PROGRAM, RUNS, tmp_path_factory.mktemp("accelerate"), processes=2)
 
 
 def epoch_of(number, rank):
@@ -153,12 +144,13 @@ def test_the_first_batches_can_be_skipped(seen, plain):
         assert found["seen"] == epoch_of(0, rank)[2:] + epoch_of(1, rank)
 
 
-def test_prefetch_around_prepare(tmp_path):
+def test_prefetch_around_prepare(seen):
     """The end of an epoch is not announced before its last batch is there, though it was read ahead."""
-    run = {**SEEDED, "prefetch": True, "count": 10, "accumulate": 2}
-    [found] = train(tmp_path, {"prefetched": run}, 1)["prefetched"]
-    batches = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    assert found["seen"] == found["gathered"] == [[epoch, batch] for epoch in range(2) for batch in batches]
-    assert found["ends"] == [False, False, True] * 2
-    assert found["synced"] == [False, True, True] * 2
-    assert found["steps"] == 4
+    parts = [[*range(start, start + 4)] for start in range(0, 20, 4)] + [[20, 21, 0, 1]]
+    steps = [[*range(start, min(start + 8, 22))] for start in range(0, 22, 8)]
+    for rank, found in enumerate(seen["prefetched"]):
+        assert found["seen"] == [[epoch, batch] for epoch in range(2) for batch in parts[rank::2]]
+        assert found["gathered"] == [[epoch, batch] for epoch in range(2) for batch in steps]
+        assert found["ends"] == [False, False, True] * 2
+        assert found["synced"] == [False, True, True] * 2
+        assert found["steps"] == 4

@@ -1,11 +1,10 @@
 """Lightning with two processes, which it starts itself: what each rank reads, and how a run resumes."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-from tests.launching import run as run_program
+from tests.launching import written
 from tests.loading import load
 from tests.sample_sets import values
 
@@ -37,26 +36,16 @@ RUNS = {
         kind: {"dataset": kind, "loader": SHARDED, "trainer": {"max_epochs": 1}}
         for kind in ("sized", "items")
     },
+    "prefetched": {"prefetch": True, "validate": True, "checkpoints": True},
+    "prefetched, resumed": {"prefetch": True, "validate": True, "resume": "prefetched/step=2.ckpt"},
+    "masks": {"count": 21, "loader": {"shard": "auto"}, "trainer": {"max_epochs": 1}},
 }
 
 
 @pytest.fixture(scope="module")
-def fit(tmp_path_factory):
-    """Return a function that fits several times in one program, and tells what each rank has seen, by run."""
-
-    def fit(runs, ranks):
-        folder = tmp_path_factory.mktemp("lightning")
-        run_program(PROGRAM, folder, json.dumps(runs))
-        read = {name: [(folder / f"{name}.{rank}").read_text() for rank in range(ranks)] for name in runs}
-        return {name: [json.loads(one) for one in texts] for name, texts in read.items()}
-
-    return fit
-
-
-@pytest.fixture(scope="module")
-def found(fit):
-    """What two ranks have seen in each of the runs."""
-    return fit(RUNS, 2)
+def found(tmp_path_factory):
+    """What two ranks have seen in each of the runs, all of which one program makes."""
+    return written(PROGRAM, RUNS, tmp_path_factory.mktemp("lightning"), processes=1)
 
 
 def epoch_of(number, rank, shuffle=True):
@@ -133,23 +122,17 @@ def test_iterable_datasets_are_divided(found, dataset):
     ]
 
 
-def test_prefetch_around_pytorchs_loader(fit):
-    """On one process; what was read ahead of the batch that was trained on is read again."""
-    one = {"prefetch": True, "validate": True, "trainer": {"strategy": "auto", "devices": 1}}
-    runs = {"all": {**one, "checkpoints": True}, "resumed": {**one, "resume": "all/step=2.ckpt"}}
-    [whole], [resumed] = fit(runs, 1).values()
+def test_prefetch_around_pytorchs_loader(found):
+    """Lightning divides nothing there. What was read ahead of the batch that was trained on is read again."""
     batches = [[*range(start, min(start + 4, 22))] for start in range(0, 22, 4)]
-    assert whole["train"] == [[epoch, batch] for epoch in range(2) for batch in batches]
-    assert steps_of(whole["validate"], 0) == batches[:2] + batches
-    assert steps_of(whole["validate"], 1) == batches
-    assert whole["length"] == 6
-    assert resumed["train"] == whole["train"][2:]
+    for whole, resumed in zip(found["prefetched"], found["prefetched, resumed"], strict=True):
+        assert whole["train"] == [[epoch, batch] for epoch in range(2) for batch in batches]
+        assert steps_of(whole["validate"], 0) == batches[:2] + batches
+        assert steps_of(whole["validate"], 1) == batches
+        assert whole["length"] == 6
+        assert resumed["train"] == whole["train"][2:]
 
 
-def test_masks_reach_the_step(fit):
-    run = {"loader": {"shard": "auto"}, "trainer": {"max_epochs": 1, "devices": 3}}
-    assert [seen["train"][-1][2] for seen in fit({"masks": run}, 3)["masks"]] == [
-        [True] * 4,
-        [True] * 3 + [False],
-        [True] * 3 + [False],
-    ]
+def test_masks_reach_the_step(found):
+    """Of 21 samples, the second rank has one less."""
+    assert [seen["train"][-1][2] for seen in found["masks"]] == [[True] * 3, [True, True, False]]

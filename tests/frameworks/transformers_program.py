@@ -51,7 +51,7 @@ class Prefetching(Trainer):
         return fetch(super().get_eval_dataloader(eval_dataset))
 
 
-KINDS = {"own": OwnTrainer, "prefetch": Prefetching}
+KINDS = {"own": OwnTrainer, "theirs": Trainer, "prefetch": Prefetching}
 
 
 def main():

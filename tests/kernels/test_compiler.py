@@ -89,14 +89,14 @@ def test_a_kernel_that_several_threads_want_is_compiled_once(monkeypatch):
 
         def compile(self):
             begun.set()
-            assert go_on.wait(10)
+            assert go_on.wait(60)
 
     monkeypatch.setattr(cupy, "RawKernel", Kernel)
     monkeypatch.setattr(cupy.cuda.runtime, "getDevice", lambda: 7)
     threads = [threading.Thread(target=lambda: found.append(compiler.load_kernel("spin"))) for _ in range(3)]
     for thread in threads:
         thread.start()
-    assert begun.wait(10)
+    assert begun.wait(60)
     assert not found
     go_on.set()
     for thread in threads:

@@ -232,11 +232,11 @@ class Compiler:
             self.wanted.append((threading.current_thread().name, name))
             if threading.current_thread().name == "gpuloader-compiler":
                 self.begun.set()
-                assert self.go_on.wait(10)
+                assert self.go_on.wait(60)
                 if sum(thread == "gpuloader-compiler" for thread, _ in self.wanted) >= kernels:
                     self.asked.set()
             else:
-                assert self.asked.wait(10)
+                assert self.asked.wait(60)
             return find(name, entry)
 
         monkeypatch.setattr(launching, "load_kernel", wait_and_load)
@@ -261,7 +261,7 @@ class TestCompilingAhead:
 
         def before(index):
             if index:
-                assert compiler.begun.wait(10)
+                assert compiler.begun.wait(60)
             read.append(index)
             if len(read) == 6:
                 compiler.go_on.set()
@@ -284,7 +284,7 @@ class TestCompilingAhead:
 
         def before(index):
             if index:
-                assert compiler.begun.wait(10)
+                assert compiler.begun.wait(60)
                 threading.Timer(0.05, compiler.go_on.set).start()
                 raise OSError("unplugged")
 
@@ -304,7 +304,7 @@ class TestCompilingAhead:
 
         monkeypatch.setattr(launching, "load_kernel", fail)
         with pytest.raises(LoaderError, match="no such type"):
-            list(self.load(lambda index: index and compiler.begun.wait(10), workers))
+            list(self.load(lambda index: index and compiler.begun.wait(60), workers))
         assert compiler.names(ahead=True)
 
 

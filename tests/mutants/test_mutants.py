@@ -49,7 +49,7 @@ with copied_project() as tree:
 def test_an_interrupt_leaves_no_process_and_no_copy():
     done = subprocess.run(
         [sys.executable, "-c", LEAVING],
-        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     folder, orphan = done.stdout.split()
     assert "KeyboardInterrupt" in done.stderr

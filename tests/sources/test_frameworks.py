@@ -39,7 +39,7 @@ class Asking(Dataset):
 
     def __init__(self, ask):
         self.ask = ask  # a function that was imported by name
-        self.both = threading.Barrier(2, timeout=20)
+        self.both = threading.Barrier(2, timeout=60)
 
     def __len__(self):
         return 40

@@ -532,7 +532,7 @@ def leave_ranks(ranks, count, states, *how):
     return [number for found, _ in left for number in found], [state for _, state in left]
 
 
-@settings(max_examples=settings.default.max_examples // 2)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(
     at_end=st.lists(st.sampled_from(["drop", "repeat", "stop"]), min_size=1, max_size=3),
     buffer=st.none() | st.integers(1, 20),

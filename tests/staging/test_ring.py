@@ -130,7 +130,7 @@ def test_who_waits_gets_the_slot_that_comes_back_or_is_added(grows):
         ring.grow(1)
     else:
         ring.release(slot)
-    waiter.join(10)
+    waiter.join(60)
     assert [one is slot for one in got] == [not grows]
 
 

@@ -109,7 +109,7 @@ def test_an_interrupt_is_delivered_again_where_an_end_needs_python_code(make, pr
     del made
     with pytest.raises(KeyboardInterrupt):
         list(map(operator.call, [_thread.interrupt_main, kept.clear]))
-        threading.Event().wait(30)
+        threading.Event().wait(60)
     wait_until(has_ended)
     assert not printed
 
@@ -159,7 +159,7 @@ class TestAFinalizer:
         finalizer = Finalizer(function)
         with pytest.raises(KeyboardInterrupt):
             del finalizer
-            threading.Event().wait(30)
+            threading.Event().wait(60)
         wait_until(lambda: len(called) == 2 and threading.enumerate() == threads)
         assert called[0] is threading.main_thread() is not called[1]
 

@@ -37,7 +37,7 @@ print(len(kept))
 def test_loaders_epochs_and_batches_that_live_to_the_end(keeper):
     command = [sys.executable, "-c", PROGRAM, keeper]
     ended = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, env=environment(), check=False
+        command, capture_output=True, text=True, timeout=240, env=environment(), check=False
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "14\n", "")
 

@@ -316,7 +316,7 @@ MAIN = """
 def run(*arguments, **environment):
     """Run Python to its end, with warnings as errors."""
     command = [sys.executable, "-W", "error", *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stdout + done.stderr
 
 

@@ -16,36 +16,7 @@ from tests.torch_suite.datasets import Made, Numbers
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
 
 
-class Pictures(Numbers):
-    """Pictures with labels, each changed by a transform, as in PyTorch's tutorial on data."""
-
-    def __init__(self, count, transform):
-        super().__init__(count)
-        self.transform = transform
-
-    def __getitem__(self, index):
-        return self.transform(np.full((8, 8, 3), index, np.uint8)), index % 4
-
-
-def to_tensor(image):
-    return torch.from_numpy(image).permute(2, 0, 1).float() / 255
-
-
 class TestTutorials:
-    @WORKERS
-    def test_a_model_learns(self, lib, workers):
-        loader = lib.DataLoader(Pictures(16, to_tensor), 4, pin_memory=True, num_workers=workers)
-        model = torch.nn.Linear(192, 4)
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        for images, labels in loader:
-            images, labels = images.to("cpu", non_blocking=True), labels.to("cpu", non_blocking=True)
-            images.requires_grad_()
-            loss = torch.nn.functional.cross_entropy(model(images.flatten(1)), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        assert images.grad.shape == images.shape
-
     @WORKERS
     def test_sentences_are_padded(self, lib, workers):
         pairs = [(torch.arange(1 + index % 5), torch.arange(2 + index % 3)) for index in range(8)]

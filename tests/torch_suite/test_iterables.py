@@ -91,4 +91,4 @@ def test_an_endless_stream_can_be_left(lib, persistent):
     loader = lib.DataLoader(endless, batch_size=4, num_workers=2, **persistent)
     workers = {int(process) for batch in itertools.islice(loader, 6) for process in batch}
     del loader
-    wait_until(lambda: not any(map(is_running, workers)), 30)
+    wait_until(lambda: not any(map(is_running, workers)))

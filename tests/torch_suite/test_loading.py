@@ -70,7 +70,7 @@ def test_workers_end_with_an_epoch_that_was_left(lib):
     assert os.getpid() not in workers
     assert all(map(is_running, workers))
     del epoch
-    wait_until(lambda: not any(map(is_running, workers)), 30)
+    wait_until(lambda: not any(map(is_running, workers)))
 
 
 def test_persistent_workers_stay_and_end_with_the_loader(lib):
@@ -78,7 +78,7 @@ def test_persistent_workers_stay_and_end_with_the_loader(lib):
     workers = {int(batch[0]) for _ in range(2) for batch in loader}
     assert len(workers) in (1, 2)
     del loader
-    wait_until(lambda: not any(map(is_running, workers)), 30)
+    wait_until(lambda: not any(map(is_running, workers)))
 
 
 @pytest.mark.parametrize(("workers", "stay"), [(0, False), (2, False), (2, True)])

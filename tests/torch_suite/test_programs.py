@@ -125,7 +125,7 @@ def test_a_program_ends_with_its_workers(lib, end, run):
     assert code == 1 or not done.stderr, done
     workers = set(map(int, done.stdout.split()))
     assert workers
-    wait_until(lambda: not any(map(is_running, workers)), 30)
+    wait_until(lambda: not any(map(is_running, workers)))
 
 
 DEATHS = [("a crash", False), ("a kill", True)]

@@ -209,11 +209,13 @@ def test_a_training_has_the_same_losses_and_weights(workers, persistent):
         losses = []
         for _ in range(3):
             for images, labels in training:
+                images, labels = images.to("cpu", non_blocking=True), labels.to("cpu", non_blocking=True)
+                images.requires_grad_()
                 loss = torch.nn.functional.cross_entropy(model(images), labels)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-                losses.append(loss.item())
+                losses += [loss.item(), images.grad.sum().item()]
             with torch.no_grad():
                 losses += [model(images).sum().item() for images, _ in validation]
         return losses, [weights.tolist() for weights in model.parameters()]

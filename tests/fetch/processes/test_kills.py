@@ -161,5 +161,5 @@ def test_a_killed_program_takes_its_workers_with_it(number):
         below = faulty.offspring(program.pid)
         program.kill()
     assert len(below) >= 3
-    wait_until(lambda: not any(is_running(pid) for pid in below), 30)
+    wait_until(lambda: not any(is_running(pid) for pid in below))
     wait_until(lambda: set(os.listdir("/dev/shm")) <= shared, 30)  # other programs may use it meanwhile

@@ -265,9 +265,9 @@ def test_processes_share_the_pages_and_not_their_writes():
     def work():
         array = unpack(parcel.descriptor)
         array.sum()
-        together.wait(30)
+        together.wait(60)
         shared = private_and_proportional(array)
-        together.wait(30)  # pages of a process that has ended already are the other's alone
+        together.wait(60)  # pages of a process that has ended already are the other's alone
         array[: 1 << 17] += os.getpid()
         answers.put((shared, int(array[0]) == os.getpid(), int(array.sum()) == os.getpid() << 17))
 

@@ -299,5 +299,5 @@ def test_a_fork_that_reads_leaves_the_connections_of_its_parent_alone(tmp_path, 
     (tmp_path / "a").write_bytes(b"abc")
     with serve(tmp_path, keeps=True) as served:
         program = [sys.executable, "-c", READ_IN_A_FORK, f"{served.url}/a"]
-        done = subprocess.run(program, capture_output=True, text=True, timeout=100, check=False)
+        done = subprocess.run(program, capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stderr) == (0, "")

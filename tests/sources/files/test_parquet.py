@@ -209,7 +209,7 @@ def test_two_processes_read_halves_from_a_server_that_drops_connections(files, r
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         environments = [{**os.environ, "RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
         started = [subprocess.Popen(program, env=one, **pipes) for one in environments]
-        outputs = [process.communicate(timeout=60) for process in started]
+        outputs = [process.communicate(timeout=240) for process in started]
         assert [error.decode() for _, error in outputs] == ["", ""]
         assert served.dropped == 4  # both tries of both files
     halves = [json.loads(output) for output, _ in outputs]

@@ -171,7 +171,7 @@ def test_remote_shards_are_asked_for_together_while_the_first_is_consumed():
 
     class Slow(Numbers):
         def _read(self, shards, skip):
-            asked.wait(30)  # breaks unless four are read at a time
+            asked.wait(60)  # breaks unless four are read at a time
             yield from super()._read(shards, skip)
 
     with reading():

@@ -42,7 +42,7 @@ def slow(compiling_by):
 
     def compile_slowly():
         begun.set()
-        may_end.wait(10)
+        may_end.wait(60)
         return resizing.resize
 
     calls = compiling_by(compile_slowly)
@@ -75,7 +75,7 @@ def test_pillow_resizes_until_it_is_done(slow):
     begun, may_end = slow
     late = LateResizer(load_after=0)
     late.find()
-    assert begun.wait(10)
+    assert begun.wait(60)
     assert [late.find() for _ in range(5)] == [None] * 5
     may_end.set()
     wait_until(late.find)
@@ -103,7 +103,7 @@ def test_without_another_thread_pillow_resizes(compiling_by, monkeypatch):
 def test_forking_waits_so_that_the_child_can_use_numba(slow):
     begun, may_end = slow
     LateResizer(load_after=0).find()
-    assert begun.wait(10)
+    assert begun.wait(60)
     threading.Timer(0.2, may_end.set).start()
     run_in_fork(lambda: compiling._using_numba.acquire(blocking=False) or pytest.fail("it is held"))
     assert may_end.is_set()

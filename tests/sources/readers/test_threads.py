@@ -53,7 +53,7 @@ def test_leaving_early_ends_the_threads_and_closes_the_reader(in_threads):
     assert next(iterator) == 0
     iterator.close()  # is not held up by a reader that is blocked
     reader.allow(5)
-    assert reader.closed.wait(10)
+    assert reader.closed.wait(60)
 
 
 def test_every_item_passes_and_epochs_start_afresh(decorate):
@@ -70,7 +70,7 @@ def test_buffered_reads_ahead_as_far_as_told():
     wait_until(lambda: reader.given >= 5)
     assert reader.given <= 1 + 4
     iterator.close()
-    assert reader.closed.wait(10)
+    assert reader.closed.wait(60)
 
 
 @given(values=st.lists(st.integers(), max_size=40), workers=st.integers(1, 4), size=st.integers(1, 5))
@@ -98,7 +98,7 @@ def test_a_slow_first_item_does_not_let_the_rest_pile_up():
 
     def mapper(n):
         if n == 0:
-            release.wait(10)
+            release.wait(60)
         mapped.append(n)
         return n
 
@@ -108,7 +108,7 @@ def test_a_slow_first_item_does_not_let_the_rest_pile_up():
     wait_until(lambda: len(mapped) >= 6)
     assert len(mapped) <= 2 * 3 + 2
     release.set()
-    consumer.join(10)
+    consumer.join(60)
     assert [*first, *iterator] == list(range(1000))
 
 
@@ -169,7 +169,7 @@ def test_an_iterator_that_was_never_advanced_starts_nothing(decorate):
 def test_a_mapper_that_blocks_holds_nobody_up():
     release = threading.Event()
     with nothing_left_behind():
-        iterator = xmap_readers(lambda n: n and release.wait(10), lambda: range(9), 2, 2, order=True)()
+        iterator = xmap_readers(lambda n: n and release.wait(60), lambda: range(9), 2, 2, order=True)()
         assert next(iterator) == 0
         iterator.close()
         release.set()
