@@ -252,6 +252,39 @@ def test_iterable_datasets_divide_themselves_or_are_warned_of(on_ranks, become):
         assert values(DataLoader(Lines(), 8)) == [[*range(8)]]
 
 
+class Seeded(torch.utils.data.Dataset):
+    """What `worker_init_fn` has found: the seed of the worker, and that of PyTorch's generator."""
+
+    found = None
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return self.found
+
+
+def note_seeds(number):
+    info = torch.utils.data.get_worker_info()
+    info.dataset.found = torch.tensor([info.seed, torch.initial_seed()])
+
+
+def test_worker_init_fn_finds_generators_seeded_for_its_worker_and_rank(on_ranks):
+    """In a forked worker they would otherwise be those of the program, everywhere the same."""
+
+    def read():
+        torch.manual_seed(5)
+        loader = DataLoader(
+            Seeded(), 1, num_workers=2, worker_init_fn=note_seeds, multiprocessing_context="fork"
+        )
+        return {tuple(batch[0].tolist()) for batch in loader}
+
+    found = on_ranks(2, read)
+    assert found == on_ranks(2, read)
+    seeds = [own for of_rank in found for own, of_torch in of_rank if own == of_torch]
+    assert len(set(seeds)) == len(seeds) == 4
+
+
 def test_single_samples_are_divided(on_ranks):
     assert on_ranks(2, lambda: values(load(5, batch_size=None))) == [[0, 2, 4], [1, 3, 0]]
 

@@ -155,9 +155,9 @@ class _Worker:
             self._stream = spec.open_stream(self._assembler, reached or ItemState(self._number, 0))
             if spec.division is not None:  # all ranks and workers read the same items
                 own, info = mixed_seed(seed, epoch, 0), replace(info, id=0, num_workers=1)
-            if not self._follows_torch:
-                seed_globals(own)
-        if self._follows_torch and first:
+        if not self._follows_torch:  # also for `worker_init_fn`: a fork has the generators of the program
+            seed_globals(own)
+        elif first:
             # As PyTorch does when its worker starts. NumPy's generator is of the same kind as Python's, so
             # with the same seed it would draw the same numbers.
             sequence = np.random.SeedSequence([self._number, seed & 0xFFFFFFFF, seed >> 32, 0])
