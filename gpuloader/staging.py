@@ -51,10 +51,6 @@ ALIGNMENT = 256
 """Alignment of every field in bytes: enough for any vector load, and the same as CUDA's own allocator."""
 
 
-# More than so many fields, of up to so many bytes, take less time together than one by one.
-_MANY, _SHORT = 6, 4 << 10
-
-
 class FieldLayout(NamedTuple):
     """One field's part of a slot."""
 
@@ -71,8 +67,6 @@ class Layout(NamedTuple):
     # For fields that are delivered with their dimensions in another order than in memory: the field's number
     # and that order, as for `numpy.transpose`.
     turned: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    # The shape, dtype and strides of one array over all fields, if they are many, short and alike.
-    stacked: tuple[tuple[int, ...], np.dtype[Any], tuple[int, ...]] | None = None
 
     def turn(self, arrays: list[Any]) -> list[Any]:
         """Return the fields' arrays with their dimensions in the order of delivery, not that of memory.
@@ -85,19 +79,6 @@ class Layout(NamedTuple):
         for number, axes in self.turned:
             arrays[number] = arrays[number].transpose(axes)
         return arrays
-
-    def stack(self) -> Layout:
-        """Return this layout, as `arrange` made it, with `stacked` set if its fields are alike.
-
-        >>> arrange((((2,), np.dtype("float32")),) * 8).stack().stacked
-        ((8, 2), dtype('float32'), (256, 4))
-        """
-        count, kinds = len(self.fields), {one[1:] for one in self.fields}
-        if count <= _MANY or len(kinds) > 1 or self.nbytes > _SHORT * count:
-            return self
-        [(shape, dtype)] = kinds
-        strides = self.fields[1].offset, *np.empty(shape, dtype).strides
-        return self._replace(stacked=((count, *shape), dtype, strides))
 
     def shorten(self, count: int) -> Layout:
         """Return the layout of a batch of only `count` samples in a slot laid out for more."""
@@ -555,9 +536,6 @@ def lease_views(slot: Slot, layout: Layout, freed: deque[Any]) -> list[NDArray[A
     True
     """
     region = _asarray(Lease(slot, freed, slot.interface))
-    if layout.stacked is not None:
-        shape, dtype, strides = layout.stacked
-        return list(_ndarray(shape, dtype, region, 0, strides))
     arrays: list[NDArray[Any]] = []
     for part in layout.fields:
         arrays.append(_ndarray(part.shape, part.dtype, region, part.offset))

@@ -111,12 +111,11 @@ class Assembler:
         for known in self.schemas.recent:
             if (staged := stage_fitting(block, known, self.collation, number, reserve)) is not None:
                 return complete(self.collation, staged, keys)
-        passing = self.source.in_blocks
-        schema = next((known for known in self.schemas.recent if fits(block, known, passing=passing)), None)
+        schema = next((known for known in self.schemas.recent if fits(block, known)), None)
         if schema is None:
             samples = iter(block)
             schema = self.schemas.find(list(samples) if self.collation.keeps else [next(samples)])
-            if not fits(block, schema, passing=passing):
+            if not fits(block, schema):
                 return None
         staged = stage_fitting(block, schema, self.collation, number, reserve)
         if staged is None:

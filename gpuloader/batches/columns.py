@@ -301,11 +301,11 @@ def stage_columns(
 # Columns of blocks.
 
 
-def fits(block: Block, schema: Schema, *, passing: bool) -> bool:
+def fits(block: Block, schema: Schema) -> bool:
     """Return whether a block's columns match the schema's fields, so that they can be copied as they are.
 
     The caller stages the samples of other blocks one by one. That converts them, or raises an error that
-    names the sample and the field. Nobody else holds the columns of `passing` blocks.
+    names the sample and the field.
     """
     part = block.parts[0]
     # Rows of a table are flat dicts. Anything beyond that in the schema requires samples.
@@ -325,9 +325,7 @@ def fits(block: Block, schema: Schema, *, passing: bool) -> bool:
     if not part.dtypes and all(isinstance(one, np.ndarray | PlainObjects) for one in columns.values()):
         arrays = [columns[leaf.name] for leaf in schema.tree.leaves if leaf.is_array]
         objects = [columns[leaf.name] for leaf in schema.tree.leaves if not leaf.is_array]
-        # What the user may still change must not be copied before its turn.
-        stacks = passing and not any(array.flags.writeable for array in arrays)
-        schema.fitting = Fitting(columns, arrays, objects, stacks)
+        schema.fitting = Fitting(columns, arrays, objects)
     return True
 
 
@@ -342,15 +340,12 @@ def stage_fitting(
     objects = [column.take(rows) for column in fitting.objects]
     layout = schema.lay_out(len(block))
     staged = begin_batch(collation, layout, schema.levels, number, reserve, schema.tree, objects)
-    steps = rows if isinstance(rows, slice) else part.steps
-    if steps is None:
-        for view, array in zip(staged.slot.views(layout), fitting.arrays):  # noqa: B905 - strict= costs time
-            array.take(rows, 0, view, "clip")  # these rows have just been checked
-    elif layout.stacked is None or not fitting.stacks:
-        write_arrays([array[steps] for array in fitting.arrays], staged.slot.views(layout))
-    else:
-        shape, dtype, strides = layout.stacked
-        np.ndarray(shape, dtype, staged.slot.bytes, 0, strides)[...] = fitting.stack(steps, len(block))
+    views, every = staged.slot.views(layout), rows if isinstance(rows, slice) else part.every
+    if every is not None:
+        write_arrays([array[every] for array in fitting.arrays], views)
+        return staged
+    for view, array in zip(views, fitting.arrays):  # noqa: B905 - strict= costs time
+        array.take(rows, 0, view, "clip")  # these rows have just been checked
     return staged
 
 

@@ -23,7 +23,7 @@ from gpuloader.batches.tree import Tree, all_leaves, is_array, is_object
 from gpuloader.errors import SampleError
 from gpuloader.fields.convert import IF_A_LIST, Conversion, as_numbers, check_fill, convert, convert_alike
 from gpuloader.fields.ragged import Padding, name_extras
-from gpuloader.fields.spec import Array, FeedSpec
+from gpuloader.fields.spec import FeedSpec
 from gpuloader.foreign import warn_of_class
 from gpuloader.sources.images.regions import Encoded, Region
 from gpuloader.staging import Layout
@@ -114,34 +114,14 @@ _MOST_SCHEMAS = 8
 _MOST_TABLES = 8
 _POINTER = 8
 _CHUNK_NBYTES = 1 << 20
-_STACKED_NBYTES = 1 << 18  # so few that they stay in the processor's cache until they are taken
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class Fitting:
+class Fitting(NamedTuple):
     """Columns of dense arrays and plain objects that fit a schema, and which of its fields they are."""
 
     columns: Mapping[str, Any]
     arrays: Sequence[Any]  # in the order of the schema's fields
     objects: Sequence[Any]
-    stacks: bool  # whether rows of later batches may be copied along
-    # The first of the rows that are stacked, the step from one to the next, and the rows of all arrays.
-    _stacked: tuple[int, int, Array] = 0, 1, np.empty((0, 0))
-
-    def stack(self, rows: slice, count: int) -> Array:
-        """Return `count` rows of all arrays, which are alike, as one array."""
-        # Of short rows, a second copy takes less time than an assignment for each array. So each array is
-        # asked for the rows of several batches at a time, and a batch takes its own in one assignment.
-        first, step, stacked = self._stacked  # one attribute, because threads share it
-        by = rows.step or 1
-        start, apart = divmod(rows.start - first, by)
-        if apart or by != step or start < 0 or start + count > stacked.shape[1]:
-            first, start = rows.start, 0
-            most = _STACKED_NBYTES // max(len(self.arrays) * self.arrays[0][:1].nbytes, 1)
-            last = first + max(most, count) * by
-            stacked = np.stack([array[first:last:by] for array in self.arrays])
-            self._stacked = first, by, stacked
-        return stacked[:, start : start + count]
 
 
 @dataclass(slots=True, repr=False)
@@ -235,7 +215,7 @@ class Schema:
         """Return the layout of a batch of `count` dense samples, the same object for the same count."""
         latest = self._latest
         if latest is None or latest[0] != count:
-            latest = self._latest = count, self.rows(1).layout_of(count).stack()
+            latest = self._latest = count, self.rows(1).layout_of(count)
         return latest[1]
 
     def rows(self, count: int) -> SampleRows:

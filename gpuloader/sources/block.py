@@ -104,7 +104,7 @@ class Part:
     rows: Rows
     # The dtypes that columns of numbers are converted to. Other columns keep theirs.
     dtypes: Mapping[str, np.dtype[Any]] = field(default_factory=dict)
-    steps: slice | None = None  # the rows of an array once more, if they are at equal distances
+    every: slice | None = None  # numbered rows as a slice, too, if they are every so many
 
     def __len__(self) -> int:
         return self.rows.stop - self.rows.start if isinstance(self.rows, slice) else len(self.rows)
@@ -168,9 +168,10 @@ class Block:
                 at = np.arange(here.start, here.stop, here.step) if type(here) is range else np.array(here)
                 rows = part.rows
                 rows = at + (rows.start - start) if isinstance(rows, slice) else rows[at - start]
-                parts.append(Part(part.columns, rows, part.dtypes))
-                if type(here) is range and isinstance(part.rows, slice):
-                    parts[-1].steps = slice(int(rows[0]), int(rows[-1]) + 1, here.step)
+                every = None
+                if isinstance(here, range) and isinstance(part.rows, slice):
+                    every = slice(int(rows[0]), int(rows[-1]) + 1, here.step)
+                parts.append(Part(part.columns, rows, part.dtypes, every))
             start = stop
         return Block(parts)
 

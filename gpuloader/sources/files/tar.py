@@ -185,10 +185,12 @@ def _group(stream: Any, url: str) -> Iterator[dict[str, Any]]:
                     "one, or write the members of a sample one after another and each once",
                     file=url,
                 )
-            # Directly, because tarfile's own reader of a member takes longer than its bytes. If they are cut
-            # short, the next header is missing, too, which is an error before the sample is yielded.
+            # Directly, because tarfile's own reader of a member takes longer than its bytes. Only that reader
+            # would notice the end of the file: `next` seeks on towards any size that a damaged header claims.
             reader = members.extractfile(member) if member.issparse() else members.fileobj
             sample[ending] = reader.read(member.size)
+            if len(sample[ending]) < member.size:
+                raise tarfile.ReadError("unexpected end of data")
     if sample:
         yield sample
 

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import pickle
 import resource
+import struct
 import sys
 import tempfile
 from contextlib import closing
@@ -375,6 +376,22 @@ def test_hdf5_chunks_have_the_values_that_h5py_reads(tmp_path, dtype, options, m
             rows += batch["row"].tolist()
         assert sorted(rows) == list(range(61))
     dataset.close()
+
+
+@pytest.mark.parametrize("shuffle", [False, "chunks"])
+def test_an_hdf5_chunk_that_claims_another_size_is_an_error(tmp_path, shuffle):
+    """HDF5 itself would leave what the memory held before."""
+    h5py = pytest.importorskip("h5py")
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        array = file.create_dataset("x", data=np.ones((400, 1000)), chunks=(40, 1000))
+        chunk = array.id.get_chunk_info(1)
+    key = struct.pack("<II3Q", chunk.size, 0, *chunk.chunk_offset, 0)
+    damaged = path.read_bytes().replace(key, struct.pack("<I", 8) + key[4:])
+    path.write_bytes(damaged)
+    with closing(HDF5Dataset(path)) as dataset, pytest.raises(SampleError) as raised:
+        list(DataLoader(dataset, places="cpu", batch_size=40, shuffle=shuffle))
+    assert "the chunk of row 40 has 8 bytes, not 320000" in str(raised.value.__cause__)
 
 
 def test_what_has_no_chunks_is_not_shuffled_by_them(dataset):

@@ -82,6 +82,7 @@ def test_shards_may_be_packed_whatever_they_are_called(folder, pack):
         ("003.tar.gz", lambda body: lzma.compress(body)[:-200]),
         ("003.tar.gz", lambda body: gzip.compress(body)[:40] + b"junk" + gzip.compress(body)[44:]),
         ("003.tar.gz", lambda body: body[:8192]),
+        ("003.tar", lambda body: claim(10**14, body)),
     ],
 )
 def test_a_shard_that_was_cut_or_damaged_loses_no_sample_unnoticed(folder, name, body):
@@ -119,6 +120,15 @@ def test_a_member_with_holes_is_whole(tmp_path):
 
 def cut(body, share):
     return body[: int(len(body) * share)]
+
+
+def claim(size, body):
+    """Return a tar file whose first member claims to have so many bytes."""
+    header = bytearray(body[:512])
+    header[124:136] = tarfile.itn(size, 12, tarfile.GNU_FORMAT)
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header) + body[512:]
 
 
 def test_what_decode_raises_names_its_sample(folder):
