@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from gpuloader.kernels.cast import FLOATS, INTEGERS, NUMPY_FLOATS, WORDS, resolve_target, round_to
+from gpuloader.kernels.cast import (
+    FLOATS,
+    INTEGERS,
+    NUMBER_WORDS,
+    NUMPY_FLOATS,
+    WORDS,
+    resolve_target,
+    round_to,
+)
 from gpuloader.kernels.compiler import CPP_TYPES
 from gpuloader.kernels.crop import IMAGES, Layout, as_hwc, check_images
 from gpuloader.kernels.launching import (
@@ -28,6 +36,12 @@ from gpuloader.kernels.launching import (
     takes,
 )
 from gpuloader.kernels.one_hot import one_hot
+
+ENTRIES = {
+    "blend<{}>": (FLOATS,),
+    "paste<{}>": (NUMBER_WORDS,),
+    "mix_labels<{}>": ((*INTEGERS, *NUMPY_FLOATS),),
+}
 
 _OWN = 4
 _EACH = 4  # neighboring values that a thread makes

@@ -13,7 +13,7 @@ from gpuloader.checks import check_word
 from gpuloader.kernels.compiler import CPP_TYPES
 from gpuloader.kernels.crop import Layout, check_window, join_shape
 from gpuloader.kernels.launching import Work, by_value, check_shape, declare, obtain, spread, takes
-from gpuloader.kernels.normalize import plan_finish
+from gpuloader.kernels.normalize import CHANNELS, TARGETS, plan_finish
 
 Interpolation = Literal["bilinear", "bicubic"]
 
@@ -29,6 +29,8 @@ GEOMETRY = (
 
 # Numbers that `tabulate` keeps about each column and row of a result: the kernel's TABLE_LINES.
 TABLE_LINES = 32
+
+ENTRIES = {"tabulate": (), "resample<{}, {}>": (CHANNELS, TARGETS)}
 
 # samples, pixels, out_height, out_width, out_planar, cubic, numbers
 _IMAGES = np.dtype("u8, i8, i4, i4, i4, i4, i4", align=True)

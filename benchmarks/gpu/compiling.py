@@ -7,54 +7,16 @@ from __future__ import annotations
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from gpuloader.errors import install_command
-from gpuloader.kernels import normalize, pad
-from gpuloader.kernels.cast import FLOATS, INTEGERS, NUMPY_FLOATS, WORDS
-from gpuloader.kernels.compiler import CPP_TYPES, OPTIONS, find_nvrtc, kernel_names, read_source
-from gpuloader.kernels.normalize import CHANNELS, TARGETS
+from gpuloader.kernels.compiler import OPTIONS, find_nvrtc, kernel_entries, kernel_names, read_source
 from gpuloader.system.platforms import usable_cores
 
 # Compute capabilities times ten, from Turing to Blackwell: the architectures CUDA 13 compiles for.
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
-
-NUMBER_WORDS = [WORDS[size] for size in (1, 2, 4, 8)]
-# What can be launched from the file of a kernel with several entries: kernels of other names, or templates,
-# each with what launches use for its parameters: dtypes, C++ types or numbers. Bools share the entries of
-# uint8, because NumPy's are bytes of 0 or 1.
-ENTRIES = {
-    "cast": {"cast<{}, {}>": ((*INTEGERS, *NUMPY_FLOATS), (*INTEGERS, *FLOATS))},
-    "crop": {"crop<{}>": ([WORDS[size] for size in (4, 8, 16)],), "erase<{}>": (NUMBER_WORDS,)},
-    "gather": {"gather<{}>": (WORDS.values(),), "gather_fields": ()},
-    "mixup": {
-        "blend<{}>": (FLOATS,),
-        "paste<{}>": (NUMBER_WORDS,),
-        "mix_labels<{}>": ((*INTEGERS, *NUMPY_FLOATS),),
-    },
-    "normalize": {"normalize<{}, {}>": (normalize._SOURCES, normalize._TARGETS)},
-    "one_hot": {"one_hot<{}, {}>": (INTEGERS, NUMBER_WORDS)},
-    "pad": {"pad<{}>": (pad._WIDE.values(),)},
-    "recolor": {"measure<{}>": (CHANNELS,), "recolor<{}, {}>": (CHANNELS, TARGETS)},
-    "resample": {"tabulate": (), "resample<{}, {}>": (CHANNELS, TARGETS)},
-    "shuffle": {"hash_numbers": (), "take_numbers": (), "permute_positions": ()},
-}
-
-
-def kernel_entries(name: str) -> tuple[str, ...]:
-    """Return the entries that can be launched from a kernel's file: C++ names, with types for templates.
-
-    >>> kernel_entries("spin"), "gather<unsigned int>" in kernel_entries("gather")
-    (('spin',), True)
-    """
-    return tuple(
-        entry.format(*(CPP_TYPES.get(one, one) for one in types))
-        for entry, lists in ENTRIES.get(name, {name: ()}).items()
-        for types in product(*lists)
-    )
 
 
 class CompileError(Exception):

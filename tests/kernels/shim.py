@@ -16,8 +16,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from benchmarks.gpu.compiling import kernel_entries
-from gpuloader.kernels.compiler import read_source
+from gpuloader.kernels.compiler import kernel_entries, read_source
 
 HERE = Path(__file__).parent
 SANITIZED = "GPULOADER_SANITIZE" in os.environ
