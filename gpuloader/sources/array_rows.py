@@ -191,6 +191,8 @@ def check_rows(
 def as_rows(dataset: object, indices: Sequence[int] | NDArray[np.int64], length: int) -> Rows:
     """Return indices as rows from 0 to below `length`: as a slice if they are consecutive and not negative.
 
+    Other rows may be the array that was given.
+
     >>> as_rows("abcd", [1, 2, 3], 4), as_rows("abcd", [-1, 0], 4)
     (slice(1, 4, None), array([3, 0]))
     """

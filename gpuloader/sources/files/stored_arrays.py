@@ -233,25 +233,25 @@ class StoredArrays(ColumnDataset):
         taken = np.empty((len(wanted), *array.shape[1:]), array.dtype)
         cuts = list(pairwise([0, *(np.flatnonzero(np.diff(runs)) + 1).tolist(), len(wanted)]))
         spans = [(int(wanted[start]), int(wanted[stop - 1]) + 1) for start, stop in cuts if stop]
-        room = [taken[start:stop] for start, stop in cuts]
-        read = self._read_spans(name, array, spans, room)
-        for (start, stop), (first, last), into, values in zip(cuts, spans, room, read, strict=False):
-            if values is not into:  # rows without a gap, such as whole chunks, are copied in one piece
-                into[...] = values if last - first == stop - start else values[wanted[start:stop] - first]
+        outs = [taken[start:stop] for start, stop in cuts]
+        read = self._read_spans(name, array, spans, outs)
+        for (start, stop), (first, last), out, values in zip(cuts, spans, outs, read, strict=False):
+            if values is not out:  # rows without a gap, such as whole chunks, are copied in one piece
+                out[...] = values if last - first == stop - start else values[wanted[start:stop] - first]
         return taken if places is None else taken[places]
 
     def _read_spans(
-        self, name: str, array: Any, spans: Sequence[tuple[int, int]], room: Iterable[NDArray[Any] | None]
+        self, name: str, array: Any, spans: Sequence[tuple[int, int]], outs: Iterable[NDArray[Any] | None]
     ) -> Iterator[Any]:
-        """Yield the rows of each span, from its start to its stop; they may be in the memory of `room`."""
-        return (self._read(name, array, *span, into) for span, into in zip(spans, room, strict=False))
+        """Yield the rows of each span, from its start to its stop, perhaps written into its `outs`."""
+        return (self._read(name, array, *span, out) for span, out in zip(spans, outs, strict=False))
 
     def _check(self, name: str, array: Any, start: int, stop: int) -> None:
         """Raise `DataFileError` if a chunk of these rows is missing and has no substitute."""
 
-    def _read(self, name: str, array: Any, start: int, stop: int, room: NDArray[Any] | None = None) -> Any:
+    def _read(self, name: str, array: Any, start: int, stop: int, out: NDArray[Any] | None = None) -> Any:
         self._check(name, array, start, stop)
-        read = partial(self._slice, name, array, start, stop, room)
+        read = partial(self._slice, name, array, start, stop, out)
         if is_remote(self._url):
             return persist(read, self._url, self._tries)
         try:
@@ -262,8 +262,8 @@ class StoredArrays(ColumnDataset):
             problem = f"cannot read rows {start} to {stop - 1}: {describe_error(error)}"
             raise self._fault(problem, name) from error
 
-    def _slice(self, name: str, array: Any, start: int, stop: int, room: NDArray[Any] | None) -> Any:  # noqa: ARG002
-        """Return rows `start` to `stop`, in `room` if it is given, has space for all of them and helps."""
+    def _slice(self, name: str, array: Any, start: int, stop: int, out: NDArray[Any] | None) -> Any:  # noqa: ARG002
+        """Return rows `start` to `stop`; may write them into `out` and return that, if all of them fit."""
         return array[start:stop]
 
     def _arrays(self) -> dict[str, Any]:
@@ -508,27 +508,23 @@ class HDF5Dataset(StoredArrays):
         self._raw = {name: array.chunks[0] for name, array in arrays.items() if _is_raw(array)}
         return arrays
 
-    def _slice(self, name: str, array: Any, start: int, stop: int, room: NDArray[Any] | None) -> Any:
+    def _slice(self, name: str, array: Any, start: int, stop: int, out: NDArray[Any] | None) -> Any:
         rows = self._raw.get(name, 0)
         if not rows:
             return array[start:stop]
-        firsts, corner = range(start - start % rows, stop, rows), [0] * (len(array.shape) - 1)
-        sizes = [array.id.get_chunk_info_by_coord((first, *corner)).size for first in firsts]
-        whole = rows * _row_nbytes(array)
-        for first, size in zip(firsts, sizes, strict=True):
-            if size not in (
-                0,
-                whole,
-            ):  # HDF5 would read from memory that is not the chunk's, or end the program
-                raise self._fault(f"the chunk of row {first} has {size} bytes, not {whole}", name)
-        if start % rows or (room is not None and len(room) < stop - start):
+        corner, nbytes, sizes = [0] * (len(array.shape) - 1), rows * _row_nbytes(array), {}
+        for first in range(start - start % rows, stop, rows):
+            size = sizes[first] = array.id.get_chunk_info_by_coord((first, *corner)).size
+            # With another size, HDF5 would read memory that is not the chunk's, or end the program.
+            if size not in (0, nbytes):
+                raise self._fault(f"the chunk of row {first} has {size} bytes, not {nbytes}", name)
+        if start % rows or (out is not None and len(out) < stop - start):
             return array[start:stop]
-        values = np.empty((stop - start, *array.shape[1:]), array.dtype) if room is None else room
-        for first, size in zip(firsts, sizes, strict=True):
+        values = np.empty((stop - start, *array.shape[1:]), array.dtype) if out is None else out
+        for first, size in sizes.items():
             chunk = values[first - start : first - start + rows]
             if size and len(chunk) == rows:  # straight from the file, in half of the time that a slice takes
-                out = chunk.reshape(-1).view(np.uint8)
-                array.id.read_direct_chunk((first, *corner), out=out)
+                array.id.read_direct_chunk((first, *corner), out=chunk.reshape(-1).view(np.uint8))
             else:  # part of the last chunk, or never written: a slice knows the fill value
                 chunk[...] = array[first : first + len(chunk)]
         return values
@@ -614,7 +610,7 @@ class ZarrDataset(StoredArrays):
         name: str,
         array: Any,
         spans: Sequence[tuple[int, int]],
-        room: Iterable[NDArray[Any] | None],  # noqa: ARG002 - Zarr makes new arrays
+        outs: Iterable[NDArray[Any] | None],  # noqa: ARG002 - Zarr makes new arrays
     ) -> Iterator[Any]:
         # Requested together, chunks cost Zarr half of the time that as many calls take. Parts of large chunks
         # cost more that way, because it then holds several decoded chunks.
