@@ -26,6 +26,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 from gpuloader.checks import check_count, check_seconds
 from gpuloader.errors import LoaderError, SourceError, describe_error, import_package
+from gpuloader.system.finalizers import LivingValues
 from gpuloader.system.platforms import after_fork, locked, replacing
 from gpuloader.system.threads import LONGEST_WAIT as LONGEST_CALL
 from gpuloader.system.threads import end_if_exiting, start_thread
@@ -194,7 +195,7 @@ def find_files(urls: Sequence[str], pattern: str, tries: Tries) -> list[str]:
 
 
 def _list_remote(fsspec: Any, pattern: str, tries: Tries) -> list[str]:
-    system, path = fsspec.url_to_fs(pattern, **tries.options)
+    system, path = _find_system(fsspec, pattern, tries)
     return sorted(map(system.unstrip_protocol, system.glob(path)))
 
 
@@ -334,8 +335,7 @@ class RemoteFile(io.RawIOBase):
         self._url = url
         self._tries = tries
         self.checksum: str | None = None  # MD5 in Base64, if the store provides it
-        options = getattr(tries, "options", {})  # pickles of earlier releases have none
-        self._system, self._path = persist(lambda: fsspec.url_to_fs(url, **options), url, PLAIN)
+        self._system, self._path = persist(partial(_find_system, fsspec, url, tries), url, PLAIN)
         self._size, self._end = known or (persist(self._find_size, url, tries, tries.first_answer), b"")
         self._position = 0
 
@@ -417,16 +417,29 @@ class RemoteFile(io.RawIOBase):
         return cast("bytes", sync(system.loop, read))
 
 
+_systems: LivingValues[int, Any] = LivingValues()  # those in use, by their ids, because they define equality
+
+
+def _find_system(fsspec: Any, url: str, tries: Tries) -> tuple[Any, str]:
+    """Return the file system for a URL, and the path there."""
+    # Pickles of earlier releases have no options.
+    system, path = fsspec.url_to_fs(url, **getattr(tries, "options", {}))
+    _systems.set(id(system), system)
+    return system, path
+
+
 def _leave_alone() -> None:
     """Keep this forked process from closing its parent's connections, as fsspec would in time or at exit."""
     # It would first wait a second for the thread of its event loop, which the fork lacks. Then it would
     # remove the connections from the epoll object that both processes share, so that no answer would reach
     # the parent.
-    for one in list(getattr(weakref.finalize, "_registry", ())):
-        found = one.peek()
-        if found is not None and getattr(found[1], "__name__", "") == "close_session":
-            # Forever: at exit, sessions would complain that they were not closed.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(one.detach()))
+    for _, system in _systems.items():
+        for reference in weakref.getweakrefs(system):
+            one = reference.__callback__  # a `weakref.finalize` is the callback of its own reference
+            found = one.peek() if isinstance(one, weakref.finalize) else None
+            if found is not None and getattr(found[1], "__name__", "") == "close_session":
+                # Forever: at exit, sessions would complain that they were not closed.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(one.detach()))
 
 
 after_fork(_leave_alone)
