@@ -22,7 +22,8 @@ derive from two builtin exceptions: the one that Paddle raises, and the one that
 
 An exception raised by the user's own reader is never wrapped: it reaches the consumer unchanged, with a
 note that names the batch (see :func:`note_batch`). An exception raised by a dataset becomes the cause of
-a `SampleError` that names the sample.
+a `SampleError` that names the sample. `gpuloader.torch` raises the dataset's exception, as PyTorch does, and
+the text of the `SampleError` is its note.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 # The command that installs an optional part of the package, from wherever the package itself came.
 
@@ -132,6 +133,8 @@ class LoaderError(RuntimeError):
     >>> issubclass(EOFException, LoaderError), issubclass(WorkerError, RuntimeError)
     (True, True)
     """
+
+    _tells_of_user = False  # whether the user's code raised its cause
 
 
 class SampleError(LoaderError, ValueError):
@@ -380,6 +383,33 @@ def note_batch(error: BaseException, batch: int) -> None:
     note = f"gpuloader: raised by the reader while it produced batch {batch} of the epoch"
     if note not in getattr(error, "__notes__", ()):
         error.add_note(note)
+
+
+E = TypeVar("E", bound=LoaderError)
+
+
+def caused_by(raised: BaseException, failure: E) -> E:
+    """Return the error that tells of an exception which the user's code raised."""
+    failure.__cause__, failure._tells_of_user = raised, True
+    return failure
+
+
+def find_raised(failure: Exception) -> Exception | None:
+    """Return the exception of the user's code that an error tells of, with the error as a note.
+
+    None if it tells of no such exception, or of one that would end a loop instead of breaking it.
+
+    >>> raised = find_raised(caused_by(KeyError("cow"), SampleError("the dataset raised", dataset_index=7)))
+    >>> raised, raised.__notes__
+    (KeyError('cow'), ['gpuloader: dataset index 7: the dataset raised'])
+    """
+    raised = failure.__cause__
+    if not getattr(failure, "_tells_of_user", False) or isinstance(raised, StopIteration):
+        return None
+    if not isinstance(raised, Exception):  # such as SystemExit
+        return None
+    raised.add_note(f"gpuloader: {failure}")
+    return raised
 
 
 @contextmanager

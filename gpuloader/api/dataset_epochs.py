@@ -144,6 +144,8 @@ class DatasetEpochs(Epochs):
                 apply=partial(apply_setting, buffers, fetch, fetching),
                 masking=None if count_real is None else lambda staged: self._masks.get(*count_real(staged)),
                 kernels=self._kernels,
+                reveals=plan.follows_torch,
+                missed=position.missed if one.goes_on else None,
             )
             return open_epoch(epoch, guard)
 
@@ -200,6 +202,8 @@ class DatasetEpochs(Epochs):
             count_real = lambda staged: take_own(staged.number)  # noqa: E731
         # A copy: the position's own set shrinks while the fetch, which is ahead of the user, reads this one.
         start, beyond = position.batches, set(position.beyond)
+        # Without indices, nothing tells where to go on; and a step that lacks a place's batch is none.
+        request = partial(request, goes_on=self._follows_torch and len(self.delivery.devices) == 1)
         batches: Iterator[Any] = plan.batches(start)
         if order is not None:
             batches = (Stretch.of(order, positions) for positions in batches)

@@ -10,7 +10,7 @@ from typing import Any
 
 from gpuloader.batches.items import ItemState
 from gpuloader.batches.staged import StagedBatch
-from gpuloader.errors import ReaderError
+from gpuloader.errors import ReaderError, SampleError
 from gpuloader.order.batching import Batching
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.order.samplers import Sampler
@@ -84,19 +84,28 @@ class Position:
         """Record that the user has received a batch."""
         if self.readers is not None:
             self.batches += 1  # the numbers have gaps once a worker runs out of items
-        elif staged.number == self.batches:  # as always, in order
-            self.batches += 1
-            while self.beyond and self.batches in self.beyond:
-                self.beyond.remove(self.batches)
-                self.batches += 1
         else:
-            self.beyond.add(staged.number)
+            self._pass(staged.number)
         state = staged.state
         if isinstance(state, ItemState):
             self.workers[state.worker] = state
             self.turn = (state.worker + 1) % (self.readers or 1)
         elif state is not None and self.step is None:  # its own state means nothing with other batches
             self.own = state
+
+    def missed(self, error: SampleError) -> None:
+        """Record that the user has received an error instead of a batch, which is not read again."""
+        if error.batch is not None:
+            self._pass(error.batch)
+
+    def _pass(self, number: int) -> None:
+        if number == self.batches:  # as always, in order
+            self.batches += 1
+            while self.beyond and self.batches in self.beyond:
+                self.beyond.remove(self.batches)
+                self.batches += 1
+        else:
+            self.beyond.add(number)
 
     @property
     def is_divided(self) -> bool:

@@ -33,7 +33,7 @@ from gpuloader.batches.columns import (
 from gpuloader.batches.schema import Collation, Schema, SchemaCache
 from gpuloader.batches.staged import BatchBuilder, Gaps, Reserve, StagedBatch, begin_batch, complete
 from gpuloader.batches.tree import array_leaves, object_columns
-from gpuloader.errors import DecodeError, SampleError, describe_error
+from gpuloader.errors import DecodeError, SampleError, caused_by, describe_error
 from gpuloader.fields.convert import IF_IMAGES, IF_IT_VARIES
 from gpuloader.fields.spec import Array, Indices
 from gpuloader.foreign import is_tensor, tensor_over
@@ -134,7 +134,8 @@ class Assembler:
             try:
                 value = collation.function(value)
             except Exception as error:
-                raise SampleError(f"collate_fn raised {describe_error(error)}") from error
+                problem = f"collate_fn raised {describe_error(error)}"
+                raise caused_by(error, SampleError(problem)) from error
         if collation.as_returned and self.worker is None:
             return self._keep_whole(value, number, reserve)
         # Threads may replace the signature meanwhile; it only saves time.
@@ -242,7 +243,7 @@ class Assembler:
         except Exception as error:
             asked_for = reprlib.repr(indices)  # abridged to the first few
             problem = f"__getitems__ raised {describe_error(error)} for the indices {asked_for}"
-            raise SampleError(problem) from error
+            raise caused_by(error, SampleError(problem)) from error
 
     def make_images(self, position: int, make: Callable[..., Any], sample: Any, *given: Any) -> Any:
         """Return what a method of `ImageStage` makes of a sample; or a `LeftOut`."""
@@ -268,7 +269,8 @@ class Assembler:
                 # A process has the dataset as it was when the process started.
                 part = part if self.worker is None or index < 0 else _GROWN
         problem = f"{problem}; {part}" if part else problem
-        return SampleError(problem, batch=number, index=position, dataset_index=index, worker=self.worker)
+        failure = SampleError(problem, batch=number, index=position, dataset_index=index, worker=self.worker)
+        return caused_by(error, failure)
 
     def locate(
         self, error: SampleError, number: int, gaps: Gaps | None, indices: Sequence[Any] | None = None
@@ -452,7 +454,8 @@ class BlockBatch(SampleBatch):
             self._blocks[start] = take(indices)
         except Exception as error:
             asked = reprlib.repr(list(indices))  # abridged to the first few
-            raise SampleError(f"the dataset raised {describe_error(error)} for indices {asked}") from error
+            problem = f"the dataset raised {describe_error(error)} for indices {asked}"
+            raise caused_by(error, SampleError(problem)) from error
 
     def finish(self) -> StagedBatch:
         """Return the staged batch."""

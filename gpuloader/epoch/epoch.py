@@ -30,7 +30,7 @@ from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.base import Device
 from gpuloader.epoch.delivery import Delivery, SampleMask
 from gpuloader.epoch.lane import InFlightBatch, Lane, count_slots
-from gpuloader.errors import LoaderError, Misuse, QueueClosed, SampleError
+from gpuloader.errors import LoaderError, Misuse, QueueClosed, SampleError, find_raised
 from gpuloader.fetch.contract import Fetch
 from gpuloader.fetch.fetching import Fetching
 from gpuloader.staging import Ring
@@ -102,16 +102,21 @@ class Iteration(Iterator[Any]):
             epoch = self._epoch
             if epoch is None or not epoch.is_running:
                 epoch = self._open()
-            asked = perf_counter_ns()
+            asked, step = perf_counter_ns(), None
+            refusal: Exception | None
             try:
                 refusal = epoch.begin_step() if epoch.asks else None
-                step = epoch.next_step(asked) if refusal is None else None
+                if refusal is None:
+                    step = epoch.next_step(asked)
             except QueueClosed:
                 step = _OVER  # closed below, because here a Ctrl-C would show this exception as well
-            except Exception:
-                self.close()
+            except Exception as error:
+                if epoch.missed is None or not isinstance(error, SampleError):
+                    self.close()
                 end_if_exiting()
-                raise
+                refusal = find_raised(error) if epoch.reveals else None
+                if refusal is None:
+                    raise
             if step is _OVER:
                 self.close()
                 end_if_exiting()
@@ -120,7 +125,8 @@ class Iteration(Iterator[Any]):
                 raise StopIteration
             if refusal is not None:
                 try:
-                    raise refusal  # the epoch stays as it is, and may continue after the capture
+                    # The epoch may continue. Not raised above: what was caught there shows in the notes.
+                    raise refusal
                 finally:
                     del refusal  # it refers to this frame, which would keep the epoch alive
             return step
@@ -326,6 +332,9 @@ class Epoch:
     kernels: KernelsAhead | None = None  # compiles in advance what the first batch launches
     tuner: Autotuner | None = None  # for the loader's 'auto' options
     apply: Callable[[Setting], int | None] = lambda _: None  # applies a setting of the tuner to this epoch
+    reveals: bool = False  # whether to raise an exception of the user's code, not the error that tells of it
+    # Called with a `SampleError`, after which the epoch goes on with the next step; None ends the epoch.
+    missed: Callable[[SampleError], None] | None = None
 
     def __post_init__(self) -> None:
         self.is_running = True
@@ -413,7 +422,8 @@ class Epoch:
                 begun = perf_counter_ns()
                 try:
                     staged = self.fetch.get()
-                except Exception:  # an interrupt does not end the epoch
+                except Exception as error:  # an interrupt does not end the epoch
+                    self._ending = error
                     self._end()
                     raise
                 fetched = perf_counter_ns()
@@ -566,9 +576,13 @@ class Epoch:
                 lane.drain(device)
 
     def _end(self) -> BaseException:
-        """Return what ends the epoch, once; later requests raise `QueueClosed`."""
-        ending, self._ending = self._ending, QueueClosed("the epoch is over")
-        return ending or self._ending
+        """Return what ends the epoch, or only a step, once; after the end, requests raise `QueueClosed`."""
+        over = QueueClosed("the epoch is over")
+        ending, self._ending = self._ending or over, over
+        if self.missed is not None and isinstance(ending, SampleError):
+            self.missed(ending)
+            self._ending = None
+        return ending
 
     def _find_capture(self) -> LoaderError | None:
         """Return the error for a request while this thread captures a graph, or None."""

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from gpuloader.batches.items import BatchSpec, ItemState
 from gpuloader.batches.staged import StagedBatch
-from gpuloader.errors import LoaderError, QueueClosed, SampleError, WorkerTimeout, describe_error
+from gpuloader.errors import LoaderError, QueueClosed, SampleError, WorkerTimeout, caused_by, describe_error
 from gpuloader.fields.spec import Indices, plain_indices
 from gpuloader.order.randomness import mixed_seed
 from gpuloader.system.cores import Cores
@@ -89,6 +89,8 @@ class EpochRequest(NamedTuple):
     follows_torch: bool = False
     # For a map-style dataset whose own states are kept: the states to begin with. None for others.
     own: Mapping[int, ItemState] | None = None
+    # Whether the batches behind one with an error follow, as in PyTorch.
+    goes_on: bool = False
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -123,9 +125,8 @@ def as_failure(error: BaseException, batch: int, worker: int) -> Exception:
     # SystemExit, StopIteration and the like would end the consumer's program, generator or epoch.
     if isinstance(error, Exception) and not isinstance(error, QueueClosed):
         return error
-    failure = SampleError(f"the dataset raised {describe_error(error)}", batch=batch, worker=worker)
-    failure.__cause__ = error
-    return failure
+    problem = f"the dataset raised {describe_error(error)}"
+    return caused_by(error, SampleError(problem, batch=batch, worker=worker))
 
 
 def interrupted() -> LoaderError:
@@ -146,6 +147,4 @@ def timed_out(who: str, pid: int, seconds: float, batch: int | None, indices: In
 def failed_alone(number: int, error: BaseException, *, first: bool = True) -> LoaderError:
     """Return the error for a worker that failed outside a batch: before its `first` epoch, or later."""
     what = "could not start" if first else "cannot continue"
-    failure = LoaderError(f"worker {number} {what}: {describe_error(error)}")
-    failure.__cause__ = error
-    return failure
+    return caused_by(error, LoaderError(f"worker {number} {what}: {describe_error(error)}"))

@@ -31,7 +31,7 @@ from time import perf_counter_ns
 from types import GeneratorType
 
 from gpuloader.batches.staged import Reserve, StagedBatch
-from gpuloader.errors import QueueClosed, in_a_fork
+from gpuloader.errors import QueueClosed, SampleError, in_a_fork
 from gpuloader.fetch.contract import CLOSING_TIME, EpochRequest, interrupted
 from gpuloader.fields.spec import Indices
 from gpuloader.order.randomness import Draw, exchange_draw
@@ -51,17 +51,22 @@ _PATIENCE = 1_000_000
 _IDLE = 1e-3
 
 
+Fetched = StagedBatch | SampleError
+"""A batch, or what was raised instead of it, in an epoch that goes on after an error of a sample."""
+
+
 def stage_inline(
     epoch: EpochRequest,
     assemble: Callable[[int, Indices, Reserve], StagedBatch | None],
     ring: Ring,
     meter: Meter,
     close: Callable[[], None] | None = None,
-) -> Iterator[StagedBatch]:
+) -> Iterator[Fetched]:
     """Yield every batch of an epoch, fetched and staged in the thread that iterates.
 
     `assemble` stages a batch, given its number, its indices and a function that reserves a slot; it returns
-    None at the end of the data. `close` is called after the last batch, or when the iteration ends early.
+    None at the end of the data. `close` is called after the last batch, or when the iteration ends early. If
+    the epoch goes on after an error of a sample, the error takes the place of the batch.
 
     Raises
     ------
@@ -81,17 +86,26 @@ def stage_inline(
             # Set for each batch, because loops over other loaders may run in between.
             outer, before = exchange_draw(draw), this_thread.reads_for
             this_thread.reads_for = epoch.owner
+            staged: Fetched | None
             try:
                 staged = assemble(number, indices, reserve)
+            except SampleError as error:
+                if not epoch.goes_on:
+                    raise
+                staged = error
             finally:
                 exchange_draw(outer)
                 this_thread.reads_for = before
             if staged is None:
                 return
-            slots.clear()
-            ended = perf_counter_ns()
-            meter.fetched(ended - begun, staged.layout.nbytes, staged.skipped)
-            mark("fetch", begun, ended)
+            if isinstance(staged, SampleError):
+                while slots:
+                    ring.release(slots.pop())
+            else:
+                slots.clear()
+                ended = perf_counter_ns()
+                meter.fetched(ended - begun, staged.layout.nbytes, staged.skipped)
+                mark("fetch", begun, ended)
             yield staged
     finally:
         for slot in slots:
@@ -103,7 +117,7 @@ def stage_inline(
 class InlineFetch:
     """Reads each batch when the consumer asks for it; a `Fetch` without workers."""
 
-    def __init__(self, batches: Iterator[StagedBatch]) -> None:
+    def __init__(self, batches: Iterator[Fetched]) -> None:
         self._batches = batches
         self._interrupted = False
 
@@ -116,6 +130,8 @@ class InlineFetch:
             raise
         if staged is None:  # an interrupt may have ended the generator, and then its rest is lost
             raise interrupted() if self._interrupted else QueueClosed("the reader has no more batches")
+        if isinstance(staged, SampleError):
+            raise staged
         return staged
 
     def get_nowait(self) -> None:
@@ -153,12 +169,12 @@ class _Shared:
         awake -- nothing to do, notes `..._sleeps` --> asleep -- note taken, permit --> awake
     """
 
-    batches: Iterator[StagedBatch]
+    batches: Iterator[Fetched]
     ring: Ring
     capacity: int
     policy: ReadAheadPolicy
     mode: str
-    items: deque[StagedBatch] = field(default_factory=deque)
+    items: deque[Fetched] = field(default_factory=deque)
     ending: BaseException | None = None  # what follows the last item
     closed: bool = False
     turn: threading.Lock = field(default_factory=threading.Lock)
@@ -252,7 +268,9 @@ class _Shared:
         except BaseException as error:
             self.ending = self.ending or error
         while self.items:
-            self.ring.release(self.items.popleft().slot)
+            staged = self.items.popleft()
+            if not isinstance(staged, SampleError):
+                self.ring.release(staged.slot)
 
 
 def _read_beside(shared: _Shared) -> None:
@@ -312,7 +330,7 @@ class ReadAhead:
     """
 
     def __init__(
-        self, batches: Iterator[StagedBatch], ring: Ring, capacity: int, policy: ReadAheadPolicy
+        self, batches: Iterator[Fetched], ring: Ring, capacity: int, policy: ReadAheadPolicy
     ) -> None:
         mode = BESIDE if policy.beside else TURNS if policy.bound else INLINE
         self._shared = _Shared(batches, ring, capacity, policy, mode)
@@ -385,9 +403,11 @@ class ReadAhead:
             shared.wait_for_news()
         self._left = perf_counter_ns()
         self._waited = self._left - asked
+        if isinstance(staged, SampleError):
+            raise staged
         return staged
 
-    def _read_here(self) -> StagedBatch | None:
+    def _read_here(self) -> Fetched | None:
         """Read a batch in this thread, which holds `turn`; None if there is one already, or no more."""
         shared, ring, policy = self._shared, self._shared.ring, self._shared.policy
         begun, reserved_in = perf_counter_ns(), ring.reserved_in

@@ -4,20 +4,15 @@ Each entry is named by the cases in which it shows. `docs/coming-from-torch.md` 
 """
 
 DIFFERENCES = {
-    "errors-have-a-cause": (
-        "a dataset's exception is raised itself, or an exception of its class made from its text",
-        "a SampleError, which is a RuntimeError; its cause is the exception",
-        "it names the sample, and any exception can be its cause",
-    ),
     "objects-are-collected": (
         "a TypeError for samples that are neither numbers, text nor containers",
         "the batch is the list of them",
         "a dataset may return anything, and needs no collate_fn for it",
     ),
-    "an-error-ends-the-epoch": (
-        "the epoch continues with the next batch after an error",
+    "an-error-ends-a-stream": (
+        "after an error in one worker of an iterable dataset, the other workers' batches follow",
         "the epoch is over",
-        "an epoch that lost samples is not an epoch",
+        "the failed worker's remaining items are lost, and nothing tells how many",
     ),
     "no-descriptors-per-tensor": (
         "every tensor from a worker takes a file descriptor, and a RuntimeError says when they run out",

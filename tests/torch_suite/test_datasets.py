@@ -67,8 +67,9 @@ def test_a_subset_looks_at_its_dataset_when_it_is_read(lib, workers):
 
 
 def test_an_error_in_a_subset_names_the_sample(lib):
-    with pytest.raises(gpuloader.SampleError, match="dataset index 0"):
+    with pytest.raises(KeyError) as caught:
         list(gpuloader.torch.DataLoader(lib.Subset(Made({}.__getitem__), [3, 1])))
+    assert any("dataset index 0" in note for note in caught.value.__notes__)
 
 
 def test_when_a_chain_checks_its_datasets(lib):
