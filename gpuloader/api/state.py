@@ -51,6 +51,7 @@ class Position:
     size: int | None = None
     shards: int = 1
     ended: bool = False  # so that the next loop begins the next epoch
+    failed: list[int] = field(default_factory=list)  # batches that have raised since the last one received
     # With a `step`, the samples that all ranks together take per step, the state is a position in the epoch,
     # valid for any batch size and number of ranks: `base` is the position of batch 0, and `total` the end, if
     # known. Without a `step` it is a count of batches.
@@ -85,6 +86,8 @@ class Position:
         if self.readers is not None:
             self.batches += 1  # the numbers have gaps once a worker runs out of items
         else:
+            while self.failed:  # the loop has gone on without them
+                self._pass(self.failed.pop())
             self._pass(staged.number)
         state = staged.state
         if isinstance(state, ItemState):
@@ -94,9 +97,10 @@ class Position:
             self.own = state
 
     def missed(self, error: SampleError) -> None:
-        """Record that the user has received an error instead of a batch, which is not read again."""
+        """Record that the user has received an error instead of a batch."""
+        # Until the next batch, a state is that before the error: a loop that resumes reads the batch again.
         if error.batch is not None:
-            self._pass(error.batch)
+            self.failed.append(error.batch)
 
     def _pass(self, number: int) -> None:
         if number == self.batches:  # as always, in order

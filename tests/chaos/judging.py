@@ -75,7 +75,8 @@ def expected_errors(case: Case, act: int) -> set[str]:
             names |= {"SourceError", *(["SampleError"] if case.source in MAP_STYLE else [])}
         elif fault.kind in ("raise", "raise unpicklable", "leave", "exit", "crash"):
             names |= {"LoaderError"}
-            if case.is_reader or case.workers == 0:  # a reader's own errors reach the program as they are
+            # Those of a reader, and under PyTorch's face any, reach the program as they are.
+            if case.is_reader or case.workers == 0 or case.face:
                 names |= {"Trouble", "Unpicklable", "SystemExit"}
     return names
 
