@@ -2,10 +2,12 @@
 
 import time
 
+import numpy as np
 import pytest
 import torch
 
 import gpuloader.torch
+from gpuloader.testing import simulated_places
 from tests.torch_suite.datasets import Items, Made, Numbers, pictures
 from tests.torch_suite.libraries import assert_same_on_both
 
@@ -74,7 +76,7 @@ def read_on(loader, kind):
     found, epoch = [], iter(loader)
     while True:
         try:
-            found.append(next(epoch).tolist())
+            found.append(np.asarray(next(epoch)).tolist())
         except StopIteration:
             return found
         except kind as error:
@@ -133,6 +135,12 @@ def test_a_state_is_that_before_an_error_until_the_loop_goes_on(workers):
     assert next(epoch).item() == 4
     assert loader.state_dict()["position"] == 5
     assert next(epoch, None) is None
+
+
+def test_an_epoch_on_a_device_goes_on_too():
+    places = simulated_places(1)  # where further steps are copied while the error waits for its turn
+    loader = gpuloader.torch.DataLoader(Made(fail_at_three, 9), 2, places=places, output=None)
+    assert read_on(loader, KeyError) == [[0, 1], "'three'", [4, 5], [6, 7], [8]]
 
 
 def stop(index):
