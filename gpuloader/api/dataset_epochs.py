@@ -201,7 +201,8 @@ class DatasetEpochs(Epochs):
         start, beyond = position.batches, set(position.beyond)
         batches: Iterator[Any] = plan.batches(start)
         if order is not None:
-            batches = (Stretch.of(order, positions) for positions in batches)
+            # The positions of a batch increase by one, and the last may repeat.
+            batches = (Stretch(order, at[0], at[-1], len(at)) for at in batches)
         numbered: Iterator[tuple[int, Any]] = enumerate(batches, start)
         if beyond:
             numbered = (entry for entry in numbered if entry[0] not in beyond)
