@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, partial
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -102,6 +102,23 @@ def resample(
     height, width = check_window(size, _MOST_SIZE, _MOST_SIZE)
     target, held, constants, write = plan_finish(channels, mean, std, scale, out_layout, dtype)
 
+    def on_host(result: NDArray[Any]) -> None:
+        pixels = np.zeros((samples, height, width, channels), np.uint8)
+        known = geometry[:, : len(GEOMETRY)]
+        is_possible = ((known >= _LEAST) & (known <= _MOST)).all(1) & (known[:, 4:6] < known[:, 6:8]).all(1)
+        for number, numbers in enumerate(known.tolist()):
+            begin, end = row_splits[number : number + 2].tolist()
+            # Black, not refused, as on the device, where a check would wait for the copy of the geometry.
+            if not (is_possible[number] and 0 <= begin <= end <= len(values)):
+                continue
+            tall, wide, *corner = map(int, numbers[:4])
+            *window, turn = map(int, numbers[8:])
+            if tall * wide <= end - begin:
+                region = values[begin : begin + tall * wide].reshape(tall, wide, -1)
+                resized = resize_on_host(region, numbers[4:8], (height, width), interpolation, window, corner)
+                pixels[number] = resized[:: -1 if turn & 2 else 1, :: -1 if turn & 1 else 1]
+        write(pixels, result)
+
     def on_device(result: Any) -> Iterator[Any]:
         numbers = out_layout == "CHW", interpolation == "bicubic", geometry.shape[1]
         images = by_value((samples, len(values), height, width, *numbers), _IMAGES)
@@ -116,35 +133,7 @@ def resample(
         arguments = values, row_splits, geometry, weights, result, images, constants
         yield entry, spread(tiles * _THREADS, samples), arguments
 
-    on_host = partial(_make_images, values, row_splits, geometry, (height, width), interpolation, write)
     return Work((samples, *join_shape(channels, height, width, out_layout)), held, on_host, on_device)
-
-
-def _make_images(
-    values: Any,
-    row_splits: Any,
-    geometry: Any,
-    size: tuple[int, int],
-    interpolation: Interpolation,
-    write: Callable[[NDArray[np.uint8], NDArray[Any]], None],
-    result: NDArray[Any],
-) -> None:
-    """Make all images as bytes, in the layout HWC, and write them as a result."""
-    pixels = np.zeros((len(geometry), *size, values.shape[1]), np.uint8)
-    known = geometry[:, : len(GEOMETRY)]
-    is_possible = ((known >= _LEAST) & (known <= _MOST)).all(1) & (known[:, 4:6] < known[:, 6:8]).all(1)
-    for number, numbers in enumerate(known.tolist()):
-        begin, end = row_splits[number : number + 2].tolist()
-        # Black, not refused, as on the device, where a check would wait for the copy of the geometry.
-        if not (is_possible[number] and 0 <= begin <= end <= len(values)):
-            continue
-        tall, wide, *corner = map(int, numbers[:4])
-        *window, turn = map(int, numbers[8:])
-        if tall * wide <= end - begin:
-            region = values[begin : begin + tall * wide].reshape(tall, wide, -1)
-            resized = resize_on_host(region, numbers[4:8], size, interpolation, window, corner)
-            pixels[number] = resized[:: -1 if turn & 2 else 1, :: -1 if turn & 1 else 1]
-    write(pixels, result)
 
 
 def resize_on_host(

@@ -26,7 +26,7 @@ import numpy as np
 from gpuloader.devices import cuda, places
 from gpuloader.system import driver
 from gpuloader.system.driver import RELAXED
-from gpuloader.transforms.program import BoundProgram, KernelCall
+from gpuloader.transforms.program import KernelCall
 
 INVALID_HANDLE = 400
 NOT_READY = 600
@@ -520,7 +520,9 @@ def run_twins(monkeypatch, runtime):
     # Twins are not launched by kernels, so nothing is compiled ahead, and no launch is repeated.
     monkeypatch.setattr(cuda_device, "find_kernels", lambda program, arrays: [])
     monkeypatch.setattr(
-        BoundProgram, "launch", lambda self, stream: self.program.run_on_device(self._arrays, stream)
+        cuda_device.BoundProgram,
+        "launch",
+        lambda self, stream: self.program.run_on_device(self._arrays, stream),
     )
     monkeypatch.setattr(KernelCall, "on_device", call)
 

@@ -78,13 +78,13 @@ class DatasetEpochs(Epochs):
             drop_last=batching.drop_last or (batching.iterable and shards > 1),
             division=None if batching.sharding is None else ALONE,  # until an epoch finds the rank
         )
-        self._fetching = Fetching(spec, workers, gatherer, plan.delivery.near)
-        self._tuner = self._fetching.autotuner(self.delivery.prefetch, self._meter)
+        prefetch = self.delivery.prefetch
+        self._fetching = Fetching(spec, workers, gatherer, self._meter, prefetch, plan.delivery.near)
 
     def open(self, position: Position, guard: Finalizer) -> Iteration:
         """Open an epoch at the user's position, for the rank that this process has now."""
         self._ahead = None
-        plan, fetching, tuner = self.plan, self._fetching, self._tuner
+        plan, fetching, tuner = self.plan, self._fetching, self._fetching.tuner
         # The rank is found now: a launcher may start the ranks after the loader was made, or change them.
         batching = plan.batching.settle()
         watch = warn_if_undivided(batching)
@@ -98,9 +98,8 @@ class DatasetEpochs(Epochs):
             position.seed = self.draw_seed()
         if batching.torch_sampler is not None:  # otherwise the seed alone determines the order
             self._draw_torch_order(position, batching, is_new=is_new)
-        fetching.divide(batching.division)  # ends persistent workers that read for another rank
+        fetching.settle(batching.division)  # ends persistent workers that read for another rank
         if tuner is not None:  # continue with the setting that earlier epochs have found
-            fetching.begin_with(tuner.setting)
             self.delivery = self.delivery._replace(prefetch=tuner.setting.prefetch)
         if self._epoch_setter is not None:
             self._epoch_setter.begin(position.epoch)  # before anything asks the user's samplers for indices
@@ -128,7 +127,7 @@ class DatasetEpochs(Epochs):
         if position.torch_order is not None and batching.torch_generator is not None:
             present = partial(self._draw_as_delivered, present, position, batching)
         with deferred_interrupt():  # until the guard knows the workers
-            fetch = fetching.open(one, buffers.ring, self._meter)
+            fetch = fetching.open(one, buffers.ring)
             # With too few samples for a step, an epoch is empty although its source was not read before.
             drops = batching.drop_last or self.delivery.drop_last
             epoch = Epoch(
@@ -206,7 +205,8 @@ class DatasetEpochs(Epochs):
         request = partial(request, goes_on=self._follows_torch and len(self.delivery.devices) == 1)
         batches: Iterator[Any] = plan.batches(start)
         if order is not None:
-            batches = (Stretch.of(order, positions) for positions in batches)
+            # The positions of a batch increase by one, and the last may repeat.
+            batches = (Stretch(order, at[0], at[-1], len(at)) for at in batches)
         numbered: Iterator[tuple[int, Any]] = enumerate(batches, start)
         if beyond:
             numbered = (entry for entry in numbered if entry[0] not in beyond)
@@ -557,7 +557,7 @@ class DatasetEpochs(Epochs):
     @property
     def configuration(self) -> Configuration:
         """The options that explain a loop's times."""
-        fetching, workers, tuner = self._fetching, self.workers, self._tuner
+        fetching, workers, tuner = self._fetching, self.workers, self._fetching.tuner
         return Configuration(
             fetching.reads,
             fetching.count if tuner is None else tuner.setting.workers,

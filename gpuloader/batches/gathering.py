@@ -175,7 +175,7 @@ class RowStager(Gatherer):
     """Stages only the row numbers of a batch, for arrays that are already on the device.
 
     If the epoch's order is there as well, a batch is a `Stretch` of it, and only the stretch's first and last
-    position are staged; see `span_specs`.
+    position are staged: 16 bytes, whatever the size of the batch.
     """
 
     @cached_property
@@ -267,9 +267,8 @@ def tree_of(source: ArrayRows) -> Tree:
 
 @lru_cache(maxsize=8)
 def _span_layout(count: int) -> Layout:
-    from gpuloader.transforms.program import span_specs
-
-    return arrange(span_specs(count))
+    # The first array has no bytes; its shape carries the number of samples. The second holds the positions.
+    return arrange((((count, 0), np.dtype(np.uint8)), ((2,), np.dtype(np.int64))))
 
 
 def _as_integers(indices: Indices) -> NDArray[np.int64]:

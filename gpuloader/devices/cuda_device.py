@@ -27,10 +27,12 @@ from gpuloader.devices.codec import JpegCodec, open_codec
 from gpuloader.errors import LoaderError, StagingMemoryError, install_command
 from gpuloader.foreign import ForeignStream, TorchStreams, as_stream, describe_unused, find_address
 from gpuloader.kernels import launching
+from gpuloader.kernels.gather import fuse_gathers
+from gpuloader.kernels.launching import KernelLaunch
 from gpuloader.staging import Layout, PageLocker
 from gpuloader.system.driver import Relaxed
 from gpuloader.system.finalizers import Finalizer, once
-from gpuloader.transforms.program import BatchProgram, BoundProgram, find_kernels
+from gpuloader.transforms.program import BatchProgram, KernelCall
 
 # CUDA's numbers, which CuPy does not export.
 _HOST_TO_DEVICE, _WITHIN_DEVICE = 1, 3
@@ -66,6 +68,56 @@ _this_thread = _Thread()
 
 # Returns a function that makes a call with an address or a handle once, as soon as that is possible.
 Discarding = Callable[[Callable[[int], None], int], Callable[[], object]]
+
+
+# A program bound to the memory of one device slot, so that later batches there only cost the launches.
+
+
+class BoundProgram:
+    """Launches a program over the same device arrays, those of its `whole`, batch after batch.
+
+    The first time, every operation checks its arrays, chooses its grid and prepares its arguments. The
+    package's own operations only launch kernels, so these launches are kept and repeated, with all gathers in
+    one. A program with user operations runs in full each time.
+    """
+
+    def __init__(self, program: BatchProgram, arrays: list[Any]) -> None:
+        self.program = program
+        self._arrays = arrays
+        self._launches: list[tuple[Any, ...]] = []  # the kernel, its grid, its block and its arguments
+
+    def launch(self, stream: Any) -> None:
+        """Launch the program on a stream of the device, which is the current one."""
+        if not self._launches:
+            if not all(isinstance(step.operation, KernelCall) for step in self.program.steps):
+                self.program.run_on_device(self._arrays, stream)
+                return
+            # At every call, a CuPy kernel looks its function up by device, which takes longer than the
+            # launch.
+            self._launches = [
+                (getattr(kernel := one.load(), "kernel", kernel), one.grid, one.block, one.arguments)
+                for one in _find_launches(self.program, self._arrays, stream)
+            ]
+        for kernel, grid, block, arguments in self._launches:
+            kernel(grid, block, arguments, stream=stream)
+
+
+def find_kernels(program: BatchProgram, arrays: list[Any]) -> list[tuple[str, str]]:
+    """Return the file and entry of the kernels that a program launches, except for the user's own operations.
+
+    `arrays` have the shapes, dtypes and alignment of those in the program's `whole`; nothing is read or
+    written.
+    """
+    launches = _find_launches(program, arrays)
+    return list(dict.fromkeys((one.file, one.entry) for one in launches if isinstance(one.entry, str)))
+
+
+def _find_launches(program: BatchProgram, arrays: list[Any], stream: Any = None) -> list[KernelLaunch]:
+    found: list[KernelLaunch] = []
+    for step in program.steps:
+        if isinstance(step.operation, KernelCall):
+            found += step.operation.kernel.launches(**step.operation.name(*step.take(arrays)), stream=stream)
+    return fuse_gathers(found)
 
 
 class CudaMemory:

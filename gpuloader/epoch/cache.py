@@ -189,26 +189,26 @@ class Resident:
         self._devices = devices
         self._transforms = tuple(transforms)
         self._rows = 0
-        self._reserved: dict[int, DeviceMemory] = {}  # by the device's id, because places may share a device
+        self._reserved: dict[Device, DeviceMemory] = {}  # places may share a device
         self._gathers: list[list[RowSource]] = []
         self._tables: LivingKeys[Lane, _Table] = LivingKeys()
 
     def reserve(self, specs: Sequence[Spec]) -> None:
         """Allocate memory on every device for arrays of these shapes and dtypes."""
         for device in self._devices:
-            if id(device) not in self._reserved:
+            if device not in self._reserved:
                 nbytes, what = arrange(tuple(specs)).nbytes, f"a cache of {_count_bytes(specs):,} bytes"
-                self._reserved[id(device)] = _allocate(device, nbytes, what)
+                self._reserved[device] = _allocate(device, nbytes, what)
 
     def bring(self, source: ArraySource) -> None:
         """Copy arrays to every device; row i is sample i. Raises the errors of `reserve`."""
         self.reserve([(array.shape, array.dtype) for array in source.arrays])
         self._rows = len(source.arrays[0])
-        there: dict[int, list[RowSource]] = {}
-        for device in self._devices:
-            if id(device) not in there:
-                there[id(device)] = source.gathers(upload(source.arrays, device, self._reserved[id(device)]))
-        self._gathers = [there[id(device)] for device in self._devices]
+        there = {
+            device: source.gathers(upload(source.arrays, device, memory))
+            for device, memory in self._reserved.items()
+        }
+        self._gathers = [there[device] for device in self._devices]
         self._reserved.clear()
 
     def find_order(self, plan: Plan) -> InOrder | Shuffled | None:

@@ -25,7 +25,6 @@ from gpuloader.sources.array_rows import held_by
 from gpuloader.staging import Ring
 from gpuloader.system.cores import Cores
 from gpuloader.system.platforms import check_processes
-from gpuloader.system.threads import deferred_interrupt
 from gpuloader.watch.meter import Meter
 from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
 
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from gpuloader.fetch.jobs import Window
     from gpuloader.fetch.processes.fork_server import ForkServer
     from gpuloader.fetch.processes.workers import Pool
-    from gpuloader.watch.autotuner import Autotuner, Setting
+    from gpuloader.watch.autotuner import Autotuner
 
 
 class Fetching:
@@ -47,11 +46,14 @@ class Fetching:
         self,
         spec: BatchSpec,
         workers: WorkerOptions,
-        gatherer: Gatherer | None = None,
-        near: Cores = frozenset(),
+        gatherer: Gatherer | None,
+        meter: Meter,
+        prefetch: int,
+        near: Cores,
     ) -> None:
         self._spec = spec
         self._workers = workers
+        self._meter = meter
         iterable = spec.source.iterable
         # More workers than near cores would take turns there while other cores are idle.
         self._near = near if max(workers.count, workers.most) <= len(near) else frozenset()
@@ -91,6 +93,12 @@ class Fetching:
         self.in_processes = self.count > 0 and workers.kind == "process" and not in_columns
         if self.in_processes:
             check_processes()
+        self.tuner: Autotuner | None = None  # searches for the options left 'auto'
+        if self.count and not iterable and (workers.most or workers.deepens):
+            from gpuloader.watch.autotuner import Autotuner, Setting  # late: few loaders have such options
+
+            begin = Setting(self.count, workers.prefetch_factor, prefetch)
+            self.tuner = Autotuner(begin, workers.most or self.count, meter, deepens=workers.deepens)
 
     def _make_gatherer(self) -> Gatherer | None:
         collation = self._spec.collation
@@ -152,29 +160,17 @@ class Fetching:
             return depth * -(-count // min(count, size))
         return depth * count
 
-    def autotuner(self, prefetch: int, meter: Meter) -> Autotuner | None:
-        """Return the search for the options left 'auto', starting from their current values, or None."""
-        workers = self._workers
-        if not self.count or self._spec.source.iterable or not (workers.most or workers.deepens):
-            return None
-        from gpuloader.watch.autotuner import Autotuner, Setting
-
-        begin = Setting(self.count, workers.prefetch_factor, prefetch)
-        return Autotuner(begin, workers.most or self.count, meter, deepens=workers.deepens)
-
-    def begin_with(self, setting: Setting) -> None:
-        """Start later epochs with a setting that tuning has found."""
-        self._workers = replace(self._workers, count=setting.workers, prefetch_factor=setting.depth)
-        self.count = setting.workers
-
-    def divide(self, division: Division | None) -> None:
-        """Read this rank's part from the next epoch on; persistent workers of another rank end."""
-        if division != self._spec.division:  # workers have the division of their pool
+    def settle(self, division: Division | None) -> None:
+        """Read this rank's part from the next epoch on, with the setting that tuning has found by now."""
+        if division != self._spec.division:  # persistent workers have the division of their pool
             self._spec = self._spec._replace(division=division)
             self.close()
+        if self.tuner is not None:
+            self.count, depth, _ = self.tuner.setting
+            self._workers = replace(self._workers, count=self.count, prefetch_factor=depth)
 
-    def open(self, epoch: EpochRequest, ring: Ring, meter: Meter) -> Fetch:
-        """Start an epoch and return the fetch that fills the ring's slots."""
+    def open(self, epoch: EpochRequest, ring: Ring) -> Fetch:
+        """Start an epoch and return the fetch that fills the ring's slots; the caller defers interrupts."""
         if self._process != os.getpid():
             # The fork may have copied locks of the assembler that a thread held.
             self._assembler = self._spec.make_assembler()
@@ -186,7 +182,7 @@ class Fetching:
             if len(held) != len(self._held) or not all(map(operator.is_, held, self._held)):
                 vars(source).pop("arrays", None)
                 self._held, self._gatherer = held, self._make_gatherer()
-        workers = self._workers
+        workers, meter = self._workers, self._meter
         if self.count:
             turns: deque[int] | None = None
             # The readers determine the items of an iterable dataset, and with PyTorch's seeds what is drawn.
@@ -197,15 +193,7 @@ class Fetching:
 
             window = Window(epoch.numbered, ring, self.ahead, meter, in_order=workers.in_order, turns=turns)
             start = self._open_processes if self.in_processes else self._open_threads
-            fetch: Fetch | None = None
-            try:
-                with deferred_interrupt():  # otherwise it could leave behind a worker that nobody knows yet
-                    fetch = start(epoch, window)
-            except BaseException:
-                if fetch is not None:
-                    fetch.close()
-                raise
-            return fetch
+            return start(epoch, window)
         if epoch.reached is None:
             builder = self._gatherer or self._assembler
             assemble = builder.assemble

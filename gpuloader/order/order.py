@@ -672,7 +672,7 @@ def iterate(order: Order) -> Iterator[int]:
 class Stretch:
     """The samples at positions `first` to `last` of an order; the last one is repeated up to `count` samples.
 
-    >>> Stretch.of(Shuffled(5, seed=0, epoch=0), [3, 4, 4]).indices().tolist()
+    >>> Stretch(Shuffled(5, seed=0, epoch=0), first=3, last=4, count=3).indices().tolist()
     [2, 3, 3]
     """
 
@@ -680,11 +680,6 @@ class Stretch:
     first: int
     last: int
     count: int
-
-    @classmethod
-    def of(cls, order: Order, positions: Sequence[int]) -> Stretch:
-        """Return the stretch of `positions`, which increase by one and may repeat the last position."""
-        return cls(order, positions[0], positions[-1], len(positions))
 
     def __len__(self) -> int:
         return self.count

@@ -1,8 +1,8 @@
 """Programs: the transforms of a loader, planned for batches of one layout.
 
 From small to large: an `Operation` is one computation, a `Transform` is what the user specifies, a
-`BatchProgram` is all operations for one layout, and a `BoundProgram` is a program over the memory of one
-device slot. A `Programmer` draws random numbers for a loader's transforms and plans its programs.
+`BatchProgram` is all operations for one layout, and a `Programmer` draws random numbers for a loader's
+transforms and plans its programs.
 
 A program is planned once per layout. Its results lie in the same slot, behind the fields they are computed
 from. So running it allocates nothing, and the memory for a batch is known before it is fetched. On a device,
@@ -24,8 +24,7 @@ import numpy as np
 from gpuloader.errors import LoaderError, SampleError, describe_error
 from gpuloader.fields.spec import Array, Indices, Spec
 from gpuloader.foreign import bits_dtype
-from gpuloader.kernels.gather import fuse_gathers, gather
-from gpuloader.kernels.launching import Kernel, KernelLaunch
+from gpuloader.kernels.launching import Kernel
 from gpuloader.order.order import Order, Stretch
 from gpuloader.order.randomness import Words, as_number, current_draw, derive_key, hash_for_keys
 from gpuloader.sources.images.regions import Encoded
@@ -55,17 +54,6 @@ class RowSource(NamedTuple):
     shape: tuple[int, ...]  # of a row
     dtype: np.dtype[Any]
     source: Any = None  # the array with all rows; None if the program is only used for its layout
-
-
-def span_specs(count: int) -> tuple[Spec, ...]:
-    """Return the specs of a batch of `count` consecutive positions of an order: 16 bytes, whatever the count.
-
-    >>> [shape for shape, _ in span_specs(100)]
-    [(100, 0), (2,)]
-    """
-    # The first array has no bytes; its shape carries the number of samples. The second holds the first and
-    # the last position.
-    return ((count, 0), np.dtype(np.uint8)), ((2,), np.dtype(np.int64))
 
 
 class KernelCall(NamedTuple):
@@ -332,57 +320,6 @@ class BatchProgram(NamedTuple):
 
 
 # ---------------------------------------------------------------------------------------------------------
-# A program bound to the memory of one device slot, so that later batches there only cost the launches
-
-
-class BoundProgram:
-    """Launches a program over the same device arrays, those of its `whole`, batch after batch.
-
-    The first time, every operation checks its arrays, chooses its grid and prepares its arguments. The
-    package's own operations only launch kernels, so these launches are kept and repeated, with all gathers in
-    one. A program with user operations runs in full each time.
-    """
-
-    def __init__(self, program: BatchProgram, arrays: list[Any]) -> None:
-        self.program = program
-        self._arrays = arrays
-        self._launches: list[tuple[Any, ...]] = []  # the kernel, its grid, its block and its arguments
-
-    def launch(self, stream: Any) -> None:
-        """Launch the program on a stream of the device, which is the current one."""
-        if not self._launches:
-            if not all(isinstance(step.operation, KernelCall) for step in self.program.steps):
-                self.program.run_on_device(self._arrays, stream)
-                return
-            # At every call, a CuPy kernel looks its function up by device, which takes longer than the
-            # launch.
-            self._launches = [
-                (getattr(kernel := one.load(), "kernel", kernel), one.grid, one.block, one.arguments)
-                for one in _find_launches(self.program, self._arrays, stream)
-            ]
-        for kernel, grid, block, arguments in self._launches:
-            kernel(grid, block, arguments, stream=stream)
-
-
-def find_kernels(program: BatchProgram, arrays: list[Any]) -> list[tuple[str, str]]:
-    """Return the file and entry of the kernels that a program launches, except for the user's own operations.
-
-    `arrays` have the shapes, dtypes and alignment of those in the program's `whole`; nothing is read or
-    written.
-    """
-    launches = _find_launches(program, arrays)
-    return list(dict.fromkeys((one.file, one.entry) for one in launches if isinstance(one.entry, str)))
-
-
-def _find_launches(program: BatchProgram, arrays: list[Any], stream: Any = None) -> list[KernelLaunch]:
-    found: list[KernelLaunch] = []
-    for step in program.steps:
-        if isinstance(step.operation, KernelCall):
-            found += step.operation.kernel.launches(**step.operation.name(*step.take(arrays)), stream=stream)
-    return fuse_gathers(found)
-
-
-# ---------------------------------------------------------------------------------------------------------
 # Random words for transforms: a function of the loader's seed, the epoch, and each sample's key
 
 _DRAWS = 16  # part of the hash key, so that draws are independent of orders
@@ -468,7 +405,7 @@ class Programmer:
     """Plans a loader's programs; each process has its own.
 
     If only row numbers are staged, `sources` are the device arrays to gather the fields from. If only a span
-    of the epoch's order is staged per batch (see `span_specs`), `order` holds the rows in that order, int64,
+    of the epoch's order is staged per batch (see `RowStager`), `order` holds the rows in that order, int64,
     on the device; None means the rows in sequence. With `native`, results in bfloat16 are delivered in
     PyTorch's dtype, not as bits in uint16; this may change before the first program. `planned` is called with
     every new program, by the thread that asks for it first.
@@ -589,11 +526,13 @@ class _Planner:
 
     def _gather(self, sources: Sequence[RowSource]) -> None:
         """Begin with the fields, gathered by what is staged: row numbers, or a span of positions."""
+        from gpuloader.kernels.gather import gather  # late: only caches on a device need it
+
         count, *rest = self.fields[0].shape
         for name, (shape, dtype, source) in zip(self.names, sources, strict=True):
             spec = (count, *shape), dtype
             self.present[name] = (self._add(spec),)
-            # Row numbers have one dimension; a span has two, see `span_specs`.
+            # Row numbers have one dimension; a span has two, see `RowStager`.
             given = {"source": source, "indices": self.programmer.order} if rest else {"source": source}
             call = KernelCall(("span" if rest else "indices",), (spec,), gather, given)
             self.steps.append(Step(call, (1 if rest else 0,), self.present[name], name, "gather"))
