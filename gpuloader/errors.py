@@ -389,7 +389,7 @@ E = TypeVar("E", bound=LoaderError)
 
 
 def caused_by(raised: BaseException, failure: E) -> E:
-    """Return the error that tells of an exception which the user's code raised."""
+    """Return an error that tells of an exception, which the user's code or a framework's function raised."""
     failure.__cause__, failure._tells_of_user = raised, True
     return failure
 
@@ -404,9 +404,8 @@ def find_raised(failure: Exception) -> Exception | None:
     (KeyError('cow'), ['gpuloader: dataset index 7: the dataset raised'])
     """
     raised = failure.__cause__
-    if not getattr(failure, "_tells_of_user", False) or isinstance(raised, StopIteration):
-        return None
-    if not isinstance(raised, Exception):  # such as SystemExit
+    tells = isinstance(failure, LoaderError) and failure._tells_of_user
+    if not tells or not isinstance(raised, Exception) or isinstance(raised, StopIteration):
         return None
     raised.add_note(f"gpuloader: {failure}")
     return raised

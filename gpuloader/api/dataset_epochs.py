@@ -144,7 +144,7 @@ class DatasetEpochs(Epochs):
                 masking=None if count_real is None else lambda staged: self._masks.get(*count_real(staged)),
                 kernels=self._kernels,
                 reveals=plan.follows_torch,
-                missed=position.missed if one.goes_on else None,
+                missed=position.missed if one.continues else None,
             )
             return open_epoch(epoch, guard)
 
@@ -201,8 +201,8 @@ class DatasetEpochs(Epochs):
             count_real = lambda staged: take_own(staged.number)  # noqa: E731
         # A copy: the position's own set shrinks while the fetch, which is ahead of the user, reads this one.
         start, beyond = position.batches, set(position.beyond)
-        # Without indices, nothing tells where to go on; and a step that lacks a place's batch is none.
-        request = partial(request, goes_on=self._follows_torch and len(self.delivery.devices) == 1)
+        # Not with several places: a step must have a batch for each of them.
+        request = partial(request, continues=self._follows_torch and len(self.delivery.devices) == 1)
         batches: Iterator[Any] = plan.batches(start)
         if order is not None:
             # The positions of a batch increase by one, and the last may repeat.

@@ -86,7 +86,7 @@ class Position:
         if self.readers is not None:
             self.batches += 1  # the numbers have gaps once a worker runs out of items
         else:
-            while self.failed:  # the loop has gone on without them
+            while self.failed:  # the loop has continued without them
                 self._pass(self.failed.pop())
             self._pass(staged.number)
         state = staged.state

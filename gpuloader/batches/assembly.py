@@ -166,7 +166,7 @@ class Assembler:
         try:
             batch = collation.fallback.collate(samples)
         except Exception as error:
-            raise refused from error
+            raise caused_by(error, refused) from error
         if slot is not None or self.worker is None:
             return self._keep_whole(batch, number, reserve if slot is None else lambda _: slot)
         staged, self._signature = self._stage_whole(batch, collation, number, reserve, self._signature)

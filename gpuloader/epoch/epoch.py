@@ -333,7 +333,7 @@ class Epoch:
     tuner: Autotuner | None = None  # for the loader's 'auto' options
     apply: Callable[[Setting], int | None] = lambda _: None  # applies a setting of the tuner to this epoch
     reveals: bool = False  # whether to raise an exception of the user's code, not the error that tells of it
-    # Called with a `SampleError`, after which the epoch goes on with the next step; None ends the epoch.
+    # Called with a `SampleError`, after which the epoch continues with the next step; None ends the epoch.
     missed: Callable[[SampleError], None] | None = None
 
     def __post_init__(self) -> None:

@@ -90,7 +90,7 @@ class EpochRequest(NamedTuple):
     # For a map-style dataset whose own states are kept: the states to begin with. None for others.
     own: Mapping[int, ItemState] | None = None
     # Whether the batches behind one with an error follow, as in PyTorch.
-    goes_on: bool = False
+    continues: bool = False
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -52,7 +52,7 @@ _IDLE = 1e-3
 
 
 Fetched = StagedBatch | SampleError
-"""A batch, or what was raised instead of it, in an epoch that goes on after an error of a sample."""
+"""A batch, or what was raised instead of it, in an epoch that continues after an error of a sample."""
 
 
 def stage_inline(
@@ -66,7 +66,7 @@ def stage_inline(
 
     `assemble` stages a batch, given its number, its indices and a function that reserves a slot; it returns
     None at the end of the data. `close` is called after the last batch, or when the iteration ends early. If
-    the epoch goes on after an error of a sample, the error takes the place of the batch.
+    the epoch continues after an error of a sample, the error takes the place of the batch.
 
     Raises
     ------
@@ -90,7 +90,7 @@ def stage_inline(
             try:
                 staged = assemble(number, indices, reserve)
             except SampleError as error:
-                if not epoch.goes_on:
+                if not epoch.continues:
                     raise
                 staged = error
             finally:

@@ -85,7 +85,7 @@ def read_on(loader, kind):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_a_loop_that_catches_an_error_goes_on_with_the_next_batch(workers, shuffle, persistent):
+def test_a_loop_that_catches_an_error_continues_with_the_next_batch(workers, shuffle, persistent):
     def program(lib):
         options = options_of(workers, persistent)
         loader = lib.DataLoader(Made(fail_at_three, 10), 2, shuffle=shuffle, **options)
@@ -119,7 +119,7 @@ def fail_at_two_or_three(index):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_state_is_that_before_an_error_until_the_loop_goes_on(workers):
+def test_a_state_is_that_before_an_error_until_the_loop_continues(workers):
     def resume(state, make):
         loader = gpuloader.torch.DataLoader(Made(make, 5), num_workers=workers)
         loader.load_state_dict(state)
@@ -137,7 +137,7 @@ def test_a_state_is_that_before_an_error_until_the_loop_goes_on(workers):
     assert next(epoch, None) is None
 
 
-def test_an_epoch_on_a_device_goes_on_too():
+def test_an_epoch_on_a_device_continues_too():
     places = simulated_places(1)  # where further steps are copied while the error waits for its turn
     loader = gpuloader.torch.DataLoader(Made(fail_at_three, 9), 2, places=places, output=None)
     assert read_on(loader, KeyError) == [[0, 1], "'three'", [4, 5], [6, 7], [8]]
