@@ -459,8 +459,9 @@ class BlockBatch(SampleBatch):
 
     def finish(self) -> StagedBatch:
         """Return the staged batch."""
-        # Parts arrive in any order; a block holds them in the batch's.
-        block = Block([part for start in sorted(self._blocks) for part in self._blocks[start].parts])
+        block = self._blocks[0]
+        if len(self._blocks) > 1:  # parts arrive in any order; a block holds them in the batch's
+            block = Block([part for start in sorted(self._blocks) for part in self._blocks[start].parts])
         found = self._assembler.stage_block(block, self.number, self._reserve, self._indices)
         if found is not None:
             return found

@@ -246,6 +246,15 @@ def test_shuffled_chunks_hold_every_row_once_and_are_each_read_once(write, tmp_p
     assert workers is PROCESSES or sorted(row for window in windows for row in window) == list(range(COUNT))
 
 
+def test_early_releases_of_zarr_return_the_same_chunks_as_new_arrays(tmp_path, monkeypatch):
+    path, _ = write_zarr(tmp_path, image=IMAGES, label=np.arange(COUNT))
+    with closing(ZarrDataset(path)) as dataset:
+        batches = read_by_chunks(dataset)
+        found = next(iter(dataset._arrays().values())).async_array
+        monkeypatch.delattr(type(found), "get_orthogonal_selection", raising=False)
+        assert read_by_chunks(dataset) == batches
+
+
 def test_shuffled_chunks_differ_by_epoch_and_seed_and_resume_anywhere(dataset):
     options = {"places": "cpu", "batch_size": 7, "shuffle": "chunks"}
     loader = DataLoader(dataset, seed=1, **options)
