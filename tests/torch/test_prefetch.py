@@ -11,25 +11,17 @@ import gpuloader
 from gpuloader.testing import CustomPlace, SimulatedArray, SimulatedDevice, simulated_places
 from gpuloader.transforms import Cast, Normalize
 from tests.fakes import loader_threads, nothing_left_behind
-from tests.sample_sets import Made
 
 torch = pytest.importorskip("torch")
 
 from torch.nn.utils.rnn import PackedSequence, pack_sequence  # noqa: E402
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 
 @dataclasses.dataclass
 class Sample:
     ids: torch.Tensor
     name: str
-
-
-class Items(IterableDataset):
-    def __iter__(self):
-        info = torch.utils.data.get_worker_info()
-        first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        return iter(range(first, 20, step))
 
 
 def digits(count=20):
@@ -69,19 +61,6 @@ class TestItsBatches:
         [found] = gpuloader.prefetch(batches, places="cpu", output="numpy")
         assert type(found["x"]) is type(found["y"]) is np.ndarray
         assert found["x"] is batches[0]["x"]
-
-    def test_workers_of_an_iterable_dataset(self, place):
-        loader = gpuloader.prefetch(DataLoader(Items(), 4, num_workers=2), places=place)
-        for _ in range(2):
-            assert sorted(one for batch in loader for one in numbers(batch)) == list(range(20))
-
-    def test_its_errors_are_its_own(self, place):
-        faulty = Made(lambda index: torch.tensor(index) if index != 13 else {}["sample 13"], 20)
-        epoch = iter(gpuloader.prefetch(DataLoader(faulty, 4), places=place))
-        assert [numbers(next(epoch)) for _ in range(3)] == [[*range(n, n + 4)] for n in (0, 4, 8)]
-        with pytest.raises(KeyError, match="sample 13") as caught:
-            next(epoch)
-        assert any("batch 3" in note for note in caught.value.__notes__)
 
     def test_its_workers_end_with_the_loop(self, place):
         def read():

@@ -18,7 +18,7 @@ from gpuloader import (
     TensorDataset,
 )
 from gpuloader.errors import LoaderError, SampleError
-from gpuloader.testing import CustomPlace, RaceError, SimulatedDevice, simulated_places
+from gpuloader.testing import CustomPlace, SimulatedDevice, simulated_places
 from gpuloader.transforms import Cast, Normalize, OneHot, Pad, RandomCropFlip
 from tests.fakes import nothing_left_behind
 from tests.sample_sets import Made
@@ -478,24 +478,6 @@ class TestRaces:
         device = SimulatedDevice(seed=seed)
         self.read_all(device, cache=cache)
         device.finish(device.consumer_stream())
-
-    @pytest.mark.parametrize("left_out", ["wait", "record"])
-    @pytest.mark.parametrize("cache", [None, "device"])
-    def test_a_lane_out_of_order_is_caught(self, monkeypatch, left_out, cache):
-        device = SimulatedDevice()
-        loader = load(places=CustomPlace(device), batch_size=3, cache=cache)
-        epoch = iter(loader)  # uploads the cache, still in order
-        monkeypatch.setattr(device, left_out, lambda *arguments: None)
-        with pytest.raises(RaceError):
-            for images, _ in epoch:
-                images.launch_read()
-
-    def test_a_program_ahead_of_its_copy_is_caught(self, monkeypatch):
-        device = SimulatedDevice()
-        run = device.run
-        monkeypatch.setattr(device, "run", lambda program, memory, _: run(program, memory, device.stream()))
-        with pytest.raises(RaceError, match="overwritten before the copy"):
-            self.read_all(device)
 
     def test_what_users_keep_stays(self):
         kept = [(images[1:], labels) for images, labels in load(places=simulated_places(1))]
