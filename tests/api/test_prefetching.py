@@ -98,11 +98,6 @@ def wholly(value):
     return value
 
 
-@pytest.fixture(params=["cpu", "simulated"])
-def place(request):
-    return "cpu" if request.param == "cpu" else simulated_places(1)[0]
-
-
 ODD = Odd()
 IMAGES = np.arange(2 * 90 * 90 * 3).reshape(2, 90, 90, 3).transpose(0, 3, 1, 2)
 """Images with their channels last in memory, and first in their shape."""

@@ -162,11 +162,6 @@ def use_up(loader):
         pass
 
 
-@pytest.fixture(params=["cpu", "simulated"])
-def place(request):
-    return "cpu" if request.param == "cpu" else simulated_places(1)[0]
-
-
 class TestAddresses:
     def test_are_the_same_for_every_batch_of_every_epoch(self, place):
         for loader in (load(place), load(place, num_workers=2, worker_type="thread"), read(place)):

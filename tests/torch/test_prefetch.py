@@ -28,11 +28,6 @@ def digits(count=20):
     return TensorDataset(torch.arange(count * 4.0).reshape(count, 4), torch.arange(count) % 10)
 
 
-@pytest.fixture(params=["cpu", "simulated"])
-def place(request):
-    return "cpu" if request.param == "cpu" else simulated_places(1)[0]
-
-
 def numbers(batch):
     return np.asarray(batch).tolist()
 
