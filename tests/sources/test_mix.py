@@ -364,7 +364,8 @@ class TestStreams:
             parts = [stream(30, keeps=keeps), stream(200, 1000, keeps=keeps)]
             return load_stream(MixDataset(parts, [1, 2], at_end="repeat"), **workers)
 
-        assert set(check_resuming(make, (1, 9, 20))) == {*range(30), *range(1000, 1200)}
+        counts = (9,) if workers is PROCESSES else (1, 9, 20)
+        assert set(check_resuming(make, counts)) == {*range(30), *range(1000, 1200)}
 
     def test_ranks_divide_it(self):
         def make(**options):
@@ -387,7 +388,8 @@ class TestStreams:
             mixed = MixDataset([stored(tmp_path, "tar", range(40)), rows], [1, 2], at_end="repeat")
             return load_stream(mixed, **workers)
 
-        assert set(check_resuming(make, (1, 6, 25))) == {*range(40), *range(1000, 1200)}
+        counts = (6,) if workers is PROCESSES else (1, 6, 25)
+        assert set(check_resuming(make, counts)) == {*range(40), *range(1000, 1200)}
 
     @pytest.mark.parametrize("kind", ["tar", "parquet"])
     def test_a_stream_that_is_listed_twice_is_read_at_two_positions(self, tmp_path, kind):
@@ -395,7 +397,7 @@ class TestStreams:
             one = stored(tmp_path, kind, range(60))
             return load_stream(MixDataset([one, one], [1, 3], at_end="drop"))
 
-        assert sorted(check_resuming(make, range(1, 18))) == sorted([*range(60)] * 2)
+        assert sorted(check_resuming(make, range(1, 18, 3))) == sorted([*range(60)] * 2)
 
     def test_a_stream_that_is_repeated_shuffles_anew(self, tmp_path):
         rows = stored(tmp_path, "parquet", range(60), shuffle=True, shuffle_buffer=60)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import gpuloader
-from gpuloader.testing import CustomPlace, SimulatedArray, SimulatedDevice, simulated_places
+from gpuloader.testing import CustomPlace, SimulatedArray, simulated_places
 from gpuloader.transforms import Cast, Normalize
+from tests.api.test_prefetching import Locked, note_copies
 from tests.fakes import loader_threads, nothing_left_behind
 
 torch = pytest.importorskip("torch")
@@ -144,24 +145,13 @@ class TestTensors:
         torch.testing.assert_close(found, torch.full((2, 3, 4, 4), 0.2))
 
 
-def test_pinned_tensors_are_copied_from_where_they_lie():
+def test_pinned_tensors_are_copied_from_where_they_lie(monkeypatch):
     tensors = [torch.full((100, 100), n) for n in range(4)]
-    locked = {one.data_ptr(): one.nbytes for one in tensors}
-    sources = []
-
-    class Device(SimulatedDevice):
-        """A device for which these tensors are page-locked, as if PyTorch had pinned them."""
-
-        def is_page_locked(self, address, nbytes):
-            return locked.get(address) == nbytes
-
-        def copy_async(self, target, source, *rest):
-            sources.append(source.address)
-            super().copy_async(target, source, *rest)
-
-    loader = gpuloader.prefetch([{"x": one} for one in tensors], CustomPlace(Device()))
+    device = Locked(*(one.numpy() for one in tensors))  # as if PyTorch had pinned them
+    copies = note_copies(device, monkeypatch)
+    loader = gpuloader.prefetch([{"x": one} for one in tensors], CustomPlace(device))
     assert [int(np.asarray(batch["x"])[0, 0]) for batch in loader] == [0, 1, 2, 3]
-    assert sources[::2] == [one.data_ptr() for one in tensors]
+    assert copies[::2] == [(one.data_ptr(), one.nbytes) for one in tensors]
 
 
 def test_datasets_of_hugging_face():

@@ -84,13 +84,12 @@ def test_every_row_of_one_file_arrives_once(tmp_path, kind, data, pack, workers)
 
 
 @KINDS
-@pytest.mark.parametrize("workers", [INLINE, PROCESSES], ids=name_workers)
-def test_a_loader_resumes_where_another_was(tmp_path, kind, data, workers):
+def test_a_loader_resumes_where_another_was(tmp_path, kind, data):
     path = tmp_path / "all"
     path.write_bytes(data)
 
     def make():
-        return load(kind(path, **{**SHUFFLED, "shuffle_buffer": 700}), workers)
+        return load(kind(path, **{**SHUFFLED, "shuffle_buffer": 700}))
 
     whole = [check(batch) for batch in make()]
     assert sorted(label for labels in whole for label in labels) == list(range(ROWS))
