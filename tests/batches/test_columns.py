@@ -523,6 +523,25 @@ def test_one_of_many_columns_can_be_written_and_outlives_the_others():
     assert np.concatenate(kept).tolist() == list(range(3001, 3301))
 
 
+class Refilled(Alike):
+    """Views that cannot be written, of arrays that each block finds refilled."""
+
+    def iter_blocks(self, size):
+        for turn in range(5):
+            for array in self.arrays.values():
+                array += 1
+            yield Block([Part(self.columns, slice(turn * size, (turn + 1) * size))])
+
+
+def test_columns_may_be_refilled_for_each_block():
+    dataset = Refilled(writeable=True)
+    dataset.columns = {name: array.view() for name, array in dataset.arrays.items()}
+    for view in dataset.columns.values():
+        view.flags.writeable = False
+    loader = DataLoader(dataset, places="cpu", batch_size=10, use_buffer_reader=False)
+    assert [int(batch["x5"][0]) for batch in loader] == [5001, 5012, 5023, 5034, 5045]
+
+
 @pytest.mark.parametrize("read_only", [False, True])
 def test_columns_that_the_loop_changes_are_read_when_their_batch_is(read_only):
     dataset = Alike(writeable=True)
