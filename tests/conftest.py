@@ -18,6 +18,7 @@ from gpuloader.fetch.processes import fork_server
 from gpuloader.fetch.processes.fork_server import ForkServer
 from gpuloader.sources.images import resampling
 from gpuloader.sources.images.resampling import LateResizer, compile_function
+from gpuloader.testing import simulated_places
 
 # An example may take long on a busy machine, which says nothing about the code. Each run of the suite draws
 # few, and others than the last one; `--hypothesis-profile=thorough` draws many.
@@ -123,6 +124,12 @@ def shared_server(running_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -
     `test_fork_server` proves that each loader starts its own, and ends it.
     """
     use_server(running_server, monkeypatch)
+
+
+@pytest.fixture(params=["cpu", "simulated"])
+def place(request: pytest.FixtureRequest) -> object:
+    """Return a place in host memory, and one on a simulated device."""
+    return "cpu" if request.param == "cpu" else simulated_places(1)[0]
 
 
 @pytest.fixture

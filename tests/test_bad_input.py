@@ -275,22 +275,12 @@ def test_lists_of_different_lengths_say_how_to_make_them_one_field(samples, opti
         assert padded.tolist() == [[1, 2], [3, 0]]
 
 
-def test_an_array_of_another_length_names_its_field_as_it_is_to_be_written():
-    with pytest.raises(SampleError, match=r"field '0': .* name the field in ragged, or in pad"):
-        list(DataLoader([np.arange(2), np.arange(3)], places="cpu", batch_size=2))
-
-
 def load(dataset, **options):
     return list(DataLoader(dataset, places="cpu", batch_size=2, **options))
 
 
 class TestAdvice:
     """What a newcomer meets first: each message says what to do, in words that users know."""
-
-    def test_whole_numbers_before_fractions(self):
-        message = "field 'x': expected int64 .* got float64; make it one dtype in every sample, such as float"
-        with pytest.raises(SampleError, match=message):
-            load([{"x": 1}, {"x": 2.5}])
 
     def test_images_with_their_channels_first(self):
         samples = [(np.zeros((3, 8, 8), np.uint8), 1)] * 2

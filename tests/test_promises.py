@@ -244,29 +244,6 @@ def test_a_pipeline_without_waits_is_caught(monkeypatch):
                 images.launch_read()
 
 
-def test_a_host_slot_given_back_too_early_is_caught(monkeypatch):
-    device = SimulatedDevice(seed=1)
-    monkeypatch.setattr(device, "query", lambda event: True)
-    monkeypatch.setattr(device, "synchronize", lambda event: None)
-    place = CustomPlace(device)
-    loader = read_batches(numbered_batches(30), place, capacity=1)
-    for _ in loader:
-        pass
-    with pytest.raises(RaceError, match="rewritten before the copy"):
-        SimulatedDevice.synchronize(device, _mark_all(device))
-
-
-def _mark_all(device):
-    event = device.event()
-    for stream in device._streams:
-        device.record(event, stream)
-        join = device.event()
-        device.record(join, stream)
-        SimulatedDevice.wait(device, device._default, join)
-    device.record(event, device._default)
-    return event
-
-
 @pytest.mark.parametrize(("copy", "compute"), [(1.0, 2.0), (1.0, 1.0), (2.0, 1.0)])
 def test_double_buffering_hides_the_shorter_of_copy_and_compute(copy, compute):
     """On the virtual clock, a step takes as long as the longer of the two, not their sum."""

@@ -3,17 +3,15 @@
 import numpy as np
 import pytest
 
-from gpuloader import CPUPlace, DataFeeder, FeedError, PlaceError, ReaderError, data
+from gpuloader import DataFeeder, FeedError, PlaceError, ReaderError, data
 from gpuloader.devices import cuda, places
-from gpuloader.testing import simulated_places
 
 IMAGE = data("image", [None, 1, 28, 28])
 LABEL = data("label", [None, 1], "int64")
 
 
-@pytest.fixture(params=["cpu", "simulated"])
-def feeder(request):
-    place = CPUPlace() if request.param == "cpu" else simulated_places(1)[0]
+@pytest.fixture
+def feeder(place):
     return DataFeeder([IMAGE, LABEL], place)
 
 
@@ -57,7 +55,6 @@ def test_what_does_not_fit(feeder, sample, message):
     assert isinstance(caught.value, ValueError)
 
 
-@pytest.mark.parametrize("place", [CPUPlace(), *simulated_places(1)])
 def test_sequences_keep_their_lengths(place):
     words, text = (data(f"level {level}", [None, 1], "int64", lod_level=level) for level in (1, 2))
     feeder = DataFeeder([words, LABEL, text], place)

@@ -132,12 +132,6 @@ class TestPlaces:
         found = [[entry["label"][0, 0] for entry in step] for step in loader]
         assert found == [[*range(8)], [*range(8, 16)], [*range(16, 20)]][: 3 - drop_last]
 
-    def test_cpu_and_simulated_places_mix(self):
-        loader = DataLoader.from_generator(capacity=2)
-        loader.set_batch_generator(batches(9), places=[CPUPlace(), *simulated_places(2)])
-        steps = [[np.asarray(entry[0])[0, 0] for entry in step] for step in loader]
-        assert steps == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
-
 
 class TestEpochs:
     @pytest.mark.parametrize("in_process", [False, True])

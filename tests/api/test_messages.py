@@ -1,13 +1,11 @@
 """Odd input is an error that says what, where, and what to do."""
 
-import io
 import re
-import tarfile
 
 import numpy as np
 import pytest
 
-from gpuloader import BatchSampler, DataFileError, DataLoader, SampleError, TarDataset, data
+from gpuloader import BatchSampler, DataLoader, SampleError, data
 from tests.loading import load
 from tests.sample_sets import INLINE, PROCESSES, THREADS, Made, MadeAtOnce, name_workers
 
@@ -80,14 +78,3 @@ def test_a_number_out_of_range_is_named(value, dtype, got):
     message = f"field 'x': expected numbers of dtype {dtype} ({limits.min} to {limits.max}), got {got}"
     with pytest.raises(SampleError, match=re.escape(message) + "$"):
         list(DataLoader([(value,)], [data("x", [None, *np.shape(value)], dtype)], "cpu"))
-
-
-def test_a_tar_file_with_one_name_twice(tmp_path):
-    path = tmp_path / "a.tar"
-    with tarfile.open(path, "w") as shard:
-        for name in ("1.cls", "1.CLS"):
-            member = tarfile.TarInfo(name)
-            member.size = 1
-            shard.addfile(member, io.BytesIO(b"7"))
-    with pytest.raises(DataFileError, match=r"a.tar: one sample has two members .* '1.CLS'.*rename one"):
-        list(load(TarDataset(path)))

@@ -262,7 +262,7 @@ BAD_SAMPLES = {
     "an array for a number": (1, np.array([1]), None, r"expected shape \(\) .*, got \(1,\)"),
     "a number for an array": (np.array([1]), 1, None, r"expected shape \(1,\) .*, got \(\)"),
     "a list for a number": (1, [1], None, r"expected shape \(\) .*, got \(1,\)"),
-    "a fraction": (1, 0.5, None, "expected int64 as in the batch's first sample, got float64"),
+    "a fraction": (1, 0.5, None, "expected int64 .* got float64; make it one dtype in every sample, such as"),
     "a whole fraction": (1, 2.0, None, "expected int64 as in the batch's first sample, got float64"),
     "an array of fractions": (np.arange(2), np.zeros(2), None, "expected int64 .*, got float64"),
     "a number for a flag": (True, 1, None, "expected bool as in the batch's first sample, got int64"),

@@ -91,6 +91,9 @@ SAMPLERS = {
     "buckets": lambda count, size: {
         "batch_sampler": BucketSampler(np.arange(count) % 5, size, pool=2, drop_last=count % 2 == 0)
     },
+    "a budget": lambda count, size: {
+        "batch_sampler": BucketSampler(np.arange(count) % 5, max_tokens=4 * size, pool=2)
+    },
     "a rank's": lambda count, size: {
         "batch_sampler": DistributedBatchSampler(
             range(count), size, num_replicas=2, rank=1, shuffle=True, seed=3

@@ -21,6 +21,7 @@ from gpuloader.batches import kept as nested
 from gpuloader.testing import CustomPlace, SimulatedArray, SimulatedDevice, simulated_places
 from gpuloader.transforms import Cast, Normalize, OneHot, Pad, RandomCropFlip, Resize
 from gpuloader.watch.read_ahead_policy import ReadAheadPolicy
+from tests.api.streams import Items
 from tests.fakes import leave_early, loader_threads, nothing_left_behind, wait_until
 from tests.loading import resume
 
@@ -96,11 +97,6 @@ def wholly(value):
         array = np.asarray(value)
         return ("array", str(array.dtype), array.tolist())
     return value
-
-
-@pytest.fixture(params=["cpu", "simulated"])
-def place(request):
-    return "cpu" if request.param == "cpu" else simulated_places(1)[0]
 
 
 ODD = Odd()
@@ -255,16 +251,6 @@ class TestOnAHost:
         assert not loader_threads()
 
 
-class _Each:
-    """An iterable of which each pass calls a function."""
-
-    def __init__(self, function):
-        self.function = function
-
-    def __iter__(self):
-        return iter(self.function())
-
-
 class TestOrderAndLife:
     """The promises, over the simulated device, which reports each race."""
 
@@ -324,7 +310,7 @@ class TestOrderAndLife:
 
         def leave():
             for prefetch in (0, 2):
-                leave_early(gpuloader.prefetch(_Each(endless), places=place, prefetch=prefetch), ending)
+                leave_early(gpuloader.prefetch(Items(endless), places=place, prefetch=prefetch), ending)
 
         leave()
         with nothing_left_behind():
@@ -335,7 +321,7 @@ class TestOrderAndLife:
 
             class Trainer:
                 def __init__(self):
-                    self.loader = gpuloader.prefetch(_Each(self.read), places=place)
+                    self.loader = gpuloader.prefetch(Items(self.read), places=place)
                     self.epoch = iter(self.loader)
 
                 def read(self):
@@ -347,7 +333,7 @@ class TestOrderAndLife:
 
     def test_a_pass_begins_with_its_first_batch(self, place):
         begun = []
-        loader = gpuloader.prefetch(_Each(lambda: begun.append(1) or plain(6)), places=place)
+        loader = gpuloader.prefetch(Items(lambda: begun.append(1) or plain(6)), places=place)
         unused = iter(loader)
         assert not begun
         unused.close()
@@ -364,7 +350,7 @@ class TestOrderAndLife:
         ],
     )
     def test_a_pass_that_cannot_begin(self, read, error, message):
-        loader = gpuloader.prefetch(_Each(lambda: read(loader)), places="cpu", prefetch=0)
+        loader = gpuloader.prefetch(Items(lambda: read(loader)), places="cpu", prefetch=0)
         with pytest.raises(error, match=message):
             list(loader)
 
@@ -419,7 +405,7 @@ class TestErrors:
             yield from plain(2)
             raise error("third")
 
-        epoch = iter(gpuloader.prefetch(_Each(read), places=place, prefetch=prefetch))
+        epoch = iter(gpuloader.prefetch(Items(read), places=place, prefetch=prefetch))
         assert firsts([next(epoch), next(epoch)]) == [0, 1]
         with pytest.raises(error, match="third") as caught:
             next(epoch)
@@ -651,7 +637,7 @@ class TestMeasuring:
                 time.sleep(0.003)
                 yield rows(number)
 
-        loader = gpuloader.prefetch(_Each(slow), places="cpu", prefetch=prefetch)
+        loader = gpuloader.prefetch(Items(slow), places="cpu", prefetch=prefetch)
         list(loader)
         explanation = loader.explain()
         assert explanation.bound == "input"

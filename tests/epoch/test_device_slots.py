@@ -20,7 +20,7 @@ from gpuloader import (
 from gpuloader.devices.simulated import SimulatedWork
 from gpuloader.epoch import device_slots
 from gpuloader.errors import Misuse
-from gpuloader.testing import CustomPlace, RaceError, SimulatedDevice, simulated_places
+from gpuloader.testing import CustomPlace, SimulatedDevice, simulated_places
 from gpuloader.transforms import Cast, Pad
 from tests.fakes import no_other_collection
 from tests.loading import read_batches
@@ -160,11 +160,6 @@ def addresses(loader):
 def use_up(loader):
     for _ in loader:
         pass
-
-
-@pytest.fixture(params=["cpu", "simulated"])
-def place(request):
-    return "cpu" if request.param == "cpu" else simulated_places(1)[0]
 
 
 class TestAddresses:
@@ -363,17 +358,6 @@ def follow(device, stream):
     ready = device.event()
     device.record(ready, device.consumer_stream())
     device.wait(stream, ready)
-
-
-def test_a_stream_that_nobody_told_of_is_a_race():
-    """The test above can fail."""
-    [place] = simulated_places(1)
-    side = place.device.stream()
-    with pytest.raises(RaceError):
-        for batch in DataLoader(ROWS, places=place, batch_size=3, static=True):
-            follow(place.device, side)
-            batch.launch_read(side, duration=5.0)
-            del batch
 
 
 def test_batches_on_changing_streams_follow_one_another():

@@ -23,8 +23,7 @@ from gpuloader import (
 )
 from gpuloader.order.order import Shuffled
 from gpuloader.order.samplers import find_batches
-from tests.loading import resume
-from tests.sample_sets import INLINE, PROCESSES, WORKERS, MadeAtOnce, name_workers, values
+from tests.sample_sets import INLINE, PROCESSES, MadeAtOnce, name_workers, values
 
 LENGTHS = np.random.default_rng(0).lognormal(4, 0.8, 2000).astype(int)
 
@@ -194,15 +193,6 @@ by_samplers = pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS)
 
 def load(sampler, **options):
     return DataLoader(range(50), places="cpu", batch_sampler=sampler, **{"seed": 3, **options})
-
-
-@pytest.mark.parametrize("workers", [*WORKERS, PROCESSES], ids=name_workers)
-@by_samplers
-def test_a_loader_resumes_in_the_middle(make, workers):
-    whole = values(load(make(), **INLINE))
-    assert len(whole) == len(load(make()))
-    before, again = resume(lambda: load(make(), **workers), 5)
-    assert [batch.tolist() for batch in before] + values(again) == whole
 
 
 @pytest.mark.parametrize("workers", [INLINE, PROCESSES], ids=name_workers)

@@ -83,15 +83,6 @@ def test_any_slice_is_that_part_of_the_whole_and_pickles_are_the_fields(order, d
 
 
 @given(
-    count=st.sampled_from([0, 1, 2, 3, 4, 5, 255, 256, 257, 4095, 4096, 4097]) | st.integers(0, 10_000),
-    seed=seeds,
-    epoch=epochs,
-)
-def test_a_shuffled_order_has_every_index_once(count, seed, epoch):
-    assert sorted(whole(Shuffled(count, seed, epoch))) == list(range(count))
-
-
-@given(
     sizes=st.lists(st.integers(0, 30), max_size=30),
     window=st.integers(1, 9),
     seed=seeds,

@@ -51,12 +51,6 @@ def test_any_batch_of_an_order_is_found_at_once(count, size, drop_last, kind, ah
         assert listed(plan, start) == wanted[start:]
 
 
-def test_a_part_of_an_order_cannot_be_written_to():
-    [batch] = OrderedPlan(Shuffled(5, 0, 0), 5, drop_last=False).batches(0)
-    with pytest.raises(ValueError, match="read-only"):
-        batch[0] = 3
-
-
 @pytest.mark.parametrize("count", [6, 7, 8, 9])
 @pytest.mark.parametrize("base", [0, 1])
 @pytest.mark.parametrize("uneven", ["pad", "repeat", "drop"])

@@ -25,7 +25,7 @@ from gpuloader import (
 from gpuloader.sources.array_rows import as_rows
 from tests import loading
 from tests.rank_loaders import loaders_of
-from tests.sample_sets import INLINE, PROCESSES, assert_same, name_workers
+from tests.sample_sets import assert_same
 from tests.sources.files.test_arrays import write_hdf5, write_zarr
 
 ROWS = 6
@@ -162,10 +162,9 @@ class TestDatasets:
         assert_same(list(again), list(dataset))
         getattr(again, "close", int)()
 
-    @pytest.mark.parametrize("workers", [INLINE, PROCESSES], ids=name_workers)
-    def test_a_loader_resumes_in_the_middle(self, dataset, workers):
+    def test_a_loader_resumes_in_the_middle(self, dataset):
         options = options_of(dataset)
-        before, again = loading.resume(lambda: loading.load(dataset, **options, **workers), 2)
+        before, again = loading.resume(lambda: loading.load(dataset, **options), 2)
         assert_same(plain([*before, *again]), plain(list(loading.load(dataset, **options))))
 
     def test_ranks_divide_it(self, dataset):

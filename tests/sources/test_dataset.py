@@ -268,6 +268,10 @@ class TestSubset:
         assert sorted(Subset(animals, animals.keys())) == [1, 2, 3, 4]
         assert Subset({-5: "x"}, [-5])[0] == "x"
         assert list(pickle.loads(pickle.dumps(Subset({"a": 1}, ["a"])))) == [1]
+        assert len(Subset(animals, [])) == 0
+        numbered = {0: "a", 1: "b"}
+        assert sorted(sample for part in random_split(numbered, [1, 1]) for sample in part) == ["a", "b"]
+        assert list(ConcatDataset([numbered])) == ["a", "b"]
         with pytest.raises(KeyError, match="bird"):
             Subset(animals, ["bird"])[0]
         with pytest.raises(IndexError, match="Subset of 2 samples has no sample 2"):
@@ -428,10 +432,3 @@ class TestArraysThroughALoader:
         part = type("OwnSubset", (Subset,), own)(TensorDataset([np.arange(3)]), [0])
         for dataset in (tensors, part, Subset(part, [0]), Subset(tensors, [0]), Squares(3), Letters(), None):
             assert find_arrays(dataset) is None
-
-
-def test_keys_and_numbered_samples_are_taken():
-    assert len(Subset({"a": 1}, [])) == 0
-    numbered = {0: "a", 1: "b"}
-    assert sorted(sample for part in random_split(numbered, [1, 1]) for sample in part) == ["a", "b"]
-    assert list(ConcatDataset([numbered])) == ["a", "b"]

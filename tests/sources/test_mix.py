@@ -32,7 +32,6 @@ from gpuloader import (
 )
 from gpuloader.order.order import AT_END, Mixed
 from tests import loading
-from tests.rank_loaders import loaders_of, numbers
 from tests.sample_sets import INLINE, PROCESSES, WORKERS, MadeAtOnce, name_workers
 from tests.sources.files.tar_files import write_tar
 
@@ -149,20 +148,6 @@ class TestOrder:
 
 
 class TestLoaders:
-    @pytest.mark.parametrize("at_end", AT_END)
-    @pytest.mark.parametrize("workers", [*WORKERS, PROCESSES], ids=name_workers)
-    def test_resume_in_the_middle(self, workers, at_end):
-        before, again = loading.resume(lambda: load(mix(at_end), **workers), 9)
-        assert samples(before) + samples(again) == samples(load(mix(at_end), **INLINE))
-
-    @pytest.mark.parametrize("at_end", AT_END)
-    @pytest.mark.parametrize("shuffle", [True, False])
-    def test_ranks_divide_it(self, at_end, shuffle):
-        ranks = loaders_of(mix(at_end), 3, batch_size=4, shuffle=shuffle)
-        steps = zip(*ranks, strict=True)
-        found = [one for step in steps for batch in step for one in numbers(batch)]
-        assert found == samples(load(mix(at_end), seed=5, shuffle=shuffle))
-
     def test_without_shuffling_ranks_need_no_seed(self):
         load(mix(), seed=None, shuffle=False, shard=(0, 2))
         with pytest.raises(ValueError, match="pass the same seed to all of them"):
@@ -379,7 +364,8 @@ class TestStreams:
             parts = [stream(30, keeps=keeps), stream(200, 1000, keeps=keeps)]
             return load_stream(MixDataset(parts, [1, 2], at_end="repeat"), **workers)
 
-        assert set(check_resuming(make, (1, 9, 20))) == {*range(30), *range(1000, 1200)}
+        counts = (9,) if workers is PROCESSES else (1, 9, 20)
+        assert set(check_resuming(make, counts)) == {*range(30), *range(1000, 1200)}
 
     def test_ranks_divide_it(self):
         def make(**options):
@@ -402,7 +388,8 @@ class TestStreams:
             mixed = MixDataset([stored(tmp_path, "tar", range(40)), rows], [1, 2], at_end="repeat")
             return load_stream(mixed, **workers)
 
-        assert set(check_resuming(make, (1, 6, 25))) == {*range(40), *range(1000, 1200)}
+        counts = (6,) if workers is PROCESSES else (1, 6, 25)
+        assert set(check_resuming(make, counts)) == {*range(40), *range(1000, 1200)}
 
     @pytest.mark.parametrize("kind", ["tar", "parquet"])
     def test_a_stream_that_is_listed_twice_is_read_at_two_positions(self, tmp_path, kind):
@@ -410,7 +397,7 @@ class TestStreams:
             one = stored(tmp_path, kind, range(60))
             return load_stream(MixDataset([one, one], [1, 3], at_end="drop"))
 
-        assert sorted(check_resuming(make, range(1, 18))) == sorted([*range(60)] * 2)
+        assert sorted(check_resuming(make, range(1, 18, 3))) == sorted([*range(60)] * 2)
 
     def test_a_stream_that_is_repeated_shuffles_anew(self, tmp_path):
         rows = stored(tmp_path, "parquet", range(60), shuffle=True, shuffle_buffer=60)
@@ -565,13 +552,6 @@ def test_the_stream_that_ends_a_mix_is_read_once_and_the_shares_stay(folder, leg
     assert times[:1000].max() == 1
     # Where few parts are left of the stream that ends the mix, nobody reads on without it.
     assert abs(times[:1000].sum() - 1.5 * 90) <= 40
-
-
-def test_a_mix_at_its_start_is_for_any_number_of_workers(folder):
-    _, state = leave(load_files(folder, ["drop"] * 3, 2, 4), 0, None)
-    first, state = leave(load_files(folder, ["drop"] * 3, 3, 4), 5, state)
-    rest, _ = leave(load_files(folder, ["drop"] * 3, 2, 4), None, state)
-    assert sorted(first + rest) == [*range(150), *range(1000, 1090), *range(2000, 2048)]
 
 
 def test_a_mix_that_is_being_read_is_pickled_without_its_pass(folder):

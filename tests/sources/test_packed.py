@@ -63,6 +63,7 @@ def test_without_memory_files_it_lies_in_an_unlinked_one(monkeypatch):
     assert list(PackedList("abc")) == ["a", "b", "c"]
 
 
+@pytest.mark.usefixtures("shared_server")
 @pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
 def test_workers_map_the_programs_memory(method):
     names = [f"picture {number}" for number in range(12)]
@@ -112,7 +113,7 @@ class TestListsAsDatasets:
     def test_others_are_left_alone(self, dataset):
         assert pack_list(dataset, 20_000) is None
 
-    def test_a_loader_reads_a_packed_list(self, monkeypatch):
+    def test_a_loader_reads_a_packed_list(self, monkeypatch, shared_server):
         monkeypatch.setattr("gpuloader.fetch.processes.workers._PACKED_NBYTES", 20_000)
         items = [(f"{number}.jpg", number) for number in range(5000)]
         loader = DataLoader(items, places="cpu", batch_size=100, num_workers=2, start_method="forkserver")

@@ -160,27 +160,6 @@ def test_closing_wakes_everyone_who_waits_until_it_is_undone():
     assert ring.acquire(10) is slot
 
 
-def test_beyond_the_spare_slots_batches_are_private_until_one_comes_back():
-    ring = Ring(count=3, spare=1)
-
-    def deliver(number):
-        slot = ring.acquire(LAYOUT.nbytes)
-        slot.views(LAYOUT)[0][...] = number
-        lent = ring.lend(slot, LAYOUT)
-        return lent is slot, lease_views(lent, LAYOUT, ring.freed)[0]
-
-    kept = [deliver(number) for number in range(5)]
-    assert [own for own, _ in kept] == [True, False, False, False, False]
-    assert (ring.free, ring.leased) == (2, 1)
-    assert [view[0, 0] for _, view in kept] == [0, 1, 2, 3, 4]
-    kept.pop(0)
-    ring.drain()
-    own, view = deliver(9)
-    assert own
-    assert (view == 9).all()
-    assert [int(view[1, 2]) for _, view in kept] == [1, 2, 3, 4]
-
-
 @pytest.mark.parametrize("layout", [LAYOUT, arrange((((0, 3), np.dtype("float32")),))], ids=["full", "empty"])
 def test_a_lease_that_ended_counts_only_once_it_is_drained(layout):
     ring = Ring(count=2, spare=1)

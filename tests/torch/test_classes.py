@@ -83,13 +83,6 @@ def test_a_copy_of_the_batch_sampler():
     assert list(again) == [[0, 1], [2, 3], [4]]
 
 
-def test_an_empty_dataset_cannot_be_shuffled():
-    for lib in (drop_in, theirs):
-        with pytest.raises(ValueError, match="num_samples=0"):
-            lib.DataLoader([], 4, shuffle=True)
-        assert list(lib.DataLoader([], 4)) == []
-
-
 @pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
 def test_workers_read_classes_of_the_user(start_method, shared_server):
     found = [(Squares(), [0, 1, 4, 9]), (Shares(), [0, 1, 2, 3, 4, 5])]

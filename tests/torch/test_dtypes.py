@@ -1,6 +1,5 @@
 """Tensors of every dtype and kind as samples, in a TensorDataset, and as results of a collate_fn."""
 
-import collections
 import functools
 import io
 import pickle
@@ -344,19 +343,6 @@ def write(images, index):
 
 @by_workers
 class TestStructures:
-    def test_what_a_collate_fn_returns(self, workers):
-        for function in (
-            lambda batch: (torch.tensor(batch), tuple(batch), {"k": batch}),
-            lambda batch: [(torch.tensor(batch),)],
-            lambda batch: collections.defaultdict(int, a=torch.tensor(batch)),
-            lambda batch: collections.Counter(map(str, batch)),
-            sum,
-            lambda batch: None,
-            lambda batch: " ".join(map(str, batch)),
-            lambda batch: np.float32(batch[0]),
-        ):
-            assert_alike([1, 2, 3, 4], workers, batch_size=2, collate_fn=function)
-
     def test_single_values(self, workers):
         for value in (3, 2.5, True, "a", b"a", None, 1 + 2j, 2**70, np.float32(1), np.str_("a")):
             assert_alike([value] * 2, workers, batch_size=None)

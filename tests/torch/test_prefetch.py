@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 import gpuloader
-from gpuloader.testing import CustomPlace, SimulatedArray, SimulatedDevice, simulated_places
+from gpuloader.testing import CustomPlace, SimulatedArray, simulated_places
 from gpuloader.transforms import Cast, Normalize
+from tests.api.test_prefetching import Locked, note_copies
 from tests.fakes import loader_threads, nothing_left_behind
-from tests.sample_sets import Made
 
 torch = pytest.importorskip("torch")
 
 from torch.nn.utils.rnn import PackedSequence, pack_sequence  # noqa: E402
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 
 @dataclasses.dataclass
@@ -25,20 +25,8 @@ class Sample:
     name: str
 
 
-class Items(IterableDataset):
-    def __iter__(self):
-        info = torch.utils.data.get_worker_info()
-        first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        return iter(range(first, 20, step))
-
-
 def digits(count=20):
     return TensorDataset(torch.arange(count * 4.0).reshape(count, 4), torch.arange(count) % 10)
-
-
-@pytest.fixture(params=["cpu", "simulated"])
-def place(request):
-    return "cpu" if request.param == "cpu" else simulated_places(1)[0]
 
 
 def numbers(batch):
@@ -69,19 +57,6 @@ class TestItsBatches:
         [found] = gpuloader.prefetch(batches, places="cpu", output="numpy")
         assert type(found["x"]) is type(found["y"]) is np.ndarray
         assert found["x"] is batches[0]["x"]
-
-    def test_workers_of_an_iterable_dataset(self, place):
-        loader = gpuloader.prefetch(DataLoader(Items(), 4, num_workers=2), places=place)
-        for _ in range(2):
-            assert sorted(one for batch in loader for one in numbers(batch)) == list(range(20))
-
-    def test_its_errors_are_its_own(self, place):
-        faulty = Made(lambda index: torch.tensor(index) if index != 13 else {}["sample 13"], 20)
-        epoch = iter(gpuloader.prefetch(DataLoader(faulty, 4), places=place))
-        assert [numbers(next(epoch)) for _ in range(3)] == [[*range(n, n + 4)] for n in (0, 4, 8)]
-        with pytest.raises(KeyError, match="sample 13") as caught:
-            next(epoch)
-        assert any("batch 3" in note for note in caught.value.__notes__)
 
     def test_its_workers_end_with_the_loop(self, place):
         def read():
@@ -170,24 +145,13 @@ class TestTensors:
         torch.testing.assert_close(found, torch.full((2, 3, 4, 4), 0.2))
 
 
-def test_pinned_tensors_are_copied_from_where_they_lie():
+def test_pinned_tensors_are_copied_from_where_they_lie(monkeypatch):
     tensors = [torch.full((100, 100), n) for n in range(4)]
-    locked = {one.data_ptr(): one.nbytes for one in tensors}
-    sources = []
-
-    class Device(SimulatedDevice):
-        """A device for which these tensors are page-locked, as if PyTorch had pinned them."""
-
-        def is_page_locked(self, address, nbytes):
-            return locked.get(address) == nbytes
-
-        def copy_async(self, target, source, *rest):
-            sources.append(source.address)
-            super().copy_async(target, source, *rest)
-
-    loader = gpuloader.prefetch([{"x": one} for one in tensors], CustomPlace(Device()))
+    device = Locked(*(one.numpy() for one in tensors))  # as if PyTorch had pinned them
+    copies = note_copies(device, monkeypatch)
+    loader = gpuloader.prefetch([{"x": one} for one in tensors], CustomPlace(device))
     assert [int(np.asarray(batch["x"])[0, 0]) for batch in loader] == [0, 1, 2, 3]
-    assert sources[::2] == [one.data_ptr() for one in tensors]
+    assert copies[::2] == [(one.data_ptr(), one.nbytes) for one in tensors]
 
 
 def test_datasets_of_hugging_face():

@@ -90,17 +90,6 @@ def test_a_loader_refuses_samples_that_do_not_match(lib, samples, workers):
         list(lib.DataLoader(samples, 2, num_workers=workers))
 
 
-TEXT = [{"x": letter, "y": (letter, [b"b", {"z": letter}], Pair(letter, 1))} for letter in "abc"]
-
-
-@WORKERS
-@pytest.mark.parametrize("kind", [Items, list])
-def test_text_in_containers(lib, kind, workers):
-    [expected] = torch.utils.data.DataLoader(kind(TEXT), 3)
-    [batch] = lib.DataLoader(kind(TEXT), 3, num_workers=workers)
-    assert same(batch, expected)
-
-
 @pytest.mark.parametrize("sample", [np.zeros(2, [("x", "f4")]), np.zeros(1, [("x", "f4")])[0]], ids=type)
 @WORKERS
 def test_structured_arrays(lib, sample, workers):

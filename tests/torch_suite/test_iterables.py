@@ -8,20 +8,7 @@ from torch.utils import data
 
 from tests.fakes import is_running, wait_until
 from tests.sample_sets import values
-from tests.torch_suite.datasets import Items, Numbers, Stream, tell_process
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("style", [Numbers, Stream])
-def test_a_loader_becomes_a_list_or_tuple(lib, workers, style, persistent):
-    options = {"num_workers": 1, **persistent} if workers else {}
-    for kind in (list, tuple):
-        samples = kind(lib.DataLoader(style(20), batch_size=None, **options))
-        assert samples == kind(range(20))
-        assert all(type(item) is int for item in samples)
-        batches = kind(lib.DataLoader(style(20), batch_size=2, **options))
-        assert type(batches) is kind
-        assert values(batches) == [[first, first + 1] for first in range(0, 20, 2)]
+from tests.torch_suite.datasets import Items, Stream, tell_process
 
 
 class Shares(Stream):

@@ -10,33 +10,13 @@ import torch
 from tests.fakes import is_running, wait_until
 from tests.sample_sets import values
 from tests.torch_suite.datasets import (
-    LABELS,
-    PICTURES,
     Items,
     Made,
     Numbers,
     Remembering,
-    pictures,
     tell_process,
 )
 from tests.torch_suite.libraries import on_both
-
-KEPT, AHEAD = {"num_workers": 4, "persistent_workers": True}, {"num_workers": 2, "prefetch_factor": 3}
-
-
-@pytest.mark.parametrize(
-    ("workers", "size"),
-    [*(({}, size) for size in (None, 1, 2, 7)), (KEPT, 1), (KEPT, 7), (AHEAD, None), (AHEAD, 2)],
-    ids=str,
-)
-def test_samples_come_in_order(lib, workers, size):
-    loader = lib.DataLoader(pictures(lib), batch_size=size, **workers)
-    for _ in range(2):
-        batches = list(loader)
-        assert len(batches) == len(loader) == len(range(0, 100, size or 1))
-        join = torch.stack if size is None else torch.cat
-        assert torch.equal(join([images for images, _ in batches]), PICTURES)
-        assert torch.equal(join([labels for _, labels in batches]), LABELS)
 
 
 def test_a_list_may_grow_before_it_is_loaded(lib):

@@ -1,5 +1,6 @@
 """What the dataset and collate_fn return arrives as it was: classes, attributes, memory formats, arrays."""
 
+import collections
 import dataclasses
 import functools
 import json
@@ -88,6 +89,11 @@ RESULTS = [
     lambda: torch.empty(2, 3, device="meta"),
     lambda: {1: torch.zeros(1), "a": 2},
     list,
+    lambda: None,
+    lambda: "1 2",
+    lambda: 3,
+    lambda: collections.defaultdict(int, a=torch.ones(2)),
+    lambda: collections.Counter("aab"),
     lambda: {"image": torch.arange(3, dtype=torch.bfloat16), "count": 3},
 ]
 

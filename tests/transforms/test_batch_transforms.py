@@ -18,7 +18,7 @@ from gpuloader import (
     TensorDataset,
 )
 from gpuloader.errors import LoaderError, SampleError
-from gpuloader.testing import CustomPlace, RaceError, SimulatedDevice, simulated_places
+from gpuloader.testing import CustomPlace, SimulatedDevice, simulated_places
 from gpuloader.transforms import Cast, Normalize, OneHot, Pad, RandomCropFlip
 from tests.fakes import nothing_left_behind
 from tests.sample_sets import Made
@@ -46,11 +46,6 @@ def load(dataset=None, places="cpu", steps=STEPS, **options):
     options = {"batch_size": 4, "shuffle": True, "seed": 11, **options}
     dataset = TensorDataset(PICTURES, LABELS) if dataset is None else dataset
     return DataLoader(dataset, places=places, transforms=steps, **options)
-
-
-@pytest.fixture(params=["cpu", "simulated"])
-def where(request):
-    return simulated_places(1) if request.param == "simulated" else request.param
 
 
 def rows_of(loader):
@@ -375,28 +370,28 @@ WORDS = Made(lambda index: (np.arange(index % 4 + 1), PICTURES[index]), COUNT)
 
 
 class TestFields:
-    def test_nested_ones_beside_objects(self, where):
+    def test_nested_ones_beside_objects(self, place):
         steps = [RandomCropFlip("meta.image", (6, 5)), Normalize("meta.image"), OneHot("label", 5)]
         wanted = expected(steps=[RandomCropFlip("0", (6, 5)), Normalize("0"), OneHot("1", 5)], shuffle=False)
-        batches = list(load(Made(nested, COUNT), where, steps=steps, shuffle=False))
+        batches = list(load(Made(nested, COUNT), place, steps=steps, shuffle=False))
         assert_same([np.concatenate([np.asarray(one["meta"]["image"]) for one in batches])], wanted[:1])
         assert_same([np.concatenate([np.asarray(one["label"]) for one in batches])], wanted[1:])
         assert [name for one in batches for name in one["meta"]["name"]] == [f"p{i}" for i in range(COUNT)]
 
     @pytest.mark.parametrize("workers", [0, 2])
-    def test_a_ragged_one_is_padded(self, where, workers):
+    def test_a_ragged_one_is_padded(self, place, workers):
         """It precedes a field with random draws, which are one set per sample, not per word."""
         steps = [RandomCropFlip("1", (6, 5)), Normalize("1"), Pad("0", 5, fill=-1)]
         options = {"num_workers": workers, "worker_type": "thread"}
-        batches = list(load(WORDS, where, steps=steps, ragged=["0"], shuffle=False, **options))
+        batches = list(load(WORDS, place, steps=steps, ragged=["0"], shuffle=False, **options))
         words = np.concatenate([np.asarray(one) for one, _ in batches])
         wanted = [list(range(i % 4 + 1)) + [-1] * (4 - i % 4) for i in range(COUNT)]
         assert words.tolist() == wanted
         wanted = expected(steps=[RandomCropFlip("0", (6, 5)), Normalize("0")], shuffle=False)
         assert_same([np.concatenate([np.asarray(two) for _, two in batches])], wanted[:1])
 
-    def test_a_ragged_one_may_stay(self, where):
-        first, _ = next(iter(load(WORDS, where, steps=[Normalize("1")], ragged=["0"], shuffle=False)))
+    def test_a_ragged_one_may_stay(self, place):
+        first, _ = next(iter(load(WORDS, place, steps=[Normalize("1")], ragged=["0"], shuffle=False)))
         assert type(first) is Ragged
         assert np.asarray(first.values).tolist() == [0, 0, 1, 0, 1, 2, 0, 1, 2, 3]
 
@@ -432,9 +427,9 @@ class TestBatchesOfOtherSizes:
     BATCHES = ([0], [1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11, 12], [13, 13], list(range(14, 23)))
 
     @pytest.mark.parametrize("cache", [None, "device"])
-    def test_have_each_their_program(self, where, cache):
+    def test_have_each_their_program(self, place, cache):
         options = {"shuffle": False, "batch_size": 1, "batch_sampler": list(self.BATCHES), "cache": cache}
-        found = rows_of(load(SAMPLES, where, **options))
+        found = rows_of(load(SAMPLES, place, **options))
         reference = expected(shuffle=False)
         for batch, keys in zip(found, self.BATCHES, strict=True):
             assert_same(batch, [field[keys] for field in reference])
@@ -478,24 +473,6 @@ class TestRaces:
         device = SimulatedDevice(seed=seed)
         self.read_all(device, cache=cache)
         device.finish(device.consumer_stream())
-
-    @pytest.mark.parametrize("left_out", ["wait", "record"])
-    @pytest.mark.parametrize("cache", [None, "device"])
-    def test_a_lane_out_of_order_is_caught(self, monkeypatch, left_out, cache):
-        device = SimulatedDevice()
-        loader = load(places=CustomPlace(device), batch_size=3, cache=cache)
-        epoch = iter(loader)  # uploads the cache, still in order
-        monkeypatch.setattr(device, left_out, lambda *arguments: None)
-        with pytest.raises(RaceError):
-            for images, _ in epoch:
-                images.launch_read()
-
-    def test_a_program_ahead_of_its_copy_is_caught(self, monkeypatch):
-        device = SimulatedDevice()
-        run = device.run
-        monkeypatch.setattr(device, "run", lambda program, memory, _: run(program, memory, device.stream()))
-        with pytest.raises(RaceError, match="overwritten before the copy"):
-            self.read_all(device)
 
     def test_what_users_keep_stays(self):
         kept = [(images[1:], labels) for images, labels in load(places=simulated_places(1))]

@@ -64,6 +64,7 @@ def test_every_number_arrives_once_and_a_loader_resumes_in_the_middle(tmp_path, 
     assert read(again) == epochs[0][5:]
 
 
+@pytest.mark.usefixtures("shared_server")
 @pytest.mark.parametrize(
     ("kind", "workers"),
     [*itertools.product(KINDS, [INLINE, THREADS, PROCESSES]), ("zarr", FORKSERVER)],

@@ -137,7 +137,7 @@ def test_processes_that_need_the_same_files_fetch_each_once(tmp_path, three):
     context = multiprocessing.get_context("forkserver")
     started = context.Event()
     arguments = (three.url, tmp_path / "cache", started)
-    processes = [context.Process(target=fetch_all, args=arguments) for _ in range(4)]
+    processes = [context.Process(target=fetch_all, args=arguments) for _ in range(2)]
     for process in processes:
         process.start()
     started.set()

@@ -1,11 +1,7 @@
 """Parquet files through the loader: which values arrive, in which form, and what is read for them."""
 
 import itertools
-import json
-import os
-import subprocess
 import sys
-import textwrap
 import threading
 import time
 
@@ -190,31 +186,6 @@ def test_files_may_disagree_on_whether_a_column_is_nullable(tmp_path, options):
         pq.write_table(table, tmp_path / f"{number}.parquet")
     (batch,) = load(tmp_path, **options)
     assert sorted(batch["label"].tolist()) == [0, 1, 2, 3]
-
-
-READ_A_HALF = """
-    import json, sys
-    from gpuloader import DataLoader, ParquetDataset
-
-    dataset = ParquetDataset(sys.argv[1:], ["label"], shuffle=True, shuffle_buffer=20)
-    loader = DataLoader(dataset, places="cpu", batch_size=7)
-    print(json.dumps([label for batch in loader for label in batch["label"].tolist()]))
-"""
-
-
-def test_two_processes_read_halves_from_a_server_that_drops_connections(files, remote):
-    with serve(files[0].parent, drops=lambda tries: tries < 3) as served:
-        program = [sys.executable, "-c", textwrap.dedent(READ_A_HALF)]
-        program += [f"{served.url}/{file.name}" for file in files]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        environments = [{**os.environ, "RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
-        started = [subprocess.Popen(program, env=one, **pipes) for one in environments]
-        outputs = [process.communicate(timeout=240) for process in started]
-        assert [error.decode() for _, error in outputs] == ["", ""]
-        assert served.dropped == 4  # both tries of both files
-    halves = [json.loads(output) for output, _ in outputs]
-    assert sorted(halves[0] + halves[1]) == list(range(100))
-    assert all(40 <= len(half) <= 60 for half in halves)
 
 
 @pytest.mark.parametrize("workers", [INLINE, ONE_THREAD, PROCESSES], ids=name_workers)

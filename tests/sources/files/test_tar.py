@@ -13,7 +13,6 @@ import pytest
 from gpuloader import DataFileError, DataLoader, SampleError, TarDataset
 from gpuloader.sources.files.tar import expand
 from tests.fetch.faulty import run_program
-from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, name_workers
 from tests.sources.files.tar_files import write_tar
 
 SHARDS, SAMPLES = 6, 20
@@ -39,25 +38,9 @@ def folder(tmp_path):
     return tmp_path
 
 
-def check(batch):
-    labels = batch["label"]
-    assert (batch["image"] == labels[:, None]).all()
-    assert batch["key"] == [f"{label:04d}" for label in labels]
-    return labels.tolist()
-
-
-def load(folder, workers=INLINE, **options):
-    options = {"shuffle": True, "shuffle_buffer": 30, **options}
-    dataset = TarDataset(f"{folder}/{{000..005}}.tar", decode, **options)
-    return DataLoader(dataset, places="cpu", batch_size=7, **workers)
-
-
-@pytest.mark.parametrize("workers", [INLINE, ONE_THREAD, THREADS, PROCESSES], ids=name_workers)
-def test_every_sample_arrives_once(folder, workers):
-    loader = load(folder, workers)
-    epochs = [[label for batch in loader for label in check(batch)] for _ in range(2)]
-    assert [sorted(epoch) for epoch in epochs] == [list(range(SHARDS * SAMPLES))] * 2
-    assert epochs[0] != epochs[1]
+def load(folder):
+    dataset = TarDataset(f"{folder}/{{000..005}}.tar", decode, shuffle=True, shuffle_buffer=30)
+    return DataLoader(dataset, places="cpu", batch_size=7)
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
@@ -190,5 +173,5 @@ def test_members_are_grouped_as_by_webdataset(tmp_path):
 
 def test_two_members_of_one_name_are_an_error(tmp_path):
     path = write_tar(tmp_path / "a.tar", [("1.cls", b""), ("1.CLS", b"")])
-    with pytest.raises(DataFileError, match=r"one sample has two members with the name '1\.CLS'"):
+    with pytest.raises(DataFileError, match=r"a.tar: one sample has two members .* '1.CLS'.*rename one"):
         list(TarDataset(path))

@@ -14,9 +14,8 @@ from gpuloader import CSVDataset, DataFileError, DataLoader, JSONLDataset, Sourc
 from gpuloader.order.worker_info import WorkerInfo, exchange_worker
 from gpuloader.sources.files import text
 from tests.fakes import nothing_left_behind
-from tests.loading import resume
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, name_workers
-from tests.sources.files.parquet_files import SHUFFLED, pa
+from tests.sources.files.parquet_files import pa
 from tests.sources.files.serving import serve
 
 ROWS = 5000
@@ -81,21 +80,6 @@ def test_every_row_of_one_file_arrives_once(tmp_path, kind, data, pack, workers)
         labels = [label for batch in load(dataset, workers) for label in check(batch)]
     assert sorted(labels) == list(range(ROWS))
     assert (labels == sorted(labels)) is (workers is not PROCESSES or pack is not bytes)
-
-
-@KINDS
-@pytest.mark.parametrize("workers", [INLINE, PROCESSES], ids=name_workers)
-def test_a_loader_resumes_where_another_was(tmp_path, kind, data, workers):
-    path = tmp_path / "all"
-    path.write_bytes(data)
-
-    def make():
-        return load(kind(path, **{**SHUFFLED, "shuffle_buffer": 700}), workers)
-
-    whole = [check(batch) for batch in make()]
-    assert sorted(label for labels in whole for label in labels) == list(range(ROWS))
-    _, again = resume(make, 7)
-    assert [check(batch) for batch in again] == whole[7:]
 
 
 @KINDS

@@ -1,22 +1,20 @@
 import gzip
 import struct
-from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from gpuloader.errors import DataFileError
 from gpuloader.sources.mnist.digits import load_idx, read_idx
 from tests.fakes import memory_below
 
 
-def idx_bytes(array: NDArray[np.uint8]) -> bytes:
+def idx_bytes(array):
     header = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
     return header + array.tobytes()
 
 
-def write_folder(folder: Path, *, packed: bool = False, mark: str = "-") -> None:
+def write_folder(folder, *, packed=False, mark="-"):
     chance = np.random.default_rng(0)
     for name, count in (("train", 12), ("t10k", 4)):
         images = chance.integers(0, 256, (count, 28, 28), dtype=np.uint8)
@@ -28,7 +26,7 @@ def write_folder(folder: Path, *, packed: bool = False, mark: str = "-") -> None
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("shape", [(7,), (0,), (3, 5), (2, 28, 28)])
-def test_an_array_comes_back(tmp_path: Path, shape: tuple[int, ...], packed: bool) -> None:
+def test_an_array_comes_back(tmp_path, shape, packed):
     array = np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
     path = tmp_path / "any-name"
     path.write_bytes(gzip.compress(idx_bytes(array)) if packed else idx_bytes(array))
@@ -55,7 +53,7 @@ LABELS = idx_bytes(np.arange(5, dtype=np.uint8))
         (gzip.compress(LABELS)[:-8] + bytes(8), "damaged"),
     ],
 )
-def test_a_foreign_or_damaged_file_is_refused(tmp_path: Path, content: bytes, problem: str) -> None:
+def test_a_foreign_or_damaged_file_is_refused(tmp_path, content, problem):
     path = tmp_path / "labels-idx1-ubyte"
     path.write_bytes(content)
     with pytest.raises(DataFileError, match=problem) as raised:
@@ -63,7 +61,7 @@ def test_a_foreign_or_damaged_file_is_refused(tmp_path: Path, content: bytes, pr
     assert str(path) in str(raised.value)
 
 
-def test_a_bomb_is_refused_within_the_bytes_of_its_header(tmp_path: Path) -> None:
+def test_a_bomb_is_refused_within_the_bytes_of_its_header(tmp_path):
     path = tmp_path / "labels-idx1-ubyte.gz"
     path.write_bytes(gzip.compress(LABELS + bytes(64 * 2**20), 1))
     with memory_below(4 * 2**20), pytest.raises(DataFileError, match="got more"):
@@ -72,7 +70,7 @@ def test_a_bomb_is_refused_within_the_bytes_of_its_header(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("mark", ["-", "."])
-def test_a_folder_becomes_three_sets(tmp_path: Path, packed: bool, mark: str) -> None:
+def test_a_folder_becomes_three_sets(tmp_path, packed, mark):
     write_folder(tmp_path, packed=packed, mark=mark)
     mnist = load_idx(tmp_path, valid_count=3)
     assert [len(digits) for digits in (mnist.train, mnist.valid, mnist.test)] == [9, 3, 4]
@@ -84,7 +82,7 @@ def test_a_folder_becomes_three_sets(tmp_path: Path, packed: bool, mark: str) ->
     assert levels.max() > 200
 
 
-def test_files_that_are_missing_or_do_not_fit_together_are_refused(tmp_path: Path) -> None:
+def test_files_that_are_missing_or_do_not_fit_together_are_refused(tmp_path):
     write_folder(tmp_path)
     with pytest.raises(DataFileError, match="more than 10,000 training digits"):
         load_idx(tmp_path)

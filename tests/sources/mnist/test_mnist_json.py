@@ -1,8 +1,5 @@
 import gzip
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +12,8 @@ from tests.fakes import memory_below
 RESULT_BYTES = 70_000 * 784 * 4
 BUFFER_BYTES = 16 * 2**20
 
-Sets = list[list[Any]]
 
-
-def small_sets(counts: tuple[int, int, int] = (130, 3, 2)) -> Sets:
+def small_sets(counts=(130, 3, 2)):
     chance = np.random.default_rng(0)
     return [
         [(chance.integers(0, 256, (count, 784)) / 256).tolist(), chance.integers(0, 10, count).tolist()]
@@ -26,21 +21,19 @@ def small_sets(counts: tuple[int, int, int] = (130, 3, 2)) -> Sets:
     ]
 
 
-def write(folder: Path, text: bytes) -> Path:
+def write(folder, text):
     path = folder / "mnist.json.gz"
     path.write_bytes(gzip.compress(text, 1))
     return path
 
 
-def write_sets(folder: Path, sets: object, **style: Any) -> Path:
+def write_sets(folder, sets, **style):
     return write(folder, json.dumps(sets, **style).encode())
 
 
 @pytest.mark.parametrize("style", [{}, {"separators": (",", ":")}, {"indent": 1}])
 @pytest.mark.parametrize("window", [64, 2**18])
-def test_every_value_arrives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, style: dict[str, Any], window: int
-) -> None:
+def test_every_value_arrives(tmp_path, monkeypatch, style, window):
     monkeypatch.setattr(mnist_json, "_WINDOW_BYTES", window)
     sets = small_sets((3, 2, 1) if window == 64 else (130, 3, 2))
     mnist = read_json(write_sets(tmp_path, sets, **style))
@@ -51,7 +44,7 @@ def test_every_value_arrives(
         assert digits.labels.tolist() == labels
 
 
-def test_one_is_a_pixel_and_several_gzip_members_are_one_file(tmp_path: Path) -> None:
+def test_one_is_a_pixel_and_several_gzip_members_are_one_file(tmp_path):
     sets = small_sets((1, 1, 1))
     sets[1][0][0][5] = 1
     text = json.dumps(sets).encode()
@@ -60,11 +53,11 @@ def test_one_is_a_pixel_and_several_gzip_members_are_one_file(tmp_path: Path) ->
     assert read_json(path).valid.images[0, 5] == 1
 
 
-def set_pixel(value: object) -> Callable[[Sets], None]:
+def set_pixel(value):
     return lambda sets: sets[0][0][100].__setitem__(3, value)
 
 
-def set_label(value: object) -> Callable[[Sets], None]:
+def set_label(value):
     return lambda sets: sets[2][1].__setitem__(1, value)
 
 
@@ -92,9 +85,7 @@ def set_label(value: object) -> Callable[[Sets], None]:
         (lambda sets: sets.append(sets[0]), "end of the file", "']' after three sets"),
     ],
 )
-def test_a_wrong_value_is_reported_with_its_place(
-    tmp_path: Path, spoil: Callable[[Sets], None], where: str, problem: str
-) -> None:
+def test_a_wrong_value_is_reported_with_its_place(tmp_path, spoil, where, problem):
     sets = small_sets()
     spoil(sets)
     with pytest.raises(DataFileError) as raised:
@@ -116,7 +107,7 @@ NOTATIONS += b"0.0, 1e-400", b"0.1234567890123456789, 0.1234567890123456"
 
 
 @pytest.mark.parametrize("row", NOTATIONS)
-def test_a_row_takes_any_notation_of_json(tmp_path: Path, row: bytes) -> None:
+def test_a_row_takes_any_notation_of_json(tmp_path, row):
     images = read_json(write(tmp_path, with_row(row))).train.images
     assert images[0, :2].tolist() == np.array(json.loads(b"[" + row + b"]"), "f4").tolist()
 
@@ -135,7 +126,7 @@ def test_a_row_takes_any_notation_of_json(tmp_path: Path, row: bytes) -> None:
         (b"0.0, 1, ", "only numbers"),
     ],
 )
-def test_a_wrong_row_is_described(tmp_path: Path, row: bytes, problem: str) -> None:
+def test_a_wrong_row_is_described(tmp_path, row, problem):
     with pytest.raises(DataFileError, match=problem):
         read_json(write(tmp_path, with_row(row)))
 
@@ -152,7 +143,7 @@ def test_a_wrong_row_is_described(tmp_path: Path, row: bytes, problem: str) -> N
         (gzip.compress(b"[" * 100_000), "the text ends after 100,000 bytes"),
     ],
 )
-def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes, problem: str) -> None:
+def test_a_foreign_file_is_refused(tmp_path, content, problem):
     path = tmp_path / "mnist.json.gz"
     path.write_bytes(content)
     with pytest.raises(DataFileError, match=problem):
@@ -160,7 +151,7 @@ def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes, problem: str)
 
 
 @pytest.mark.parametrize("kept", [0.02, 0.5, 0.999])
-def test_truncated_text_and_truncated_gzip_are_refused(tmp_path: Path, kept: float) -> None:
+def test_truncated_text_and_truncated_gzip_are_refused(tmp_path, kept):
     text = json.dumps(small_sets((20, 3, 2))).encode()
     path = write(tmp_path, text[: int(len(text) * kept)])
     with pytest.raises(DataFileError, match="the text ends after"):
@@ -171,7 +162,7 @@ def test_truncated_text_and_truncated_gzip_are_refused(tmp_path: Path, kept: flo
         read_json(path)
 
 
-def test_text_after_the_sets_and_a_damaged_byte_are_refused(tmp_path: Path) -> None:
+def test_text_after_the_sets_and_a_damaged_byte_are_refused(tmp_path):
     text = json.dumps(small_sets((1, 1, 1))).encode()
     with pytest.raises(DataFileError, match=r"end of the file: expected .*, but the text ends"):
         read_json(write(tmp_path, text + b"\nx"))
@@ -184,7 +175,7 @@ def test_text_after_the_sets_and_a_damaged_byte_are_refused(tmp_path: Path) -> N
         read_json(path)
 
 
-def test_more_images_than_the_maximum_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_images_than_the_maximum_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(mnist_json, "MAXIMUM_IMAGES", 5)
     assert len(read_json(write_sets(tmp_path, small_sets((2, 2, 1)))).train) == 2
     with pytest.raises(DataFileError, match=r"set 'test', image 1: expected at most 5 images"):
@@ -201,9 +192,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_a_bomb_is_refused_within_the_stated_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bomb: str
-) -> None:
+def test_a_bomb_is_refused_within_the_stated_memory(tmp_path, monkeypatch, bomb):
     head, filler = BOMBS[bomb]
     if bomb != "endless labels":
         monkeypatch.setattr(mnist_json, "MAXIMUM_TEXT_BYTES", 40 * 2**20)
@@ -212,7 +201,7 @@ def test_a_bomb_is_refused_within_the_stated_memory(
         read_json(path)
 
 
-def test_the_longest_rows_and_labels_stay_within_the_stated_memory(tmp_path: Path) -> None:
+def test_the_longest_rows_and_labels_stay_within_the_stated_memory(tmp_path):
     with pytest.raises(FileNotFoundError):
         read_json(tmp_path / "mnist.json.gz")
     images = b", ".join([b"[" + b",".join([b"0.123456789012345678901234567"] * 784) + b"]"] * 70)

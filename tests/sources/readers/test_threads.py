@@ -56,12 +56,6 @@ def test_leaving_early_ends_the_threads_and_closes_the_reader(in_threads):
     assert reader.closed.wait(60)
 
 
-def test_every_item_passes_and_epochs_start_afresh(decorate):
-    reader = decorate(lambda: range(30))
-    for _ in range(2):
-        assert sorted(reader()) == list(range(30))
-
-
 def test_buffered_reads_ahead_as_far_as_told():
     reader = StepReader(range(50))
     reader.allow(51)
