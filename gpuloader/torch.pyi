@@ -13,6 +13,8 @@ from torch.utils.data import StackDataset as StackDataset
 from torch.utils.data import SubsetRandomSampler as SubsetRandomSampler
 from torch.utils.data import WeightedRandomSampler as WeightedRandomSampler
 from torch.utils.data import argument_validation as argument_validation
+from torch.utils.data import default_collate as default_collate
+from torch.utils.data import default_convert as default_convert
 from torch.utils.data import functional_datapipe as functional_datapipe
 from torch.utils.data import guaranteed_datapipes_determinism as guaranteed_datapipes_determinism
 from torch.utils.data import non_deterministic as non_deterministic
@@ -20,8 +22,6 @@ from torch.utils.data import runtime_validation as runtime_validation
 from torch.utils.data import runtime_validation_disabled as runtime_validation_disabled
 
 from gpuloader.api.torch_loader import DataLoader as DataLoader
-from gpuloader.api.torch_loader import default_collate as default_collate
-from gpuloader.api.torch_loader import default_convert as default_convert
 from gpuloader.api.torch_loader import random_split as random_split
 from gpuloader.order.worker_info import get_worker_info as get_worker_info
 from gpuloader.sources.torch_classes import ChainDataset as ChainDataset

@@ -1,4 +1,4 @@
-"""What is specific to `gpuloader.torch`: a loader, a split and collate functions like those of PyTorch."""
+"""What is specific to `gpuloader.torch`: a loader and a split like those of PyTorch."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ from gpuloader.sources.dataset import MapStyle, Readable, S, Subset
 try:
     from torch.utils.data import BatchSampler as TorchBatchSampler
     from torch.utils.data import DataLoader as TorchLoader
-    from torch.utils.data import SequentialSampler
+    from torch.utils.data import SequentialSampler, default_collate, default_convert
     from torch.utils.data.dataloader import _InfiniteConstantSampler
 except ImportError:
     TorchBatchSampler = TorchLoader = SequentialSampler = _InfiniteConstantSampler = object
+    default_collate = default_convert = object
 
 
 def _make_sampler(dataset: Any, shuffle: bool, generator: Any) -> Any:
@@ -44,39 +45,6 @@ def _draw_seed() -> int:
     import torch
 
     return draw_seed(torch.default_generator)
-
-
-def default_collate(samples: Sequence[Any]) -> Any:
-    """Return the batch that PyTorch's own ``default_collate`` makes of a list of samples.
-
-    A loader without a ``collate_fn`` collates by itself, with the same results but faster. Use this function
-    inside your own ``collate_fn``, for example after sorting or padding the samples.
-
-    Examples
-    --------
-    >>> import pytest
-    >>> _ = pytest.importorskip("torch")
-    >>> default_collate([{"label": 1, "name": "cat"}, {"label": 2, "name": "dog"}])
-    {'label': tensor([1, 2]), 'name': ['cat', 'dog']}
-    """
-    from torch.utils.data import default_collate
-
-    return default_collate(samples)
-
-
-def default_convert(sample: Any) -> Any:
-    """Return a sample with PyTorch tensors instead of NumPy arrays, as ``batch_size=None`` does.
-
-    Examples
-    --------
-    >>> import numpy as np, pytest
-    >>> _ = pytest.importorskip("torch")
-    >>> default_convert({"image": np.zeros(2, "float32"), "name": "cat"})
-    {'image': tensor([0., 0.]), 'name': 'cat'}
-    """
-    from torch.utils.data import default_convert
-
-    return default_convert(sample)
 
 
 def _needs_default_collate(sample: Any) -> bool:
@@ -383,7 +351,8 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
         # Trainers copy loaders by their attributes, and call this function themselves. In `vars` it is None,
         # so that a copy that Lightning makes from `vars` also collates by itself.
         is_single = self.batch_size is None and self.batch_sampler is None
-        return self.__dict__.get("collate_fn") or (default_convert if is_single else default_collate)
+        own: Callable[[Any], Any] = default_convert if is_single else default_collate
+        return self.__dict__.get("collate_fn") or own
 
     def __setattr__(self, name: str, value: object) -> None:
         # PyTorch's loader refuses this, too. If it were ignored, `loader.batch_size = 64` would train on.
