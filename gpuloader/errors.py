@@ -407,7 +407,10 @@ def find_raised(failure: Exception) -> Exception | None:
     tells = isinstance(failure, LoaderError) and failure._tells_of_user
     if not tells or not isinstance(raised, Exception) or isinstance(raised, StopIteration):
         return None
-    raised.add_note(f"gpuloader: {failure}")
+    with suppress(Exception):  # not every class has notes, such as a frozen dataclass
+        # Without those of earlier samples: some programs raise the same exception again and again.
+        kept = [one for one in getattr(raised, "__notes__", ()) if not one.startswith("gpuloader: batch ")]
+        raised.__notes__ = [*kept, f"gpuloader: {failure}"]
     return raised
 
 

@@ -144,7 +144,7 @@ class DatasetEpochs(Epochs):
                 masking=None if count_real is None else lambda staged: self._masks.get(*count_real(staged)),
                 kernels=self._kernels,
                 reveals=plan.follows_torch,
-                missed=position.missed if one.continues else None,
+                missed=partial(self._miss, position, batching) if one.continues else None,
             )
             return open_epoch(epoch, guard)
 
@@ -265,7 +265,8 @@ class DatasetEpochs(Epochs):
 
     def _count_asked(self, position: Position, batching: Batching) -> int:
         """Return how many indices PyTorch's loader has requested from its sampler by this position."""
-        batches = position.batches // position.shards + self.workers.count * self.workers.prefetch_factor
+        batches = (position.batches + len(position.failed)) // position.shards
+        batches += self.workers.count * self.workers.prefetch_factor
         # A batch sampler that was passed as sampler yields lists of indices.
         size = (batching.size or 1) * (getattr(batching.sampler, "batch_size", 1) if batching.single else 1)
         return position.base + batches * size * (batching.division or ALONE).world_size
@@ -279,6 +280,12 @@ class DatasetEpochs(Epochs):
         assert position.torch_order is not None
         position.torch_order.draw_until(self._count_asked(position, batching))
         return batch
+
+    def _miss(self, position: Position, batching: Batching, error: SampleError) -> None:
+        """Record that a batch has raised; PyTorch's sampler has drawn for it all the same."""
+        position.missed(error)
+        if position.torch_order is not None and batching.torch_generator is not None:
+            position.torch_order.draw_until(self._count_asked(position, batching))
 
     def _draw_order(self, epoch: int, batching: Batching) -> TorchOrder | None:
         if batching.torch_sampler is None or (batching.given is None and not self._follows_torch):

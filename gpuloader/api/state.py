@@ -295,7 +295,8 @@ def end_epoch(position: Position, find_spent: Callable[[], str]) -> None:
     position.ended = True
     if position.torch_order is not None:
         position.torch_order.draw_until(math.inf)
-    if not position.epoch or position.batches or position.beyond or position.base or position.own is not None:
+    read = position.batches or position.beyond or position.failed or position.base
+    if not position.epoch or read or position.own is not None:
         return
     if problem := find_spent():
         raise ReaderError(f"epoch {position.epoch} has no samples, because {problem}") from None

@@ -318,7 +318,7 @@ class Epoch:
     """Moves batches from a fetch over lanes to the consumer.
 
     One thread calls it at a time. It waits for the fetch, never for the user to release a batch. After the
-    last step, or an error, `next_step` always raises `QueueClosed`.
+    last step, or an error that is not `missed`, `next_step` always raises `QueueClosed`.
     """
 
     buffers: EpochBuffers  # used by this epoch alone until it closes
@@ -333,7 +333,7 @@ class Epoch:
     tuner: Autotuner | None = None  # for the loader's 'auto' options
     apply: Callable[[Setting], int | None] = lambda _: None  # applies a setting of the tuner to this epoch
     reveals: bool = False  # whether to raise an exception of the user's code, not the error that tells of it
-    # Called with a `SampleError`, after which the epoch continues with the next step; None ends the epoch.
+    # Called with a `SampleError` in place of a step; the epoch then continues with the next. None ends it.
     missed: Callable[[SampleError], None] | None = None
 
     def __post_init__(self) -> None:

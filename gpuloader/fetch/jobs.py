@@ -146,7 +146,10 @@ class Window:
                 return job.staged
             self._free(job)
             if job.error is not None:
-                raise job.error
+                try:
+                    raise job.error
+                finally:
+                    job.error = None  # its traceback refers to this frame, which would keep the epoch alive
         if self.exhausted:
             raise QueueClosed("every batch of the epoch has been delivered")
         return None

@@ -101,11 +101,14 @@ def stage_inline(
             if isinstance(staged, SampleError):
                 while slots:
                     ring.release(slots.pop())
-            else:
-                slots.clear()
-                ended = perf_counter_ns()
-                meter.fetched(ended - begun, staged.layout.nbytes, staged.skipped)
-                mark("fetch", begun, ended)
+                # A variable would keep the error, and so what its traceback refers to, until the next batch.
+                failed, staged = [staged], None
+                yield failed.pop()
+                continue
+            slots.clear()
+            ended = perf_counter_ns()
+            meter.fetched(ended - begun, staged.layout.nbytes, staged.skipped)
+            mark("fetch", begun, ended)
             yield staged
     finally:
         for slot in slots:
@@ -131,7 +134,10 @@ class InlineFetch:
         if staged is None:  # an interrupt may have ended the generator, and then its rest is lost
             raise interrupted() if self._interrupted else QueueClosed("the reader has no more batches")
         if isinstance(staged, SampleError):
-            raise staged
+            try:
+                raise staged
+            finally:
+                del staged  # its traceback refers to this frame, which would keep the epoch alive
         return staged
 
     def get_nowait(self) -> None:
@@ -404,7 +410,10 @@ class ReadAhead:
         self._left = perf_counter_ns()
         self._waited = self._left - asked
         if isinstance(staged, SampleError):
-            raise staged
+            try:
+                raise staged
+            finally:
+                del staged  # as above
         return staged
 
     def _read_here(self) -> Fetched | None:

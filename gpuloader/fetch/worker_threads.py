@@ -264,6 +264,7 @@ class DividedJob:
             job.busy += ended - begun
             self._left -= 1
             if self._left:
+                error = failed = None  # as below
                 return
         # Only one thread gets here, so the rest needs no lock.
         staged: StagedBatch | None = None
@@ -286,5 +287,8 @@ class DividedJob:
             error = as_failure(error, job.number, worker)
             if isinstance(error, SampleError):
                 error.worker = worker
-        job.finish(staged, error)
+        # An error's traceback refers to this frame and, once raised, to the loop's. If a variable here were
+        # the last to hold it, this thread would free the loop, or the garbage collector would.
+        last, self._error, error, failed = [error], None, None, None
+        job.finish(staged, last.pop())
         self.threads.bell.put(None)

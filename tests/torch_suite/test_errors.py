@@ -1,6 +1,9 @@
 """What fails: in the dataset, in a worker's start, in time."""
 
+import dataclasses
+import gc
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -141,6 +144,94 @@ def test_an_epoch_on_a_device_continues_too():
     places = simulated_places(1)  # where further steps are copied while the error waits for its turn
     loader = gpuloader.torch.DataLoader(Made(fail_at_three, 9), 2, places=places, output=None)
     assert read_on(loader, KeyError) == [[0, 1], "'three'", [4, 5], [6, 7], [8]]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"use_buffer_reader": "thread"}, {"num_workers": 2}, {"num_workers": 2, "worker_type": "thread"}],
+)
+def test_an_error_that_leaves_the_loop_frees_it(how):
+    """At once: until the garbage collector came, there would be workers, threads and slots."""
+    loader = gpuloader.torch.DataLoader(Made(fail_at_three, 10), 2, **how)
+
+    def loop():
+        epoch = iter(loader)
+        try:
+            list(epoch)
+        except KeyError:
+            return weakref.ref(epoch)
+
+    gc.collect()
+    gc.disable()
+    try:
+        epoch, deadline = loop(), time.monotonic() + 60
+        while epoch() is not None and time.monotonic() < deadline:
+            time.sleep(0.01)  # a thread may be about to drop its reference
+        assert epoch() is None
+    finally:
+        gc.enable()
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    """An exception that takes no note."""
+
+    index: int
+
+
+SHARED = ValueError("always the same")
+
+
+def raise_frozen(index):
+    raise Frozen(index)
+
+
+def raise_shared(index):
+    raise SHARED
+
+
+@pytest.mark.parametrize(("fail", "kind"), [(raise_frozen, Frozen), (raise_shared, ValueError)])
+def test_exceptions_of_odd_classes_are_raised_as_they_are(fail, kind):
+    epoch = iter(gpuloader.torch.DataLoader(Made(fail, 50)))
+    for _ in range(50):
+        with pytest.raises(kind) as caught:
+            next(epoch)
+    assert next(epoch, None) is None
+    assert len(getattr(caught.value, "__notes__", ())) == (kind is ValueError)
+
+
+class Again(torch.utils.data.Sampler):
+    """Begins anew with each `iter`, and counts them."""
+
+    def __init__(self):
+        self.begun = 0
+
+    def __iter__(self):
+        self.begun += 1
+        return iter(range(4))
+
+
+def test_an_epoch_in_which_all_batches_raise_is_not_empty(lib):
+    """The sampler would be begun twice more, to see whether it can be read again."""
+    sampler, failing = Again(), []
+    loader = lib.DataLoader(Made(lambda index: 1 // (not failing)), 2, sampler=sampler)
+    assert len(list(loader)) == 2
+    failing.append(True)
+    assert len(read_on(loader, ZeroDivisionError)) == 2
+    assert sampler.begun == 2
+
+
+def test_a_generator_is_where_it_would_be_behind_an_error():
+    def program(lib):
+        generator = torch.Generator().manual_seed(3)
+        sampler = torch.utils.data.RandomSampler(range(100), replacement=True, generator=generator)
+        epoch = iter(lib.DataLoader(Made(lambda index: 1 // 0, 100), 40, sampler=sampler))
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                next(epoch)
+        return torch.rand(1, generator=generator).item()
+
+    assert_same_on_both(program)
 
 
 def stop(index):

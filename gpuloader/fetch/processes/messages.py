@@ -215,9 +215,12 @@ def unpack_failure(payload: bytes) -> BaseException:
     frozen, frozen_cause, trace = pickle.loads(payload)
     error = _thaw(frozen)
     if frozen_cause is not None:
-        error.__cause__ = _thaw(frozen_cause)
+        error.__cause__ = cause = _thaw(frozen_cause)
+        if isinstance(error, LoaderError) and type(cause) is LoaderError:  # in place of one that stayed there
+            error._tells_of_user = False
     if trace:
-        _find_users_own(error).add_note(f"gpuloader: raised in a worker process\n{trace}")
+        with contextlib.suppress(Exception):  # not every class has notes
+            _find_users_own(error).add_note(f"gpuloader: raised in a worker process\n{trace}")
     return error
 
 

@@ -424,7 +424,10 @@ def _find_system(fsspec: Any, url: str, tries: Tries) -> tuple[Any, str]:
     """Return the file system for a URL, and the path there."""
     # Pickles of earlier releases have no options.
     system, path = fsspec.url_to_fs(url, **getattr(tries, "options", {}))
-    _systems.set(id(system), system)
+    part = system
+    while part is not None:  # a chained URL has one around another
+        _systems.set(id(part), part)
+        part = getattr(part, "fs", None)
     return system, path
 
 
