@@ -4,7 +4,7 @@ An `Iteration` is what the user loops over, and an `Epoch` is what runs behind i
 
     Iteration   not begun ──first next()──▶ running ──last step, error, close(), drop──▶ over
                                               │ ▲
-                                              └─┘ next(), or an interrupt: the loop may continue
+                                              └─┘ next(), an interrupt, an error that is `missed`
 
 A step is one batch for each place. ``buffers.prefetch`` steps are in flight behind the one that is delivered,
 so their copies run while the user computes::
