@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import count, repeat
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuloader.api.epochs import Epochs
 from gpuloader.api.loading import LoadingPlan
@@ -42,6 +42,8 @@ from gpuloader.watch.meter import Configuration, Meter
 
 if TYPE_CHECKING:
     from gpuloader.epoch.cache import ArraySource, Resident
+
+T = TypeVar("T")
 
 Present = Callable[[DeliveredStep], Any]
 """Returns what the user sees of a delivered step."""
@@ -124,8 +126,11 @@ class DatasetEpochs(Epochs):
         present: Present = partial(present_step, plan, position, count_real is not None)
         if watch is not None:
             present = watch(present)
+        missed: Callable[[SampleError], None] | None = position.missed if one.continues else None
         if position.torch_order is not None and batching.torch_generator is not None:
             present = partial(self._draw_as_delivered, present, position, batching)
+            if missed is not None:  # PyTorch's sampler has drawn for a batch that raises all the same
+                missed = partial(self._draw_as_delivered, missed, position, batching)
         with deferred_interrupt():  # until the guard knows the workers
             fetch = fetching.open(one, buffers.ring)
             # With too few samples for a step, an epoch is empty although its source was not read before.
@@ -144,7 +149,7 @@ class DatasetEpochs(Epochs):
                 masking=None if count_real is None else lambda staged: self._masks.get(*count_real(staged)),
                 kernels=self._kernels,
                 reveals=plan.follows_torch,
-                missed=partial(self._miss, position, batching) if one.continues else None,
+                missed=missed,
             )
             return open_epoch(epoch, guard)
 
@@ -201,8 +206,6 @@ class DatasetEpochs(Epochs):
             count_real = lambda staged: take_own(staged.number)  # noqa: E731
         # A copy: the position's own set shrinks while the fetch, which is ahead of the user, reads this one.
         start, beyond = position.batches, set(position.beyond)
-        # Not with several places: a step must have a batch for each of them.
-        request = partial(request, continues=self._follows_torch and len(self.delivery.devices) == 1)
         batches: Iterator[Any] = plan.batches(start)
         if order is not None:
             # The positions of a batch increase by one, and the last may repeat.
@@ -210,7 +213,9 @@ class DatasetEpochs(Epochs):
         numbered: Iterator[tuple[int, Any]] = enumerate(batches, start)
         if beyond:
             numbered = (entry for entry in numbered if entry[0] not in beyond)
-        return order, count_real, request(numbered, None)
+        # Not with several places: a step must have a batch for each of them.
+        continues = self._follows_torch and len(self.delivery.devices) == 1
+        return order, count_real, request(numbered, None, continues=continues)
 
     # Positions: where an epoch starts, and where one resumes that another loader may have begun.
 
@@ -272,20 +277,14 @@ class DatasetEpochs(Epochs):
         return position.base + batches * size * (batching.division or ALONE).world_size
 
     def _draw_as_delivered(
-        self, present: Present, position: Position, batching: Batching, step: DeliveredStep
+        self, deliver: Callable[[T], Any], position: Position, batching: Batching, step: T
     ) -> Any:
-        """Present a step, and let the user's generator draw what PyTorch's sampler has drawn by then."""
+        """Deliver a step or its error; the user's generator then draws what PyTorch's has drawn by now."""
         # Not when the fetch asks for indices: how far it is ahead depends on free slots.
-        batch = present(step)
+        delivered = deliver(step)
         assert position.torch_order is not None
         position.torch_order.draw_until(self._count_asked(position, batching))
-        return batch
-
-    def _miss(self, position: Position, batching: Batching, error: SampleError) -> None:
-        """Record that a batch has raised; PyTorch's sampler has drawn for it all the same."""
-        position.missed(error)
-        if position.torch_order is not None and batching.torch_generator is not None:
-            position.torch_order.draw_until(self._count_asked(position, batching))
+        return delivered
 
     def _draw_order(self, epoch: int, batching: Batching) -> TorchOrder | None:
         if batching.torch_sampler is None or (batching.given is None and not self._follows_torch):
