@@ -83,6 +83,24 @@ __device__ inline float round_product(float value, float factor) {
     return __fadd_rn(__fmaf_rn(value, factor, WHOLE), -WHOLE);
 }
 
+// The sum of another number and the products of four bytes with four signed ones.
+__device__ inline unsigned add_signed_products(unsigned bytes, unsigned others, unsigned sum) {
+    unsigned result;
+    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(result) : "r"(bytes), "r"(others), "r"(sum));
+    return result;
+}
+
+// Two bytes, the first one lowest: 0 for what is less, and 255 for what is more.
+__device__ inline unsigned clamp_to_bytes(int first, int second) {
+    unsigned result;
+    asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, 0;" : "=r"(result) : "r"(second), "r"(first));
+    return result;
+}
+
+__device__ inline float clamp_to_float(int number) {
+    return __fadd_rn(__uint_as_float(clamp_to_bytes(number, 0) | 0x4b000000u), -WHOLE);
+}
+
 // 1 / value, which the last bits may miss.
 __device__ inline float invert(float value) {
     float result;

@@ -27,16 +27,16 @@ GEOMETRY = (
     *("tall", "wide", "y", "x", "turn"),
 )
 
-# Numbers that `tabulate` keeps about each column and row of a result: the kernel's TABLE_LINES.
-TABLE_LINES = 32
+# Numbers that `tabulate` keeps for each column and row of a result: the kernel's TABLE_LINES.
+TABLE_LINES = 36
 
 ENTRIES = {"tabulate": (), "resample<{}, {}>": (CHANNELS, TARGETS)}
 
 # samples, pixels, out_height, out_width, out_planar, cubic, numbers
 _IMAGES = np.dtype("u8, i8, i4, i4, i4, i4, i4", align=True)
 
-_TILE_COLUMNS, _TILE_ROWS, _THREADS = 32, 32, 256
-_ENOUGH_BLOCKS = 1024  # fill the largest device, so that a block may make all tiles of some columns
+_TILE_COLUMNS, _TILE_ROWS, _THREADS = 32, 112, 256
+_ENOUGH_BLOCKS = 2048  # fill the largest device, so that a block may make all tiles of some columns
 _BITS = 22  # of a weight's fraction; Pillow's, and 8 bits of a pixel and a sign fit into an int with them
 _MOST_SIZE = 2**16 - 1  # of the result
 _GREATEST = 2**24  # height or width: exact as a float, like the edges of a box
@@ -84,7 +84,7 @@ def resample(
     size, interpolation : (int, int), {"bilinear", "bicubic"}
         Height and width of the result, and the filter.
     tables : array or None
-        Memory for the device's weights, int32 of shape (n, 32, height + width). None allocates it.
+        Memory for the device's weights, int32 of shape (n, 36, height + width). None allocates it.
     mean, std, scale, out_layout, dtype, out, stream
         As for `normalize`; also dtype uint8, which is not normalized.
 

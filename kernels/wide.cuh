@@ -26,6 +26,12 @@ __device__ inline Address address_of(const void* pointer) {
     return reinterpret_cast<Address>(pointer);
 }
 
+#ifndef GPULOADER_ON_HOST
+__device__ inline void prefetch(const void* from) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
+#endif
+
 // Bits `bits` to bits + 31 of two words; one instruction.
 __device__ inline unsigned cut_out(unsigned low, unsigned high, unsigned bits) {
     return static_cast<unsigned>((static_cast<unsigned long long>(high) << 32 | low) >> bits);

@@ -132,6 +132,37 @@ inline float invert(float value) {
     return std::nextafter(1.0f / value, 1.0f);
 }
 
+inline unsigned add_products(unsigned low, unsigned high, unsigned bytes, unsigned sum) {
+    return sum + low * (bytes & 255u) + high * (bytes >> 8 & 255u);
+}
+
+// Two numbers of 16 bits, with the lower two of four bytes or the upper two.
+inline unsigned __dp2a_lo(unsigned numbers, unsigned bytes, unsigned sum) {
+    return add_products(numbers & 0xffffu, numbers >> 16, bytes, sum);
+}
+
+inline unsigned __dp2a_hi(unsigned numbers, unsigned bytes, unsigned sum) {
+    return add_products(numbers & 0xffffu, numbers >> 16, bytes >> 16, sum);
+}
+
+inline unsigned add_signed_products(unsigned bytes, unsigned others, unsigned sum) {
+    for (int bit = 0; bit < 32; bit += 8) {
+        sum += (bytes >> bit & 255u) * static_cast<unsigned>(static_cast<signed char>(others >> bit & 255u));
+    }
+    return sum;
+}
+
+inline unsigned clamp_to_bytes(int first, int second) {
+    const auto clamp = [](int number) { return number < 0 ? 0u : number > 255 ? 255u : static_cast<unsigned>(number); };
+    return clamp(first) | clamp(second) << 8;
+}
+
+inline float clamp_to_float(int number) {
+    return static_cast<float>(clamp_to_bytes(number, 0));
+}
+
+inline void prefetch(const void*) {}
+
 // Built without contraction, so each operation is rounded.
 inline float __fadd_rn(float one, float other) {
     return one + other;
