@@ -222,7 +222,7 @@ class TestSamplersOfDicts:
     @pytest.mark.parametrize(
         "sampler",
         [["cat", "dog"], Yields(["cat", "dog"]), theirs.SubsetRandomSampler(["cat", "dog"])],
-        ids=str,
+        ids=lambda sampler: type(sampler).__name__,
     )
     def test_keys(self, sampler, workers):
         samples = {"cat": torch.zeros(2), "dog": torch.ones(2)}
