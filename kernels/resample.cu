@@ -47,7 +47,7 @@ constexpr int COLUMNS = 32, ROWS = 112;  // of a tile, at most
 constexpr int LINES = 50;                // fours of input rows, resized along x
 constexpr int KEPT = 256;                // fours of weights kept for a tile's columns, and for its rows
 constexpr int TABLED = 8;                // fours of an output in a table: of scales up to 13, bicubic 6.5
-constexpr int TABLE_LINES = 4 * TABLED + 4;  // of a number for each output; the first four begin with the plan
+constexpr int TABLE_LINES = TABLED + 1;  // of four numbers for each output; the first line begins with the plan
 constexpr int AHEAD = 3;                 // pairs of rows that are on their way into L2
 constexpr int BITS = 22;                 // of a weight's fraction
 constexpr int GREATEST = 1 << 24;        // height or width: exact as a float, like the edges of a box
@@ -286,17 +286,37 @@ __device__ inline Weights read_weights(const Side<outputs>& side, int most, int 
                                     : find_weights(side.axis, side.taps[output], four);
 }
 
-// Keeps the weights of a tile's output `number`, which is output `output` of the axis; in the table, its numbers lie
-// `line` apart.
+// The table's memory is one of integers, and may begin anywhere.
+__device__ inline bool is_wide(const int* table) {
+    return address_of(table) % sizeof(Weights) == 0;
+}
+
+__device__ inline Weights read_table(const int* from) {
+    if (is_wide(from)) {
+        return *reinterpret_cast<const Weights*>(from);
+    }
+    return {static_cast<unsigned>(from[0]), static_cast<unsigned>(from[1]), static_cast<unsigned>(from[2]), from[3]};
+}
+
+__device__ inline void write_table(const Weights& weights, int* to) {
+    if (is_wide(to)) {
+        *reinterpret_cast<Weights*>(to) = weights;
+    } else {
+        to[0] = static_cast<int>(weights.begin);
+        to[1] = static_cast<int>(weights.end);
+        to[2] = static_cast<int>(weights.high);
+        to[3] = weights.which;
+    }
+}
+
+// Keeps the weights of a tile's output `number`, which is output `output` of the axis; in the table, its fours lie `line`
+// numbers apart.
 template <int outputs>
-__device__ inline void keep_output(Side<outputs>& side, const int* table, long long line, int most, int number,
-                                   int output) {
+__device__ inline void keep_output(Side<outputs>& side, const int* table, int line, int most, int number, int output) {
     Weights* const weights = side.weights + number * most;
     if (most <= TABLED) {
         for (int four = 0; four < most; ++four) {
-            const int* const from = table + 4 * four * line;
-            weights[four] = {static_cast<unsigned>(from[0]), static_cast<unsigned>(from[line]),
-                             static_cast<unsigned>(from[2 * line]), from[3 * line]};
+            weights[four] = read_table(table + four * line);
         }
         return;
     }
@@ -565,8 +585,8 @@ __device__ inline Axis make_y(const Geometry& geometry, int cubic) {
     return make_axis(geometry.y_begin, geometry.height, geometry.top, geometry.bottom, geometry.tall, cubic, true);
 }
 
-// Makes the tables of all images: the plan, and from the fifth line on the weights of columns and rows, whose numbers are
-// a line each, so that neighboring lanes access neighboring numbers.
+// Makes the tables of all images: the plan, and from the second line on the fours of columns and rows, so that
+// neighboring lanes access neighboring fours.
 extern "C" __global__ void __launch_bounds__(256, 4)
     tabulate(const long long* __restrict__ splits, const float* __restrict__ geometries, int* __restrict__ tables,
              const __grid_constant__ Images images) {
@@ -574,7 +594,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
     __shared__ Axis x_axis, y_axis;
     const int width = images.out_width, outputs = width + images.out_height;
     for (unsigned long long sample = blockIdx.y; sample < images.samples; sample += gridDim.y) {
-        int* const table = tables + sample * TABLE_LINES * outputs;
+        int* const table = tables + sample * TABLE_LINES * 4 * outputs;
         __syncthreads();  // the sample before is made
         if (threadIdx.x == 0) {
             const long long begin = splits[sample], end = splits[sample + 1];
@@ -597,12 +617,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
             if (axis.most <= TABLED) {
                 const Taps taps = find_taps(axis, is_row ? geometry.y + output - width : geometry.x + output);
                 for (int four = 0; four < axis.most; ++four) {
-                    const Weights weights = find_weights(axis, taps, four);
-                    int* const to = table + static_cast<long long>(4 + 4 * four) * outputs + output;
-                    to[0] = static_cast<int>(weights.begin);
-                    to[outputs] = static_cast<int>(weights.end);
-                    to[2 * outputs] = static_cast<int>(weights.high);
-                    to[3 * outputs] = weights.which;
+                    write_table(find_weights(axis, taps, four), table + 4 * ((1 + four) * outputs + output));
                 }
             }
         }
@@ -622,7 +637,7 @@ __global__ void __launch_bounds__(256, 3)
     const Extent array{address_of(values), address_of(values + images.pixels * channels)};
     const Plan& plan = shared.plan;
     for (unsigned long long sample = blockIdx.y; sample < images.samples; sample += gridDim.y) {
-        const int* const table = tables + sample * TABLE_LINES * outputs;
+        const int* const table = tables + sample * TABLE_LINES * 4 * outputs;
         __syncthreads();  // the sample before is made
         if (threadIdx.x == 0) {
             shared.plan = *reinterpret_cast<const Plan*>(table);
@@ -651,10 +666,10 @@ __global__ void __launch_bounds__(256, 3)
             for (int item = threadIdx.x; item < tile.wide + tile.tall; item += blockDim.x) {
                 const int row = item - tile.wide;
                 if (row >= 0) {
-                    keep_output(shared.y, weights + out_width + tile.top + row, outputs, plan.y_most, row,
+                    keep_output(shared.y, weights + 4 * (out_width + tile.top + row), 4 * outputs, plan.y_most, row,
                                 shared.geometry.y + tile.top + row);
                 } else if (is_new) {
-                    keep_output(shared.x, weights + tile.left + item, outputs, plan.x_most, item,
+                    keep_output(shared.x, weights + 4 * (tile.left + item), 4 * outputs, plan.x_most, item,
                                 shared.geometry.x + tile.left + item);
                 }
             }

@@ -27,7 +27,7 @@ GEOMETRY = (
     *("tall", "wide", "y", "x", "turn"),
 )
 
-# Numbers that `tabulate` keeps for each column and row of a result: the kernel's TABLE_LINES.
+# Numbers that `tabulate` keeps for each column and row: four for each of the kernel's TABLE_LINES.
 TABLE_LINES = 36
 
 ENTRIES = {"tabulate": (), "resample<{}, {}>": (CHANNELS, TARGETS)}
