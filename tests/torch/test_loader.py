@@ -42,6 +42,8 @@ def test_batches_are_pinned_where_there_is_a_gpu(monkeypatch, workers, collate):
     monkeypatch.setattr(
         "torch.utils.data._utils.pin_memory.pin_memory", lambda batch: seen.append(batch) or batch
     )
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    _find_pin.cache_clear()
     loader = DataLoader(range(7), 3, num_workers=workers, pin_memory=True, collate_fn=collate)
     assert len([*loader]) == 3
     assert not seen
