@@ -456,6 +456,14 @@ __device__ inline void resize_across(Shared& shared, int columns, const Lane& la
     }
 }
 
+// Near the array's end, and where not all fits. Not inlined: it would take the registers of the usual case.
+template <int channels>
+__device__ __noinline__ void resize_across_anywhere(Shared& shared, int columns, const Lane& lane,
+                                                    const unsigned char* lines, int pairs, const Extent& safe,
+                                                    const Extent& array) {
+    resize_across<false, channels>(shared, columns, lane, lines, pairs, safe, array);
+}
+
 // A part of the result.
 struct Tile {
     int left, top, wide, tall;
@@ -562,7 +570,7 @@ __device__ inline void make_tile(Shared& shared, const Tile& tile, const Lane& l
                 __syncthreads();
                 resize_down<true>(shared, tile, begin, count, lane, from, to, result, constants);
             } else {
-                resize_across<false, channels>(shared, tile.wide, lane, lines, 2 * (to - from), safe, array);
+                resize_across_anywhere<channels>(shared, tile.wide, lane, lines, 2 * (to - from), safe, array);
                 __syncthreads();
                 resize_down<false>(shared, tile, begin, count, lane, from, to, result, constants);
             }
