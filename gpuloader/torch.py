@@ -11,6 +11,8 @@ if __name__ == "torch":
 
     step_aside(__name__, __file__)
 else:
+    from importlib.util import find_spec
+
     from gpuloader.system.imports import import_on_demand
 
     _homes, __getattr__ = import_on_demand(__name__, __file__)
@@ -20,4 +22,5 @@ else:
         "SubsetRandomSampler", "WeightedRandomSampler",
     ):  # fmt: skip
         _homes[_name] = "gpuloader.sources.torch_classes"
-    __all__ = sorted(name for name, home in _homes.items() if home.startswith("gpuloader"))
+    # Without PyTorch, a star import does without its names.
+    __all__ = sorted(name for name, home in _homes.items() if find_spec(home.partition(".")[0]))

@@ -12,6 +12,7 @@ from torch.utils.data import SequentialSampler as SequentialSampler
 from torch.utils.data import StackDataset as StackDataset
 from torch.utils.data import SubsetRandomSampler as SubsetRandomSampler
 from torch.utils.data import WeightedRandomSampler as WeightedRandomSampler
+from torch.utils.data import _DatasetKind as _DatasetKind
 from torch.utils.data import argument_validation as argument_validation
 from torch.utils.data import default_collate as default_collate
 from torch.utils.data import default_convert as default_convert

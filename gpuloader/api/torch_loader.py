@@ -20,7 +20,7 @@ from gpuloader.api.options import Options, warn
 from gpuloader.api.prepared_loader import PreparedLoader
 from gpuloader.batches.schema import Fallback
 from gpuloader.checks import AUTO
-from gpuloader.foreign import has_own_class, is_tensor
+from gpuloader.foreign import has_own_class, is_tensor, is_torch_generator
 from gpuloader.order.randomness import GeneratorLike, draw_seed
 from gpuloader.sources import dataset as datasets
 from gpuloader.sources.dataset import MapStyle, Readable, S, Subset
@@ -235,6 +235,12 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
         snapshot_every_n_steps: int = 1,  # noqa: ARG002 - torchdata's; here every step can be resumed from
         **options: Any,
     ) -> None:
+        # PyTorch only asks whether they are true, and programs pass 0 and 1.
+        shuffle, persistent_workers, in_order = (
+            bool(flag) if isinstance(flag, int) else flag for flag in (shuffle, persistent_workers, in_order)
+        )
+        if generator is not None and not is_torch_generator(generator):
+            raise TypeError(f"generator must be a torch.Generator, got {generator!r}")
         # Errors in PyTorch are errors here. `gpuloader.DataLoader` lets both pass.
         if persistent_workers and not num_workers:
             raise ValueError("persistent_workers needs num_workers of 1 or more")

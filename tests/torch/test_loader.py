@@ -25,6 +25,22 @@ def test_all_options_of_ours_can_be_added():
         DataLoader(range(7), nobody=1)
 
 
+@pytest.mark.parametrize("name", ["shuffle", "persistent_workers", "in_order"])
+@pytest.mark.parametrize("flag", [0, 1])
+def test_flags_may_be_numbers(name, flag):
+    batches = []
+    for loader in (DataLoader, torch.utils.data.DataLoader):
+        torch.manual_seed(2)
+        batches.append([batch.tolist() for batch in loader(range(7), num_workers=1, **{name: flag})])
+    assert batches[0] == batches[1]
+
+
+@pytest.mark.parametrize("generator", [3, np.random.default_rng(0)])
+def test_a_generator_is_pytorchs(generator):
+    with pytest.raises(TypeError, match=r"generator must be a torch\.Generator, got "):
+        DataLoader(range(7), shuffle=True, generator=generator)
+
+
 def test_places_say_where_batches_land(monkeypatch):
     assert DataLoader(range(7)).places == [CPUPlace()]
     opened = []
