@@ -16,7 +16,7 @@ from gpuloader.kernels.compiler import OPTIONS, find_nvrtc, kernel_entries, kern
 from gpuloader.system.platforms import usable_cores
 
 # Compute capabilities times ten: the oldest that CUDA 13 compiles for, the one that figures are of, and the
-# newest. All that the kernels ask is whether it is 80 or more. With 80, 86, 89 and 100, it took a minute more.
+# newest. All that the kernels ask is whether it is 80 or more. With 80, 86, 89 and 100, that took a minute.
 ARCHITECTURES = (75, 90, 120)
 
 
