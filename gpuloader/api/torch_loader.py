@@ -235,10 +235,13 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
         snapshot_every_n_steps: int = 1,  # noqa: ARG002 - torchdata's; here every step can be resumed from
         **options: Any,
     ) -> None:
-        # PyTorch only asks whether they are true, and programs pass 0 and 1.
-        shuffle, persistent_workers, in_order = (
-            bool(flag) if isinstance(flag, int) else flag for flag in (shuffle, persistent_workers, in_order)
-        )
+        # PyTorch only asks whether they are true, and programs pass 0 and 1. Other numbers are misplaced.
+        flags: dict[str, Any] = {
+            "shuffle": shuffle,
+            "persistent_workers": persistent_workers,
+            "in_order": in_order,
+        }
+        flags = {name: bool(flag) if flag in (0, 1) else flag for name, flag in flags.items()}
         if generator is not None and not is_torch_generator(generator):
             raise TypeError(f"generator must be a torch.Generator, got {generator!r}")
         # Errors in PyTorch are errors here. `gpuloader.DataLoader` lets both pass.
@@ -247,13 +250,12 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
         if batch_size is None and drop_last:
             raise ValueError("batch_size=None yields single samples: there is no last batch to drop")
         super().__init__(
-            dataset, batch_size=batch_size, shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler,
+            dataset, batch_size=batch_size, sampler=sampler, batch_sampler=batch_sampler,
             num_workers=num_workers, collate_fn=collate_fn, pin_memory=pin_memory, drop_last=drop_last,
             timeout=timeout, worker_init_fn=worker_init_fn, generator=generator,
             multiprocessing_context=multiprocessing_context, prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers, pin_memory_device=pin_memory_device, in_order=in_order,
-            places=places, output=output, shard=shard, uneven=uneven,
-            use_buffer_reader=use_buffer_reader, **options,
+            pin_memory_device=pin_memory_device, places=places, output=output, shard=shard, uneven=uneven,
+            use_buffer_reader=use_buffer_reader, **flags, **options,
         )  # fmt: skip
         self.__initialized = True
 
