@@ -178,7 +178,7 @@ class DataLoader(Measured, Generic[S]):
     sampler : iterable or None
         Yields indices. Excludes shuffle. None reads in the dataset's order, or in random order with shuffle.
         If a sampler, a batch_sampler or the sampler in it has ``set_epoch``, the loader calls it with the
-        epoch's number when an epoch begins, until somebody else changes the sampler's ``epoch``.
+        epoch's number when an epoch begins, unless the sampler's ``epoch`` has been set by somebody else.
     seed : int or None
         The 64-bit seed of everything random. None draws one from NumPy's global state at the first epoch.
     generator : torch.Generator, numpy.random.Generator, numpy.random.RandomState, or None

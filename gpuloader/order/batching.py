@@ -608,8 +608,8 @@ _SETS_EPOCH = (
 class EpochSetter:
     """Calls ``set_epoch`` of a user's own samplers when an epoch begins, as trainers do for PyTorch's loader.
 
-    It `warns` about the first change. A sampler whose ``epoch`` has changed since the last call is left alone
-    from then on: either the user sets it, or it counts by itself.
+    It `warns` about the first change. A sampler whose ``epoch`` has changed since the last call, or is not 0 at
+    first, is left alone from then on: either the user sets it, or it counts by itself.
 
     Examples
     --------
@@ -633,7 +633,9 @@ class EpochSetter:
             given = batching.given.given
             for one in (given, getattr(given, "sampler", None)):
                 if callable(getattr(one, "set_epoch", None)):
-                    self._known.append((one, getattr(one, "epoch", None)))
+                    # Programs that make a loader for each epoch set the sampler's epoch before.
+                    epoch = getattr(one, "epoch", None)
+                    self._known.append((one, 0 if isinstance(epoch, int) else epoch))
 
     def find_moved(self) -> int:
         """Return the epoch that somebody else has set on a sampler since the last call; -1 for none."""

@@ -121,3 +121,14 @@ def test_who_calls_set_epoch_of_a_distributed_sampler(lib, epochs):
             assert [int(index) for batch in loader for index in batch] == list(reference)
     told = ["DistributedSampler.set_epoch" in str(one.message) for one in caught]
     assert told == ([True, True] if lib.name == "gpuloader" and not epochs[0] else [])
+
+
+def test_a_loader_for_each_epoch_reads_the_one_that_its_sampler_was_set_to(lib):
+    sampler, reference = (lib.DistributedSampler(range(8), 2, 0, seed=1) for _ in range(2))
+    for epoch in (0, 3, 5):
+        sampler.set_epoch(epoch)
+        reference.set_epoch(epoch)
+        for options in ({"sampler": sampler}, {"batch_sampler": lib.BatchSampler(sampler, 1, False)}):
+            loader = lib.DataLoader(range(8), **options)
+            for _ in range(2 if epoch else 1):
+                assert [int(index) for [index] in loader] == list(reference)
