@@ -125,7 +125,8 @@ def resample(
         shape = samples, TABLE_LINES, height + width
         weights = obtain("tables", tables, "cupy", shape, np.int32, result.device, stream)
         yield "tabulate", spread(height + width, samples), (row_splits, geometry, weights, images)
-        # A block makes a tile. It resizes the tile's input rows along x into shared memory, and then along y.
+        # A block makes the tiles of some columns, or only one where there are few images. Where scales are
+        # large, tiles are smaller and a block makes more of them.
         tiles = -(-width // _TILE_COLUMNS)
         if tiles * samples < _ENOUGH_BLOCKS:
             tiles *= -(-height // _TILE_ROWS)
@@ -216,8 +217,10 @@ def find_weights(
     values[taps >= count[:, None]] = 0.0
     total = np.cumsum(values, axis=1)[:, -1:]  # adds one after the other, like Pillow; `sum` adds pairwise
     values = np.divide(values, total, out=values, where=total != 0)
-    rounded = (np.where(values < 0, -0.5, 0.5) + values * 2**_BITS).astype(np.int32)
-    found = Weights(first - region.start, count, rounded)
+    rounded = np.where(values < 0, -0.5, 0.5) + values * 2**_BITS
+    # The kernel has 24 bits for a weight. Only where the region lacks taps does one need more.
+    clipped = rounded.clip(-(2**23), 2**23 - 1).astype(np.int32)
+    found = Weights(first - region.start, count, clipped)
     for array in found:
         array.flags.writeable = False  # everybody who asks for the same weights shares them
     return found

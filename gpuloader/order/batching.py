@@ -608,8 +608,8 @@ _SETS_EPOCH = (
 class EpochSetter:
     """Calls ``set_epoch`` of a user's own samplers when an epoch begins, as trainers do for PyTorch's loader.
 
-    It `warns` about the first change. A sampler whose ``epoch`` has changed since the last call, or is not 0 at
-    first, is left alone from then on: either the user sets it, or it counts by itself.
+    It `warns` about the first change. A sampler whose ``epoch`` has changed since the last call, or is not 0
+    at first, is left alone from then on: either the user sets it, or it counts by itself.
 
     Examples
     --------

@@ -69,6 +69,33 @@ def test_they_agree_at_any_scale(device, height, width, size, interpolation):
     np.testing.assert_array_equal(found[0], resize_by_pillow(picture, box, size, interpolation))
 
 
+@pytest.mark.parametrize(
+    ("picture", "box", "size"),
+    [
+        ((2, 5, 3), (0, 0, 5, 2), (3, 3)),  # a word more than the pixels of eight taps does not fit
+        ((1, 1, 3), (0, 0, 1, 1), (2, 2)),
+        ((2, 3, 1), (0, 0, 3, 2), (4, 4)),
+        ((32, 32, 3), (5, 17, 14, 25), (224, 224)),  # fewer input rows than a block has warps
+        ((28, 28, 1), (3, 14, 12, 22), (224, 224)),
+        ((40, 500, 1), (0, 0, 500, 40), (20, 4000)),
+    ],
+)
+def test_they_agree_where_the_array_ends(device, picture, box, size):
+    device.shape = (2, 1), (256,)
+    picture = make_picture(*picture, 5)
+    check(make_batch([picture], [(*box, *size, 0, 0, 0)], size), interpolation="bicubic", dtype="uint8")
+
+
+@pytest.mark.parametrize(
+    ("width", "box", "outputs"),
+    [(7, (1.169, 0, 10.7153, 1), 3), (6, (4.085386, 0, 8.579587, 1), 2), (1, (0, 0, 4, 1), 8)],
+)
+def test_they_agree_on_a_box_beyond_the_image(device, width, box, outputs):
+    device.shape = (1, 1), (32,)
+    picture, size = make_picture(1, width, 3, 2), (1, outputs)
+    check(make_batch([picture], [(*box, *size, 0, 0, 0)], size), interpolation="bicubic", dtype="uint8")
+
+
 @given(case=boxes(200, 60), interpolation=st.sampled_from(list(FILTERS)))
 @examples(40)
 def test_only_the_region_that_the_result_needs_has_to_be_there(device, case, interpolation):
