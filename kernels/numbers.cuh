@@ -90,7 +90,8 @@ __device__ inline unsigned add_signed_products(unsigned bytes, unsigned others, 
     return result;
 }
 
-// Two bytes, the first one lowest: 0 for what is less, and 255 for what is more. The instruction puts its last source lowest.
+// Two bytes, the first one lowest: 0 for what is less, and 255 for what is more. The instruction puts its second source
+// lowest.
 __device__ inline unsigned clamp_to_bytes(int first, int second) {
     unsigned result;
     asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, 0;" : "=r"(result) : "r"(second), "r"(first));

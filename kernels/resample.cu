@@ -48,7 +48,6 @@ constexpr int HELD = 50;                 // fours of input rows, resized along x
 constexpr int KEPT = 256;                // fours of weights kept for a tile's columns, and for its rows
 constexpr int TABLED = 8;                // fours of an output in a table: of scales up to 14, bicubic 7
 constexpr int TABLE_LINES = TABLED + 1;  // of four numbers for each output; the first line begins with the plan
-constexpr int AHEAD = 3;                 // pairs of rows that are on their way into L2
 constexpr int BITS = 22;                 // of a weight's fraction
 constexpr double LIMIT = 1 << 23;        // of weights, which have 24 bits with the sign
 constexpr int GREATEST = 1 << 24;        // height or width: exact as a float, like the edges of a box
@@ -87,8 +86,8 @@ struct Fours {
 };
 
 // The weights of a four: the lower 16 bits of taps 0 and 1 and of taps 2 and 3, without a sign, and the upper 8 bits of
-// all four, with the signs. Where an output's `Fours` are kept is in here too: `first` in its first weights, and `count` in
-// its second. Every output has two or more.
+// all four, with the signs. An output's `Fours` are kept in here too: `first` in its first weights, and `count` in its
+// second. Every output has two or more.
 struct alignas(16) Weights {
     unsigned low_01, low_23, high;
     int first_or_count;
@@ -223,8 +222,8 @@ __device__ inline int moved_inside(int place, const Axis& axis) {
     return place < axis.begin ? axis.begin : place > axis.end ? axis.end : place;
 }
 
-// Both ends of the taps rise from output to output, also of those that have none. So the first and the last of a tile's rows
-// tell which input rows all of them need.
+// Both ends of the taps rise from output to output, also of those that have none. So the first and the last of a tile's
+// rows tell which input rows all of them need.
 __device__ inline Taps find_taps(const Axis& axis, int output) {
     const int place = output < 0 ? 0 : output < axis.out ? output : axis.out - 1;
     Taps taps;
@@ -413,6 +412,7 @@ __device__ inline void resize_across(Shared& shared, int columns, const Lane& la
                                      int pairs, const Extent& starts, const Extent& array) {
     const Address width = static_cast<Address>(shared.plan.width) * channels, stride = 2 * lane.rows * width;
     const int most = shared.plan.x_most;
+    constexpr int AHEAD = 3;  // pairs of rows that are on their way into L2
     if (lane.row >= pairs) {
         return;  // it would load rows that nobody has looked for in the array
     }
@@ -649,8 +649,8 @@ extern "C" __global__ void __launch_bounds__(256, 4)  // all blocks of 256 image
     }
 }
 
-// A thread needs 80 registers, so three blocks fit on a multiprocessor. With four, an H100 took 183 instead of 171 µs to
-// resize 256 photos of 500 x 375 to 224 x 224, and 189 without AHEAD.
+// A thread needs 80 registers, so three blocks fit on a multiprocessor. With four, a variant of this took 183 instead of
+// 171 µs on an H100 to resize 256 photos of 500 x 375 to 224 x 224, and 189 without AHEAD.
 template <int channels, typename Target>
 __global__ void __launch_bounds__(256, 3)
     resample(const unsigned char* __restrict__ values, const long long* __restrict__ splits,
@@ -696,7 +696,8 @@ __global__ void __launch_bounds__(256, 3)
                                 shared.geometry.y, place);
                 } else if (is_new) {
                     const int place = tile.left + item;
-                    keep_output(shared.x, weights + 4 * place, 4 * outputs, plan.x_most, item, shared.geometry.x, place);
+                    keep_output(shared.x, weights + 4 * place, 4 * outputs, plan.x_most, item, shared.geometry.x,
+                                place);
                 }
             }
             __syncthreads();
