@@ -126,7 +126,7 @@ class DeviceSlots:
         A slot can be written only after the work on its last batch, so with too few, a copy waits for work
         that it could overlap with. Raises `StagingMemoryError` if the device has too little memory.
         """
-        if nbytes <= self._nbytes:
+        if nbytes <= self._nbytes and len(self.free) + self._out < least:
             self.reserve(least, 1)
         slot = self.free.popleft() if self.free else None
         if slot is None or slot.memory.nbytes < nbytes:
@@ -145,8 +145,9 @@ class DeviceSlots:
                 slot = None  # too small as well, and the last reference to its memory
                 memory = self.device.alloc(self._nbytes)
             slot = DeviceSlot(self.device, memory)
-        self._out += 1
-        self._most = max(self._most, self._out)
+        self._out = out = self._out + 1
+        if out > self._most:
+            self._most = out
         return slot
 
     def reserve(self, least: int, most: int) -> None:
