@@ -11,6 +11,7 @@ if __name__ == "torch":
 
     step_aside(__name__, __file__)
 else:
+    import sys
     from importlib.util import find_spec
 
     from gpuloader.system.imports import import_on_demand
@@ -23,4 +24,5 @@ else:
     ):  # fmt: skip
         _homes[_name] = "gpuloader.sources.torch_classes"
     # Without PyTorch, a star import does without its names.
-    __all__ = sorted(name for name, home in _homes.items() if find_spec(home.partition(".")[0]))
+    _has_torch = sys.modules.get("torch") or find_spec("torch")
+    __all__ = sorted(name for name, home in _homes.items() if _has_torch or home.startswith("gpuloader"))

@@ -109,8 +109,7 @@ struct Sums {
 
 // What blocks have to know of an image.
 struct Plan {
-    int is_possible;
-    int width;  // of the region
+    int width;  // of the region; 0 of an image that is impossible
     int turn;
     int x_most, y_most;  // fours of an output
     int columns, rows;   // of a tile
@@ -296,19 +295,15 @@ __device__ inline Weights read_weights(const Side<outputs>& side, int most, int 
 }
 
 // The table's memory is one of integers, and may begin anywhere.
-__device__ inline bool is_wide(const int* table) {
-    return address_of(table) % sizeof(Weights) == 0;
-}
-
 __device__ inline Weights read_table(const int* from) {
-    if (is_wide(from)) {
+    if (is_aligned(from)) {
         return *reinterpret_cast<const Weights*>(from);
     }
     return {static_cast<unsigned>(from[0]), static_cast<unsigned>(from[1]), static_cast<unsigned>(from[2]), from[3]};
 }
 
 __device__ inline void write_table(const Weights& weights, int* to) {
-    if (is_wide(to)) {
+    if (is_aligned(to)) {
         *reinterpret_cast<Weights*>(to) = weights;
     } else {
         to[0] = static_cast<int>(weights.low_01);
@@ -627,9 +622,8 @@ extern "C" __global__ void __launch_bounds__(256, 4)  // all blocks of 256 image
             x_axis = make_x(geometry, images.cubic);
             y_axis = make_y(geometry, images.cubic);
             if (blockIdx.x == 0) {
-                *reinterpret_cast<Plan*>(table) = {
-                    geometry.width > 0, geometry.width, geometry.turn, x_axis.most, y_axis.most,
-                    fit(x_axis, COLUMNS), fit(y_axis, ROWS)};
+                *reinterpret_cast<Plan*>(table) = {geometry.width, geometry.turn,         x_axis.most,
+                                                   y_axis.most,    fit(x_axis, COLUMNS), fit(y_axis, ROWS)};
             }
         }
         __syncthreads();
@@ -675,7 +669,7 @@ __global__ void __launch_bounds__(256, 3)
         const long long begin = splits[sample];
         const int* const weights = table + 4 * outputs;
         __syncthreads();
-        const unsigned char* const image = values + (plan.is_possible ? begin : 0) * channels;
+        const unsigned char* const image = values + (plan.width > 0 ? begin : 0) * channels;
         const Result<channels, Target> result = {
             out + sample * channels * static_cast<unsigned long long>(out_height) * out_width, out_height,
             out_width, images.out_planar != 0, plan.turn};
