@@ -9,7 +9,7 @@ An `Iteration` is what the user loops over, and an `Epoch` is what runs behind i
 A step is one batch for each place. ``buffers.prefetch`` steps are in flight behind the one that is delivered,
 so their copies run while the user computes::
 
-    fetch ──get──▶ grouped ──one for each place──▶ in flight ──begin_step or next_step──▶ delivered
+    fetch ──get──▶ issued ──one for each place──▶ in flight ───begin_step or next_step──▶ delivered
                       │                                │                                      │
                       └─ end with drop_last, error ────┴─ close ──▶ slot back ◀── lease ends ─┘
 """
@@ -355,7 +355,7 @@ class Epoch:
         self._only_copying_lane = only if self._copying_lanes else None
         self._direct_lane = None if self._copying_lanes else only
         self._shortcut = self._direct_lane  # None while a prepared step waits
-        self._group: list[StagedBatch] = []  # a step that does not have a batch for every place yet
+        self._group: list[InFlightBatch] = []  # a step that does not have a batch for every place yet
         self._flying: deque[list[InFlightBatch]] = deque()
         self._begun: InFlightBatch | None = None  # delivered by `begin_step`, not yet handed over
         self._ending: BaseException | None = None  # what to raise after the last step in flight
@@ -511,15 +511,25 @@ class Epoch:
                 is_end = isinstance(error, QueueClosed)
                 self._ending = error.with_traceback(None) if is_end else error
                 if is_end and self._group and not self.drop_last:
-                    self._issue()
-                while self._group:  # the rest of a step that an error has cut, or that is incomplete
-                    self._ring.release(self._group.pop().slot)
+                    flying.append(self._group)
+                    self._group = []
+                self._drop_group()  # the rest of a step that an error has cut, or that is incomplete
                 return
             if staged is None:  # a ready step does not wait for the one behind it
                 return
-            self._group.append(staged)
-            if len(self._group) == len(self._lanes):
-                self._issue()
+            group = self._group
+            try:
+                mask = None if self.masking is None else self._mask(staged)
+                group.append(self._lanes[len(group)].issue(staged, mask))
+            except BaseException as error:  # the batch that failed is already back
+                self._drop_group()
+                if not isinstance(error, SampleError):
+                    raise
+                self._ending = error  # an image that the device cannot decode; to the user, the fetch's error
+                return
+            if len(group) == len(self._lanes):
+                flying.append(group)
+                self._group = []
 
     def _wait(self) -> StagedBatch | None:
         """Wait for the fetch's next batch, and meanwhile free host slots that it may need."""
@@ -536,24 +546,6 @@ class Epoch:
             self._waited += now - begun
             mark("wait", begun, now)
 
-    def _issue(self) -> None:
-        """Issue the copies of the grouped batches as one step."""
-        group, self._group = self._group, []
-        batches: list[InFlightBatch] = []
-        try:
-            for lane, staged in zip(self._lanes, group):  # noqa: B905 - the last step may have fewer batches
-                mask = None if self.masking is None else self._mask(staged)
-                batches.append(lane.issue(staged, mask))
-        except BaseException as error:
-            self._discard(batches)
-            for staged in group[len(batches) + 1 :]:  # the failed one is already back
-                self._ring.release(staged.slot)
-            if not isinstance(error, SampleError):
-                raise
-            self._ending = error  # an image that the device cannot decode; to the user, an error of the fetch
-            return
-        self._flying.append(batches)
-
     def _mask(self, staged: StagedBatch) -> SampleMask | None:
         """Return a batch's mask; if that fails, return the batch's slot to the ring."""
         assert self.masking is not None
@@ -567,6 +559,10 @@ class Epoch:
         """Take back the batches of a step, from place `start` on."""
         for lane, batch in list(zip(self._lanes, batches, strict=False))[start:]:
             lane.discard(batch)
+
+    def _drop_group(self) -> None:
+        group, self._group = self._group, []
+        self._discard(group)
 
     def _drain(self) -> None:
         if self._ring.freed:
@@ -601,8 +597,6 @@ class Epoch:
             self._begun = None
         # Fetching stops even while a graph is captured, because that calls no device.
         self._is_whole = self.fetch.close()
-        while self._group:
-            self._ring.release(self._group.pop().slot)
         self.finish()
 
     def finish(self) -> None:
@@ -616,6 +610,7 @@ class Epoch:
                 return
         if self.buffers.process != os.getpid():
             return  # the copies run in the parent
+        self._drop_group()
         while self._flying:
             self._discard(self._flying.popleft())
         if self.kernels is not None:
