@@ -191,9 +191,8 @@ class FakeRuntime:
         return stream in self.captures
 
     def exchange_capture_mode(self, mode):
-        """Set the calling thread's mode; in mode 'relaxed', no call is refused to it."""
-        before, self.thread.capture_mode = self.thread.capture_mode, mode
-        return before
+        """Exchange the calling thread's mode with `mode`; in mode 'relaxed', no call is refused to it."""
+        self.thread.capture_mode, mode.value = mode.value, self.thread.capture_mode
 
     def begin_capture(self, stream, mode="global"):
         """Begin to capture a stream in the calling thread; PyTorch's mode is 'global', CuPy's 'relaxed'."""

@@ -40,16 +40,16 @@ def show_cuda(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
-def exchange_capture_mode(mode: int) -> int:
-    """Set the calling thread's capture mode; return the previous one, initially 0 for 'global'.
+def exchange_capture_mode(mode: ctypes.c_int) -> None:
+    """Set the calling thread's capture mode, and leave the previous one in `mode`; nothing without a driver.
 
-    >>> before = exchange_capture_mode(RELAXED)
-    >>> _ = exchange_capture_mode(before)
+    >>> mode = ctypes.c_int(RELAXED)
+    >>> exchange_capture_mode(mode)  # `mode` is now 0 for 'global', with which each thread begins
+    >>> exchange_capture_mode(mode)
     """
-    driver, found = _load(), ctypes.c_int(mode)
-    if driver is None or driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(found)) != 0:
-        return 0
-    return found.value
+    driver = _load()
+    if driver is not None:
+        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 
 class Relaxed:
@@ -59,13 +59,14 @@ class Relaxed:
     # load or query events fail in all threads and end the capture. The user's threads get their own mode
     # back afterwards, because it protects them from their own mistakes.
 
-    __slots__ = ("_before",)
+    __slots__ = ("_mode",)
 
     def __enter__(self) -> None:
-        self._before = exchange_capture_mode(RELAXED)
+        self._mode = ctypes.c_int(RELAXED)
+        exchange_capture_mode(self._mode)
 
     def __exit__(self, *error: object) -> None:
-        exchange_capture_mode(self._before)
+        exchange_capture_mode(self._mode)
 
 
 if __name__ == "__main__":
