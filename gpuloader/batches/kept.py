@@ -139,10 +139,10 @@ def stage_whole(
         if collation.warns:
             _warn_of_classes(tree, value)
         parts = take_apart(tree, value, None if collation.batched or by_user else feeds)
+        if as_returned:
+            parts.put_in_memory_order()
         # Declared fields convert every value, so one value says nothing about the next.
         signature = None if feeds is not None else BatchSignature.of(value, parts)
-    if as_returned:
-        parts.put_in_memory_order()
     layout = parts.layout
     if not collation.copies:
         objects = tuple(parts.objects)
@@ -192,16 +192,20 @@ PLAIN = (str, int, float, bool, type(None), bytes)
 """The classes of values that are never staged."""
 
 
+_Axes = tuple[int, ...]
+
+
 class BatchSignature(NamedTuple):
     """Identifies values that are taken apart in the same way: their tree, and the arrays in it.
 
     Only arrays, tensors and plain values have one; any other leaf would have to be checked again for whether
-    it is staged. For each leaf, `fields` has its class and, if it is staged, its dtype and its shape.
+    it is staged. For each leaf, `fields` has its class and, if it is staged, dtype, shape, strides, and the
+    order in which its dimensions are staged, if that is another.
     """
 
     tree: Tree
     layout: Layout
-    fields: tuple[tuple[Any, Any, tuple[int, ...]], ...]
+    fields: tuple[tuple[Any, Any, _Axes, _Axes, _Axes | None], ...]
 
     @classmethod
     def of(cls, value: Any, parts: Parts, host: Collection[str] = ()) -> BatchSignature | None:
@@ -211,14 +215,18 @@ class BatchSignature(NamedTuple):
         entries = tree.match(value) if tree.has_plain_keys and not any(parts.levels) else None
         if entries is None:
             return None
-        fields: list[tuple[Any, Any, tuple[int, ...]]] = []
-        arrays = iter(parts.arrays)
+        fields: list[tuple[Any, Any, _Axes, _Axes, _Axes | None]] = []
+        arrays, turned = iter(enumerate(parts.arrays)), dict(parts.layout.turned)
         for leaf, entry in zip(tree.leaves, entries, strict=True):
             if leaf.is_array and (type(entry) is np.ndarray or is_tensor(entry)):
-                array = next(arrays)
-                fields.append((type(entry), array.dtype, array.shape))
+                number, array = next(arrays)
+                order = None
+                if number in turned:
+                    array = array.transpose(turned[number])
+                    order = tuple(map(turned[number].index, range(array.ndim)))
+                fields.append((type(entry), array.dtype, array.shape, array.strides, order))
             elif not leaf.is_array and (type(entry) in PLAIN or leaf.name in host):
-                fields.append((type(entry), None, ()))
+                fields.append((type(entry), None, (), (), None))
             else:
                 return None
         return cls(tree, parts.layout, tuple(fields))
@@ -230,7 +238,7 @@ class BatchSignature(NamedTuple):
             return None
         arrays: list[Array] = []
         objects: list[Any] = []
-        for entry, (kind, dtype, shape) in zip(entries, self.fields):  # noqa: B905 - costs time
+        for entry, (kind, dtype, shape, strides, order) in zip(entries, self.fields):  # noqa: B905 - costs time
             if dtype is None:
                 if type(entry) is not kind and type(entry) not in PLAIN:
                     return None
@@ -246,13 +254,13 @@ class BatchSignature(NamedTuple):
                     array = entry.numpy()
                 except (RuntimeError, TypeError):  # its numbers are not what lies in its memory
                     return None
-            if array.dtype is not dtype or array.shape != shape:
+            if array.dtype is not dtype or array.shape != shape or array.strides != strides:
                 return None
-            arrays.append(array)
+            arrays.append(array if order is None else array.transpose(order))
         # An object in two fields may have to stay one object. Plain values may be equal and so the same.
         if len({*map(id, entries)}) < len(entries):
             fields = zip(entries, self.fields, strict=True)
-            if len({id(entry) for entry, (_, dtype, _) in fields if dtype is not None}) < len(arrays):
+            if len({id(entry) for entry, (_, dtype, *_) in fields if dtype is not None}) < len(arrays):
                 return None
         return Parts(self.tree, arrays, (0,) * len(arrays), objects, self.layout)
 
@@ -310,7 +318,6 @@ class NestedStager:
             tree = self._find_tree(batch)
             _warn_of_classes(tree, batch)
             parts = take_apart(tree, batch)
-            self._signature = BatchSignature.of(batch, parts, intake.host)
             if intake.is_page_locked is not None:
                 self._large = [at for at, array in enumerate(parts.arrays) if array.nbytes >= SMALL]
             # The first batch with arrays determines the library for all: a later one may have none to tell
@@ -320,10 +327,11 @@ class NestedStager:
                 library = next((one for one in owners if one not in (None, "numpy")), None)
                 self._library = intake.settle(library)
                 self._settled = True
-        if intake.collation.programmer is None:
             # A transform reads fields by their shapes, and JAX and Paddle arrays can only be in C order.
-            if self._library not in ("jax", "paddle"):
+            if intake.collation.programmer is None and self._library not in ("jax", "paddle"):
                 parts.put_in_memory_order()
+            self._signature = BatchSignature.of(batch, parts, intake.host)
+        if intake.collation.programmer is None:
             return self._stage(parts, number, reserve)
         # Transforms draw for this epoch, whichever thread reads and whatever other loaders it serves.
         before = exchange_draw(self._draw)
@@ -365,29 +373,28 @@ class NestedStager:
 
     def _stage(self, parts: Parts, number: int, reserve: Reserve) -> StagedBatch:
         collation, arrays, levels = self._intake.collation, parts.arrays, parts.levels
-        found = [at for at in self._large if arrays[at].flags.c_contiguous and self._is_apart(arrays[at])]
+        large = self._large
+        found = large and [at for at in large if arrays[at].flags.c_contiguous and self._is_apart(arrays[at])]
+        if not found:
+            staged = begin_batch(collation, parts.layout, levels, number, reserve, parts.tree, parts.objects)
+            write_arrays(arrays, staged.slot.views(parts.layout))
+            if collation.programmer is None:
+                return staged
+            return complete(collation, staged, number_samples(number, arrays))
         apart = tuple(found)
         # Layouts are reused, because a slot keeps its views for the same layout.
         arranged = parts.layout, apart, levels, parts.tree
         if arranged != self._arranged:
-            whole = inside = parts.layout
-            if apart:
-                # The random draws of transforms are copied with the batch, so they need space, too.
-                drawn: Sequence[FieldLayout] = ()
-                if collation.programmer is not None:
-                    program = collation.programmer.program(parts.tree.array_names, levels, whole)
-                    drawn = program.copied.fields[len(arrays) :]
-                draws = tuple((one.shape, one.dtype) for one in drawn)
-                whole, inside = arrange_last((*_specs(arrays), *draws), apart)
-                whole = whole._replace(turned=parts.layout.turned)
-            self._arranged, self._layouts = arranged, (whole, inside)
+            # The random draws of transforms are copied with the batch, so they need space, too.
+            drawn: Sequence[FieldLayout] = ()
+            if collation.programmer is not None:
+                program = collation.programmer.program(parts.tree.array_names, levels, parts.layout)
+                drawn = program.copied.fields[len(arrays) :]
+            draws = tuple((one.shape, one.dtype) for one in drawn)
+            whole, inside = arrange_last((*_specs(arrays), *draws), apart)
+            self._arranged = arranged
+            self._layouts = whole._replace(turned=parts.layout.turned), inside
         whole, inside = self._layouts
-        if not apart:
-            staged = begin_batch(collation, whole, levels, number, reserve, parts.tree, parts.objects)
-            write_arrays(arrays, staged.slot.views(whole))
-            if collation.programmer is None:
-                return staged
-            return complete(collation, staged, number_samples(number, arrays))
         # The device copies the slot's part and each separate array to their positions in a single layout, so
         # everything that follows on the device is the same as for a batch in one piece.
         slot = reserve(inside.nbytes)
