@@ -8,7 +8,6 @@ its arrays into a slot. What they find out about a value serves the next one, as
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,8 +36,7 @@ AS_IT_IS = Tree(Leaf("0", False), keeps_tuples=True)
 _NOTHING = arrange(())
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class Parts:
+class Parts(NamedTuple):
     """A value in parts: the arrays of its array fields, several for a ragged one, and the other values.
 
     The layout is that of the arrays, one after another.
@@ -50,21 +48,22 @@ class Parts:
     objects: Sequence[Any]
     layout: Layout
 
-    def put_in_memory_order(self) -> None:
-        """Put the dimensions of dense arrays into memory's order; the layout says how to deliver them.
+    def in_memory_order(self) -> Parts:
+        """Return the dimensions of dense arrays in memory's order; the layout says how to deliver them.
 
         So a batch in PyTorch's channels_last format keeps it, and is copied as one block.
         """
-        found = []
-        for number, array in enumerate(self.arrays):
+        arrays, found = [*self.arrays], []
+        for number, array in enumerate(arrays):
             if array.ndim > 1 and not array.flags.c_contiguous:
                 order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
                 turned = array.transpose(order)
                 if turned.flags.c_contiguous:
-                    self.arrays[number] = turned
+                    arrays[number] = turned
                     found.append((number, tuple(map(order.index, range(array.ndim)))))
-        if found:
-            self.layout = arrange(_specs(self.arrays))._replace(turned=tuple(found))
+        if not found:
+            return self
+        return self._replace(arrays=arrays, layout=arrange(_specs(arrays))._replace(turned=tuple(found)))
 
 
 def _specs(arrays: Sequence[Array]) -> tuple[Spec, ...]:
@@ -140,7 +139,7 @@ def stage_whole(
             _warn_of_classes(tree, value)
         parts = take_apart(tree, value, None if collation.batched or by_user else feeds)
         if as_returned:
-            parts.put_in_memory_order()
+            parts = parts.in_memory_order()
         # Declared fields convert every value, so one value says nothing about the next.
         signature = None if feeds is not None else BatchSignature.of(value, parts)
     layout = parts.layout
@@ -329,7 +328,7 @@ class NestedStager:
                 self._settled = True
             # A transform reads fields by their shapes, and JAX and Paddle arrays can only be in C order.
             if intake.collation.programmer is None and self._library not in ("jax", "paddle"):
-                parts.put_in_memory_order()
+                parts = parts.in_memory_order()
             self._signature = BatchSignature.of(batch, parts, intake.host)
         if intake.collation.programmer is None:
             return self._stage(parts, number, reserve)

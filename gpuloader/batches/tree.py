@@ -263,6 +263,7 @@ class Tree:
         for leaf in leaves:
             self.order.append(array if leaf.is_array else other)
             array, other = array + leaf.is_array, other + (not leaf.is_array)
+        self._is_in_order = self.order == [*range(len(leaves))]
 
     @classmethod
     def of(
@@ -430,7 +431,7 @@ class Tree:
             for number in self.in_sequences:
                 objects[number] = tuple(objects[number])
         values = (*fields, *objects)
-        return self.build([values[place] for place in self.order])
+        return self.build(values if self._is_in_order else [values[place] for place in self.order])
 
 
 def _never(value: Any) -> bool:  # noqa: ARG001

@@ -170,7 +170,6 @@ class Lane:
         # If the rows are already on the device, the host slot holds at most row numbers. It can wait for the
         # kernels as well, so one stream and one event do for both.
         resident = program is not None and self.programmer is not None and self.programmer.sources is not None
-        stream = self._copy_stream if resident else self._kernel_stream
         # Since `begin`, the reader may have made another device current. That affects kernels, not copies.
         known = begun if program is None or self.runs_only_ours else None
         with self.device.current() if known is None else self.device.again(known) as device:
@@ -179,6 +178,7 @@ class Lane:
                 self._mark_copy(device, batch, timing)
             if program is None:
                 return batch
+            stream = self._copy_stream if resident else self._kernel_stream
             try:
                 if stream is not self._copy_stream:
                     slot.is_computing = True
