@@ -54,4 +54,9 @@ DIFFERENCES = {
         "it has their values, with a warning; a collate_fn's results lead back, without worker processes",
         "batches lie in memory that is filled by workers and used again",
     ),
+    "batches-do-not-grow": (
+        "resize_ enlarges a batch, unless a worker made it",
+        "a RuntimeError of PyTorch's: storage that is not resizable",
+        "batches lie in memory of the loader; copy a batch into a tensor of the larger size",
+    ),
 }

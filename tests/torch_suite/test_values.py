@@ -1,6 +1,7 @@
 """What the dataset and collate_fn return arrives as it was: classes, attributes, memory formats, arrays."""
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import json
@@ -231,6 +232,16 @@ def test_changes_between_epochs_are_seen(lib):
     assert read() == [[0, 1, 2, 3], [0, 1]]
     dataset.tensors, part.indices = (torch.arange(4) * 10,), [2, 3]
     assert read() == [[0, 10, 20, 30], [20, 30]]
+
+
+def test_resizing_in_place(lib):
+    """A batch can become smaller, and take another shape; it can grow only if PyTorch has made its memory."""
+    batch = next(iter(lib.DataLoader([torch.arange(3)] * 4, batch_size=2)))
+    assert batch.resize_(3, 2).tolist() == [[0, 1], [2, 0], [1, 2]]
+    assert batch.resize_(1).tolist() == [0]
+    fixed = pytest.raises(RuntimeError, match="not resizable")
+    with fixed if lib.differs("batches-do-not-grow") else contextlib.nullcontext():
+        assert batch.resize_(100).shape == (100,)
 
 
 def test_indices_of_a_split_are_lists(lib):
