@@ -31,7 +31,7 @@ from gpuloader.devices.base import Device
 from gpuloader.epoch.delivery import Delivery, SampleMask
 from gpuloader.epoch.lane import InFlightBatch, Lane, count_slots
 from gpuloader.errors import LoaderError, Misuse, QueueClosed, SampleError, find_raised
-from gpuloader.fetch.contract import Fetch
+from gpuloader.fetch.contract import Fetch, interrupted
 from gpuloader.fetch.fetching import Fetching
 from gpuloader.staging import Ring
 from gpuloader.system.finalizers import Finalizer, Living
@@ -513,7 +513,6 @@ class Epoch:
                 if is_end and self._group and not self.drop_last:
                     flying.append(self._group)
                     self._group = []
-                self._drop_group()  # the rest of a step that an error has cut, or that is incomplete
                 return
             if staged is None:  # a ready step does not wait for the one behind it
                 return
@@ -521,12 +520,12 @@ class Epoch:
             try:
                 mask = None if self.masking is None else self._mask(staged)
                 group.append(self._lanes[len(group)].issue(staged, mask))
-            except BaseException as error:  # the batch that failed is already back
-                self._drop_group()
-                if not isinstance(error, SampleError):
-                    raise
+            except SampleError as error:
                 self._ending = error  # an image that the device cannot decode; to the user, the fetch's error
-                return
+            except BaseException:
+                # The batch is lost, perhaps to a Ctrl-C, and the ones behind it would reach the wrong places.
+                self._ending = interrupted()
+                raise
             if len(group) == len(self._lanes):
                 flying.append(group)
                 self._group = []
@@ -559,10 +558,6 @@ class Epoch:
         """Take back the batches of a step, from place `start` on."""
         for lane, batch in list(zip(self._lanes, batches, strict=False))[start:]:
             lane.discard(batch)
-
-    def _drop_group(self) -> None:
-        group, self._group = self._group, []
-        self._discard(group)
 
     def _drain(self) -> None:
         if self._ring.freed:
@@ -610,7 +605,8 @@ class Epoch:
                 return
         if self.buffers.process != os.getpid():
             return  # the copies run in the parent
-        self._drop_group()
+        self._flying.append(self._group)
+        self._group = []
         while self._flying:
             self._discard(self._flying.popleft())
         if self.kernels is not None:

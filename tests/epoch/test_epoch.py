@@ -53,7 +53,10 @@ class Staged:
             self.waits += 1
             return self.get()
         if isinstance(entry, BaseException):
-            raise entry
+            try:
+                raise entry
+            finally:
+                del entry  # this frame would keep the error, and so the frames of the loop
         slot = self.ring.acquire(LAYOUT.nbytes)
         slot.views(LAYOUT)[0][...] = entry
         return StagedBatch(slot, LAYOUT, (0,), entry)
@@ -68,6 +71,10 @@ class Staged:
 
 def lose(*_, **__):
     raise LoaderError("the device is lost")
+
+
+def interrupt(*_, **__):
+    raise KeyboardInterrupt
 
 
 class Stepping:
@@ -168,6 +175,27 @@ def test_a_step_that_is_ready_does_not_wait_for_the_next_one():
     assert loop.step() == [2, 3]
     assert loop.fetch.waits == 1
     assert loop.steps() == [[4]]
+    assert loop.is_whole()
+
+
+@pytest.mark.parametrize("ending", [None, OSError, QueueClosed])
+@pytest.mark.parametrize("hosts", [0, 1, 2])
+def test_a_step_that_is_never_completed_costs_no_slot(ending, hosts):
+    loop = Stepping([0, 1, 2, ending and ending("gone"), 3], hosts=hosts, drop_last=True)
+    assert loop.step() == [0, 1]
+    assert loop.is_whole()
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_after_an_interrupted_copy_no_batch_reaches_the_wrong_place(monkeypatch, failing):
+    loop = Stepping(range(8))
+    loop.step()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(loop.devices[failing], "copy_async", interrupt)
+        loop.step()
+    assert loop.step() == [2, 3]
+    with pytest.raises(LoaderError, match="in the middle of a batch"):
+        loop.step()
     assert loop.is_whole()
 
 
