@@ -412,12 +412,16 @@ def split_transforms(
         if find_unit(transform) == "batches":
             others.append(transform)
             continue
-        # Imported late, because only loaders of images need it.
-        from gpuloader.sources.images.annotations import names_of, split_fields
+        name, moved = transform.field, frozenset[str]()
+        annotations: tuple[Annotation, ...] = ()
+        if not isinstance(name, str | None):
+            # Imported late, because most images have nothing that moves along.
+            from gpuloader.sources.images.annotations import names_of, split_fields
 
-        name, annotations = split_fields(transform.field)
+            name, annotations = split_fields(name)
+            moved = names_of(annotations)
         for before in others:
-            if before.field == name or before.field in names_of(annotations):
+            if before.field == name or before.field in moved:
                 raise ValueError(
                     f"{type(transform).__name__} is done to single images, and {type(before).__name__} to "
                     f"batches, so in transforms it must come before {type(before).__name__}"
@@ -428,13 +432,7 @@ def split_transforms(
                 f"{type(transform).__name__}, and {along[name]} before; name the same fields in all of them"
             )
         images[name] = (*images.get(name, ()), transform)
-    along = {name: annotations for name, annotations in along.items() if annotations}
-    seen: set[str | None] = {*images}
-    for annotations in along.values():
-        if both := sorted(name for name in names_of(annotations) if name in seen):
-            raise ValueError(f"{both} move along with an image; they cannot be images or follow another one")
-        seen |= names_of(annotations)
-    return images, others, along
+    return images, others, {name: annotations for name, annotations in along.items() if annotations}
 
 
 def plan_transforms(

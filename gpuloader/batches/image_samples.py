@@ -17,11 +17,11 @@ from gpuloader.batches.tree import entries_of, join_name, with_entries
 from gpuloader.errors import SampleError, SourceError
 from gpuloader.foreign import is_instance
 from gpuloader.order.randomness import Draw
-from gpuloader.sources.images.annotations import Annotation, move_annotations, names_of
-from gpuloader.sources.images.image import Affine, Geometry, Image, as_image, is_encoded, size_of
+from gpuloader.sources.images.image import Image, Step, as_image, is_encoded, size_of
 from gpuloader.transforms.image_transforms import ImageTransform, Plan, finish_plan, make_plans
 
 if TYPE_CHECKING:
+    from gpuloader.sources.images.annotations import Annotation
     from gpuloader.sources.images.video import Video
     from gpuloader.transforms.image_staging import Resample
 
@@ -46,7 +46,17 @@ class ImageStage:
     found: set[str] = field(default_factory=set, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "carried", frozenset().union(*map(names_of, self.along.values())))
+        carried: frozenset[str] = frozenset()
+        for moved in self.along.values():
+            # Imported late, because most images have nothing that moves along.
+            from gpuloader.sources.images.annotations import names_of
+
+            names = names_of(moved)
+            if both := sorted(names & (carried | self.chains.keys())):
+                problem = "move along with an image; they cannot be images or follow another one"
+                raise ValueError(f"{both} {problem}")
+            carried |= names
+        object.__setattr__(self, "carried", carried)
 
     def begin(self, sample: Any, draw: Draw, key: object) -> Any:
         """Return a sample with its images as arrays, or as regions for a GPU; `finish` takes it.
@@ -103,9 +113,11 @@ class _Making:
         """Return the sample with what moves along moved."""
         made, moved = self.made, dict[str, Any]()
         for chain, along in self.stage.along.items():
+            from gpuloader.sources.images.annotations import move_annotations  # late, as above
+
             views = []
             for plan in self.plans[chain]:
-                steps = [step for step in plan if isinstance(step, Geometry | Affine)]
+                steps = [step for step in plan if isinstance(step, Step)]
                 views.append(move_annotations(along, self.carried, self.sizes[chain], steps))
             one = len(views) == 1
             moved |= (

@@ -14,14 +14,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from gpuloader.checks import Checked, check_count, checked
-from gpuloader.sources.images.annotations import Fields, Step, split_fields
 from gpuloader.sources.images.decoding import Pixels, load_pillow
-from gpuloader.sources.images.image import FILTERS, Affine, Geometry
+from gpuloader.sources.images.image import FILTERS, Affine, Geometry, Step
+
+if TYPE_CHECKING:
+    from gpuloader.sources.images.annotations import Fields
 
 # ---------------------------------------------------------------------------------------------------------
 # Plans
@@ -177,7 +179,11 @@ class OfImages(Checked):
     field: Fields
 
     def __post_init__(self) -> None:
-        split_fields(self.field)
+        if not isinstance(self.field, str | None):
+            # Imported late, because most images have nothing that moves along.
+            from gpuloader.sources.images.annotations import split_fields
+
+            split_fields(self.field)
         super().__post_init__()
 
 

@@ -18,10 +18,9 @@ from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Array
 from gpuloader.foreign import is_instance
 from gpuloader.sources.images.decoding import decode_as_stored, load_pillow
-from gpuloader.sources.images.image import Affine, Geometry, Image, as_image, is_encoded, size_of
+from gpuloader.sources.images.image import Affine, Geometry, Image, Step, as_image, is_encoded, size_of
 
 Floats = NDArray[np.float64]
-Step = Geometry | Affine
 Size = tuple[int, int]
 
 # ---------------------------------------------------------------------------------------------------------

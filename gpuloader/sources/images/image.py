@@ -133,6 +133,10 @@ class Affine(NamedTuple):
         return image.transform((width, height), pillow.Transform.AFFINE, self.matrix, kind, fillcolor=fill)
 
 
+Step = Geometry | Affine
+"""What moves the pixels of an image, and what belongs to them."""
+
+
 # ---------------------------------------------------------------------------------------------------------
 # Encoded images
 
