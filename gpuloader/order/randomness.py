@@ -196,9 +196,10 @@ class Draw:
         """
         # A generator that nobody refers to any more is reused, because creating one takes ten times as long
         # as setting its state. One that the user has kept is never touched.
-        spares = self._spares
+        # A user may keep either a generator or its bit generator.
+        spares, count = self._spares, sys.getrefcount
         for at in range(len(spares)):
-            if _count_references(spares, at) == self._alone:
+            if count(spares[at]) + count(spares[at].bit_generator) == self._alone:
                 break
         else:
             if len(spares) == _SPARES:
@@ -206,17 +207,12 @@ class Draw:
             at = len(spares)
             spares.append(np.random.Generator(np.random.Philox(0)))
             # Releases of Python differ in what the call itself adds to the reference count.
-            self._alone = _count_references(spares, at)
+            self._alone = count(spares[at]) + count(spares[at].bit_generator)
         generator = spares[at]
         self._counter[1] = purpose
         self._counter[2] = index & _ALL if type(index) is int else as_number(index)
         generator.bit_generator.state = self._state
         return generator
-
-
-# Reference counts of the generator and of its bit generator, because a user may keep either.
-def _count_references(generators: list[np.random.Generator], at: int) -> int:
-    return sys.getrefcount(generators[at]) + sys.getrefcount(generators[at].bit_generator)
 
 
 class _PresentDraw(threading.local):
