@@ -489,8 +489,8 @@ def make_on_device(collation: Collation, stage: ImageStage, decoders: Sequence[D
     """
     # Imported late, because only loaders of images need it.
     from gpuloader.transforms.batch_transforms import fuse
-    from gpuloader.transforms.image_staging import plan_resampling
-    from gpuloader.transforms.program import Decode, Programmer
+    from gpuloader.transforms.image_staging import Decode, plan_resampling
+    from gpuloader.transforms.program import Programmer
 
     before = collation.programmer
     transforms = [] if before is None else list(before.transforms)

@@ -65,7 +65,7 @@ class ArraySource:
         """Return sources of rows: the arrays' device copies in `resident`, or none yet."""
         sources = [None] * len(self.arrays) if resident is None else resident
         pairs = zip(self.arrays, sources, strict=True)
-        return [RowSource(array.shape[1:], array.dtype, source) for array, source in pairs]
+        return [(array.shape[1:], array.dtype, source) for array, source in pairs]
 
 
 def materialise(

@@ -140,7 +140,7 @@ class Normalize(KeepsLayout, Checked):
     flip: bool = checked(bool, False)
 
     @property
-    def draws(self) -> int:
+    def draws(self) -> int:  # type: ignore[override]  # elsewhere a constant
         """Number of random draws per sample: top, left and flip of its window, if there is one."""
         return _CROP if self.crop is not None or self.flip else 0
 

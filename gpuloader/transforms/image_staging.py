@@ -44,9 +44,11 @@ from gpuloader.transforms.image_transforms import (
     find_shift,
     finish_plan,
 )
-from gpuloader.transforms.program import UNCHANGED, Chain, KernelCall, Plain, is_made
+from gpuloader.transforms.program import UNCHANGED, Chain, Decoding, KernelCall, Plain
 
 Floats = NDArray[np.float32]
+
+_DIMENSIONS_OF_CLIPS = 5  # in a batch; workers always make them
 
 # ---------------------------------------------------------------------------------------------------------
 # On the GPU: the transforms of a field, as one transform of its regions
@@ -86,7 +88,7 @@ class Resample(Plain):
 
     def bind(self, inputs: Sequence[Spec]) -> Chain | KernelCall:
         """Return the computation for a batch."""
-        if is_made(inputs):
+        if len(inputs) == 1 and len(inputs[0][0]) == _DIMENSIONS_OF_CLIPS:
             return UNCHANGED if self.normalize is None else self.normalize.bind(inputs)
         if len(inputs) != 3 or inputs[2][0][1:] != (NUMBERS + 2 * self.changes,):
             raise SampleError("expected a field of images")
@@ -112,6 +114,27 @@ class Resample(Plain):
             made = Chain(calls, second.outputs, (tables, pixels, sums))
         self._settled[key] = made
         return made
+
+
+@dataclass(eq=False, repr=False)
+class Decode(Plain):
+    """Has the device decode a field of `Encoded` images, which then becomes a field of regions."""
+
+    field: str | None  # None means the first one
+    skips: bool = False
+
+    def find(self, names: Sequence[str], levels: Sequence[int]) -> str | None:
+        """Return the name of the first field of encoded images, among fields of these names and levels."""
+        return names[list(levels).index(Encoded.level)] if Encoded.level in levels else None
+
+    def bind(self, inputs: Sequence[Spec]) -> Decoding | Chain:
+        """Return what is decoded for a batch."""
+        if len(inputs) == 1 and len(inputs[0][0]) == _DIMENSIONS_OF_CLIPS:
+            return UNCHANGED
+        if len(inputs) != 1 + Encoded.level:
+            raise SampleError("expected a field of images")
+        (pixels, channels, _), dtype = inputs[-1]
+        return Decoding((((pixels, channels), np.dtype(dtype)),), self.skips)
 
 
 def plan_resampling(field: str | None, transforms: Sequence[ImageTransform]) -> Resample | None:
@@ -199,13 +222,12 @@ def find_pass(plan: Plan, made_by: Resample) -> tuple[Geometry, Floats] | None:
     for step in plan[1:]:
         if isinstance(step, Coloring):
             changes += step.steps
-        elif isinstance(step, Affine):
+            continue
+        whole = Geometry.of(*geometry.window[2:])
+        if isinstance(step, Affine) or step != whole.mirrored(flip=step.flip, flop=step.flop):
             return None
-        elif step == Geometry.of(*geometry.window[2:]).mirrored(flip=step.flip, flop=step.flop):
-            # An image that is mirrored after its colors have changed can just as well be mirrored before.
-            geometry = geometry.mirrored(flip=step.flip, flop=step.flop)
-        else:
-            return None
+        # An image that is mirrored after its colors have changed can just as well be mirrored before.
+        geometry = geometry.mirrored(flip=step.flip, flop=step.flop)
     if geometry.filter not in (None, made_by.interpolation):
         return None
     names = [*map(itemgetter(0), changes)]

@@ -27,7 +27,6 @@ from gpuloader.foreign import bits_dtype
 from gpuloader.kernels.launching import Kernel
 from gpuloader.order.order import Order, Stretch
 from gpuloader.order.randomness import Words, as_number, current_draw, derive_key, hash_for_keys
-from gpuloader.sources.images.regions import Encoded
 from gpuloader.staging import FieldLayout, Layout, align
 
 # ---------------------------------------------------------------------------------------------------------
@@ -48,12 +47,9 @@ class Operation(Protocol):
         """Launch the same computation over CuPy arrays on a stream."""
 
 
-class RowSource(NamedTuple):
-    """An array on the device whose rows a program gathers."""
-
-    shape: tuple[int, ...]  # of a row
-    dtype: np.dtype[Any]
-    source: Any = None  # the array with all rows; None if the program is only used for its layout
+# Shape and dtype of the rows that a program gathers, and the device array that has all of them; None if the
+# program is only used for its layout.
+RowSource = tuple[tuple[int, ...], np.dtype[Any], Any]
 
 
 class KernelCall(NamedTuple):
@@ -146,10 +142,8 @@ UNCHANGED = Chain((), (), in_place=True)
 class Plain:
     """Base class of transforms that draw no random numbers and accept any values."""
 
-    @property
-    def draws(self) -> int:
-        """Number of random draws per sample: none."""
-        return 0
+    draws = 0
+    """Number of random draws per sample: none."""
 
     def draw(self, words: Array, inputs: Sequence[Spec]) -> Array:  # noqa: ARG002
         """Return an array without draws."""
@@ -161,15 +155,6 @@ class Plain:
 
 class KeepsLayout(Plain):
     """Base class of transforms that keep the layout of images, or make one that is stated."""
-
-
-def is_made(inputs: Sequence[Spec]) -> bool:
-    """Return whether a field that was to be made on a device has clips, which workers always make.
-
-    >>> is_made([((8, 16, 32, 40, 3), np.dtype("uint8"))])
-    True
-    """
-    return len(inputs) == 1 and len(inputs[0][0]) == 5
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -184,27 +169,6 @@ class Decoding(NamedTuple):
     codes: int = 0  # the number of the array of codes
     pixels: int = 0  # the number of the array of pixels
     field: str = ""
-
-
-@dataclass(eq=False, repr=False)
-class Decode(Plain):
-    """Has the device decode a field of `Encoded` images, which then becomes a field of regions."""
-
-    field: str | None  # None means the first one
-    skips: bool = False
-
-    def find(self, names: Sequence[str], levels: Sequence[int]) -> str | None:
-        """Return the name of the first field of encoded images, among fields of these names and levels."""
-        return names[list(levels).index(Encoded.level)] if Encoded.level in levels else None
-
-    def bind(self, inputs: Sequence[Spec]) -> Decoding | Chain:
-        """Return what is decoded for a batch."""
-        if is_made(inputs):
-            return UNCHANGED
-        if len(inputs) != 1 + Encoded.level:
-            raise SampleError("expected a field of images")
-        (pixels, channels, _), dtype = inputs[-1]
-        return Decoding((((pixels, channels), np.dtype(dtype)),), self.skips)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -327,29 +291,27 @@ _DRAWN = np.dtype(np.int32)
 _AHEAD = 4096  # samples whose words are computed at a time
 
 
-class Purpose(NamedTuple):
-    """What random words are for."""
+# What random words are for: seed and epoch, and the words per sample of each transform that draws.
+Purpose = tuple[int, int, tuple[int, ...]]
 
-    seed: int
-    epoch: int
-    widths: tuple[int, ...]  # the words per sample of each transform that draws
 
-    def draw(self, keys: Indices) -> list[Array]:
-        """Return each transform's words for the samples with these keys, uint64 (samples, width).
+def draw_words(purpose: Purpose, keys: Indices) -> list[Array]:
+    """Return each transform's words for the samples with these keys, uint64 (samples, width).
 
-        >>> [words.shape for words in Purpose(0, 0, (3, 1)).draw(range(4))]
-        [(4, 3), (4, 1)]
-        """
-        numbers = keys if isinstance(keys, np.ndarray) else [as_number(key) for key in keys]
-        samples: Words = np.array(numbers, np.uint64)
-        words = hash_for_keys(samples, _derive_keys(self))
-        ends = np.cumsum(self.widths).tolist()
-        return [words[:, end - width : end] for end, width in zip(ends, self.widths, strict=True)]
+    >>> [words.shape for words in draw_words((0, 0, (3, 1)), range(4))]
+    [(4, 3), (4, 1)]
+    """
+    numbers = keys if isinstance(keys, np.ndarray) else [as_number(key) for key in keys]
+    samples: Words = np.array(numbers, np.uint64)
+    words = hash_for_keys(samples, _derive_keys(purpose))
+    _, _, widths = purpose
+    ends = np.cumsum(widths).tolist()
+    return [words[:, end - width : end] for end, width in zip(ends, widths, strict=True)]
 
 
 @lru_cache(maxsize=16)
 def _derive_keys(purpose: Purpose) -> Sequence[int]:
-    seed, epoch, widths = purpose.seed, purpose.epoch, purpose.widths
+    seed, epoch, widths = purpose
     return [
         derive_key(seed, epoch, _DRAWS, number, column)
         for number, width in enumerate(widths)
@@ -368,12 +330,8 @@ class DrawnAhead(NamedTuple):
 
     def has(self, purpose: Purpose, stretch: Stretch) -> bool:
         """Return whether the words of a batch are among these."""
-        return (
-            self.order is stretch.order
-            and self.first <= stretch.first
-            and stretch.last < self.stop
-            and self.purpose == purpose
-        )
+        is_inside = self.first <= stretch.first and stretch.last < self.stop
+        return is_inside and self.order is stretch.order and self.purpose == purpose
 
     def take(self, stretch: Stretch) -> list[Array]:
         """Return each transform's words for a batch, whose last sample may be repeated."""
@@ -393,7 +351,7 @@ def draw_ahead(purpose: Purpose, stretch: Stretch, before: DrawnAhead | None) ->
         whole = max(_AHEAD // stretch.count, 1) * stretch.count
         stop = max(stop, min(first + whole, len(order)))
     found = Stretch(order, first, stop - 1, stop - first).indices()
-    return DrawnAhead(purpose, order, first, stop, purpose.draw(found))
+    return DrawnAhead(purpose, order, first, stop, draw_words(purpose, found))
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -454,14 +412,14 @@ class Programmer:
         The draws depend on nothing but the loader's seed, the epoch and the key.
         """
         now = current_draw()
-        purpose = Purpose(now.seed or 0, now.epoch, tuple(one.draws for _, one, _, _ in program.drawn))
+        purpose = now.seed or 0, now.epoch, tuple(one.draws for _, one, _, _ in program.drawn)
         if isinstance(keys, Stretch):
             ahead = self._drawn
             if ahead is None or not ahead.has(purpose, keys):  # another thread may do the same
                 ahead = self._drawn = draw_ahead(purpose, keys, ahead)
             drawn = ahead.take(keys)
         else:
-            drawn = purpose.draw(keys)
+            drawn = draw_words(purpose, keys)
         for (position, transform, name, specs), words in zip(program.drawn, drawn, strict=True):
             try:
                 target = arrays[position]

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from gpuloader.order.order import InOrder, Shuffled, Stretch
 from gpuloader.transforms import program as draws
-from gpuloader.transforms.program import Purpose, draw_ahead
+from gpuloader.transforms.program import draw_ahead, draw_words
 
 
 @given(
@@ -19,7 +19,7 @@ from gpuloader.transforms.program import Purpose, draw_ahead
 def test_words_drawn_ahead_are_those_of_each_batch(count, size, jumps, pad, widths, ahead, is_shuffled):
     """Batches may follow one another, be left out, or come again; the last may repeat its last sample."""
     order = Shuffled(count, seed=3, epoch=1) if is_shuffled else InOrder(count)
-    purpose, drawn, first = Purpose(7, 2, tuple(widths)), None, 0
+    purpose, drawn, first = (7, 2, tuple(widths)), None, 0
     before, draws._AHEAD = draws._AHEAD, ahead
     try:
         for jump in [1, *jumps]:
@@ -27,7 +27,7 @@ def test_words_drawn_ahead_are_those_of_each_batch(count, size, jumps, pad, widt
             stretch = Stretch(order, first, last, size if pad else last - first + 1)
             if drawn is None or not drawn.has(purpose, stretch):
                 drawn = draw_ahead(purpose, stretch, drawn)
-            expected = purpose.draw(stretch.indices())
+            expected = draw_words(purpose, stretch.indices())
             for one, other in zip(drawn.take(stretch), expected, strict=True):
                 np.testing.assert_array_equal(one, other)
             first = (first + jump * size) % count
@@ -36,7 +36,7 @@ def test_words_drawn_ahead_are_those_of_each_batch(count, size, jumps, pad, widt
 
 
 def test_batches_that_follow_one_another_are_drawn_together():
-    order, purpose = InOrder(1000), Purpose(0, 0, (1,))
+    order, purpose = InOrder(1000), (0, 0, (1,))
     first = draw_ahead(purpose, Stretch(order, 0, 9, 10), None)
     second = draw_ahead(purpose, Stretch(order, 10, 19, 10), first)
     assert (first.stop, second.first, second.stop) == (10, 10, 1000)
@@ -46,7 +46,7 @@ def test_batches_that_follow_one_another_are_drawn_together():
 def test_words_belong_to_one_epoch_of_one_order():
     order = InOrder(10)
     stretch = Stretch(order, 0, 4, 5)
-    drawn = draw_ahead(Purpose(0, 0, (1,)), stretch, None)
-    assert not drawn.has(Purpose(0, 1, (1,)), stretch)
-    assert not drawn.has(Purpose(0, 0, (2,)), stretch)
-    assert not drawn.has(Purpose(0, 0, (1,)), Stretch(InOrder(10), 0, 4, 5))
+    drawn = draw_ahead((0, 0, (1,)), stretch, None)
+    assert not drawn.has((0, 1, (1,)), stretch)
+    assert not drawn.has((0, 0, (2,)), stretch)
+    assert not drawn.has((0, 0, (1,)), Stretch(InOrder(10), 0, 4, 5))
