@@ -20,7 +20,7 @@ from gpuloader.devices.places import default_place, parse_places
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.fetch.contract import BUDGET, WorkerOptions, most_workers
 from gpuloader.fields.convert import check_fill
-from gpuloader.fields.ragged import as_pad, list_targets
+from gpuloader.fields.ragged import list_targets
 from gpuloader.fields.spec import FeedSpec, resolve_feeds
 from gpuloader.order.batching import Batching, as_sampler, yields_numbers
 from gpuloader.order.order import InOrder
@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from gpuloader.devices.base import Device
     from gpuloader.sources.images.annotations import Annotation
     from gpuloader.transforms.program import Programmer
+
+
+# The transforms of single images, by field; None is a sample's first image.
+_ByField = dict[str | None, tuple[Any, ...]]
 
 
 def _draw_seed() -> int:
@@ -104,9 +108,7 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
         chunks = by_chunks(source)
         source = chunks if options.cache is None else replace(source, own_order=chunks.own_order)
     feeds = None if options.feed_list is None else resolve_feeds(options.feed_list)
-    of_images, of_batches, along = (
-        split_transforms(options.transforms) if options.transforms else ({}, [], {})
-    )
+    of_images, of_batches, along, carried = split_transforms(options.transforms)
     stage = None
     if of_images or options.decode or source.holds_images:
         # Imported late, because only loaders of images need it.
@@ -115,7 +117,7 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
 
         load_pillow()
         declared = None if feeds is None else tuple(map(attrgetter("name"), feeds))
-        stage = ImageStage(of_images, options.decode is not None, declared, along=along)
+        stage = ImageStage(of_images, options.decode is not None, declared, along=along, carried=carried)
 
     follows_torch = framework.follows_torch and options.seed is None
     workers = _choose_workers(options, source, in_threads=stage is not None or in_chunks)
@@ -218,7 +220,7 @@ def _choose_collation(
     framework: Framework,
     feeds: tuple[FeedSpec, ...] | None,
     stage: ImageStage | None,
-    transforms: tuple[dict[str | None, tuple[Any, ...]], list[Any]],
+    transforms: tuple[_ByField, list[Any]],
     delivery: Delivery,
 ) -> Collation:
     """Return how samples become a batch, with the transforms of images and of batches."""
@@ -245,7 +247,7 @@ def _choose_collation(
         function,
         options.batch_size is not None,
         ragged,
-        {field: as_pad(pad) for field, pad in (options.pad or {}).items()},
+        options.pad or {},
         programmer,
         delivery.on_host,
         as_tensors,
@@ -400,14 +402,15 @@ def _check_declared(feeds: tuple[FeedSpec, ...], collation: Collation) -> None:
 
 def split_transforms(
     transforms: Sequence[Any],
-) -> tuple[dict[str | None, tuple[Any, ...]], list[Any], dict[str | None, tuple[Annotation, ...]]]:
+) -> tuple[_ByField, list[Any], dict[str | None, tuple[Annotation, ...]], frozenset[str]]:
     """Return the transforms of single images by field, those of batches, and what moves along with images.
 
-    The transforms of batches must follow those of images.
+    The last result has the names of all fields that move along. The transforms of batches must follow those
+    of images.
     """
-    images: dict[str | None, tuple[Any, ...]] = {}
+    images: _ByField = {}
     others: list[Any] = []
-    along: dict[str | None, tuple[Annotation, ...]] = {}
+    moving: dict[str | None, tuple[tuple[Annotation, ...], frozenset[str]]] = {}
     for transform in transforms:
         if find_unit(transform) == "batches":
             others.append(transform)
@@ -426,13 +429,23 @@ def split_transforms(
                     f"{type(transform).__name__} is done to single images, and {type(before).__name__} to "
                     f"batches, so in transforms it must come before {type(before).__name__}"
                 )
-        if getattr(transform, "moves", True) and along.setdefault(name, annotations) != annotations:
-            raise ValueError(
-                f"the transforms of {name!r} differ in what moves along with it: {annotations} in "
-                f"{type(transform).__name__}, and {along[name]} before; name the same fields in all of them"
-            )
+        if getattr(transform, "moves", True):
+            before, _ = moving.setdefault(name, (annotations, moved))
+            if before != annotations:
+                raise ValueError(
+                    f"the transforms of {name!r} differ in what moves along with it: {annotations} in "
+                    f"{type(transform).__name__}, and {before} before; name the same fields in all of them"
+                )
         images[name] = (*images.get(name, ()), transform)
-    return images, others, {name: annotations for name, annotations in along.items() if annotations}
+    along: dict[str | None, tuple[Annotation, ...]] = {}
+    carried = frozenset[str]()
+    for name, (annotations, moved) in moving.items():
+        if both := sorted(moved & (carried | images.keys())):
+            raise ValueError(f"{both} move along with an image; they cannot be images or follow another one")
+        carried |= moved
+        if annotations:
+            along[name] = annotations
+    return images, others, along, carried
 
 
 def plan_transforms(

@@ -41,22 +41,9 @@ class ImageStage:
     encoded: bool = False  # whether the GPU also decodes these images, as far as it can
     # What moves along with the images of a chain, and the names of all these fields.
     along: Mapping[str | None, tuple[Annotation, ...]] = field(default_factory=dict)
-    carried: frozenset[str] = field(init=False, default=frozenset())
+    carried: frozenset[str] = frozenset()
     # The names of the fields that have been images so far, for error messages.
     found: set[str] = field(default_factory=set, compare=False)
-
-    def __post_init__(self) -> None:
-        carried: frozenset[str] = frozenset()
-        for moved in self.along.values():
-            # Imported late, because most images have nothing that moves along.
-            from gpuloader.sources.images.annotations import names_of
-
-            names = names_of(moved)
-            if both := sorted(names & (carried | self.chains.keys())):
-                problem = "move along with an image; they cannot be images or follow another one"
-                raise ValueError(f"{both} {problem}")
-            carried |= names
-        object.__setattr__(self, "carried", carried)
 
     def begin(self, sample: Any, draw: Draw, key: object) -> Any:
         """Return a sample with its images as arrays, or as regions for a GPU; `finish` takes it.
@@ -79,6 +66,8 @@ class ImageStage:
         for name in sorted(self.carried - making.carried.keys()):
             problem = f"no field {name!r} to move with the image; the sample has the fields {making.seen}"
             raise SampleError(problem, field=name)
+        if not (self.along or making.is_named):
+            return making.made
         # Only what stays as it is may wait: a dataset may refill its arrays for the next sample, and Pillow's
         # images hold files open.
         for name, value in making.carried.items():
@@ -113,7 +102,8 @@ class _Making:
         """Return the sample with what moves along moved."""
         made, moved = self.made, dict[str, Any]()
         for chain, along in self.stage.along.items():
-            from gpuloader.sources.images.annotations import move_annotations  # late, as above
+            # Imported late, because most images have nothing that moves along.
+            from gpuloader.sources.images.annotations import move_annotations
 
             views = []
             for plan in self.plans[chain]:
