@@ -242,6 +242,11 @@ def _extra_columns(pad: Padding, sizes: Array, shape: tuple[int, ...]) -> list[C
 def _dense_column(column: list[Any], rows: SampleRows, field: int) -> Column:
     """Return a dense field's column, written along with the others, because its samples are here already."""
     feed, parts = rows.feeds[field], list[Array]()
+    # Labels are numbers of Python's, all of one type, which NumPy converts in one call.
+    if len(feed.shape) == 1 and {*map(type, column)} in ({bool}, {int}, {float}):
+        numbers = np.array(column)
+        if numbers.dtype == feed.dtype:
+            return _whole(numbers)
     for index, value in enumerate(column):
         parts.append(rows.convert(field, index, value))
         expected, got = parts[0].shape, parts[-1].shape
@@ -256,7 +261,8 @@ def _image_columns(images: list[Any], feed: FeedSpec) -> list[Column]:
     encoded, step = isinstance(images[0], Encoded), images[0].step
     numbers, pixels, nbytes = [], [0], [0]
     for index, one in enumerate(images):
-        check_step(step, one.step, index)
+        if one.step != step:
+            check_step(step, one.step, index)
         numbers.append(one.geometry)
         height, width = one.code.shape[:2] if encoded else (one.shape[0], 1)
         pixels.append(pixels[-1] + height * width)
