@@ -22,14 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpuloader.batches.columns import (
-    Column,
-    block_columns,
-    fits,
-    split_columns,
-    stage_columns,
-    stage_fitting,
-)
+from gpuloader.batches.columns import Column, block_columns, fits, split_columns, stage_columns, stage_fitting
 from gpuloader.batches.schema import Collation, Schema, SchemaCache
 from gpuloader.batches.staged import BatchBuilder, Gaps, Reserve, StagedBatch, begin_batch, complete
 from gpuloader.batches.tree import array_leaves, object_columns

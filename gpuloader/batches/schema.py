@@ -192,16 +192,26 @@ class Schema:
         if values is None or len(values) != len(specs):
             return False
         # No strict=True: this runs for every batch. That is also why arrays and NumPy numbers are compared
-        # here, not in `_is_like`.
+        # without `_settle`.
         for value, spec in zip(values, specs):  # noqa: B905
-            if spec is not None and (type(value) is np.ndarray or isinstance(value, np.generic)):
+            if spec is None:
+                if not (type(value) is str or is_object(value)):
+                    return False
+            elif type(value) is np.ndarray or isinstance(value, np.generic):
                 dtype, shape, level = spec
                 if value.dtype != dtype or (value.shape[1:] if level else value.shape) != shape:
                     return False
                 if level > 1 or (level and not value.ndim):
                     return False
-            elif not _is_like(value, spec, is_flat):
-                return False
+            else:
+                varies = spec[2] == 1
+                if not (is_flat or is_array(value) or (varies and isinstance(value, list | tuple) and value)):
+                    return False
+                try:
+                    if _settle(value, varies=varies) != spec:
+                        return False
+                except SampleError:  # inferring the schema raises it again, and says where
+                    return False
         return True
 
     def is_large(self, size: int, limit: int) -> bool:
@@ -228,19 +238,6 @@ class Schema:
                     self._tables.clear()
                 self._tables[count] = table
             return table
-
-
-def _is_like(value: Any, spec: _FieldSpec | None, is_flat: bool) -> bool:
-    """Return whether a value would settle a field of this dtype and shape; for None, one of objects."""
-    if spec is None:
-        return type(value) is str or is_object(value)
-    varies = spec[2] == 1
-    if not (is_flat or is_array(value) or (varies and isinstance(value, list | tuple) and value)):
-        return False
-    try:
-        return _settle(value, varies=varies) == spec
-    except SampleError:  # inferring the schema raises it again, and says where
-        return False
 
 
 def _settle(value: Any, *, varies: bool, advice: str = "") -> _FieldSpec:

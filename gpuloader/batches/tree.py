@@ -40,12 +40,6 @@ from gpuloader.sources.block import WholeList
 # Templates: containers without their entries, for classes with more than entries, and for dataclasses.
 
 _PLAIN = (dict, list, tuple, OrderedDict)
-_CLEAR: tuple[tuple[type, Callable[[Any], None]], ...] = (
-    # By the base class, because a method of the user's class might reach into the copied sample.
-    (dict, dict.clear),
-    (list, list.clear),
-    (UserDict, lambda empty: setattr(empty, "data", {})),
-)
 
 
 class Template:
@@ -84,10 +78,15 @@ class Template:
         Also None for what cannot be copied, and for objects with fields, unless it `opens` those.
         """
         names: tuple[str, ...] | None = None
+        clear: Callable[[Any], None] | None = None
         if type(value) in _PLAIN:  # calling it with the batch's entries is cheaper than copying a template
             return None
         if not opens:
-            clear = next((clear for base, clear in _CLEAR if isinstance(value, base)), None)
+            # By the base class, because a method of the user's class might reach into the copied sample.
+            if isinstance(value, dict | list):
+                clear = dict.clear if isinstance(value, dict) else list.clear
+            elif isinstance(value, UserDict):
+                clear = partial(_set_fields, entries={"data": {}})
         elif is_instance(value, "torch_geometric.data.data", "BaseData"):
             keys, found = [], []
             empty = copy.copy(value)
