@@ -133,8 +133,8 @@ class Affine(NamedTuple):
         return image.transform((width, height), pillow.Transform.AFFINE, self.matrix, kind, fillcolor=fill)
 
 
+# What moves the pixels of an image, and what belongs to them.
 Step = Geometry | Affine
-"""What moves the pixels of an image, and what belongs to them."""
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -284,15 +284,13 @@ class Image:
         into = None if out is None else out.reshape(shape)
         # The decoder of whole images decodes a whole image, straight into its final memory if it can.
         is_whole = into is not None and part == (0, 0, *whole)
-        decoder = None
         if self.header.unit and not is_whole:
             from gpuloader.sources.images.turbojpeg import load_turbojpeg
 
-            decoder = load_turbojpeg()
-        if decoder is not None:
-            target = take_scratch(shape, (*whole, 3)) if into is None else into
-            if decoder.decode_part(self.data, part, shrink, target):
-                return target if out is None else out
+            if (decoder := load_turbojpeg()) is not None:
+                target = take_scratch(shape, (*whole, 3)) if into is None else into
+                if decoder.decode_part(self.data, part, shrink, target):
+                    return target if out is None else out
         image = self.decode_at(shrink, into if is_whole else None)
         if isinstance(image, np.ndarray):
             found = image[top:bottom, left:right]
