@@ -20,7 +20,7 @@ from gpuloader.devices.places import default_place, parse_places
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.fetch.contract import BUDGET, WorkerOptions, most_workers
 from gpuloader.fields.convert import check_fill
-from gpuloader.fields.ragged import list_targets
+from gpuloader.fields.ragged import Padding, as_pad, list_targets
 from gpuloader.fields.spec import FeedSpec, resolve_feeds
 from gpuloader.order.batching import Batching, as_sampler, yields_numbers
 from gpuloader.order.order import InOrder
@@ -236,18 +236,21 @@ def _choose_collation(
     if as_returned and function is None and options.batch_size is None:
         function = framework.convert
     ragged = frozenset(options.ragged)
+    pads: dict[str, Padding] = {}
+    for field, pad in (options.pad or {}).items():
+        pads[field] = as_pad(pad)
     if stage is not None and stage.along and feeds is None and function is None and options.batch_size:
         from gpuloader.sources.images.annotations import varying_names
 
         # Boxes outside the cropped image are dropped, so their number always varies.
-        ragged |= varying_names(chained.from_iterable(stage.along.values())) - (options.pad or {}).keys()
+        ragged |= varying_names(chained.from_iterable(stage.along.values())) - pads.keys()
     by_rows_only = programmer is not None or stage is not None or options.cache is not None
     collation = Collation(
         feeds,
         function,
         options.batch_size is not None,
         ragged,
-        options.pad or {},
+        pads,
         programmer,
         delivery.on_host,
         as_tensors,

@@ -31,7 +31,7 @@ from gpuloader.devices.outputs import OUTPUTS, check_stream
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.errors import BadType, BadValue
 from gpuloader.fetch.contract import METHODS
-from gpuloader.fields.ragged import Padding, as_pad
+from gpuloader.fields.ragged import Padding
 from gpuloader.order.dividing import UNEVEN
 from gpuloader.order.randomness import GeneratorLike
 
@@ -83,14 +83,14 @@ def check_names(name: str, value: Any) -> frozenset[str]:
     return frozenset(names)
 
 
-def check_pads(name: str, value: Any) -> Mapping[str, Padding]:
+def check_pads(name: str, value: Any) -> Mapping[str, float | Padding]:
     """Return how each field is filled up; raise `TypeError` unless numbers or `Padding` say how."""
     if not isinstance(value, Mapping) or not all(isinstance(field, str) for field in value):
         raise TypeError(f"{name} must map field names to fill values, got {value!r}")
     for field, fill in value.items():
         if not isinstance(fill, int | float | np.number | Padding):
             raise TypeError(f"{name} must fill field {field!r} with a number or a Padding, got {fill!r}")
-    return {field: as_pad(fill) for field, fill in value.items()}
+    return dict(value)
 
 
 def find_unit(transform: object) -> str:
@@ -159,7 +159,7 @@ class Options:
     multiprocessing_context: Any = None
     on_worker_death: str = checked(("raise", "respawn"), "raise")
     ragged: Iterable[str] = checked(check_names, ())
-    pad: Mapping[str, Any] | None = checked(check_pads, None)
+    pad: Mapping[str, float | Padding] | None = checked(check_pads, None)
     targets: str | None = checked(("list",), None)
     transforms: Sequence[Any] = checked(check_transforms, ())
     decode: str | None = checked(("image", "device"), None)
