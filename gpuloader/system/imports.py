@@ -29,9 +29,11 @@ def import_on_demand(package: str, file: str) -> tuple[dict[str, str], Callable[
     """
     # Not with `pathlib`, here and in other modules that every program imports: with all that it imports, that
     # takes as long as ten of our modules.
+    homes: dict[str, str] = {}
     with open(file.removesuffix("py") + "pyi", encoding="utf-8") as stub:  # noqa: PTH123
-        lines = map(str.split, stub)
-        homes = {line[3]: line[1] for line in lines if line[:1] == ["from"]}  # from HOME import NAME as NAME
+        for words in map(str.split, stub):
+            if words[:1] == ["from"]:  # from HOME import NAME as NAME
+                homes[words[3]] = words[1]
 
     def __getattr__(name: str) -> Any:  # noqa: N807
         if name not in homes:
