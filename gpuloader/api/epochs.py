@@ -25,8 +25,7 @@ from gpuloader.epoch.epoch import (
     take_buffers,
 )
 from gpuloader.errors import Misuse
-from gpuloader.fetch.contract import Fetch
-from gpuloader.fetch.read_ahead import InlineFetch, ReadAhead
+from gpuloader.fetch.read_ahead import open_fetch
 from gpuloader.order.batching import EpochSetter
 from gpuloader.order.order import check_whole
 from gpuloader.sources.readers.decorators import Reader
@@ -202,12 +201,9 @@ class ReadingEpochs(Epochs):
         reached = ReadSoFar(position.batches, items_a_batch, position.own)
         batches = stage_all(reader, make_stager(), buffers.ring, self._meter, reached, self._token)
         with deferred_interrupt():  # until the guard knows the thread that reads
-            fetch: Fetch = InlineFetch(batches)
-            if policy is not None:
-                fetch = ReadAhead(batches, buffers.ring, capacity, policy)
             epoch = Epoch(
                 buffers,
-                fetch,
+                open_fetch(batches, buffers.ring, capacity, policy),
                 partial(_build_step, build, position, single and len(delivery.devices) == 1),
                 idle,
                 drop_last=delivery.drop_last,

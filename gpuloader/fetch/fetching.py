@@ -17,7 +17,7 @@ from gpuloader.batches.items import BatchSpec, ItemState, Pass, copy_state
 from gpuloader.batches.staged import Reserve, StagedBatch
 from gpuloader.checks import THREAD
 from gpuloader.fetch.contract import PART_NBYTES, EpochRequest, Fetch, WorkerOptions, WorkerSetup
-from gpuloader.fetch.read_ahead import STRETCH, InlineFetch, ReadAhead, stage_inline
+from gpuloader.fetch.read_ahead import STRETCH, open_fetch, stage_inline
 from gpuloader.fields.spec import Indices
 from gpuloader.order.dividing import Division
 from gpuloader.order.worker_info import find_rank
@@ -204,9 +204,7 @@ class Fetching:
             stream = self._open_stream(0, epoch, keep_state=True)
             stage = lambda number, _, reserve: stream.stage(number, reserve)  # noqa: E731
             batches = stage_inline(epoch, stage, ring, meter, stream.close)
-        if self.policy is None:
-            return InlineFetch(batches)
-        return ReadAhead(batches, ring, self.ahead, self.policy)
+        return open_fetch(batches, ring, self.ahead, self.policy)
 
     def _open_stream(self, worker: int, epoch: EpochRequest, *, keep_state: bool) -> Pass:
         reached = (epoch.reached or {}).get(worker) or ItemState(worker, 0)

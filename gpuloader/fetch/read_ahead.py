@@ -15,7 +15,7 @@ Who reads is one of three modes, which `ReadAheadPolicy` chooses from the times 
 A source that any thread may advance goes between INLINE and BESIDE; until the consumer's next batch it may be
 in TURNS, because the thread has noticed first. A source that belongs to the thread it was opened in, such as
 a generator with a database connection, stays there for the epoch. If that is the thread, it goes between
-TURNS and BESIDE; if it is the consumer, there is no thread.
+TURNS and BESIDE; if it is the consumer, there is no thread, and `InlineFetch` only measures the loop.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -32,7 +32,7 @@ from types import GeneratorType
 
 from gpuloader.batches.staged import Reserve, StagedBatch
 from gpuloader.errors import QueueClosed, SampleError, in_a_fork
-from gpuloader.fetch.contract import CLOSING_TIME, EpochRequest, interrupted
+from gpuloader.fetch.contract import CLOSING_TIME, EpochRequest, Fetch, interrupted
 from gpuloader.fields.spec import Indices
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.staging import Ring, Slot
@@ -117,22 +117,35 @@ def stage_inline(
             close()
 
 
+@dataclass(eq=False, repr=False)
 class InlineFetch:
-    """Reads each batch when the consumer asks for it; a `Fetch` without workers."""
+    """Reads each batch when the consumer asks for it; a `Fetch` without a thread.
 
-    def __init__(self, batches: Iterator[Fetched]) -> None:
-        self._batches = batches
-        self._interrupted = False
+    With a `policy`, times the loop, because the next epoch may read in a thread, and reads early for
+    `get_nowait` while the `ring` has a free slot.
+    """
+
+    batches: Iterator[Fetched]
+    ring: Ring | None = None
+    policy: ReadAheadPolicy | None = None
+    _interrupted: bool = False
+    _left: int = 0  # when the consumer last left with a batch
+    _waited: int = 0
 
     def get(self) -> StagedBatch:
         """Read and stage the next batch; raise `QueueClosed` at the end, or the reader's exception."""
+        asked = perf_counter_ns()
+        if self._left and self.policy is not None:
+            self.policy.note_step(asked - self._left, self._waited, handed=False)
         try:
-            staged = next(self._batches, None)  # a Ctrl-C during a StopIteration would show both
+            staged = next(self.batches, None)  # a Ctrl-C during a StopIteration would show both
         except BaseException as error:
             self._interrupted = not isinstance(error, Exception)
             raise
         if staged is None:  # an interrupt may have ended the generator, and then its rest is lost
             raise interrupted() if self._interrupted else QueueClosed("the reader has no more batches")
+        self._left = perf_counter_ns()
+        self._waited = self._left - asked
         if isinstance(staged, SampleError):
             try:
                 raise staged
@@ -140,13 +153,18 @@ class InlineFetch:
                 del staged  # its traceback refers to this frame, which would keep the epoch alive
         return staged
 
-    def get_nowait(self) -> None:
-        """Return None, because nothing is ever read ahead."""
+    def get_nowait(self) -> StagedBatch | None:
+        """Return the next batch, read here, or None if nothing is read ahead, or `get` would wait."""
+        # Reading early lets the copy to a device start before the step waits for the device. But without a
+        # free slot, this thread would wait for itself.
+        if self.policy is None or self.ring is None or (self.ring.allocated and not self.ring.free):
+            return None
+        return self.get()
 
     def close(self) -> bool:
         """Close the reader; return True, because nothing else runs."""
-        if isinstance(self._batches, Generator):
-            self._batches.close()
+        if isinstance(self.batches, GeneratorType) and not self.batches.gi_running:  # as in `_Shared.drop`
+            self.batches.close()
         return True
 
 
@@ -332,21 +350,18 @@ class ReadAhead:
     first batch itself, and every batch while the thread sleeps.
 
     The `policy` belongs to the loader and outlives the epoch. A source that it calls `bound` stays in the
-    thread that opens it.
+    thread, which opens it.
     """
 
-    def __init__(
-        self, batches: Iterator[Fetched], ring: Ring, capacity: int, policy: ReadAheadPolicy
-    ) -> None:
+    def __init__(self, batches: Iterator[Fetched], ring: Ring, ahead: int, policy: ReadAheadPolicy) -> None:
         mode = BESIDE if policy.beside else TURNS if policy.bound else INLINE
-        self._shared = _Shared(batches, ring, capacity, policy, mode)
+        self._shared = _Shared(batches, ring, ahead, policy, mode)
         self._process = os.getpid()
         self._thread: StartedThread | None = None
-        self._reads = not (policy.bound and policy.threaded)  # whether this thread may read
         self._left = 0  # when the consumer last left with a batch
         self._waited = 0
         self._handed = False  # whether the thread has read that batch
-        if not self._reads:
+        if policy.bound:
             self._resume()
 
     def _resume(self) -> None:
@@ -398,7 +413,7 @@ class ReadAhead:
                     raise ending or QueueClosed("the epoch is over")
                 finally:
                     del ending
-            if self._reads and shared.turn.acquire(blocking=False):
+            if not policy.bound and shared.turn.acquire(blocking=False):
                 found = self._read_here()
                 if found is None:
                     continue
@@ -437,7 +452,7 @@ class ReadAhead:
             shared.turn.release()
         self._handed = False
         policy.see_early(perf_counter_ns() - begun - (ring.reserved_in - reserved_in))
-        if policy.beside and not policy.bound:
+        if policy.beside:
             with shared.mutex:
                 shared.mode = BESIDE
             try:
@@ -452,7 +467,7 @@ class ReadAhead:
         shared = self._shared
         if not (shared.items or shared.ending is not None):
             sleeps = shared.mode is TURNS and shared.reader_sleeps
-            if not (sleeps or (self._reads and not shared.turn.locked())):
+            if not (sleeps or (not shared.policy.bound and not shared.turn.locked())):
                 return None
             # Reading early lets the copy to a device start before the step waits for the device. But without
             # a free slot, this thread would wait for itself.
@@ -475,3 +490,10 @@ class ReadAhead:
             return False  # the thread returns the slots when the user's code returns
         shared.drop()  # the thread may have ended before
         return True
+
+
+def open_fetch(batches: Iterator[Fetched], ring: Ring, ahead: int, policy: ReadAheadPolicy | None) -> Fetch:
+    """Return what fetches an epoch without workers, up to `ahead` batches ahead if the `policy` says so."""
+    if policy is None or (policy.bound and not policy.threaded):
+        return InlineFetch(batches, ring, policy)
+    return ReadAhead(batches, ring, ahead, policy)

@@ -340,3 +340,28 @@ def test_closing_closes_the_reader_if_it_can_be_closed():
     with pytest.raises(QueueClosed):
         fetch.get()
     assert read_ahead.InlineFetch(iter([])).close() is True
+
+
+def test_a_bound_source_that_the_consumer_reads_has_no_thread_and_is_measured():
+    how = policy.ReadAheadPolicy(bound=True)
+    assert how.threaded  # as long as nothing is known
+    how.read = 1.0
+    fetch = read_ahead.open_fetch(iter(range(20)), Ring(2, 0), 2, how)
+    assert isinstance(fetch, read_ahead.InlineFetch)
+    before = loader_threads()
+    assert [fetch.get() for _ in range(20)] == [*range(20)]
+    assert loader_threads() == before
+    assert how.read > 1  # several decisions have been made since
+    with pytest.raises(QueueClosed):
+        fetch.get()
+
+
+def test_without_a_thread_a_batch_is_read_early_only_into_a_free_slot():
+    ring = Ring(1, 0)
+    fetch = read_ahead.InlineFetch(iter(range(2)), ring, policy.ReadAheadPolicy(bound=True, read=1.0))
+    assert fetch.get_nowait() == 0  # no slot was needed yet
+    slot = ring.acquire(8)
+    assert fetch.get_nowait() is None
+    ring.release(slot)
+    assert fetch.get_nowait() == 1
+    assert read_ahead.InlineFetch(iter([0])).get_nowait() is None  # nothing is read ahead
