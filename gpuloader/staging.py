@@ -281,7 +281,8 @@ MOST_STRETCHED = 40
 class SlotViews(list[NDArray[Any]]):
     """The arrays through which a batch is written into a slot."""
 
-    prepared: Any = None  # what a writer keeps with them so as not to prepare it for every batch
+    # What a writer keeps with them so as not to prepare it for every batch, and first what the writer is.
+    prepared: tuple[object, list[Any]] = None, []
 
 
 class Slot:

@@ -32,7 +32,7 @@ IN_FEEDS = (
 UNFIT = (TypeError, ValueError, AttributeError, OverflowError, NotImplementedError, Warning, struct.error)
 """What writing a sample raises if it does not fit its field unchanged, and has to be converted."""
 
-_SAMPLE_TYPES = (tuple, list)
+SAMPLE_TYPES = (tuple, list)
 
 
 class SampleRows:
@@ -79,7 +79,7 @@ class SampleRows:
             specs.append(((count, *shape), feed.dtype))
         return arrange(tuple(specs))
 
-    def write(self, views: list[Array], samples: Iterable[Any], start: int = 0) -> int:
+    def write(self, views: SlotViews, samples: Iterable[Any], start: int = 0) -> int:
         """Write samples into the rows of `views`, starting at row `start`; return the row after the last."""
         targets = self._targets(views)
         fields, rest = len(targets), iter(samples)
@@ -91,7 +91,7 @@ class SampleRows:
         parts = [(*target[1:5], target) for target in targets]
         array, index = np.ndarray, start - 1
         for index, sample in enumerate(rest, start):
-            if (type(sample) is not tuple and not isinstance(sample, _SAMPLE_TYPES)) or len(sample) != fields:
+            if (type(sample) is not tuple and not isinstance(sample, SAMPLE_TYPES)) or len(sample) != fields:
                 fields_of(sample, self.feeds, index)
             # No strict=True: here it would cost a tenth of the time that a whole sample takes.
             for (region, places, numbers, kinds, target), value in zip(parts, sample):  # noqa: B905
@@ -121,7 +121,7 @@ class SampleRows:
         _, two_region, two_places, two_numbers, two_kinds, *_ = two_target
         one_dtype, array, index = one_rows.dtype, np.ndarray, start - 1
         for index, sample in enumerate(samples, start):
-            if type(sample) is not tuple and not isinstance(sample, _SAMPLE_TYPES):
+            if type(sample) is not tuple and not isinstance(sample, SAMPLE_TYPES):
                 break
             try:
                 if is_pair:
@@ -181,7 +181,7 @@ class SampleRows:
             raise unlike_first(f"shape {expected}", array.shape, IN_FEEDS, index=index, field=name)
         rows[index] = array
 
-    def _targets(self, views: list[Array]) -> list[Target]:
+    def _targets(self, views: SlotViews) -> list[Target]:
         """Return where each field's samples are written, given the views of a slot, which keep the answer.
 
         An array of at most one dimension is assigned to a memoryview, which accepts only an array of the same
@@ -189,11 +189,10 @@ class SampleRows:
         within the field's range. Both check in C, in less time than NumPy needs to assign a row.
         """
         # A slot returns every few batches with the same layout, and with the memoryviews of its fields.
-        prepared = views.prepared if isinstance(views, SlotViews) else None
-        if prepared is not None and prepared[0] is self._places:
-            found: list[Target] = prepared[1]
-            return found
-        targets: list[Target] = []
+        prepared_for, targets = views.prepared
+        if prepared_for is self._places:
+            return targets
+        targets = []
         for field, (rows, parts) in enumerate(zip(views, self._places, strict=True)):
             places, kinds, packers, numbers_only = parts
             if not places:
@@ -203,8 +202,7 @@ class SampleRows:
             region = flat.data.toreadonly() if numbers_only else flat.data
             memory = flat.view(np.uint8).data if packers else None
             targets.append((rows, region, places, flat.data, kinds, packers, memory, field))
-        if isinstance(views, SlotViews):
-            views.prepared = self._places, targets
+        views.prepared = self._places, targets
         return targets
 
 
