@@ -309,8 +309,8 @@ class BatchRows:
     ) -> None:
         self.tree, self._table = schema.tree, schema.rows(count)
         self.objects, layout = object_columns(self.tree, count), self._table.layout
-        fields = self.tree, self.objects.values()
-        self.staged = begin_batch(collation, layout, schema.levels, number, reserve, *fields)
+        objects = self.objects.values()
+        self.staged = begin_batch(collation, layout, schema.levels, number, reserve, self.tree, objects)
         self.views = self.staged.slot.views(layout)
 
     def write(self, samples: Iterable[Any], row: int = 0) -> int:
@@ -369,15 +369,12 @@ class RowBatch(SampleBatch):
                     return False
                 self._first = samples[0]
                 self._schema = self._assembler.find_schema(samples)
-            # Large samples are written one by one. So all writes but the first find everything ready here.
-            placed = self._placed
-            if placed is None:
-                schema, count = self._schema, len(self._indices)
-                with self._placing:  # the part that arrives first reserves the slot
-                    placed = self._placed
-                    if placed is None:
-                        placed = BatchRows(collation, schema, count, self.number, self._reserve)
-                        self._placed, self._chunk = placed, schema.chunk
+            with self._placing:  # the part that arrives first reserves the slot
+                placed = self._placed
+                if placed is None:
+                    schema, count = self._schema, len(self._indices)
+                    placed = BatchRows(collation, schema, count, self.number, self._reserve)
+                    self._placed, self._chunk = placed, schema.chunk
             placed.write(samples, row)
         except SampleError as error:
             if collation.fallback is None:

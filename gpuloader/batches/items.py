@@ -33,7 +33,7 @@ Keys = Sequence[Any] | None
 
 AT_ONCE = 64 << 20
 """Slots for a full batch up to this many bytes are reserved before their samples have arrived."""
-_END = object()
+END = object()
 _PLAIN = frozenset({int, float, bool, str, type(None)})
 _OF_DATASET, _OF_ITERATOR = "dataset", "gpuloader_iterator"
 """The keys of a state that combines a dataset's and its iterator's; a dataset's alone is kept as it is."""
@@ -89,8 +89,9 @@ class ItemAssembler(Assembler):
             # follow are the same as without a bad image.
             if len(samples) < least:
                 return None
-            keys = keys or self._keys(number, len(samples))
-            batch = KeptBatch(self, number, keys, reserve)
+            if self.collation.whole and not self.collation.skips:
+                return self.stage_whole(samples, number, reserve)
+            batch = KeptBatch(self, number, keys or self._keys(number, len(samples)), reserve)
             batch.samples = samples
             return batch.finish()
         except SampleError as error:
@@ -109,8 +110,8 @@ class ItemAssembler(Assembler):
         self, items: Iterator[Any], number: int, size: int, least: int, reserve: Reserve, keys: Keys
     ) -> StagedBatch | None:
         """Write items as they arrive; return None if there are too few."""
-        first = next(items, _END)
-        if first is _END:
+        first = next(items, END)
+        if first is END:
             return None
         collation, samples = self.collation, [first]
         refused: SampleError | None = None
@@ -125,14 +126,11 @@ class ItemAssembler(Assembler):
         is_large = refused is None and schema.is_large(size, AT_ONCE) and length_hint(items) < size - 1
         if is_large:  # before anything is read: a slot for all of them could exhaust the machine's memory
             check_available(schema.fields.layout_of(size).nbytes)
-        reads_all = is_large or refused is not None
-        if collation.fallback is not None and not reads_all:
-            # So small that keeping all of them costs nothing, in case one does not fit.
-            reads_all = schema.chunk >= size
-        rest = itertools.islice(items, size - 1)
-        count = size
+        # With a fallback, small samples are kept in case one does not fit, which costs nothing.
+        keeps_small = collation.fallback is not None and (refused is not None or schema.chunk >= size)
+        reads_all = is_large or keeps_small
+        every, count = itertools.chain(samples, itertools.islice(items, size - 1)), size
         if reads_all:
-            every = itertools.chain(samples, rest)
             samples = [*map(_copy, every)] if is_large else [*every]
             count = len(samples)
             if count < least:  # a batch that is dropped need not fit together
@@ -142,7 +140,7 @@ class ItemAssembler(Assembler):
         placed = BatchRows(collation, schema, count, number, reserve)
         staged = placed.staged
         try:
-            written = placed.write(samples if reads_all else itertools.chain(samples, rest))
+            written = placed.write(samples if reads_all else every)
         except SampleError as error:
             if collation.fallback is None or not reads_all:
                 raise
@@ -152,8 +150,8 @@ class ItemAssembler(Assembler):
         if written < count:
             staged.layout = staged.layout.shorten(written)
             staged.objects = tuple([column[:written] for column in staged.objects])
-        elif count == size:
-            schema.fullest = max(schema.fullest, count)
+        elif count == size > schema.fullest:
+            schema.fullest = size
         return complete(collation, staged, keys or self._keys(number, written))
 
     def check_block(self, block: Block, number: int, size: int) -> None:
@@ -298,8 +296,8 @@ class ItemStream(Pass):
             except Exception as error:
                 raise assembler.failure(error, number, None, None) from error
         reached, asked = self._reached, count_rank_questions() > self._asked_before
-        reached = ItemState(reached.worker, reached.batches + 1, state, ended=ended, asked=asked)
-        staged.state = self._reached = reached
+        self._reached = ItemState(reached.worker, reached.batches + 1, state, ended=ended, asked=asked)
+        staged.state = self._reached
         return staged
 
     def _open(self, number: int) -> Iterator[Any]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpuloader.batches.items import ItemAssembler
+from gpuloader.batches.items import END, ItemAssembler
 from gpuloader.batches.schema import Collation
 from gpuloader.batches.staged import Reserve, StagedBatch, write_arrays
 from gpuloader.errors import BadValue, LoaderError, QueueClosed, SampleError, describe_error, note_batch
@@ -28,8 +28,6 @@ from gpuloader.staging import Ring, Slot, arrange
 from gpuloader.system.iterators import close_iterator, skip
 from gpuloader.system.threads import this_thread
 from gpuloader.watch.meter import Meter
-
-_END = object()
 
 Stager = Callable[[Iterator[Any], int, Reserve], StagedBatch | None]
 """Reads and stages the batch of the given number; returns None at the end of the reader.
@@ -175,8 +173,8 @@ class SampleListStager:
 
     def __call__(self, items: Iterator[Any], number: int, reserve: Reserve) -> StagedBatch | None:
         """Read the next list and stage it; return None at the end."""
-        samples = next(items, _END)
-        if samples is _END:
+        samples = next(items, END)
+        if samples is END:
             return None
         if not isinstance(samples, list | tuple):
             raise SampleError(f"expected a list of samples, got {type(samples).__name__}")
@@ -209,8 +207,8 @@ class BatchStager:
 
     def __call__(self, items: Iterator[Any], number: int, reserve: Reserve) -> StagedBatch | None:
         """Read the next item and stage it; return None at the end."""
-        item: Any = next(items, _END)
-        if item is _END:
+        item: Any = next(items, END)
+        if item is END:
             return None
         # Most readers yield batches of one kind, so their fields and their layout are worked out once.
         arrays = item if self._is_like_last(item) else self._check(item)
