@@ -73,24 +73,6 @@ class TestResuming:
                 break
         assert found == order_of(count, epoch)
 
-    @given(
-        count=st.integers(0, 60), legs=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 4)), max_size=4)
-    )
-    def test_alone_at_another_batch_size(self, count, legs):
-        state, samples = None, []
-        for size, most in [*legs, (4, 10**6)]:
-            sampler = None if size % 2 else [*range(count)]
-            loader = load(range(count), batch_size=size, sampler=sampler, seed=1)
-            if state is not None:
-                loader.load_state_dict(state)
-                assert loader.state_dict()["epoch"] == state["epoch"]
-            for _, batch in zip(range(most), loader, strict=False):
-                samples += batch.tolist()
-            state = loader.state_dict()
-            if state["epoch"]:
-                break
-        assert samples == list(range(count))
-
     def test_alone_with_batches_as_they_came(self):
         state = {"version": 1, "epoch": 0, "batches": 1, "seed": 5, "batch_size": 3}
         loader = load(range(20), batch_size=2, in_order=False, **ONE_THREAD)

@@ -20,9 +20,7 @@ from gpuloader import (
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
-    cpu_places,
 )
-from gpuloader.testing import simulated_places
 from tests.loading import load, resume
 from tests.sample_sets import INLINE, PROCESSES, WORKERS, Counting, Made, Stateful, name_workers, values
 
@@ -172,16 +170,6 @@ def test_an_interrupted_epoch_resumes_where_it_was(make, epoch, legs):
     whole = make(seed=11, **INLINE)
     whole.set_epoch(epoch)
     assert resume_in_legs(make, legs, epoch) == run(whole)
-
-
-@given(count=st.integers(1, 40), size=sizes, legs=legs, places=st.integers(2, 3), drop_last=st.booleans())
-def test_steps_of_several_places_resume(count, size, legs, places, drop_last):
-    def make(**options):
-        where = cpu_places(places) if options["num_workers"] else simulated_places(places)
-        options |= {"places": where, "batch_size": size, "shuffle": True, "drop_last": drop_last}
-        return load(list(range(count)), **options)
-
-    assert resume_in_legs(make, legs) == run(make(seed=11, **INLINE))
 
 
 @given(count=st.integers(1, 40), size=sizes, legs=legs)

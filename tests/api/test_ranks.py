@@ -95,14 +95,6 @@ class TestBatchesOfAllRanks:
             for _ in range(2):
                 assert epoch_of(loader) == epoch_of(wanted)
 
-    def test_ranks_are_found_where_torchrun_says(self, monkeypatch, become):
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS"):
-            monkeypatch.delenv(name, raising=False)
-        loader = load(range(8), batch_size=2, shard="auto", uneven="drop")
-        assert epoch_of(loader) == [[0, 1], [2, 3], [4, 5], [6, 7]]
-        become(1, 2)
-        assert epoch_of(loader) == [[2, 3], [6, 7]]
-
 
 class Wrapped:
     """A sampler of a user's, with the same indices on every rank; it may wrap another one."""
@@ -258,8 +250,7 @@ class TestContents:
         assert (rows.tolist(), mask.tolist()) == ([[0, 1, 2, 3]], [False])
 
     @pytest.mark.parametrize(
-        ("count", "uneven", "second"),
-        [(7, "drop", [1, 3, 5]), (5, "repeat", [1, 3, 0])],
+        ("count", "uneven", "second"), [(7, "drop", [1, 3, 5]), (5, "repeat", [1, 3, 0])]
     )
     def test_single_samples(self, count, uneven, second):
         found = loaders(count, 2, batch_size=None, uneven=uneven, shuffle=False)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuloader.order.dividing import ALONE, Division, Sharding, Share, span
+from gpuloader.order.dividing import ALONE, Division, Sharding, Share
 from gpuloader.order.order import InOrder, Mapped
 
 uneven = st.sampled_from(["pad", "drop"])
@@ -49,11 +49,6 @@ def test_an_order_of_the_users_is_divided_like_one_of_ours(start):
         assert found[0] == found[1] != []
     with pytest.raises(ValueError, match="an order of 10 indices has no position 11"):
         Share(ours, 11, 1, ALONE)
-
-
-def test_parts_are_as_even_as_can_be():
-    assert [span(5, 4, part, "pad")[:2] for part in range(4)] == [(0, 2), (2, 1), (3, 1), (4, 1)]
-    assert [span(2, 4, part, "pad")[:2] for part in range(4)] == [(0, 1), (1, 1), (2, 0), (2, 0)]
 
 
 @pytest.mark.parametrize(

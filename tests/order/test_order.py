@@ -185,15 +185,6 @@ def test_indices_are_drawn_evenly_and_independently():
     check_uniform(np.bincount(drawn[:-1] * 10 + drawn[1:], minlength=100))
 
 
-@given(count=st.integers(1, 2**62), draws=st.integers(0, 2**62), seed=seeds, data=st.data())
-def test_an_index_drawn_depends_on_its_position_alone(count, draws, seed, data):
-    start = data.draw(st.integers(0, draws))
-    stop = min(draws, start + 10)
-    part = Drawn(count, draws, seed, epoch=0).slice(start, stop)
-    assert ((part >= 0) & (part < count)).all()
-    assert Drawn(count, stop, seed, epoch=0).slice(start, stop).tolist() == part.tolist()
-
-
 def test_weights_are_met_with_replacement():
     weights = np.array([0, 1, 2, 0, 5, 0.5, 0])
     drawn = Weighted(weights, 40_000, True, seed=3, epoch=1).slice(0, 40_000)

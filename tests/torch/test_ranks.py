@@ -285,10 +285,6 @@ def test_worker_init_fn_finds_generators_seeded_for_its_worker_and_rank(on_ranks
     assert len(set(seeds)) == len(seeds) == 4
 
 
-def test_single_samples_are_divided(on_ranks):
-    assert on_ranks(2, lambda: values(load(5, batch_size=None))) == [[0, 2, 4], [1, 3, 0]]
-
-
 def test_variables_that_a_single_process_may_inherit_do_not_count(monkeypatch):
     """A batch script of Slurm starts one process, whose variables describe all the tasks asked for."""
     monkeypatch.setenv("SLURM_PROCID", "0")
