@@ -114,7 +114,7 @@ def test_of_two_epochs_at_once_the_workers_of_one_persist(options):
     wait_until(lambda: not any(map(is_running, workers)))
 
 
-@pytest.mark.parametrize("options", WORKERS)
+@pytest.mark.parametrize("options", PROCESSES)
 def test_several_threads_loop_over_one_loader_or_share_an_epoch(options):
     one = loader(Faulty(100), **options)
     results, shared, epoch = [], [], iter(loader(Faulty(200), **options))

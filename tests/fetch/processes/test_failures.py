@@ -252,12 +252,6 @@ def test_a_worker_without_items_keeps_nobody_waiting(kind):
         assert sorted(itertools.chain(*indices(one))) == list(range(1, 24, 2))
 
 
-def test_many_tasks_and_answers_at_once_block_nobody():
-    """Both sides send more than the link holds; neither may wait for the other to read."""
-    one = loader(Faulty(1500), num_workers=1, batch_size=1, prefetch_factor=1500)
-    assert indices(one) == plain(1500, 1)
-
-
 def test_a_worker_that_cannot_watch_its_parent_says_so(monkeypatch, capfd):
     def start(*_):
         raise RuntimeError("can't start new thread")

@@ -22,7 +22,7 @@ from gpuloader import DataLoader, LoaderError, WorkerError, WorkerTimeout
 from gpuloader.fetch.processes import fork_server
 from gpuloader.fetch.processes.fork_server import ServedChild
 from gpuloader.system import processes
-from gpuloader.system.processes import default_method, wait_for
+from gpuloader.system.processes import default_method
 from tests.fakes import is_running, leave_early, no_other_collection, wait_until
 from tests.fetch import faulty
 from tests.fetch.faulty import Faulty, indices, loader, plain
@@ -491,18 +491,6 @@ def test_a_forked_worker_computes_after_its_program_has(package, compute):
     dataset = Made(partial(product, compute), 4)
     one = load(dataset, batch_size=2, num_workers=2, start_method="fork", timeout=60)
     np.testing.assert_allclose([number for batch in one for number in batch], expected, rtol=1e-5)
-
-
-def test_waiting_for_a_descriptor():
-    read, write = os.pipe()
-    assert not wait_for(read, 0)
-    assert not wait_for(read, -1)
-    assert not wait_for(read, 0.002)
-    os.write(write, b"x")
-    assert wait_for(read, 0)
-    assert wait_for(read, None)
-    os.close(read)
-    os.close(write)
 
 
 # What the loader holds of a worker that the server has forked.

@@ -39,13 +39,6 @@ def endless():
         yield 1
 
 
-def test_the_readers_exception_reaches_the_consumer(decorate):
-    iterator = decorate(failing(5))()
-    with pytest.raises(OSError, match="the disk is gone"):
-        list(iterator)
-    assert list(iterator) == []
-
-
 def test_leaving_early_ends_the_threads_and_closes_the_reader(in_threads):
     reader = StepReader(range(5))
     reader.allow(1)
