@@ -403,10 +403,7 @@ class TestWithAnyWorkers:
     def test_what_a_data_set_that_reads_whole_batches_raises(self, workers):
         with pytest.raises(SampleError, match=r"batch 0.*__getitems__ raised KeyError.*for the indices \[0"):
             list(load(MadeAtOnce(fail_at(0)), batch_size=3, **workers))
-        for found, message in (
-            ([1] * 9, r"returned 9 samples for \d indices"),
-            (None, "raised TypeError"),
-        ):
+        for found, message in (([1] * 9, r"returned 9 samples for \d indices"), (None, "raised TypeError")):
             kind = type("Wrong", (MadeAtOnce,), {"__getitems__": lambda self, indices: found})  # noqa: B023
             with pytest.raises(SampleError, match=f"batch 0.*__getitems__ {message}"):
                 list(load(kind(None), batch_size=3, **workers))

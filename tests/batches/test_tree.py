@@ -11,11 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader import Ragged, SampleError
-from gpuloader.batches.tree import (
-    Leaf,
-    Tree,
-    is_array,
-)
+from gpuloader.batches.tree import Leaf, Tree, is_array
 from tests.sample_sets import Pair
 
 leaves = st.integers() | st.floats(allow_nan=False) | st.booleans() | st.none()

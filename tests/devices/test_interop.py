@@ -214,11 +214,7 @@ class TestNative:
         ("output", "places", "message"),
         [
             ("cupy", "cpu", "output='cupy' is for batches on a GPU; these land on cpu"),
-            (
-                "numpy",
-                simulated_places(1),
-                "'numpy' is for batches on a CPU place; these land on simul",
-            ),
+            ("numpy", simulated_places(1), "'numpy' is for batches on a CPU place; these land on simul"),
             ("torch", simulated_places(1), "for batches on a CPU place or a GPU; these land on simulated:0"),
         ],
     )

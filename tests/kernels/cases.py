@@ -8,15 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from gpuloader.kernels.cast import (
-    _SOURCES,
-    _TARGETS,
-    FLOATS,
-    INTEGERS,
-    NUMPY_FLOATS,
-    cast,
-    round_to,
-)
+from gpuloader.kernels.cast import _SOURCES, _TARGETS, FLOATS, INTEGERS, NUMPY_FLOATS, cast, round_to
 from gpuloader.kernels.compiler import CPP_TYPES
 from gpuloader.kernels.crop import crop, erase
 from gpuloader.kernels.gather import gather

@@ -589,10 +589,7 @@ def test_what_is_not_the_list_of_all_states_is_refused(folder):
         with pytest.raises(ValueError, match="state 0 of 4 is that of rank 0 of 2: pass the states of all"):
             load_files(*how).load_state_dict(states * 2)
         _, other = leave(load_files(folder, ["drop"] * 2, 2, 4), 1, None)
-        with pytest.raises(
-            ValueError,
-            match=r"in the epochs .0., and there are 3 now: only datasets",
-        ):
+        with pytest.raises(ValueError, match=r"in the epochs .0., and there are 3 now: only datasets"):
             load_files(*how).load_state_dict([states[0], other])
         with pytest.raises(ValueError, match="with shard=, the states of all ranks are alike"):
             load_files(*how, shard=(0, 3)).load_state_dict(states)

@@ -10,14 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from gpuloader.system import processes
-from gpuloader.system.processes import (
-    close_link,
-    linking,
-    process_link,
-    start_child,
-    starting,
-    wait_for,
-)
+from gpuloader.system.processes import close_link, linking, process_link, start_child, starting, wait_for
 from tests.fakes import is_running, nothing_left_behind
 from tests.fetch.faulty import run_program
 from tests.processes import run_in_fork

@@ -9,13 +9,7 @@ import torch
 
 from tests.fakes import is_running, wait_until
 from tests.sample_sets import values
-from tests.torch_suite.datasets import (
-    Items,
-    Made,
-    Numbers,
-    Remembering,
-    tell_process,
-)
+from tests.torch_suite.datasets import Items, Made, Numbers, Remembering, tell_process
 from tests.torch_suite.libraries import on_both
 
 

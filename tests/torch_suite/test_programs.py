@@ -92,7 +92,7 @@ def test_batches_need_descriptors(lib, run):
             print("all", len(kept))
         except RuntimeError as error:
             print("ulimit" if "ulimit -n" in str(error) else error)
-        """,
+        """
     )
     expected = "all 200" if lib.differs("no-descriptors-per-tensor") else "ulimit"
     assert done.stdout.strip() == expected, done
@@ -119,7 +119,7 @@ def test_a_program_ends_with_its_workers(lib, end, run):
             if number == 4:
                 break
         {statement}
-        """,
+        """
     )
     assert done.returncode == code, done
     assert code == 1 or not done.stderr, done
@@ -143,7 +143,7 @@ def test_a_worker_dies(lib, death, run):
                 os.kill(int(batch[0, 0]), signal.SIGKILL)
         except (RuntimeError, ConnectionError) as error:
             print(type(error).__name__, error)
-        """,
+        """
     )
     if lib.name == "gpuloader":
         assert done.stdout.startswith("WorkerError"), done

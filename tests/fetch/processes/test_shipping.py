@@ -409,10 +409,7 @@ def test_mapped_memory_without_a_file_goes_as_an_array(tmp_path, file):
     ("value", "reason"),
     [
         (threading.Lock(), r"lock cannot be pickled \(TypeError: cannot pickle '_thread.lock'"),
-        (
-            Holder(a=np.zeros(BIG), parts=[1, {"lock": threading.Lock()}]),
-            r"\.parts\[1\]\['lock'\] cannot",
-        ),
+        (Holder(a=np.zeros(BIG), parts=[1, {"lock": threading.Lock()}]), r"\.parts\[1\]\['lock'\] cannot"),
         ((i for i in "ab"), "generator cannot be pickled"),
     ],
     ids=["itself", "part", "generator"],

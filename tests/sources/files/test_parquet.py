@@ -73,9 +73,7 @@ FORKED = {"num_workers": 2, "start_method": "fork"}  # which have read the foote
 
 
 @pytest.mark.parametrize(
-    ("rows", "options"),
-    [(100, {}), (2_000, {"shard": (0, 2)}), (2_000, FORKED), (14_000, {})],
-    ids=str,
+    ("rows", "options"), [(100, {}), (2_000, {"shard": (0, 2)}), (2_000, FORKED), (14_000, {})], ids=str
 )
 def test_a_remote_file_is_read_once_in_few_requests(tmp_path, remote, rows, options):
     generator = np.random.default_rng(0)
