@@ -1,13 +1,11 @@
 """`DataLoader.from_generator`, with the behavior of Paddle's."""
 
 import itertools
-import random
 
 import numpy as np
 import pytest
 
-import gpuloader
-from gpuloader import CPUPlace, DataLoader, LoaderError, PlaceError, Ragged, ReaderError, cpu_places, data
+from gpuloader import CPUPlace, DataLoader, LoaderError, PlaceError, Ragged, ReaderError, data
 from gpuloader.testing import StepReader, simulated_places
 from tests.fakes import loader_threads, nothing_left_behind, wait_until
 from tests.loading import read_batches
@@ -43,33 +41,6 @@ class TestResults:
         assert (image.shape, image.dtype, label.dtype) == ((2, 784), np.uint8, np.int16)  # as they came
         assert label.tolist() == [[1]] * 2
 
-    def test_samples_are_converted_and_reshaped(self, double_buffer):
-        loader = DataLoader.from_generator([IMAGE, LABEL], capacity=4, use_double_buffer=double_buffer)
-        reader = lambda: iter([([[1] * 28] * 28, 5), (np.zeros(784), [6]), (["2"] * 784, np.int8(7))])  # noqa: E731
-        [[batch]] = list(loader.set_sample_generator(reader, batch_size=3, places="cpu"))
-        assert batch["image"].dtype == np.float32
-        assert batch["image"][:, 0].tolist() == [1, 0, 2]
-        assert batch["label"].dtype == np.int64
-        assert batch["label"].tolist() == [[5], [6], [7]]
-
-    @pytest.mark.parametrize(("drop_last", "sizes"), [(True, [4, 4]), (False, [4, 4, 2])])
-    def test_drop_last_of_samples(self, drop_last, sizes, double_buffer):
-        loader = DataLoader.from_generator([IMAGE, LABEL], capacity=4, use_double_buffer=double_buffer)
-        loader.set_sample_generator(samples(10), batch_size=4, drop_last=drop_last, places="cpu")
-        for _ in range(2):
-            steps = list(loader)
-            assert [len(step[0]["label"]) for step in steps] == sizes
-            assert np.concatenate([s[0]["label"] for s in steps]).ravel().tolist() == list(range(sum(sizes)))
-
-    def test_sample_lists_as_batch_and_shuffle_give_them(self, double_buffer):
-        random.seed(1)
-        loader = DataLoader.from_generator([IMAGE, LABEL], capacity=4, use_double_buffer=double_buffer)
-        reader = gpuloader.batch(gpuloader.reader.shuffle(samples(10), 10), 4)
-        steps = [step for [step] in loader.set_sample_list_generator(reader, places="cpu")]
-        assert sorted(n for step in steps for n in step["label"].ravel().tolist()) == list(range(10))
-        assert [len(step["label"]) for step in steps] == [4, 4, 2]
-        assert all((step["image"][:, 5:6] == step["label"]).all() for step in steps)
-
     @pytest.mark.parametrize(
         ("setter", "read"),
         [
@@ -92,20 +63,15 @@ class TestResults:
         [[batch]] = loader.set_batch_generator(lambda: [[lines]], places="cpu")
         assert batch["lines"].recursive_sequence_lengths() == [[2, 1], [2, 1, 1]]
 
-    @pytest.mark.parametrize("size", [1, 6])
-    def test_a_reader_that_reuses_its_buffer_is_safe(self, double_buffer, size):
+    def test_a_reader_that_reuses_its_buffer_is_safe(self, double_buffer):
         def reader():
-            buffer = np.empty((1, 4) if size == 1 else 4)
+            buffer = np.empty(4)
             for n in range(18):
                 buffer[...] = n
                 yield (buffer,)
 
         loader = DataLoader.from_generator(capacity=3, return_list=True, use_double_buffer=double_buffer)
-        if size == 1:
-            loader.set_batch_generator(reader, places="cpu")
-        else:
-            loader.set_sample_generator(reader, size, places="cpu")
-        kept = [array for (array,) in loader]
+        kept = [array for (array,) in loader.set_sample_generator(reader, 6, places="cpu")]
         assert [n for array in kept for n in array[:, 1].tolist()] == list(range(18))
 
     def test_big_endian_and_strided_arrays_arrive_native(self):
@@ -121,16 +87,6 @@ class TestResults:
         addresses = {images.ctypes.data for images, _ in loader}
         assert len(addresses) == 2  # the current batch and the next: no memory beyond the slots
         assert all(address % 256 == 0 for address in addresses)
-
-
-class TestPlaces:
-    @pytest.mark.parametrize("drop_last", [True, False])
-    def test_consecutive_batches_go_to_consecutive_places(self, drop_last, double_buffer):
-        options = {"drop_last": drop_last, "use_double_buffer": double_buffer}
-        loader = DataLoader.from_generator([IMAGE, LABEL], capacity=4, **options)
-        loader.set_batch_generator(batches(20), places=cpu_places(8))
-        found = [[entry["label"][0, 0] for entry in step] for step in loader]
-        assert found == [[*range(8)], [*range(8, 16)], [*range(16, 20)]][: 3 - drop_last]
 
 
 class TestEpochs:
