@@ -119,42 +119,6 @@ def test_waiting_for_a_mark_that_cannot_come_is_an_error_not_a_hang(device):
         device.synchronize(event)
 
 
-def test_streams_take_time_side_by_side_and_waits_join_them(device):
-    one, other, event = device.stream(), device.stream(), device.event()
-    device.launch(lambda: None, [], one, duration=3.0)
-    device.launch(lambda: None, [], other, duration=2.0)
-    device.record(event, one)
-    device.wait(other, event)
-    device.launch(lambda: None, [], other, duration=1.0)
-    device.finish(other)
-    assert device.now == 4.0
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_copy_and_a_kernel_on_two_streams_overlap(seed):
-    device = SimulatedDevice(seed=seed, copy_time=lambda nbytes: nbytes / LAYOUT.nbytes * 3.0)
-    copies, compute, event = device.stream(), device.stream(), device.event()
-    device.launch(lambda: None, [], compute, duration=2.0)
-    device.copy_async(device.alloc(LAYOUT.nbytes), make_slot(), LAYOUT.nbytes, copies)
-    device.record(event, copies)
-    device.finish(compute)
-    assert device.now == 2.0
-    device.synchronize(event)
-    assert device.now == 3.0  # the longer of the two, not their sum
-
-
-def test_on_one_stream_times_add_up_and_work_given_later_starts_later(device):
-    stream = device.stream()
-    for duration in (1.0, 2.0):
-        device.launch(lambda: None, [], stream, duration)
-    device.finish(stream)
-    assert device.now == 3.0
-    late = device.stream()
-    device.launch(lambda: None, [], late, duration=0.5)
-    device.finish(late)
-    assert device.now == 3.5
-
-
 @given(
     seed=st.integers(0, 1000),
     program=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.booleans()), max_size=25),

@@ -51,12 +51,6 @@ def test_a_setting_that_gains_nothing_is_looked_past_once():
     assert deep.setting.depth == 8
 
 
-def test_a_loop_that_does_not_wait_is_left_alone():
-    tuner = search(lambda setting: setting.workers * 100.0, waiting=0.01)
-    assert tuner.setting == Setting(1, 2, 1)
-    assert len(tuner.tried) == 1
-
-
 def test_depth_is_tried_where_more_workers_do_not_help_and_has_an_end():
     tuner = search(lambda setting: 100.0 * min(setting.depth, 4), deepens=True, most_workers=4)
     assert tuner.setting == Setting(1, 4, 2)
