@@ -108,10 +108,3 @@ def test_only_arrays_in_native_order_are_taken_from():
     assert find_arrays(TensorDataset(native)) is not None
     assert find_arrays(TensorDataset(native, foreign)) is None
     assert find_arrays(Subset(TensorDataset(foreign), [1])) is None
-
-
-def test_layouts_of_ever_new_sizes_do_not_pile_up():
-    gatherer = Gatherer(ARRAYS, None)
-    for count in range(1, 40):
-        gatherer.layout(count)
-    assert len(gatherer._layouts) < 12

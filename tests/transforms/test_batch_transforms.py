@@ -9,14 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuloader import (
-    CPUPlace,
-    DataLoader,
-    IterableDataset,
-    Ragged,
-    Subset,
-    TensorDataset,
-)
+from gpuloader import CPUPlace, DataLoader, IterableDataset, Ragged, Subset, TensorDataset
 from gpuloader.errors import LoaderError, SampleError
 from gpuloader.testing import CustomPlace, SimulatedDevice, simulated_places
 from gpuloader.transforms import Cast, Normalize, OneHot, Pad, RandomCropFlip
@@ -120,18 +113,6 @@ class TestTheSamePictures:
                 for field, whole in enumerate((images, labels)):
                     parts = [np.asarray(one[field])[mask] for one, mask in zip(step, masks, strict=True)]
                     np.testing.assert_array_equal(np.concatenate(parts), whole)
-
-    def test_resumed_in_the_middle(self):
-        whole = rows_of(load())
-        loader = load()
-        epoch = iter(loader)
-        for _ in range(2):
-            next(epoch)
-        again = load(places=simulated_places(1), cache="device", seed=5)
-        again.load_state_dict(loader.state_dict())
-        assert_same(
-            [row for rows in rows_of(again) for row in rows], [row for rows in whole[2:] for row in rows]
-        )
 
     def test_by_hand(self):
         """Compares with the formula; the window is the whole picture, which may be mirrored."""
@@ -241,13 +222,6 @@ class TestDraws:
         [[left, right]] = load(TensorDataset(coded, coded), steps=steps, batch_size=400, shuffle=False)
         agree = (left[:, 0, 0, 0] == right[:, 0, 0, 0]).mean()
         assert 0.05 < agree < 0.22
-
-    def test_loaders_side_by_side_keep_their_own(self):
-        """Two epochs with different seeds at once in one thread."""
-        wanted = rows_of(load(seed=1)), rows_of(load(seed=2))
-        for number, both in enumerate(zip(load(seed=1), load(seed=2), strict=True)):
-            for one, batches in zip(both, wanted, strict=True):
-                assert_same(one, batches[number])
 
     def test_of_keys_that_are_no_numbers_follow_the_key(self):
         names = [f"{number}.jpg" for number in range(COUNT)]
@@ -462,18 +436,6 @@ class TestBatchesOfOtherSizes:
 
 
 class TestRaces:
-    def read_all(self, device, **options):
-        for images, _ in load(places=CustomPlace(device), batch_size=3, **options):
-            images.launch_read()
-            del images, _
-
-    @pytest.mark.parametrize("cache", [None, "device"])
-    @pytest.mark.parametrize("seed", range(3))
-    def test_there_are_none(self, seed, cache):
-        device = SimulatedDevice(seed=seed)
-        self.read_all(device, cache=cache)
-        device.finish(device.consumer_stream())
-
     def test_what_users_keep_stays(self):
         kept = [(images[1:], labels) for images, labels in load(places=simulated_places(1))]
         for (images, labels), wanted in zip(kept, rows_of(load()), strict=True):
@@ -551,12 +513,3 @@ class TestErrors:
     def test_a_data_set_without_arrays_has_nothing_to_transform(self):
         with pytest.raises(SampleError, match=r"no such array field to transform; the sample has \[\]"):
             list(load(["a", "b"], steps=[Cast(None, "int8")]))
-
-
-def test_nothing_is_left_behind():
-    with nothing_left_behind():
-        for options in ({}, {"cache": "device"}, DEVICE_WAYS["threads"]):
-            epoch = iter(load(places=simulated_places(1), **options))
-            next(epoch)
-            del epoch
-        gc.collect()
