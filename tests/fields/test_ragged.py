@@ -73,15 +73,23 @@ def test_what_is_joined_does_not_change_with_the_readers_buffer():
     assert ragged.values.tolist() == [0, 1, 2, 3]
 
 
-@given(samples=rows, width=st.none() | st.integers(1, 3), fill=st.integers(-1, 1))
-def test_short_rows_are_padded_like_plain_python(samples, width, fill):
+@given(
+    samples=rows,
+    width=st.none() | st.integers(1, 3),
+    fill=st.integers(-1, 1),
+    left=st.booleans(),
+    multiple=st.integers(1, 4),
+)
+def test_rows_are_padded_on_either_side_to_a_multiple(samples, width, fill, left, multiple):
     shape = () if width is None else (width,)
     stepped = [[np.full(shape, step * 10).tolist() for step in row] for row in samples]
-    padded = Ragged.from_samples(stepped, "int64", shape).to_padded(fill)
-    longest = max(map(len, samples), default=0)
+    ragged = Ragged.from_samples(stepped, "int64", shape)
+    padded = ragged.to_padded(fill, side="left" if left else "right", multiple=multiple)
+    longest = -(-max(map(len, samples), default=0) // multiple) * multiple
     assert padded.shape == (len(samples), longest, *shape)
-    filler = np.full(shape, fill).tolist()
-    assert padded.tolist() == [row + [filler] * (longest - len(row)) for row in stepped]
+    fillers = [[np.full(shape, fill).tolist()] * (longest - len(row)) for row in samples]
+    expected = [more + row if left else row + more for row, more in zip(stepped, fillers, strict=True)]
+    assert padded.tolist() == expected
 
 
 def rows_of(ragged):
@@ -124,18 +132,6 @@ def test_rows_and_slices_are_views():
     for outside in (3, -4):
         with pytest.raises(IndexError):
             ragged[outside]
-
-
-@given(samples=rows, fill=st.integers(-1, 1), left=st.booleans(), multiple=st.integers(1, 4))
-def test_padding_on_either_side_to_a_multiple(samples, fill, left, multiple):
-    side = "left" if left else "right"
-    ragged = Ragged.from_samples(samples, "int64")
-    padded = ragged.to_padded(fill, side=side, multiple=multiple)
-    longest = -(-max(map(len, samples), default=0) // multiple) * multiple
-    fillers = [[fill] * (longest - len(row)) for row in samples]
-    expected = [more + row if left else row + more for row, more in zip(samples, fillers, strict=True)]
-    assert padded.tolist() == expected
-    assert padded.shape == (len(samples), longest)
 
 
 def test_padding_that_makes_no_sense():
