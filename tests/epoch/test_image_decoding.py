@@ -128,12 +128,6 @@ def test_the_smallest_windows_are_those_of_a_cpu_place(shape, ratio, decoded):
     assert decoded
 
 
-def test_a_picture_on_the_host_is_where_a_device_copies_it_from():
-    pixels = make_pixels(6, 5)
-    host = decoding.HostBytes(pixels)
-    assert (host.address, host.bytes.tobytes()) == (pixels.ctypes.data, pixels.tobytes())
-
-
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 def test_workers_send_what_is_encoded(files, worker_type, decoded):
     check_alike(files, num_workers=2, worker_type=worker_type)

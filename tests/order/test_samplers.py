@@ -200,11 +200,6 @@ def test_weights_may_be_any_list_of_numbers():
         sampler.weights[0] = 1  # after the order has been computed, this would have no effect
 
 
-def test_a_subset_is_shuffled():
-    assert sorted(SubsetRandomSampler([7, -1, 7, 3])) == [-1, 3, 7, 7]
-    assert ordered(SubsetRandomSampler(range(5)), 8, 9) == Shuffled(5, 8, 9).slice(0, 5).tolist()
-
-
 @pytest.mark.parametrize(
     ("make", "kind", "problem"),
     [

@@ -86,18 +86,6 @@ OTHERS = {
 
 
 class TestOtherDatasets:
-    @pytest.mark.parametrize("name", OTHERS)
-    @pytest.mark.parametrize("index", INDICES, ids=repr)
-    def test_they_are_indexed_like_a_tensor_dataset(self, name, index):
-        dataset = OTHERS[name]()
-        found = {
-            "TableDataset": lambda batch: list(batch["x"][..., 0].reshape(-1) / 3),
-            "TokenWindows": lambda batch: list(batch[..., 0].reshape(-1) / 3),
-            "PackedList": lambda letters: ["abcd".index(letter) for letter in letters],
-            "ConcatDataset": lambda batch: batch[1].reshape(-1).tolist() if len(batch) else [],
-        }[name](dataset[index])
-        assert found == theirs.TensorDataset(X, Y)[index][1].reshape(-1).tolist()
-
     @pytest.mark.parametrize("name", [*OTHERS, "TensorDataset"])
     @pytest.mark.parametrize("workers", [0, 2])
     def test_a_sampler_of_whole_batches(self, name, workers):
