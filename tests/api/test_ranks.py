@@ -24,7 +24,7 @@ from gpuloader import (
     sample_rng,
 )
 from gpuloader.devices.places import default_place
-from gpuloader.order.worker_info import WorkerInfo, find_local_rank
+from gpuloader.order.worker_info import find_local_rank
 from gpuloader.testing import simulated_places
 from gpuloader.transforms import RandomCropFlip
 from tests.loading import load
@@ -469,9 +469,3 @@ class TestStreams:
         # Global generators of processes are seeded by rank, too.
         for at in (2, 3) if workers is PROCESSES else (2,):
             assert not {row[at] for row in seen[0]} & {row[at] for row in seen[1]}
-
-    def test_an_info_alone_asks_the_launcher(self, monkeypatch):
-        monkeypatch.setenv("RANK", "1")
-        monkeypatch.setenv("WORLD_SIZE", "3")
-        info = WorkerInfo(0, 1, 2, None)
-        assert (info.rank, info.world_size) == (1, 3)

@@ -21,7 +21,8 @@ def test_a_list_may_grow_before_it_is_loaded(lib):
         assert len(loader) == len(list(loader)) == 5
 
 
-CONTEXTS = [None, *multiprocessing.get_all_start_methods(), multiprocessing.get_context("fork")]
+# tests/torch/test_classes.py spawns workers: each imports PyTorch anew.
+CONTEXTS = [None, "fork", "forkserver", multiprocessing.get_context("fork")]
 
 
 @pytest.mark.parametrize(("lib", "context"), on_both(CONTEXTS, [CONTEXTS[0], CONTEXTS[-1]]))
