@@ -257,7 +257,11 @@ def _row_places(field: FieldLayout, strict: bool, keeps_dtypes: bool) -> _RowPla
     # A memoryview accepts an array with a single number, of any shape, as that number. An inferred field
     # without dimensions must refuse it.
     single = len(field.shape) == 1
-    code = _code(field.dtype)
+    # The code by which `struct` knows the dtype; empty if it does not.
+    code: str = field.dtype.char if field.dtype.char in "?efd" else ""
+    if field.dtype.kind in "iu":
+        signed = {1: "b", 2: "h", 4: "i", 8: "q"}[field.dtype.itemsize]
+        code = signed if field.dtype.kind == "i" else signed.upper()
     kinds: frozenset[type] = frozenset()
     packers: dict[type, Packer] = {}
     if elements == 1 and (single or not strict):
@@ -289,14 +293,6 @@ _FLOATS: dict[str, tuple[type, ...]] = {
 _PYTHONS = (np.bool_, np.int64, np.uint64, np.float64)
 """The dtypes of Python's numbers, which are those of a batch of them and NumPy's, whichever comes first."""
 _REAL = frozenset([*_INTEGERS, *_FLOATS["d"]])
-
-
-def _code(dtype: np.dtype[Any]) -> str:
-    """Return the code by which `struct` knows a dtype; empty if it does not."""
-    if dtype.kind in "iu":
-        code = {1: "b", 2: "h", 4: "i", 8: "q"}[dtype.itemsize]
-        return code if dtype.kind == "i" else code.upper()
-    return dtype.char if dtype.char in "?efd" else ""
 
 
 def exact_types(code: str, *, strict: bool) -> frozenset[type]:
