@@ -115,7 +115,7 @@ def test_a_batch_is_read_chunk_by_chunk(dataset, chunks, reads):
 
 @pytest.mark.parametrize("size", [3, 8, 13, 60])
 def test_batches_in_order_are_read_several_chunks_at_a_time(dataset, monkeypatch, size):
-    monkeypatch.setattr(stored_arrays, "AHEAD_NBYTES", 21 * 32)  # of 32 bytes per row
+    monkeypatch.setattr(type(dataset), "_ahead_nbytes", 21 * 32)  # of 32 bytes per row
     spied = Spied(IMAGES, (8, 2, 3))
     dataset._arrays()["image"] = spied
     loader = DataLoader(dataset, places="cpu", batch_size=size)
@@ -161,7 +161,7 @@ def test_rows_of_any_length_are_not_read_ahead(tmp_path):
 
 def test_a_large_chunk_is_read_once_if_it_may_be_kept(dataset, monkeypatch):
     for most, reads in [(64 << 20, [(0, 32), (32, 60)]), (100, [(at, at + 5) for at in range(0, 60, 5)])]:
-        monkeypatch.setattr(stored_arrays, "AHEAD_NBYTES", 0)
+        monkeypatch.setattr(type(dataset), "_ahead_nbytes", 0)
         monkeypatch.setattr(stored_arrays, "CHUNK_NBYTES", most)
         spied = Spied(IMAGES, (32, 2, 3))
         dataset._arrays()["image"] = spied
