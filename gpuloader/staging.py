@@ -281,7 +281,8 @@ MOST_STRETCHED = 40
 class SlotViews(list[NDArray[Any]]):
     """The arrays through which a batch is written into a slot."""
 
-    # What a writer keeps with them so as not to prepare it for every batch, and first what the writer is.
+    # What a writer has prepared for these arrays: what it was prepared from, and the targets to write to.
+    # Kept, so that they are not prepared for every batch.
     prepared: tuple[object, list[Any]] = None, []
 
 

@@ -5,7 +5,6 @@ It also has what `resample` and `recolor` do with each channel at the end.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Any
@@ -17,6 +16,7 @@ from gpuloader.kernels.cast import resolve_target, round_to
 from gpuloader.kernels.compiler import CPP_TYPES
 from gpuloader.kernels.crop import IMAGES, Layout, as_hwc, check_window, cut_windows, join_shape, measure
 from gpuloader.kernels.launching import Work, by_value, declare, spread_images, takes
+from gpuloader.sources.images import resampling
 
 _SOURCES = ("uint8", "float32")
 _TARGETS = ("float16", "bfloat16", "float32")
@@ -113,9 +113,7 @@ def _write(
         target = target.view(np.uint16)
     _, height, width, channels = target.shape
     step = max(_PIECE // max(target[:1].size, 1), 1)
-    # Compiled by processes that have resized many images themselves, and loaded by no others.
-    resampling = sys.modules.get("gpuloader.sources.images.resampling")
-    look_up = None if resampling is None else resampling.LATE_RESIZER.look_up
+    look_up = resampling.LATE_RESIZER.look_up  # None until it is compiled
     for first in range(0, len(pixels), step):
         piece = slice(first, first + step)
         part = pixels[piece, :height, :width]

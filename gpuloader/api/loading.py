@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from gpuloader.transforms.program import Programmer
 
 
-# The transforms of single images, by field; None is a sample's first image.
 _ByField = dict[str | None, tuple[Any, ...]]
+"""The transforms of single images, by field; None is a sample's first image."""
 
 
 def _draw_seed() -> int:
@@ -433,11 +433,11 @@ def split_transforms(
                     f"batches, so in transforms it must come before {type(before).__name__}"
                 )
         if getattr(transform, "moves", True):
-            before, _ = moving.setdefault(name, (annotations, moved))
-            if before != annotations:
+            first, _ = moving.setdefault(name, (annotations, moved))
+            if first != annotations:
                 raise ValueError(
                     f"the transforms of {name!r} differ in what moves along with it: {annotations} in "
-                    f"{type(transform).__name__}, and {before} before; name the same fields in all of them"
+                    f"{type(transform).__name__}, and {first} before; name the same fields in all of them"
                 )
         images[name] = (*images.get(name, ()), transform)
     along: dict[str | None, tuple[Annotation, ...]] = {}

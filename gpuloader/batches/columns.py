@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpuloader.batches.rows import IN_FEEDS, SampleRows, fields_of
-from gpuloader.batches.schema import Collation, Fitting, Schema
+from gpuloader.batches.schema import NUMBERS, Collation, Fitting, Schema
 from gpuloader.batches.staged import Reserve, StagedBatch, begin_batch, write_arrays
 from gpuloader.batches.tree import Branch, Leaf, is_object
 from gpuloader.errors import DecodeError, SampleError, describe_error, unlike_first
@@ -242,8 +242,9 @@ def _extra_columns(pad: Padding, sizes: Array, shape: tuple[int, ...]) -> list[C
 def _dense_column(column: list[Any], rows: SampleRows, field: int) -> Column:
     """Return a dense field's column, written along with the others, because its samples are here already."""
     feed, parts = rows.feeds[field], list[Array]()
-    # Labels are numbers of Python's, all of one type, which NumPy converts in one call.
-    if len(feed.shape) == 1 and {*map(type, column)} in ({bool}, {int}, {float}):
+    # Labels are Python numbers of one type, which NumPy converts in one call. Integers may be too large.
+    kinds = {*map(type, column)}
+    if len(feed.shape) == 1 and len(kinds) == 1 and NUMBERS.get(*kinds) == feed.dtype:
         numbers = np.array(column)
         if numbers.dtype == feed.dtype:
             return _whole(numbers)

@@ -66,8 +66,8 @@ class ImageStage:
         for name in sorted(self.carried - making.carried.keys()):
             problem = f"no field {name!r} to move with the image; the sample has the fields {making.seen}"
             raise SampleError(problem, field=name)
-        if not (self.along or making.is_named):
-            return making.made
+        if not self.along:
+            return making.finish() if making.is_named else making.made
         # Only what stays as it is may wait: a dataset may refill its arrays for the next sample, and Pillow's
         # images hold files open.
         for name, value in making.carried.items():
@@ -75,7 +75,7 @@ class ImageStage:
                 making.carried[name] = value.copy()
             elif not isinstance(value, bytes | Image):
                 return making.finish()
-        return making if self.along else making.finish()
+        return making
 
     def finish(self, begun: Any) -> Any:
         """Return the sample, with what moves along moved; raises what `begin` raises."""
@@ -100,11 +100,11 @@ class _Making:
 
     def finish(self) -> Any:
         """Return the sample with what moves along moved."""
+        # Imported late, because most images have nothing that moves along.
+        from gpuloader.sources.images.annotations import move_annotations
+
         made, moved = self.made, dict[str, Any]()
         for chain, along in self.stage.along.items():
-            # Imported late, because most images have nothing that moves along.
-            from gpuloader.sources.images.annotations import move_annotations
-
             views = []
             for plan in self.plans[chain]:
                 steps = [step for step in plan if isinstance(step, Step)]

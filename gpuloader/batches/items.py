@@ -126,10 +126,11 @@ class ItemAssembler(Assembler):
         is_large = refused is None and schema.is_large(size, AT_ONCE) and length_hint(items) < size - 1
         if is_large:  # before anything is read: a slot for all of them could exhaust the machine's memory
             check_available(schema.fields.layout_of(size).nbytes)
-        # With a fallback, small samples are kept in case one does not fit, which costs nothing.
-        keeps_small = collation.fallback is not None and (refused is not None or schema.chunk >= size)
-        reads_all = is_large or keeps_small
-        every, count = itertools.chain(samples, itertools.islice(items, size - 1)), size
+        # With a fallback, samples are kept in case one does not fit; with small ones this costs nothing.
+        keeps_all = collation.fallback is not None and (refused is not None or schema.chunk >= size)
+        reads_all = is_large or keeps_all
+        every = itertools.chain(samples, itertools.islice(items, size - 1))
+        count = size
         if reads_all:
             samples = [*map(_copy, every)] if is_large else [*every]
             count = len(samples)

@@ -49,7 +49,7 @@ class Parts(NamedTuple):
     layout: Layout
 
     def in_memory_order(self) -> Parts:
-        """Return the dimensions of dense arrays in memory's order; the layout says how to deliver them.
+        """Return these parts with dense arrays in memory's order; the layout says how to deliver them.
 
         So a batch in PyTorch's channels_last format keeps it, and is copied as one block.
         """
@@ -372,8 +372,7 @@ class NestedStager:
 
     def _stage(self, parts: Parts, number: int, reserve: Reserve) -> StagedBatch:
         collation, arrays, levels = self._intake.collation, parts.arrays, parts.levels
-        large = self._large
-        found = large and [at for at in large if arrays[at].flags.c_contiguous and self._is_apart(arrays[at])]
+        found = [at for at in self._large if arrays[at].flags.c_contiguous and self._is_apart(arrays[at])]
         if not found:
             staged = begin_batch(collation, parts.layout, levels, number, reserve, parts.tree, parts.objects)
             write_arrays(arrays, staged.slot.views(parts.layout))
@@ -391,8 +390,8 @@ class NestedStager:
                 drawn = program.copied.fields[len(arrays) :]
             draws = tuple((one.shape, one.dtype) for one in drawn)
             whole, inside = arrange_last((*_specs(arrays), *draws), apart)
-            self._arranged = arranged
-            self._layouts = whole._replace(turned=parts.layout.turned), inside
+            whole = whole._replace(turned=parts.layout.turned)
+            self._arranged, self._layouts = arranged, (whole, inside)
         whole, inside = self._layouts
         # The device copies the slot's part and each separate array to their positions in a single layout, so
         # everything that follows on the device is the same as for a batch in one piece.

@@ -108,7 +108,7 @@ _FieldSpec = tuple[np.dtype[Any], tuple[int | None, ...], int]
 
 The shape of a field that varies is the shape of one of its steps.
 """
-_NUMBERS = {kind: np.dtype(kind) for kind in (bool, int, float)}
+NUMBERS: dict[type, np.dtype[Any]] = {kind: np.dtype(kind) for kind in (bool, int, float)}
 _LARGEST = np.iinfo(int).max
 _MOST_SCHEMAS = 8
 _MOST_TABLES = 8
@@ -234,13 +234,13 @@ class Schema:
             table = SampleRows(self.feeds, self.fields.conversion, self.shapes, self.keeps_dtypes, count)
             if len(self._tables) >= _MOST_TABLES:  # a batch sampler may use a new batch size every time
                 self._tables.clear()
-            table = self._tables.setdefault(count, table)  # so that threads use the same one
+            table = self._tables.setdefault(count, table)  # a slot keeps the targets of one table
         return table
 
 
 def _settle(value: Any, *, varies: bool, advice: str = "") -> _FieldSpec:
     """Return what a sample's value settles of its field, which `varies` in length or not."""
-    dtype = None if varies else _NUMBERS.get(type(value))
+    dtype = None if varies else NUMBERS.get(type(value))
     if dtype is not None and -_LARGEST <= value <= _LARGEST:
         return dtype, (), 0  # as below, in a fraction of the time: a sample may have many of them
     if not varies and isinstance(value, Region | Encoded):

@@ -334,6 +334,7 @@ class Epoch:
     apply: Callable[[Setting], int | None] = lambda _: None  # applies a setting of the tuner to this epoch
     reveals: bool = False  # whether to raise an exception of the user's code, not the error that tells of it
     # Called with a `SampleError` in place of a step; the epoch then continues with the next. None ends it.
+    # Only with one place: on several, the step that the error has cut would be completed by the next one's.
     missed: Callable[[SampleError], None] | None = None
 
     def __post_init__(self) -> None:
@@ -511,8 +512,8 @@ class Epoch:
                 is_end = isinstance(error, QueueClosed)
                 self._ending = error.with_traceback(None) if is_end else error
                 if is_end and self._group and not self.drop_last:
-                    flying.append(self._group)
-                    self._group = []
+                    group, self._group = self._group, []
+                    flying.append(group)
                 return
             if staged is None:  # a ready step does not wait for the one behind it
                 return
@@ -520,15 +521,15 @@ class Epoch:
             try:
                 mask = None if self.masking is None else self._mask(staged)
                 group.append(self._lanes[len(group)].issue(staged, mask))
+                if len(group) == len(self._lanes):
+                    self._group = []  # first: a Ctrl-C must not leave the step in both
+                    flying.append(group)
             except SampleError as error:
                 self._ending = error  # an image that the device cannot decode; to the user, the fetch's error
             except BaseException:
                 # The batch is lost, perhaps to a Ctrl-C, and the ones behind it would reach the wrong places.
                 self._ending = interrupted()
                 raise
-            if len(group) == len(self._lanes):
-                flying.append(group)
-                self._group = []
 
     def _wait(self) -> StagedBatch | None:
         """Wait for the fetch's next batch, and meanwhile free host slots that it may need."""
@@ -605,8 +606,8 @@ class Epoch:
                 return
         if self.buffers.process != os.getpid():
             return  # the copies run in the parent
-        self._flying.append(self._group)
-        self._group = []
+        group, self._group = self._group, []
+        self._flying.append(group)
         while self._flying:
             self._discard(self._flying.popleft())
         if self.kernels is not None:

@@ -94,8 +94,8 @@ def stage_inline(
                     raise
                 staged = error
             finally:
+                this_thread.reads_for = before  # first, because a Ctrl-C may come when a function is called
                 exchange_draw(outer)
-                this_thread.reads_for = before
             if staged is None:
                 return
             if isinstance(staged, SampleError):
@@ -128,9 +128,9 @@ class InlineFetch:
     batches: Iterator[Fetched]
     ring: Ring | None = None
     policy: ReadAheadPolicy | None = None
-    _interrupted: bool = False
-    _left: int = 0  # when the consumer last left with a batch
-    _waited: int = 0
+    _interrupted: bool = field(default=False, init=False)
+    _left: int = field(default=0, init=False)  # when the consumer last left with a batch
+    _waited: int = field(default=0, init=False)
 
     def get(self) -> StagedBatch:
         """Read and stage the next batch; raise `QueueClosed` at the end, or the reader's exception."""
@@ -162,8 +162,10 @@ class InlineFetch:
         return self.get()
 
     def close(self) -> bool:
-        """Close the reader; return True, because nothing else runs."""
-        if isinstance(self.batches, GeneratorType) and not self.batches.gi_running:  # as in `_Shared.drop`
+        """Close the reader; return False if this is called from within it."""
+        if isinstance(self.batches, GeneratorType):
+            if self.batches.gi_running:  # as in `_Shared.drop`
+                return False
             self.batches.close()
         return True
 

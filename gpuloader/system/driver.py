@@ -48,8 +48,8 @@ def exchange_capture_mode(mode: ctypes.c_int) -> None:
     >>> exchange_capture_mode(mode)
     """
     driver = _load()
-    if driver is not None:
-        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    if driver is not None and driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)) != 0:
+        mode.value = 0  # nothing was exchanged; a thread that nobody has changed is in this mode
 
 
 class Relaxed:
@@ -59,14 +59,14 @@ class Relaxed:
     # load or query events fail in all threads and end the capture. The user's threads get their own mode
     # back afterwards, because it protects them from their own mistakes.
 
-    __slots__ = ("_mode",)
+    __slots__ = ("_exchanged",)
 
     def __enter__(self) -> None:
-        self._mode = ctypes.c_int(RELAXED)
-        exchange_capture_mode(self._mode)
+        self._exchanged = ctypes.c_int(RELAXED)
+        exchange_capture_mode(self._exchanged)
 
     def __exit__(self, *error: object) -> None:
-        exchange_capture_mode(self._mode)
+        exchange_capture_mode(self._exchanged)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,11 @@ from gpuloader.transforms.program import UNCHANGED, Chain, Decoding, KernelCall,
 
 Floats = NDArray[np.float32]
 
-_DIMENSIONS_OF_CLIPS = 5  # in a batch; workers always make them
+
+def _is_clip(inputs: Sequence[Spec]) -> bool:
+    """Return whether a field that was to be made on a device has clips, which workers always make."""
+    return len(inputs) == 1 and len(inputs[0][0]) == 5  # clips, frames, height, width, channels
+
 
 # ---------------------------------------------------------------------------------------------------------
 # On the GPU: the transforms of a field, as one transform of its regions
@@ -88,7 +92,7 @@ class Resample(Plain):
 
     def bind(self, inputs: Sequence[Spec]) -> Chain | KernelCall:
         """Return the computation for a batch."""
-        if len(inputs) == 1 and len(inputs[0][0]) == _DIMENSIONS_OF_CLIPS:
+        if _is_clip(inputs):
             return UNCHANGED if self.normalize is None else self.normalize.bind(inputs)
         if len(inputs) != 3 or inputs[2][0][1:] != (NUMBERS + 2 * self.changes,):
             raise SampleError("expected a field of images")
@@ -129,7 +133,7 @@ class Decode(Plain):
 
     def bind(self, inputs: Sequence[Spec]) -> Decoding | Chain:
         """Return what is decoded for a batch."""
-        if len(inputs) == 1 and len(inputs[0][0]) == _DIMENSIONS_OF_CLIPS:
+        if _is_clip(inputs):
             return UNCHANGED
         if len(inputs) != 1 + Encoded.level:
             raise SampleError("expected a field of images")

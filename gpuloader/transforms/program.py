@@ -47,9 +47,11 @@ class Operation(Protocol):
         """Launch the same computation over CuPy arrays on a stream."""
 
 
-# Shape and dtype of the rows that a program gathers, and the device array that has all of them; None if the
-# program is only used for its layout.
 RowSource = tuple[tuple[int, ...], np.dtype[Any], Any]
+"""Shape and dtype of the rows that a program gathers, and the device array that has all of them.
+
+Instead of the array, None if the program is only used for its layout.
+"""
 
 
 class KernelCall(NamedTuple):
@@ -291,8 +293,8 @@ _DRAWN = np.dtype(np.int32)
 _AHEAD = 4096  # samples whose words are computed at a time
 
 
-# What random words are for: seed and epoch, and the words per sample of each transform that draws.
 Purpose = tuple[int, int, tuple[int, ...]]
+"""What random words are for: seed and epoch, and the words per sample of each transform that draws."""
 
 
 def draw_words(purpose: Purpose, keys: Indices) -> list[Array]:

@@ -199,6 +199,30 @@ def test_after_an_interrupted_copy_no_batch_reaches_the_wrong_place(monkeypatch,
     assert loop.is_whole()
 
 
+class InterruptedOnce(deque):
+    """A Ctrl-C is delivered right behind the call that adds to it."""
+
+    interrupts = True
+
+    def append(self, entry):
+        super().append(entry)
+        if self.interrupts:
+            self.interrupts = False
+            raise KeyboardInterrupt
+
+
+@DEVICES
+def test_an_interrupt_behind_an_issued_step_lends_no_slot_twice(places, hosts):
+    loop = Stepping(range(9), places=places, hosts=hosts)
+    loop.epoch._shortcut, loop.epoch._flying = None, InterruptedOnce()
+    with pytest.raises(KeyboardInterrupt):
+        loop.step()
+    assert loop.step() == [*range(places)]
+    with pytest.raises(LoaderError, match="in the middle of a batch"):
+        loop.step()
+    assert loop.is_whole()
+
+
 @DEVICES
 def test_closing_takes_back_what_was_fetched_and_copied_ahead(places, hosts):
     loop, begun = Stepping(range(9), places=places, hosts=hosts), perf_counter_ns()

@@ -57,6 +57,6 @@ DIFFERENCES = {
     "batches-do-not-grow": (
         "resize_ enlarges a batch, unless a worker made it",
         "a RuntimeError of PyTorch's: storage that is not resizable",
-        "batches lie in memory of the loader; copy a batch into a tensor of the larger size",
+        "batches lie in the loader's memory; copy a batch into a tensor of the larger size",
     ),
 }

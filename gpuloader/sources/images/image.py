@@ -133,8 +133,8 @@ class Affine(NamedTuple):
         return image.transform((width, height), pillow.Transform.AFFINE, self.matrix, kind, fillcolor=fill)
 
 
-# What moves the pixels of an image, and what belongs to them.
 Step = Geometry | Affine
+"""What moves the pixels of an image, and what belongs to them."""
 
 
 # ---------------------------------------------------------------------------------------------------------
