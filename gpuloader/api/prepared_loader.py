@@ -8,9 +8,8 @@ from functools import partial
 from typing import Any
 
 from gpuloader.api.loader import DataLoader
+from gpuloader.batches.staged import END
 from gpuloader.order.order import check_whole
-
-_END = object()
 
 
 class PreparedLoader:
@@ -44,11 +43,11 @@ class PreparedLoader:
         self._skipped = 0
         known.begin()
         try:
-            before, batch = self.loader._epochs.state(), next(steps, _END)
-            while batch is not _END:
+            before, batch = self.loader._epochs.state(), next(steps, END)
+            while batch is not END:
                 self._state = self.loader._epochs.state()
-                following = next(steps, _END)
-                if following is _END:
+                following = next(steps, END)
+                if following is END:
                     known.end_of_dataloader = True
                     known.remainder = self._count_last(before, self._state)
                 yield batch

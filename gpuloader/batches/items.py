@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from gpuloader.batches.assembly import Assembler, BatchRows, KeptBatch
 from gpuloader.batches.schema import Collation
-from gpuloader.batches.staged import Reserve, StagedBatch, complete
+from gpuloader.batches.staged import END, Reserve, StagedBatch, complete
 from gpuloader.errors import BadValue, LoaderError, QueueClosed, SampleError
 from gpuloader.order.dividing import Division
 from gpuloader.order.randomness import current_draw, mixed_seed
@@ -33,7 +33,6 @@ Keys = Sequence[Any] | None
 
 AT_ONCE = 64 << 20
 """Slots for a full batch up to this many bytes are reserved before their samples have arrived."""
-END = object()
 _PLAIN = frozenset({int, float, bool, str, type(None)})
 _OF_DATASET, _OF_ITERATOR = "dataset", "gpuloader_iterator"
 """The keys of a state that combines a dataset's and its iterator's; a dataset's alone is kept as it is."""
@@ -129,8 +128,7 @@ class ItemAssembler(Assembler):
         # With a fallback, samples are kept in case one does not fit; with small ones this costs nothing.
         keeps_all = collation.fallback is not None and (refused is not None or schema.chunk >= size)
         reads_all = is_large or keeps_all
-        every = itertools.chain(samples, itertools.islice(items, size - 1))
-        count = size
+        every, count = itertools.chain(samples, itertools.islice(items, size - 1)), size
         if reads_all:
             samples = [*map(_copy, every)] if is_large else [*every]
             count = len(samples)

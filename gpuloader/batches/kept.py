@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpuloader.batches.schema import Collation
-from gpuloader.batches.staged import Apart, Reserve, StagedBatch, begin_batch, complete, write_arrays
+from gpuloader.batches.staged import END, Apart, Reserve, StagedBatch, begin_batch, complete, write_arrays
 from gpuloader.batches.tree import Branch, Leaf, Node, Tree, is_proper_array, is_proper_value
 from gpuloader.errors import SampleError
 from gpuloader.fields.convert import as_numbers, cast, fit, fit_if_alike, matches
@@ -268,7 +268,6 @@ class BatchSignature(NamedTuple):
 
 SMALL = 32 << 10
 """Pinned arrays below this many bytes go through the slot: copying each separately would take longer."""
-_END = object()
 _MOST_KEPT = 64  # addresses of arrays
 
 
@@ -308,8 +307,8 @@ class NestedStager:
 
     def __call__(self, items: Iterator[Any], number: int, reserve: Reserve) -> StagedBatch | None:
         """Read the next batch and stage it; return None at the end."""
-        batch = next(items, _END)
-        if batch is _END:
+        batch = next(items, END)
+        if batch is END:
             return None
         intake = self._intake
         parts = None if self._signature is None else self._signature.take_apart(batch)

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpuloader.batches.items import END, ItemAssembler
+from gpuloader.batches.items import ItemAssembler
 from gpuloader.batches.schema import Collation
-from gpuloader.batches.staged import Reserve, StagedBatch, write_arrays
+from gpuloader.batches.staged import END, Reserve, StagedBatch, write_arrays
 from gpuloader.errors import BadValue, LoaderError, QueueClosed, SampleError, describe_error, note_batch
 from gpuloader.fields.convert import as_numbers, fit, fit_if_alike
 from gpuloader.fields.ragged import Ragged, as_ragged

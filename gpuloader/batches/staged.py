@@ -20,6 +20,8 @@ from gpuloader.staging import Layout, Slot
 
 Reserve = Callable[[int], Slot]
 """Reserves a slot of at least the given number of bytes; called once per batch."""
+END = object()
+"""What `next` returns instead of an item when there are no more."""
 
 
 class Apart(NamedTuple):

@@ -394,9 +394,6 @@ class Tree:
 
     def match(self, sample: Any) -> Sequence[Any] | None:
         """Return the values of the leaves of a sample of the very same classes and keys; None for others."""
-        root = self.root
-        if self.depth == 1 and isinstance(root, Branch):  # most samples
-            return root.match(sample)
         return _flatten(self, sample, Branch.match)
 
     def build(self, fields: Sequence[Any]) -> Any:

@@ -455,7 +455,7 @@ class CopyTimer:
             # Short loops get times soon, long ones pay for few.
             self._gap = min(2 * self._gap, EVERY)
         weight, self._untimed = self._untimed, 0
-        if not self._spare:
+        if len(self._spare) < 2:  # one is left after a Ctrl-C between the two below
             self._spare += self.device.event(timed=True), self.device.event(timed=True)
         timing = Timing(self._spare.pop(), self._spare.pop(), weight, self._anchor is not None)
         device.record(timing.begun, self.stream)

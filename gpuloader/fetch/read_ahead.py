@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from time import perf_counter_ns
 from types import GeneratorType
+from typing import Any
 
 from gpuloader.batches.staged import Reserve, StagedBatch
 from gpuloader.errors import QueueClosed, SampleError, in_a_fork
@@ -186,11 +187,13 @@ INLINE, TURNS, BESIDE = "inline", "in turns", "in parallel"
 class _Shared:
     """What the consumer and its reading thread share; it does not refer to the loader, which may be dropped.
 
-    The holder of `turn` reads. The other fields change under `mutex`, but the ends of `items` and the flags
-    may be read without it: an outdated value costs at most a wake-up or a second look.
+    The holder of `turn` reads. Only its owner can release it, so the consumer may try to without knowing, as
+    after a Ctrl-C. The other fields change under `mutex`, but the ends of `items` and the flags may be read
+    without it: an outdated value costs at most a wake-up or a second look.
 
     Each side sleeps until it gets a permit from the other. It announces its sleep with a note under `mutex`,
-    and whoever removes the note gives the permit, so there is exactly one permit per sleep:
+    and whoever removes the note gives the permit before. So there is one permit per sleep, and one too many
+    after a Ctrl-C, or if it comes just when a sleep has ended by itself. Then a batch is read early:
 
         awake -- nothing to do, notes `..._sleeps` --> asleep -- note taken, permit --> awake
     """
@@ -203,7 +206,8 @@ class _Shared:
     items: deque[Fetched] = field(default_factory=deque)
     ending: BaseException | None = None  # what follows the last item
     closed: bool = False
-    turn: threading.Lock = field(default_factory=threading.Lock)
+    turn: Any = field(default_factory=threading.RLock)
+    thread_reads: bool = False  # whether the thread has the turn
     mutex: threading.Lock = field(default_factory=threading.Lock)
     consumer_sleeps: bool = False
     reader_sleeps: bool = False
@@ -224,16 +228,16 @@ class _Shared:
     def wake_consumer(self) -> None:
         """Give the consumer a permit if it sleeps."""
         with self.mutex:
-            sleeps, self.consumer_sleeps = self.consumer_sleeps, False
-        if sleeps:
-            self.for_consumer.put(None)
+            if self.consumer_sleeps:
+                self.for_consumer.put(None)
+                self.consumer_sleeps = False
 
     def wake_reader(self) -> None:
         """Give the reader a permit if it sleeps."""
         with self.mutex:
-            sleeps, self.reader_sleeps = self.reader_sleeps, False
-        if sleeps:
-            self.for_reader.put(None)
+            if self.reader_sleeps:
+                self.for_reader.put(None)
+                self.reader_sleeps = False
 
     def wait_for_news(self) -> None:
         """Wait, in the consumer, for a batch or the end, and let the reader read meanwhile."""
@@ -242,9 +246,7 @@ class _Shared:
                 return
             self.sleeps_since = perf_counter_ns()
             self.consumer_sleeps = True
-            reader_sleeps, self.reader_sleeps = self.reader_sleeps, False
-        if reader_sleeps:
-            self.for_reader.put(None)
+        self.wake_reader()
         with suppress(Empty):
             self.for_consumer.get(timeout=_PATIENCE * 1e-9)
             return
@@ -278,11 +280,8 @@ class _Shared:
             if count == before and count < self.capacity + self.ring.stretched:
                 break
         with self.mutex:
-            is_called, self.reader_sleeps = not self.reader_sleeps, False
-        if is_called:  # just now: the permit must not be left over
-            self.for_reader.get()
-        else:
-            self.policy.mixed = True
+            self.policy.mixed |= self.reader_sleeps  # or else it is called just now
+            self.reader_sleeps = False
 
     def drop(self) -> None:
         """Close the source and return all slots; the last one to read calls this, holding `turn`."""
@@ -304,6 +303,7 @@ def _read_beside(shared: _Shared) -> None:
     ring, policy, items = shared.ring, shared.policy, shared.items
     while True:
         with shared.turn:
+            shared.thread_reads = True
             if shared.closed or shared.ending is not None:
                 break
             room = shared.capacity + ring.stretched
@@ -337,6 +337,7 @@ def _read_beside(shared: _Shared) -> None:
                     or not ring.free
                 ):
                     shared.wake_consumer()
+        shared.thread_reads = False
         if shared.must_wait:
             shared.wait_for_room()
     with shared.turn:
@@ -415,10 +416,7 @@ class ReadAhead:
                     raise ending or QueueClosed("the epoch is over")
                 finally:
                     del ending
-            if not policy.bound and shared.turn.acquire(blocking=False):
-                found = self._read_here()
-                if found is None:
-                    continue
+            if not policy.bound and (found := self._read_here()) is not None:
                 staged = found
                 break
             if self._thread is not None and os.getpid() != self._process and shared.ending is None:
@@ -434,11 +432,11 @@ class ReadAhead:
         return staged
 
     def _read_here(self) -> Fetched | None:
-        """Read a batch in this thread, which holds `turn`; None if there is one already, or no more."""
+        """Read a batch here; None if the thread reads, or there is a batch already, or no more."""
         shared, ring, policy = self._shared, self._shared.ring, self._shared.policy
         begun, reserved_in = perf_counter_ns(), ring.reserved_in
         try:
-            if shared.items or shared.ending is not None:
+            if not shared.turn.acquire(blocking=False) or shared.items or shared.ending is not None:
                 return None
             staged = next(shared.batches, None)  # as above
             if staged is None:
@@ -451,7 +449,10 @@ class ReadAhead:
             shared.ending = interrupted()
             raise
         finally:
-            shared.turn.release()
+            try:  # noqa: SIM105 - a `with` takes longer
+                shared.turn.release()
+            except RuntimeError:  # the thread has it
+                pass
         self._handed = False
         policy.see_early(perf_counter_ns() - begun - (ring.reserved_in - reserved_in))
         if policy.beside:
@@ -469,7 +470,7 @@ class ReadAhead:
         shared = self._shared
         if not (shared.items or shared.ending is not None):
             sleeps = shared.mode is TURNS and shared.reader_sleeps
-            if not (sleeps or (not shared.policy.bound and not shared.turn.locked())):
+            if not (sleeps or (not shared.policy.bound and not shared.thread_reads)):
                 return None
             # Reading early lets the copy to a device start before the step waits for the device. But without
             # a free slot, this thread would wait for itself.

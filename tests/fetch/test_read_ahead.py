@@ -9,8 +9,10 @@ import threading
 import time
 import weakref
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from queue import SimpleQueue
 from unittest.mock import Mock
 
 import numpy as np
@@ -292,6 +294,45 @@ def test_a_ctrl_c_in_any_line_of_a_read_shows_nothing_else(function, way, count)
         if len(seen) < stop:
             break
     assert shown == [None] * (stop - 1)
+
+
+def test_a_ctrl_c_behind_taking_the_turn_gives_it_back():
+    """In `acquire`, Python looks for signals when the lock is taken already."""
+    fetch = read_ahead.ReadAhead(iter(["batch"]), Ring(2, 0), 2, policy.ReadAheadPolicy())
+
+    class Interrupted:
+        def __init__(self, turn):
+            self.release, self.turn = turn.release, turn
+
+        def acquire(self, **options):
+            fetch._shared.turn = self.turn
+            self.turn.acquire(**options)
+            raise KeyboardInterrupt
+
+    turn, fetch._shared.turn = fetch._shared.turn, Interrupted(fetch._shared.turn)
+    with pytest.raises(KeyboardInterrupt):
+        fetch.get()
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(turn.acquire, blocking=False).result()
+    with pytest.raises(LoaderError, match="in the middle of a batch"):
+        fetch.get()
+
+
+@pytest.mark.parametrize("side", ["reader", "consumer"])
+def test_a_ctrl_c_behind_giving_a_permit_loses_none(side):
+    shared = read_ahead.ReadAhead(iter([]), Ring(2, 0), 2, policy.ReadAheadPolicy())._shared
+
+    class Interrupted(SimpleQueue):
+        def put(self, permit):
+            super().put(permit)
+            raise KeyboardInterrupt
+
+    setattr(shared, f"{side}_sleeps", True)
+    setattr(shared, f"for_{side}", Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        getattr(shared, f"wake_{side}")()
+    assert getattr(shared, f"for_{side}").qsize() == 1
+    assert shared.mutex.acquire(blocking=False)
 
 
 def test_the_last_batch_is_not_lost_if_it_arrives_with_the_end():

@@ -55,8 +55,8 @@ DIFFERENCES = {
         "batches lie in memory that is filled by workers and used again",
     ),
     "batches-do-not-grow": (
-        "resize_ enlarges a batch, unless a worker made it",
-        "a RuntimeError of PyTorch's: storage that is not resizable",
+        "resize_ enlarges a batch, unless a worker made it, and a tensor of the dataset",
+        "a RuntimeError of PyTorch's: storage that is not resizable; not for what a collate_fn returns",
         "batches lie in the loader's memory; copy a batch into a tensor of the larger size",
     ),
 }
