@@ -108,7 +108,7 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
         chunks = by_chunks(source)
         source = chunks if options.cache is None else replace(source, own_order=chunks.own_order)
     feeds = None if options.feed_list is None else resolve_feeds(options.feed_list)
-    of_images, of_batches, along, carried = split_transforms(options.transforms)
+    of_images, of_batches, along = split_transforms(options.transforms)
     stage = None
     if of_images or options.decode or source.holds_images:
         # Imported late, because only loaders of images need it.
@@ -117,7 +117,7 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
 
         load_pillow()
         declared = None if feeds is None else tuple(map(attrgetter("name"), feeds))
-        stage = ImageStage(of_images, options.decode is not None, declared, along=along, carried=carried)
+        stage = ImageStage(of_images, options.decode is not None, declared, along=along)
 
     follows_torch = framework.follows_torch and options.seed is None
     workers = _choose_workers(options, source, in_threads=stage is not None or in_chunks)
@@ -405,15 +405,15 @@ def _check_declared(feeds: tuple[FeedSpec, ...], collation: Collation) -> None:
 
 def split_transforms(
     transforms: Sequence[Any],
-) -> tuple[_ByField, list[Any], dict[str | None, tuple[Annotation, ...]], frozenset[str]]:
+) -> tuple[_ByField, list[Any], dict[str | None, tuple[Annotation, ...]]]:
     """Return the transforms of single images by field, those of batches, and what moves along with images.
 
-    The last result has the names of all fields that move along. The transforms of batches must follow those
-    of images.
+    The transforms of batches must follow those of images.
     """
     images: _ByField = {}
     others: list[Any] = []
-    moving: dict[str | None, tuple[tuple[Annotation, ...], frozenset[str]]] = {}
+    along: dict[str | None, tuple[Annotation, ...]] = {}
+    moving: dict[str | None, frozenset[str]] = {}  # the names of the fields in `along`
     for transform in transforms:
         if find_unit(transform) == "batches":
             others.append(transform)
@@ -433,22 +433,20 @@ def split_transforms(
                     f"batches, so in transforms it must come before {type(before).__name__}"
                 )
         if getattr(transform, "moves", True):
-            first, _ = moving.setdefault(name, (annotations, moved))
-            if first != annotations:
+            if along.setdefault(name, annotations) != annotations:
                 raise ValueError(
                     f"the transforms of {name!r} differ in what moves along with it: {annotations} in "
-                    f"{type(transform).__name__}, and {first} before; name the same fields in all of them"
+                    f"{type(transform).__name__}, and {along[name]} before; name the same fields in all of "
+                    "them"
                 )
+            moving[name] = moved
         images[name] = (*images.get(name, ()), transform)
-    along: dict[str | None, tuple[Annotation, ...]] = {}
-    carried = frozenset[str]()
-    for name, (annotations, moved) in moving.items():
-        if both := sorted(moved & (carried | images.keys())):
+    seen: set[str | None] = {*images}
+    for moved in moving.values():
+        if both := sorted(moved & seen):
             raise ValueError(f"{both} move along with an image; they cannot be images or follow another one")
-        carried |= moved
-        if annotations:
-            along[name] = annotations
-    return images, others, along, carried
+        seen |= moved
+    return images, others, {name: annotations for name, annotations in along.items() if annotations}
 
 
 def plan_transforms(

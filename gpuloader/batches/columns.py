@@ -262,8 +262,7 @@ def _image_columns(images: list[Any], feed: FeedSpec) -> list[Column]:
     encoded, step = isinstance(images[0], Encoded), images[0].step
     numbers, pixels, nbytes = [], [0], [0]
     for index, one in enumerate(images):
-        if one.step != step:
-            check_step(step, one.step, index)
+        check_step(step, one.step, index)
         numbers.append(one.geometry)
         height, width = one.code.shape[:2] if encoded else (one.shape[0], 1)
         pixels.append(pixels[-1] + height * width)

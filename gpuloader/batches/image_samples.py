@@ -41,9 +41,16 @@ class ImageStage:
     encoded: bool = False  # whether the GPU also decodes these images, as far as it can
     # What moves along with the images of a chain, and the names of all these fields.
     along: Mapping[str | None, tuple[Annotation, ...]] = field(default_factory=dict)
-    carried: frozenset[str] = frozenset()
+    carried: frozenset[str] = field(init=False, default=frozenset())
     # The names of the fields that have been images so far, for error messages.
     found: set[str] = field(default_factory=set, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.along:
+            # Imported late, because most images have nothing that moves along.
+            from gpuloader.sources.images.annotations import names_of
+
+            object.__setattr__(self, "carried", frozenset().union(*map(names_of, self.along.values())))
 
     def begin(self, sample: Any, draw: Draw, key: object) -> Any:
         """Return a sample with its images as arrays, or as regions for a GPU; `finish` takes it.

@@ -286,10 +286,7 @@ class SimulatedDevice(Device):
         """Return one NumPy array per field over the memory's bytes, which refer to it by their bases."""
         memory.__array_interface__ = memory.bytes.__array_interface__
         region = np.asarray(memory)
-        arrays: list[NDArray[Any]] = []
-        for one in layout.fields:
-            arrays.append(np.ndarray(one.shape, one.dtype, region, one.offset))
-        return arrays
+        return [np.ndarray(one.shape, one.dtype, region, one.offset) for one in layout.fields]
 
     def run(self, program: BatchProgram, memory: SimulatedMemory, stream: SimulatedStream) -> None:
         """Enqueue a program on a stream; it computes within `memory`, and may read other device memory."""

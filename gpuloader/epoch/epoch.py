@@ -9,9 +9,9 @@ An `Iteration` is what the user loops over, and an `Epoch` is what runs behind i
 A step is one batch for each place. ``buffers.prefetch`` steps are in flight behind the one that is delivered,
 so their copies run while the user computes::
 
-    fetch ──get──▶ issued ──one for each place──▶ in flight ───begin_step or next_step──▶ delivered
-                      │                                │                                      │
-                      └─ end with drop_last, error ────┴─ close ──▶ slot back ◀── lease ends ─┘
+    fetch ──issue──▶ incomplete ──one for each place──▶ in flight ──begin_step or next_step──▶ delivered
+                         │                                  │                                      │
+                         └─ end with drop_last, error ──────┴─ close ──▶ slot back ◀── lease ends ─┘
 """
 
 from __future__ import annotations

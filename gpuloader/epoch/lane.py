@@ -47,7 +47,7 @@ def count_slots(capacity: int, devices: Sequence[Device], prefetch: int) -> tupl
     # collector causes no copies. On devices the user holds device slots.
     spare = SPARE * places + 1 if any(direct) else 0
     copying = 0 if all(direct) else places * (prefetch + 1)
-    # `capacity` batches wait in the queue, one is being filled, and one step is being grouped. Every batch
+    # `capacity` batches wait in the queue, one is being filled, and one step is incomplete. Every batch
     # that can wait has its own slot, so keeping batches cannot deadlock.
     return capacity + 1 + places + copying + spare, spare
 
