@@ -349,10 +349,10 @@ def _check_shards(shards: int, uneven: str, batching: Batching, workers: WorkerO
             f"nothing; choose a batch_size of {shards} or more"
         )
     # Workers cut what they read, and the size of an iterable dataset's last batch is known only at its end.
-    if iterable and uneven != "drop":
+    if iterable and uneven != "drop" and not batching.drop_last:
         raise ValueError(
-            "split='shards' needs uneven='drop' for an iterable dataset, because the size of its last "
-            "batch is unknown; this leaves out a last step that is not whole"
+            "split='shards' needs drop_last=True or uneven='drop' for an iterable dataset, because the size "
+            "of its last batch is unknown; both leave out a last step that is not whole"
         )
     if batching.is_dealt:
         raise ValueError(

@@ -131,9 +131,10 @@ class TestShardsMakeUpBatches:
             assert epoch_of(loader, remainder == "pad") == wanted
 
     @pytest.mark.parametrize("workers", [0, 1])
-    def test_of_an_iterable_data_set(self, workers):
-        options = {"batch_size": 6, "num_workers": workers, "worker_type": "thread"}
-        found = epoch_of(in_shards(Pairs(20), cpu_places(3), "drop", **options))
+    @pytest.mark.parametrize(("remainder", "drop_last"), [("drop", False), ("error", True)])
+    def test_of_an_iterable_data_set(self, workers, remainder, drop_last):
+        options = {"batch_size": 6, "num_workers": workers, "worker_type": "thread", "drop_last": drop_last}
+        found = epoch_of(in_shards(Pairs(20), cpu_places(3), remainder, **options))
         assert found == [[*range(6)], [*range(6, 12)], [*range(12, 18)]]
 
     def test_dicts_and_single_fields(self):
