@@ -135,6 +135,7 @@ class DatasetEpochs(Epochs):
             fetch = fetching.open(one, buffers.ring)
             # With too few samples for a step, an epoch is empty although its source was not read before.
             drops = batching.drop_last or self.delivery.drop_last
+            spent = partial(find_spent, plan.source, batching, drops=drops)
             epoch = Epoch(
                 buffers,
                 fetch,
@@ -142,7 +143,7 @@ class DatasetEpochs(Epochs):
                 self._idle,
                 drop_last=self.delivery.drop_last,
                 meter=self._meter,
-                ended=partial(end_epoch, position, partial(find_spent, plan.source, batching, drops=drops)),
+                ended=partial(end_epoch, position, spent, was_divided=position.is_divided),
                 tuner=tuner,
                 # Only workers that fetch by index are tuned.
                 apply=partial(apply_setting, buffers, fetch, fetching),

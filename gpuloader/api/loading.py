@@ -349,7 +349,7 @@ def _check_shards(shards: int, uneven: str, batching: Batching, workers: WorkerO
             f"nothing; choose a batch_size of {shards} or more"
         )
     # Workers cut what they read, and the size of an iterable dataset's last batch is known only at its end.
-    if iterable and uneven != "drop" and not batching.drop_last:
+    if iterable and not (uneven == "drop" or (uneven == "error" and batching.drop_last)):
         raise ValueError(
             "split='shards' needs drop_last=True or uneven='drop' for an iterable dataset, because the size "
             "of its last batch is unknown; both leave out a last step that is not whole"

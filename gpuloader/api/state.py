@@ -11,6 +11,7 @@ from typing import Any
 from gpuloader.batches.items import ItemState
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.errors import ReaderError, SampleError
+from gpuloader.fetch.contract import interrupted
 from gpuloader.order.batching import Batching
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.order.samplers import Sampler
@@ -286,12 +287,23 @@ _OF_READERS = "make a new iterator in every call, for example by writing the rea
 _READ = "and an earlier epoch has read it"
 
 
-def end_epoch(position: Position, find_spent: Callable[[], str]) -> None:
-    """Record that an epoch is over; raise `ReaderError` if it had no samples because its source was spent.
+def end_epoch(position: Position, find_spent: Callable[[], str], *, was_divided: bool = False) -> None:
+    """Record that an epoch is over.
 
     `find_spent` returns what can be read only once and what to do instead, or '' if the source starts over.
     It is called only for later epochs without any batch, because it begins two more passes.
+
+    Raises
+    ------
+    LoaderError
+        A batch was lost. `was_divided` is what `Position.is_divided` was when the epoch began.
+    ReaderError
+        The epoch had no samples, because its source was spent.
     """
+    # A Ctrl-C between two lines of this package can drop a batch that is being handed over, and a loop that
+    # catches it may continue. Only the numbers of the other batches show that one is missing.
+    if (position.beyond and not position.failed) or position.is_divided > was_divided:
+        raise interrupted()
     position.ended = True
     if position.torch_order is not None:
         position.torch_order.draw_until(math.inf)

@@ -318,6 +318,29 @@ def test_a_ctrl_c_behind_taking_the_turn_gives_it_back():
         fetch.get()
 
 
+@pytest.mark.parametrize("kind", [lambda numbers: numbers, stream])
+def test_a_batch_that_a_ctrl_c_loses_is_reported_at_the_end(monkeypatch, kind):
+    real, taken = read_ahead.ReadAhead.get, []
+
+    def get(fetch):
+        taken.append(real(fetch))
+        if len(taken) == 3:
+            raise KeyboardInterrupt
+        return taken[-1]
+
+    monkeypatch.setattr(read_ahead.ReadAhead, "get", get)
+    loader = load(kind(Numbers(6)))
+    epoch, found = iter(loader), []
+    for error in (pytest.raises(KeyboardInterrupt), pytest.raises(LoaderError, match="was interrupted")):
+        with error:
+            found.extend(batch.item() for batch in epoch)
+    assert found == [0, 1, 3, 4, 5]
+    if isinstance(loader.dataset, Numbers):
+        again = load(Numbers(6))
+        again.load_state_dict(loader.state_dict())
+        assert loop(again) == [2]
+
+
 @pytest.mark.parametrize("side", ["reader", "consumer"])
 def test_a_ctrl_c_behind_giving_a_permit_loses_none(side):
     shared = read_ahead.ReadAhead(iter([]), Ring(2, 0), 2, policy.ReadAheadPolicy())._shared
