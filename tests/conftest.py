@@ -14,11 +14,13 @@ from hypothesis import Phase, settings
 os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras's own default, TensorFlow, may be missing
 
 from gpuloader import DataLoader
+from gpuloader.fetch import read_ahead
 from gpuloader.fetch.processes import fork_server
 from gpuloader.fetch.processes.fork_server import ForkServer
 from gpuloader.sources.images import resampling
 from gpuloader.sources.images.resampling import LateResizer, compile_function
 from gpuloader.testing import simulated_places
+from gpuloader.watch import read_ahead_policy
 
 # An example may take long on a busy machine, which says nothing about the code. Each run of the suite draws
 # few, and others than the last one; `--hypothesis-profile=thorough` draws many.
@@ -124,6 +126,13 @@ def shared_server(running_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -
     `test_fork_server` proves that each loader starts its own, and ends it.
     """
     use_server(running_server, monkeypatch)
+
+
+@pytest.fixture
+def threads_never_pay(monkeypatch):
+    """Nothing takes longer than what a hand-over is said to cost."""
+    for module, name in ((read_ahead_policy, "PAYS"), (read_ahead, "PAYS"), (read_ahead_policy, "LONG")):
+        monkeypatch.setattr(module, name, 10**12)
 
 
 @pytest.fixture(params=["cpu", "simulated"])

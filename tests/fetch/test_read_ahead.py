@@ -74,13 +74,6 @@ def nothing_stays():
     wait_until(lambda: not loader_threads())
 
 
-@pytest.fixture
-def threads_never_pay(monkeypatch):
-    """Nothing takes longer than what a hand-over is said to cost."""
-    for module, name in ((policy, "PAYS"), (read_ahead, "PAYS"), (policy, "LONG")):
-        monkeypatch.setattr(module, name, 10**12)
-
-
 @pytest.mark.parametrize("kind", [lambda numbers: numbers, stream])
 @pytest.mark.parametrize("way", [True, False, "thread"])
 def test_every_way_reads_the_same(kind, way):
