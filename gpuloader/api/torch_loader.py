@@ -22,6 +22,7 @@ from gpuloader.batches.schema import Fallback
 from gpuloader.checks import AUTO
 from gpuloader.foreign import has_own_class, is_tensor, is_torch_generator
 from gpuloader.order.randomness import GeneratorLike, draw_seed
+from gpuloader.order.worker_info import find_torch_rank
 from gpuloader.sources import dataset as datasets
 from gpuloader.sources.dataset import MapStyle, Readable, S, Subset
 
@@ -315,7 +316,12 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
 
     def _get_iterator(self) -> Iterator[Any]:
         """Return what iterating returns; subclasses that override `__iter__` call it by PyTorch's name."""
-        return super().__iter__() if self._prepared is None else iter(self._prepared)
+        if self._prepared is not None:
+            return iter(self._prepared)
+        sharding = self._epochs.plan.batching.sharding
+        if sharding is not None and sharding.ranks is None:
+            _warn_of_division(*find_torch_rank())
+        return super().__iter__()
 
     @property
     def _is_accelerate_prepared(self) -> bool:
@@ -422,6 +428,23 @@ _OWN_ORDER = (
     "the batches and losses of PyTorch's loader under Accelerate, pass shard=None to DataLoader: Accelerate "
     "then reads with a PyTorch loader. To keep this loader and its order without this warning, pass a seed"
 )
+
+
+@cache
+def _warn_of_division(rank: int, world_size: int) -> None:
+    """Warn once that a loader reads a part, although nobody has asked for that."""
+    if world_size == 1:
+        return
+    # A program may have divided its data without any sampler, as with files[rank::world_size].
+    warn(
+        f"this process is rank {rank} of {world_size}, and the loader divides the samples among the ranks, "
+        "while PyTorch's loader reads all of them on every rank. If the dataset is a part for this rank, or "
+        "every rank is meant to read everything, pass shard=None. To divide without this warning, pass a "
+        "DistributedSampler or shard=(rank, world_size)",
+        UserWarning,
+        2,
+    )
+
 
 DataLoader.__init__.__signature__ = _name_options()  # type: ignore[attr-defined]
 
