@@ -5,7 +5,7 @@ For a GPU place, only the regions that are needed are staged, and the GPU makes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain as chained
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -60,21 +60,20 @@ class ImageStage:
         no such field.
         """
         # Each sample has its own numbers, so that its crops are the same whichever worker makes them.
-        making = _Making(self, draw.make_generator(key, _PURPOSE), key)
-        names = self.names or ()
-        making.is_named = bool(names) and isinstance(sample, tuple | list) and len(sample) == len(names)
-        given = dict(zip(names, sample, strict=True)) if making.is_named else sample
-        making.made = making.walk(given, "")
+        making, names = _Making(self, draw.make_generator(key, _PURPOSE), key), self.names
+        if names and isinstance(sample, tuple | list) and len(sample) == len(names):
+            making.is_named, sample = True, dict(zip(names, sample, strict=True))
+        making.made = making.walk(sample, "")
         # A transform that met no image has a mistyped field, which would otherwise go unnoticed.
         if not self.chains.keys() <= making.done:
             missing = next(name for name in self.chains if name not in making.done)
             what = "no image (encoded or uint8 pixels)" if missing is None else f"no field {missing!r}"
             raise SampleError(f"{what} to transform; the sample has the fields {making.seen}")
+        if not self.along:
+            return making.finish()
         for name in sorted(self.carried - making.carried.keys()):
             problem = f"no field {name!r} to move with the image; the sample has the fields {making.seen}"
             raise SampleError(problem, field=name)
-        if not self.along:
-            return making.finish() if making.is_named else making.made
         # Only what stays as it is may wait: a dataset may refill its arrays for the next sample, and Pillow's
         # images hold files open.
         for name, value in making.carried.items():
@@ -89,33 +88,35 @@ class ImageStage:
         return begun.finish() if isinstance(begun, _Making) else begun
 
 
-@dataclass(slots=True)
 class _Making:
     """One sample's images being made."""
 
-    stage: ImageStage
-    rng: np.random.Generator
-    key: object
-    done: set[str | None] = field(default_factory=set)  # the chains
-    seen: list[str] = field(default_factory=list)  # the fields
-    # The values of what moves along; and by chain, the plans of the images and their sizes.
-    carried: dict[str, Any] = field(default_factory=dict)
-    plans: dict[str | None, list[Plan]] = field(default_factory=dict)
-    sizes: dict[str | None, tuple[int, int]] = field(default_factory=dict)
-    made: Any = None  # the sample with its images
-    is_named: bool = False  # whether the sample was a tuple whose fields have declared names
+    # Not a dataclass, whose `__init__` takes as long as planning an image does.
+    __slots__ = ("carried", "done", "is_named", "key", "made", "planned", "rng", "seen", "stage")
+
+    def __init__(self, stage: ImageStage, rng: np.random.Generator, key: object) -> None:
+        self.stage = stage
+        self.rng = rng
+        self.key = key
+        self.done: set[str | None] = set()  # the chains
+        self.seen: list[str] = []  # the fields
+        # The values of what moves along; and by chain, the image's size and its plans.
+        self.carried: dict[str, Any] = {}
+        self.planned: dict[str | None, tuple[tuple[int, int], list[Plan]]] = {}
+        self.made: Any = None  # the sample with its images
+        self.is_named = False  # whether the sample was a tuple whose fields have declared names
 
     def finish(self) -> Any:
         """Return the sample with what moves along moved."""
-        # Imported late, because most images have nothing that moves along.
-        from gpuloader.sources.images.annotations import move_annotations
-
         made, moved = self.made, dict[str, Any]()
         for chain, along in self.stage.along.items():
-            views = []
-            for plan in self.plans[chain]:
+            # Imported late, because most images have nothing that moves along.
+            from gpuloader.sources.images.annotations import move_annotations
+
+            views, (size, plans) = [], self.planned[chain]
+            for plan in plans:
                 steps = [step for step in plan if isinstance(step, Step)]
-                views.append(move_annotations(along, self.carried, self.sizes[chain], steps))
+                views.append(move_annotations(along, self.carried, size, steps))
             one = len(views) == 1
             moved |= (
                 views[0] if one else {name: np.stack([view[name] for view in views]) for name in views[0]}
@@ -132,22 +133,20 @@ class _Making:
             self.carried[name] = value
             self.seen.append(name)
             return value
+        if name in chains:
+            return self.make(value, name, name)
+        is_container = isinstance(value, list | tuple)
+        # A sample that is not a container has one field, which goes by the name '0'.
+        if not name and "0" in chains and not is_container and not isinstance(value, Mapping):
+            return self.make(value, named, named)
+        if isinstance(value, Image) or (not is_container and _is_video(value)):
+            return self.make(value, None, named)
         # A transform without a field is for the first image; a mask or a second view next to it is left
         # alone.
         is_first = None in chains and None not in self.done
-        is_container = isinstance(value, list | tuple)
-        chain: str | None = None
-        # A sample that is not a container has one field, which goes by the name '0'.
-        if name in chains or (
-            not name and "0" in chains and not is_container and not isinstance(value, Mapping)
-        ):
-            chain = named
-        elif isinstance(value, Image) or (not is_container and _is_video(value)):
-            pass
-        elif not is_container and is_encoded(value):
-            if not (stage.decodes or is_first):
-                return value
-        elif (entries := entries_of(value)) is not None:
+        if not is_container and is_encoded(value):
+            return self.make(value, None, named) if stage.decodes or is_first else value
+        if (entries := entries_of(value)) is not None:
             made = []
             for part, entry in entries:
                 path = f"{name}.{part}" if name else str(part)
@@ -159,43 +158,43 @@ class _Making:
                 else:
                     made.append(self.walk(entry, path))
             return with_entries(value, made)
+        shape = getattr(value, "shape", None)
+        if shape is None:  # an image of Pillow
+            is_image = hasattr(value, "__array_interface__")
         else:
-            shape = getattr(value, "shape", None)
-            if shape is None:  # an image of Pillow
-                is_image = hasattr(value, "__array_interface__")
-            else:
-                is_clip = len(shape) == 4 and shape[3] in (1, 3)
-                is_image = getattr(value, "dtype", None) == np.uint8 and (len(shape) in (2, 3) or is_clip)
-            if not (is_image and is_first):
-                if is_image:  # so that errors about its shape can say what to do about images
-                    stage.found.add(named)
-                self.seen.append(named)
-                return value
-        transforms = chains.get(chain, ()) if chain not in self.done else ()
+            is_clip = len(shape) == 4 and shape[3] in (1, 3)
+            is_image = getattr(value, "dtype", None) == np.uint8 and (len(shape) in (2, 3) or is_clip)
+        if is_image and is_first:
+            return self.make(value, None, named)
+        if is_image:  # so that errors about its shape can say what to do about images
+            stage.found.add(named)
+        self.seen.append(named)
+        return value
+
+    def make(self, value: Any, chain: str | None, named: str) -> Any:
+        """Return an image or a clip: by its chain's transforms the first time, and otherwise as it is."""
+        stage = self.stage
+        transforms = stage.chains.get(chain, ()) if chain not in self.done else ()
         self.done.add(chain)
         self.seen.append(named)
         stage.found.add(named)
-        made_by = stage.staged.get(chain) if transforms else None
-        frames: Iterator[Any]
         try:
-            if not transforms and (isinstance(value, Image) or _is_video(value)):
+            is_video = _is_video(value)
+            if not transforms and (is_video or isinstance(value, Image)):
                 return value.decode()
-            if isinstance(value, Image):
-                is_clip, frames = False, iter([value])
-            elif _is_video(value):
-                is_clip, frames = True, value.decode_frames()
-            else:
-                is_clip = getattr(value, "ndim", 0) == 4
-                frames = iter(value if is_clip else [value])
+            is_clip = is_video or getattr(value, "ndim", 0) == 4
+            frames = iter(value.decode_frames() if is_video else value if is_clip else (value,))
             first = next(frames, None)
             if first is None:
                 raise SampleError(f"expected a clip of one frame or more, got the shape {value.shape}")
             image = as_image(first)
-            self.sizes[chain] = size_of(image)
-            plans = self.plans[chain] = make_plans(self.sizes[chain], transforms, self.rng)
+            size = size_of(image)
+            plans = make_plans(size, transforms, self.rng)
+            self.planned[chain] = size, plans
             if is_clip or len(plans) > 1:
                 return _make_stack(chained([image], frames), plans, is_clip=is_clip)
             [plan] = plans
+            made_by = stage.staged.get(chain) if transforms else None
             if made_by is None:
                 return finish_plan(image, plan)
             # Imported late, because it loads the kernels.
