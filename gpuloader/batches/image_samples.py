@@ -128,14 +128,14 @@ class _Making:
 
     def walk(self, value: Any, name: str) -> Any:
         """Return a value with all images in it made: those that a chain names, and recognizable ones."""
-        stage, chains, named = self.stage, self.stage.chains, name or "0"
+        stage, chains = self.stage, self.stage.chains
+        if name in chains:
+            return self.make(value, name, name)
         if name in stage.carried:
             self.carried[name] = value
             self.seen.append(name)
             return value
-        if name in chains:
-            return self.make(value, name, name)
-        is_container = isinstance(value, list | tuple)
+        named, is_container = name or "0", isinstance(value, list | tuple)
         # A sample that is not a container has one field, which goes by the name '0'.
         if not name and "0" in chains and not is_container and not isinstance(value, Mapping):
             return self.make(value, named, named)

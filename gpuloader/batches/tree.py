@@ -565,9 +565,9 @@ def entries_of(value: Any) -> list[tuple[object, Any]] | None:
     >>> entries_of({"x": 1}), entries_of(("a", "b")), entries_of("ab")
     ([('x', 1)], [(0, 'a'), (1, 'b')], None)
     """
-    if isinstance(value, Mapping):
-        return [*value.items()]
-    if not isinstance(value, list | tuple) or isinstance(value, WholeList):
+    if not isinstance(value, list | tuple):
+        return [*value.items()] if isinstance(value, Mapping) else None
+    if isinstance(value, WholeList):
         return None
     # Checking the ends is enough, and takes no longer for a million numbers.
     ends = value[:1] + value[-1:] if isinstance(value, list) else ()

@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from gpuloader.checks import Checked, check_count, checked
+from gpuloader.sources.images import resampling
 from gpuloader.sources.images.decoding import Pixels, load_pillow
 from gpuloader.sources.images.image import FILTERS, Affine, Geometry, Step
+from gpuloader.sources.images.resampling import as_pillow, as_pixels
 
 if TYPE_CHECKING:
     from gpuloader.sources.images.annotations import Fields
@@ -101,12 +103,9 @@ def finish_plan(image: Any, plan: Plan) -> Pixels:
 
     Raises `DecodeError` if the image cannot be decoded.
     """
-    # Imported late, because in most of its loaders a GPU makes the images.
-    from gpuloader.sources.images.resampling import apply_geometry, as_pillow, as_pixels
-
     for step in plan:
         if isinstance(step, Geometry):
-            image = apply_geometry(image, step)
+            image = resampling.apply_geometry(image, step)
         elif isinstance(step, Affine):
             image = step.transform(as_pillow(image), step.filter)
         else:

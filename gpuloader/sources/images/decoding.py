@@ -63,22 +63,19 @@ def read_header(data: bytes, file: str = "", *, upright: bool = False) -> Header
 
     Raises `DecodeError` if the data is empty, is not an image, or has more pixels than Pillow accepts.
     """
-    if not len(data):
+    if not data:
         raise DecodeError("the file is empty", file=file)
+    is_jpeg = data.startswith(_JPEG)
     try:
-        size: list[int] | None = None
-        is_turbo, unit = False, 0
-        turbo = load_turbo() if bytes(data[:3]) == _JPEG else None
-        if turbo is not None:
+        height, width, colors, subsampling = -1, -1, "", ""
+        if is_jpeg and (turbo := load_turbo()) is not None:
             try:
-                *size, colors, subsampling = turbo.decode_jpeg_header(data)
-                is_turbo, unit = colors in _TURBO, _UNITS.get(subsampling, 0)
+                height, width, colors, subsampling = turbo.decode_jpeg_header(data)
             except ValueError:
                 pass  # Pillow may know better
-        if size is None:
+        if height < 0:
             with open_by_pillow(data) as image:
-                size = [image.height, image.width]
-        height, width = size
+                height, width = image.height, image.width
         most = load_pillow().MAX_IMAGE_PIXELS
         if most is not None and height * width > 2 * most:
             raise DecodeError(
@@ -90,15 +87,15 @@ def read_header(data: bytes, file: str = "", *, upright: bool = False) -> Header
             raise DecodeError("the image has no pixels", file=file)
         orientation = 1
         # Without this mark near its start, a JPEG has no orientation, so Pillow need not look for it.
-        if upright and not (bytes(data[:3]) == _JPEG and b"Exif\0\0" not in data[: 1 << 17]):
+        if upright and not (is_jpeg and b"Exif\0\0" not in data[: 1 << 17]):
             with open_by_pillow(data) as image:
                 orientation = _find_orientation(image)
     except Exception as error:
         raise_for_file(error, file)
-    stored = height, width
+    stored, is_turbo = (height, width), colors in _TURBO
     # Without the last marker, the file may be cut off below a part, and TurboJPEG would not notice.
-    if not is_turbo or orientation != 1 or not data.endswith(_LAST):
-        unit = 0
+    has_parts = is_turbo and orientation == 1 and data.endswith(_LAST)
+    unit = _UNITS.get(subsampling, 0) if has_parts else 0
     return Header(stored, (width, height) if orientation > 4 else stored, is_turbo, orientation, unit)
 
 
@@ -132,6 +129,8 @@ def shrink_size(size: tuple[int, int], shrink: int) -> tuple[int, int]:
     >>> shrink_size((375, 500), 4)
     (188, 250)
     """
+    if shrink == EIGHTHS:
+        return size
     height, width = size
     return -(-height * shrink // EIGHTHS), -(-width * shrink // EIGHTHS)
 
@@ -139,7 +138,11 @@ def shrink_size(size: tuple[int, int], shrink: int) -> tuple[int, int]:
 # ---------------------------------------------------------------------------------------------------------
 # Decoding whole images
 
-_thread = threading.local()
+class _Scratch(threading.local):
+    memory = np.empty(0, np.uint8)
+
+
+_thread = _Scratch()
 
 
 def take_scratch(shape: tuple[int, ...], whole: tuple[int, ...] | None = None) -> Pixels:
@@ -150,13 +153,12 @@ def take_scratch(shape: tuple[int, ...], whole: tuple[int, ...] | None = None) -
     """
     # Each new array of this size would consist of new pages, which the system has to clear. Of a reserved
     # whole, only the pages that are written cost memory.
-    count, kept = math.prod(shape), math.prod(whole or shape)
+    kept = math.prod(whole or shape)
     if kept > _KEPT:
         return np.empty(shape, np.uint8)
-    memory: Pixels | None = getattr(_thread, "memory", None)
-    if memory is None or kept > memory.size:
-        memory = _thread.memory = np.empty(kept, np.uint8)
-    return memory[:count].reshape(shape)
+    if kept > _thread.memory.size:
+        _thread.memory = np.empty(kept, np.uint8)
+    return np.ndarray(shape, np.uint8, _thread.memory)
 
 
 def decode(data: bytes, header: Header, file: str = "") -> Pixels:
@@ -180,11 +182,12 @@ def decode_briefly(
     try:
         if header.is_turbo:
             height, width = shrink_size(header.stored, shrink)
-            # simplejpeg takes a minimum size instead of a factor, and then looks for the factor.
-            options = {"min_height": height, "min_width": width, "min_factor": 1} if shrink < EIGHTHS else {}
             into = out if out is not None and header.orientation == 1 else take_scratch((height, width, 3))
             try:
-                pixels = load_turbo().decode_jpeg(data, "RGB", buffer=into, **options)
+                # It takes a minimum size instead of a factor, and then looks for the factor.
+                pixels = load_turbo().decode_jpeg(
+                    data, "RGB", min_height=height, min_width=width, buffer=into
+                )
             except ValueError:
                 pass  # It also refuses what libjpeg only warns about, so Pillow decides what is damaged.
             else:

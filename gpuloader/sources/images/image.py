@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,6 +56,7 @@ class Geometry(NamedTuple):
     scaled: bool = False  # whether the decoder may shrink the image first
 
     @classmethod
+    @lru_cache  # many images have the same size
     def of(cls, height: int, width: int) -> Geometry:
         """Return the geometry that keeps an image as it is."""
         return cls((0, 0, width, height), (height, width), (0, 0, height, width))
