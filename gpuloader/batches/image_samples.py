@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain as chained
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +22,11 @@ from gpuloader.transforms.image_transforms import ImageTransform, Plan, finish_p
 
 if TYPE_CHECKING:
     from gpuloader.sources.images.annotations import Annotation
-    from gpuloader.sources.images.video import Video
     from gpuloader.transforms.image_staging import Resample
 
 _PURPOSE = 1  # the purpose of a sample's random numbers; 0 is for numbers that the dataset draws
 _SMALL = 2**16  # bytes of an array that is copied
+_VIDEO = "gpuloader.sources.images.video", "Video"  # imported only by programs that read videos
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,8 @@ class ImageStage:
         no such field.
         """
         # Each sample has its own numbers, so that its crops are the same whichever worker makes them.
-        making, names = _Making(self, draw.make_generator(key, _PURPOSE), key), self.names
+        rng, names = draw.make_generator(key, _PURPOSE), self.names
+        making = _Making(self, rng, key, set(), [], {}, {})
         if names and isinstance(sample, tuple | list) and len(sample) == len(names):
             making.is_named, sample = True, dict(zip(names, sample, strict=True))
         making.made = making.walk(sample, "")
@@ -88,23 +89,21 @@ class ImageStage:
         return begun.finish() if isinstance(begun, _Making) else begun
 
 
+@dataclass(slots=True)
 class _Making:
     """One sample's images being made."""
 
-    # Not a dataclass, whose `__init__` takes as long as planning an image does.
-    __slots__ = ("carried", "done", "is_named", "key", "made", "planned", "rng", "seen", "stage")
-
-    def __init__(self, stage: ImageStage, rng: np.random.Generator, key: object) -> None:
-        self.stage = stage
-        self.rng = rng
-        self.key = key
-        self.done: set[str | None] = set()  # the chains
-        self.seen: list[str] = []  # the fields
-        # The values of what moves along; and by chain, the image's size and its plans.
-        self.carried: dict[str, Any] = {}
-        self.planned: dict[str | None, tuple[tuple[int, int], list[Plan]]] = {}
-        self.made: Any = None  # the sample with its images
-        self.is_named = False  # whether the sample was a tuple whose fields have declared names
+    stage: ImageStage
+    rng: np.random.Generator
+    key: object
+    # Given, because default factories would take as long as planning an image.
+    done: set[str | None]  # the chains
+    seen: list[str]  # the fields
+    # The values of what moves along; and by chain, the image's size and its plans.
+    carried: dict[str, Any]
+    planned: dict[str | None, tuple[tuple[int, int], list[Plan]]]
+    made: Any = None  # the sample with its images
+    is_named: bool = False  # whether the sample was a tuple whose fields have declared names
 
     def finish(self) -> Any:
         """Return the sample with what moves along moved."""
@@ -135,17 +134,18 @@ class _Making:
             self.carried[name] = value
             self.seen.append(name)
             return value
-        named, is_container = name or "0", isinstance(value, list | tuple)
-        # A sample that is not a container has one field, which goes by the name '0'.
-        if not name and "0" in chains and not is_container and not isinstance(value, Mapping):
-            return self.make(value, named, named)
-        if isinstance(value, Image) or (not is_container and _is_video(value)):
-            return self.make(value, None, named)
-        # A transform without a field is for the first image; a mask or a second view next to it is left
-        # alone.
-        is_first = None in chains and None not in self.done
-        if not is_container and is_encoded(value):
-            return self.make(value, None, named) if stage.decodes or is_first else value
+        named, is_first = name or "0", False
+        if not isinstance(value, list | tuple):
+            # A sample that is not a container has one field, which goes by the name '0'.
+            if not name and "0" in chains and not isinstance(value, Mapping):
+                return self.make(value, named, named)
+            if isinstance(value, Image) or is_instance(value, *_VIDEO):
+                return self.make(value, None, named)
+            # A transform without a field is for the first image; a mask or a second view next to it is left
+            # alone.
+            is_first = None in chains and None not in self.done
+            if is_encoded(value):
+                return self.make(value, None, named) if stage.decodes or is_first else value
         if (entries := entries_of(value)) is not None:
             made = []
             for part, entry in entries:
@@ -179,7 +179,7 @@ class _Making:
         self.seen.append(named)
         stage.found.add(named)
         try:
-            is_video = _is_video(value)
+            is_video = is_instance(value, *_VIDEO)
             if not transforms and (is_video or isinstance(value, Image)):
                 return value.decode()
             is_clip = is_video or getattr(value, "ndim", 0) == 4
@@ -208,11 +208,6 @@ class _Making:
             raise
         except SourceError as error:  # a video is opened only here
             raise SampleError(str(error), field=named) from error
-
-
-def _is_video(value: object) -> TypeGuard[Video]:
-    # Its module is imported only by programs that read videos.
-    return is_instance(value, "gpuloader.sources.images.video", "Video")
 
 
 def _make_stack(frames: Iterable[Any], plans: Sequence[Plan], *, is_clip: bool) -> NDArray[np.uint8]:

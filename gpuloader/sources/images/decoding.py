@@ -138,11 +138,8 @@ def shrink_size(size: tuple[int, int], shrink: int) -> tuple[int, int]:
 # ---------------------------------------------------------------------------------------------------------
 # Decoding whole images
 
-class _Scratch(threading.local):
-    memory = np.empty(0, np.uint8)
-
-
-_thread = _Scratch()
+_thread = threading.local()
+_NONE = np.empty(0, np.uint8)
 
 
 def take_scratch(shape: tuple[int, ...], whole: tuple[int, ...] | None = None) -> Pixels:
@@ -156,9 +153,10 @@ def take_scratch(shape: tuple[int, ...], whole: tuple[int, ...] | None = None) -
     kept = math.prod(whole or shape)
     if kept > _KEPT:
         return np.empty(shape, np.uint8)
-    if kept > _thread.memory.size:
-        _thread.memory = np.empty(kept, np.uint8)
-    return np.ndarray(shape, np.uint8, _thread.memory)
+    memory = getattr(_thread, "memory", _NONE)
+    if kept > memory.size:
+        memory = _thread.memory = np.empty(kept, np.uint8)
+    return np.ndarray(shape, np.uint8, memory)
 
 
 def decode(data: bytes, header: Header, file: str = "") -> Pixels:
