@@ -64,14 +64,14 @@ class ImageStage:
         making = _Making(self, rng, key, set(), [], {}, {})
         if names and isinstance(sample, tuple | list) and len(sample) == len(names):
             making.is_named, sample = True, dict(zip(names, sample, strict=True))
-        making.made = making.walk(sample, "")
+        made = making.made = making.walk(sample, "")
         # A transform that met no image has a mistyped field, which would otherwise go unnoticed.
         if not self.chains.keys() <= making.done:
             missing = next(name for name in self.chains if name not in making.done)
             what = "no image (encoded or uint8 pixels)" if missing is None else f"no field {missing!r}"
             raise SampleError(f"{what} to transform; the sample has the fields {making.seen}")
         if not self.along:
-            return making.finish()
+            return [*made.values()] if making.is_named else made
         for name in sorted(self.carried - making.carried.keys()):
             problem = f"no field {name!r} to move with the image; the sample has the fields {making.seen}"
             raise SampleError(problem, field=name)

@@ -159,16 +159,6 @@ def take_scratch(shape: tuple[int, ...], whole: tuple[int, ...] | None = None) -
     return np.ndarray(shape, np.uint8, memory)
 
 
-def decode(data: bytes, header: Header, file: str = "") -> Pixels:
-    """Return the pixels of an encoded image in memory of their own, uint8 of shape (height, width, 3).
-
-    Raises `DecodeError` if the data is damaged or truncated.
-    """
-    own = np.empty((*header.size, 3), np.uint8)
-    pixels = decode_briefly(data, header, file, out=own)
-    return own if pixels is own else np.array(pixels)
-
-
 def decode_briefly(
     data: bytes, header: Header, file: str = "", shrink: int = EIGHTHS, out: Pixels | None = None
 ) -> Pixels | Any:

@@ -17,7 +17,6 @@ from gpuloader.sources.images.decoding import (
     EIGHTHS,
     Header,
     Pixels,
-    decode,
     decode_briefly,
     load_pillow,
     read_header,
@@ -216,8 +215,10 @@ class Image:
         return (*self.header.size, 3)
 
     def decode(self) -> Pixels:
-        """Return the pixels, uint8 of shape (height, width, 3)."""
-        return decode(self.data, self.header, self.file)
+        """Return the pixels in memory of their own, uint8 of shape (height, width, 3)."""
+        own = np.empty(self.shape, np.uint8)
+        pixels = decode_briefly(self.data, self.header, self.file, out=own)
+        return own if pixels is own else np.array(pixels)
 
     def plan_decoding(self, geometry: Geometry) -> tuple[int, Geometry]:
         """Return the eighths of its size to decode the image at, and the geometry for its pixels then."""
