@@ -183,10 +183,12 @@ class _Making:
             if not transforms and (is_video or isinstance(value, Image)):
                 return value.decode()
             is_clip = is_video or getattr(value, "ndim", 0) == 4
-            frames = iter(value.decode_frames() if is_video else value if is_clip else (value,))
-            first = next(frames, None)
-            if first is None:
-                raise SampleError(f"expected a clip of one frame or more, got the shape {value.shape}")
+            first, frames = value, iter(())
+            if is_clip:
+                frames = iter(value.decode_frames() if is_video else value)
+                first = next(frames, None)
+                if first is None:
+                    raise SampleError(f"expected a clip of one frame or more, got the shape {value.shape}")
             image = as_image(first)
             size = size_of(image)
             plans = make_plans(size, transforms, self.rng)

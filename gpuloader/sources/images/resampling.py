@@ -169,11 +169,10 @@ def apply_geometry(image: Image | Pixels | Any, geometry: Geometry) -> Pixels | 
             needed = geometry.find_part(*shrink_size((height, width), shrink))
             part = image.find_decodable(shrink, needed)
             image, corner = image.decode_part(shrink, part), part[:2]
-    is_array = isinstance(image, np.ndarray)
-    # The compiled code takes three channels.
-    if resizer is None or (image.shape[2] != 3 if is_array else image.mode != "RGB"):
+    is_colored = image.shape[2] == 3 if isinstance(image, np.ndarray) else image.mode == "RGB"
+    if resizer is None or not is_colored:  # the compiled code takes three channels
         return apply_by_pillow(image, geometry)
-    if not is_array:
+    if not isinstance(image, np.ndarray):
         top, left, bottom, right = geometry.find_part(image.height, image.width)
         image, corner = np.asarray(image.crop((left, top, right, bottom))), (top, left)
     box, size, (top, left, height, width), flip, flop, kind, _ = geometry
