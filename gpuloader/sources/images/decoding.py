@@ -1,6 +1,7 @@
-"""Decodes images: JPEG by libjpeg-turbo if simplejpeg is installed, anything else by Pillow.
+"""What decoding an image takes: its header, memory, and a library, with the errors that they raise.
 
-The pixels are those of Pillow's ``Image.open(file).convert("RGB")``, whichever library decodes.
+JPEG is decoded by libjpeg-turbo if simplejpeg is installed, anything else by Pillow. The pixels are those of
+Pillow's ``Image.open(file).convert("RGB")``, whichever library decodes. `Image` puts this together.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ def shrink_size(size: tuple[int, int], shrink: int) -> tuple[int, int]:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# Decoding whole images
+# Decoding: memory for the pixels, and values as they are stored
 
 _thread = threading.local()
 _NONE = np.empty(0, np.uint8)
@@ -157,40 +158,6 @@ def take_scratch(shape: tuple[int, ...], whole: tuple[int, ...] | None = None) -
     if kept > memory.size:
         memory = _thread.memory = np.empty(kept, np.uint8)
     return np.ndarray(shape, np.uint8, memory)
-
-
-def decode_briefly(
-    data: bytes, header: Header, file: str = "", shrink: int = EIGHTHS, out: Pixels | None = None
-) -> Pixels | Any:
-    """Return the pixels of an encoded image for use until this thread decodes the next one.
-
-    They are an array of shape (height, width, 3), or an image of Pillow of mode RGB. A decoder that can
-    shrink does so, to so many eighths. They are in `out`, memory of that size, if it can write there.
-    """
-    try:
-        if header.is_turbo:
-            height, width = shrink_size(header.stored, shrink)
-            into = out if out is not None and header.orientation == 1 else take_scratch((height, width, 3))
-            try:
-                # It takes a minimum size instead of a factor, and then looks for the factor.
-                pixels = load_turbo().decode_jpeg(
-                    data, "RGB", min_height=height, min_width=width, buffer=into
-                )
-            except ValueError:
-                pass  # It also refuses what libjpeg only warns about, so Pillow decides what is damaged.
-            else:
-                if pixels.shape == into.shape:
-                    pixels = into  # simplejpeg returns a view of it
-                return pixels if header.orientation == 1 else _turn(pixels, header.orientation)
-        with open_by_pillow(data) as image:
-            if shrink < EIGHTHS:
-                image.draft(None, tuple(length * shrink // EIGHTHS for length in reversed(header.stored)))
-            image.load()
-            if image.mode != "RGB":  # converting an RGB image would copy it
-                image = image.convert("RGB")
-        return image if header.orientation == 1 else _turn(np.array(image), header.orientation)
-    except Exception as error:
-        raise_for_file(error, file)
 
 
 def decode_as_stored(data: bytes, file: str, bottom: int, *, upright: bool) -> NDArray[Any] | Any:
@@ -214,13 +181,13 @@ def decode_as_stored(data: bytes, file: str, bottom: int, *, upright: bool) -> N
                     image.tile = [(codec, (left, top, right, bottom), *how)]
             image.load()
             orientation = _find_orientation(image) if upright else 1
-        return image if orientation == 1 else _turn(np.array(image), orientation)
+        return image if orientation == 1 else turn_upright(np.array(image), orientation)
     except Exception as error:
         raise_for_file(error, file)
 
 
-def _turn(pixels: Pixels, orientation: int) -> Pixels:
-    """Return pixels turned upright."""
+def turn_upright(pixels: Pixels, orientation: int) -> Pixels:
+    """Return pixels turned upright, given how they are turned, in Exif's numbering."""
     if orientation > 4:
         pixels = pixels.swapaxes(0, 1)
     if orientation in (3, 4, 7, 8):
