@@ -592,10 +592,10 @@ def draw_window(
     >>> draw_window(100, 200, (1.0, 1.0), (1.0, 1.0), np.random.default_rng(0))
     (0, 50, 100, 100)
     """
-    area, random = height * width, rng.random
-    least, greatest = math.log(ratio[0]), math.log(ratio[1])
+    area, (low, high), random = height * width, scale, rng.random
+    least, greatest = map(math.log, ratio)
     for _ in range(_TRIES):
-        part = area * (scale[0] + (scale[1] - scale[0]) * random())
+        part = area * (low + (high - low) * random())
         aspect = math.exp(least + (greatest - least) * random())
         wide, tall = round(math.sqrt(part * aspect)), round(math.sqrt(part / aspect))
         if 0 < wide <= width and 0 < tall <= height:
