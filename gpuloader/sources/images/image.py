@@ -58,7 +58,7 @@ class Geometry(NamedTuple):
     scaled: bool = False  # whether the decoder may shrink the image first
 
     @classmethod
-    @lru_cache  # many images have the same size
+    @lru_cache(typed=True)  # many images have the same size
     def of(cls, height: int, width: int) -> Geometry:
         """Return the geometry that keeps an image as it is."""
         return cls((0, 0, width, height), (height, width), (0, 0, height, width))
