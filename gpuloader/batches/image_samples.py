@@ -96,7 +96,7 @@ class _Making:
     stage: ImageStage
     rng: np.random.Generator
     key: object
-    # Given, because default factories would take as long as planning an image.
+    # Given by the caller, because default factories take half as long again, for every sample.
     done: set[str | None]  # the chains
     seen: list[str]  # the fields
     # The values of what moves along; and by chain, the image's size and its plans.
