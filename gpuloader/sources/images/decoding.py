@@ -70,7 +70,7 @@ def read_header(data: bytes, file: str = "", *, upright: bool = False) -> Header
     try:
         height, width, colors, subsampling = -1, -1, "", ""
         if is_jpeg and (turbo := load_turbo()) is not None:
-            try:  # noqa: SIM105 - for a small image, `suppress` takes as long as this
+            try:  # noqa: SIM105 - a `with` takes longer
                 height, width, colors, subsampling = turbo.decode_jpeg_header(data)
             except ValueError:
                 pass  # Pillow may know better
