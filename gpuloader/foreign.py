@@ -83,7 +83,7 @@ def is_instance(value: object, module: str, *names: str) -> bool:
     >>> is_instance(fractions.Fraction(1, 2), "fractions", "Fraction"), is_instance(1, "no_such", "One")
     (True, False)
     """
-    return isinstance(value, find_classes(*names, modules=(module,)))
+    return module in sys.modules and isinstance(value, find_classes(*names, modules=(module,)))
 
 
 def foreign_name(value: object) -> str:

@@ -5,10 +5,10 @@ For a GPU place, only the regions that are needed are staged, and the GPU makes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain as chained
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +22,11 @@ from gpuloader.transforms.image_transforms import ImageTransform, Plan, finish_p
 
 if TYPE_CHECKING:
     from gpuloader.sources.images.annotations import Annotation
-    from gpuloader.sources.images.video import Video
     from gpuloader.transforms.image_staging import Resample
 
 _PURPOSE = 1  # the purpose of a sample's random numbers; 0 is for numbers that the dataset draws
 _SMALL = 2**16  # bytes of an array that is copied
+_VIDEO = "gpuloader.sources.images.video", "Video"  # imported only by programs that read videos
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +60,21 @@ class ImageStage:
         no such field.
         """
         # Each sample has its own numbers, so that its crops are the same whichever worker makes them.
-        making = _Making(self, draw.make_generator(key, _PURPOSE), key)
-        names = self.names or ()
-        making.is_named = bool(names) and isinstance(sample, tuple | list) and len(sample) == len(names)
-        given = dict(zip(names, sample, strict=True)) if making.is_named else sample
-        making.made = making.walk(given, "")
+        rng, names = draw.make_generator(key, _PURPOSE), self.names
+        making = _Making(self, rng, key, set(), [], {}, {})
+        if names and isinstance(sample, tuple | list) and len(sample) == len(names):
+            making.is_named, sample = True, dict(zip(names, sample, strict=True))
+        made = making.made = making.walk(sample, "")
         # A transform that met no image has a mistyped field, which would otherwise go unnoticed.
         if not self.chains.keys() <= making.done:
             missing = next(name for name in self.chains if name not in making.done)
             what = "no image (encoded or uint8 pixels)" if missing is None else f"no field {missing!r}"
             raise SampleError(f"{what} to transform; the sample has the fields {making.seen}")
+        if not self.along:
+            return [*made.values()] if making.is_named else made
         for name in sorted(self.carried - making.carried.keys()):
             problem = f"no field {name!r} to move with the image; the sample has the fields {making.seen}"
             raise SampleError(problem, field=name)
-        if not self.along:
-            return making.finish() if making.is_named else making.made
         # Only what stays as it is may wait: a dataset may refill its arrays for the next sample, and Pillow's
         # images hold files open.
         for name, value in making.carried.items():
@@ -96,26 +96,26 @@ class _Making:
     stage: ImageStage
     rng: np.random.Generator
     key: object
-    done: set[str | None] = field(default_factory=set)  # the chains
-    seen: list[str] = field(default_factory=list)  # the fields
-    # The values of what moves along; and by chain, the plans of the images and their sizes.
-    carried: dict[str, Any] = field(default_factory=dict)
-    plans: dict[str | None, list[Plan]] = field(default_factory=dict)
-    sizes: dict[str | None, tuple[int, int]] = field(default_factory=dict)
+    # Given by the caller, because default factories take half as long again, for every sample.
+    done: set[str | None]  # the chains
+    seen: list[str]  # the fields
+    # The values of what moves along; and by chain, the image's size and its plans.
+    carried: dict[str, Any]
+    planned: dict[str | None, tuple[tuple[int, int], list[Plan]]]
     made: Any = None  # the sample with its images
     is_named: bool = False  # whether the sample was a tuple whose fields have declared names
 
     def finish(self) -> Any:
         """Return the sample with what moves along moved."""
-        # Imported late, because most images have nothing that moves along.
-        from gpuloader.sources.images.annotations import move_annotations
-
         made, moved = self.made, dict[str, Any]()
         for chain, along in self.stage.along.items():
-            views = []
-            for plan in self.plans[chain]:
+            # Imported late, because most images have nothing that moves along.
+            from gpuloader.sources.images.annotations import move_annotations
+
+            views, (size, plans) = [], self.planned[chain]
+            for plan in plans:
                 steps = [step for step in plan if isinstance(step, Step)]
-                views.append(move_annotations(along, self.carried, self.sizes[chain], steps))
+                views.append(move_annotations(along, self.carried, size, steps))
             one = len(views) == 1
             moved |= (
                 views[0] if one else {name: np.stack([view[name] for view in views]) for name in views[0]}
@@ -127,27 +127,26 @@ class _Making:
 
     def walk(self, value: Any, name: str) -> Any:
         """Return a value with all images in it made: those that a chain names, and recognizable ones."""
-        stage, chains, named = self.stage, self.stage.chains, name or "0"
+        stage, chains = self.stage, self.stage.chains
+        if name in chains:
+            return self.make(value, name, name)
         if name in stage.carried:
             self.carried[name] = value
             self.seen.append(name)
             return value
-        # A transform without a field is for the first image; a mask or a second view next to it is left
-        # alone.
-        is_first = None in chains and None not in self.done
-        is_container = isinstance(value, list | tuple)
-        chain: str | None = None
-        # A sample that is not a container has one field, which goes by the name '0'.
-        if name in chains or (
-            not name and "0" in chains and not is_container and not isinstance(value, Mapping)
-        ):
-            chain = named
-        elif isinstance(value, Image) or (not is_container and _is_video(value)):
-            pass
-        elif not is_container and is_encoded(value):
-            if not (stage.decodes or is_first):
-                return value
-        elif (entries := entries_of(value)) is not None:
+        named, is_first = name or "0", False
+        if not isinstance(value, list | tuple):
+            # A sample that is not a container has one field, which goes by the name '0'.
+            if not name and "0" in chains and not isinstance(value, Mapping):
+                return self.make(value, named, named)
+            if isinstance(value, Image) or is_instance(value, *_VIDEO):
+                return self.make(value, None, named)
+            # A transform without a field is for the first image; a mask or a second view next to it is left
+            # alone.
+            is_first = None in chains and None not in self.done
+            if is_encoded(value):
+                return self.make(value, None, named) if stage.decodes or is_first else value
+        if (entries := entries_of(value)) is not None:
             made = []
             for part, entry in entries:
                 path = f"{name}.{part}" if name else str(part)
@@ -159,43 +158,45 @@ class _Making:
                 else:
                     made.append(self.walk(entry, path))
             return with_entries(value, made)
+        shape = getattr(value, "shape", None)
+        if shape is None:  # an image of Pillow
+            is_image = hasattr(value, "__array_interface__")
         else:
-            shape = getattr(value, "shape", None)
-            if shape is None:  # an image of Pillow
-                is_image = hasattr(value, "__array_interface__")
-            else:
-                is_clip = len(shape) == 4 and shape[3] in (1, 3)
-                is_image = getattr(value, "dtype", None) == np.uint8 and (len(shape) in (2, 3) or is_clip)
-            if not (is_image and is_first):
-                if is_image:  # so that errors about its shape can say what to do about images
-                    stage.found.add(named)
-                self.seen.append(named)
-                return value
-        transforms = chains.get(chain, ()) if chain not in self.done else ()
+            is_clip = len(shape) == 4 and shape[3] in (1, 3)
+            is_image = getattr(value, "dtype", None) == np.uint8 and (len(shape) in (2, 3) or is_clip)
+        if is_image and is_first:
+            return self.make(value, None, named)
+        if is_image:  # so that errors about its shape can say what to do about images
+            stage.found.add(named)
+        self.seen.append(named)
+        return value
+
+    def make(self, value: Any, chain: str | None, named: str) -> Any:
+        """Return an image or a clip: by its chain's transforms the first time, and otherwise as it is."""
+        stage = self.stage
+        transforms = stage.chains.get(chain, ()) if chain not in self.done else ()
         self.done.add(chain)
         self.seen.append(named)
         stage.found.add(named)
-        made_by = stage.staged.get(chain) if transforms else None
-        frames: Iterator[Any]
         try:
-            if not transforms and (isinstance(value, Image) or _is_video(value)):
+            is_video = is_instance(value, *_VIDEO)
+            if not transforms and (is_video or isinstance(value, Image)):
                 return value.decode()
-            if isinstance(value, Image):
-                is_clip, frames = False, iter([value])
-            elif _is_video(value):
-                is_clip, frames = True, value.decode_frames()
-            else:
-                is_clip = getattr(value, "ndim", 0) == 4
-                frames = iter(value if is_clip else [value])
-            first = next(frames, None)
-            if first is None:
-                raise SampleError(f"expected a clip of one frame or more, got the shape {value.shape}")
+            is_clip = is_video or getattr(value, "ndim", 0) == 4
+            first, frames = value, iter(())
+            if is_clip:
+                frames = iter(value.decode_frames() if is_video else value)
+                first = next(frames, None)
+                if first is None:
+                    raise SampleError(f"expected a clip of one frame or more, got the shape {value.shape}")
             image = as_image(first)
-            self.sizes[chain] = size_of(image)
-            plans = self.plans[chain] = make_plans(self.sizes[chain], transforms, self.rng)
+            size = size_of(image)
+            plans = make_plans(size, transforms, self.rng)
+            self.planned[chain] = size, plans
             if is_clip or len(plans) > 1:
                 return _make_stack(chained([image], frames), plans, is_clip=is_clip)
             [plan] = plans
+            made_by = stage.staged.get(chain) if transforms else None
             if made_by is None:
                 return finish_plan(image, plan)
             # Imported late, because it loads the kernels.
@@ -209,11 +210,6 @@ class _Making:
             raise
         except SourceError as error:  # a video is opened only here
             raise SampleError(str(error), field=named) from error
-
-
-def _is_video(value: object) -> TypeGuard[Video]:
-    # Its module is imported only by programs that read videos.
-    return is_instance(value, "gpuloader.sources.images.video", "Video")
 
 
 def _make_stack(frames: Iterable[Any], plans: Sequence[Plan], *, is_clip: bool) -> NDArray[np.uint8]:

@@ -307,7 +307,7 @@ class Tree:
                     return Leaf(name or "0", False)
                 packed = opens and is_instance(value, "torch.nn.utils.rnn", "PackedSequence")
                 nodes = []
-                for at, (part, entry) in enumerate(zip(_names_of(value), value, strict=True)):
+                for at, (part, entry) in enumerate(_with_names(value)):
                     # PyTorch wants the batch sizes of a packed sequence in host memory, wherever its data is.
                     nodes.append(grow(entry, join_name(name, part), _never if packed and at == 1 else staged))
                 return Branch(type(value), None, tuple(nodes), name, Template.of(value))
@@ -551,10 +551,11 @@ def is_object(value: Any) -> bool:
 # Containers whose tree is unknown.
 
 
-def _names_of(value: Sequence[Any]) -> Iterable[object]:
+def _with_names(value: Sequence[Any]) -> Iterable[tuple[object, Any]]:
     # The fields of most named tuples are numbered, because a batch keeps only their order.
     kind: Any = type(value)
-    return kind._fields if getattr(kind, "_names_fields", False) else range(len(value))
+    is_named = kind not in _PLAIN and getattr(kind, "_names_fields", False)
+    return zip(kind._fields, value, strict=True) if is_named else enumerate(value)
 
 
 def entries_of(value: Any) -> list[tuple[object, Any]] | None:
@@ -565,15 +566,15 @@ def entries_of(value: Any) -> list[tuple[object, Any]] | None:
     >>> entries_of({"x": 1}), entries_of(("a", "b")), entries_of("ab")
     ([('x', 1)], [(0, 'a'), (1, 'b')], None)
     """
-    if isinstance(value, Mapping):
-        return [*value.items()]
-    if not isinstance(value, list | tuple) or isinstance(value, WholeList):
+    if not isinstance(value, list | tuple):
+        return [*value.items()] if isinstance(value, Mapping) else None
+    if isinstance(value, WholeList):
         return None
     # Checking the ends is enough, and takes no longer for a million numbers.
     ends = value[:1] + value[-1:] if isinstance(value, list) else ()
     if ends and all(isinstance(end, int | float) for end in ends):
         return None
-    return [*zip(_names_of(value), value, strict=True)]
+    return [*_with_names(value)]
 
 
 def with_entries(value: Any, entries: Sequence[Any]) -> Any:

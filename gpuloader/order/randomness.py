@@ -197,21 +197,21 @@ class Draw:
         # A generator that nobody refers to any more is reused, because creating one takes ten times as long
         # as setting its state. One that the user has kept is never touched.
         # A user may keep either a generator or its bit generator.
-        spares, count = self._spares, sys.getrefcount
-        for at in range(len(spares)):
-            if count(spares[at]) + count(spares[at].bit_generator) == self._alone:
+        for generator in self._spares:
+            bits = generator.bit_generator
+            if sys.getrefcount(generator) + sys.getrefcount(bits) == self._alone:
                 break
         else:
-            if len(spares) == _SPARES:
-                spares.clear()
-            at = len(spares)
-            spares.append(np.random.Generator(np.random.Philox(0)))
+            if len(self._spares) == _SPARES:
+                self._spares.clear()
+            generator = np.random.Generator(np.random.Philox(0))
+            self._spares.append(generator)
+            bits = generator.bit_generator
             # Releases of Python differ in what the call itself adds to the reference count.
-            self._alone = count(spares[at]) + count(spares[at].bit_generator)
-        generator = spares[at]
+            self._alone = sys.getrefcount(generator) + sys.getrefcount(bits)
         self._counter[1] = purpose
         self._counter[2] = index & _ALL if type(index) is int else as_number(index)
-        generator.bit_generator.state = self._state
+        bits.state = self._state
         return generator
 
 

@@ -15,7 +15,6 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -234,12 +233,14 @@ def find_pass(plan: Plan, made_by: Resample) -> tuple[Geometry, Floats] | None:
         geometry = geometry.mirrored(flip=step.flip, flop=step.flop)
     if geometry.filter not in (None, made_by.interpolation):
         return None
-    names = [*map(itemgetter(0), changes)]
+    # As the kernel `recolor` takes them, padded to the most changes.
+    numbers = np.zeros((made_by.changes, 2), np.float32)
+    if not changes:
+        return geometry, numbers.reshape(-1)
+    names = [name for name, _ in changes]
     fits = len(names) <= made_by.changes and names.count("contrast") <= made_by.contrasts
     if not fits or not {*names} <= {*CHANGES}:
         return None
-    # As the kernel `recolor` takes them, padded to the most changes.
-    numbers = np.zeros((made_by.changes, 2), np.float32)
     with np.errstate(over="ignore"):  # a factor that no float can hold is infinite, as it is for Pillow
         for position, (name, amount) in enumerate(changes):
             amount = find_shift(amount) if name == "hue" else amount

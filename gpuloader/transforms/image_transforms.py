@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from gpuloader.checks import Checked, check_count, checked
+from gpuloader.sources.images import resampling
 from gpuloader.sources.images.decoding import Pixels, load_pillow
 from gpuloader.sources.images.image import FILTERS, Affine, Geometry, Step
+from gpuloader.sources.images.resampling import as_pillow, as_pixels
 
 if TYPE_CHECKING:
     from gpuloader.sources.images.annotations import Fields
@@ -101,12 +103,9 @@ def finish_plan(image: Any, plan: Plan) -> Pixels:
 
     Raises `DecodeError` if the image cannot be decoded.
     """
-    # Imported late, because in most of its loaders a GPU makes the images.
-    from gpuloader.sources.images.resampling import apply_geometry, as_pillow, as_pixels
-
     for step in plan:
         if isinstance(step, Geometry):
-            image = apply_geometry(image, step)
+            image = resampling.apply_geometry(image, step)
         elif isinstance(step, Affine):
             image = step.transform(as_pillow(image), step.filter)
         else:
@@ -571,10 +570,10 @@ def _resize(
     """Make a plan end with a geometry and, if the size differs, with its resizing."""
     height, width = both(size)
     top, left, tall, wide = geometry.window
-    inside = 0 <= top <= geometry.size[0] - tall and 0 <= left <= geometry.size[1] - wide
+    rows, columns = geometry.size
     if (tall, wide) == (height, width):
         plan[-1] = geometry
-    elif geometry.filter is None and inside:
+    elif geometry.filter is None and 0 <= top <= rows - tall and 0 <= left <= columns - wide:
         plan[-1] = geometry.resized((height, width), how.filter, scaled=how.scaled)
     else:
         # An image that is already resampled, or has a black margin, takes another pass. The decoder can then
@@ -593,15 +592,14 @@ def draw_window(
     >>> draw_window(100, 200, (1.0, 1.0), (1.0, 1.0), np.random.default_rng(0))
     (0, 50, 100, 100)
     """
-    area = height * width
-    least, greatest = math.log(ratio[0]), math.log(ratio[1])
+    area, (low, high), random = height * width, scale, rng.random
+    least, greatest = map(math.log, ratio)
     for _ in range(_TRIES):
-        part = area * (scale[0] + (scale[1] - scale[0]) * rng.random())
-        aspect = math.exp(least + (greatest - least) * rng.random())
+        part = area * (low + (high - low) * random())
+        aspect = math.exp(least + (greatest - least) * random())
         wide, tall = round(math.sqrt(part * aspect)), round(math.sqrt(part / aspect))
         if 0 < wide <= width and 0 < tall <= height:
-            top, left = int(rng.random() * (height - tall + 1)), int(rng.random() * (width - wide + 1))
-            return top, left, tall, wide
+            return int(random() * (height - tall + 1)), int(random() * (width - wide + 1)), tall, wide
     wide, tall = width, height
     if width / height < ratio[0]:
         tall = max(round(width / ratio[0]), 1)

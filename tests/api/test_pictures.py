@@ -417,3 +417,8 @@ def test_what_does_not_fit_is_refused(folder, options, error, message):
     with pytest.raises(error, match=message):
         read(folder, **options)
     read(folder, transforms=[OneHot("label", 3), Resize("image", (8, 8))])
+
+
+def test_none_is_not_an_image():
+    with pytest.raises(SampleError, match=r"dataset index 0, field '0': expected an image: .*, got NoneType"):
+        next(iter(DataLoader([(None, 1)], places="cpu", transforms=[Resize("0", (8, 8))])))

@@ -1,6 +1,7 @@
-"""Decodes images: JPEG by libjpeg-turbo if simplejpeg is installed, anything else by Pillow.
+"""What decoding an image takes: its header, memory, and a library, with the errors that they raise.
 
-The pixels are those of Pillow's ``Image.open(file).convert("RGB")``, whichever library decodes.
+JPEG is decoded by libjpeg-turbo if simplejpeg is installed, anything else by Pillow. The pixels are those of
+Pillow's ``Image.open(file).convert("RGB")``, whichever library decodes. `Image` puts this together.
 """
 
 from __future__ import annotations
@@ -63,22 +64,19 @@ def read_header(data: bytes, file: str = "", *, upright: bool = False) -> Header
 
     Raises `DecodeError` if the data is empty, is not an image, or has more pixels than Pillow accepts.
     """
-    if not len(data):
+    if not data:
         raise DecodeError("the file is empty", file=file)
+    is_jpeg = data.startswith(_JPEG)
     try:
-        size: list[int] | None = None
-        is_turbo, unit = False, 0
-        turbo = load_turbo() if bytes(data[:3]) == _JPEG else None
-        if turbo is not None:
-            try:
-                *size, colors, subsampling = turbo.decode_jpeg_header(data)
-                is_turbo, unit = colors in _TURBO, _UNITS.get(subsampling, 0)
+        height, width, colors, subsampling = -1, -1, "", ""
+        if is_jpeg and (turbo := load_turbo()) is not None:
+            try:  # noqa: SIM105 - a `with` takes longer
+                height, width, colors, subsampling = turbo.decode_jpeg_header(data)
             except ValueError:
                 pass  # Pillow may know better
-        if size is None:
+        if height < 0:
             with open_by_pillow(data) as image:
-                size = [image.height, image.width]
-        height, width = size
+                height, width = image.height, image.width
         most = load_pillow().MAX_IMAGE_PIXELS
         if most is not None and height * width > 2 * most:
             raise DecodeError(
@@ -90,15 +88,15 @@ def read_header(data: bytes, file: str = "", *, upright: bool = False) -> Header
             raise DecodeError("the image has no pixels", file=file)
         orientation = 1
         # Without this mark near its start, a JPEG has no orientation, so Pillow need not look for it.
-        if upright and not (bytes(data[:3]) == _JPEG and b"Exif\0\0" not in data[: 1 << 17]):
+        if upright and not (is_jpeg and b"Exif\0\0" not in data[: 1 << 17]):
             with open_by_pillow(data) as image:
                 orientation = _find_orientation(image)
     except Exception as error:
         raise_for_file(error, file)
-    stored = height, width
+    stored, is_turbo = (height, width), colors in _TURBO
     # Without the last marker, the file may be cut off below a part, and TurboJPEG would not notice.
-    if not is_turbo or orientation != 1 or not data.endswith(_LAST):
-        unit = 0
+    has_parts = is_turbo and orientation == 1 and data.endswith(_LAST)
+    unit = _UNITS.get(subsampling, 0) if has_parts else 0
     return Header(stored, (width, height) if orientation > 4 else stored, is_turbo, orientation, unit)
 
 
@@ -132,14 +130,17 @@ def shrink_size(size: tuple[int, int], shrink: int) -> tuple[int, int]:
     >>> shrink_size((375, 500), 4)
     (188, 250)
     """
+    if shrink == EIGHTHS:
+        return size
     height, width = size
     return -(-height * shrink // EIGHTHS), -(-width * shrink // EIGHTHS)
 
 
 # ---------------------------------------------------------------------------------------------------------
-# Decoding whole images
+# Decoding: memory for the pixels, and values as they are stored
 
 _thread = threading.local()
+_NONE = np.empty(0, np.uint8)
 
 
 def take_scratch(shape: tuple[int, ...], whole: tuple[int, ...] | None = None) -> Pixels:
@@ -150,56 +151,13 @@ def take_scratch(shape: tuple[int, ...], whole: tuple[int, ...] | None = None) -
     """
     # Each new array of this size would consist of new pages, which the system has to clear. Of a reserved
     # whole, only the pages that are written cost memory.
-    count, kept = math.prod(shape), math.prod(whole or shape)
+    kept = math.prod(whole or shape)
     if kept > _KEPT:
         return np.empty(shape, np.uint8)
-    memory: Pixels | None = getattr(_thread, "memory", None)
-    if memory is None or kept > memory.size:
+    memory = getattr(_thread, "memory", _NONE)
+    if kept > memory.size:
         memory = _thread.memory = np.empty(kept, np.uint8)
-    return memory[:count].reshape(shape)
-
-
-def decode(data: bytes, header: Header, file: str = "") -> Pixels:
-    """Return the pixels of an encoded image in memory of their own, uint8 of shape (height, width, 3).
-
-    Raises `DecodeError` if the data is damaged or truncated.
-    """
-    own = np.empty((*header.size, 3), np.uint8)
-    pixels = decode_briefly(data, header, file, out=own)
-    return own if pixels is own else np.array(pixels)
-
-
-def decode_briefly(
-    data: bytes, header: Header, file: str = "", shrink: int = EIGHTHS, out: Pixels | None = None
-) -> Pixels | Any:
-    """Return the pixels of an encoded image for use until this thread decodes the next one.
-
-    They are an array of shape (height, width, 3), or an image of Pillow of mode RGB. A decoder that can
-    shrink does so, to so many eighths. They are in `out`, memory of that size, if it can write there.
-    """
-    try:
-        if header.is_turbo:
-            height, width = shrink_size(header.stored, shrink)
-            # simplejpeg takes a minimum size instead of a factor, and then looks for the factor.
-            options = {"min_height": height, "min_width": width, "min_factor": 1} if shrink < EIGHTHS else {}
-            into = out if out is not None and header.orientation == 1 else take_scratch((height, width, 3))
-            try:
-                pixels = load_turbo().decode_jpeg(data, "RGB", buffer=into, **options)
-            except ValueError:
-                pass  # It also refuses what libjpeg only warns about, so Pillow decides what is damaged.
-            else:
-                if pixels.shape == into.shape:
-                    pixels = into  # simplejpeg returns a view of it
-                return pixels if header.orientation == 1 else _turn(pixels, header.orientation)
-        with open_by_pillow(data) as image:
-            if shrink < EIGHTHS:
-                image.draft(None, tuple(length * shrink // EIGHTHS for length in reversed(header.stored)))
-            image.load()
-            if image.mode != "RGB":  # converting an RGB image would copy it
-                image = image.convert("RGB")
-        return image if header.orientation == 1 else _turn(np.array(image), header.orientation)
-    except Exception as error:
-        raise_for_file(error, file)
+    return np.ndarray(shape, np.uint8, memory)
 
 
 def decode_as_stored(data: bytes, file: str, bottom: int, *, upright: bool) -> NDArray[Any] | Any:
@@ -223,13 +181,13 @@ def decode_as_stored(data: bytes, file: str, bottom: int, *, upright: bool) -> N
                     image.tile = [(codec, (left, top, right, bottom), *how)]
             image.load()
             orientation = _find_orientation(image) if upright else 1
-        return image if orientation == 1 else _turn(np.array(image), orientation)
+        return image if orientation == 1 else turn_upright(np.array(image), orientation)
     except Exception as error:
         raise_for_file(error, file)
 
 
-def _turn(pixels: Pixels, orientation: int) -> Pixels:
-    """Return pixels turned upright."""
+def turn_upright(pixels: Pixels, orientation: int) -> Pixels:
+    """Return pixels turned upright, given how they are turned, in Exif's numbering."""
     if orientation > 4:
         pixels = pixels.swapaxes(0, 1)
     if orientation in (3, 4, 7, 8):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,12 +17,14 @@ from gpuloader.sources.images.decoding import (
     EIGHTHS,
     Header,
     Pixels,
-    decode,
-    decode_briefly,
     load_pillow,
+    load_turbo,
+    open_by_pillow,
+    raise_for_file,
     read_header,
     shrink_size,
     take_scratch,
+    turn_upright,
 )
 from gpuloader.sources.images.regions import Code, Part
 
@@ -55,6 +58,7 @@ class Geometry(NamedTuple):
     scaled: bool = False  # whether the decoder may shrink the image first
 
     @classmethod
+    @lru_cache(typed=True)  # many images have the same size
     def of(cls, height: int, width: int) -> Geometry:
         """Return the geometry that keeps an image as it is."""
         return cls((0, 0, width, height), (height, width), (0, 0, height, width))
@@ -214,8 +218,10 @@ class Image:
         return (*self.header.size, 3)
 
     def decode(self) -> Pixels:
-        """Return the pixels, uint8 of shape (height, width, 3)."""
-        return decode(self.data, self.header, self.file)
+        """Return the pixels in memory of their own, uint8 of shape (height, width, 3)."""
+        own = np.empty(self.shape, np.uint8)
+        pixels = self.decode_at(EIGHTHS, own)
+        return own if pixels is own else np.array(pixels)
 
     def plan_decoding(self, geometry: Geometry) -> tuple[int, Geometry]:
         """Return the eighths of its size to decode the image at, and the geometry for its pixels then."""
@@ -238,16 +244,37 @@ class Image:
     def decode_at(self, shrink: int, out: Pixels | None = None) -> Pixels | Any:
         """Return the pixels at `shrink` eighths of the size, for use until this thread decodes another image.
 
-        They are an array or a Pillow image, and lie in `out` if the decoder can write there. Raises
-        `DecodeError` if the image cannot be decoded, or its size differs from what its header says.
+        They are an array, or an image of Pillow of mode RGB, and lie in `out` if the decoder can write there.
+        Raises `DecodeError` if the image cannot be decoded, or its size differs from what its header says.
         """
-        header = self.header
-        pixels = decode_briefly(self.data, header, self.file, shrink, out)
-        expected, found = shrink_size(header.size, shrink), size_of(pixels)
-        if found != expected:
-            problem = "expected {} x {} pixels, as the header says, got {} x {}".format(*expected, *found)
-            raise DecodeError(problem, file=self.file)
-        return pixels
+        data, (stored, _, is_turbo, orientation, _) = self.data, self.header
+        size = height, width = shrink_size(stored, shrink)
+        try:
+            if is_turbo:
+                into = take_scratch((*size, 3)) if out is None or orientation > 1 else out
+                try:
+                    # It takes a minimum size instead of a factor, and then looks for the factor.
+                    found = load_turbo().decode_jpeg(
+                        data, "RGB", min_height=height, min_width=width, buffer=into
+                    )
+                except ValueError:
+                    pass  # It also refuses what libjpeg only warns about, so Pillow decides what is damaged.
+                else:
+                    if found.shape == into.shape:  # it is a view of `into`
+                        return into if orientation == 1 else turn_upright(into, orientation)
+            with open_by_pillow(data) as image:
+                if shrink < EIGHTHS:
+                    image.draft(None, tuple(length * shrink // EIGHTHS for length in reversed(stored)))
+                image.load()
+                if image.mode != "RGB":  # converting an RGB image would copy it
+                    image = image.convert("RGB")
+            if size_of(image) != size:
+                got = f"{image.height} x {image.width}"
+                problem = f"expected {height} x {width} pixels, as the header says, got {got}"
+                raise DecodeError(problem, file=self.file)
+            return image if orientation == 1 else turn_upright(np.array(image), orientation)
+        except Exception as error:
+            raise_for_file(error, self.file)
 
     def find_decodable(self, shrink: int, part: Part) -> Part:
         """Return the part that `decode_part` decodes to get the right pixels of a part: itself, or more.

@@ -162,10 +162,11 @@ def apply_geometry(image: Image | Pixels | Any, geometry: Geometry) -> Pixels | 
         shrink, geometry = image.plan_decoding(geometry)
         # Pillow only resizes boxes of whole images: moving the box into a part's coordinates would round its
         # edges differently. And a part of a small image is not decoded any sooner than all of it.
-        if resizer is None or math.prod(image.header.size) < _PART_FROM:
+        height, width = image.header.size
+        if resizer is None or height * width < _PART_FROM:
             image = image.decode_at(shrink)
         else:
-            needed = geometry.find_part(*shrink_size(image.header.size, shrink))
+            needed = geometry.find_part(*shrink_size((height, width), shrink))
             part = image.find_decodable(shrink, needed)
             image, corner = image.decode_part(shrink, part), part[:2]
     is_colored = image.shape[2] == 3 if isinstance(image, np.ndarray) else image.mode == "RGB"
@@ -174,10 +175,9 @@ def apply_geometry(image: Image | Pixels | Any, geometry: Geometry) -> Pixels | 
     if not isinstance(image, np.ndarray):
         top, left, bottom, right = geometry.find_part(image.height, image.width)
         image, corner = np.asarray(image.crop((left, top, right, bottom))), (top, left)
-    top, left, height, width = geometry.window
+    box, size, (top, left, height, width), flip, flop, kind, _ = geometry
     out = np.empty((height, width, 3), np.uint8)
-    turn, is_cubic = geometry.flip + 2 * geometry.flop, geometry.filter == "bicubic"
-    resizer(image, corner, geometry.box, geometry.size, (top, left), turn, is_cubic, out)
+    resizer(image, corner, box, size, (top, left), flip + 2 * flop, kind == "bicubic", out)
     return out
 
 
