@@ -582,6 +582,8 @@ class DatasetEpochs(Epochs):
     def close(self) -> None:
         """End persistent worker processes."""
         self._fetching.close()
+        if self._has_drawn and self._follows_torch:  # PyTorch draws another seed for other workers
+            self.seed, self._has_drawn = None, False
 
 
 def _name_order(size: int | None) -> str:

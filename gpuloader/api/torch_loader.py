@@ -30,9 +30,9 @@ try:
     from torch.utils.data import BatchSampler as TorchBatchSampler
     from torch.utils.data import DataLoader as TorchLoader
     from torch.utils.data import SequentialSampler, default_collate, default_convert
-    from torch.utils.data.dataloader import _InfiniteConstantSampler
+    from torch.utils.data.dataloader import _DatasetKind, _InfiniteConstantSampler
 except ImportError:
-    TorchBatchSampler = TorchLoader = SequentialSampler = _InfiniteConstantSampler = object
+    TorchBatchSampler = TorchLoader = SequentialSampler = _DatasetKind = _InfiniteConstantSampler = object
     default_collate = default_convert = object
 
 
@@ -196,7 +196,7 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
     num_workers, prefetch_factor, worker_init_fn, multiprocessing_context, sampler, batch_sampler = (
         _Computed(vars(dataset_loader.DataLoader)[name].fget) for name in _COMPUTED
     )
-    _iterator = None  # PyTorch's loader has this attribute, and frameworks ask for it
+    _IterableDataset_len_called = None  # PyTorch's own iterators, which a subclass may use, ask for it
     _framework = Framework(
         _make_sampler,
         _draw_seed,
@@ -271,6 +271,7 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
         if options.num_workers == AUTO:
             shown["num_workers"] = AUTO  # the attribute is the number, which changes while loops run
         # As PyTorch's loader has them, whether it asks them for anything or not.
+        shown["_dataset_kind"] = _DatasetKind.Iterable if batching.iterable else _DatasetKind.Map
         if batching.iterable:
             shown["sampler"] = sampler = _InfiniteConstantSampler()
             if options.batch_size is not None:
@@ -322,6 +323,15 @@ class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[mis
         if sharding is not None and sharding.ranks is None:
             _warn_of_division(*find_torch_rank())
         return super().__iter__()
+
+    @property
+    def _iterator(self) -> None:
+        """PyTorch's loader keeps the iterator of persistent workers here, and frameworks ask for it."""
+
+    @_iterator.setter
+    def _iterator(self, _: None) -> None:
+        # Detection frameworks set None after they have changed the dataset, to start workers with a new copy.
+        self.close()
 
     @property
     def _is_accelerate_prepared(self) -> bool:

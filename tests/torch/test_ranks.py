@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpuloader.accelerate import prepare
-from gpuloader.api import dataset_epochs
+from gpuloader.api import dataset_epochs, torch_loader
 from tests.sample_sets import values
 
 torch = pytest.importorskip("torch")
@@ -15,6 +15,8 @@ from torch.utils.data import DataLoader as Theirs  # noqa: E402
 
 import gpuloader  # noqa: E402
 from gpuloader.torch import DataLoader, DistributedSampler  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*divides the samples among the ranks:UserWarning")
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +75,26 @@ def epochs_of(loader):
 def together(ranks):
     """Return the samples of each step, over all ranks."""
     return [sorted(joined(step)) for step in zip(*ranks, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("options", "warns"),
+    [
+        ({}, True),
+        ({"shard": None, "sampler": DistributedSampler(range(8), 2, 0)}, False),
+        ({"sampler": DistributedSampler(range(8), 2, 0)}, False),
+        ({"shard": (0, 2)}, False),
+    ],
+)
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_division_that_nobody_asked_for_is_announced(become, options, warns, world_size):
+    torch_loader._warn_of_division.cache_clear()
+    become(0, world_size)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        list(load(8, **options))
+        list(load(8, **options))
+    assert ["pass shard=None" in str(one.message) for one in heard] == [True] * (warns and world_size > 1)
 
 
 def test_the_epoch_is_the_one_of_the_first_step(become):

@@ -105,6 +105,17 @@ class TestSubclasses:
 
         assert_same_on_both(program)
 
+    def test_pytorchs_own_iterators_read_the_loader(self, workers):
+        iterators = torch.utils.data.dataloader
+        kind = iterators._MultiProcessingDataLoaderIter if workers else iterators._SingleProcessDataLoaderIter
+
+        def program(lib):
+            own = type("Own", (lib.DataLoader,), {"__iter__": lambda loader: kind(loader)})
+            loader = own(SQUARES, 3, True, num_workers=workers)
+            return epochs(loader), torch.rand(1).item()
+
+        assert_same_on_both(program)
+
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_replaced_batch_sampler_draws_what_the_order_needs_and_no_more(shuffle):
@@ -166,6 +177,19 @@ class TestSettingAttributes:
         assert values(loader) == [[10], [10]]
         loader.num_workers = loader.timeout = 0
         assert values(loader) == [[-1], [-1]]
+
+    def test_workers_without_an_iterator_start_anew_with_the_dataset_as_it_is_now(self):
+        def program(lib):
+            loader = lib.DataLoader(Made(torch.tensor, 4), 2, True, num_workers=1, persistent_workers=True)
+            found = epochs(loader)
+            loader.dataset.make = lambda index: torch.tensor(-index)
+            found += epochs(loader)
+            loader._DataLoader__initialized, loader._iterator = False, None
+            found += epochs(loader)
+            loader._DataLoader__initialized = True
+            return found + epochs(loader), torch.rand(1).item()
+
+        assert_same_on_both(program)
 
     def test_what_has_no_effect_here(self, lib):
         loader = lib.DataLoader(SQUARES, 4)
