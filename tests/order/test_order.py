@@ -129,7 +129,7 @@ def test_a_slice_of_a_huge_shuffled_order_is_different_indices_within_it(count, 
 
 
 def check_uniform(counts: np.ndarray, case: object = None) -> None:
-    """Fail, naming the case, if chi-squared is more than about five standard deviations from its expectation."""
+    """Fail, naming the case, if chi-squared is over five standard deviations from its expectation."""
     expected = counts.sum() / counts.size
     assert expected >= 5, "too few samples for the test"
     chi_square = ((counts - expected) ** 2 / expected).sum()
