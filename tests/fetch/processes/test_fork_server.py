@@ -158,7 +158,7 @@ def test_a_program_that_runs_as_a_module_is_not_run_again_in_its_workers(tmp_pat
     write_module(tmp_path)
     code = """
         print("begun")
-        assert read(load()) == list(range(8)) == read(load(start_method="spawn"))
+        assert read(load()) == list(range(8)) == read(load(start_method="spawn", num_workers=1))
         print(__spec__.name, pathlib.Path(__file__).name)
     """
     (tmp_path / "training.py").write_text(program(code))
